@@ -1,0 +1,1 @@
+"""RLJob types: schema, defaults, validation. Imports nothing of the other packages."""

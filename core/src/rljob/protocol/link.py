@@ -1,0 +1,116 @@
+"""A part's connection to the coordinator: one WebSocket that comes back after every break.
+
+Used by agents, runners and trainer rank 0. Whoever owns the link gives it ``register``, called on every connect; what
+it returns is sent first: the registration, then whatever is not acknowledged yet. Messages sent while the link is down
+are dropped, as the next registration says everything again. Sends are batched: all messages of one turn of the event
+loop share a frame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from rljob.protocol.messages import MAX_FRAME_BYTES, Refuse, encode_frame, frame_decoder
+
+log = logging.getLogger(__name__)
+
+FIRST_BACKOFF_SECONDS = 0.05
+LAST_BACKOFF_SECONDS = 2.0
+MESSAGES_PER_FRAME = 256
+
+
+class RefusedError(Exception):
+    """The coordinator refuses this part for good."""
+
+
+class Link:
+    """The connection of one part.
+
+    Args:
+        url: address of the coordinator, for example http://127.0.0.1:8000.
+        role: agent, trainer or runner.
+        token: the role's token.
+        incoming: union of the messages it receives, for example ToAgent.
+        register: what to send first on every connect.
+    """
+
+    def __init__(self, url: str, role: str, token: str, incoming: Any, register: Callable[[], list[Any]]) -> None:
+        self._url = f"{url.rstrip('/')}/v1/connect/{role}"
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._decoder = frame_decoder(incoming)
+        self._register = register
+        self._outbox: list[Any] = []
+        self._wake = asyncio.Event()
+        self.connected = False
+
+    def send(self, message: Any) -> None:
+        """Queue ``message``; dropped when not connected (see module)."""
+        if self.connected:
+            self._outbox.append(message)
+            self._wake.set()
+
+    async def messages(self) -> AsyncIterator[Any]:
+        """Yield incoming messages for ever, reconnecting with back-off.
+
+        Raises:
+            RefusedError: the coordinator answered Refuse(fatal=True) or HTTP 401.
+        """
+        backoff = FIRST_BACKOFF_SECONDS
+        async with aiohttp.ClientSession(headers=self._headers) as session:
+            while True:
+                try:
+                    async with session.ws_connect(self._url, max_msg_size=MAX_FRAME_BYTES, heartbeat=20) as socket:
+                        backoff = FIRST_BACKOFF_SECONDS
+                        async for message in self._serve(socket):
+                            yield message
+                except aiohttp.WSServerHandshakeError as error:
+                    if error.status in (401, 403):
+                        raise RefusedError(f"the coordinator refuses this part's token (HTTP {error.status})") from None
+                    log.info("coordinator not ready: HTTP %s", error.status)
+                except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                    log.info("no connection to the coordinator: %s", error)
+                await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
+                backoff = min(2 * backoff, LAST_BACKOFF_SECONDS)
+
+    async def _serve(self, socket: aiohttp.ClientWebSocketResponse) -> AsyncIterator[Any]:
+        self._outbox = list(self._register())
+        self._wake.set()
+        self.connected = True
+        sender = asyncio.create_task(self._send_frames(socket))
+        try:
+            async for frame in socket:
+                if frame.type is not aiohttp.WSMsgType.BINARY:
+                    continue
+                try:
+                    batch = self._decoder.decode(frame.data)
+                except (msgspec.DecodeError, msgspec.ValidationError) as error:
+                    raise RefusedError(f"the coordinator speaks another version of the protocol: {error}") from None
+                for message in batch:
+                    if isinstance(message, Refuse):
+                        if message.fatal:
+                            raise RefusedError(message.reason)
+                        log.warning("refused: %s", message.reason)
+                    else:
+                        yield message
+        finally:
+            self.connected = False
+            sender.cancel()
+
+    async def _send_frames(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while self._outbox:
+                    frame, self._outbox = self._outbox[:MESSAGES_PER_FRAME], self._outbox[MESSAGES_PER_FRAME:]
+                    await socket.send_bytes(encode_frame(frame))
+        except (aiohttp.ClientError, OSError) as error:
+            log.info("connection to the coordinator broke while sending: %s", error)
+            await socket.close()

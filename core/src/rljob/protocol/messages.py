@@ -1,0 +1,429 @@
+"""Messages between the parts: one WebSocket each from agents, runners and trainer rank 0 to the coordinator.
+
+A frame is a msgpack list of messages, at most ``MAX_FRAME_BYTES`` long. Arrays are raw little-endian bytes: token ids
+int32, log-probabilities float32 (natural logarithm). Everything a sender must not lose is sent again after a
+reconnect until it is acknowledged; every receiver takes repetitions.
+
+``sample`` names one (prompt, member): ``g17.3`` is member 3 of the 17th training group, ``e20.17.0`` member 0 of row
+17 of the evaluation at policy version 20. ``attempt`` counts fresh sampling streams of one turn.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+MAX_FRAME_BYTES = 64 << 20
+
+
+class Message(msgspec.Struct, tag=True, array_like=True, forbid_unknown_fields=True):
+    """Base of all messages."""
+
+
+class Part(msgspec.Struct, array_like=True):
+    """A turn's generation request: the unit engines work on and acknowledge."""
+
+    sample: str
+    turn: int
+    attempt: int
+
+
+class VersionSpan(msgspec.Struct, array_like=True):
+    """Tokens [start, end) of a completion were sampled under policy ``version``."""
+
+    version: int
+    start: int
+    end: int
+
+
+# --- agent -> coordinator ---------------------------------------------------------------------------------------------
+
+
+class RegisterEngine(Message):
+    """First message of an agent's connection. ``lineage``/``version`` are of the weights the engine serves, -1 when it
+    has none acknowledged. ``running`` are requests in hand, ``unacknowledged`` completions will be sent again."""
+
+    instance: str  # changes with every start of the engine server
+    pool: str
+    max_concurrency: int  # requests that run at a time
+    max_model_length: int  # tokens
+    lineage: int
+    version: int
+    running: list[Part]
+
+
+class Completion(msgspec.Struct, array_like=True):
+    """What one Generate produced. On finish ``abort`` the tokens are a prefix to continue from."""
+
+    part: Part
+    token_ids: bytes  # int32; without the prompt
+    logprobs: bytes  # float32, one per token id
+    spans: list[VersionSpan]  # cover all tokens, in order
+    finish: str  # stop | length | abort
+    seconds: float  # in the engine, queueing there included
+
+
+class Completions(Message):
+    """Finished or aborted requests; repeated until acknowledged."""
+
+    items: list[Completion]
+
+
+class GenerationFailed(Message):
+    """The engine could not do it. ``permanent``: no engine will (bad request); else dispatch it again."""
+
+    part: Part
+    reason: str
+    permanent: bool
+
+
+class WeightAck(Message):
+    """The engine serves these weights. ``digest``: blake3 hex over the bytes received in wire order.
+    ``probe_error``: largest |difference| of probe log-probabilities, -1 when no probe was sent."""
+
+    update: int
+    lineage: int
+    version: int
+    digest: str
+    probe_error: float
+    seconds: float
+
+
+class WeightFailed(Message):
+    """An update did not commit; the engine stays paused and takes another, or restarts under a new instance."""
+
+    update: int
+    reason: str
+
+
+class EngineHeartbeat(Message):
+    """Every 5 s. ``state``: starting | ready | updating."""
+
+    state: str
+    running: int
+    waiting: int  # held by the agent until the engine has room
+    restarts: int  # of the engine server since the agent started
+
+
+# --- coordinator -> agent ---------------------------------------------------------------------------------------------
+
+
+class SamplingParams(msgspec.Struct, array_like=True):
+    """How to sample."""
+
+    temperature: float
+    max_tokens: int
+    stop_token_ids: list[int]
+    seed: int  # < 2**63
+
+
+class Generate(Message):
+    """Generate a completion. Idempotent by ``part``."""
+
+    part: Part
+    token_ids: bytes  # int32: prompt, and on continuation what was already generated
+    sampling: SamplingParams
+
+
+class Abort(Message):
+    """Stop these; each ends as a Completion with finish ``abort`` unless ``discard``, then nothing more is said."""
+
+    parts: list[Part]
+    discard: bool
+
+
+class AckCompletions(Message):
+    """The coordinator has stored these; forget them."""
+
+    parts: list[Part]
+
+
+class ParameterMeta(msgspec.Struct, array_like=True):
+    """One tensor of the model, Hugging Face name."""
+
+    name: str
+    dtype: str  # torch's name: float32, bfloat16
+    shape: list[int]
+
+
+class Probe(msgspec.Struct, array_like=True):
+    """Fixed sequences and the trainer's log-probability of each token but the first, at temperature 1."""
+
+    token_ids: list[list[int]]
+    logprobs: list[list[float]]
+    tolerance: float
+
+
+class PrepareWeights(Message):
+    """Join ``group`` (unless joined already), pause, receive all parameters, commit, resume, probe, answer with
+    WeightAck or WeightFailed. The trainer is rank 0, the engine's workers follow."""
+
+    update: int
+    lineage: int
+    version: int
+    group: str  # the nonce: key prefix in the group's store
+    address: str
+    port: int
+    world_size: int
+    transport: str  # gloo | nccl
+    bucket_bytes: int
+    parameters: list[ParameterMeta]  # in wire order
+    probe: Probe
+    in_flight: str  # keep | keepStaleCache | abort | wait
+    timeout_seconds: float
+
+
+class RestartEngine(Message):
+    """Kill the engine server and start a new one (its weights cannot be trusted)."""
+
+    reason: str
+
+
+class Drain(Message):
+    """Finish what is in hand and exit 0."""
+
+
+# --- trainer -> coordinator -------------------------------------------------------------------------------------------
+
+
+class RegisterTrainer(Message):
+    """First message of a trainer's connection. The process remembers the incarnation it was given and says it again
+    on a reconnect (0 when new)."""
+
+    instance: str
+    incarnation: int
+    step: int  # optimizer steps applied to the weights it holds
+
+
+class StepDone(Message):
+    """Batch ``step`` was applied: weights are now version step + 1."""
+
+    incarnation: int
+    step: int
+    metrics: dict[str, float]
+
+
+class Checkpointed(Message):
+    """A checkpoint of version ``step`` is durable at ``path`` (relative to the storage)."""
+
+    incarnation: int
+    step: int
+    path: str
+
+
+class WeightsReady(Message):
+    """For one engine of a SendWeights: where its group is; the trainer is broadcasting or waiting for it to join."""
+
+    incarnation: int
+    update: int
+    engine: str
+    group: str
+    address: str
+    port: int
+    world_size: int
+    transport: str
+    parameters: list[ParameterMeta]
+    probe: Probe
+
+
+class WeightsSent(Message):
+    """SendWeights to one engine ended (``engine`` empty: only the digest was asked for). ``error`` empty: all bytes
+    were sent, ``digest`` is over them."""
+
+    incarnation: int
+    update: int
+    engine: str
+    digest: str
+    seconds: float
+    error: str
+
+
+class TrainerFailed(Message):
+    """The trainer cannot go on whatever is restarted (bad batch, mismatch over the bound): the run ends."""
+
+    incarnation: int
+    reason: str
+
+
+# --- coordinator -> trainer -------------------------------------------------------------------------------------------
+
+
+class TrainerRegistered(Message):
+    """Answer to RegisterTrainer. The trainer's checkpoint is older than ``step``: it will get the batches between
+    again. ``retired_before``: directories of lower incarnations may be removed."""
+
+    incarnation: int
+    step: int  # version of the run
+
+
+class BatchSample(msgspec.Struct, array_like=True):
+    """Scalars of one sample of a batch."""
+
+    sample: str
+    group: str
+    reward: float
+    prompt_tokens: int
+    response_tokens: int
+    min_version: int
+    temperature: float
+    max_tokens: int
+
+
+class Train(Message):
+    """Apply batch ``step`` (0-based) to weights of version ``step``, then StepDone. Samples are in group order. Tokens
+    are pulled: GET /v1/batches/STEP/shards/RANK?of=SIZE&incarnation=K answers zstd(msgpack(list[SampleTokens])) of the
+    samples that rljob.scheduling.shards.assign gives RANK."""
+
+    incarnation: int
+    step: int
+    samples: list[BatchSample]
+    first_of_run: bool  # no version but 0 was ever published: log-probabilities must equal the engine's
+
+
+class SampleTokens(msgspec.Struct, array_like=True):
+    """Tokens of one sample of a batch: prompt and responses in order."""
+
+    sample: str
+    token_ids: bytes  # int32, whole sequence
+    logprobs: bytes  # float32, whole sequence; 0 where the model did not write
+    loss_mask: bytes  # uint8, whole sequence; 1 where the model wrote
+    spans: list[VersionSpan]  # over the whole sequence
+
+
+class EngineTarget(msgspec.Struct, array_like=True):
+    """An engine to send weights to. ``fresh`` makes the trainer open a new group for it."""
+
+    engine: str  # instance
+    fresh: bool
+
+
+class SendWeights(Message):
+    """Send the weights held to these engines; with none, answer WeightsSent with the digest alone."""
+
+    incarnation: int
+    update: int
+    engines: list[EngineTarget]
+
+
+class Checkpoint(Message):
+    """Write a checkpoint now, then Checkpointed. ``remove`` are steps whose checkpoints are no longer kept."""
+
+    incarnation: int
+    step: int
+    remove: list[int]
+
+
+class Stop(Message):
+    """The run is over, or this incarnation is: exit 0."""
+
+    reason: str
+
+
+# --- runner -> coordinator --------------------------------------------------------------------------------------------
+
+
+class RegisterRunner(Message):
+    """First message of a runner's connection. ``driving`` are trajectories in hand."""
+
+    instance: str
+    capacity: int  # trajectories it takes at a time
+    driving: list[str]
+
+
+class NeedGeneration(Message):
+    """A turn wants tokens."""
+
+    sample: str
+    turn: int
+    prompt: bytes  # int32: the whole context of the turn
+    max_tokens: int
+    temperature: float
+    stop_token_ids: list[int]
+
+
+class Scored(Message):
+    """The trajectory ended; repeated until acknowledged."""
+
+    sample: str
+    reward: float
+    metrics: dict[str, float]
+    text: str  # the answer as text, cut to 4,096 characters, for people
+
+
+class TrajectoryFailed(Message):
+    """The trajectory cannot be finished: recorded, the group is replaced."""
+
+    sample: str
+    reason: str
+
+
+# --- coordinator -> runner --------------------------------------------------------------------------------------------
+
+
+class TurnTokens(msgspec.Struct, array_like=True):
+    """A finished turn: what the model was given and wrote."""
+
+    turn: int
+    prompt: bytes  # int32
+    token_ids: bytes  # int32
+    finish: str  # stop | length
+
+
+class Drive(Message):
+    """Lease of a trajectory. ``turns`` are finished turns of an earlier lease: take them instead of asking."""
+
+    sample: str
+    task: str
+    row: int
+    split: str  # train | heldOut
+    turns: list[TurnTokens]
+
+
+class Generated(Message):
+    """Answer to NeedGeneration."""
+
+    sample: str
+    result: TurnTokens
+
+
+class Cancel(Message):
+    """The trajectories are no longer wanted."""
+
+    samples: list[str]
+
+
+class AckScored(Message):
+    """The coordinator has stored these; forget them."""
+
+    samples: list[str]
+
+
+# --- both ways --------------------------------------------------------------------------------------------------------
+
+
+class Refuse(Message):
+    """Coordinator to anyone: the message or registration is refused; ``fatal`` means exit with code 2."""
+
+    reason: str
+    fatal: bool
+
+
+FromAgent: TypeAlias = RegisterEngine | Completions | GenerationFailed | WeightAck | WeightFailed | EngineHeartbeat
+ToAgent: TypeAlias = Generate | Abort | AckCompletions | PrepareWeights | RestartEngine | Drain | Refuse
+FromTrainer: TypeAlias = RegisterTrainer | StepDone | Checkpointed | WeightsReady | WeightsSent | TrainerFailed
+ToTrainer: TypeAlias = TrainerRegistered | Train | SendWeights | Checkpoint | Stop | Refuse
+FromRunner: TypeAlias = RegisterRunner | NeedGeneration | Scored | TrajectoryFailed
+ToRunner: TypeAlias = Drive | Generated | Cancel | AckScored | Refuse
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode_frame(messages: list[Any]) -> bytes:
+    """Return one frame holding ``messages``."""
+    return _encoder.encode(messages)
+
+
+def frame_decoder(union: Any) -> msgspec.msgpack.Decoder[list[Any]]:
+    """Return a decoder of frames whose messages are of ``union``, for example FromAgent."""
+    return msgspec.msgpack.Decoder(list[union])
