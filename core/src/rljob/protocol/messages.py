@@ -51,6 +51,7 @@ class RegisterEngine(Message):
     lineage: int
     version: int
     running: list[Part]
+    digest: str = ""  # of the weights served: blake3 hex over the bytes received; empty when none
 
 
 class Completion(msgspec.Struct, array_like=True):
@@ -306,6 +307,15 @@ class SendWeights(Message):
     engines: list[EngineTarget]
 
 
+class CancelSend(Message):
+    """The engine is gone: give up sending to it at once and answer WeightsSent with an error. Taken while SendWeights
+    is being executed."""
+
+    incarnation: int
+    update: int
+    engine: str
+
+
 class Checkpoint(Message):
     """Write a checkpoint now, then Checkpointed. ``remove`` are steps whose checkpoints are no longer kept."""
 
@@ -412,7 +422,7 @@ class Refuse(Message):
 FromAgent: TypeAlias = RegisterEngine | Completions | GenerationFailed | WeightAck | WeightFailed | EngineHeartbeat
 ToAgent: TypeAlias = Generate | Abort | AckCompletions | PrepareWeights | RestartEngine | Drain | Refuse
 FromTrainer: TypeAlias = RegisterTrainer | StepDone | Checkpointed | WeightsReady | WeightsSent | TrainerFailed
-ToTrainer: TypeAlias = TrainerRegistered | Train | SendWeights | Checkpoint | Stop | Refuse
+ToTrainer: TypeAlias = TrainerRegistered | Train | SendWeights | CancelSend | Checkpoint | Stop | Refuse
 FromRunner: TypeAlias = RegisterRunner | NeedGeneration | Scored | TrajectoryFailed
 ToRunner: TypeAlias = Drive | Generated | Cancel | AckScored | Refuse
 
