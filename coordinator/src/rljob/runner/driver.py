@@ -1,0 +1,91 @@
+"""The trajectories of a runner: leased by the coordinator, kept until it has acknowledged their results."""
+
+from __future__ import annotations
+
+import os
+import uuid
+
+from rljob.protocol.link import Link
+from rljob.protocol.messages import AckScored, Cancel, Drive, Generated, RegisterRunner, ToRunner, TrajectoryFailed
+from rljob.runner.data import SPLITS
+from rljob.runner.prompts import PromptBook
+from rljob.runner.text import TextCodec
+from rljob.runner.trajectory import TaskKit, Trajectory
+
+CAPACITY = 4096
+
+
+class Runner:
+    """All trajectories in hand.
+
+    Args:
+        url: address of the coordinator.
+        token: the role's token.
+        kits: task name → what driving it takes.
+        prompts: makes prompts.
+        codec: the policy's tokenizer.
+    """
+
+    def __init__(self, url: str, token: str, kits: dict[str, TaskKit], prompts: PromptBook, codec: TextCodec) -> None:
+        self._instance = f"runner-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._kits = kits
+        self._prompts = prompts
+        self._codec = codec
+        self._trajectories: dict[str, Trajectory] = {}
+        self._link = Link(url, "runner", token, ToRunner, self._register)
+
+    async def run(self) -> None:
+        """Serve the coordinator for ever.
+
+        Raises:
+            RefusedError: the coordinator refuses this runner for good.
+        """
+        async for message in self._link.messages():
+            match message:
+                case Drive():
+                    self._drive(message)
+                case Generated(sample=sample, result=turn):
+                    if sample in self._trajectories:
+                        self._trajectories[sample].take(turn)
+                case AckScored(samples=samples):
+                    for sample in samples:
+                        self._acknowledge(sample)
+                case Cancel(samples=samples):
+                    for sample in samples:
+                        self._cancel(sample)
+
+    def close(self) -> None:
+        """Stop all trajectories; the coordinator leases them again."""
+        for trajectory in self._trajectories.values():
+            trajectory.cancel()
+
+    def _register(self) -> list[object]:
+        pending = [trajectory.pending for trajectory in self._trajectories.values()]
+        return [
+            RegisterRunner(self._instance, CAPACITY, list(self._trajectories)),
+            *(message for message in pending if message is not None),
+        ]
+
+    def _drive(self, drive: Drive) -> None:
+        known = self._trajectories.get(drive.sample)
+        if known is not None:
+            for turn in drive.turns:
+                known.take(turn)
+            if known.finished:
+                self._link.send(known.pending)
+        elif drive.task not in self._kits or drive.split not in SPLITS:
+            self._link.send(TrajectoryFailed(drive.sample, f"there is no task {drive.task} with a split {drive.split}"))
+        else:
+            self._trajectories[drive.sample] = Trajectory(
+                drive, self._kits[drive.task], self._prompts, self._codec, self._link.send
+            )
+
+    def _acknowledge(self, sample: str) -> None:
+        known = self._trajectories.get(sample)
+        if known is not None and known.finished:
+            del self._trajectories[sample]
+
+    def _cancel(self, sample: str) -> None:
+        known = self._trajectories.pop(sample, None)
+        if known is not None:
+            known.cancel()
