@@ -1,0 +1,189 @@
+"""Sending weights: what arrives, and that a peer that is dead, stopped or absent costs the timeout at most."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from datetime import timedelta
+
+import blake3
+import pytest
+import torch
+import torch.distributed as dist
+
+from rljob.protocol.weights import plan_buckets
+from rljob.trainer.weights import WeightSender, WeightTransferError, describe, digest
+
+torch.set_num_threads(1)
+
+
+def tensors(scale=1.0):
+    generator = torch.Generator().manual_seed(1)
+    return [
+        ("a", torch.randn(300, 100, generator=generator) * scale),
+        ("b", torch.randn(7, generator=generator).to(torch.bfloat16)),
+        ("c", torch.randn(64, 128, generator=generator).t()),  # not contiguous
+        ("d", torch.randn((), generator=generator)),
+    ]
+
+
+def sender(seconds=5.0, bucket_bytes=50_000):
+    return WeightSender("127.0.0.1", bucket_bytes, seconds, "gloo")
+
+
+class Peer:
+    """The engine's side, by the book of rljob.protocol.weights."""
+
+    def __init__(self, info, seconds=5.0):
+        store = dist.PrefixStore(
+            info.group, dist.TCPStore(info.address, info.port, is_master=False, wait_for_workers=False)
+        )
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = timedelta(seconds=seconds)
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        self.group = dist.ProcessGroupGloo(store, 1, info.world_size, options)
+        self.received = b""
+
+    def receive(self, metas, bucket_bytes=50_000, spoil=False):
+        round_bytes = b""
+        for bucket in plan_buckets(metas, bucket_bytes):
+            size = sum(t.numel() * t.element_size() for t in (tensors()[i][1] for i in bucket))
+            buffer = torch.empty(size, dtype=torch.uint8)
+            self.broadcast(buffer, 0)
+            round_bytes += bytes(buffer.numpy())
+        self.received = round_bytes
+        receipt = blake3.blake3(round_bytes + (b"!" if spoil else b"")).digest()
+        self.broadcast(torch.frombuffer(bytearray(receipt), dtype=torch.uint8), 1)
+
+    def broadcast(self, tensor, root):
+        options = dist.BroadcastOptions()
+        options.rootRank = root
+        self.group.broadcast([tensor], options).wait()
+
+
+def in_thread(target, *args, **kwargs):
+    thread = threading.Thread(target=target, args=args, kwargs=kwargs, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_every_byte_arrives_in_order_and_the_digest_is_the_receivers():
+    out, arrived = sender(), {}
+    info = out.open("e", fresh=False)
+
+    def engine():
+        peer = Peer(info)
+        for _ in range(2):  # the same group serves the next update
+            peer.receive(describe(tensors()))
+        arrived["bytes"] = peer.received
+
+    thread = in_thread(engine)
+    assert out.send("e", tensors()) == digest(tensors())
+    assert out.open("e", fresh=False) == info
+    sent = out.send("e", tensors(scale=2.0))
+    thread.join()
+    assert sent == digest(tensors(scale=2.0)) != digest(tensors())
+    plain = b"".join(t.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for _, t in tensors(scale=2.0))
+    assert arrived["bytes"] == plain
+    assert sent == blake3.blake3(plain).hexdigest()
+
+
+def test_the_digest_does_not_depend_on_how_the_stream_is_cut():
+    digests = set()
+    for bucket_bytes in (1, 40_000, 1 << 30):
+        out = sender(bucket_bytes=bucket_bytes)
+        info = out.open("e", fresh=False)
+        thread = in_thread(lambda i=info, b=bucket_bytes: Peer(i).receive(describe(tensors()), b))
+        digests.add(out.send("e", tensors()))
+        thread.join()
+    assert digests == {digest(tensors())}
+
+
+def test_describe_names_types_and_shapes_and_refuses_what_cannot_travel():
+    metas = describe(tensors())
+    assert [(m.name, m.dtype, m.shape) for m in metas] == [
+        ("a", "float32", [300, 100]),
+        ("b", "bfloat16", [7]),
+        ("c", "float32", [128, 64]),
+        ("d", "float32", []),
+    ]
+    with pytest.raises(ValueError, match="parameter q is int64"):
+        describe([("q", torch.zeros(2, dtype=torch.int64))])
+
+
+def test_an_engine_that_never_joins_costs_the_timeout_and_no_more():
+    out = sender(seconds=0.5)
+    first = out.open("e", fresh=False)
+    start = time.monotonic()
+    with pytest.raises(WeightTransferError, match="engine e did not receive"):
+        out.send("e", tensors())
+    assert time.monotonic() - start < 3
+    assert out.open("e", fresh=False) != first, "a broken group is not handed out again"
+
+
+def test_sending_without_a_group_is_an_error():
+    with pytest.raises(WeightTransferError, match="no weight group is open to engine e"):
+        sender().send("e", tensors())
+
+
+def test_an_engine_that_received_other_bytes_is_an_error():
+    out = sender()
+    info = out.open("e", fresh=False)
+    in_thread(lambda: Peer(info).receive(describe(tensors()), spoil=True))
+    with pytest.raises(WeightTransferError, match="digest differs"):
+        out.send("e", tensors())
+
+
+def _join_and_wait(info, ready):
+    torch.set_num_threads(1)
+    peer = Peer(info)
+    ready.set()
+    peer.receive(describe(tensors()))
+    ready.clear()
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("blow", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_peer_that_is_stopped_or_killed_makes_send_raise(blow):
+    out = sender(seconds=1.5)
+    info = out.open("e", fresh=False)
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    peer = context.Process(target=_join_and_wait, args=(info, ready), daemon=True)
+    peer.start()
+    try:
+        out.send("e", tensors())
+        os.kill(peer.pid, blow)
+        start = time.monotonic()
+        with pytest.raises(WeightTransferError):
+            out.send("e", tensors())
+        took = time.monotonic() - start
+        assert took < (3 if blow == signal.SIGSTOP else 1)
+        with pytest.raises(WeightTransferError, match="no weight group"):
+            out.send("e", tensors())
+    finally:
+        os.kill(peer.pid, signal.SIGKILL)
+        peer.join()
+
+
+def test_one_engine_that_hangs_does_not_hold_up_another():
+    out = sender(seconds=2.0)
+    out.open("absent", fresh=False)
+    info = out.open("present", fresh=False)
+    failures = []
+
+    def to_absent():
+        try:
+            out.send("absent", tensors())
+        except WeightTransferError as error:
+            failures.append(error)
+
+    waiting = in_thread(to_absent)
+    in_thread(lambda: Peer(info).receive(describe(tensors())))
+    start = time.monotonic()
+    out.send("present", tensors())
+    assert time.monotonic() - start < 1
+    assert waiting.is_alive()
+    waiting.join()
+    assert len(failures) == 1
