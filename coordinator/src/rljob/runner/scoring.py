@@ -81,6 +81,7 @@ class RewardClient:
 
     def _flush(self) -> None:
         self._flushing = False
+        self._waiting = [waiting for waiting in self._waiting if not waiting.answer.done()]  # less those cancelled
         while self._waiting and len(self._out) < self._requests:
             batch, self._waiting = self._waiting[:ITEMS_PER_REQUEST], self._waiting[ITEMS_PER_REQUEST:]
             request = asyncio.create_task(self._serve(batch))

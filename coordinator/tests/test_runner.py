@@ -1,0 +1,396 @@
+"""A runner against a coordinator and a reward service that the test plays, over real connections."""
+
+import asyncio
+import os
+import signal
+import sys
+from array import array
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import ClientSession, WSMsgType, web
+from aiohttp.test_utils import TestServer
+
+from rljob.api.models import Reward, Task
+from rljob.protocol import link
+from rljob.protocol.link import RefusedError
+from rljob.protocol.messages import (
+    AckScored,
+    Cancel,
+    Drive,
+    FromRunner,
+    Generated,
+    NeedGeneration,
+    Refuse,
+    RegisterRunner,
+    Scored,
+    TrajectoryFailed,
+    TurnTokens,
+    encode_frame,
+    frame_decoder,
+)
+from rljob.runner.driver import Runner
+from rljob.runner.loops import LOOPS
+from rljob.runner.prompts import PromptBook
+from rljob.runner.scoring import RewardClient
+from rljob.runner.trajectory import TaskKit
+
+MAX_MODEL_LENGTH = 32
+MAX_TOKENS = 20
+
+
+class FakeCoordinator:
+    """Takes connections and keeps what is said on them; drives with :meth:`send`."""
+
+    def __init__(self) -> None:
+        self.heard: asyncio.Queue[Any] = asyncio.Queue()
+        self.socket: web.WebSocketResponse | None = None
+        self._decoder = frame_decoder(FromRunner)
+
+    async def connect(self, request: web.Request) -> web.WebSocketResponse:
+        assert request.headers["Authorization"] == "Bearer secret"
+        self.socket = socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        async for frame in socket:
+            if frame.type is WSMsgType.BINARY:
+                for message in self._decoder.decode(frame.data):
+                    self.heard.put_nowait(message)
+        return socket
+
+    async def send(self, *messages: Any) -> None:
+        assert self.socket is not None
+        await self.socket.send_bytes(encode_frame(list(messages)))
+
+    async def hear(self, kind: type) -> Any:
+        message = await self.heard.get()
+        assert isinstance(message, kind), message
+        return message
+
+    async def hang_up(self) -> None:
+        assert self.socket is not None
+        await self.socket.close()
+
+
+class FakeReward:
+    """Rewards an answer with its length; ``gate`` holds requests back, ``error`` is said about every sample."""
+
+    def __init__(self) -> None:
+        self.items: list[dict[str, Any]] = []
+        self.error = ""
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def score(self, request: web.Request) -> web.Response:
+        items = (await request.json())["items"]
+        self.items += items
+        await self.gate.wait()
+        scores = [
+            {"sample": i["sample"], "reward": len(i["completion"]), "metrics": {"length": 1}, "error": self.error}
+            for i in items
+        ]
+        return web.json_response({"scores": scores})
+
+
+class Rows:
+    def problem(self, split: str, row: int) -> dict[str, Any]:
+        if row == 13:
+            raise RuntimeError("no such problem")
+        return {"question": "x" * row, "answer": split, "metadata": {}}
+
+
+class Letters:
+    """A tokenizer whose tokens are letters."""
+
+    stop_token_ids = (0,)
+
+    def encode(self, text: str) -> bytes:
+        return array("i", map(ord, text)).tobytes()
+
+    def decode(self, token_ids: bytes) -> str:
+        return "".join(map(chr, array("i", token_ids)))
+
+
+class Stage:
+    """The parts of a test."""
+
+    def __init__(self, coordinator: FakeCoordinator, reward: FakeReward, serving: "asyncio.Task[None]") -> None:
+        self.coordinator = coordinator
+        self.reward = reward
+        self.serving = serving
+
+
+@pytest.fixture
+async def stage(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
+    monkeypatch.setattr(link, "FIRST_BACKOFF_SECONDS", 0.001)
+    coordinator, reward = FakeCoordinator(), FakeReward()
+    app = web.Application()
+    app.router.add_get("/v1/connect/runner", coordinator.connect)
+    app.router.add_post("/v1/score", reward.score)
+    task = Task.model_validate(
+        {
+            "name": "sums",
+            "data": {"reasoningGym": {"dataset": "chain_sum"}},
+            "prompt": "{question}=",
+            "reward": "sums",
+            "sampling": {"temperature": 0.5, "maxTokens": MAX_TOKENS},
+        }
+    )
+    async with TestServer(app) as server, ClientSession() as session:
+        url = str(server.make_url("/"))
+        client = RewardClient(Reward(name="sums", builtin="reasoning_gym"), url, session)
+        book = PromptBook({"sums": Rows()}, {"sums": task}, Letters())
+        kit = TaskKit(task, LOOPS["single_turn"], client, MAX_MODEL_LENGTH)
+        runner = Runner(url, "secret", {"sums": kit}, book, Letters())  # type: ignore[arg-type]
+        serving = asyncio.create_task(runner.run())
+        yield Stage(coordinator, reward, serving)
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        runner.close()
+        await client.close()
+        book.close()
+
+
+def drive(sample: str = "g0.0", row: int = 3, turns: list[TurnTokens] | None = None, split: str = "train") -> Drive:
+    return Drive(sample=sample, task="sums", row=row, split=split, turns=turns or [])
+
+
+def turn(prompt: str = "xxx=", text: str = "hello", finish: str = "stop") -> TurnTokens:
+    return TurnTokens(turn=0, prompt=Letters().encode(prompt), token_ids=Letters().encode(text), finish=finish)
+
+
+async def test_a_trajectory_goes_from_lease_to_score(stage: Stage) -> None:
+    coordinator = stage.coordinator
+    registration = await coordinator.hear(RegisterRunner)
+    assert registration.driving == [] and registration.capacity > 0
+    await coordinator.send(drive())
+    need = await coordinator.hear(NeedGeneration)
+    assert need == NeedGeneration(
+        sample="g0.0",
+        turn=0,
+        prompt=Letters().encode("xxx="),
+        max_tokens=MAX_TOKENS,
+        temperature=0.5,
+        stop_token_ids=[0],
+    )
+    await coordinator.send(Generated("g0.0", turn(finish="length")))
+    assert await coordinator.hear(Scored) == Scored("g0.0", 5.0, {"length": 1.0}, "hello")
+    assert stage.reward.items == [
+        {
+            "sample": "g0.0",
+            "task": "sums",
+            "prompt": "xxx=",
+            "completion": "hello",
+            "finish": "length",
+            "problem": {"question": "xxx", "answer": "train", "metadata": {}},
+        }
+    ]
+
+
+async def test_the_held_out_split_is_asked_for_by_name(stage: Stage) -> None:
+    await stage.coordinator.hear(RegisterRunner)
+    await stage.coordinator.send(drive("e20.3.0", split="heldOut", turns=[turn()]))
+    await stage.coordinator.hear(Scored)
+    assert stage.reward.items[0]["problem"]["answer"] == "heldOut"
+
+
+async def test_a_long_prompt_leaves_less_room_for_the_answer(stage: Stage) -> None:
+    await stage.coordinator.hear(RegisterRunner)
+    await stage.coordinator.send(drive(row=21))
+    assert (await stage.coordinator.hear(NeedGeneration)).max_tokens == MAX_MODEL_LENGTH - 22
+
+
+async def test_a_prompt_that_leaves_no_room_fails_its_trajectory(stage: Stage) -> None:
+    await stage.coordinator.hear(RegisterRunner)
+    await stage.coordinator.send(drive(row=31))
+    assert "maxModelLength" in (await stage.coordinator.hear(TrajectoryFailed)).reason
+
+
+async def test_turns_of_an_earlier_lease_are_not_generated_again(stage: Stage) -> None:
+    await stage.coordinator.hear(RegisterRunner)
+    await stage.coordinator.send(drive(turns=[turn()]))
+    assert (await stage.coordinator.hear(Scored)).text == "hello"
+
+
+async def test_a_turn_of_another_context_fails_its_trajectory(stage: Stage) -> None:
+    await stage.coordinator.hear(RegisterRunner)
+    await stage.coordinator.send(drive(turns=[turn(prompt="yyy=")]))
+    assert "another context" in (await stage.coordinator.hear(TrajectoryFailed)).reason
+
+
+async def test_a_repeated_lease_changes_nothing_and_repeats_a_result(stage: Stage) -> None:
+    coordinator = stage.coordinator
+    await coordinator.hear(RegisterRunner)
+    await coordinator.send(drive(), drive())
+    await coordinator.hear(NeedGeneration)
+    await coordinator.send(drive(), Generated("g0.0", turn()), Generated("g0.0", turn()))
+    first = await coordinator.hear(Scored)
+    await coordinator.send(drive())
+    assert await coordinator.hear(Scored) == first
+    assert len(stage.reward.items) == 1
+
+
+async def test_a_repeated_lease_that_brings_the_turn_answers_the_question(stage: Stage) -> None:
+    await stage.coordinator.hear(RegisterRunner)
+    await stage.coordinator.send(drive())
+    await stage.coordinator.hear(NeedGeneration)
+    await stage.coordinator.send(drive(turns=[turn()]))
+    await stage.coordinator.hear(Scored)
+
+
+async def test_after_a_break_everything_unacknowledged_is_said_again(stage: Stage) -> None:
+    coordinator = stage.coordinator
+    await coordinator.hear(RegisterRunner)
+    await coordinator.send(drive("g0.0", turns=[turn()]))
+    scored = await coordinator.hear(Scored)
+    await coordinator.send(drive("g0.1"))
+    need = await coordinator.hear(NeedGeneration)
+    await coordinator.send(drive("g0.2", row=31))
+    failed = await coordinator.hear(TrajectoryFailed)
+    await coordinator.hang_up()
+    assert (await coordinator.hear(RegisterRunner)).driving == ["g0.0", "g0.1", "g0.2"]
+    assert [await coordinator.hear(object) for _ in range(3)] == [scored, need, failed]
+
+
+async def test_what_happens_while_the_link_is_down_is_said_after_it(stage: Stage) -> None:
+    coordinator = stage.coordinator
+    await coordinator.hear(RegisterRunner)
+    stage.reward.gate.clear()
+    await coordinator.send(drive(turns=[turn()]))
+    await until(lambda: len(stage.reward.items) == 1)
+    await coordinator.hang_up()
+    stage.reward.gate.set()
+    assert (await coordinator.hear(RegisterRunner)).driving == ["g0.0"]
+    assert (await coordinator.hear(Scored)).sample == "g0.0"
+
+
+async def test_an_acknowledged_result_is_forgotten(stage: Stage) -> None:
+    coordinator = stage.coordinator
+    await coordinator.hear(RegisterRunner)
+    await coordinator.send(drive("g0.0", turns=[turn()]))
+    await coordinator.hear(Scored)
+    await coordinator.send(AckScored(["g0.0", "g7.7"]), drive("g0.1"))
+    await coordinator.hear(NeedGeneration)
+    await coordinator.hang_up()
+    assert (await coordinator.hear(RegisterRunner)).driving == ["g0.1"]
+
+
+async def test_a_cancelled_trajectory_is_dropped_wherever_it_is(stage: Stage) -> None:
+    coordinator = stage.coordinator
+    await coordinator.hear(RegisterRunner)
+    await coordinator.send(drive("g0.0"))
+    await coordinator.hear(NeedGeneration)
+    stage.reward.gate.clear()
+    await coordinator.send(drive("g0.1", turns=[turn()]))
+    await until(lambda: len(stage.reward.items) == 1)
+    await coordinator.send(Cancel(["g0.0", "g0.1", "g7.7"]), Generated("g0.0", turn()), drive("g0.2"))
+    stage.reward.gate.set()
+    assert (await coordinator.hear(NeedGeneration)).sample == "g0.2"
+    await coordinator.hang_up()
+    assert (await coordinator.hear(RegisterRunner)).driving == ["g0.2"]
+
+
+async def test_a_sample_that_cannot_be_scored_fails_and_the_next_is_scored(stage: Stage) -> None:
+    coordinator = stage.coordinator
+    await coordinator.hear(RegisterRunner)
+    stage.reward.error = "took too long"
+    await coordinator.send(drive("g0.0", turns=[turn()]))
+    assert await coordinator.hear(TrajectoryFailed) == TrajectoryFailed("g0.0", "took too long")
+    stage.reward.error = ""
+    await coordinator.send(drive("g0.1", turns=[turn()]))
+    await coordinator.hear(Scored)
+
+
+async def test_a_problem_that_cannot_be_made_fails_its_trajectory(stage: Stage) -> None:
+    await stage.coordinator.hear(RegisterRunner)
+    await stage.coordinator.send(drive(row=13))
+    assert (await stage.coordinator.hear(TrajectoryFailed)).reason == "RuntimeError: no such problem"
+
+
+async def test_an_unknown_task_fails_its_trajectory(stage: Stage) -> None:
+    await stage.coordinator.hear(RegisterRunner)
+    await stage.coordinator.send(msgspec.structs.replace(drive(), task="poems"))
+    assert "no task poems" in (await stage.coordinator.hear(TrajectoryFailed)).reason
+
+
+async def test_a_fatal_refusal_ends_the_runner(stage: Stage) -> None:
+    await stage.coordinator.hear(RegisterRunner)
+    await stage.coordinator.send(Refuse("no such run", fatal=True))
+    with pytest.raises(RefusedError, match="no such run"):
+        await stage.serving
+
+
+async def test_the_text_for_people_is_cut(stage: Stage) -> None:
+    await stage.coordinator.hear(RegisterRunner)
+    await stage.coordinator.send(drive(turns=[turn(text="y" * 5000)]))
+    scored = await stage.coordinator.hear(Scored)
+    assert (len(scored.text), scored.reward) == (4096, 5000)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.sleep(0)
+
+
+# --- the process ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Callable[..., dict[str, str]]:
+    """Writes a job and returns the environment of its runner."""
+
+    def write(dataset: str = "chain_sum") -> dict[str, str]:
+        spec = {
+            "models": [{"name": "policy", "source": "job://model"}],
+            "training": {"steps": 1},
+            "tasks": [{"name": "sums", "data": {"reasoningGym": {"dataset": dataset}}, "reward": "sums"}],
+            "rewards": [{"name": "sums", "builtin": "reasoning_gym"}],
+            "rollouts": [{"name": "main"}],
+        }
+        job = tmp_path / "job.json"
+        job.write_bytes(msgspec.json.encode({"metadata": {"name": "test"}, "spec": spec}))
+        return os.environ | {
+            "RLJOB_JOB": str(job),
+            "RLJOB_STORAGE": str(tmp_path),
+            "RLJOB_REWARD_URLS": '{"sums": "http://127.0.0.1:9"}',
+            "RLJOB_TOKEN": "secret",
+            "PYTHONWARNINGS": "ignore",
+        }
+
+    return write
+
+
+async def start(environment: dict[str, str]) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "rljob.runner.main", env=environment, stderr=asyncio.subprocess.PIPE
+    )
+
+
+async def test_a_manifest_that_cannot_work_ends_the_process_with_2_and_a_sentence(
+    manifest: Callable[..., dict[str, str]],
+) -> None:
+    process = await start(manifest(dataset="chain_sums"))
+    _, errors = await process.communicate()
+    assert process.returncode == 2
+    assert b"did you mean 'chain_sum'?" in errors and b"Traceback" not in errors
+
+
+async def test_the_process_registers_and_stops_when_told(
+    manifest: Callable[..., dict[str, str]], tmp_path: Path
+) -> None:
+    from tokenizers import Tokenizer, models
+
+    (tmp_path / "model").mkdir()
+    Tokenizer(models.WordLevel({"?": 0}, unk_token="?")).save(str(tmp_path / "model" / "tokenizer.json"))
+    (tmp_path / "model" / "config.json").write_text('{"eos_token_id": 0}')
+    coordinator = FakeCoordinator()
+    app = web.Application()
+    app.router.add_get("/v1/connect/runner", coordinator.connect)
+    async with TestServer(app) as server:
+        process = await start(manifest() | {"RLJOB_COORDINATOR": str(server.make_url("/"))})
+        await coordinator.hear(RegisterRunner)
+        process.send_signal(signal.SIGTERM)
+        await process.communicate()
+    assert process.returncode == 0
