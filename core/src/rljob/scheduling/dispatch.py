@@ -26,7 +26,7 @@ class Request:
     tokens: int  # prompt plus longest answer
     version: int | None = None
     engine: str | None = None
-    cancelled: bool = False
+    queued: bool = False
 
 
 @dataclass(eq=False)
@@ -72,13 +72,14 @@ class Queue:
 
     def put(self, request: Request) -> None:
         """Add a request."""
+        request.queued = True
         heapq.heappush(self._heap, (request.order, next(self._tie), request))
         self._live += 1
 
     def cancel(self, request: Request) -> None:
-        """Take a waiting request out."""
-        if not request.cancelled:
-            request.cancelled = True
+        """Take a request out for good, if it waits."""
+        if request.queued:
+            request.queued = False
             self._live -= 1
 
     def assign(
@@ -91,7 +92,7 @@ class Queue:
         while self._heap and open_engines:
             entry = heapq.heappop(self._heap)
             request = entry[2]
-            if request.cancelled:
+            if not request.queued:
                 continue
             able = [engine for engine in open_engines if eligible(engine, request)]
             if not able:
@@ -105,6 +106,7 @@ class Queue:
                 engine = favourite
             last[request.group] = engine
             engine.add(request)
+            request.queued = False
             self._live -= 1
             if engine.room <= 0:
                 open_engines.remove(engine)

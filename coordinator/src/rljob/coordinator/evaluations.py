@@ -1,0 +1,108 @@
+"""Evaluation on held-out problems: every problem answered once under one pinned policy version, on the same engines.
+
+Before the first step, after the last, and every ``evaluation.everySteps`` steps between. While one is under way neither
+engines nor trainer move on, so an engine that dies can be given the same version again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from rljob.api.models import RLJobSpec
+from rljob.coordinator.store import Store
+from rljob.coordinator.trajectories import Trajectory, now
+from rljob.protocol.status import EvaluationResult
+from rljob.scheduling.groups import Sample, make_group
+
+log = logging.getLogger(__name__)
+
+
+class Evaluations:
+    """Evaluations of one run, done and under way."""
+
+    def __init__(self, spec: RLJobSpec, store: Store, add: Callable[[list[Trajectory]], None]) -> None:
+        self._spec = spec
+        self._store = store
+        self._add = add
+        self.results: list[EvaluationResult] = []
+        self.running: int | None = None  # version
+        self._open: dict[str, Sample] = {}
+        self._rewards: dict[str, list[float]] = {}
+        self._failed: dict[str, int] = {}
+
+    def wanted(self, version: int) -> bool:
+        """Return whether ``version`` is to be evaluated and has not been."""
+        evaluation = self._spec.evaluation
+        if evaluation is None or any(result.version == version for result in self.results):
+            return False
+        edge = version in (0, self._spec.training.steps)
+        return edge or (evaluation.every_steps > 0 and version % evaluation.every_steps == 0)
+
+    def start(self, version: int) -> None:
+        """Admit the problems of an evaluation."""
+        assert self._spec.evaluation is not None and self.running is None
+        trajectories = []
+        number = 0
+        for task in self._spec.evaluation.tasks or []:
+            for row in range(self._spec.evaluation.problems):
+                group = make_group(f"e{version}.{number}", number, task, row, 1)
+                sample = group.samples[0]
+                trajectories.append(Trajectory(sample, task, row, version))
+                self._store.execute(
+                    "INSERT INTO groups VALUES (?,?,?,?,?,?)", group.id, "evaluation", number, task, row, version
+                )
+                self._store.execute("INSERT INTO samples (id, group_id, member) VALUES (?,?,0)", sample.id, group.id)
+                number += 1
+        self.resume(version, trajectories, [])
+
+    def resume(self, version: int, open_: list[Trajectory], scored: list[tuple[str, float | None]]) -> None:
+        """Begin with some problems open and others done: (task, reward), None for those that failed."""
+        assert self._spec.evaluation is not None
+        self.running = version
+        self._open = {trajectory.sample.id: trajectory.sample for trajectory in open_}
+        self._rewards = {task: [] for task in self._spec.evaluation.tasks or []}
+        self._failed = dict.fromkeys(self._rewards, 0)
+        for task, reward in scored:
+            self._count(task, reward)
+        log.info("evaluating version %d: %d problems", version, len(open_))
+        self._add(open_)
+        self._finish_if_complete()
+
+    def take(self, sample: Sample, reward: float | None) -> None:
+        """A problem was answered and scored; None: it failed, which counts as reward 0."""
+        if self._open.pop(sample.id, None) is not None:
+            sample.reward, sample.end = reward, "evaluated" if reward is not None else "failed"
+            self._count(sample.group.task, reward)
+            self._finish_if_complete()
+
+    def _count(self, task: str, reward: float | None) -> None:
+        if reward is None:
+            self._failed[task] += 1
+        self._rewards[task].append(reward if reward is not None else 0.0)
+
+    def _finish_if_complete(self) -> None:
+        if self._open or self.running is None:
+            return
+        for task, rewards in self._rewards.items():
+            result = EvaluationResult(
+                version=self.running,
+                task=task,
+                accuracy=sum(reward >= 1 for reward in rewards) / len(rewards),
+                problems=len(rewards),
+                mean_reward=sum(rewards) / len(rewards),
+            )
+            self.results.append(result)
+            self._store.execute(
+                "INSERT OR IGNORE INTO evaluations VALUES (?,?,?,?,?,?,?)",
+                result.version, task, result.problems, self._failed[task], result.mean_reward, result.accuracy, now(),
+            )  # fmt: skip
+            log.info(
+                "version %d: accuracy %.3f on %d problems of %s", self.running, result.accuracy, len(rewards), task
+            )
+        self.running = None
+
+    @property
+    def remaining(self) -> int:
+        """Problems of the evaluation under way that are open."""
+        return len(self._open)

@@ -1,0 +1,49 @@
+"""Prometheus metrics of the coordinator. Names are frozen by a test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+if TYPE_CHECKING:
+    from rljob.coordinator.run import Run
+
+REGISTRY = CollectorRegistry()
+
+REFUSED = Counter(
+    "rljob_refused_messages", "Messages refused: bad token, bad frame, old incarnation", ["role"], registry=REGISTRY
+)
+
+
+class RunCollector:
+    """Reads the run's state when Prometheus asks."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield gauges of the run."""
+        run = self._run
+        yield GaugeMetricFamily("rljob_policy_version", "Batches applied", value=run.version)
+        yield GaugeMetricFamily("rljob_lineage", "Lineage of the published policy", value=run.policy.lineage)
+        yield GaugeMetricFamily("rljob_trainer_incarnation", "Trainer processes so far", value=run.policy.incarnation)
+        yield GaugeMetricFamily("rljob_engines", "Connected engines", value=len(run.engines.connected()))
+        yield GaugeMetricFamily(
+            "rljob_generated_tokens", "Tokens recorded since start", value=run.trajectories.generated_tokens
+        )
+        samples = GaugeMetricFamily("rljob_samples", "Samples by where they are", labels=["state"])
+        for name, value in run.counts().items():
+            samples.add_metric([name], value)
+        yield samples
+        last = GaugeMetricFamily("rljob_last_step", "Figures of the last step", labels=["figure"])
+        for name, value in run.history.metrics.items():
+            last.add_metric([name], value)
+        yield last
+        accuracy = GaugeMetricFamily("rljob_accuracy", "Held-out accuracy, newest evaluation", labels=["task"])
+        for task, result in {result.task: result for result in run.evaluations.results}.items():
+            accuracy.add_metric([task], result.accuracy)
+        yield accuracy

@@ -1,0 +1,66 @@
+"""Connections of agents, runners and the trainer, seen from the coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Protocol
+
+from rljob.protocol.messages import Refuse, encode_frame
+
+log = logging.getLogger(__name__)
+
+MESSAGES_PER_FRAME = 256
+
+
+class Socket(Protocol):
+    """What a peer needs of a WebSocket."""
+
+    async def send_bytes(self, data: bytes) -> None:
+        """Send one binary message."""
+
+    async def close(self, code: int = 1000, reason: str | None = None) -> None:
+        """Close the connection."""
+
+
+class Peer:
+    """One connection. Messages of one turn of the event loop share a frame."""
+
+    def __init__(self, role: str, socket: Socket) -> None:
+        self.role = role
+        self.instance = ""
+        self.open = True
+        self._socket = socket
+        self._outbox: list[Any] = []
+        self._wake = asyncio.Event()
+        self._closing = False
+
+    def send(self, message: Any) -> None:
+        """Queue ``message``. Dropped when the connection is gone: the peer registers again and is told again."""
+        if self.open:
+            self._outbox.append(message)
+            self._wake.set()
+
+    def refuse(self, reason: str, fatal: bool) -> None:
+        """Refuse something; a fatal refusal closes the connection."""
+        log.warning("refused %s %s: %s", self.role, self.instance, reason)
+        self.send(Refuse(reason, fatal))
+        if fatal:
+            self.close()
+
+    def close(self) -> None:
+        """Close after what is queued was sent."""
+        self._closing = True
+        self._wake.set()
+
+    async def send_loop(self) -> None:
+        """Send what is queued until closed."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._outbox:
+                frame, self._outbox = self._outbox[:MESSAGES_PER_FRAME], self._outbox[MESSAGES_PER_FRAME:]
+                await self._socket.send_bytes(encode_frame(frame))
+            if self._closing:
+                await self._socket.close()
+                return

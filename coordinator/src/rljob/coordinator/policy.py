@@ -1,0 +1,361 @@
+"""The trainer and the versions it makes: commands, replay after a restart, publication to engines, checkpoints.
+
+The trainer has one command at a time, chosen by :meth:`Policy._next_command` from what is, not from what was said, so
+that a trainer or coordinator that comes back is simply told what is next. Every trainer process has an incarnation;
+messages of lower ones are refused. A new process begins at its checkpoint, is served the recorded batches again, and
+publishes nothing until it has shown the digest that was published before, or a new lineage begins.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Protocol
+
+from rljob.api.models import RLJobSpec
+from rljob.coordinator.engines import FAILURES_BEFORE_RESTART, Engine, Engines
+from rljob.coordinator.peers import Peer
+from rljob.coordinator.store import Store
+from rljob.coordinator.trajectories import now
+from rljob.protocol import messages as m
+
+log = logging.getLogger(__name__)
+
+
+class RunView(Protocol):
+    """What the policy asks of the run."""
+
+    @property
+    def version(self) -> int:
+        """Trainer version of the run: batches applied."""
+
+    def batch(self, step: int) -> m.Train | None:
+        """Return the batch of ``step``, formed now if it is time; None when there is none yet."""
+
+    def applied(self, step: int, metrics: dict[str, float]) -> None:
+        """The batch of the current version was applied for the first time."""
+
+    def evaluation_wanted(self, version: int) -> bool:
+        """Whether ``version`` must be, or is being, evaluated."""
+
+    def new_lineage(self) -> None:
+        """What engines hold is of another lineage than the trainer from now on."""
+
+    def fail(self, reason: str, message: str) -> None:
+        """End the run."""
+
+    def changed(self) -> None:
+        """Something happened that may allow a next step."""
+
+
+class Policy:
+    """Trainer, lineage and publications of one run."""
+
+    def __init__(self, spec: RLJobSpec, store: Store, engines: Engines, run: RunView) -> None:
+        self._spec = spec
+        self._store = store
+        self._engines = engines
+        self._run = run
+        self.trainer: Peer | None = None
+        self.incarnation = 0
+        self.step = 0  # version of the weights the trainer holds
+        self.busy = ""  # the command under way
+        self.lineage = 0
+        self.published = -1
+        self.digests: dict[tuple[int, int], str] = {}
+        self.checkpoints: list[int] = []
+        self.checkpoint_path = ""
+        self._verified = True
+        self._update = 0
+        self._awaited: set[str] = set()  # engines the SendWeights under way has not ended for
+        self.seconds_in_updates = 0.0
+
+    # --- the trainer comes and goes ---
+
+    def register(self, peer: Peer, message: m.RegisterTrainer) -> None:
+        """A trainer process (again) connects."""
+        if message.incarnation not in (0, self.incarnation):
+            peer.refuse(f"incarnation {message.incarnation} was superseded by {self.incarnation}", fatal=True)
+            return
+        newest = self.checkpoints[-1] if self.checkpoints else 0
+        allowed = self._run.version + (1 if message.incarnation else 0)
+        if message.step > max(allowed, newest):
+            peer.refuse(
+                f"the trainer holds version {message.step}, but the ledger ends at {self._run.version}: checkpoints and "
+                "ledger are not of the same run; remove one of them or choose another run directory",
+                fatal=True,
+            )
+            return
+        if self.trainer is not None and self.trainer is not peer:
+            self.trainer.send(m.Stop("another trainer took over"))
+            self.trainer.close()
+        self.trainer, self.busy, self._awaited = peer, "", set()
+        for engine in self._engines.by_instance.values():
+            engine.end_update()
+            engine.fresh = engine.fresh or message.incarnation == 0
+        if message.incarnation == 0:
+            self.incarnation += 1
+            self._store.execute(
+                "INSERT INTO incarnations VALUES (?,?,?,?)", self.incarnation, peer.instance, message.step, now()
+            )
+            self._verified = self.published < 0 or message.step > self.published
+            log.info("trainer %s is incarnation %d, from version %d", peer.instance, self.incarnation, message.step)
+        elif message.step == self._run.version + 1:
+            self._applied(self._run.version, {})  # its StepDone follows, or was lost with the connection
+        self.step = message.step
+        registered = m.TrainerRegistered(self.incarnation, self._run.version)
+        self._store.then(lambda: peer.send(registered))
+        self._run.changed()
+
+    def lose(self, peer: Peer) -> None:
+        """The trainer's connection is gone."""
+        if self.trainer is peer:
+            self.trainer, self.busy, self._awaited = None, "", set()
+            for engine in self._engines.by_instance.values():
+                engine.fresh = True
+
+    def current(self, peer: Peer, incarnation: int) -> bool:
+        """Return whether a message is of the trainer in office; refuse it otherwise."""
+        if peer is self.trainer and incarnation == self.incarnation:
+            return True
+        peer.refuse(f"incarnation {incarnation} is not in office", fatal=incarnation != self.incarnation)
+        return False
+
+    # --- the core decision ---
+
+    def advance(self) -> None:
+        """Give the trainer its next command if it has none and there is one."""
+        if self.trainer is None or self.busy:
+            return
+        command = self._next_command()
+        if command is not None:
+            trainer = self.trainer
+            self.busy = type(command).__name__
+            self._store.then(lambda: trainer.send(command))
+
+    def _next_command(self) -> m.Train | m.SendWeights | m.Checkpoint | None:
+        """Choose from what is: replay, verify, publish, checkpoint, train."""
+        version = self._run.version
+        if not self._verified and self.step == self.published:
+            return self._send_weights([])
+        if self.step < version:
+            return self._run.batch(self.step)
+        behind = self._behind(version)
+        if behind:
+            return self._send_weights(behind)
+        if self._checkpoint_due(version):
+            return self._checkpoint(version)
+        if self._run.evaluation_wanted(version):
+            return None  # engines stay at this version, and the trainer, so that it can be sent again
+        return self._run.batch(version)
+
+    def _behind(self, version: int) -> list[Engine]:
+        """Return engines to be given the trainer's weights."""
+        if version >= self._spec.training.steps and not self._run.evaluation_wanted(version):
+            return []  # nobody will generate with them
+        wanted = (self.lineage, version)
+        return [
+            e for e in self._engines.connected() if e.serving != wanted and e.update is None and e.state != "starting"
+        ]
+
+    # --- publication ---
+
+    def _send_weights(self, engines: list[Engine]) -> m.SendWeights:
+        self._update += 1
+        for engine in engines:
+            engine.begin_update(self._update)
+        self._awaited = {engine.instance for engine in engines} or {""}
+        targets = [m.EngineTarget(engine.instance, engine.fresh) for engine in engines]
+        return m.SendWeights(self.incarnation, self._update, targets)
+
+    def weights_ready(self, message: m.WeightsReady) -> None:
+        """The trainer opened a group: tell the engine's agent to join it."""
+        engine = self._engines.by_instance.get(message.engine)
+        if engine is None or engine.peer is None or engine.update != message.update:
+            self._cancel_send(message.update, message.engine)
+            return
+        sync = self._spec.weight_sync
+        engine.fresh = False
+        engine.peer.send(
+            m.PrepareWeights(
+                update=message.update,
+                lineage=self.lineage,
+                version=self.step,
+                group=message.group,
+                address=message.address,
+                port=message.port,
+                world_size=message.world_size,
+                transport=message.transport,
+                bucket_bytes=sync.bucket_bytes,
+                parameters=message.parameters,
+                probe=message.probe,
+                in_flight=sync.in_flight,
+                timeout_seconds=sync.timeout_seconds,
+            )
+        )
+
+    def weights_sent(self, message: m.WeightsSent) -> None:
+        """Sending to one engine ended, or the digest that was asked for is here."""
+        if message.update != self._update or message.engine not in self._awaited:
+            return
+        self._awaited.discard(message.engine)
+        if not self._awaited:
+            self.busy = ""
+        if message.engine == "":
+            self._verify(message.digest)
+        elif message.error:
+            self._update_failed(message.engine, message.update, f"trainer: {message.error}")
+        else:
+            self._publish(message.digest)
+            engine = self._engines.by_instance.get(message.engine)
+            if engine is not None and engine.update == message.update:
+                engine.sent_digest = message.digest
+                self._commit(engine)
+        self._run.changed()
+
+    def _verify(self, digest: str) -> None:
+        """A restarted trainer is where it was published last: is it the same policy?"""
+        self._verified = True
+        if self.digests.get((self.lineage, self.step)) == digest:
+            log.info("the trainer's weights equal what was published as version %d", self.step)
+            return
+        self.lineage += 1
+        log.warning("version %d was not reproduced: lineage %d begins", self.step, self.lineage)
+        self._publish(digest)
+        self._run.new_lineage()
+
+    def _publish(self, digest: str) -> None:
+        """Record what version the engines are being given."""
+        key = (self.lineage, self.step)
+        assert self.digests.setdefault(key, digest) == digest, f"version {key} was published with two digests"
+        self.published = max(self.published, self.step)
+        self._store.execute(
+            "INSERT OR IGNORE INTO publications VALUES (?,?,?,?,?)", *key, digest, self.incarnation, now()
+        )
+
+    def weight_ack(self, engine: Engine, message: m.WeightAck) -> None:
+        """The engine committed an update."""
+        if engine.update == message.update:
+            engine.ack = message
+            self._commit(engine)
+            self._run.changed()
+
+    def weight_failed(self, engine: Engine, message: m.WeightFailed) -> None:
+        """The engine did not commit an update."""
+        self._update_failed(engine.instance, message.update, message.reason)
+        if engine.instance in self._awaited and message.update == self._update:
+            self._cancel_send(message.update, engine.instance)
+        self._run.changed()
+
+    def _commit(self, engine: Engine) -> None:
+        """Once both sides are done: the bytes and the probe must agree, then the engine serves the version."""
+        ack, sent = engine.ack, engine.sent_digest
+        if ack is None or sent is None:
+            return
+        if ack.digest != sent:
+            self._update_failed(engine.instance, ack.update, f"digest {ack.digest} received, {sent} sent")
+            return
+        sync = self._spec.weight_sync
+        if not ack.probe_error <= sync.probe_tolerance:  # NaN must not pass
+            text = (
+                f"engine {engine.instance} differs from the trainer by {ack.probe_error:.3g} in the log-probability of "
+                f"a probe token at version {ack.version}, more than weightSync.probeTolerance {sync.probe_tolerance:g}"
+            )
+            if "bfloat16" not in (self._spec.trainer.dtype, self._dtype(engine)):
+                self._run.fail("ProbeMismatch", text)
+                return
+            log.warning("%s", text)
+        engine.serving = (ack.lineage, ack.version)
+        engine.failures = 0
+        self.seconds_in_updates += ack.seconds
+        engine.end_update()
+
+    def _dtype(self, engine: Engine) -> str:
+        return next((pool.dtype for pool in self._spec.rollouts if pool.name == engine.pool), "float32")
+
+    def _update_failed(self, instance: str, update: int, reason: str) -> None:
+        engine = self._engines.by_instance.get(instance)
+        if engine is None or engine.update != update:
+            return
+        engine.end_update()
+        engine.serving, engine.fresh = None, True
+        engine.failures += 1
+        log.warning("weights did not reach engine %s: %s", instance, reason)
+        if engine.failures >= FAILURES_BEFORE_RESTART and engine.peer is not None:
+            engine.failures, engine.state = 0, "starting"
+            engine.peer.send(m.RestartEngine(f"{FAILURES_BEFORE_RESTART} updates failed, the last: {reason}"))
+
+    def lose_engine(self, engine: Engine) -> None:
+        """An engine is gone: do not wait for it."""
+        if engine.instance in self._awaited:
+            self._cancel_send(self._update, engine.instance)
+        engine.end_update()
+
+    def _cancel_send(self, update: int, engine: str) -> None:
+        if self.trainer is not None:
+            self.trainer.send(m.CancelSend(self.incarnation, update, engine))
+
+    # --- steps and checkpoints ---
+
+    def step_done(self, message: m.StepDone) -> None:
+        """The trainer applied a batch, for the first time or again."""
+        if self.busy == "Train" and message.step == self.step:
+            self.busy = ""
+        self._applied(message.step, message.metrics)
+        self.step = max(self.step, message.step + 1)
+        self._run.changed()
+
+    def _applied(self, step: int, metrics: dict[str, float]) -> None:
+        if step == self._run.version:
+            self._run.applied(step, metrics)
+        self._store.execute(
+            "INSERT OR REPLACE INTO applied VALUES (?,?,?,?)", step, self.incarnation, json.dumps(metrics), now()
+        )
+
+    def _checkpoint_due(self, version: int) -> bool:
+        if version == 0 or version in self.checkpoints:
+            return False
+        return version % self._spec.checkpoints.every_steps == 0 or version >= self._spec.training.steps
+
+    def _checkpoint(self, version: int) -> m.Checkpoint:
+        keep = self._spec.checkpoints.keep
+        return m.Checkpoint(self.incarnation, version, self.checkpoints[: max(0, len(self.checkpoints) + 1 - keep)])
+
+    def checkpointed(self, message: m.Checkpointed) -> None:
+        """A checkpoint is durable; old ones and the payload before them may go."""
+        if self.busy == "Checkpoint":
+            self.busy = ""
+        if message.step in self.checkpoints or message.step > self._run.version:
+            return
+        self.checkpoints = sorted([*self.checkpoints, message.step])
+        removed, self.checkpoints = (
+            self.checkpoints[: -self._spec.checkpoints.keep],
+            self.checkpoints[-self._spec.checkpoints.keep :],
+        )
+        self.checkpoint_path = message.path
+        self._store.execute(
+            "INSERT OR REPLACE INTO checkpoints VALUES (?,?,?,0,?)",
+            message.step, message.path, self.incarnation, now(),
+        )  # fmt: skip
+        for step in removed:
+            self._store.execute("UPDATE checkpoints SET removed = 1 WHERE step = ?", step)
+        oldest = self.checkpoints[0]
+        self._store.then(lambda: remove_covered_payload(self._store, oldest))
+        self._run.changed()
+
+    def stop(self, reason: str) -> None:
+        """The run is over."""
+        if self.trainer is not None:
+            trainer = self.trainer
+            self._store.then(lambda: trainer.send(m.Stop(reason)))
+
+
+def remove_covered_payload(store: Store, oldest_step: int) -> None:
+    """Unlink payload that no replay from checkpoint ``oldest_step`` on, and no sample in the making, needs."""
+    row = store.query(
+        "SELECT MIN(c.segment) FROM completions c JOIN samples s ON s.id = c.sample"
+        " WHERE s.state IN ('admitted', 'scored', 'batched') OR s.step >= ?",
+        oldest_step,
+    )[0]
+    if row[0] is not None:
+        store.segments.remove_below(row[0])

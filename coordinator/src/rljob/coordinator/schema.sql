@@ -1,0 +1,85 @@
+-- The ledger: what a run has admitted, decided and published. Rows are added and move forward; none is deleted.
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS groups (
+    id TEXT PRIMARY KEY,
+    kind TEXT NOT NULL,              -- train | evaluation
+    seq INTEGER NOT NULL,            -- order of admission; of evaluations the row
+    task TEXT NOT NULL,
+    row INTEGER NOT NULL,
+    version INTEGER NOT NULL         -- trainer version at admission; of evaluations the pinned version
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS samples (
+    id TEXT PRIMARY KEY,
+    group_id TEXT NOT NULL REFERENCES groups(id),
+    member INTEGER NOT NULL,
+    attempt INTEGER NOT NULL DEFAULT 0,     -- of turn 0, raised when a start is thrown away
+    state TEXT NOT NULL DEFAULT 'admitted', -- admitted | scored | batched | trained | filtered | surplus | expired | failed | evaluated
+    reason TEXT NOT NULL DEFAULT '',
+    reward REAL,
+    metrics TEXT,                           -- JSON
+    text TEXT,
+    prompt_tokens INTEGER,
+    response_tokens INTEGER,
+    min_version INTEGER,
+    max_version INTEGER,
+    finish TEXT,
+    step INTEGER                            -- of its batch
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS samples_by_group ON samples (group_id);
+CREATE INDEX IF NOT EXISTS samples_by_step ON samples (step) WHERE step IS NOT NULL;
+CREATE TABLE IF NOT EXISTS completions (
+    sample TEXT NOT NULL REFERENCES samples(id),
+    turn INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    finish TEXT NOT NULL,            -- stop | length | abort (a prefix)
+    tokens INTEGER NOT NULL,
+    engine TEXT NOT NULL,
+    digest TEXT NOT NULL,            -- blake3 of the payload record
+    segment INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    length INTEGER NOT NULL,
+    PRIMARY KEY (sample, turn, attempt)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS batches (
+    step INTEGER PRIMARY KEY,
+    samples TEXT NOT NULL,           -- JSON list, in the order served
+    formed REAL NOT NULL             -- Unix time
+);
+CREATE TABLE IF NOT EXISTS applied (   -- a trainer incarnation applied a batch; replays appear again
+    step INTEGER NOT NULL,
+    incarnation INTEGER NOT NULL,
+    metrics TEXT NOT NULL,           -- JSON
+    time REAL NOT NULL,
+    PRIMARY KEY (step, incarnation)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS incarnations (
+    incarnation INTEGER PRIMARY KEY,
+    instance TEXT NOT NULL,
+    step INTEGER NOT NULL,           -- of the checkpoint it began from
+    time REAL NOT NULL
+);
+CREATE TABLE IF NOT EXISTS publications (
+    lineage INTEGER NOT NULL,
+    step INTEGER NOT NULL,           -- policy version
+    digest TEXT NOT NULL,
+    incarnation INTEGER NOT NULL,
+    time REAL NOT NULL,
+    PRIMARY KEY (lineage, step)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS checkpoints (
+    step INTEGER PRIMARY KEY,
+    path TEXT NOT NULL,
+    incarnation INTEGER NOT NULL,
+    removed INTEGER NOT NULL DEFAULT 0,
+    time REAL NOT NULL
+);
+CREATE TABLE IF NOT EXISTS evaluations (
+    version INTEGER NOT NULL,
+    task TEXT NOT NULL,
+    problems INTEGER NOT NULL,
+    failed INTEGER NOT NULL,
+    mean_reward REAL NOT NULL,
+    accuracy REAL NOT NULL,          -- share of problems with reward of at least 1
+    time REAL NOT NULL,
+    PRIMARY KEY (version, task)
+) WITHOUT ROWID;

@@ -1,0 +1,115 @@
+"""Payload: what engines generated, in append-only segment files.
+
+A record is a length and a blake3 digest followed by the bytes. Records are fsynced before anything that relies on them
+is acknowledged; a record torn by a crash was never acknowledged and is never referred to. A segment is unlinked once
+the oldest kept checkpoint covers all it holds.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import blake3
+
+log = logging.getLogger(__name__)
+
+HEADER = struct.Struct("<I16s")  # length of the payload, first 16 bytes of its blake3 digest
+SEGMENT_BYTES = 64 << 20
+
+
+class PayloadError(Exception):
+    """A record cannot be read back as it was written."""
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a record is."""
+
+    segment: int
+    offset: int
+    length: int
+
+
+class Segments:
+    """The segment files of one run. ``append`` and ``sync`` are called by the store's thread only."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
+        self._number = max((int(p.stem) for p in directory.glob("*.segment")), default=-1) + 1
+        self._file: BinaryIO | None = None
+        self._readers: dict[int, int] = {}
+
+    def append(self, payload: bytes) -> Location:
+        """Write a record; durable after :meth:`sync`."""
+        if self._file is None or self._file.tell() >= SEGMENT_BYTES:
+            self._roll()
+        assert self._file is not None
+        offset = self._file.tell()
+        self._file.write(HEADER.pack(len(payload), blake3.blake3(payload).digest(16)) + payload)
+        return Location(self._number, offset, len(payload))
+
+    def _roll(self) -> None:
+        if self._file is not None:
+            self.sync()
+            self._file.close()
+            self._number += 1
+        self._file = self._path(self._number).open("xb")
+        directory = os.open(self._directory, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    def sync(self) -> None:
+        """Make everything appended durable."""
+        if self._file is not None:
+            self._file.flush()
+            os.fdatasync(self._file.fileno())
+
+    def read(self, location: Location) -> bytes:
+        """Return a durable record.
+
+        Raises:
+            PayloadError: the file is missing, or its bytes are not those that were written.
+        """
+        try:
+            if location.segment not in self._readers:
+                self._readers[location.segment] = os.open(self._path(location.segment), os.O_RDONLY)
+            data = os.pread(self._readers[location.segment], HEADER.size + location.length, location.offset)
+        except OSError as error:
+            raise PayloadError(f"payload segment {location.segment} cannot be read: {error}") from error
+        payload = data[HEADER.size :]
+        header = HEADER.pack(location.length, blake3.blake3(payload).digest(16))
+        if data[: HEADER.size] != header:
+            raise PayloadError(f"payload segment {location.segment} is damaged at byte {location.offset}")
+        return payload
+
+    def remove_below(self, segment: int) -> None:
+        """Unlink segments before ``segment``."""
+        for path in self._directory.glob("*.segment"):
+            number = int(path.stem)
+            if number < segment and number != self._number:
+                descriptor = self._readers.pop(number, None)
+                if descriptor is not None:
+                    os.close(descriptor)
+                path.unlink()
+                log.info("removed payload segment %d: checkpoints cover it", number)
+
+    def close(self) -> None:
+        """Close all files."""
+        if self._file is not None:
+            self.sync()
+            self._file.close()
+            self._file = None
+        for descriptor in self._readers.values():
+            os.close(descriptor)
+        self._readers.clear()
+
+    def _path(self, number: int) -> Path:
+        return self._directory / f"{number:08d}.segment"

@@ -1,0 +1,121 @@
+"""The coordinator's HTTP and WebSocket surface."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import FastAPI, Header, HTTPException, Query, Response, WebSocket, WebSocketDisconnect
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from rljob.coordinator.batches import shard
+from rljob.coordinator.connections import DECODERS, Connections
+from rljob.coordinator.metrics import REFUSED, REGISTRY, RunCollector
+from rljob.coordinator.peers import Peer
+from rljob.coordinator.run import Run
+from rljob.coordinator.status import status_of
+from rljob.protocol.status import encode_status
+
+log = logging.getLogger(__name__)
+
+SAMPLE_COLUMNS = (
+    "id, group_id, member, state, reason, reward, text, prompt_tokens, response_tokens, min_version, max_version,"
+    " finish, step"
+)
+
+
+def build_app(run: Run, tokens: Mapping[str, str]) -> FastAPI:
+    """Return the application. ``tokens``: role → token."""
+    app = FastAPI(title="rljob coordinator", docs_url=None, redoc_url=None, openapi_url=None)
+    connections = Connections(run)
+    REGISTRY.register(RunCollector(run))
+
+    def allowed(role: str, authorization: str) -> bool:
+        expected = tokens.get(role)
+        return expected is not None and hmac.compare_digest(authorization.encode(), f"Bearer {expected}".encode())
+
+    @app.websocket("/v1/connect/{role}")
+    async def connect(socket: WebSocket, role: str) -> None:
+        if role not in DECODERS or not allowed(role, socket.headers.get("authorization", "")):
+            REFUSED.labels(role if role in DECODERS else "unknown").inc()
+            await socket.close()  # before accepting: HTTP 403
+            return
+        await socket.accept()
+        await _serve(connections, Peer(role, socket), socket)
+
+    @app.get("/v1/batches/{step}/shards/{rank}")
+    async def batch_shard(
+        step: int,
+        rank: int,
+        of: Annotated[int, Query(ge=1)],
+        incarnation: int,
+        authorization: Annotated[str, Header()] = "",
+    ) -> Response:
+        if not allowed("trainer", authorization):
+            raise HTTPException(401, "the trainer's token is needed")
+        if incarnation != run.policy.incarnation:
+            raise HTTPException(409, f"incarnation {incarnation} was superseded by {run.policy.incarnation}")
+        if not 0 <= rank < of:
+            raise HTTPException(422, f"rank {rank} is not one of {of}")
+        try:
+            body = await asyncio.to_thread(shard, run.store, step, rank, of)
+        except LookupError as error:
+            raise HTTPException(404, str(error)) from None
+        return Response(body, media_type="application/octet-stream")
+
+    @app.get("/v1/status")
+    async def status() -> Response:
+        return Response(encode_status(status_of(run)), media_type="application/json")
+
+    @app.get("/v1/samples")
+    async def samples(
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+        state: str | None = None,
+        step: int | None = None,
+    ) -> Response:
+        where, values = ["1"], list[Any]()
+        if state is not None:
+            where.append("state = ?")
+            values.append(state)
+        if step is not None:
+            where.append("step = ?")
+            values.append(step)
+        rows = run.store.query(
+            f"SELECT {SAMPLE_COLUMNS} FROM samples WHERE {' AND '.join(where)} ORDER BY rowid DESC LIMIT ?".replace(
+                "rowid DESC", "COALESCE(step, -1) DESC, id"
+            ),
+            *values,
+            limit,
+        )
+        return Response(msgspec.json.encode([dict(row) for row in rows]), media_type="application/json")
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        return Response("ok\n", media_type="text/plain")
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        return Response("ok\n", media_type="text/plain")
+
+    return app
+
+
+async def _serve(connections: Connections, peer: Peer, socket: WebSocket) -> None:
+    """Receive until the connection ends."""
+    sender = asyncio.create_task(peer.send_loop())
+    try:
+        while True:
+            connections.receive(peer, await socket.receive_bytes())
+    except WebSocketDisconnect:
+        log.info("%s %s disconnected", peer.role, peer.instance)
+    finally:
+        sender.cancel()
+        connections.lost(peer)

@@ -1,0 +1,413 @@
+"""Samples in the making: leases to runners, generation requests to engines, completions, rewards.
+
+A sample is *leased* to a runner, which asks for *generation*; the request waits for an engine, runs, and its completion
+is recorded before anyone hears of it. An interrupted turn goes on from its recorded prefix as a new attempt. The first
+record of (sample, turn, attempt) counts; later ones are acknowledged and dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from rljob.api.models import RLJobSpec
+from rljob.coordinator.engines import Engine, Engines
+from rljob.coordinator.peers import Peer
+from rljob.coordinator.segments import Location
+from rljob.coordinator.store import Store, payload_digest
+from rljob.protocol import messages as m
+from rljob.scheduling.dispatch import EngineLoad, PartKey, Queue, Request
+from rljob.scheduling.groups import Sample
+from rljob.scheduling.seeds import derive
+
+log = logging.getLogger(__name__)
+
+INT32, FLOAT32 = 4, 4
+
+
+class PayloadRecord(msgspec.Struct, array_like=True):
+    """What a payload segment holds of one completion. ``prompt`` is the turn's whole context."""
+
+    sample: str
+    turn: int
+    attempt: int
+    prompt: bytes  # int32
+    token_ids: bytes  # int32
+    logprobs: bytes  # float32
+    spans: list[m.VersionSpan]
+    finish: str
+
+
+@dataclass(eq=False)
+class Turn:
+    """A turn's context and what the model has written of it so far."""
+
+    need: m.NeedGeneration
+    token_ids: bytes = b""
+    finish: str = "abort"
+    pieces: int = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether the model ended it."""
+        return self.finish != "abort"
+
+    @property
+    def room(self) -> int:
+        """Tokens the model may still write."""
+        return self.need.max_tokens - len(self.token_ids) // INT32
+
+    def tokens(self, turn: int) -> m.TurnTokens:
+        """Return it as a message."""
+        return m.TurnTokens(turn, self.need.prompt, self.token_ids, self.finish)
+
+
+@dataclass(eq=False)
+class Trajectory:
+    """A sample that has no reward yet. ``version`` pins evaluation to one policy version. ``attempts`` counts fresh
+    starts that were thrown away."""
+
+    sample: Sample
+    task: str
+    row: int
+    version: int | None = None
+    attempts: int = 0
+    runner: Peer | None = None
+    turns: dict[int, Turn] = field(default_factory=dict)
+    request: Request | None = None
+    recorded_version: int | None = None  # lowest version of a recorded token
+    early: dict[PartKey, tuple[m.Completion, Peer]] = field(default_factory=dict)
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Place in the queue: evaluation first, then by admission."""
+        return (0 if self.version is not None else 1, self.sample.group.seq, self.sample.member)
+
+    def wants(self, number: int) -> bool:
+        """Return whether the model has not ended turn ``number`` yet."""
+        turn = self.turns.get(number)
+        return turn is None or not turn.finished
+
+
+class Trajectories:
+    """All samples in the making of one run."""
+
+    def __init__(self, spec: RLJobSpec, store: Store, engines: Engines, on_change: Callable[[], None]) -> None:
+        self._tasks = {task.name: task for task in spec.tasks}
+        self._seed = spec.seed
+        self._store = store
+        self._engines = engines
+        self._changed = on_change
+        self._runners: dict[Peer, int] = {}  # → capacity
+        self._leases: dict[Peer, set[str]] = {}
+        self._unleased: dict[str, Trajectory] = {}
+        self._claims: dict[
+            PartKey, str
+        ] = {}  # after a restart: running on that engine, but the runner has not asked yet
+        self.queue = Queue()
+        self.by_sample: dict[str, Trajectory] = {}
+        self.generated_tokens = 0
+
+    # --- samples come and go ---
+
+    def add(self, samples: Iterable[Trajectory]) -> None:
+        """Take admitted samples."""
+        for trajectory in samples:
+            self.by_sample[trajectory.sample.id] = trajectory
+            self._unleased[trajectory.sample.id] = trajectory
+        self._lease()
+
+    def drop(self, sample_ids: Iterable[str]) -> None:
+        """Forget samples that ended; whoever works on them is told to stop."""
+        cancelled: dict[Peer, list[str]] = {}
+        for sample_id in sample_ids:
+            trajectory = self.by_sample.pop(sample_id, None)
+            if trajectory is None:
+                continue
+            self._unleased.pop(sample_id, None)
+            self._withdraw(trajectory)
+            if trajectory.runner is not None:
+                self._leases[trajectory.runner].discard(sample_id)
+                cancelled.setdefault(trajectory.runner, []).append(sample_id)
+        for runner, ids in cancelled.items():
+            runner.send(m.Cancel(ids))
+        self._lease()
+
+    def done(self, sample_id: str) -> None:
+        """Forget a sample that its runner finished."""
+        trajectory = self.by_sample.pop(sample_id)
+        if trajectory.runner is not None:
+            self._leases[trajectory.runner].discard(sample_id)
+        self._unleased.pop(sample_id, None)
+        self._withdraw(trajectory)
+        self._lease()
+
+    def start_over(self, trajectory: Trajectory) -> None:
+        """Throw away what was generated and start afresh under current weights (a new lineage at α = 0)."""
+        self._withdraw(trajectory)
+        trajectory.attempts += sum(turn.pieces for turn in trajectory.turns.values()) + 1
+        self._store.execute(
+            "UPDATE samples SET attempt = ?, response_tokens = NULL, min_version = NULL, max_version = NULL WHERE id = ?",
+            trajectory.attempts,
+            trajectory.sample.id,
+        )
+        trajectory.recorded_version = trajectory.sample.min_version = None
+        need = trajectory.turns.get(0)
+        trajectory.turns.clear()
+        if need is not None:
+            self.need(need.need, None)
+
+    # --- runners ---
+
+    def register_runner(self, peer: Peer, capacity: int, driving: list[str]) -> None:
+        """A runner (again) takes leases; ``driving`` are those it holds already."""
+        for before in [other for other in self._runners if other.instance == peer.instance and other is not peer]:
+            self._release(before)
+        self._runners[peer] = max(1, capacity)
+        leases = self._leases.setdefault(peer, set())
+        for sample_id in driving:
+            trajectory = self.by_sample.get(sample_id)
+            if trajectory is None or trajectory.runner not in (None, peer):
+                peer.send(m.Cancel([sample_id]))
+                continue
+            trajectory.runner = peer
+            leases.add(sample_id)
+            self._unleased.pop(sample_id, None)
+        self._lease()
+
+    def lose_runner(self, peer: Peer) -> None:
+        """A runner is gone: its leases pass on."""
+        self._release(peer)
+        self._lease()
+
+    def _release(self, peer: Peer) -> None:
+        self._runners.pop(peer, None)
+        for sample_id in self._leases.pop(peer, set()):
+            trajectory = self.by_sample.get(sample_id)
+            if trajectory is not None and trajectory.runner is peer:
+                trajectory.runner = None
+                self._unleased[sample_id] = trajectory
+
+    def _lease(self) -> None:
+        """Give samples without a runner to the runners with the most room."""
+        while self._unleased:
+            present = [peer for peer in self._runners if peer.open]
+            runner = max(present, default=None, key=lambda peer: self._runners[peer] - len(self._leases[peer]))
+            if runner is None or len(self._leases[runner]) >= self._runners[runner]:
+                return
+            sample_id, trajectory = next(iter(self._unleased.items()))
+            del self._unleased[sample_id]
+            trajectory.runner = runner
+            self._leases[runner].add(sample_id)
+            turns = [turn.tokens(number) for number, turn in sorted(trajectory.turns.items()) if turn.finished]
+            split = "train" if trajectory.version is None else "heldOut"
+            drive = m.Drive(sample_id, trajectory.task, trajectory.row, split, turns)
+            self._store.then(lambda runner=runner, drive=drive: runner.send(drive))  # type: ignore[misc]
+
+    # --- generation ---
+
+    def need(self, need: m.NeedGeneration, runner: Peer | None) -> None:
+        """A runner asks for a turn's tokens; repeated asking is answered from what is there."""
+        trajectory = self.by_sample.get(need.sample)
+        if trajectory is None:
+            if runner is not None:
+                runner.send(m.Cancel([need.sample]))
+            return
+        turn = trajectory.turns.get(need.turn)
+        if turn is None:
+            turn = trajectory.turns[need.turn] = Turn(need)
+        turn.need = need
+        if turn.finished:
+            if trajectory.runner is not None:
+                trajectory.runner.send(m.Generated(need.sample, turn.tokens(need.turn)))
+        elif trajectory.request is None:
+            self._enqueue(trajectory, need.turn)
+
+    def _enqueue(self, trajectory: Trajectory, number: int) -> None:
+        turn = trajectory.turns[number]
+        key = (trajectory.sample.id, number, trajectory.attempts + turn.pieces)
+        tokens = len(turn.need.prompt) // INT32 + turn.need.max_tokens
+        request = Request(key, trajectory.sample.group.id, trajectory.order, tokens, trajectory.version)
+        trajectory.request = request
+        claimant = self._engines.by_instance.get(self._claims.pop(key, ""))
+        early = trajectory.early.pop(key, None)
+        if early is not None:
+            self.completed(*early)
+        elif claimant is not None:
+            claimant.load.add(request)
+            self._started(trajectory, claimant)
+        else:
+            self.queue.put(request)
+            self._changed()
+
+    def dispatch(self, eligible: Callable[[EngineLoad, Request], bool]) -> None:
+        """Send waiting requests to engines with room."""
+        loads = [engine.load for engine in self._engines.connected()]
+        for request, load in self.queue.assign(loads, eligible):
+            engine = self._engines.by_instance[load.instance]
+            trajectory = self.by_sample[request.key[0]]
+            self._started(trajectory, engine)
+            assert engine.peer is not None
+            engine.peer.send(self._generate(trajectory, request))
+
+    def _generate(self, trajectory: Trajectory, request: Request) -> m.Generate:
+        sample_id, number, attempt = request.key
+        turn = trajectory.turns[number]
+        sampling = m.SamplingParams(
+            temperature=turn.need.temperature,
+            max_tokens=turn.room,
+            stop_token_ids=turn.need.stop_token_ids,
+            seed=derive(self._seed, sample_id, number, attempt),
+        )
+        return m.Generate(m.Part(*request.key), turn.need.prompt + turn.token_ids, sampling)
+
+    def _started(self, trajectory: Trajectory, engine: Engine) -> None:
+        version = engine.serving[1] if engine.serving is not None else None
+        known = [v for v in (trajectory.recorded_version, version) if v is not None]
+        trajectory.sample.min_version = min(known) if known else None
+
+    def completed(self, completion: m.Completion, agent: Peer) -> None:
+        """An engine finished a request, or was interrupted in it."""
+        part = completion.part
+        key = (part.sample, part.turn, part.attempt)
+        trajectory = self.by_sample.get(part.sample)
+        if trajectory is not None and trajectory.wants(part.turn) and trajectory.request is None:
+            trajectory.early[key] = (completion, agent)  # the runner has not come back yet; not acknowledged
+            return
+        if trajectory is None or trajectory.request is None or trajectory.request.key != key:
+            agent.send(m.AckCompletions([part]))
+            return
+        engine = self._engines.by_instance.get(trajectory.request.engine or "")
+        self._withdraw(trajectory, abort=False)
+        turn = trajectory.turns[part.turn]
+        self._record(trajectory, turn, completion, engine)
+        if completion.finish != "abort" or turn.room == 0:
+            turn.finish = completion.finish if completion.finish != "abort" else "length"
+            generated = m.Generated(part.sample, turn.tokens(part.turn))
+            self._store.then(lambda: trajectory.runner.send(generated) if trajectory.runner else None)
+        else:
+            self._enqueue(trajectory, part.turn)
+        self._store.then(lambda: agent.send(m.AckCompletions([part])))
+        self._changed()
+
+    def _record(self, trajectory: Trajectory, turn: Turn, completion: m.Completion, engine: Engine | None) -> None:
+        part = completion.part
+        tokens = len(completion.token_ids) // INT32
+        versions = [span.version for span in completion.spans]
+        if not versions and engine is not None and engine.serving is not None:
+            versions = [engine.serving[1]]  # it wrote nothing
+        known = [*versions, *([] if trajectory.recorded_version is None else [trajectory.recorded_version])]
+        trajectory.recorded_version = min(known, default=None)
+        trajectory.sample.min_version = trajectory.recorded_version
+        turn.token_ids += completion.token_ids
+        turn.pieces += 1
+        self.generated_tokens += tokens
+        record = PayloadRecord(
+            part.sample, part.turn, part.attempt, turn.need.prompt, completion.token_ids, completion.logprobs,
+            completion.spans, completion.finish,
+        )  # fmt: skip
+        payload = msgspec.msgpack.encode(record)
+        digest = payload_digest(payload)
+
+        def statement(at: Location) -> tuple[str, tuple[object, ...]]:
+            return "INSERT OR IGNORE INTO completions VALUES (?,?,?,?,?,?,?,?,?,?)", (
+                part.sample, part.turn, part.attempt, completion.finish, tokens,
+                engine.instance if engine is not None else "", digest,
+                at.segment, at.offset, at.length,
+            )  # fmt: skip
+
+        self._store.record(payload, statement)
+        self._store.execute(
+            "UPDATE samples SET prompt_tokens = ?, response_tokens = COALESCE(response_tokens, 0) + ?, finish = ?,"
+            " min_version = ?, max_version = MAX(COALESCE(max_version, -1), ?) WHERE id = ?",
+            len(turn.need.prompt) // INT32, tokens, completion.finish,
+            trajectory.recorded_version, max(versions, default=-1), part.sample,
+        )  # fmt: skip
+
+    def _withdraw(self, trajectory: Trajectory, abort: bool = True) -> None:
+        """Take the trajectory's request back from wherever it is."""
+        request, trajectory.request = trajectory.request, None
+        if request is None:
+            return
+        engine = self._engines.by_instance.get(request.engine or "")
+        if engine is None:
+            self.queue.cancel(request)
+            return
+        engine.load.remove(request.key)
+        if abort and engine.peer is not None:
+            engine.peer.send(m.Abort([m.Part(*request.key)], discard=True))
+
+    # --- engines ---
+
+    def register_engine(self, engine: Engine, running: list[m.Part]) -> None:
+        """An agent says what its engine has in hand: what we do not want is aborted, what we think it has but it has
+        not is dispatched again."""
+        held = {(part.sample, part.turn, part.attempt) for part in running}
+        for key in [key for key in engine.load.requests if key not in held]:
+            self._requeue(engine, key)
+        for key in held:
+            trajectory = self.by_sample.get(key[0])
+            if trajectory is None or (trajectory.request is not None and trajectory.request.key != key):
+                self._abort(engine, key)
+            elif trajectory.request is None:
+                if trajectory.wants(key[1]):
+                    self._claims[key] = engine.instance
+                else:
+                    self._abort(engine, key)
+            elif trajectory.request.engine is None:
+                self.queue.cancel(trajectory.request)
+                trajectory.request = Request(
+                    key, trajectory.request.group, trajectory.request.order, trajectory.request.tokens,
+                    trajectory.request.version,
+                )  # fmt: skip
+                engine.load.add(trajectory.request)
+                self._started(trajectory, engine)
+            elif trajectory.request.engine != engine.instance:
+                self._abort(engine, key)
+        self._changed()
+
+    def _abort(self, engine: Engine, key: PartKey) -> None:
+        if engine.peer is not None:
+            engine.peer.send(m.Abort([m.Part(*key)], discard=True))
+
+    def lose_engine(self, engine: Engine) -> None:
+        """An engine is gone: its requests go to others. Nothing of them was recorded, so the attempt stays."""
+        for key in list(engine.load.requests):
+            self._requeue(engine, key)
+        self._claims = {key: instance for key, instance in self._claims.items() if instance != engine.instance}
+
+    def returned(self, engine: Engine, part: m.Part) -> None:
+        """An engine could not do a request: dispatch it again."""
+        self._requeue(engine, (part.sample, part.turn, part.attempt))
+
+    def _requeue(self, engine: Engine, key: PartKey) -> None:
+        request = engine.load.remove(key)
+        trajectory = self.by_sample.get(key[0])
+        if request is not None and trajectory is not None and trajectory.request is request:
+            trajectory.sample.min_version = trajectory.recorded_version
+            self.queue.put(request)
+            self._changed()
+
+    @property
+    def runners(self) -> int:
+        """Runners that are connected."""
+        return sum(peer.open for peer in self._runners)
+
+    def counts(self) -> dict[str, int]:
+        """Return how many samples are where."""
+        running = sum(len(engine.load.requests) for engine in self._engines.by_instance.values())
+        return {
+            "unleased": len(self._unleased),
+            "waiting": len(self.queue),
+            "generating": running,
+            "scoring": len(self.by_sample) - len(self._unleased) - len(self.queue) - running,
+        }
+
+
+def now() -> float:
+    """Return Unix time, as the ledger keeps it."""
+    return time.time()
