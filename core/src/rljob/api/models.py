@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
 
+from rljob.api.references import problems
+
 API_VERSION: Literal["rljob.dev/v1alpha1"] = "rljob.dev/v1alpha1"
 
 Name = Annotated[
@@ -55,7 +57,7 @@ class ModelSource(Model):
 
     name: Name
     """Name that rollouts refer to; the trained model is called `policy`."""
-    source: Text
+    source: Annotated[Text, Field(min_length=1)]
     """Hugging Face directory: `job://PATH` in the job's storage, or a path (for `rljob run` only)."""
 
 
@@ -165,7 +167,7 @@ class Evaluation(Model):
 
     every_steps: Annotated[int, Field(ge=0, le=10_000_000)] = 0
     """Evaluate every so many steps besides before the first and after the last; 0: only then."""
-    tasks: list[Name] | None = None
+    tasks: Annotated[list[Name], Field(min_length=1, max_length=64)] | None = None
     """Tasks to evaluate; all when left out."""
     problems: Annotated[int, Field(ge=1, le=1_000_000)] = 256
     """Held-out problems of each task, each answered once."""
@@ -313,49 +315,9 @@ class RLJobSpec(Model):
 
     @model_validator(mode="after")
     def _check_references(self) -> RLJobSpec:
-        for field in ("models", "tasks", "rewards", "rollouts"):
-            names = [entry.name for entry in getattr(self, field)]
-            for name in names:
-                if names.count(name) > 1:
-                    raise ValueError(f"{field}: the name {name!r} is used twice; give every entry its own name")
-        models = {model.name for model in self.models}
-        if "policy" not in models:
-            raise ValueError("models: none is called 'policy'; name the model to train 'policy'")
-        rewards = {reward.name for reward in self.rewards}
-        tasks = {task.name for task in self.tasks}
-        for i, task in enumerate(self.tasks):
-            if task.reward not in rewards:
-                raise ValueError(f"tasks[{i}].reward: there is no reward called {task.reward!r}; add it to rewards")
-            if "{question}" not in task.prompt:
-                raise ValueError(f"tasks[{i}].prompt: the template lacks {{question}}; put it where the problem goes")
-            for governed in ("seed", "size"):
-                if governed in task.data.reasoning_gym.config:
-                    raise ValueError(
-                        f"tasks[{i}].data.reasoningGym.config.{governed}: governed by the job; remove it"
-                        + (" and set spec.seed" if governed == "seed" else "")
-                    )
-        for i, rollout in enumerate(self.rollouts):
-            if rollout.model not in models:
-                raise ValueError(f"rollouts[{i}].model: there is no model called {rollout.model!r}; add it to models")
-            if rollout.model != "policy":
-                raise ValueError(f"rollouts[{i}].model: only 'policy' is supported yet; frozen pools come later")
-            for j, task in enumerate(self.tasks):
-                if task.sampling.max_tokens >= rollout.max_model_length:
-                    raise ValueError(
-                        f"tasks[{j}].sampling.maxTokens: {task.sampling.max_tokens} leaves no room for a prompt in "
-                        f"rollouts[{i}].maxModelLength {rollout.max_model_length}; lower it or raise the other"
-                    )
-        for name in (self.evaluation.tasks or []) if self.evaluation else []:
-            if name not in tasks:
-                raise ValueError(f"evaluation.tasks: there is no task called {name!r}; name an entry of tasks")
-        samples = self.training.prompts_per_step * self.training.samples_per_prompt
-        if (self.algorithm.minibatches or 1) > samples:
-            raise ValueError("algorithm.minibatches: more than there are samples in a batch; lower it")
-        if self.training.samples_per_prompt == 1 and self.algorithm.group_filter == "nonconstant":
-            raise ValueError(
-                "algorithm.groupFilter: with samplesPerPrompt 1 every group is constant and would be rejected; "
-                "use none or more samples"
-            )
+        found = list(problems(self))
+        if found:
+            raise ValueError("\n".join(found))
         return self
 
 

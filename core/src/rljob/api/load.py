@@ -1,0 +1,161 @@
+"""From a file to an RLJob: YAML, overrides, validation. Every way to fail is a ManifestError of plain sentences."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from rljob.api.models import RLJob
+from rljob.api.problems import ManifestError, path_text, sentences
+from rljob.api.scalars import BareWord, YamlError, read_yaml
+
+_STEP = re.compile(r"\.?([^.\[\]=]+)|\[([^\[\]=]+)\]")
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> RLJob:
+    """Return the job of a manifest file.
+
+    Args:
+        path: the file.
+        overrides: each ``PATH=VALUE``, for example ``spec.training.steps=5``; see :func:`override`.
+
+    Raises:
+        ManifestError: the file cannot be read or is no valid manifest, or an override does not fit it.
+    """
+    source = str(path)
+    try:
+        text = Path(path).read_bytes().decode()
+    except FileNotFoundError:
+        raise ManifestError(["there is no such file; give the path of a manifest"], source) from None
+    except UnicodeDecodeError as error:
+        raise ManifestError([f"not UTF-8 at byte {error.start}; save it as UTF-8"], source) from None
+    except OSError as error:
+        raise ManifestError([f"cannot be read: {(error.strerror or str(error)).lower()}"], source) from None
+    return loads(text, overrides, source)
+
+
+def loads(text: str, overrides: Sequence[str] = (), source: str = "") -> RLJob:
+    """Return the job of a manifest's text. ``source`` names it in errors. Raises as :func:`load`."""
+    try:
+        data = read_yaml(text)
+    except YamlError as error:
+        raise ManifestError([str(error)], source) from None
+    if not isinstance(data, dict):
+        what = "is empty" if data is None else "is not a mapping"
+        raise ManifestError([f"the manifest {what}; it begins with apiVersion: rljob.dev/v1alpha1"], source)
+    for entry in overrides:
+        override(data, entry)
+    return validate(data, source)
+
+
+def validate(data: dict[str, Any], source: str = "") -> RLJob:
+    """Return the job in ``data`` as :func:`read_yaml` gives it: types are JSON's, nothing is converted.
+
+    Raises:
+        ManifestError: with every problem found.
+    """
+    try:
+        # Strict and from JSON: "5" is no number, as for the API server; by_name off: snake_case is unknown to it too.
+        job = RLJob.model_validate_json(json.dumps(data), strict=True, by_alias=True, by_name=False)
+    except ValidationError as error:
+        raise ManifestError(sentences(error), source) from None
+    missing = [f"{name}: required; add {name}: {value}" for name, value in _HEADER.items() if name not in data]
+    problems = missing + list(_ambiguous_words(data))
+    if problems:
+        raise ManifestError(problems, source)
+    return job
+
+
+_HEADER = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob"}
+
+
+def _ambiguous_words(data: dict[str, Any]) -> Iterable[str]:
+    """Yield a sentence for each bare on/yes/no… where any value is allowed: there no type says what is meant."""
+    for i, task in enumerate(data["spec"]["tasks"]):
+        pending: list[tuple[tuple[str | int, ...], Any]]
+        pending = [(("spec", "tasks", i, "data", "reasoningGym", "config"), task["data"]["reasoningGym"].get("config"))]
+        while pending:
+            location, value = pending.pop()
+            if isinstance(value, dict):
+                pending.extend(((*location, key), inner) for key, inner in value.items())
+            elif isinstance(value, list):
+                pending.extend(((*location, j), inner) for j, inner in enumerate(value))
+            elif isinstance(value, BareWord):
+                truth = "true" if value.lower() in ("y", "yes", "on") else "false"
+                where = path_text(location)
+                yield f'{where}: a bare {value} is {truth} to kubectl; write {truth}, or "{value}" if you mean text'
+
+
+def override(data: dict[str, Any], entry: str) -> None:
+    """Set one value of a manifest in place.
+
+    Args:
+        data: the manifest as :func:`read_yaml` gives it.
+        entry: ``PATH=VALUE``. A list's entry is chosen by index or by its name: ``spec.tasks[0].weight=2`` or
+            ``spec.tasks[sums].weight=2``. VALUE is YAML. Mappings on the way are made where there are none.
+
+    Raises:
+        ManifestError: the path or the value makes no sense; validation comes later.
+    """
+    path, equals, text = entry.partition("=")
+    steps = _parse_path(path)
+    if not equals or not steps:
+        raise ManifestError([f"--set {entry}: write it as PATH=VALUE, for example spec.training.steps=5"])
+    try:
+        value = read_yaml(text)
+    except YamlError as error:
+        raise ManifestError([f"--set {entry}: {error}"]) from None
+    here: Any = data
+    for i, step in enumerate(steps):
+        place = f"--set {entry}: {_written(steps[:i]) or 'the manifest'}"
+        key = _key(here, step, place)
+        if i == len(steps) - 1:
+            here[key] = value
+            return
+        if isinstance(here, dict) and here.get(key) is None:
+            here[key] = {}
+        here = here[key]
+
+
+_Step = tuple[str, bool]
+"""Text of one step of a path, and whether it was in brackets."""
+
+
+def _parse_path(path: str) -> list[_Step]:
+    steps, position = [], 0
+    while position < len(path):
+        match = _STEP.match(path, position)
+        if match is None:
+            return []
+        steps.append((match[1] or match[2], match[1] is None))
+        position = match.end()
+    return steps
+
+
+def _written(steps: Sequence[_Step]) -> str:
+    return "".join(f"[{text}]" if bracketed else f".{text}" for text, bracketed in steps).lstrip(".")
+
+
+def _key(here: Any, step: _Step, place: str) -> Any:
+    """Return the key or index of ``step`` in ``here``."""
+    text, bracketed = step
+    if bracketed and isinstance(here, list):
+        names = [entry.get("name") if isinstance(entry, dict) else None for entry in here]
+        if text in names:
+            return names.index(text)
+        if text.isdecimal() and int(text) < len(here):
+            return int(text)
+        known = ", ".join(str(name) for name in names if name is not None)
+        raise ManifestError([f"{place}: has no entry [{text}]; there are {len(here)}{f': {known}' if known else ''}"])
+    if not bracketed and isinstance(here, dict):
+        return text
+    if isinstance(here, list):
+        raise ManifestError([f"{place}: is a list; choose an entry by index or name, for example [0]"])
+    if isinstance(here, dict):
+        raise ManifestError([f"{place}: is a mapping; write .{text}"])
+    raise ManifestError([f"{place}: is a single value and has no {text}"])

@@ -1,0 +1,177 @@
+"""What is wrong with a manifest, in sentences: the path of the field as a person writes it, then what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from rljob.api.models import RLJob
+
+NOT_YET = frozenset(
+    {
+        "spec.storage",
+        "spec.environments",
+        "spec.runner",
+        "spec.network",
+        "spec.suspend",
+        "spec.ttlSecondsAfterFinished",
+        "spec.keepCoordinatorSeconds",
+        "spec.activeDeadlineSeconds",
+        "spec.managedBy",
+        "spec.models[].adapter",
+        "spec.models[].placement",
+        "spec.scheduling.gang",
+        "spec.scheduling.priorityClassName",
+        "spec.scheduling.topology",
+        "spec.evaluation.engines",
+        "spec.rewards[].replicas",
+        "spec.rewards[].template",
+        "spec.rewards[].url",
+        "spec.trainer.parallelism",
+        "spec.trainer.nodes",
+        "spec.trainer.accelerator",
+        "spec.trainer.template",
+        "spec.rollouts[].hosts",
+        "spec.rollouts[].parallelism",
+        "spec.rollouts[].accelerator",
+        "spec.rollouts[].placement",
+        "spec.rollouts[].template",
+        "spec.rollouts[].replicas.max",
+        "spec.weightSync.groups",
+    }
+)
+"""Fields of the design that no part reads yet: refused by name."""
+
+
+class ManifestError(ValueError):
+    """A manifest that cannot be used.
+
+    Args:
+        problems: one sentence each, without a full stop.
+        source: name of the file, or empty.
+    """
+
+    def __init__(self, problems: Sequence[str], source: str = "") -> None:
+        self.problems = list(problems)
+        self.source = source
+        super().__init__("\n".join(f"{source}: {problem}" if source else problem for problem in self.problems))
+
+
+def sentences(error: ValidationError) -> list[str]:
+    """Return one sentence for each problem of ``error``, an error of RLJob's validation."""
+    return [line for detail in error.errors(include_url=False) for line in _sentences_of(detail)]
+
+
+def path_text(location: Sequence[str | int]) -> str:
+    """Return a location as a person writes it: spec.tasks[0].reward."""
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+def model_at(location: Sequence[str | int]) -> type[BaseModel] | None:
+    """Return the model whose fields are found at ``location`` of an RLJob, if there is one."""
+    model: type[BaseModel] | None = RLJob
+    for part in location:
+        if isinstance(part, int):
+            continue
+        fields = {field.alias or name: field for name, field in model.model_fields.items()} if model else {}
+        model = _model_in(fields[part].annotation) if part in fields else None
+    return model
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the model inside ``X``, ``X | None``, ``list[X]`` or ``Annotated[X, …]``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_model_in, get_args(annotation))), None)
+
+
+def _sentences_of(detail: ErrorDetails) -> list[str]:
+    path = path_text(detail["loc"])
+    if detail["type"] == "value_error":  # raised by a validator of ours: lines of "field: what is wrong"
+        return [f"{path}.{line}" if path else line for line in str(detail["ctx"]["error"]).splitlines()]
+    if detail["type"] == "extra_forbidden":
+        return [f"{path}: {_unknown(detail['loc'])}"]
+    wording = WORDING.get(detail["type"])
+    if wording is None:
+        message = detail["msg"]
+        return [f"{path}: {message[0].lower()}{message[1:]}"]
+    return [f"{path}: {wording(detail.get('ctx', {}), detail['input'])}"]
+
+
+def _unknown(location: Sequence[str | int]) -> str:
+    if "".join("[]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".") in NOT_YET:
+        return "not supported yet; remove it"
+    model = model_at(location[:-1])
+    names = [field.alias or name for name, field in model.model_fields.items()] if model else []
+    folded = {name.lower(): name for name in names}
+    key = str(location[-1]).replace("_", "").replace("-", "").lower()
+    close = difflib.get_close_matches(key, folded, n=1)
+    if close:
+        return f"unknown field; did you mean {folded[close[0]]}?"
+    return f"unknown field; there are {_list(names, 'and')}" if names else "unknown field; remove it"
+
+
+def _list(words: Sequence[str], last: str) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "null; leave it out for its default"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def _bound(text: str) -> Callable[[dict[str, Any], Any], str]:
+    return lambda ctx, value: f"must be {text.format(**ctx)}, not {_shown(value)}"
+
+
+def _not_text(ctx: dict[str, Any], value: Any) -> str:
+    quote = isinstance(value, int | float) and value is not None
+    return f"must be text, not {_shown(value)}{'; put it in quotes' if quote else ''}"
+
+
+def _pattern(ctx: dict[str, Any], value: Any) -> str:
+    characters = "digits and underscores" if "_" in ctx["pattern"] else "digits and dashes, first a letter"
+    return f"must consist of lower-case letters, {characters}, not {_shown(value)}"
+
+
+WORDING: dict[str, Callable[[dict[str, Any], Any], str]] = {
+    "missing": lambda ctx, value: "required; add it",
+    "greater_than_equal": _bound("at least {ge:.10g}"),
+    "greater_than": _bound("more than {gt:.10g}"),
+    "less_than_equal": _bound("at most {le:.10g}"),
+    "less_than": _bound("less than {lt:.10g}"),
+    "literal_error": lambda ctx, value: f"must be {ctx['expected']}, not {_shown(value)}",
+    "int_type": _bound("a whole number"),
+    "int_from_float": _bound("a whole number"),
+    "int_parsing_size": _bound("a whole number of a usual size"),
+    "float_type": _bound("a number"),
+    "bool_type": _bound("true or false"),
+    "string_type": _not_text,
+    "string_too_long": lambda ctx, value: f"must have at most {ctx['max_length']} characters, not {len(value)}",
+    "string_too_short": lambda ctx, value: "is empty; give it a value",
+    "string_pattern_mismatch": _pattern,
+    "list_type": _bound("a list"),
+    "tuple_type": _bound("a list"),
+    "dict_type": _bound("a mapping"),
+    "model_type": _bound("a mapping"),
+    "model_attributes_type": _bound("a mapping"),
+    "too_short": lambda ctx, value: f"must have at least {ctx['min_length']} entries, not {ctx['actual_length']}",
+    "too_long": lambda ctx, value: f"must have at most {ctx['max_length']} entries, not {ctx['actual_length']}",
+    "finite_number": _bound("a finite number"),
+}
+"""pydantic's kind of error → what is wrong, given its context and the value."""

@@ -1,0 +1,244 @@
+import json
+
+import pytest
+
+from rljob.api.explain import explain, explain_field, fields, to_data
+from rljob.api.load import load, loads, override, validate
+from rljob.api.models import RLJob
+from rljob.api.problems import NOT_YET, ManifestError
+from rljob.api.resolve import PRESETS, resolve
+from rljob.api.scalars import write_yaml
+
+
+def change(manifest, **values):
+    """Set fields by path: spec__training__steps=5; an int between __ is an index; ... removes."""
+    for path, value in values.items():
+        here = manifest
+        *way, last = (int(step) if step.isdecimal() else step for step in path.split("__"))
+        for step in way:
+            here = here[step] if isinstance(here, list) else here.setdefault(step, {})
+        if value is ...:
+            del here[last]
+        else:
+            here[last] = value
+    return manifest
+
+
+def problems(manifest):
+    with pytest.raises(ManifestError) as caught:
+        loads(write_yaml(manifest))
+    return caught.value.problems
+
+
+def test_the_smallest_manifest_loads(manifest):
+    job = loads(write_yaml(manifest))
+    assert job.metadata.name == "sums"
+    assert job.spec.training.steps == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"spec__training__steps": 0}, "spec.training.steps: must be at least 1, not 0"),
+        ({"spec__training__steps": "5"}, "spec.training.steps: must be a whole number, not '5'"),
+        ({"spec__training__steps": 1.5}, "spec.training.steps: must be a whole number, not 1.5"),
+        ({"spec__training__steps": True}, "spec.training.steps: must be a whole number, not true"),
+        (
+            {"spec__training__steps": None},
+            "spec.training.steps: must be a whole number, not null; leave it out for its default",
+        ),
+        ({"spec__training__steps": ...}, "spec.training.steps: required; add it"),
+        ({"spec__training": 5}, "spec.training: must be a mapping, not 5"),
+        ({"spec__tasks": {}}, "spec.tasks: must be a list, not a mapping"),
+        ({"spec__tasks": []}, "spec.tasks: must have at least 1 entries, not 0"),
+        ({"spec__trainer__foo": 1}, "spec.trainer.foo: unknown field; there are backend, processesPerNode, dtype, "),
+        ({"spec__training__step": 1}, "spec.training.step: unknown field; did you mean steps?"),
+        (
+            {"spec__training__max_staleness": 1},
+            "spec.training.max_staleness: unknown field; did you mean maxStaleness?",
+        ),
+        ({"spec__tasks__0__sampling__maxtokens": 1}, "spec.tasks[0].sampling.maxtokens: unknown field; did you mean m"),
+        ({"spec__suspend": False}, "spec.suspend: not supported yet; remove it"),
+        ({"spec__rollouts__0__hosts": 2}, "spec.rollouts[0].hosts: not supported yet; remove it"),
+        ({"metadata__name": "Sums"}, "metadata.name: must consist of lower-case letters, digits and dashes, first a l"),
+        ({"metadata__name": 5}, "metadata.name: must be text, not 5; put it in quotes"),
+        ({"metadata__name": "x" * 64}, "metadata.name: must have at most 63 characters, not 64"),
+        ({"spec__algorithm__preset": "ppo"}, "spec.algorithm.preset: must be 'grpo' or 'dr_grpo', not 'ppo'"),
+        ({"spec__algorithm__clipLow": 1}, "spec.algorithm.clipLow: must be less than 1, not 1"),
+        ({"spec__trainer__optimizer__betas": [0.9]}, "spec.trainer.optimizer.betas[1]: required; add it"),
+        ({"spec__models__0__source": ""}, "spec.models[0].source: is empty; give it a value"),
+        ({"spec__models__0__source": "job://../x"}, "spec.models[0].source: 'job://../x' is no path inside the stor"),
+        ({"spec__models__0__name": "base"}, "spec.models: none is called 'policy'; name the model to train 'policy'"),
+        ({"spec__tasks__0__reward": "x"}, "spec.tasks[0].reward: there is no reward called 'x' (but exact); add it"),
+        ({"spec__tasks__0__prompt": "hi"}, "spec.tasks[0].prompt: the template lacks {question}; put it where the"),
+        (
+            {"spec__tasks__0__data__reasoningGym__config__seed": 1},
+            "spec.tasks[0].data.reasoningGym.config.seed: governed by the job; remove it and set spec.seed",
+        ),
+        (
+            {"spec__tasks__0__sampling__maxTokens": 4096},
+            "spec.tasks[0].sampling.maxTokens: 4096 leaves no room for a prompt in rollouts[0].maxModelLength 4096",
+        ),
+        ({"spec__evaluation__tasks": ["x"]}, "spec.evaluation.tasks[0]: there is no task called 'x' (but sums); name"),
+        ({"spec__evaluation__tasks": []}, "spec.evaluation.tasks: must have at least 1 entries, not 0"),
+        ({"spec__algorithm__minibatches": 257}, "spec.algorithm.minibatches: 257 is more than the 256 samples of a b"),
+        ({"kind": "Job"}, "kind: must be 'RLJob', not 'Job'"),
+        ({"kind": ...}, "kind: required; add kind: RLJob"),
+        ({"apiVersion": ...}, "apiVersion: required; add apiVersion: rljob.dev/v1alpha1"),
+        ({"spec": ...}, "spec: required; add it"),
+    ],
+)
+def test_a_problem_is_one_sentence_that_begins_with_the_path_of_the_field(manifest, changes, sentence):
+    (found,) = problems(change(manifest, **changes))
+    assert found.startswith(sentence), found
+    assert "\n" not in found
+
+
+def test_every_problem_is_named_at_once(manifest):
+    change(manifest, spec__training__steps=0, spec__trainer__foo=1)
+    assert [line.partition(":")[0] for line in problems(manifest)] == ["spec.training.steps", "spec.trainer.foo"]
+    change(manifest, spec__training__steps=1, spec__trainer=..., spec__tasks__0__reward="x", spec__tasks__0__prompt="")
+    assert [line.partition(":")[0] for line in problems(manifest)] == ["spec.tasks[0].reward", "spec.tasks[0].prompt"]
+
+
+def test_two_entries_of_one_name_are_refused(manifest):
+    manifest["spec"]["tasks"] *= 2
+    assert problems(manifest) == ["spec.tasks[1].name: 'sums' is used twice; give every entry its own name"]
+
+
+def test_a_bare_yes_is_refused_only_where_any_value_is_allowed(manifest):
+    text = write_yaml(manifest)
+    (found,) = _refused(text.replace("dataset: chain_sum", "dataset: chain_sum\n        config: {allow: [yes]}"))
+    assert found == (
+        "spec.tasks[0].data.reasoningGym.config.allow[0]: a bare yes is true to kubectl; "
+        'write true, or "yes" if you mean text'
+    )
+    assert loads(text.replace("name: sums\nspec", "name: on\nspec")).metadata.name == "on"
+
+
+def _refused(text):
+    with pytest.raises(ManifestError) as caught:
+        loads(text)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "the manifest is empty; it begins with apiVersion"),
+        ("- a\n", "the manifest is not a mapping; it begins with apiVersion"),
+        ("a: 1\na: 2\n", "line 2, column 1: the key 'a' is there twice; keep one"),
+    ],
+)
+def test_text_that_is_no_manifest_is_refused_in_a_sentence(text, sentence):
+    (found,) = _refused(text)
+    assert found.startswith(sentence)
+
+
+def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path):
+    with pytest.raises(ManifestError, match=r"none.yaml: there is no such file; give the path of a manifest$"):
+        load(tmp_path / "none.yaml")
+    with pytest.raises(ManifestError, match=r"cannot be read: is a directory$"):
+        load(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes(b"a: \xff")
+    with pytest.raises(ManifestError, match=r"latin.yaml: not UTF-8 at byte 3; save it as UTF-8$"):
+        load(tmp_path / "latin.yaml")
+
+
+@pytest.mark.parametrize(
+    ("entry", "path", "value"),
+    [
+        ("spec.training.steps=5", ("spec", "training", "steps"), 5),
+        ("spec.trainer.optimizer.learningRate=3e-4", ("spec", "trainer", "optimizer", "learningRate"), 3e-4),
+        ("spec.tasks[0].weight=2", ("spec", "tasks", 0, "weight"), 2),
+        ("spec.tasks[sums].weight=2", ("spec", "tasks", 0, "weight"), 2),
+        ("spec.tasks[sums].prompt='a = b {question}'", ("spec", "tasks", 0, "prompt"), "a = b {question}"),
+        ("spec.initializer.command=[a, b]", ("spec", "initializer", "command"), ["a", "b"]),
+        ("spec.initializer.command[1]=c", ("spec", "initializer", "command", 1), "c"),
+        ("spec.evaluation=null", ("spec", "evaluation"), None),
+    ],
+)
+def test_an_override_sets_one_value(manifest, entry, path, value):
+    override(manifest, entry)
+    here = manifest
+    for step in path:
+        here = here[step]
+    assert here == value
+    validate(manifest)
+
+
+@pytest.mark.parametrize(
+    ("entry", "sentence"),
+    [
+        ("spec.training.steps", "--set spec.training.steps: write it as PATH=VALUE"),
+        ("=5", "--set =5: write it as PATH=VALUE"),
+        ("spec.tasks[=5", "--set spec.tasks[=5: write it as PATH=VALUE"),
+        (
+            "spec.tasks[other].weight=2",
+            "--set spec.tasks[other].weight=2: spec.tasks: has no entry [other]; there",
+        ),
+        ("spec.tasks[1].weight=2", "--set spec.tasks[1].weight=2: spec.tasks: has no entry [1]; there are 1: sums"),
+        ("spec.tasks.weight=2", "--set spec.tasks.weight=2: spec.tasks: is a list; choose an entry by index or name"),
+        ("spec[training]=2", "--set spec[training]=2: spec: is a mapping; write .training"),
+        ("kind.x=2", "--set kind.x=2: kind: is a single value and has no x"),
+        ("spec.seed=[1", "--set spec.seed=[1: line 1, column 3: while parsing a flow sequence"),
+    ],
+)
+def test_an_override_that_makes_no_sense_is_refused_in_a_sentence(manifest, entry, sentence):
+    with pytest.raises(ManifestError) as caught:
+        override(manifest, entry)
+    assert str(caught.value).startswith(sentence)
+
+
+def test_an_override_of_an_unknown_field_is_refused_by_validation(manifest):
+    with pytest.raises(ManifestError, match=r"^spec.training.stepz: unknown field; did you mean steps\?$"):
+        loads(write_yaml(manifest), ["spec.training.stepz=5"])
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_an_explained_manifest_loads_as_the_job_it_explains(manifest, preset):
+    change(manifest, spec__algorithm__preset=preset, spec__evaluation__everySteps=2)
+    job = loads(write_yaml(manifest))
+    assert loads(explain(job)) == resolve(job)
+    assert resolve(resolve(job)) == resolve(job)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_fills_every_governed_field_but_the_users_own_value_wins(manifest, preset):
+    change(manifest, spec__algorithm__preset=preset)
+    resolved = resolve(loads(write_yaml(manifest))).spec.algorithm
+    assert {name for name, value in resolved if value is None} == {"dual_clip"}
+    change(manifest, spec__algorithm__clipHigh=0.28)
+    assert resolve(loads(write_yaml(manifest))).spec.algorithm.clip_high == 0.28
+
+
+def test_the_resolved_job_survives_json_as_parts_read_it(manifest):
+    job = resolve(loads(write_yaml(manifest)))
+    assert RLJob.model_validate_json(job.model_dump_json(by_alias=True)) == job
+
+
+def test_every_field_is_documented_with_its_type():
+    known = fields()
+    assert len(known) > 80
+    for field in known.values():
+        assert field.kind, field.path
+        assert field.meaning, field.path
+
+
+def test_every_field_can_be_set_in_a_file(manifest):
+    """Whatever is written out is read in again under the same name: aliases and loader agree on every field."""
+    data = to_data(resolve(loads(write_yaml(change(manifest, spec__evaluation__everySteps=1)))))
+    assert to_data(validate(json.loads(json.dumps(data)))) == data
+
+
+def test_fields_not_supported_yet_do_not_exist():
+    assert not {name.replace("[]", "") for name in NOT_YET} & set(fields())
+
+
+def test_a_field_is_explained_by_path_with_or_without_index():
+    text = explain_field("spec.tasks[0].sampling.temperature")
+    assert text == explain_field("spec.tasks.sampling.temperature")
+    assert text.startswith("spec.tasks.sampling.temperature: number > 0 and ≤ 10; default 1.0\n\nSoftmax temperature")
+    assert "  maxTokens " in explain_field("spec.tasks.sampling")
+    with pytest.raises(ManifestError, match=r"unknown field; did you mean spec.training\?"):
+        explain_field("spec.trainning")

@@ -1,0 +1,223 @@
+"""The scheduler in virtual time: the staleness bound, conservation of samples, synchronous batches at α = 0."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rljob.scheduling.filters import FILTERS
+from rljob.scheduling.groups import Ended, Group
+from rljob.scheduling.mixture import Mixture
+from rljob.scheduling.scheduler import Scheduler, Settings
+
+
+def make(steps=6, n=3, g=2, alpha=1, groups=0, members=0, regenerate=False, accept="none", **weights) -> Scheduler:
+    options = Settings(steps, n, g, alpha, groups, members, regenerate, FILTERS[accept])
+    return Scheduler(options, Mixture(weights or {"sums": 1.0}))
+
+
+@dataclass
+class Outcome:
+    batches: list[list[str]]
+    ended: list[Ended]
+    admitted: list[Group]
+    ages: list[int]
+    waited: int = 0
+
+
+def simulate(scheduler: Scheduler, seed: int, slots: int, training: float = 1.0, failures: float = 0.0) -> Outcome:
+    """Run to the end in virtual time: long-tailed samples, ``slots`` at a time, first come first served."""
+    rng = random.Random(seed)
+    outcome = Outcome([], [], [], [])
+    waiting: list = []
+    events: list = []  # (time, tie, kind, payload)
+    running, tie, clock, training_until = 0, 0, 0.0, False
+
+    def push(at: float, kind: str, payload: object) -> None:
+        nonlocal tie
+        tie += 1
+        heapq.heappush(events, (at, tie, kind, payload))
+
+    while scheduler.version < scheduler.settings.steps:
+        for _ in range(scheduler.admissible()):
+            group = scheduler.admit()
+            outcome.admitted.append(group)
+            waiting += group.samples
+        waiting = [s for s in waiting if s.open]
+        while waiting and running < slots:
+            sample = waiting.pop(0)
+            sample.min_version = scheduler.version
+            running += 1
+            push(clock + rng.lognormvariate(0, 1.2), "done", sample)
+        if not training_until:
+            batch, again = scheduler.form_batch()
+            for task, row in again:
+                group = scheduler.restart(task, row)
+                outcome.admitted.append(group)
+                waiting += group.samples
+            if batch is not None:
+                outcome.ended += batch.ended
+                outcome.batches.append([s.id for g in batch.groups for s in g.samples if s.end is None])
+                outcome.ages += [batch.step - s.min_version for g in batch.groups for s in g.samples if s.end is None]
+                training_until = True
+                push(clock + training, "trained", batch.step)
+            if again:
+                continue
+        assert events, "the run stands still"
+        clock, _, kind, payload = heapq.heappop(events)
+        if kind == "trained":
+            training_until = False
+            outcome.ended += scheduler.trained(payload)
+        else:
+            running -= 1
+            if payload.open and rng.random() < failures:
+                outcome.ended += scheduler.fail(payload, "made to fail")
+            elif payload.open:
+                outcome.ended += scheduler.score(payload, float(rng.random() < 0.5))
+    outcome.ended += scheduler.finish()
+    return outcome
+
+
+runs = st.fixed_dictionaries(
+    {
+        "alpha": st.integers(0, 4),
+        "n": st.integers(1, 4),
+        "g": st.integers(1, 3),
+        "groups": st.integers(0, 3),
+        "members": st.integers(0, 2),
+        "accept": st.sampled_from(["none", "nonconstant"]),
+        "seed": st.integers(0, 10_000),
+        "slots": st.integers(1, 12),
+        "failures": st.sampled_from([0.0, 0.1]),
+    }
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(runs, st.booleans())
+def test_every_sample_ends_once_and_no_batch_is_older_than_the_bound(run: dict, regenerate: bool) -> None:
+    accept = run["accept"] if run["g"] > 1 else "none"
+    regenerate = regenerate and run["alpha"] > 0
+    scheduler = make(6, run["n"], run["g"], run["alpha"], run["groups"], run["members"], regenerate, accept)
+    outcome = simulate(scheduler, run["seed"], run["slots"], failures=run["failures"])
+    ends = Counter(entry.sample.id for entry in outcome.ended)
+    assert set(ends) == {s.id for group in outcome.admitted for s in group.samples}
+    assert set(ends.values()) == {1}
+    trained = [name for batch in outcome.batches for name in batch]
+    assert len(trained) == len(set(trained)) == 6 * run["n"] * run["g"]
+    assert {e.sample.id for e in outcome.ended if e.end == "trained"} == set(trained)
+    assert all(0 <= age <= run["alpha"] for age in outcome.ages)
+
+
+@pytest.mark.parametrize("accept", ["none", "nonconstant"])
+def test_at_alpha_zero_batches_do_not_depend_on_timing(accept: str) -> None:
+    def batches(slots: int) -> list[list[str]]:
+        scheduler = make(8, 4, 3, alpha=0, accept=accept)
+        rewards = random.Random(7)
+        table: dict[str, float] = {}
+        score = scheduler.score
+        # The reward is a function of the sample, as with a seeded engine; only the order of events differs.
+        scheduler.score = lambda s, _: score(s, table.setdefault(s.id, float(hash_bit(s.id))))  # type: ignore[method-assign]
+        assert rewards
+        return simulate(scheduler, slots, slots).batches
+
+    assert batches(1) == batches(5) == batches(64)
+
+
+def hash_bit(name: str) -> int:
+    return random.Random(name).random() < 0.5
+
+
+def test_admission_is_bounded_by_version_and_staleness() -> None:
+    scheduler = make(steps=10, n=4, alpha=2)
+    assert scheduler.admissible() == 12
+    for _ in range(12):
+        scheduler.admit()
+    assert scheduler.admissible() == 0
+    assert make(steps=2, n=4, alpha=8).admissible() == 8, "no more is started than the run can train"
+    assert make(steps=10, n=4, alpha=0, groups=3).admissible() == 7
+
+
+def complete(scheduler: Scheduler, group: Group, version: int, *rewards: float) -> list[Ended]:
+    ended = []
+    for sample, reward in zip(group.samples, rewards, strict=False):
+        sample.min_version = version
+        ended += scheduler.score(sample, reward)
+    return ended
+
+
+def test_a_batch_waits_for_a_straggler_only_when_it_is_the_last_it_may_join() -> None:
+    scheduler = make(n=1, g=1, alpha=1)
+    straggler, quick = scheduler.admit(), scheduler.admit()
+    straggler.samples[0].min_version = 0
+    complete(scheduler, quick, 0, 1.0)
+    batch, _ = scheduler.form_batch()
+    assert batch is not None and batch.groups == [quick]
+    scheduler.trained(0)
+    third = scheduler.admit()
+    complete(scheduler, third, 1, 1.0)
+    assert scheduler.form_batch() == (None, []), "batch 1 is the last the straggler may join"
+    complete(scheduler, straggler, 0, 0.0)
+    batch, _ = scheduler.form_batch()
+    assert batch is not None and batch.groups == [straggler], "earliest deadline first"
+
+
+def test_regenerate_gives_a_late_group_up_and_starts_its_prompt_afresh() -> None:
+    scheduler = make(n=1, g=1, alpha=1, regenerate=True)
+    straggler, quick = scheduler.admit(), scheduler.admit()
+    straggler.samples[0].min_version = 0
+    complete(scheduler, quick, 0, 1.0)
+    scheduler.form_batch()
+    scheduler.trained(0)
+    complete(scheduler, scheduler.admit(), 1, 1.0)
+    batch, again = scheduler.form_batch()
+    assert batch is not None and [e.end for e in batch.ended] == ["expired"]
+    assert again == [(straggler.task, straggler.row)]
+
+
+def test_redundant_groups_take_the_place_of_late_ones() -> None:
+    scheduler = make(n=2, g=1, alpha=0, groups=1)
+    late, *quick = [scheduler.admit() for _ in range(3)]
+    late.samples[0].min_version = 0
+    for group in quick:
+        complete(scheduler, group, 0, 1.0)
+    batch, _ = scheduler.form_batch()
+    assert batch is not None and [(e.sample.id, e.end) for e in batch.ended] == [("g0.0", "surplus")]
+    assert scheduler.admissible() == 1, "the surplus group is replaced"
+
+
+def test_members_beyond_the_group_are_surplus_and_make_up_for_failures() -> None:
+    scheduler = make(n=1, g=2, members=1)
+    group = scheduler.admit()
+    assert [e.end for e in scheduler.fail(group.samples[0], "broken")] == ["failed"]
+    assert not complete(scheduler, Group("", 0, "", 0, group.samples[1:]), 0, 0.0, 1.0)
+    assert group.complete
+    other = scheduler.admit()
+    ended = complete(scheduler, other, 0, 0.0, 1.0)
+    assert [(e.sample.id, e.end) for e in ended] == [("g1.2", "surplus")]
+
+
+def test_a_filtered_group_is_replaced_at_once() -> None:
+    scheduler = make(n=1, g=2, alpha=0, accept="nonconstant")
+    ended = complete(scheduler, scheduler.admit(), 0, 1.0, 1.0)
+    assert [e.end for e in ended] == ["filtered", "filtered"]
+    assert scheduler.admissible() == 1
+
+
+def test_the_mixture_keeps_weights_to_within_one_prompt() -> None:
+    mixture = Mixture({"a": 3.0, "b": 1.0, "c": 0.5})
+    taken = Counter()
+    for i in range(1, 200):
+        task, row = mixture.next()
+        assert row == taken[task]
+        taken[task] += 1
+        for name, share in {"a": 3 / 4.5, "b": 1 / 4.5, "c": 0.5 / 4.5}.items():
+            assert abs(taken[name] - share * i) < 1.5
+    resumed = Mixture({"a": 3.0, "b": 1.0, "c": 0.5}, taken)
+    assert [resumed.next() for _ in range(20)] == [mixture.next() for _ in range(20)]
