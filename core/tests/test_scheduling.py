@@ -50,7 +50,7 @@ def simulate(scheduler: Scheduler, seed: int, slots: int, training: float = 1.0,
             outcome.admitted.append(group)
             waiting += group.samples
         waiting = [s for s in waiting if s.open]
-        while waiting and running < slots:
+        while waiting and running < slots and scheduler.may_generate:
             sample = waiting.pop(0)
             sample.min_version = scheduler.version
             running += 1

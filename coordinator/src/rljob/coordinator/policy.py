@@ -81,8 +81,8 @@ class Policy:
         allowed = self._run.version + (1 if message.incarnation else 0)
         if message.step > max(allowed, newest):
             peer.refuse(
-                f"the trainer holds version {message.step}, but the ledger ends at {self._run.version}: checkpoints and "
-                "ledger are not of the same run; remove one of them or choose another run directory",
+                f"the trainer holds version {message.step}, but the ledger ends at {self._run.version}: checkpoints "
+                "and ledger are not of the same run; remove one of them or choose another run directory",
                 fatal=True,
             )
             return
@@ -328,10 +328,8 @@ class Policy:
         if message.step in self.checkpoints or message.step > self._run.version:
             return
         self.checkpoints = sorted([*self.checkpoints, message.step])
-        removed, self.checkpoints = (
-            self.checkpoints[: -self._spec.checkpoints.keep],
-            self.checkpoints[-self._spec.checkpoints.keep :],
-        )
+        keep = self._spec.checkpoints.keep
+        removed, self.checkpoints = self.checkpoints[:-keep], self.checkpoints[-keep:]
         self.checkpoint_path = message.path
         self._store.execute(
             "INSERT OR REPLACE INTO checkpoints VALUES (?,?,?,0,?)",

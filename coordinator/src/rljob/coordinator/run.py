@@ -110,6 +110,8 @@ class Run:
     def _eligible(self, load: EngineLoad, request: Request) -> bool:
         """An engine behind the current version gets no new work; one without acknowledged weights none at all."""
         engine = self.engines.by_instance[load.instance]
+        if request.version is None and not self.scheduler.may_generate:
+            return False
         version = self.version if request.version is None else request.version
         return engine.serving == (self.policy.lineage, version)
 
@@ -150,8 +152,8 @@ class Run:
 
     def _recorded_batch(self, step: int) -> m.Train | None:
         rows = self.store.query(
-            "SELECT s.id, s.group_id, s.reward, s.prompt_tokens, s.response_tokens, s.min_version, g.task FROM samples s"
-            " JOIN groups g ON g.id = s.group_id WHERE s.step = ? ORDER BY g.seq, s.member",
+            "SELECT s.id, s.group_id, s.reward, s.prompt_tokens, s.response_tokens, s.min_version, g.task"
+            " FROM samples s JOIN groups g ON g.id = s.group_id WHERE s.step = ? ORDER BY g.seq, s.member",
             step,
         )
         if not rows:

@@ -85,9 +85,8 @@ def build_app(run: Run, tokens: Mapping[str, str]) -> FastAPI:
             where.append("step = ?")
             values.append(step)
         rows = run.store.query(
-            f"SELECT {SAMPLE_COLUMNS} FROM samples WHERE {' AND '.join(where)} ORDER BY rowid DESC LIMIT ?".replace(
-                "rowid DESC", "COALESCE(step, -1) DESC, id"
-            ),
+            f"SELECT {SAMPLE_COLUMNS} FROM samples WHERE {' AND '.join(where)}"
+            " ORDER BY COALESCE(step, -1) DESC, id LIMIT ?",
             *values,
             limit,
         )

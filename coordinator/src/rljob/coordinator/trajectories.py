@@ -151,7 +151,8 @@ class Trajectories:
         self._withdraw(trajectory)
         trajectory.attempts += sum(turn.pieces for turn in trajectory.turns.values()) + 1
         self._store.execute(
-            "UPDATE samples SET attempt = ?, response_tokens = NULL, min_version = NULL, max_version = NULL WHERE id = ?",
+            "UPDATE samples SET attempt = ?, response_tokens = NULL, min_version = NULL, max_version = NULL"
+            " WHERE id = ?",
             trajectory.attempts,
             trajectory.sample.id,
         )

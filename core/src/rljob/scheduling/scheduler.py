@@ -84,6 +84,12 @@ class Scheduler:
         for group in waiting:
             group.complete = self._scored(group) >= self.settings.samples_per_group
 
+    @property
+    def may_generate(self) -> bool:
+        """Whether what an engine begins under the current version can still join a batch. At α = 0 nothing can between
+        forming a batch and applying it (replacements of redundant groups wait for the next version)."""
+        return self.version + self.settings.max_staleness not in self.batches
+
     # --- samples end ---
 
     def score(self, sample: Sample, reward: float) -> list[Ended]:
