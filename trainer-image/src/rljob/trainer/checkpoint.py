@@ -1,0 +1,217 @@
+"""Checkpoints: STORAGE/checkpoints/step-000020 is a Hugging Face directory with the optimizer's state beside it.
+
+    config.json, tokenizer files…   copied from the model trained from
+    model.safetensors               float32, Hugging Face names
+    optimizer.safetensors           exp_avg.NAME, exp_avg_sq.NAME, float32
+    trainer.json                    TrainerState
+
+A checkpoint is written under a temporary name, synced and renamed, so a directory called step-N is complete. It holds
+whole tensors and can be resumed on any number of ranks. Only rank 0 writes; the highest incarnation alone may.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import blake3
+import msgspec
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from rljob.trainer.errors import ModelError, SupersededError
+
+log = logging.getLogger(__name__)
+
+WEIGHTS, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "trainer.json"
+NOT_COPIED = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
+_COMPLETE = re.compile(r"step-(\d{6,})")
+_LEFTOVER = re.compile(r"step-\d{6,}\.(tmp|old)-.+")
+
+
+class TrainerState(msgspec.Struct):
+    """What trainer.json says."""
+
+    step: int  # training steps applied: the policy version
+    updates: int  # optimizer updates: steps × minibatches
+    incarnation: int  # that wrote it
+    digest: str  # blake3 hex of all tensors, weights first, by name
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class OptimizerState:
+    """AdamW's state in a checkpoint."""
+
+    path: Path
+    updates: int
+
+    def tensor(self, name: str) -> Tensor:
+        """Return one moment, for example ``exp_avg.model.norm.weight``."""
+        with safe_open(self.path, "pt") as file:
+            return file.get_tensor(name)
+
+
+class Checkpoints:
+    """The checkpoints of a run.
+
+    Args:
+        storage: the job's storage.
+    """
+
+    def __init__(self, storage: Path) -> None:
+        self._storage = storage
+        self.directory = storage / "checkpoints"
+
+    def path(self, step: int) -> Path:
+        """Return where the checkpoint of ``step`` is or will be."""
+        return self.directory / f"step-{step:06d}"
+
+    def relative(self, step: int) -> str:
+        """Return that path relative to the storage."""
+        return str(self.path(step).relative_to(self._storage))
+
+    def has(self, step: int) -> bool:
+        """Return whether there is a complete checkpoint of ``step``."""
+        return (self.path(step) / STATE).is_file()
+
+    def newest(self) -> tuple[Path, TrainerState] | None:
+        """Return the newest complete checkpoint, or None."""
+        if not self.directory.is_dir():
+            return None
+        steps = (int(match[1]) for path in self.directory.iterdir() if (match := _COMPLETE.fullmatch(path.name)))
+        for step in sorted(steps, reverse=True):
+            if self.has(step):
+                return self.path(step), read_state(self.path(step))
+        return None
+
+    def clean(self) -> None:
+        """Remove what a crash left behind; put back a checkpoint whose replacement was interrupted."""
+        if not self.directory.is_dir():
+            return
+        for path in self.directory.iterdir():
+            if not _LEFTOVER.fullmatch(path.name):
+                continue
+            target = self.directory / path.name.partition(".")[0]
+            if ".old-" in path.name and not target.exists():
+                path.rename(target)
+            else:
+                shutil.rmtree(path)
+
+    def claim(self, incarnation: int) -> None:
+        """Refuse all lower incarnations from now on.
+
+        Raises:
+            SupersededError: a higher one was here.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with self._exclusive(incarnation):
+            (self.directory / "incarnation").write_text(str(incarnation))
+
+    @contextmanager
+    def _exclusive(self, incarnation: int) -> Iterator[None]:
+        with (self.directory / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            file = self.directory / "incarnation"
+            highest = int(file.read_text() or 0) if file.exists() else 0
+            if incarnation < highest:
+                raise SupersededError(f"incarnation {highest} has taken over the checkpoints from {incarnation}")
+            yield
+
+    def write(
+        self,
+        state: TrainerState,
+        configuration: dict[str, bytes],
+        weights: dict[str, Tensor],
+        moments: dict[str, Tensor],
+    ) -> None:
+        """Write the checkpoint of ``state.step``, durable on return; one with the same content is kept.
+
+        Args:
+            state: its ``digest`` is filled in.
+            configuration: see :func:`read_configuration`.
+            weights: whole float32 tensors on the CPU by Hugging Face name.
+            moments: likewise, see :class:`OptimizerState`.
+
+        Raises:
+            SupersededError: a higher incarnation has taken over.
+        """
+        state.digest = _digest(weights, moments)
+        target = self.path(state.step)
+        if self.has(state.step) and read_state(target).digest == state.digest:
+            log.info("%s has this content already", target.name)
+            return
+        suffix = f"{state.incarnation}-{secrets.token_hex(4)}"
+        self.directory.mkdir(parents=True, exist_ok=True)
+        temporary = self.directory / f"{target.name}.tmp-{suffix}"
+        temporary.mkdir()
+        for name, content in configuration.items():
+            (temporary / name).write_bytes(content)
+        save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
+        save_file(moments, temporary / OPTIMIZER, metadata={"format": "pt"})
+        (temporary / STATE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
+        for path in temporary.iterdir():
+            _sync(path)
+        _sync(temporary)
+        with self._exclusive(state.incarnation):
+            if target.exists():
+                target.rename(self.directory / f"{target.name}.old-{suffix}")
+            temporary.rename(target)
+            _sync(self.directory)
+        shutil.rmtree(self.directory / f"{target.name}.old-{suffix}", ignore_errors=True)
+
+    def remove(self, steps: list[int]) -> None:
+        """Delete the checkpoints of ``steps``, those that exist."""
+        for step in steps:
+            if self.path(step).exists():
+                doomed = self.directory / f"{self.path(step).name}.tmp-removed-{secrets.token_hex(4)}"
+                self.path(step).rename(doomed)  # first, so that half a directory never looks complete
+                shutil.rmtree(doomed)
+
+
+def read_state(checkpoint: Path) -> TrainerState:
+    """Return trainer.json of a checkpoint.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    try:
+        return msgspec.json.decode((checkpoint / STATE).read_bytes(), type=TrainerState)
+    except msgspec.MsgspecError as error:
+        raise ModelError(f"{checkpoint / STATE} cannot be read ({error}); remove that checkpoint") from None
+
+
+def read_configuration(source: Path) -> dict[str, bytes]:
+    """Return the files a Hugging Face directory holds besides weights, tokenizer included, by name."""
+    return {
+        path.name: path.read_bytes()
+        for path in source.iterdir()
+        if path.is_file() and path.suffix not in NOT_COPIED and path.name != STATE and ".index." not in path.name
+    }
+
+
+def _digest(*parts: dict[str, Tensor]) -> str:
+    digest = blake3.blake3()
+    for part in parts:
+        for name in sorted(part):
+            digest.update(name.encode())
+            digest.update(memoryview(part[name].contiguous().view(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
+    return digest.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

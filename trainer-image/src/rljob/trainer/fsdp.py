@@ -1,0 +1,188 @@
+"""The FSDP2 backend: a transformers model sharded over the data-parallel ranks, and AdamW on the shards.
+
+Parameters are float32 and sharded on their first dimension; forward and backward run in the job's dtype. AdamW is
+elementwise, so it runs on the plain local shards. What leaves and enters (weights, moments) are whole tensors under
+their Hugging Face names, so that nothing outside depends on the number of ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from rljob.api.models import Optimizer, Trainer
+from rljob.trainer.batch import Microbatch
+from rljob.trainer.checkpoint import OptimizerState
+from rljob.trainer.errors import ModelError, UnrecoverableError
+from rljob.trainer.logprobs import token_logprobs
+from rljob.trainer.world import World
+
+log = logging.getLogger(__name__)
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class FsdpBackend:
+    """The model and its optimizer on this rank.
+
+    Args:
+        source: Hugging Face directory of the weights to start from.
+        settings: the job's trainer.
+        world: the ranks.
+
+    Raises:
+        ModelError: the directory holds no causal language model that can be trained.
+    """
+
+    def __init__(self, source: Path, settings: Trainer, world: World) -> None:
+        self._world = world
+        self._settings = settings.optimizer
+        self._mesh = init_device_mesh(world.device.type, (world.size,))
+        self.dtype: torch.dtype = getattr(torch, settings.dtype)
+        self.model = _load(source)
+        self.vocabulary: int = self.model.config.get_text_config().vocab_size
+        _shard(self.model, self._mesh, self.dtype, world.size)
+        self._parameters: dict[str, DTensor] = dict(self.model.named_parameters())  # type: ignore[arg-type]
+        self._local = {name: torch.nn.Parameter(p.to_local()) for name, p in self._parameters.items()}
+        self._optimizer = _adamw(list(self._local.values()), self._settings)
+        self.updates = 0  # optimizer updates since the first start: AdamW's step count
+
+    def logprobs(self, microbatch: Microbatch) -> Tensor:
+        """Return the log-probability (B, K) of the microbatch's targets at each row's temperature.
+
+        Padding is on the right, so the causal mask alone keeps it from every real token.
+        """
+        logits_BKV = self.model(
+            input_ids=microbatch.token_ids_BL, use_cache=False, logits_to_keep=microbatch.keep_K
+        ).logits
+        return token_logprobs(logits_BKV, microbatch.targets_BK, microbatch.temperature_B)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of this rank's share of the global loss; FSDP averages where the sum is wanted."""
+        (loss * self._world.size).backward()
+
+    def update(self, step: int) -> dict[str, float]:
+        """Clip the gradient, apply AdamW, clear the gradient; return grad_norm (before clipping) and learning_rate.
+
+        Args:
+            step: training step, for the warm-up.
+
+        Raises:
+            UnrecoverableError: the gradient is not finite.
+        """
+        for name, parameter in self._parameters.items():
+            if parameter.grad is not None:
+                self._local[name].grad = cast(DTensor, parameter.grad).to_local()
+        norm = self._clip()
+        rate = learning_rate(self._settings, step)
+        self._optimizer.param_groups[0]["lr"] = rate
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self.model.zero_grad()
+        self.updates += 1
+        return {"grad_norm": norm, "learning_rate": rate}
+
+    def _clip(self) -> float:
+        gradients = [local.grad for local in self._local.values() if local.grad is not None]
+        norms = torch._foreach_norm([gradient.float() for gradient in gradients])
+        norm = float(self._world.sum(torch.stack(norms).square().sum()).sqrt())
+        if not norm < float("inf"):
+            raise UnrecoverableError(f"the gradient norm is {norm}; lower the learning rate or check the rewards")
+        if norm > self._settings.max_grad_norm:
+            torch._foreach_mul_(gradients, self._settings.max_grad_norm / (norm + 1e-6))
+        return norm
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield every parameter whole, float32, by name; all ranks take part, tied ones come once.
+
+        A tensor may share memory with the model: copy what outlives the next update.
+        """
+        for name, parameter in self._parameters.items():
+            yield name, cast(DTensor, parameter.detach()).full_tensor()
+
+    def named_moments(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield AdamW's moments whole, named ``exp_avg.NAME`` and ``exp_avg_sq.NAME``; all ranks take part."""
+        for name, parameter in self._parameters.items():
+            local = self._local[name]
+            state = self._optimizer.state.get(local, {})
+            for moment in MOMENTS:
+                yield f"{moment}.{name}", _like(parameter, state.get(moment, torch.zeros_like(local))).full_tensor()
+
+    def load_optimizer(self, state: OptimizerState) -> None:
+        """Take the moments and the number of updates of a checkpoint."""
+        self.updates = state.updates
+        for name, parameter in self._parameters.items():
+            moments = {
+                moment: distribute_tensor(
+                    state.tensor(f"{moment}.{name}").to(parameter.device),
+                    self._mesh,
+                    parameter.placements,
+                    src_data_rank=None,  # every rank has read the file: nothing to send
+                ).to_local()
+                for moment in MOMENTS
+            }
+            count = torch.tensor(float(state.updates), dtype=torch.float32)
+            self._optimizer.state[self._local[name]] = {"step": count, **moments}
+
+
+def learning_rate(settings: Optimizer, step: int) -> float:
+    """Return the rate of a 0-based training step: rising linearly over the warm-up, then constant."""
+    return settings.learning_rate * min(1.0, (step + 1) / max(1, settings.warmup_steps))
+
+
+def _load(source: Path) -> PreTrainedModel:
+    if not (source / "config.json").is_file():
+        raise ModelError(f"{source} holds no Hugging Face model (config.json is missing); set models[policy].source")
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        source, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True, output_loading_info=True
+    )
+    model, report = loaded
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if report[problem]:
+            names = ", ".join(sorted(map(str, report[problem]))[:3])
+            raise ModelError(f"{source}: {problem.replace('_', ' ')} ({names}); the weights do not fit config.json")
+    model.eval()  # no dropout: what is trained on is the policy that was sampled from
+    return model
+
+
+def _shard(model: PreTrainedModel, mesh: Any, dtype: torch.dtype, size: int) -> None:
+    precision = MixedPrecisionPolicy()
+    if dtype != torch.float32:
+        precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    options: dict[str, Any] = {"mesh": mesh, "mp_policy": precision, "reshard_after_forward": size > 1}
+    blocks = set(model._no_split_modules or [])
+    for module in [module for module in model.modules() if type(module).__name__ in blocks]:
+        fully_shard(module, **options)
+    fully_shard(model, **options)
+    assert isinstance(model, FSDPModule)
+
+
+def _adamw(parameters: list[torch.nn.Parameter], settings: Optimizer) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        parameters,
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.epsilon,
+        weight_decay=settings.weight_decay,
+        foreach=True,
+    )
+
+
+def _like(parameter: DTensor, local: Tensor) -> DTensor:
+    return DTensor.from_local(
+        local,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )

@@ -1,0 +1,244 @@
+"""The trainer's life: load, register, then one command after the other until Stop.
+
+All ranks run this loop. Rank 0 takes the next command from the coordinator and broadcasts it; everyone executes it.
+A command of another incarnation is dropped. Commands may be repeated: a step is never applied twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from importlib.metadata import version
+
+import torch
+
+from rljob.api.models import RLJob
+from rljob.protocol.environment import PartEnvironment
+from rljob.protocol.messages import (
+    Checkpoint,
+    Checkpointed,
+    Refuse,
+    SendWeights,
+    StepDone,
+    Stop,
+    ToTrainer,
+    Train,
+    TrainerFailed,
+    TrainerRegistered,
+    encode_frame,
+    frame_decoder,
+)
+from rljob.trainer.batch import Row, pull_shard
+from rljob.trainer.checkpoint import OPTIMIZER, Checkpoints, OptimizerState, TrainerState, read_configuration
+from rljob.trainer.errors import ModelError, SupersededError, UnrecoverableError
+from rljob.trainer.fsdp import FsdpBackend
+from rljob.trainer.probe import TOKENS, probe
+from rljob.trainer.publish import Publisher
+from rljob.trainer.rank0 import Command, Coordinator, Result
+from rljob.trainer.step import apply_batch
+from rljob.trainer.weights import WeightSender
+from rljob.trainer.world import World, join_world, leave_world, make_deterministic, set_threads
+
+log = logging.getLogger(__name__)
+
+STOPPED, REFUSED = 0, 2
+LAST_WORDS_SECONDS = 60.0
+
+_commands = frame_decoder(ToTrainer)
+
+
+def run(environment: PartEnvironment) -> int:
+    """Run this rank until it is told to stop; return the process's exit code."""
+    set_threads()
+    world = join_world()
+    make_deterministic(world.device)
+    try:
+        return TrainerLoop(environment, world).run()
+    except ModelError as error:
+        log.error("%s", error)
+        return REFUSED
+    finally:
+        leave_world()
+
+
+class TrainerLoop:
+    """One rank's loop.
+
+    Args:
+        environment: how the part was started; its job is resolved.
+        world: the ranks.
+
+    Raises:
+        ModelError: the model or the checkpoint to start from cannot be used.
+    """
+
+    def __init__(self, environment: PartEnvironment, world: World) -> None:
+        self._environment = environment
+        self._job: RLJob = environment.job
+        self._world = world
+        self._incarnation = 0
+        self._checkpoints = Checkpoints(environment.storage)
+        if world.rank == 0:
+            self._checkpoints.clean()
+        world.agree(None)  # nobody looks for a checkpoint before that
+        self._load()
+        if world.rank == 0:
+            self._coordinator = Coordinator(
+                environment.coordinator, environment.token, f"trainer-{secrets.token_hex(4)}", self._step
+            )
+            self._publisher = self._make_publisher()
+
+    def run(self) -> int:
+        """Execute commands until Stop; return the exit code."""
+        if self._world.rank == 0:
+            self._coordinator.start()
+        while True:
+            command = self._next()
+            if isinstance(command, Stop):
+                log.info("stopping: %s", command.reason)
+                return STOPPED
+            if isinstance(command, Refuse):
+                log.error("the coordinator refuses this trainer: %s", command.reason)
+                return REFUSED
+            try:
+                self._execute(command)
+            except UnrecoverableError as error:
+                return self._fail(str(error))
+            except SupersededError as error:
+                log.warning("%s; waiting to be told more", error)
+
+    def _next(self) -> Command:
+        frame = encode_frame([self._coordinator.next()]) if self._world.rank == 0 else None
+        command: Command = _commands.decode(self._world.broadcast(frame))[0]
+        return command
+
+    def _execute(self, command: TrainerRegistered | Train | SendWeights | Checkpoint) -> None:
+        if isinstance(command, TrainerRegistered):
+            self._registered(command)
+        elif command.incarnation != self._incarnation:
+            log.warning("dropped a command of incarnation %d, this is %d", command.incarnation, self._incarnation)
+        elif isinstance(command, Train):
+            self._train(command)
+        elif isinstance(command, SendWeights):
+            self._send_weights(command)
+        else:
+            self._checkpoint(command)
+
+    def _post(self, result: Result) -> None:
+        if self._world.rank == 0:
+            self._coordinator.post(result)
+
+    def _load(self) -> None:
+        newest = self._checkpoints.newest()
+        policy = next(model for model in self._job.spec.models if model.name == "policy")
+        source = self._environment.path(policy.source) if newest is None else newest[0]
+        log.info("loading %s", source)
+        self._backend = FsdpBackend(source, self._job.spec.trainer, self._world)
+        self._configuration = read_configuration(source)
+        self._step = 0
+        if newest is not None:
+            self._step = newest[1].step
+            self._backend.load_optimizer(OptimizerState(source / OPTIMIZER, newest[1].updates))
+        self._last = StepDone(0, self._step - 1, {})
+
+    def _make_publisher(self) -> Publisher:
+        settings = self._job.spec.weight_sync
+        transport = settings.transport
+        if transport == "auto":
+            transport = "nccl" if self._world.device.type == "cuda" else "gloo"
+        self._wire_device = self._world.device if transport == "nccl" else torch.device("cpu")
+        sender = WeightSender(self._environment.host, settings.bucket_bytes, settings.timeout_seconds, transport)
+        return Publisher(sender, transport, self._coordinator.post)
+
+    def _registered(self, answer: TrainerRegistered) -> None:
+        if answer.incarnation != self._incarnation:
+            log.info("incarnation %d at step %d, the run is at %d", answer.incarnation, self._step, answer.step)
+        self._incarnation = answer.incarnation
+        problem = None
+        if self._world.rank == 0:
+            try:
+                self._checkpoints.claim(answer.incarnation)
+            except SupersededError as error:
+                problem = UnrecoverableError(f"{error}; the storage is not that of this run")
+        self._world.agree(problem)
+
+    def _train(self, train: Train) -> None:
+        if train.step < self._step:
+            repeated = self._last if self._last.step == train.step else StepDone(train.incarnation, train.step, {})
+            self._post(repeated)
+            return
+        if train.step > self._step:
+            raise UnrecoverableError(f"asked to apply batch {train.step} to weights of version {self._step}")
+        started = time.perf_counter()
+        rows = self._pull(train)
+        pulled = time.perf_counter()
+        spec = self._job.spec
+        figures = apply_batch(train, rows, spec.algorithm, self._backend, self._world, spec.trainer.microbatch_tokens)
+        self._step += 1
+        seconds = time.perf_counter() - started
+        figures |= {
+            "seconds_pull": pulled - started,
+            "seconds": seconds,
+            "tokens_per_second": figures["tokens"] / seconds,
+        }
+        self._last = StepDone(train.incarnation, train.step, figures)
+        self._post(self._last)
+        log.info("step %d: %s", train.step, " ".join(f"{name}={value:.4g}" for name, value in figures.items()))
+
+    def _pull(self, train: Train) -> dict[int, Row]:
+        problem: UnrecoverableError | SupersededError | None = None
+        rows: dict[int, Row] = {}
+        try:
+            rows = pull_shard(
+                self._environment.coordinator, self._environment.token, train, self._world.rank, self._world.size
+            )
+        except (UnrecoverableError, SupersededError) as error:
+            problem = error
+        self._world.agree(problem)
+        return rows
+
+    def _send_weights(self, command: SendWeights) -> None:
+        spec = self._job.spec
+        length = min(TOKENS, *(rollout.max_model_length - 1 for rollout in spec.rollouts))
+        known = probe(self._backend, self._world.device, length, spec.weight_sync.probe_tolerance)
+        weights = []
+        for name, tensor in self._backend.named_tensors():
+            if self._world.rank == 0:
+                weights.append((name, tensor.to(self._wire_device, self._backend.dtype, copy=True)))
+        if self._world.rank == 0:
+            self._publisher.publish(command, weights, known)
+
+    def _checkpoint(self, command: Checkpoint) -> None:
+        if command.step == self._step:
+            self._write_checkpoint(command.incarnation)
+        if self._world.rank != 0:
+            return
+        if self._checkpoints.has(command.step):
+            path = self._checkpoints.relative(command.step)
+            self._coordinator.post(Checkpointed(command.incarnation, command.step, path))
+            self._checkpoints.remove(command.remove)
+        else:
+            log.warning("cannot write a checkpoint of step %d, the weights are of %d", command.step, self._step)
+
+    def _write_checkpoint(self, incarnation: int) -> None:
+        weights, moments = (
+            {name: tensor.cpu().contiguous() for name, tensor in tensors if self._world.rank == 0}
+            for tensors in (self._backend.named_tensors(), self._backend.named_moments())
+        )
+        if self._world.rank == 0:
+            versions = {name: version(name) for name in ("rljob-trainer", "torch", "transformers")}
+            state = TrainerState(self._step, self._backend.updates, incarnation, "", versions)
+            self._checkpoints.write(state, self._configuration, weights, moments)
+
+    def _fail(self, reason: str) -> int:
+        """Say why and wait to be stopped, so that the reason arrives before the process is gone."""
+        log.error("the trainer cannot go on: %s", reason)
+        if self._world.rank == 0:
+            self._coordinator.post(TrainerFailed(self._incarnation, reason))
+            deadline = time.monotonic() + LAST_WORDS_SECONDS
+            while (left := deadline - time.monotonic()) > 0:
+                if isinstance(self._coordinator.next(left), Stop | Refuse):
+                    break
+        self._world.agree(None)
+        return REFUSED

@@ -1,0 +1,149 @@
+"""Rank 0's conversation with the coordinator: a thread that keeps the link, a queue of commands, results to repeat.
+
+Training never waits for the connection. A result is kept until a newer one replaces it and said again on every
+reconnect; the coordinator takes repetitions. On a reconnect it also repeats its commands, so those still waiting here
+are dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from typing import Any, TypeAlias
+
+from rljob.protocol.link import Link, RefusedError
+from rljob.protocol.messages import (
+    Checkpoint,
+    Checkpointed,
+    Refuse,
+    RegisterTrainer,
+    SendWeights,
+    StepDone,
+    Stop,
+    ToTrainer,
+    Train,
+    TrainerFailed,
+    TrainerRegistered,
+    WeightsReady,
+    WeightsSent,
+)
+
+log = logging.getLogger(__name__)
+
+Command: TypeAlias = TrainerRegistered | Train | SendWeights | Checkpoint | Stop | Refuse
+Result: TypeAlias = StepDone | Checkpointed | WeightsReady | WeightsSent | TrainerFailed
+
+KEPT_RESULTS = 64
+
+
+class Results:
+    """What the coordinator may not have heard yet, one result per subject, oldest first."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[object, ...], Result] = {}
+
+    def add(self, result: Result) -> None:
+        """Keep ``result`` in place of an older one of its subject."""
+        subject = _subject(result)
+        self._kept.pop(subject, None)
+        self._kept[subject] = result
+        while len(self._kept) > KEPT_RESULTS:
+            del self._kept[next(iter(self._kept))]
+
+    def of(self, incarnation: int) -> list[Result]:
+        """Return what is kept of ``incarnation`` and forget the rest."""
+        self._kept = {s: result for s, result in self._kept.items() if result.incarnation == incarnation}
+        return list(self._kept.values())
+
+
+def _subject(result: Result) -> tuple[object, ...]:
+    match result:
+        case Checkpointed():
+            return "Checkpointed", result.step
+        case WeightsReady() | WeightsSent():  # one update per engine at a time, and its end covers its beginning
+            return "Weights", result.engine
+        case _:
+            return (type(result).__name__,)
+
+
+class Coordinator:
+    """The coordinator as rank 0 sees it.
+
+    Args:
+        url: its address.
+        token: the trainer's token.
+        instance: name of this process.
+        step: version of the weights held.
+    """
+
+    def __init__(self, url: str, token: str, instance: str, step: int) -> None:
+        self._link = Link(url, "trainer", token, ToTrainer, self._register)
+        self._instance = instance
+        self._step = step
+        self._incarnation = 0
+        self._results = Results()
+        self._commands: deque[Command] = deque()
+        self._changed = threading.Condition()
+        self._broken: BaseException | None = None
+        self._events: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
+
+    def start(self) -> None:
+        """Connect, and stay connected until the process ends."""
+        self._thread.start()
+
+    def next(self, timeout_seconds: float | None = None) -> Command | None:
+        """Return the next command, waiting for it; None when ``timeout_seconds`` pass first.
+
+        Raises:
+            RuntimeError: the connection's thread died.
+        """
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        with self._changed:
+            while not self._commands:
+                if self._broken is not None:
+                    raise RuntimeError("the connection to the coordinator broke for good") from self._broken
+                if not self._changed.wait(None if deadline is None else deadline - time.monotonic()):
+                    return None
+            return self._commands.popleft()
+
+    def post(self, result: Result) -> None:
+        """Tell the coordinator, now or on the next reconnect. Called from any thread."""
+        with self._changed:
+            self._results.add(result)
+            if isinstance(result, StepDone):
+                self._step = max(self._step, result.step + 1)
+        if self._events is not None:
+            self._events.call_soon_threadsafe(self._link.send, result)
+
+    def _register(self) -> list[Any]:
+        with self._changed:
+            self._commands = deque(command for command in self._commands if isinstance(command, Stop | Refuse))
+            registration = RegisterTrainer(self._instance, self._incarnation, self._step)
+            return [registration, *self._results.of(self._incarnation)]
+
+    def _receive(self, command: Command) -> None:
+        with self._changed:
+            if isinstance(command, TrainerRegistered):
+                self._incarnation = command.incarnation
+            self._commands.append(command)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._converse())
+        except RefusedError as error:
+            self._receive(Refuse(str(error), fatal=True))
+        except Exception as error:  # whatever it is, the thread is gone: next() raises it in the main thread
+            log.exception("the connection to the coordinator broke")
+            with self._changed:
+                self._broken = error
+                self._changed.notify()
+
+    async def _converse(self) -> None:
+        self._events = asyncio.get_running_loop()
+        async for message in self._link.messages():
+            self._receive(message)
