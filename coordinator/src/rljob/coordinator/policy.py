@@ -191,6 +191,7 @@ class Policy:
                 probe=message.probe,
                 in_flight=sync.in_flight,
                 timeout_seconds=sync.timeout_seconds,
+                engine=engine.instance,
             )
         )
 

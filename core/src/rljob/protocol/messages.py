@@ -120,7 +120,8 @@ class SamplingParams(msgspec.Struct, array_like=True):
 
 
 class Generate(Message):
-    """Generate a completion. Idempotent by ``part``."""
+    """Generate a completion. Idempotent by ``part``. An agent whose engine has no weights yet drops it: it was meant
+    for the engine before, and the registration of this one has it dispatched again."""
 
     part: Part
     token_ids: bytes  # int32: prompt, and on continuation what was already generated
@@ -173,6 +174,7 @@ class PrepareWeights(Message):
     probe: Probe
     in_flight: str  # keep | keepStaleCache | abort | wait
     timeout_seconds: float
+    engine: str = ""  # instance it is meant for; an agent whose engine is another one by now drops it
 
 
 class RestartEngine(Message):

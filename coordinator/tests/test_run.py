@@ -1,0 +1,181 @@
+"""The coordinator with all parts in one process: runs end, kills lose nothing, α = 0 is synchronous."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_spec = importlib.util.spec_from_file_location("world", Path(__file__).with_name("world.py"))
+assert _spec is not None and _spec.loader is not None
+world_module: Any = importlib.util.module_from_spec(_spec)
+sys.modules["world"] = world_module
+_spec.loader.exec_module(world_module)
+job = world_module.job
+
+
+@pytest.fixture
+async def new_world() -> AsyncIterator[Callable[..., Any]]:
+    """Worlds whose files are closed at the end."""
+    worlds: list[Any] = []
+
+    def make(*args: Any, **options: Any) -> Any:
+        worlds.append(world_module.World(*args, **options))
+        return worlds[-1]
+
+    yield make
+    for world in worlds:
+        world.close()
+
+
+@pytest.mark.parametrize("alpha", [0, 1, 2])
+async def test_a_run_ends_with_everything_accounted_for(new_world: Any, tmp_path: Path, alpha: int) -> None:
+    world = new_world(job(alpha=alpha, evaluation={"problems": 5, "everySteps": 2}), tmp_path, engines=2)
+    await world.start()
+    world.connect_all()
+    await world.settle()
+    assert world.run.finished
+    world.check_accounts()
+    assert [r.version for r in world.run.evaluations.results] == [0, 2, 4]
+    assert world.trainer.step_ == 4 and max(world.trainer.saved) == 4
+
+
+@pytest.mark.parametrize("alpha", [0, 1])
+@pytest.mark.parametrize("victim", ["coordinator", "runner", "engine", "agent", "trainer"])
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 8, 13, 21, 34, 55])
+async def test_a_part_dies_and_nothing_is_lost(
+    new_world: Any, tmp_path: Path, victim: str, alpha: int, after: int
+) -> None:
+    world = new_world(job(alpha=alpha), tmp_path)
+    await world.start()
+    world.connect_all()
+    await world.some(after)
+    if victim == "coordinator":
+        world.kill_coordinator()
+        await world.start()
+    elif victim == "runner":
+        world.runner.disconnect()
+        world.runner.driving.clear()
+    elif victim == "engine":
+        world.agents[0].reborn()
+        world.agents[0].say(world.agents[0].hello())
+    elif victim == "agent":
+        world.agents[0].disconnect()
+        world.agents[0].reborn()
+    else:
+        world.trainer.disconnect()
+        world.trainer.reborn()
+    world.connect_all()
+    await world.settle()
+    assert world.run.finished
+    world.check_accounts()
+    first = {step: data for step, data in reversed(world.trainer.batches)}
+    assert all(first[step] == data for step, data in world.trainer.batches), "a replay is the same batch"
+
+
+@pytest.mark.parametrize("alpha", [0, 1])
+async def test_killing_the_coordinator_again_and_again_loses_nothing(
+    new_world: Any, tmp_path: Path, alpha: int
+) -> None:
+    world = new_world(job(alpha=alpha, steps=6, evaluation={"problems": 3}), tmp_path, engines=2)
+    await world.start()
+    for turn in range(40):
+        world.connect_all()
+        await world.some(turn % 7)
+        world.kill_coordinator()
+        await world.start()
+    world.connect_all()
+    await world.settle()
+    assert world.run.finished
+    world.check_accounts()
+
+
+async def test_timing_does_not_change_the_batches_at_alpha_zero(new_world: Any, tmp_path: Path) -> None:
+    async def batches(name: str, engines: int, kill: bool) -> list[tuple[int, bytes]]:
+        (tmp_path / name).mkdir()
+        world = new_world(
+            job(alpha=0, steps=5, n=3, algorithm={"groupFilter": "nonconstant"}), tmp_path / name, engines
+        )
+        await world.start()
+        world.connect_all()
+        if kill:
+            await world.some(12)
+            world.kill_coordinator()
+            await world.start()
+            world.connect_all()
+        await world.settle()
+        world.check_accounts()
+        return world.trainer.batches
+
+    one = await batches("one", 1, False)
+    assert one == await batches("three", 3, False) == await batches("killed", 2, True)
+
+
+async def test_a_trainer_that_does_not_reproduce_begins_a_new_lineage(new_world: Any, tmp_path: Path) -> None:
+    world = new_world(job(alpha=0, steps=5), tmp_path)
+    await world.start()
+    world.connect_all()
+    while world.run.version < 3 or world.run.policy.published < 3:
+        await world.some(1)
+    world.trainer.disconnect()
+    world.trainer.reborn()
+    world.trainer.drift = "other"
+    world.trainer.connect()
+    await world.settle()
+    assert world.run.policy.lineage == 1
+    world.check_accounts()
+
+
+async def test_an_engine_whose_digest_differs_gets_no_work_and_is_restarted(new_world: Any, tmp_path: Path) -> None:
+    world = new_world(job(), tmp_path)
+    world.agents[0].lie = "something else"
+    await world.start()
+    world.connect_all()
+    for _ in range(30):
+        await world.some(1)
+        if world.agents[0].lives:
+            break
+    assert world.agents[0].lives == 1 and world.run.version == 0
+    assert world.run.trajectories.generated_tokens == 0
+    world.agents[0].lie = ""
+    await world.settle()
+    assert world.run.finished
+
+
+async def test_an_old_incarnation_is_refused(new_world: Any, tmp_path: Path) -> None:
+    world = new_world(job(), tmp_path)
+    await world.start()
+    world.connect_all()
+    await world.some(3)
+    old = world.trainer
+    world.trainer = world_module.Trainer(world)
+    world.trainer.connect()
+    await world.some(2)
+    before = world.run.version
+    old.say(world_module.m.StepDone(1, before, {}))
+    assert world.run.version == before
+    assert any(isinstance(message, world_module.m.Refuse) for message in old.peer.take())
+    await world.settle()
+    world.check_accounts()
+
+
+async def test_rewards_that_never_differ_end_the_run_with_a_reason(new_world: Any, tmp_path: Path) -> None:
+    world = new_world(job(algorithm={"groupFilter": "nonconstant"}), tmp_path)
+    world.reward = lambda sample, result: 1.0
+    await world.start()
+    world.connect_all()
+    await world.settle(100_000)
+    assert world.run.failure is not None and world.run.failure[0] == "GroupsRejected"
+
+
+async def test_samples_that_all_fail_end_the_run_with_the_reason(new_world: Any, tmp_path: Path) -> None:
+    world = new_world(job(), tmp_path)
+    world.reward = lambda sample, result: float("nan")
+    await world.start()
+    world.connect_all()
+    await world.settle()
+    assert world.run.failure is not None and "nan" in world.run.failure[1]

@@ -1,0 +1,380 @@
+"""A world in one process for tests of the coordinator: peers without sockets, driven message by message.
+
+The engine's tokens are a function of (version it serves, seed); the trainer's weights are a hash over what it trained.
+Nothing waits for a clock: :meth:`World.settle` lets everything happen that can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import struct
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zstandard
+
+from rljob.api.models import RLJob
+from rljob.api.resolve import resolve
+from rljob.coordinator import connections
+from rljob.coordinator.batches import shard
+from rljob.coordinator.connections import Connections
+from rljob.coordinator.peers import Peer
+from rljob.coordinator.recovery import recover
+from rljob.coordinator.run import Run
+from rljob.coordinator.store import Store
+from rljob.protocol import messages as m
+
+
+def job(steps: int = 4, alpha: int = 1, n: int = 2, g: int = 2, **spec: Any) -> RLJob:
+    """Return a small manifest."""
+    body = {
+        "seed": 3,
+        "models": [{"name": "policy", "source": "job://model"}],
+        "training": {"steps": steps, "promptsPerStep": n, "samplesPerPrompt": g, "maxStaleness": alpha},
+        "tasks": [
+            {"name": "sums", "data": {"reasoningGym": {"dataset": "chain_sum"}}, "reward": "r",
+             "sampling": {"maxTokens": 16}}
+        ],
+        "rewards": [{"name": "r", "builtin": "reasoning_gym"}],
+        "rollouts": [{"name": "main", "maxConcurrency": 4}],
+        "checkpoints": {"everySteps": 2, "keep": 2},
+        **spec,
+    }  # fmt: skip
+    return resolve(RLJob.model_validate({"metadata": {"name": "test"}, "spec": body}))
+
+
+class FakePeer(Peer):
+    """A connection whose messages stay in a list."""
+
+    def __init__(self, role: str) -> None:
+        super().__init__(role, socket=None)  # type: ignore[arg-type]
+        self.instance = ""
+
+    def take(self) -> list[Any]:
+        """Return what was sent and forget it."""
+        taken, self._outbox = self._outbox, []
+        return taken
+
+
+def int32(values: list[int]) -> bytes:
+    return struct.pack(f"<{len(values)}i", *values)
+
+
+class Part:
+    """Something that connects."""
+
+    role = ""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.peer: FakePeer | None = None
+
+    def connect(self) -> None:
+        self.peer = FakePeer(self.role)
+        self.say(self.hello())
+
+    def hello(self) -> Any:
+        raise AssertionError
+
+    def say(self, *messages: Any) -> None:
+        if self.peer is not None:
+            self.world.connections.receive(self.peer, m.encode_frame(list(messages)))
+
+    def disconnect(self) -> None:
+        if self.peer is not None:
+            peer, self.peer = self.peer, None
+            self.world.connections.lost(peer)
+
+    def step(self) -> bool:
+        """Handle what came; return whether something did."""
+        if self.peer is None:
+            return False
+        messages = self.peer.take()
+        for message in messages:
+            self.handle(message)
+        return bool(messages)
+
+    def handle(self, message: Any) -> None:
+        raise AssertionError
+
+
+class Runner(Part):
+    role = "runner"
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.driving: dict[str, m.Drive] = {}
+        self.finished: dict[str, m.Scored] = {}
+
+    def hello(self) -> Any:
+        return m.RegisterRunner("runner", 1000, list(self.driving))
+
+    def connect(self) -> None:
+        super().connect()
+        for sample, drive in list(self.driving.items()):
+            if sample in self.finished:
+                self.say(self.finished[sample])
+            elif not drive.turns:
+                self._ask(drive)
+
+    def _ask(self, drive: m.Drive) -> None:
+        self.say(m.NeedGeneration(drive.sample, 0, int32([drive.row, 1, 2]), 16, 1.0, [0]))
+
+    def handle(self, message: Any) -> None:
+        match message:
+            case m.Drive(sample=sample, turns=turns):
+                self.driving[sample] = message
+                if turns:
+                    self._score(sample, turns[0])
+                else:
+                    self._ask(message)
+            case m.Generated(sample=sample, result=result):
+                if sample in self.driving:
+                    self._score(sample, result)
+            case m.Cancel(samples=samples):
+                for sample in samples:
+                    self.driving.pop(sample, None)
+            case m.AckScored(samples=samples):
+                for sample in samples:
+                    self.finished.pop(sample, None)
+                    self.driving.pop(sample, None)
+
+    def _score(self, sample: str, result: m.TurnTokens) -> None:
+        reward = self.world.reward(sample, result)
+        self.finished[sample] = m.Scored(sample, reward, {}, "text")
+        self.say(self.finished[sample])
+
+
+class Agent(Part):
+    role = "agent"
+
+    def __init__(self, world: World, name: str = "engine-0") -> None:
+        super().__init__(world)
+        self.name, self.lives = name, 0
+        self.queue: list[m.Generate] = []
+        self.unacknowledged: dict[str, m.Completion] = {}
+        self.lineage, self.version, self.digest = -1, -1, ""
+        self.preparing: m.PrepareWeights | None = None
+        self.hold = False  # generate nothing
+        self.lie = ""  # digest to answer with instead
+
+    def reborn(self) -> None:
+        """The engine server died."""
+        self.lives += 1
+        self.queue, self.unacknowledged = [], {}
+        self.lineage, self.version, self.digest, self.preparing = -1, -1, "", None
+
+    @property
+    def instance(self) -> str:
+        return f"{self.name}.{self.lives}"
+
+    def hello(self) -> Any:
+        running = [generate.part for generate in self.queue]
+        return m.RegisterEngine(self.instance, "main", 4, 64, self.lineage, self.version, running, self.digest)
+
+    def connect(self) -> None:
+        super().connect()
+        if self.unacknowledged:
+            self.say(m.Completions(list(self.unacknowledged.values())))
+
+    def handle(self, message: Any) -> None:
+        match message:
+            case m.Generate():
+                if self.version >= 0:  # else it was meant for the engine before this one
+                    self.queue.append(message)
+            case m.Abort(parts=parts):
+                self.queue = [generate for generate in self.queue if generate.part not in parts]
+            case m.AckCompletions(parts=parts):
+                for part in parts:
+                    self.unacknowledged.pop(part.sample, None)
+            case m.PrepareWeights():
+                if message.engine == self.instance:
+                    self.preparing = message
+            case m.RestartEngine():
+                self.reborn()
+                self.say(self.hello())
+
+    def step(self) -> bool:
+        busy = super().step()
+        prepared = self.preparing
+        if prepared is not None and self.peer is not None and prepared.group in self.world.broadcasts:
+            self.preparing = None
+            self.digest = self.lie or self.world.broadcasts.pop(prepared.group)
+            self.lineage, self.version = prepared.lineage, prepared.version
+            self.say(m.WeightAck(prepared.update, prepared.lineage, prepared.version, self.digest, 0.0, 0.1))
+            busy = True
+        if self.queue and not self.hold and self.peer is not None:
+            generate = self.queue.pop(0)
+            completion = generate_tokens(generate, self.version)
+            self.unacknowledged[generate.part.sample] = completion
+            self.say(m.Completions([completion]))
+            busy = True
+        return busy
+
+
+def generate_tokens(generate: m.Generate, version: int) -> m.Completion:
+    """The seeded engine: tokens are a function of prompt, seed and version."""
+    digest = hashlib.sha256(generate.token_ids + struct.pack("<qi", generate.sampling.seed, version)).digest()
+    tokens = list(digest[: 1 + digest[0] % generate.sampling.max_tokens])
+    logprobs = struct.pack(f"<{len(tokens)}f", *([-1.0] * len(tokens)))
+    spans = [m.VersionSpan(version, 0, len(tokens))]
+    return m.Completion(generate.part, int32(tokens), logprobs, spans, "stop", 0.01)
+
+
+class Trainer(Part):
+    role = "trainer"
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.incarnation = 0
+        self.step_, self.state = 0, "start"
+        self.batches: list[tuple[int, bytes]] = []
+        self.saved: dict[int, str] = {0: "start"}
+        self.commands: list[Any] = []
+        self.hold = False
+        self.drift = ""  # makes a replay come out differently
+
+    def reborn(self) -> None:
+        """The process died: back to the newest checkpoint."""
+        self.incarnation, self.commands = 0, []
+        self.step_ = max(self.saved)
+        self.state = self.saved[self.step_]
+
+    def hello(self) -> Any:
+        return m.RegisterTrainer(f"trainer-{id(self)}", self.incarnation, self.step_)
+
+    def connect(self) -> None:
+        super().connect()
+        if self.incarnation and self.batches:
+            self.say(m.StepDone(self.incarnation, self.batches[-1][0], {"loss": 0.0}))
+
+    def handle(self, message: Any) -> None:
+        if isinstance(message, m.TrainerRegistered):
+            self.incarnation = message.incarnation
+        else:
+            self.commands.append(message)
+
+    def step(self) -> bool:
+        busy = super().step()
+        if self.commands and not self.hold and self.peer is not None:
+            self._execute(self.commands.pop(0))
+            busy = True
+        return busy
+
+    def _execute(self, command: Any) -> None:
+        match command:
+            case m.Train(step=step):
+                if step == self.step_:
+                    data = zstandard.decompress(shard(self.world.store, step, 0, 1))
+                    self.batches.append((step, data))
+                    self.check(command, data)
+                    self.state = hashlib.sha256(self.state.encode() + data + self.drift.encode()).hexdigest()
+                    self.step_ += 1
+                assert step < self.step_
+                self.say(m.StepDone(self.incarnation, step, {"loss": 0.0}))
+            case m.SendWeights(update=update, engines=engines):
+                for target in engines:
+                    group = f"group-{update}-{target.engine}"
+                    probe = m.Probe([], [], 1e-4)
+                    self.world.broadcasts[group] = self.state
+                    self.say(
+                        m.WeightsReady(self.incarnation, update, target.engine, group, "", 0, 2, "gloo", [], probe),
+                        m.WeightsSent(self.incarnation, update, target.engine, self.state, 0.1, ""),
+                    )
+                if not engines:
+                    self.say(m.WeightsSent(self.incarnation, update, "", self.state, 0.1, ""))
+            case m.Checkpoint(step=step, remove=remove):
+                assert step == self.step_
+                self.saved[step] = self.state
+                for old in remove:
+                    self.saved.pop(old, None)
+                self.say(m.Checkpointed(self.incarnation, step, f"checkpoints/step-{step:06d}"))
+
+    def check(self, command: m.Train, data: bytes) -> None:
+        samples = msgspec.msgpack.decode(data, type=list[m.SampleTokens])
+        lengths = {s.sample: s.prompt_tokens + s.response_tokens for s in command.samples}
+        assert {s.sample: len(s.loss_mask) for s in samples} == lengths
+        assert all(command.step - s.min_version <= self.world.alpha for s in command.samples)
+
+
+class World:
+    """Coordinator, runner, engines and trainer."""
+
+    def __init__(self, manifest: RLJob, storage: Path, engines: int = 1) -> None:
+        self.manifest, self.storage = manifest, storage
+        connections.GRACE_SECONDS = 0.0
+        self.alpha = manifest.spec.training.max_staleness
+        self.broadcasts: dict[str, str] = {}
+        self.runner, self.trainer = Runner(self), Trainer(self)
+        self.agents = [Agent(self, f"engine-{i}") for i in range(engines)]
+        self.reward = lambda sample, result: float(sum(result.token_ids) % 2)
+
+    @property
+    def parts(self) -> list[Part]:
+        return [self.runner, self.trainer, *self.agents]
+
+    async def start(self) -> None:
+        """Start the coordinator (again)."""
+        self.store = Store(self.storage)
+        self.run = Run(self.manifest.spec, self.store)
+        self.connections = Connections(self.run)
+        recover(self.run)
+        self.committing = asyncio.create_task(self.store.run())
+        self.run.changed()
+
+    def kill_coordinator(self) -> None:
+        """Lose everything that is not durable."""
+        self.committing.cancel()
+        self.store._thread.shutdown(wait=True)
+        self.store.segments.close()
+        self.store._reader.close()
+        self.store.db.close()
+        for part in self.parts:
+            part.peer = None
+
+    async def settle(self, limit: int = 10_000) -> None:
+        """Let everything happen that can."""
+        for _ in range(limit):
+            busy = [part.step() for part in self.parts]
+            await self.store.drain()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            if not any(busy) and not any(p.peer is not None and p.peer._outbox for p in self.parts):
+                return
+        raise AssertionError("it never settles")
+
+    async def some(self, turns: int) -> None:
+        """Let a few things happen."""
+        for _ in range(turns):
+            for part in self.parts:
+                part.step()
+            await self.store.drain()
+            await asyncio.sleep(0)
+
+    def close(self) -> None:
+        """Close the files."""
+        self.committing.cancel()
+        self.store.close()
+
+    def connect_all(self) -> None:
+        for part in self.parts:
+            if part.peer is None:
+                part.connect()
+
+    def check_accounts(self) -> None:
+        """Every admitted sample ended once, no sample is in two batches, every batch was applied."""
+        rows = self.store.query("SELECT s.*, g.kind FROM samples s JOIN groups g ON g.id = s.group_id")
+        ends = {"trained", "filtered", "surplus", "expired", "failed"}
+        assert all(row["state"] in (ends if row["kind"] == "train" else {"evaluated", "failed"}) for row in rows), [
+            (row["id"], row["state"]) for row in rows if row["state"] not in ends
+        ]
+        trained = [row["id"] for row in rows if row["state"] == "trained"]
+        listed = [s for row in self.store.query("SELECT samples FROM batches") for s in msgspec.json.decode(row[0])]
+        assert sorted(trained) == sorted(listed)
+        assert len(set(listed)) == len(listed)
+        steps = self.manifest.spec.training.steps
+        assert [row[0] for row in self.store.query("SELECT DISTINCT step FROM applied ORDER BY step")] == list(
+            range(steps)
+        )

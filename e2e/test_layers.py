@@ -1,0 +1,25 @@
+"""Light parts stay light: no torch, no engine, no controller framework."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "vllm", "kopf", "ray", "transformers")
+LIGHT = (
+    "rljob.api.models",
+    "rljob.protocol.link",
+    "rljob.scheduling.scheduler",
+    "rljob.coordinator.service",
+    "rljob.runner.service",
+    "rljob.cli.main",
+)
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_a_light_part_imports_nothing_heavy(module: str) -> None:
+    program = f"import sys, {module}; print([m for m in {HEAVY!r} if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
