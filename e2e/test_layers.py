@@ -13,7 +13,7 @@ LIGHT = (
     "rljob.protocol.link",
     "rljob.scheduling.scheduler",
     "rljob.coordinator.service",
-    "rljob.runner.service",
+    "rljob.runner.wiring",
     "rljob.cli.main",
 )
 
