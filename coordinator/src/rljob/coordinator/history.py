@@ -9,10 +9,35 @@ from rljob.protocol.status import HistoryPoint
 from rljob.scheduling.groups import Group
 
 
+ACTIVITIES = ("generating", "training", "updating_weights", "trainer_waiting")
+
+
+class Stopwatches:
+    """How long each activity has been going on since this process began. Activities overlap."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+        self._total = dict.fromkeys(ACTIVITIES, 0.0)
+
+    def set(self, activity: str, on: bool) -> None:
+        """Say whether ``activity`` goes on now."""
+        began = self._since.get(activity)
+        if on and began is None:
+            self._since[activity] = time.monotonic()
+        elif not on and began is not None:
+            self._total[activity] += time.monotonic() - self._since.pop(activity)
+
+    def seconds(self) -> dict[str, float]:
+        """Return seconds_ACTIVITY of each."""
+        at = time.monotonic()
+        return {f"seconds_{name}": total + at - self._since.get(name, at) for name, total in self._total.items()}
+
+
 class History:
     """Points of the steps applied, and figures of the last one."""
 
     def __init__(self) -> None:
+        self.watches = Stopwatches()
         self.points: list[HistoryPoint] = []
         self.metrics: dict[str, float] = {}
         self.seconds_before = 0.0  # of earlier coordinator processes

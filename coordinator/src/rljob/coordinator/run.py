@@ -83,6 +83,7 @@ class Run:
         self.trajectories.dispatch(self._eligible)
         self.policy.advance()
         self._finish()
+        self._watch()
 
     def _evaluate(self) -> None:
         if self.evaluations.running is None and self.evaluations.wanted(self.version):
@@ -114,6 +115,13 @@ class Run:
             return False
         version = self.version if request.version is None else request.version
         return engine.serving == (self.policy.lineage, version)
+
+    def _watch(self) -> None:
+        watches, engines = self.history.watches, self.engines.by_instance.values()
+        watches.set("generating", any(engine.load.requests for engine in engines))
+        watches.set("updating_weights", any(engine.update is not None for engine in engines))
+        watches.set("training", self.policy.busy == "Train")
+        watches.set("trainer_waiting", self.policy.trainer is not None and not self.policy.busy)
 
     def _finish(self) -> None:
         steps = self.spec.training.steps

@@ -31,7 +31,7 @@ def status_of(run: Run) -> RunStatus:
         ),
         last_checkpoint=CheckpointStatus(newest, policy.checkpoint_path),
         queues=[Queue(name, value) for name, value in run.counts().items()],
-        metrics=[Metric(name, value) for name, value in run.history.metrics.items()],
+        metrics=[Metric(name, value) for name, value in (run.history.metrics | run.history.watches.seconds()).items()],
         evaluations=list(run.evaluations.results),
         history=list(run.history.points),
         parts=_parts(run),
