@@ -1,0 +1,266 @@
+"""A rollout agent without an engine: speaks the agent's protocol and writes tokens by e2e.fakes.tokens.
+
+Its weights are a digest that the fake trainer puts into the name of the weight group. One turn of its loop writes one
+token of every running sequence; with ``seconds_per_token`` 0 a turn takes as long as the event loop needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import uuid
+from dataclasses import dataclass, field
+
+from e2e.fakes.tokens import Stream, begin, weights_key
+from rljob.protocol import messages as m
+from rljob.protocol.environment import read_environment
+from rljob.protocol.link import Link
+
+log = logging.getLogger(__name__)
+
+Key = tuple[str, int, int]
+HEARTBEAT_SECONDS = 5.0
+
+
+@dataclass
+class Faults:
+    """What goes wrong. ``weights``: what becomes of the next ``weights_times`` updates: refuse | wrong_digest |
+    silent. ``die_after_tokens``: the process ends as by kill -9 once it has written so many tokens."""
+
+    weights: str = ""
+    weights_times: int = 1
+    die_after_tokens: int | None = None
+
+
+@dataclass
+class Running:
+    """A request in hand."""
+
+    part: m.Part
+    stream: Stream
+    spans: list[m.VersionSpan] = field(default_factory=list)
+
+
+class FakeEngine:
+    """One agent with its engine.
+
+    Args:
+        url: address of the coordinator.
+        token: the agents' token.
+        pool: rollout pool it belongs to.
+        max_concurrency: sequences it writes at a time.
+        seconds_per_token: see the module.
+        faults: what goes wrong.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        pool: str = "main",
+        max_concurrency: int = 64,
+        seconds_per_token: float = 0.0,
+        faults: Faults | None = None,
+    ) -> None:
+        self.instance = f"fake-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self.faults = faults or Faults()
+        self.lineage = self.version = -1
+        self.digest = ""
+        self.tokens_written = 0
+        self._pool = pool
+        self._max_concurrency = max_concurrency
+        self._seconds_per_token = seconds_per_token
+        self._weights = 0
+        self._waiting: dict[Key, Running] = {}
+        self._running: dict[Key, Running] = {}
+        self._unacknowledged: dict[Key, m.Completion] = {}
+        self._updates: list[m.PrepareWeights] = []
+        self._busy = asyncio.Event()
+        self._link = Link(url, "agent", token, m.ToAgent, self._register)
+
+    async def run(self) -> None:
+        """Serve until told to drain.
+
+        Raises:
+            RefusedError: the coordinator refuses this agent for good.
+        """
+        others = [asyncio.create_task(self._write()), asyncio.create_task(self._beat())]
+        try:
+            async for message in self._link.messages():
+                match message:
+                    case m.Generate(part=part):
+                        self._generate(message)
+                    case m.Abort(parts=parts, discard=discard):
+                        for part in parts:
+                            self._abort(_key(part), discard)
+                    case m.AckCompletions(parts=parts):
+                        for part in parts:
+                            self._unacknowledged.pop(_key(part), None)
+                    case m.PrepareWeights():
+                        self._prepare(message)
+                    case m.RestartEngine():
+                        self._restart()
+                    case m.Drain():
+                        return
+        finally:
+            for task in others:
+                task.cancel()
+
+    def _register(self) -> list[object]:
+        held = [running.part for running in (*self._running.values(), *self._waiting.values())]
+        registration = m.RegisterEngine(
+            self.instance, self._pool, self._max_concurrency, 4096, self.lineage, self.version, held, self.digest
+        )
+        return [registration, *([m.Completions(list(self._unacknowledged.values()))] if self._unacknowledged else [])]
+
+    # --- requests ---
+
+    def _generate(self, request: m.Generate) -> None:
+        key = _key(request.part)
+        if key in self._unacknowledged:
+            self._link.send(m.Completions([self._unacknowledged[key]]))
+        elif key not in self._running and key not in self._waiting:
+            sampling = request.sampling
+            stream = begin(request.token_ids, sampling.seed, sampling.max_tokens, sampling.stop_token_ids)
+            self._waiting[key] = Running(request.part, stream)
+            self._busy.set()
+
+    def _abort(self, key: Key, discard: bool) -> None:
+        running = self._running.pop(key, None) or self._waiting.pop(key, None)
+        if running is not None and not discard:
+            self._complete([(running, "abort")])
+        elif discard:
+            self._unacknowledged.pop(key, None)
+
+    def _complete(self, finished: list[tuple[Running, str]]) -> None:
+        completions = [
+            m.Completion(
+                part=running.part,
+                token_ids=running.stream.token_ids.tobytes(),
+                logprobs=running.stream.logprobs.tobytes(),
+                spans=running.spans,
+                finish=finish,
+                seconds=0.0,
+            )
+            for running, finish in finished
+        ]
+        self._unacknowledged |= {_key(completion.part): completion for completion in completions}
+        self._link.send(m.Completions(completions))
+
+    async def _write(self) -> None:
+        """Write one token of every running sequence a turn, for ever."""
+        while True:
+            await asyncio.sleep(self._seconds_per_token)
+            while self._waiting and len(self._running) < self._max_concurrency:
+                key = next(iter(self._waiting))
+                self._running[key] = self._waiting.pop(key)
+            finished = [(running, finish) for running in self._running.values() if (finish := self._step(running))]
+            for running, _ in finished:
+                del self._running[_key(running.part)]
+            if finished:
+                self._complete(finished)
+            self._update_when_due()
+            if not self._running and not self._waiting:
+                self._busy.clear()
+                await self._busy.wait()
+
+    def _step(self, running: Running) -> str:
+        finish = running.stream.step(self._weights)
+        end = len(running.stream.token_ids)
+        if running.spans and running.spans[-1].version == self.version:
+            running.spans[-1].end = end
+        else:
+            running.spans.append(m.VersionSpan(self.version, end - 1, end))
+        self.tokens_written += 1
+        if self.faults.die_after_tokens is not None and self.tokens_written >= self.faults.die_after_tokens:
+            log.warning("dying after %d tokens, as asked", self.tokens_written)
+            os._exit(137)
+        return finish
+
+    # --- weights ---
+
+    def _prepare(self, update: m.PrepareWeights) -> None:
+        if self.faults.weights and self.faults.weights_times > 0:
+            self.faults.weights_times -= 1
+            if self.faults.weights == "refuse":
+                self._link.send(m.WeightFailed(update.update, "refused, as asked"))
+            elif self.faults.weights == "wrong_digest":
+                self._link.send(m.WeightAck(update.update, update.lineage, update.version, "0" * 64, 0.0, 0.0))
+            return
+        self._updates.append(update)
+        if update.in_flight == "abort":
+            aborted = [*self._running.values(), *self._waiting.values()]
+            self._running.clear()
+            self._waiting.clear()
+            if aborted:
+                self._complete([(running, "abort") for running in aborted])
+        self._update_when_due()
+
+    def _update_when_due(self) -> None:
+        """Take the newest weights, under inFlight `wait` once nothing runs."""
+        if not self._updates or (self._updates[-1].in_flight == "wait" and (self._running or self._waiting)):
+            return
+        update = self._updates[-1]
+        self._updates.clear()
+        self.lineage, self.version = update.lineage, update.version
+        self.digest = digest_of_group(update.group)
+        self._weights = weights_key(self.digest)
+        self._link.send(m.WeightAck(update.update, update.lineage, update.version, self.digest, 0.0, 0.0))
+
+    def _restart(self) -> None:
+        """Begin again as a new instance without weights, as a supervised engine server would."""
+        self.instance = f"fake-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self.lineage = self.version = -1
+        self.digest = ""
+        self._running.clear()
+        self._waiting.clear()
+        for message in self._register():
+            self._link.send(message)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+            self._link.send(m.EngineHeartbeat("ready", len(self._running), len(self._waiting), 0))
+
+
+def group_name(digest: str) -> str:
+    """Return a weight group's name that carries the weights."""
+    return f"fake:{uuid.uuid4().hex[:8]}:{digest}"
+
+
+def digest_of_group(group: str) -> str:
+    """Return the weights that a group's name carries."""
+    return group.rpartition(":")[2]
+
+
+def _key(part: m.Part) -> Key:
+    return (part.sample, part.turn, part.attempt)
+
+
+def main() -> None:
+    """Run one agent as a process, told its surroundings like any part."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds-per-token", type=float, default=0.0)
+    parser.add_argument("--max-concurrency", type=int, default=64)
+    parser.add_argument("--die-after-tokens", type=int)
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO)
+    environment = read_environment()
+
+    async def run() -> None:
+        await FakeEngine(
+            environment.coordinator,
+            environment.token,
+            environment.name,
+            options.max_concurrency,
+            options.seconds_per_token,
+            Faults(die_after_tokens=options.die_after_tokens),
+        ).run()
+
+    asyncio.run(run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""Runs a job's parts for a test: as processes that are restarted when they die, or inside the test's event loop.
+
+A test waits for lines that parts log, never for time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from e2e.fakes.engine import FakeEngine, Faults
+from e2e.fakes.model import write_model
+from e2e.fakes.reward import build_app
+from e2e.fakes.trainer import FakeTrainer
+from rljob.api.models import RLJob
+from rljob.api.resolve import resolve
+from rljob.protocol.environment import PartEnvironment
+from rljob.runner.wiring import prepare, serve
+
+TOKENS = {"agent": "agent-secret", "runner": "runner-secret", "trainer": "trainer-secret"}
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = {
+    "coordinator": ["-m", "rljob.coordinator.main"],
+    "runner": ["-m", "rljob.runner.main"],
+    "agent": ["-m", "e2e.fakes.engine"],
+    "trainer": ["-m", "e2e.fakes.trainer"],
+    "reward": ["-m", "e2e.fakes.reward"],
+}
+
+
+def make_job(**changes: Any) -> RLJob:
+    """Return a small resolved job; ``changes`` replace sections of its spec."""
+    spec = {
+        "seed": 11,
+        "models": [{"name": "policy", "source": "job://model"}],
+        "training": {"steps": 8, "promptsPerStep": 4, "samplesPerPrompt": 4, "maxStaleness": 0},
+        "algorithm": {"groupFilter": "nonconstant"},
+        "tasks": [
+            {
+                "name": "sums",
+                "weight": 2,
+                "data": {"reasoningGym": {"dataset": "chain_sum", "config": {"max_digits": 2}}},
+                "reward": "coin",
+                "sampling": {"maxTokens": 100},
+            },
+            {
+                "name": "products",
+                "data": {"reasoningGym": {"dataset": "products"}},
+                "prompt": "Q: {question}\nA:",
+                "reward": "coin",
+                "sampling": {"maxTokens": 50},
+            },
+        ],
+        "rewards": [{"name": "coin", "builtin": "reasoning_gym"}],
+        "rollouts": [{"name": "main"}],
+        "checkpoints": {"everySteps": 3, "keep": 2},
+    }
+    return resolve(RLJob.model_validate({"metadata": {"name": "test"}, "spec": {**spec, **changes}}))
+
+
+class Stage:
+    """The parts of one job in one directory.
+
+    Args:
+        job: the resolved manifest.
+        storage: the run directory; parts log to NAME.log in it.
+    """
+
+    def __init__(self, job: RLJob, storage: Path) -> None:
+        self.job = job
+        self.storage = storage
+        self.restarts: dict[str, int] = {}
+        self._urls = {part: f"127.0.0.1:{_free_port()}" for part in ("coordinator", "reward")}
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._tasks: dict[str, asyncio.Task[Any]] = {}
+        self._waiting: list[tuple[str, str, asyncio.Event]] = []
+        self._stopping = False
+        write_model(storage / "model")
+        (storage / "job.json").write_text(job.model_dump_json(by_alias=True))
+        (storage / "tokens.json").write_text(json.dumps(TOKENS))
+
+    @property
+    def coordinator_url(self) -> str:
+        """Address of the coordinator."""
+        return f"http://{self._urls['coordinator']}"
+
+    @property
+    def reward_urls(self) -> dict[str, str]:
+        """Address of every reward."""
+        return {reward.name: f"http://{self._urls['reward']}" for reward in self.job.spec.rewards}
+
+    def environment(self, part: str) -> PartEnvironment:
+        """Return what a part inside this process is told."""
+        return PartEnvironment(
+            job=self.job,
+            storage=self.storage,
+            coordinator=self.coordinator_url,
+            token=TOKENS.get(part, ""),
+            listen=self._urls.get(part, ""),
+            name=self.job.spec.rollouts[0].name,
+            host="127.0.0.1",
+        )
+
+    # --- processes ---
+
+    async def start(self, part: str, *arguments: str) -> None:
+        """Start a part and restart it whenever it dies; one that ends with 0 is not restarted."""
+        self.restarts[part] = -1
+        self._tasks[part] = asyncio.create_task(self._keep(part, arguments), name=part)
+
+    def kill(self, part: str) -> None:
+        """End a part as by kill -9, now."""
+        self._processes[part].send_signal(signal.SIGKILL)
+
+    async def until(self, part: str, words: str) -> None:
+        """Wait until ``part`` logs a line with ``words``."""
+        event = asyncio.Event()
+        self._waiting.append((part, words, event))
+        await event.wait()
+
+    async def ended(self, part: str) -> None:
+        """Wait until ``part`` ends with 0.
+
+        Raises:
+            RuntimeError: it ended with 2, which no restart can mend.
+        """
+        await self._tasks[part]
+
+    def play(self, part: str, work: Awaitable[None]) -> None:
+        """Run a part inside this process."""
+        self._tasks[part] = asyncio.ensure_future(work)
+
+    async def close(self) -> None:
+        """Stop everything."""
+        self._stopping = True
+        for process in self._processes.values():
+            if process.returncode is None:
+                process.terminate()
+        for part, task in self._tasks.items():
+            if part not in self._processes:
+                task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _keep(self, part: str, arguments: tuple[str, ...]) -> None:
+        environment = os.environ | {
+            "RLJOB_JOB": str(self.storage / "job.json"),
+            "RLJOB_STORAGE": str(self.storage),
+            "RLJOB_COORDINATOR": self.coordinator_url,
+            "RLJOB_TOKEN": TOKENS.get(part, ""),
+            "RLJOB_TOKENS": str(self.storage / "tokens.json"),
+            "RLJOB_LISTEN": self._urls.get(part, ""),
+            "RLJOB_NAME": self.job.spec.rollouts[0].name,
+            "RLJOB_REWARD_URLS": json.dumps(self.reward_urls),
+            "PYTHONWARNINGS": "ignore",
+            "PYTHONPATH": str(ROOT),
+        }
+        while not self._stopping:
+            self.restarts[part] += 1
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, *COMMANDS[part], *arguments, env=environment, stderr=asyncio.subprocess.PIPE
+            )
+            self._processes[part] = process
+            assert process.stderr is not None
+            with (self.storage / f"{part}.log").open("ab") as log:
+                async for line in process.stderr:
+                    log.write(line)
+                    log.flush()
+                    self._tell(part, line.decode(errors="replace"))
+            code = await process.wait()
+            if code == 0:
+                return
+            if code == 2:
+                raise RuntimeError(f"{part} ended with 2; see {self.storage / part}.log")
+
+    def _tell(self, part: str, line: str) -> None:
+        for waiting in list(self._waiting):
+            if waiting[0] == part and waiting[1] in line:
+                self._waiting.remove(waiting)
+                waiting[2].set()
+
+
+@asynccontextmanager
+async def in_process(
+    job: RLJob, storage: Path, engines: Sequence[Faults] = (Faults(),), seconds_per_token: float = 0.0
+) -> AsyncIterator[FakeTrainer]:
+    """Run a job to its end with the coordinator as a process and everything else inside this one; give the trainer.
+
+    Args:
+        job: the resolved manifest.
+        storage: the run directory.
+        engines: one engine for each, with what goes wrong in it.
+        seconds_per_token: of every engine.
+    """
+    stage = Stage(job, storage)
+    reward = web.AppRunner(build_app(), access_log=None)
+    await reward.setup()
+    where = stage.environment("reward")
+    await web.TCPSite(reward, where.listen_host, where.listen_port).start()
+    await stage.start("coordinator")
+    stage.play("runner", serve(prepare(stage.environment("runner"), stage.reward_urls)))
+    for i, faults in enumerate(engines):
+        engine = FakeEngine(stage.coordinator_url, TOKENS["agent"], seconds_per_token=seconds_per_token, faults=faults)
+        stage.play(f"agent-{i}", engine.run())
+    trainer = FakeTrainer(stage.coordinator_url, TOKENS["trainer"], job, storage)
+    try:
+        await trainer.run()
+        yield trainer
+    finally:
+        await stage.close()
+        await reward.cleanup()
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port

@@ -1,0 +1,231 @@
+"""A trainer without tensors: speaks the trainer's protocol; its weights are a digest of all it has ever applied.
+
+Every batch is checked (a whole number of whole groups, no sample twice, none older than α), pulled from the
+coordinator, mixed into the state, and written to a journal. A checkpoint holds the state and the samples of every batch
+in its lineage, so a test can tell what the final weights were made from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import shutil
+import uuid
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import zstandard
+
+from e2e.fakes.engine import group_name
+from e2e.fakes.tokens import FIRST_STATE, next_state
+from rljob.api.models import RLJob
+from rljob.protocol import messages as m
+from rljob.protocol.environment import read_environment
+from rljob.protocol.link import Link
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 0.05
+_decoder = msgspec.msgpack.Decoder(list[m.SampleTokens])
+
+
+class BadBatchError(Exception):
+    """A batch breaks what the coordinator promises; the run must fail."""
+
+
+@dataclass
+class Weights:
+    """What is trained: batches applied, their digest, and the samples of each batch."""
+
+    step: int
+    state: str
+    batches: list[list[str]]
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A batch as it was applied."""
+
+    train: m.Train
+    shard: bytes  # msgpack of list[SampleTokens]
+    state: str  # after it
+
+
+class FakeTrainer:
+    """One trainer process.
+
+    Args:
+        url: address of the coordinator.
+        token: the trainer's token.
+        job: the resolved manifest.
+        storage: of the job; checkpoints go to checkpoints/step-N, the journal to fake-trainer.jsonl.
+        seconds_per_step: how long applying a batch takes.
+    """
+
+    def __init__(self, url: str, token: str, job: RLJob, storage: Path, seconds_per_step: float = 0.0) -> None:
+        self.applied: list[Applied] = []
+        self._url = url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._training = job.spec.training
+        self._storage = storage
+        self._journal = storage / "fake-trainer.jsonl"
+        self._seconds_per_step = seconds_per_step
+        self._instance = f"fake-trainer-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._incarnation = 0
+        self._weights = self._newest_checkpoint()
+        self._link = Link(url, "trainer", token, m.ToTrainer, self._register)
+
+    async def run(self) -> None:
+        """Obey until told to stop.
+
+        Raises:
+            RefusedError: the coordinator refuses this trainer for good.
+            BadBatchError: a batch was not what the coordinator promises.
+        """
+        async with aiohttp.ClientSession(headers=self._headers) as session:
+            async for message in self._link.messages():
+                match message:
+                    case m.TrainerRegistered(incarnation=incarnation):
+                        self._incarnation = incarnation
+                    case m.Train():
+                        await self._train(message, session)
+                    case m.SendWeights():
+                        self._send_weights(message)
+                    case m.Checkpoint():
+                        self._checkpoint(message)
+                    case m.Stop(reason=reason):
+                        log.info("told to stop: %s", reason)
+                        return
+
+    def _register(self) -> list[object]:
+        return [m.RegisterTrainer(self._instance, self._incarnation, self._weights.step)]
+
+    # --- batches ---
+
+    async def _train(self, train: m.Train, session: aiohttp.ClientSession) -> None:
+        try:
+            if train.step != self._weights.step:
+                raise BadBatchError(f"batch {train.step} for weights of version {self._weights.step}")
+            shard = await self._pull(train, session)
+            self._check(train, _decoder.decode(shard))
+        except BadBatchError as error:
+            self._link.send(m.TrainerFailed(self._incarnation, str(error)))
+            raise
+        if self._seconds_per_step:
+            await asyncio.sleep(self._seconds_per_step)
+        names = [sample.sample for sample in train.samples]
+        state = next_state(self._weights.state, shard)
+        self._write_journal({"incarnation": self._incarnation, "step": train.step, "samples": names, "state": state})
+        self._weights = Weights(train.step + 1, state, [*self._weights.batches, names])
+        self.applied.append(Applied(train, shard, state))
+        self._link.send(m.StepDone(self._incarnation, train.step, {"loss": 0.0}))
+
+    async def _pull(self, train: m.Train, session: aiohttp.ClientSession) -> bytes:
+        url = f"{self._url}/v1/batches/{train.step}/shards/0?of=1&incarnation={train.incarnation}"
+        while True:
+            try:
+                async with session.get(url) as response:
+                    body = await response.read()
+                    if response.status == 200:
+                        return zstandard.ZstdDecompressor().decompress(body)
+                    if response.status < 500:
+                        raise BadBatchError(f"batch {train.step} is refused: HTTP {response.status}: {body[:200]!r}")
+            except (aiohttp.ClientError, OSError) as error:
+                log.info("the coordinator is away: %s", error)
+            await asyncio.sleep(RETRY_SECONDS)
+
+    def _check(self, train: m.Train, tokens: list[m.SampleTokens]) -> None:
+        names = [sample.sample for sample in train.samples]
+        if [one.sample for one in tokens] != names:
+            raise BadBatchError(f"the shard of batch {train.step} holds other samples than the batch")
+        groups = Counter(sample.group for sample in train.samples)
+        if len(groups) != self._training.prompts_per_step or set(groups.values()) != {
+            self._training.samples_per_prompt
+        }:
+            raise BadBatchError(f"batch {train.step} has groups of sizes {sorted(groups.values())}")
+        known = {name for batch in self._weights.batches for name in batch}
+        if len(set(names)) != len(names) or known & set(names):
+            raise BadBatchError(f"batch {train.step} has samples that were trained before: {known & set(names)}")
+        for scalars, one in zip(train.samples, tokens, strict=True):
+            oldest = min(span.version for span in one.spans)
+            if train.step - oldest > self._training.max_staleness:
+                raise BadBatchError(f"{one.sample} of batch {train.step} has tokens of version {oldest}")
+            if oldest != scalars.min_version:
+                raise BadBatchError(f"{one.sample}: its lowest version is {oldest}, not {scalars.min_version}")
+            if sum(one.loss_mask) != scalars.response_tokens or sum(s.end - s.start for s in one.spans) != sum(
+                one.loss_mask
+            ):
+                raise BadBatchError(f"{one.sample}: mask, spans and length disagree")
+
+    def _write_journal(self, entry: dict[str, object]) -> None:
+        with self._journal.open("a") as journal:
+            journal.write(json.dumps(entry) + "\n")
+
+    # --- weights and checkpoints ---
+
+    def _send_weights(self, command: m.SendWeights) -> None:
+        state = self._weights.state
+        if not command.engines:
+            self._link.send(m.WeightsSent(self._incarnation, command.update, "", state, 0.0, ""))
+        for target in command.engines:
+            self._link.send(
+                m.WeightsReady(
+                    incarnation=self._incarnation,
+                    update=command.update,
+                    engine=target.engine,
+                    group=group_name(state),
+                    address="127.0.0.1",
+                    port=1,
+                    world_size=2,
+                    transport="gloo",
+                    parameters=[],
+                    probe=m.Probe([], [], 1e-4),
+                )
+            )
+            self._link.send(m.WeightsSent(self._incarnation, command.update, target.engine, state, 0.0, ""))
+
+    def _checkpoint(self, command: m.Checkpoint) -> None:
+        directory = self._storage / "checkpoints" / f"step-{command.step}"
+        directory.mkdir(parents=True, exist_ok=True)
+        temporary = directory / f"weights.{os.getpid()}"
+        temporary.write_bytes(msgspec.json.encode(self._weights))
+        temporary.replace(directory / "weights.json")
+        for step in command.remove:
+            shutil.rmtree(self._storage / "checkpoints" / f"step-{step}", ignore_errors=True)
+        path = str(directory.relative_to(self._storage))
+        self._link.send(m.Checkpointed(self._incarnation, command.step, path))
+
+    def _newest_checkpoint(self) -> Weights:
+        found = [read_checkpoint(path) for path in self._storage.glob("checkpoints/step-*/weights.json")]
+        return max(found, key=lambda weights: weights.step, default=Weights(0, FIRST_STATE, []))
+
+
+def read_checkpoint(path: Path) -> Weights:
+    """Return what a weights.json holds."""
+    return msgspec.json.decode(path.read_bytes(), type=Weights)
+
+
+def main() -> None:
+    """Run the trainer as a process, told its surroundings like any part."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds-per-step", type=float, default=0.0)
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO)
+    environment = read_environment()
+
+    async def run() -> None:
+        await FakeTrainer(
+            environment.coordinator, environment.token, environment.job, environment.storage, options.seconds_per_step
+        ).run()
+
+    asyncio.run(run())
+
+
+if __name__ == "__main__":
+    main()
