@@ -1,0 +1,43 @@
+"""The plot at the end of a run. A program of its own, as drawing loads a second's worth of libraries:
+
+``python -m rljob.local.plot OUTPUT.png TITLE`` reads a RunStatus (JSON) from standard input.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+from matplotlib import pyplot
+
+from rljob.protocol.status import RunStatus, decode_status
+
+
+def plot(status: RunStatus, output: Path, title: str) -> None:
+    """Draw reward and staleness of every step, and the held-out accuracy, into ``output``."""
+    figure, (upper, lower) = pyplot.subplots(
+        2, 1, sharex=True, figsize=(8, 6), height_ratios=(3, 1), layout="constrained"
+    )
+    steps = [point.step for point in status.history]
+    upper.plot(steps, [point.reward for point in status.history], label="reward, mean of the batch", color="tab:blue")
+    for task in dict.fromkeys(result.task for result in status.evaluations):
+        results = [result for result in status.evaluations if result.task == task]
+        label = f"held-out accuracy, {task} ({results[-1].problems:,} problems)"
+        upper.plot([r.version for r in results], [r.accuracy for r in results], "o--", label=label)
+    upper.set(title=title, ylabel="reward, accuracy")
+    upper.grid(alpha=0.3)
+    if status.history or status.evaluations:
+        upper.legend(loc="lower right")
+    lower.plot(steps, [point.staleness for point in status.history], color="tab:orange")
+    lower.set(xlabel="step", ylabel="staleness\n(versions, mean)", ylim=(0, None))
+    lower.grid(alpha=0.3)
+    figure.savefig(output, dpi=120)
+    pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    plot(decode_status(sys.stdin.buffer.read()), Path(sys.argv[1]), sys.argv[2])
