@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
 from rljob.protocol.messages import BatchSample, SampleTokens, Train, VersionSpan

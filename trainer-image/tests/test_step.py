@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
+
 from rljob.api.models import Algorithm, Optimizer, RLJob
 from rljob.protocol.messages import SampleTokens, Train
 from rljob.trainer.batch import check_shard, split_minibatches
-from rljob.trainer.errors import UnrecoverableError
 from rljob.trainer.fsdp import FsdpBackend
 from rljob.trainer.step import apply_batch
 from rljob.trainer.world import World
-from transformers import AutoModelForCausalLM
 
 TOLERANCE = 1e-6
 

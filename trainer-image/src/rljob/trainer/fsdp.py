@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from rljob.api.models import Optimizer, Trainer
 from rljob.trainer.batch import Microbatch
@@ -142,6 +143,7 @@ def learning_rate(settings: Optimizer, step: int) -> float:
 def _load(source: Path) -> PreTrainedModel:
     if not (source / "config.json").is_file():
         raise ModelError(f"{source} holds no Hugging Face model (config.json is missing); set models[policy].source")
+    disable_progress_bar()
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         source, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True, output_loading_info=True
     )

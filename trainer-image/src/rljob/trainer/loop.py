@@ -84,10 +84,14 @@ class TrainerLoop:
         world.agree(None)  # nobody looks for a checkpoint before that
         self._load()
         if world.rank == 0:
-            self._coordinator = Coordinator(
-                environment.coordinator, environment.token, f"trainer-{secrets.token_hex(4)}", self._step
-            )
             self._publisher = self._make_publisher()
+            self._coordinator = Coordinator(
+                environment.coordinator,
+                environment.token,
+                f"trainer-{secrets.token_hex(4)}",
+                self._step,
+                self._publisher.cancel,
+            )
 
     def run(self) -> int:
         """Execute commands until Stop; return the exit code."""
@@ -149,7 +153,7 @@ class TrainerLoop:
             transport = "nccl" if self._world.device.type == "cuda" else "gloo"
         self._wire_device = self._world.device if transport == "nccl" else torch.device("cpu")
         sender = WeightSender(self._environment.host, settings.bucket_bytes, settings.timeout_seconds, transport)
-        return Publisher(sender, transport, self._coordinator.post)
+        return Publisher(sender, transport, self._post)
 
     def _registered(self, answer: TrainerRegistered) -> None:
         if answer.incarnation != self._incarnation:
@@ -157,6 +161,7 @@ class TrainerLoop:
         self._incarnation = answer.incarnation
         problem = None
         if self._world.rank == 0:
+            self._publisher.forget()
             try:
                 self._checkpoints.claim(answer.incarnation)
             except SupersededError as error:

@@ -1,7 +1,8 @@
 """Sending weights to engines beside training: a copy of the weights and one thread per engine.
 
 The threads work on a copy, so the next step may begin while a slow engine still receives; memory holds one copy for
-each update under way. What an engine's death costs is its own thread's wait, never a step.
+each update under way. What an engine's death costs is its own thread's wait, never a step: a cancelled send is
+answered at once, and its thread ends by the timeout without being waited for.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from torch import Tensor
 
-from rljob.protocol.messages import EngineTarget, Probe, SendWeights, WeightsReady, WeightsSent
+from rljob.protocol.messages import CancelSend, EngineTarget, Probe, SendWeights, WeightsReady, WeightsSent
 from rljob.trainer.weights import WeightSender, WeightTransferError, describe, digest
 
 log = logging.getLogger(__name__)
 
 NamedTensors: TypeAlias = list[tuple[str, Tensor]]
+Job: TypeAlias = tuple[int, str]  # update, engine
 
 
 class Publisher:
@@ -31,11 +33,15 @@ class Publisher:
         post: takes WeightsReady and WeightsSent, from any thread.
     """
 
-    def __init__(self, sender: WeightSender, transport: str, post: Callable[[Any], None]) -> None:
+    def __init__(
+        self, sender: WeightSender, transport: str, post: Callable[[WeightsReady | WeightsSent], None]
+    ) -> None:
         self._sender = sender
         self._transport = transport
         self._post = post
-        self._threads: dict[str, threading.Thread] = {}
+        self._lock = threading.Lock()
+        self._running: dict[Job, SendWeights] = {}
+        self._cancelled: set[Job] = set()  # before they began
 
     def publish(self, command: SendWeights, weights: NamedTensors, probe: Probe) -> None:
         """Send ``weights`` to each engine of ``command`` in the background; with none, post their digest.
@@ -45,33 +51,47 @@ class Publisher:
             weights: whole tensors in wire order that nobody changes any more.
             probe: under these weights.
         """
-        self._threads = {engine: thread for engine, thread in self._threads.items() if thread.is_alive()}
         if not command.engines:
             started = time.monotonic()
             value = digest(weights)
-            seconds = time.monotonic() - started
-            self._post(WeightsSent(command.incarnation, command.update, "", value, seconds, ""))
+            self._post(_sent(command, "", value, started, ""))
         for target in command.engines:
-            before = None if target.fresh else self._threads.get(target.engine)
-            thread = threading.Thread(
+            job = (command.update, target.engine)
+            with self._lock:
+                cancelled = job in self._cancelled
+                self._cancelled.discard(job)
+                if not cancelled:
+                    self._running[job] = command
+            if cancelled:
+                self._post(_sent(command, target.engine, "", time.monotonic(), "cancelled"))
+                continue
+            threading.Thread(
                 target=self._send,
-                args=(command, target, weights, probe, before),
+                args=(command, target, weights, probe),
                 name=f"weights-{target.engine}",
                 daemon=True,
-            )
-            self._threads[target.engine] = thread
-            thread.start()
+            ).start()
 
-    def _send(
-        self,
-        command: SendWeights,
-        target: EngineTarget,
-        weights: NamedTensors,
-        probe: Probe,
-        before: threading.Thread | None,
-    ) -> None:
-        if before is not None:
-            before.join()  # one group takes one update at a time, in order
+    def cancel(self, order: CancelSend) -> None:
+        """Give up one send and say so at once. Called from any thread, also before the send began."""
+        job = (order.update, order.engine)
+        with self._lock:
+            command = self._running.pop(job, None)
+            if command is None:
+                self._cancelled = {known for known in self._cancelled if known[0] == order.update} | {job}
+        if command is not None:
+            self._sender.close(order.engine)
+            self._post(_sent(command, order.engine, "", time.monotonic(), "cancelled"))
+
+    def forget(self) -> None:
+        """Give up all sends without a word: the coordinator has connected anew and does not know them."""
+        with self._lock:
+            jobs, self._running = list(self._running), {}
+            self._cancelled.clear()
+        for _, engine in jobs:
+            self._sender.close(engine)
+
+    def _send(self, command: SendWeights, target: EngineTarget, weights: NamedTensors, probe: Probe) -> None:
         started = time.monotonic()
         value, problem = "", ""
         try:
@@ -96,7 +116,14 @@ class Publisher:
         except Exception as error:  # reported like any failed send: the engine gets another update or restarts
             log.exception("sending weights to %s failed", target.engine)
             problem = f"{type(error).__name__}: {error}"
+        with self._lock:
+            wanted = self._running.pop((command.update, target.engine), None) is command
+        if wanted:
+            self._post(_sent(command, target.engine, value, started, problem))
         if problem:
             log.warning("update %d: %s", command.update, problem)
-        seconds = time.monotonic() - started
-        self._post(WeightsSent(command.incarnation, command.update, target.engine, value, seconds, problem))
+
+
+def _sent(command: SendWeights, engine: str, digest: str, started: float, error: str) -> WeightsSent:
+    seconds = time.monotonic() - started
+    return WeightsSent(command.incarnation, command.update, engine, digest, seconds, error)

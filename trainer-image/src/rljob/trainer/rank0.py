@@ -1,8 +1,7 @@
 """Rank 0's conversation with the coordinator: a thread that keeps the link, a queue of commands, results to repeat.
 
-Training never waits for the connection. A result is kept until a newer one replaces it and said again on every
-reconnect; the coordinator takes repetitions. On a reconnect it also repeats its commands, so those still waiting here
-are dropped.
+Training never waits for the connection. On every reconnect the last results are said again, the coordinator takes
+repetitions; it also says anew what is to be done, so commands still waiting here are dropped.
 """
 
 from __future__ import annotations
@@ -12,10 +11,12 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from rljob.protocol.link import Link, RefusedError
 from rljob.protocol.messages import (
+    CancelSend,
     Checkpoint,
     Checkpointed,
     Refuse,
@@ -36,37 +37,25 @@ log = logging.getLogger(__name__)
 Command: TypeAlias = TrainerRegistered | Train | SendWeights | Checkpoint | Stop | Refuse
 Result: TypeAlias = StepDone | Checkpointed | WeightsReady | WeightsSent | TrainerFailed
 
-KEPT_RESULTS = 64
-
 
 class Results:
-    """What the coordinator may not have heard yet, one result per subject, oldest first."""
+    """What the coordinator may not have heard yet: the last result of each kind.
+
+    Weights are not among them: the coordinator forgets updates under way when a connection breaks, and asks anew.
+    """
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[object, ...], Result] = {}
+        self._kept: dict[type, StepDone | Checkpointed | TrainerFailed] = {}
 
     def add(self, result: Result) -> None:
-        """Keep ``result`` in place of an older one of its subject."""
-        subject = _subject(result)
-        self._kept.pop(subject, None)
-        self._kept[subject] = result
-        while len(self._kept) > KEPT_RESULTS:
-            del self._kept[next(iter(self._kept))]
+        """Keep ``result`` in place of the one before."""
+        if isinstance(result, StepDone | Checkpointed | TrainerFailed):
+            self._kept[type(result)] = result
 
     def of(self, incarnation: int) -> list[Result]:
-        """Return what is kept of ``incarnation`` and forget the rest."""
-        self._kept = {s: result for s, result in self._kept.items() if result.incarnation == incarnation}
-        return list(self._kept.values())
-
-
-def _subject(result: Result) -> tuple[object, ...]:
-    match result:
-        case Checkpointed():
-            return "Checkpointed", result.step
-        case WeightsReady() | WeightsSent():  # one update per engine at a time, and its end covers its beginning
-            return "Weights", result.engine
-        case _:
-            return (type(result).__name__,)
+        """Return what is kept of ``incarnation``: steps first, as checkpoints follow from them."""
+        ordered = [self._kept[kind] for kind in (StepDone, Checkpointed, TrainerFailed) if kind in self._kept]
+        return [result for result in ordered if result.incarnation == incarnation]
 
 
 class Coordinator:
@@ -77,12 +66,14 @@ class Coordinator:
         token: the trainer's token.
         instance: name of this process.
         step: version of the weights held.
+        cancel: takes CancelSend at once, in the connection's thread, as a command may be under way.
     """
 
-    def __init__(self, url: str, token: str, instance: str, step: int) -> None:
+    def __init__(self, url: str, token: str, instance: str, step: int, cancel: Callable[[CancelSend], None]) -> None:
         self._link = Link(url, "trainer", token, ToTrainer, self._register)
         self._instance = instance
         self._step = step
+        self._cancel = cancel
         self._incarnation = 0
         self._results = Results()
         self._commands: deque[Command] = deque()
@@ -146,4 +137,7 @@ class Coordinator:
     async def _converse(self) -> None:
         self._events = asyncio.get_running_loop()
         async for message in self._link.messages():
-            self._receive(message)
+            if isinstance(message, CancelSend):
+                self._cancel(message)
+            else:
+                self._receive(message)

@@ -1,0 +1,139 @@
+"""Several ranks on gloo give what one gives, and a checkpoint does not depend on their number."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rljob.api.models import RLJob
+from rljob.scheduling.shards import assign
+from rljob.trainer.batch import check_shard, lengths
+from rljob.trainer.checkpoint import OPTIMIZER, WEIGHTS, Checkpoints, OptimizerState, TrainerState, read_configuration
+from rljob.trainer.errors import UnrecoverableError
+from rljob.trainer.fsdp import FsdpBackend
+from rljob.trainer.step import apply_batch
+from rljob.trainer.world import World, join_world, leave_world, make_deterministic
+
+OPTIMIZER_SETTINGS = {"learningRate": 1e-3, "maxGradNorm": 0.05, "epsilon": 1e-3}
+
+
+def on_ranks(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Run ``work(world, *arguments)`` in ``size`` forked processes; return what each returned."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("fork")
+    pipes = [context.Pipe(duplex=False) for _ in range(size)]
+    processes = [
+        context.Process(target=_child, args=(rank, size, port, pipes[rank][1], work, arguments)) for rank in range(size)
+    ]
+    for process in processes:
+        process.start()
+    results = [reader.recv() if reader.poll(40) else ("timeout", None) for reader, _ in pipes]
+    for process in processes:
+        process.join(5)
+        process.kill()
+    assert all(problem == "" for problem, _ in results), results
+    return [result for _, result in results]
+
+
+def _child(rank: int, size: int, port: int, pipe: Any, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    try:
+        world = join_world()
+        make_deterministic(world.device)
+        pipe.send(("", work(world, *arguments)))
+        leave_world()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the parent's assertion shows it
+        pipe.send((repr(error), None))
+
+
+def train(world: World, source: Path, job: RLJob, steps: list[Any], backend: FsdpBackend | None = None) -> Any:
+    """Return parameters as lists (rank 0) and the last figures after training this rank's shards."""
+    backend = backend or FsdpBackend(source, job.spec.trainer, world)
+    figures = {}
+    for command, tokens in steps:
+        mine = assign(lengths(command.samples), world.size)[world.rank]
+        rows = check_shard([tokens[i] for i in mine], command.samples, mine)
+        figures = apply_batch(command, rows, job.spec.algorithm, backend, world, job.spec.trainer.microbatch_tokens)
+    parameters = {name: tensor.numpy().copy() for name, tensor in backend.named_tensors()}
+    return (parameters if world.rank == 0 else None), figures
+
+
+def compare(results: list[Any], alone: Any) -> None:
+    parameters = results[0][0]
+    for name, expected in alone[0].items():
+        torch.testing.assert_close(torch.tensor(parameters[name]), torch.tensor(expected), rtol=0, atol=1e-6)
+    for other in results:
+        for name in ("loss", "grad_norm", "tokens", "mismatch_max", "clip_fraction", "kl_k3", "ess", "entropy"):
+            assert other[1][name] == pytest.approx(alone[1][name], rel=1e-4, abs=1e-6), name
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_give_the_parameters_and_figures_of_one(model_directory, job, batch, size):
+    made = job(trainer={"microbatchTokens": 60, "optimizer": OPTIMIZER_SETTINGS})
+    steps = [batch(seed, step=seed) for seed in range(2)]
+    (alone,) = on_ranks(1, train, model_directory, made, steps)
+    compare(on_ranks(size, train, model_directory, made, steps), alone)
+
+
+def test_a_rank_without_samples_takes_part(model_directory, job, batch):
+    made = job(
+        algorithm={"minibatches": 2, "ratio": "proximal"},
+        trainer={"microbatchTokens": 10, "optimizer": OPTIMIZER_SETTINGS},
+    )
+    steps = [batch(seed, groups=1, members=2, step=seed) for seed in range(2)]
+    (alone,) = on_ranks(1, train, model_directory, made, steps)
+    compare(on_ranks(3, train, model_directory, made, steps), alone)
+
+
+def save(world: World, source: Path, job: RLJob, steps: list[Any], storage: Path) -> None:
+    backend = FsdpBackend(source, job.spec.trainer, world)
+    train(world, source, job, steps, backend)
+    weights, moments = dict(backend.named_tensors()), dict(backend.named_moments())
+    if world.rank == 0:
+        Checkpoints(storage).write(
+            TrainerState(1, backend.updates, 1, "", {}), read_configuration(source), weights, moments
+        )
+
+
+def resume(world: World, job: RLJob, step: Any, storage: Path) -> Any:
+    """Return weights and moments as loaded, then what one more step makes of them."""
+    checkpoint, state = Checkpoints(storage).newest()
+    backend = FsdpBackend(checkpoint, job.spec.trainer, world)
+    backend.load_optimizer(OptimizerState(checkpoint / OPTIMIZER, state.updates))
+    loaded = {name: tensor.numpy().copy() for name, tensor in [*backend.named_tensors(), *backend.named_moments()]}
+    return loaded, train(world, checkpoint, job, [step], backend)
+
+
+def test_a_checkpoint_of_two_ranks_resumes_on_one_and_four(model_directory, job, batch, tmp_path):
+    made = job(trainer={"microbatchTokens": 60, "optimizer": OPTIMIZER_SETTINGS})
+    on_ranks(2, save, model_directory, made, [batch(0)], tmp_path)
+    checkpoint = tmp_path / "checkpoints" / "step-000001"
+    stored = load_file(checkpoint / WEIGHTS) | load_file(checkpoint / OPTIMIZER)
+    ((loaded, alone),) = on_ranks(1, resume, made, batch(1, step=1), tmp_path)
+    four = on_ranks(4, resume, made, batch(1, step=1), tmp_path)
+    for tensors in (loaded, *(result[0] for result in four)):
+        assert tensors.keys() == stored.keys()
+        assert all(torch.equal(torch.tensor(tensors[name]), stored[name]) for name in stored)
+    compare([result[1] for result in four], alone)
+
+
+def one_fails(world: World) -> str:
+    try:
+        world.agree(UnrecoverableError("rank 1 says no") if world.rank == 1 else None)
+    except UnrecoverableError as error:
+        return f"{error} {world.broadcast(b'still together' if world.rank == 0 else None).decode()}"
+    return "no error"
+
+
+def test_an_error_of_one_rank_is_raised_on_all():
+    assert on_ranks(2, one_fails) == ["rank 1 says no still together"] * 2
