@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from rljob.protocol.status import HistoryPoint
 from rljob.scheduling.groups import Group
 
-
 ACTIVITIES = ("generating", "training", "updating_weights", "trainer_waiting")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import dataclass
 from typing import Protocol
 
 from rljob.api.models import RLJobSpec
@@ -48,6 +49,25 @@ class RunView(Protocol):
         """Something happened that may allow a next step."""
 
 
+@dataclass
+class Update:
+    """A SendWeights under way: what is sent, and which engines (empty name: nobody, the digest alone) it has not been
+    announced to, and has not ended for. The trainer sends from a copy, so it is free once all are announced."""
+
+    lineage: int
+    version: int
+    unannounced: set[str]
+    unended: set[str]
+
+    def end(self, engine: str) -> bool:
+        """Sending to ``engine`` ended; return False when it had before."""
+        if engine not in self.unended:
+            return False
+        self.unended.discard(engine)
+        self.unannounced.discard(engine)
+        return True
+
+
 class Policy:
     """Trainer, lineage and publications of one run."""
 
@@ -66,8 +86,8 @@ class Policy:
         self.checkpoints: list[int] = []
         self.checkpoint_path = ""
         self._verified = True
-        self._update = 0
-        self._awaited: set[str] = set()  # engines the SendWeights under way has not ended for
+        self._last_update = 0
+        self._updates: dict[int, Update] = {}
         self.seconds_in_updates = 0.0
 
     # --- the trainer comes and goes ---
@@ -89,7 +109,8 @@ class Policy:
         if self.trainer is not None and self.trainer is not peer:
             self.trainer.send(m.Stop("another trainer took over"))
             self.trainer.close()
-        self.trainer, self.busy, self._awaited = peer, "", set()
+        self.trainer, self.busy = peer, ""
+        self._updates.clear()
         for engine in self._engines.by_instance.values():
             engine.end_update()
             engine.fresh = engine.fresh or message.incarnation == 0
@@ -110,7 +131,8 @@ class Policy:
     def lose(self, peer: Peer) -> None:
         """The trainer's connection is gone."""
         if self.trainer is peer:
-            self.trainer, self.busy, self._awaited = None, "", set()
+            self.trainer, self.busy = None, ""
+            self._updates.clear()
             for engine in self._engines.by_instance.values():
                 engine.fresh = True
 
@@ -161,15 +183,21 @@ class Policy:
     # --- publication ---
 
     def _send_weights(self, engines: list[Engine]) -> m.SendWeights:
-        self._update += 1
+        self._last_update += 1
         for engine in engines:
-            engine.begin_update(self._update)
-        self._awaited = {engine.instance for engine in engines} or {""}
+            engine.begin_update(self._last_update)
+        names = {engine.instance for engine in engines} or {""}
+        self._updates[self._last_update] = Update(self.lineage, self.step, names, set(names))
         targets = [m.EngineTarget(engine.instance, engine.fresh) for engine in engines]
-        return m.SendWeights(self.incarnation, self._update, targets)
+        return m.SendWeights(self.incarnation, self._last_update, targets)
 
     def weights_ready(self, message: m.WeightsReady) -> None:
         """The trainer opened a group: tell the engine's agent to join it."""
+        update = self._updates.get(message.update)
+        if update is None:
+            return
+        update.unannounced.discard(message.engine)
+        self._free_when_announced(update)
         engine = self._engines.by_instance.get(message.engine)
         if engine is None or engine.peer is None or engine.update != message.update:
             self._cancel_send(message.update, message.engine)
@@ -179,8 +207,8 @@ class Policy:
         engine.peer.send(
             m.PrepareWeights(
                 update=message.update,
-                lineage=self.lineage,
-                version=self.step,
+                lineage=update.lineage,
+                version=update.version,
                 group=message.group,
                 address=message.address,
                 port=message.port,
@@ -197,22 +225,28 @@ class Policy:
 
     def weights_sent(self, message: m.WeightsSent) -> None:
         """Sending to one engine ended, or the digest that was asked for is here."""
-        if message.update != self._update or message.engine not in self._awaited:
+        update = self._updates.get(message.update)
+        if update is None or not update.end(message.engine):
             return
-        self._awaited.discard(message.engine)
-        if not self._awaited:
-            self.busy = ""
+        self._free_when_announced(update)
+        if not update.unended:
+            del self._updates[message.update]
         if message.engine == "":
             self._verify(message.digest)
         elif message.error:
             self._update_failed(message.engine, message.update, f"trainer: {message.error}")
         else:
-            self._publish(message.digest)
+            self._publish(update.version, message.digest)
             engine = self._engines.by_instance.get(message.engine)
             if engine is not None and engine.update == message.update:
                 engine.sent_digest = message.digest
                 self._commit(engine)
         self._run.changed()
+
+    def _free_when_announced(self, update: Update) -> None:
+        if not update.unannounced and update is self._updates.get(self._last_update) and self.busy == "SendWeights":
+            self.busy = ""
+            self._run.changed()
 
     def _verify(self, digest: str) -> None:
         """A restarted trainer is where it was published last: is it the same policy?"""
@@ -222,14 +256,14 @@ class Policy:
             return
         self.lineage += 1
         log.warning("version %d was not reproduced: lineage %d begins", self.step, self.lineage)
-        self._publish(digest)
+        self._publish(self.step, digest)
         self._run.new_lineage()
 
-    def _publish(self, digest: str) -> None:
-        """Record what version the engines are being given."""
-        key = (self.lineage, self.step)
+    def _publish(self, version: int, digest: str) -> None:
+        """Record what the engines are being given."""
+        key = (self.lineage, version)
         assert self.digests.setdefault(key, digest) == digest, f"version {key} was published with two digests"
-        self.published = max(self.published, self.step)
+        self.published = max(self.published, version)
         self._store.execute(
             "INSERT OR IGNORE INTO publications VALUES (?,?,?,?,?)", *key, digest, self.incarnation, now()
         )
@@ -244,8 +278,7 @@ class Policy:
     def weight_failed(self, engine: Engine, message: m.WeightFailed) -> None:
         """The engine did not commit an update."""
         self._update_failed(engine.instance, message.update, message.reason)
-        if engine.instance in self._awaited and message.update == self._update:
-            self._cancel_send(message.update, engine.instance)
+        self._cancel_send(message.update, engine.instance)
         self._run.changed()
 
     def _commit(self, engine: Engine) -> None:
@@ -288,12 +321,13 @@ class Policy:
 
     def lose_engine(self, engine: Engine) -> None:
         """An engine is gone: do not wait for it."""
-        if engine.instance in self._awaited:
-            self._cancel_send(self._update, engine.instance)
+        if engine.update is not None:
+            self._cancel_send(engine.update, engine.instance)
         engine.end_update()
 
     def _cancel_send(self, update: int, engine: str) -> None:
-        if self.trainer is not None:
+        under_way = self._updates.get(update)
+        if self.trainer is not None and under_way is not None and engine in under_way.unended:
             self.trainer.send(m.CancelSend(self.incarnation, update, engine))
 
     # --- steps and checkpoints ---

@@ -1,0 +1,34 @@
+"""What every benchmark prints: one JSON object of figures and targets."""
+
+from __future__ import annotations
+
+import json
+import operator
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+COMPARISONS = {">=": operator.ge, "<=": operator.le}
+
+
+def target(value: float, comparison: str, bound: float) -> dict[str, Any]:
+    """Return a target: what was reached, what is asked, and whether it holds."""
+    return {"value": value, "target": bound, "holds": bool(COMPARISONS[comparison](value, bound))}
+
+
+def report(name: str, figures: dict[str, Any], targets: dict[str, Any], keep: bool) -> None:
+    """Print the object; with ``keep`` also write it to benchmarks/results/NAME.json."""
+    text = json.dumps({"benchmark": name, "figures": figures, "targets": targets, "cpu": cpu()}, indent=2)
+    if keep:
+        Path(__file__).with_name("results").joinpath(f"{name}.json").write_text(text + "\n")
+    sys.stdout.write(text + "\n")
+
+
+def cpu() -> str:
+    """Return the processor's features that decide about speed here."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.machine()
+    return f"{platform.machine()}{' avx512' if 'avx512f' in flags else ' avx2' if 'avx2' in flags else ''}"
