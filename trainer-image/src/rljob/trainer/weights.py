@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import TypeAlias
 
 import blake3
 import torch
@@ -27,11 +28,12 @@ from rljob.protocol.weights import DIGEST_BYTES, DTYPE_BYTES, plan_buckets
 
 log = logging.getLogger(__name__)
 
-NamedTensors = Iterable[tuple[str, torch.Tensor]]
+NamedTensors: TypeAlias = Iterable[tuple[str, torch.Tensor]]
+Group: TypeAlias = "dist.ProcessGroupGloo | dist.ProcessGroupNCCL"
 
 WORLD_SIZE = 2  # the sender and the one worker of an engine
 POLL_SECONDS = 0.001
-_abandoned: list[object] = []
+_abandoned: list[Group] = []
 
 
 class WeightTransferError(Exception):
@@ -52,7 +54,7 @@ class WeightGroup:
 class _Opened:
     info: WeightGroup
     store: dist.TCPStore
-    communicator: dist.ProcessGroup | None = None
+    communicator: Group | None = None
     sending: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -149,14 +151,14 @@ class WeightSender:
     def _device(self) -> str:
         return "cuda" if self._transport == "nccl" else "cpu"
 
-    def _join(self, opened: _Opened) -> dist.ProcessGroup:
+    def _join(self, opened: _Opened) -> Group:
         timeout = timedelta(seconds=self._timeout)
         store = dist.PrefixStore(opened.info.group, opened.store)
         if self._transport == "nccl":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = timedelta(days=365)  # deadlines are ours: the watchdog's would end the process
             return dist.ProcessGroupNCCL(store, 0, opened.info.world_size, options)
-        options = dist.ProcessGroupGloo._Options()
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in the stub
         options._timeout = timeout
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=_own_address(self._host))]
         return dist.ProcessGroupGloo(store, 0, opened.info.world_size, options)
@@ -195,16 +197,16 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _hashable(packed: torch.Tensor) -> memoryview:
-    return memoryview(packed.cpu().numpy())
+    return packed.cpu().numpy().data
 
 
-def _broadcast(communicator: dist.ProcessGroup, tensor: torch.Tensor, root: int, deadline: float) -> None:
+def _broadcast(communicator: Group, tensor: torch.Tensor, root: int, deadline: float) -> None:
     remaining = deadline - time.monotonic()
     if remaining <= 0:
         raise ValueError("it took too long")
     options = dist.BroadcastOptions()
     options.rootRank, options.rootTensor, options.timeout = root, 0, timedelta(seconds=remaining)
-    work = communicator.broadcast([tensor], options)
+    work = communicator.broadcast([tensor], options)  # type: ignore[union-attr]  # not in the stub
     if tensor.device.type == "cpu":
         work.wait(timedelta(seconds=remaining))
         return
@@ -214,11 +216,9 @@ def _broadcast(communicator: dist.ProcessGroup, tensor: torch.Tensor, root: int,
         time.sleep(POLL_SECONDS)
 
 
-def _abandon(communicator: dist.ProcessGroup) -> None:
+def _abandon(communicator: Group) -> None:
     _abandoned.append(communicator)
-    abort = getattr(communicator, "abort", None)
-    if abort is not None:
-        threading.Thread(target=abort, daemon=True, name="abort-weight-group").start()
+    threading.Thread(target=communicator.abort, daemon=True, name="abort-weight-group").start()
 
 
 def _listen(host: str) -> socket.socket:

@@ -1,0 +1,250 @@
+"""The agent's table of generation requests.
+
+Duty: every Generate is run once, however often it is repeated, and its Completion is said until the coordinator has
+stored it. At most ``max_concurrency`` requests are in the engine; further ones wait here, so that a slot is filled in
+the turn of the event loop in which it became free. Completions that end within ``FLUSH_SECONDS`` share a message.
+
+A request is waiting, running (one task each) or finished. When the engine is lost, waiting and running ones are
+dropped without a word: the registration of the next engine lists nothing as running, and the coordinator dispatches
+them again. Finished ones stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from rljob.protocol.messages import Completion, Completions, Generate, GenerationFailed, Part
+from rljob.rollout.adapters.base import BadRequestError, EngineClient, EngineError
+
+log = logging.getLogger(__name__)
+
+FLUSH_SECONDS = 0.002
+ABORT_AGAIN_SECONDS = 0.1
+
+Key: TypeAlias = tuple[str, int, int]
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    message: Generate
+    name: str  # in the engine; never used twice
+    task: asyncio.Task[None] | None = None
+    aborted: bool = False
+    discarded: bool = False
+
+
+class RequestTable:
+    """See module.
+
+    Args:
+        max_concurrency: requests in the engine at a time.
+        send: sends a message to the coordinator.
+        spawn: starts a task; a task that fails ends the agent.
+        check_engine: asked when the engine failed a request; returns whether it lives on. When it does not, somebody
+            calls :meth:`detach`.
+    """
+
+    def __init__(
+        self,
+        max_concurrency: int,
+        send: Callable[[Any], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        check_engine: Callable[[], Awaitable[bool]],
+    ) -> None:
+        self._max_concurrency = max_concurrency
+        self._send = send
+        self._spawn = spawn
+        self._check_engine = check_engine
+        self._engine: EngineClient | None = None
+        self._held = False
+        self._requests: dict[Key, _Request] = {}  # waiting and running
+        self._waiting: deque[_Request] = deque()
+        self._running: set[_Request] = set()  # those discarded and generated afresh included
+        self._finished: dict[Key, Completion] = {}
+        self._unsent: list[Completion] = []
+        self._flush_due = False
+        self._names = 0
+        self._emptied = asyncio.Event()
+        self._emptied.set()
+
+    @property
+    def running(self) -> int:
+        """Requests in the engine."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Requests held here until the engine has room."""
+        return len(self._waiting)
+
+    def attach(self, engine: EngineClient) -> None:
+        """Serve from ``engine``."""
+        self._engine = engine
+
+    def detach(self) -> None:
+        """The engine is gone: drop everything but what is finished."""
+        self._engine, self._held = None, False
+        for request in self._running:
+            if request.task is not None:
+                request.task.cancel()
+        self._running.clear()
+        self._requests.clear()
+        self._waiting.clear()
+        self._note_emptied()
+
+    def hold(self) -> None:
+        """Let nothing more into the engine."""
+        self._held = True
+
+    def release(self) -> None:
+        """End :meth:`hold`."""
+        self._held = False
+        self._fill()
+
+    def in_hand(self) -> list[Part]:
+        """Return the requests waiting and running."""
+        return [request.message.part for request in self._requests.values() if not request.discarded]
+
+    def unacknowledged(self) -> list[Completion]:
+        """Return finished completions that the coordinator may not have; they need not be sent besides."""
+        self._unsent.clear()
+        return list(self._finished.values())
+
+    def generate(self, message: Generate) -> None:
+        """Take a request, unless it is in hand; repeat its completion if it is finished."""
+        key = _key(message.part)
+        finished = self._finished.get(key)
+        if finished is not None:
+            self._queue(finished)
+            return
+        known = self._requests.get(key)
+        if known is not None and not known.discarded:
+            return
+        self._names += 1
+        request = _Request(message, str(self._names))
+        self._requests[key] = request
+        self._waiting.append(request)
+        self._emptied.clear()
+        self._fill()
+
+    def abort(self, parts: list[Part], discard: bool) -> None:
+        """Stop requests; each ends as a Completion with finish ``abort`` unless ``discard``."""
+        in_engine = []
+        for part in parts:
+            key = _key(part)
+            if discard:
+                self._finished.pop(key, None)
+            request = self._requests.get(key)
+            if request is None:
+                continue
+            request.aborted, request.discarded = True, request.discarded or discard
+            if request.task is not None:
+                in_engine.append(request)
+                continue
+            self._waiting.remove(request)
+            self._finish(request, Completion(part, b"", b"", [], "abort", 0.0))
+        if in_engine:
+            self._spawn(self._abort_in_engine(in_engine))
+        self._note_emptied()
+
+    def acknowledge(self, parts: list[Part]) -> None:
+        """Forget completions that the coordinator has stored."""
+        for part in parts:
+            self._finished.pop(_key(part), None)
+        self._note_emptied()
+
+    async def wait_empty(self) -> None:
+        """Return when nothing is in hand and everything finished is acknowledged."""
+        await self._emptied.wait()
+
+    def _fill(self) -> None:
+        engine = self._engine
+        while self._waiting and engine is not None and not self._held and len(self._running) < self._max_concurrency:
+            request = self._waiting.popleft()
+            self._running.add(request)
+            request.task = self._spawn(self._run(engine, request))
+
+    async def _run(self, engine: EngineClient, request: _Request) -> None:
+        message, start = request.message, time.perf_counter()
+        try:
+            output = await engine.generate(request.name, message.token_ids, message.sampling)
+        except EngineError as error:
+            await self._fail(engine, request, error)
+            return
+        self._running.discard(request)
+        self._fill()
+        seconds = time.perf_counter() - start
+        self._finish(
+            request,
+            Completion(message.part, output.token_ids, output.logprobs, output.spans, output.finish, seconds),
+        )
+
+    async def _fail(self, engine: EngineClient, request: _Request, error: EngineError) -> None:
+        permanent = isinstance(error, BadRequestError)
+        if not permanent and not await self._check_engine():
+            return  # detach() comes and drops this request
+        if self._engine is not engine:
+            return
+        log.warning("request %s failed: %s", request.message.part, error)
+        self._running.discard(request)
+        self._forget(request)
+        if not request.discarded:
+            self._send(GenerationFailed(request.message.part, str(error), permanent))
+        self._fill()
+        self._note_emptied()
+
+    def _finish(self, request: _Request, completion: Completion) -> None:
+        self._forget(request)
+        if request.discarded:
+            self._note_emptied()
+            return
+        self._finished[_key(completion.part)] = completion
+        self._queue(completion)
+
+    def _forget(self, request: _Request) -> None:
+        key = _key(request.message.part)
+        if self._requests.get(key) is request:  # else generated afresh since it was discarded
+            del self._requests[key]
+
+    def _queue(self, completion: Completion) -> None:
+        self._unsent.append(completion)
+        if not self._flush_due:
+            self._flush_due = True
+            asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        if self._unsent:
+            self._send(Completions(self._unsent))
+            self._unsent = []
+
+    async def _abort_in_engine(self, requests: list[_Request]) -> None:
+        """Abort until all have ended: an abort that overtakes its request does nothing."""
+        engine = self._engine
+        while engine is not None and engine is self._engine:
+            left = [request for request in requests if request.task is not None and not request.task.done()]
+            if not left:
+                return
+            try:
+                await engine.abort([request.name for request in left])
+            except EngineError as error:
+                log.warning("requests were not aborted: %s", error)
+                return  # whoever waits for them learns of the engine's end
+            tasks = [request.task for request in left if request.task is not None]
+            await asyncio.wait(tasks, timeout=ABORT_AGAIN_SECONDS)
+
+    def _note_emptied(self) -> None:
+        if not self._requests and not self._finished:
+            self._emptied.set()
+        else:
+            self._emptied.clear()
+
+
+def _key(part: Part) -> Key:
+    return (part.sample, part.turn, part.attempt)

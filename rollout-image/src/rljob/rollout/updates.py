@@ -1,0 +1,93 @@
+"""One weight update of the engine, from PrepareWeights to WeightAck or WeightFailed.
+
+Invariant: an engine whose weights may be a mixture never generates. It is *tainted* from the moment tensors are loaded
+until an update was committed; whatever goes wrong in between leaves it paused, for another update or a restart.
+
+Order: join the group (the sender waits for that), pause, receive and commit, resume, ask for the digest, probe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from itertools import chain
+
+from rljob.protocol.messages import PrepareWeights, Probe, WeightAck
+from rljob.rollout.adapters.base import EngineClient, EngineError
+
+log = logging.getLogger(__name__)
+
+GRACE_SECONDS = 5.0
+"""The engine ends an update by itself at its deadline; it is given so much longer to say so."""
+
+
+class UpdateError(Exception):
+    """The update did not commit."""
+
+
+class WeightUpdater:
+    """Updates of one engine server."""
+
+    def __init__(self, engine: EngineClient) -> None:
+        self.tainted = False
+        self._engine = engine
+        self._group = ""
+
+    async def run(self, update: PrepareWeights) -> WeightAck:
+        """Carry out ``update``.
+
+        Raises:
+            UpdateError: it did not commit. The engine is paused if it is tainted, else it generates as before.
+        """
+        start = time.monotonic()
+        deadline = start + update.timeout_seconds
+        try:
+            async with asyncio.timeout(update.timeout_seconds + GRACE_SECONDS):
+                await self._commit(update, deadline)
+                await self._engine.resume()
+                digest = await self._engine.digest()
+                probe_error = await self._probe(update.probe)
+        except TimeoutError:
+            await self._resume_unless_tainted()
+            raise UpdateError(f"it took longer than {update.timeout_seconds:g} s") from None
+        except EngineError as error:
+            await self._resume_unless_tainted()
+            raise UpdateError(str(error)) from None
+        seconds = time.monotonic() - start
+        log.info("weights of version %d received in %.3f s, probe error %.2g", update.version, seconds, probe_error)
+        return WeightAck(update.update, update.lineage, update.version, digest, probe_error, seconds)
+
+    async def _commit(self, update: PrepareWeights, deadline: float) -> None:
+        if self._group != update.group:
+            self._group = ""
+            await self._engine.join(update, deadline - time.monotonic())
+            self._group = update.group
+        async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
+            await self._engine.pause(update.in_flight)
+        self.tainted = True
+        try:
+            await self._engine.receive(update, deadline - time.monotonic())
+        except (EngineError, TimeoutError):
+            self._group = ""  # the receiver has left it
+            raise
+        self.tainted = False
+
+    async def _probe(self, probe: Probe) -> float:
+        """Return the largest difference between the trainer's log-probabilities and the engine's; -1 without probe."""
+        if not probe.token_ids:
+            return -1.0
+        scores = await asyncio.gather(*(self._engine.score(sequence) for sequence in probe.token_ids))
+        if [len(ours) for ours in scores] != [len(theirs) for theirs in probe.logprobs]:
+            raise UpdateError("the probe's sequences and log-probabilities differ in length")
+        pairs = zip(chain.from_iterable(scores), chain.from_iterable(probe.logprobs), strict=True)
+        return max((abs(ours - theirs) for ours, theirs in pairs), default=0.0)
+
+    async def _resume_unless_tainted(self) -> None:
+        if self.tainted:
+            return
+        try:
+            async with asyncio.timeout(GRACE_SECONDS):
+                await self._engine.resume()
+        except (EngineError, TimeoutError):
+            log.warning("the engine did not resume after a failed update")

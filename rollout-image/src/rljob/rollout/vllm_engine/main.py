@@ -1,0 +1,32 @@
+"""Entry point of an engine: vLLM's server, as rljob's agent starts it.
+
+    python -m rljob.rollout.vllm_engine.main AGENT_PID [vLLM's arguments]
+
+vLLM's own entry point with two differences: the server dies with its agent, and on CPU the engine process is forked
+from the server instead of spawned, which halves the time to start (9 s instead of 16 s on two cores) because torch and
+vLLM are imported once.
+"""
+
+import multiprocessing
+import sys
+
+from rljob.rollout.vllm_engine.parentage import die_with_parent
+
+
+def main() -> None:
+    """Run the server."""
+    die_with_parent(int(sys.argv.pop(1)))
+
+    import vllm.v1.engine.utils as engine_processes
+    from vllm.entrypoints.launchers.api_server import entry
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        import vllm.v1.worker.cpu_worker  # noqa: F401  imported before the fork, once
+
+        engine_processes.get_mp_context = lambda: multiprocessing.get_context("fork")
+    entry.main()
+
+
+if __name__ == "__main__":
+    main()

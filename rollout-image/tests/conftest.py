@@ -1,0 +1,124 @@
+"""A coordinator that only listens and says what a test tells it to."""
+
+import asyncio
+import json
+from collections.abc import Callable
+
+import pytest
+from aiohttp import WSMsgType, web
+
+from rljob.protocol.messages import Completions, EngineHeartbeat, FromAgent, encode_frame, frame_decoder
+
+
+class FakeCoordinator:
+    """Serves /v1/connect/agent. ``received`` holds everything but heartbeats, completions one by one."""
+
+    def __init__(self):
+        self.received = []
+        self.frames = 0
+        self.heartbeats = []
+        self.connections = 0
+        self._changed = asyncio.Event()
+        self._sockets = set()
+        self._decoder = frame_decoder(FromAgent)
+
+    async def start(self):
+        app = web.Application()
+        app.router.add_get("/v1/connect/agent", self._connect)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+
+    async def stop(self):
+        await self.disconnect()
+        await self._runner.cleanup()
+
+    async def disconnect(self):
+        for socket in list(self._sockets):
+            await socket.close()
+
+    async def say(self, *messages):
+        for socket in self._sockets:
+            await socket.send_bytes(encode_frame(list(messages)))
+
+    async def until(self, matches: Callable, seconds=30.0):
+        """Return the first received message that matches; it is taken out of ``received``."""
+        async with asyncio.timeout(seconds):
+            while True:
+                for message in self.received:
+                    if matches(message):
+                        self.received.remove(message)
+                        return message
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def next(self, kind, seconds=30.0):
+        return await self.until(lambda m: isinstance(m, kind), seconds)
+
+    async def completion(self, part, seconds=30.0):
+        batch = await self.until(
+            lambda m: isinstance(m, Completions) and any(item.part == part for item in m.items), seconds
+        )
+        rest = [item for item in batch.items if item.part != part]
+        if rest:
+            self.received.append(Completions(rest))
+        return next(item for item in batch.items if item.part == part)
+
+    async def _connect(self, request):
+        socket = web.WebSocketResponse(max_msg_size=0)
+        await socket.prepare(request)
+        self._sockets.add(socket)
+        self.connections += 1
+        try:
+            async for frame in socket:
+                if frame.type is WSMsgType.BINARY:
+                    self.frames += 1
+                    for message in self._decoder.decode(frame.data):
+                        (self.heartbeats if isinstance(message, EngineHeartbeat) else self.received).append(message)
+                    self._changed.set()
+        finally:
+            self._sockets.discard(socket)
+        return socket
+
+
+@pytest.fixture(scope="session")
+def make_coordinator():
+    return FakeCoordinator
+
+
+@pytest.fixture
+async def coordinator():
+    fake = FakeCoordinator()
+    await fake.start()
+    yield fake
+    await fake.stop()
+
+
+@pytest.fixture(scope="session")
+def manifest():
+    """Return a resolved manifest whose policy is at PATH, as the JSON a part reads."""
+
+    def build(model_path, **rollout):
+        return json.dumps(
+            {
+                "metadata": {"name": "test"},
+                "spec": {
+                    "models": [{"name": "policy", "source": str(model_path)}],
+                    "training": {"steps": 1},
+                    "tasks": [
+                        {
+                            "name": "sums",
+                            "data": {"reasoningGym": {"dataset": "chain_sum"}},
+                            "reward": "sums",
+                            "sampling": {"maxTokens": 64},
+                        }
+                    ],
+                    "rewards": [{"name": "sums", "builtin": "reasoning_gym"}],
+                    "rollouts": [{"name": "main", "maxModelLength": 512, "maxConcurrency": 32, **rollout}],
+                },
+            }
+        )
+
+    return build

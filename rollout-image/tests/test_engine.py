@@ -1,0 +1,394 @@
+"""A real vLLM behind the agent: one server for the whole module, a tiny random model, weights over gloo."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from array import array
+
+import psutil
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from rljob.protocol.messages import (
+    Abort,
+    AckCompletions,
+    Generate,
+    GenerationFailed,
+    Part,
+    PrepareWeights,
+    Probe,
+    RegisterEngine,
+    SamplingParams,
+    VersionSpan,
+    WeightAck,
+    WeightFailed,
+)
+from rljob.trainer.weights import WeightSender, WeightTransferError, describe, digest
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
+
+BUCKET_BYTES = 200_000
+TOLERANCE = 1e-4
+torch.set_num_threads(1)
+
+
+def ints(data):
+    return array("i", data).tolist()
+
+
+def floats(data):
+    return array("f", data).tolist()
+
+
+class Trainer:
+    """The policy, its sender, and updates numbered from 1."""
+
+    def __init__(self, path):
+        torch.manual_seed(0)
+        config = Qwen2Config(
+            vocab_size=320,
+            hidden_size=128,
+            intermediate_size=256,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            tie_word_embeddings=True,
+            initializer_range=0.06,
+            max_position_embeddings=512,
+        )
+        self.model = Qwen2ForCausalLM(config).float().eval()
+        self.model.save_pretrained(path)
+        self.sender = WeightSender("127.0.0.1", BUCKET_BYTES, 20.0, "gloo")
+        self.version = -1
+        self.updates = 0
+
+    def change(self):
+        """Make the next version."""
+        self.version += 1
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.02)
+
+    def logprobs(self, tokens):
+        """Log-probability of each token but the first."""
+        with torch.no_grad():
+            logits = self.model(torch.tensor([tokens])).logits[0, :-1]
+        chosen = torch.tensor(tokens[1:]).unsqueeze(-1)
+        return torch.log_softmax(logits, -1).gather(-1, chosen).squeeze(-1).tolist()
+
+    def tensors(self):
+        return [(name, parameter.detach()) for name, parameter in self.model.named_parameters()]
+
+    def prepare(self, engine, in_flight="keep", fresh=False, timeout=20.0):
+        self.updates += 1
+        info = self.sender.open(engine, fresh)
+        sequences = [[5, 6, 7, 8, 9], list(range(20, 60))]
+        return PrepareWeights(
+            update=self.updates,
+            lineage=0,
+            version=self.version,
+            group=info.group,
+            address=info.address,
+            port=info.port,
+            world_size=info.world_size,
+            transport="gloo",
+            bucket_bytes=BUCKET_BYTES,
+            parameters=describe(self.tensors()),
+            probe=Probe(sequences, [self.logprobs(s) for s in sequences], TOLERANCE),
+            in_flight=in_flight,
+            timeout_seconds=timeout,
+        )
+
+
+class Run:
+    """An agent process with its coordinator and trainer."""
+
+    def __init__(self, coordinator, trainer, process):
+        self.coordinator = coordinator
+        self.trainer = trainer
+        self.process = process
+        self.engine = ""
+        self.turns = 0
+
+    async def registered(self):
+        registration = await self.coordinator.next(RegisterEngine, seconds=90)
+        self.engine = registration.instance
+        return registration
+
+    async def update(self, **how):
+        message = self.trainer.prepare(self.engine, **how)
+        await self.coordinator.say(message)
+        sent = await asyncio.to_thread(self.trainer.sender.send, self.engine, self.trainer.tensors())
+        ack = await self.coordinator.next(WeightAck)
+        assert (ack.update, ack.version) == (message.update, message.version)
+        assert ack.digest == sent == digest(self.trainer.tensors())
+        assert 0 <= ack.probe_error <= TOLERANCE
+        return ack
+
+    def request(self, prompt, tokens, temperature=1.0, stop=()):
+        self.turns += 1
+        part = Part("g0.0", self.turns, 0)
+        sampling = SamplingParams(temperature, tokens, list(stop), self.turns)
+        return Generate(part, array("i", prompt).tobytes(), sampling)
+
+    def server(self):
+        """The server's process, child of the agent."""
+        return next(p for p in psutil.Process(self.process.pid).children() if "vllm_engine" in " ".join(p.cmdline()))
+
+    def check(self, prompt, completion):
+        """Compare a completion of one version with the trainer's model."""
+        tokens = ints(completion.token_ids)
+        expected = self.trainer.logprobs([*prompt, *tokens])[len(prompt) - 1 :]
+        worst = max(abs(a - b) for a, b in zip(floats(completion.logprobs), expected, strict=True))
+        assert worst <= TOLERANCE
+
+
+def agent_environment(tmp_path, url, text):
+    job = tmp_path / "job.json"
+    job.write_text(text)
+    return dict(
+        os.environ,
+        RLJOB_JOB=str(job),
+        RLJOB_STORAGE=str(tmp_path),
+        RLJOB_COORDINATOR=url,
+        RLJOB_TOKEN="t",
+        RLJOB_NAME="main",
+    )
+
+
+@pytest.fixture(scope="module")
+async def run(tmp_path_factory, make_coordinator, manifest):
+    path = tmp_path_factory.mktemp("engine")
+    trainer = Trainer(path / "model")
+    coordinator = make_coordinator()
+    await coordinator.start()
+    environment = agent_environment(path, coordinator.url, manifest("job://model"))
+    with (path / "agent.log").open("w") as log:
+        command = [sys.executable, "-m", "rljob.rollout.main"]
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    run = Run(coordinator, trainer, process)
+    try:
+        registration = await run.registered()
+        assert (registration.lineage, registration.version, registration.running) == (-1, -1, [])
+        trainer.change()
+        await run.update()
+        yield run
+    finally:
+        process.terminate()
+        process.wait(20)
+        await coordinator.stop()
+        print((path / "agent.log").read_text()[-20000:])
+    assert process.returncode == 0
+
+
+async def test_logprobs_equal_the_trainers_and_tokens_are_of_one_version(run):
+    prompts = [[3, 1, 4, 1, 5], [9, 2, 6], list(range(100, 140))]
+    for temperature in (1.0, 0.5):
+        messages = [run.request(prompt, 30, temperature) for prompt in prompts]
+        await run.coordinator.say(*messages)
+        for prompt, message in zip(prompts, messages, strict=True):
+            done = await run.coordinator.completion(message.part)
+            assert done.finish == "length"
+            assert len(ints(done.token_ids)) == 30
+            assert done.spans == [VersionSpan(run.trainer.version, 0, 30)]
+            if temperature == 1.0:
+                run.check(prompt, done)
+
+
+async def test_the_same_seed_gives_the_same_tokens(run):
+    first, second = run.request([1, 2, 3], 20), run.request([1, 2, 3], 20)
+    second.sampling.seed = first.sampling.seed
+    await run.coordinator.say(first, second)
+    a, b = await run.coordinator.completion(first.part), await run.coordinator.completion(second.part)
+    assert a.token_ids == b.token_ids
+
+
+async def test_a_stop_token_ends_and_belongs_to_the_answer(run):
+    message = run.request([1, 2, 3], 200, stop=range(160, 320))
+    await run.coordinator.say(message)
+    done = await run.coordinator.completion(message.part)
+    tokens = ints(done.token_ids)
+    assert done.finish == "stop"
+    assert tokens[-1] >= 160 and all(token < 160 for token in tokens[:-1])
+
+
+async def test_a_prompt_that_is_too_long_fails_for_good(run):
+    message = run.request(list(range(1, 300)) * 2, 10)
+    await run.coordinator.say(message)
+    failed = await run.coordinator.next(GenerationFailed)
+    assert (failed.part, failed.permanent) == (message.part, True)
+
+
+async def test_abort_gives_back_what_was_generated(run):
+    message = run.request([1, 2, 3], 500)
+    await run.coordinator.say(message)
+    await asyncio.sleep(0.3)  # let it write some tokens: nothing tells when it does
+    await run.coordinator.say(Abort([message.part], discard=False))
+    done = await run.coordinator.completion(message.part, seconds=5)
+    assert done.finish == "abort"
+    assert 0 < len(ints(done.token_ids)) < 500
+    run.check([1, 2, 3], done)
+
+
+@pytest.mark.parametrize("in_flight", ["keep", "keepStaleCache", "abort", "wait"])
+async def test_weights_change_while_requests_are_in_flight(run, in_flight):
+    prompts = [[7, 8, 9, 10 + i] for i in range(8)]
+    messages = [run.request(prompt, 300) for prompt in prompts]
+    await run.coordinator.say(*messages)
+    await asyncio.sleep(0.3)
+    before = run.trainer.version
+    run.trainer.change()
+    await run.update(in_flight=in_flight)
+    for prompt, message in zip(prompts, messages, strict=True):
+        done = await run.coordinator.completion(message.part)
+        tokens = ints(done.token_ids)
+        versions = [span.version for span in done.spans]
+        assert [done.spans[0].start, done.spans[-1].end] == [0, len(tokens)]
+        match in_flight:
+            case "keep" | "keepStaleCache":
+                assert (done.finish, len(tokens), versions) == ("length", 300, [before, before + 1])
+                assert done.spans[0].end == done.spans[1].start
+            case "abort":
+                assert (done.finish, versions) == ("abort", [before])
+                assert len(tokens) < 300
+            case "wait":
+                assert (done.finish, len(tokens), versions) == ("length", 300, [before])
+        if in_flight == "keep":  # what was written after the update is by the new weights over the whole prefix
+            expected = run.trainer.logprobs([*prompt, *tokens])[len(prompt) - 1 :]
+            cut = done.spans[1].start
+            pairs = list(zip(floats(done.logprobs), expected, strict=True))
+            assert max(abs(a - b) for a, b in pairs[cut:]) <= TOLERANCE
+            assert max(abs(a - b) for a, b in pairs[:cut]) > 0.01
+    await run.coordinator.say(AckCompletions([message.part for message in messages]))
+    fresh = run.request([1, 2, 3, 4], 20)
+    await run.coordinator.say(fresh)
+    done = await run.coordinator.completion(fresh.part)
+    assert done.spans == [VersionSpan(run.trainer.version, 0, 20)]
+    run.check([1, 2, 3, 4], done)
+
+
+async def test_every_route_of_the_server_asks_for_its_key(run):
+    import aiohttp
+
+    port = next(c.laddr.port for c in run.server().net_connections() if c.status == "LISTEN")
+    async with aiohttp.ClientSession() as session:
+        for path in ("/health", "/collective_rpc", "/resume", "/update_weights", "/inference/v1/generate"):
+            for key in ({}, {"Authorization": "Bearer wrong"}):
+                async with session.post(f"http://127.0.0.1:{port}{path}", json={}, headers=key) as response:
+                    assert response.status == 401
+    words = " ".join(run.server().cmdline())
+    key = run.server().environ()["VLLM_API_KEY"]
+    assert key not in words
+
+
+SENDER_THAT_HANGS = """
+import sys, torch, pickle
+from rljob.trainer import weights
+path, = sys.argv[1:]
+tensors = pickle.load(open(path, 'rb'))
+out = weights.WeightSender('127.0.0.1', 20_000, 30.0, 'gloo')
+info = out.open('e', False)
+print(info.group, info.port, flush=True)
+sent = []
+def broadcast(*args, plain=weights._broadcast):
+    plain(*args)
+    sent.append(1)
+    if len(sent) == 3:
+        print('in the middle', flush=True)
+        sys.stdin.read()
+weights._broadcast = broadcast
+out.send('e', tensors)
+"""
+
+
+async def test_a_sender_killed_in_the_middle_fails_the_update_and_the_next_one_works(run, tmp_path):
+    import pickle
+
+    in_flight = run.request([4, 4, 4], 450)
+    before = run.trainer.version
+    run.trainer.change()
+    (tmp_path / "tensors").write_bytes(pickle.dumps(run.trainer.tensors()))
+    sender = subprocess.Popen(
+        [sys.executable, "-c", SENDER_THAT_HANGS, str(tmp_path / "tensors")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with sender:
+        group, port = (await asyncio.to_thread(sender.stdout.readline)).split()
+        message = run.trainer.prepare(run.engine)
+        message.group, message.port, message.bucket_bytes = group, int(port), 20_000
+        await run.coordinator.say(in_flight)
+        await asyncio.sleep(0.1)
+        await run.coordinator.say(message)
+        assert await asyncio.to_thread(sender.stdout.readline) == "in the middle\n"
+        sender.kill()
+    failed = await run.coordinator.next(WeightFailed, seconds=5)
+    assert failed.update == message.update
+    queued = run.request([1, 2, 3], 10)
+    await run.coordinator.say(queued)
+    with pytest.raises(TimeoutError):  # it must not generate with half of the new weights
+        await run.coordinator.completion(queued.part, seconds=0.5)
+    await run.update(fresh=True)
+    done = await run.coordinator.completion(in_flight.part)
+    assert [span.version for span in done.spans] == [before, before + 1]
+    done = await run.coordinator.completion(queued.part)
+    run.check([1, 2, 3], done)
+    assert done.spans == [VersionSpan(before + 1, 0, 10)]
+
+
+async def test_a_sender_that_stops_fails_the_update_in_time(run):
+    run.trainer.change()
+    message = run.trainer.prepare(run.engine, fresh=True, timeout=1.5)
+    message.group = "not the nonce"
+    await run.coordinator.say(message)
+    failed = await run.coordinator.next(WeightFailed, seconds=8)
+    assert failed.update == message.update
+    still = run.request([1, 2, 3], 10)
+    await run.coordinator.say(still)
+    done = await run.coordinator.completion(still.part, seconds=5)  # nothing was loaded: it goes on as it was
+    assert done.spans == [VersionSpan(run.trainer.version - 1, 0, 10)]
+    with pytest.raises(WeightTransferError):
+        run.trainer.sender.close(run.engine)
+        run.trainer.sender.send(run.engine, run.trainer.tensors())
+    await run.update(fresh=True)
+
+
+async def test_a_killed_server_is_back_in_service_once_it_has_weights(run):
+    lost = run.request([1, 2, 3], 400)
+    kept = run.request([1, 2, 3], 5)
+    await run.coordinator.say(kept)
+    await run.coordinator.completion(kept.part)
+    await run.coordinator.say(lost)
+    old = run.engine
+    server = run.server()
+    family = [server, *server.children(recursive=True)]
+    await asyncio.sleep(0.2)
+    server.send_signal(signal.SIGKILL)
+    registration = await run.registered()
+    assert registration.instance != old
+    assert (registration.version, registration.running) == (-1, [])
+    assert (await run.coordinator.completion(kept.part)).part == kept.part  # said again: nobody acknowledged it
+    assert not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    await run.update()
+    await run.coordinator.say(lost)
+    done = await run.coordinator.completion(lost.part)
+    assert len(ints(done.token_ids)) == 400
+
+
+async def test_no_server_outlives_a_killed_agent(run, tmp_path, manifest, make_coordinator):
+    """Last: it ends the shared engine's agent, by the hardest signal."""
+    server = run.server()
+    family = [server, *server.children(recursive=True)]
+    assert len(family) >= 2
+    run.process.kill()
+    run.process.wait()
+    gone = threading.Thread(target=psutil.wait_procs, args=(family, 10))
+    gone.start()
+    await asyncio.to_thread(gone.join)
+    assert not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    run.process.returncode = 0
