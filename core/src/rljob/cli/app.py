@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from rljob.api.explain import explain as expanded
 from rljob.api.explain import explain_field, manifest_page
 from rljob.api.load import load
 from rljob.local.errors import Interrupted, RunError
 from rljob.local.run import run_job
-from rljob.local.screen import screen_for
+from rljob.local.screen import Output, screen_for
 
 app = typer.Typer(
     name="rljob",
@@ -49,9 +48,8 @@ def run(
     """Run a job on this machine, or resume it."""
     job = load(file, overrides or [])
     directory = run_dir or Path("runs") / job.metadata.name
-    console = Console(emoji=False, markup=False, highlight=False)
     try:
-        lines = run_job(job, file.read_bytes(), directory, screen_for(console, live=not no_screen))
+        lines = run_job(job, file.read_bytes(), directory, screen_for(Output(), live=not no_screen))
     except Interrupted:
         report(f"interrupted; the same command resumes the run in {directory}")
         raise typer.Exit(130) from None

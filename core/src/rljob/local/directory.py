@@ -155,31 +155,32 @@ def refuse_changes(before: dict[str, Any], after: dict[str, Any], where: str) ->
     Raises:
         RunError: names the first field that may not change, with exit code 2.
     """
-    old, new = dict(_flatten(before)), dict(_flatten(after))
-    for path in [*old, *(path for path in new if path not in old)]:
-        if old.get(path) == new.get(path) or path.startswith(CHANGEABLE):
+    for path, old, new in _differences(before, after, ""):
+        if path.startswith(CHANGEABLE):
             continue
         if path == "spec.training.steps":
-            if new[path] > old[path]:
+            if new > old:
                 continue
-            raise RunError(f"{path}: the run in {where} has {old[path]}, which may grow but not become {new[path]}", 2)
+            raise RunError(f"{path}: the run in {where} has {old}, which may grow but not become {new}", 2)
         raise RunError(
-            f"{path}: the run in {where} was started with {_shown(old, path)}, not {_shown(new, path)}; "
+            f"{path}: the run in {where} was started with {_shown(old)}, not {_shown(new)}; "
             "give it that value, or choose another --run-dir",
             2,
         )
 
 
-def _shown(values: dict[str, Any], path: str) -> str:
-    return json.dumps(values[path], ensure_ascii=False) if path in values else "nothing"
+def _differences(old: Any, new: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
+    """Yield path, old and new value of the innermost values that differ."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*old, *(key for key in new if key not in old)]:
+            yield from _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for i, (one, other) in enumerate(zip(old, new, strict=True)):
+            yield from _differences(one, other, f"{path}[{i}]")
+    elif old != new:
+        yield path, old, new
 
 
-def _flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict) and value:
-        for key, inner in value.items():
-            yield from _flatten(inner, f"{path}.{key}" if path else key)
-    elif isinstance(value, list) and value:
-        for i, inner in enumerate(value):
-            yield from _flatten(inner, f"{path}[{i}]")
-    else:
-        yield path, value
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else f"{text[:79]}…"

@@ -1,7 +1,8 @@
-"""Draws a local run: live on a terminal, else as plain lines. Consoles have markup, emoji and highlighting off."""
+"""Draws a local run: live on a terminal, else as plain lines."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from types import TracebackType
 from typing import Protocol, Self
@@ -12,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rljob.local.errors import RunError
 from rljob.local.view import View, clock, metrics, one_line, sparkline
 from rljob.protocol.status import RunStatus
 
@@ -33,6 +35,19 @@ class Screen(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+class Output(Console):
+    """Standard output, as it is: no markup, no emoji codes, no highlighting."""
+
+    def __init__(self) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False)
+
+    def on_broken_pipe(self) -> None:
+        """End the run when nobody reads any more. rich would end the process on the spot, parts or no parts."""
+        with contextlib.suppress(SystemExit):
+            super().on_broken_pipe()  # also makes the interpreter's last flush harmless
+        raise RunError("nobody reads the output any more, so the run was stopped; the same command resumes it")
 
 
 def screen_for(console: Console, live: bool) -> Screen:

@@ -28,6 +28,12 @@ class Backoff:
     after_success: float = 2.0
     """Shortest wait after exit code 0: the run may just have ended, and the status says so in a moment."""
 
+    def next(self, previous: float, lived: float) -> float:
+        """Return the wait after a process that ``lived`` so long, the ``previous`` wait being 0 at the first death."""
+        if previous == 0 or lived >= self.long_life:
+            return self.first
+        return min(2 * previous, self.last)
+
 
 class Supervisor:
     """One part.
@@ -63,18 +69,17 @@ class Supervisor:
         Raises:
             RunError: it exited with 2 (configuration), or died more often than is allowed.
         """
-        wait = self._backoff.first
+        wait = 0.0
         while not interrupt.stop.is_set():
             born = time.monotonic()
             code = await self._live(interrupt)
             if code is None:
                 break
             lived = time.monotonic() - born
-            wait = self._backoff.first if lived >= self._backoff.long_life else wait
             self._charge(code, lived)
             self.state = "restarting"
+            wait = self._backoff.next(wait, lived)
             pause = max(wait, self._backoff.after_success) if code == 0 else wait
-            wait = min(2 * wait, self._backoff.last)
             await processes.first(asyncio.sleep(pause), interrupt.stop.wait())
         self.state = "stopped"
 

@@ -1,0 +1,37 @@
+"""`rljob run` with fake parts: python rljob_run.py MANIFEST RUN_DIR PARTS, PARTS being JSON of name → acts."""
+
+import json
+import os
+import sys
+from unittest import mock
+
+from rljob.cli import app as commands
+from rljob.cli.main import main
+from rljob.local import plan, run
+from rljob.local.processes import Command
+from rljob.local.supervisor import Backoff
+
+FAKE = __file__.replace("rljob_run", "part")
+
+manifest, directory, parts = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+
+
+def planner(job, here):
+    environments = {command.name: command.environment for command in plan.parts(job, here)}
+    return [
+        Command(name, [sys.executable, "-I", "-S", FAKE, *acts], environments.get(name, {}))
+        for name, acts in parts.items()
+    ]
+
+
+def run_job(job, manifest, directory, screen):
+    return run.run_job(job, manifest, directory, screen, planner=planner, backoff=Backoff(first=0.01, after_success=0))
+
+
+with (
+    mock.patch.object(sys, "argv", ["rljob", "run", manifest, "--run-dir", directory, *sys.argv[4:]]),
+    mock.patch.object(commands, "run_job", run_job),
+    mock.patch.object(run, "POLL_SECONDS", 0.02),
+    mock.patch.object(run, "draw_plot", run.draw_plot if os.environ["FAKE_PLOT"] else lambda *_: ""),
+):
+    main()

@@ -1,0 +1,143 @@
+import json
+import socket
+
+import pytest
+
+from rljob.api.load import validate
+from rljob.api.resolve import resolve
+from rljob.api.scalars import read_yaml
+from rljob.local.directory import CHANGEABLE, RunDirectory
+from rljob.local.errors import RunError
+
+
+def job(manifest, **changes):
+    """The manifest's job with fields changed: training__steps=5."""
+    for path, text in changes.items():
+        here = manifest["spec"]
+        *way, last = path.split("__")
+        for step in way:
+            here = here.setdefault(step, {})
+        here[last] = read_yaml(text)
+    return resolve(validate(manifest))
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return RunDirectory(tmp_path / "runs" / "sums")
+
+
+def test_a_new_directory_holds_the_manifest_as_given_and_resolved(directory, manifest):
+    with directory.opened(job(manifest), b"text: as given\n") as resumed:
+        assert not resumed
+    assert (directory.path / "job.yaml").read_bytes() == b"text: as given\n"
+    assert json.loads((directory.path / "job.json").read_bytes())["spec"]["algorithm"]["clipLow"] == 0.2
+    with directory.opened(job(manifest), b"") as resumed:
+        assert resumed
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"seed": "9"}, "spec.seed: the run in DIR was started with 0, not 9; give it that value, or choose another"),
+        ({"training__steps": "2"}, "spec.training.steps: the run in DIR has 3, which may grow but not become 2"),
+        (
+            {"evaluation": "{problems: 8}"},
+            'spec.evaluation: the run in DIR was started with null, not {"everySteps": 0,',
+        ),
+        ({"algorithm__preset": "dr_grpo"}, 'spec.algorithm.preset: the run in DIR was started with "grpo", not "dr_gr'),
+        ({"rollouts": "[{name: main}, {name: b}]"}, "spec.rollouts: the run in DIR was started with [{"),
+    ],
+)
+def test_a_change_that_would_make_it_another_run_is_refused_by_name(directory, manifest, changes, sentence):
+    with directory.opened(job(manifest), b"before"):
+        pass
+    files = {file.name: file.read_bytes() for file in directory.path.iterdir() if file.is_file()}
+    with pytest.raises(RunError) as caught, directory.opened(job(manifest, **changes), b"after"):
+        pass
+    assert caught.value.exit_code == 2
+    assert caught.value.sentence.startswith(sentence.replace("DIR", str(directory.path)))
+    assert {file.name: file.read_bytes() for file in directory.path.iterdir() if file.is_file()} == files
+
+
+@pytest.mark.parametrize(
+    "changes", [{"training__steps": "4"}, {"checkpoints__keep": "9"}, {"failurePolicy__maxRestarts": "3"}]
+)
+def test_what_may_change_between_runs_is_taken(directory, manifest, changes):
+    with directory.opened(job(manifest), b""):
+        pass
+    with directory.opened(job(manifest, **changes), b"") as resumed:
+        assert resumed
+    data = json.loads((directory.path / "job.json").read_bytes())["spec"]
+    ((path, text),) = changes.items()
+    section, _, field = path.partition("__")
+    assert data[section][field] == int(text)
+    assert path == "training__steps" or f"spec.{section}.{field}".startswith(CHANGEABLE)
+
+
+def test_a_directory_is_locked_while_it_is_open(directory, manifest):
+    with (
+        directory.opened(job(manifest), b""),
+        pytest.raises(RunError, match="is in use by another rljob run; wait for it or stop it") as caught,
+        RunDirectory(directory.path).opened(job(manifest), b""),
+    ):
+        pass
+    assert caught.value.exit_code == 2
+
+
+def test_a_directory_with_other_files_is_left_alone(directory, manifest):
+    directory.path.mkdir(parents=True)
+    (directory.path / "thesis.tex").touch()
+    with (
+        pytest.raises(RunError, match=r"holds no run but other files \(thesis.tex\); choose another"),
+        directory.opened(job(manifest), b""),
+    ):
+        pass
+    assert [file.name for file in directory.path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_file_in_the_way_is_left_alone(directory, manifest):
+    directory.path.parent.mkdir()
+    directory.path.write_text("mine")
+    with pytest.raises(RunError, match="is not a directory"), directory.opened(job(manifest), b""):
+        pass
+    nested = RunDirectory(directory.path / "run")
+    with pytest.raises(RunError, match="cannot be made: Not a directory"), nested.opened(job(manifest), b""):
+        pass
+
+
+def test_a_manifest_of_another_version_is_refused(directory, manifest):
+    with directory.opened(job(manifest), b""):
+        pass
+    (directory.path / "job.json").write_text('{"spec": {"frobnicate": 1}}')
+    with pytest.raises(RunError, match="another version of rljob"), directory.opened(job(manifest), b""):
+        pass
+
+
+def test_tokens_are_made_once_and_for_the_owner_only(directory):
+    directory.path.mkdir(parents=True)
+    tokens = directory.tokens()
+    assert set(tokens) == {"agent", "trainer", "runner"}
+    assert len(set(tokens.values())) == 3
+    assert directory.tokens() == tokens
+    assert (directory.path / "tokens.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_ports_are_kept_while_they_are_free(directory):
+    directory.path.mkdir(parents=True)
+    ports = directory.ports(["coordinator", "reward-a"])
+    assert len(set(ports.values())) == 2
+    assert directory.ports(["coordinator", "reward-a"]) == ports
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", ports["coordinator"]))
+        other.listen()
+        again = directory.ports(["coordinator", "reward-a"])
+    assert again["reward-a"] == ports["reward-a"]
+    assert again["coordinator"] != ports["coordinator"]
+
+
+def test_a_half_written_file_is_as_none(directory):
+    directory.path.mkdir(parents=True)
+    (directory.path / "ports.json").write_text('{"coord')
+    (directory.path / "status.json").write_text("")
+    assert directory.read_json("ports.json") == {}
+    assert directory.status() is None

@@ -1,0 +1,142 @@
+"""The commands of a job's parts, and the initializer's key."""
+
+import json
+import sys
+
+import pytest
+
+from rljob.api.load import validate
+from rljob.api.resolve import resolve
+from rljob.local import initializer, plan
+from rljob.local.directory import RunDirectory
+from rljob.local.errors import RunError
+from rljob.local.plan import Surroundings
+from rljob.protocol.environment import read_environment, reward_urls
+
+
+@pytest.fixture
+def here(tmp_path):
+    return Surroundings(
+        tmp_path,
+        {"coordinator": 7001, "reward-exact": 7002},
+        {"agent": "token-a", "trainer": "token-t", "runner": "token-r"},
+    )
+
+
+def parts(manifest, here):
+    return {part.name: part for part in plan.parts(resolve(validate(manifest)), here)}
+
+
+def test_every_part_of_a_job_is_started(manifest, here):
+    manifest["spec"]["rollouts"][0]["replicas"] = {"min": 2}
+    found = parts(manifest, here)
+    assert set(found) == {"rollout-main-0", "rollout-main-1", "trainer", "coordinator", "reward-exact", "runner"}
+    assert {part.arguments[0] for part in found.values()} == {sys.executable}
+    modules = {name: part.arguments[-1] for name, part in found.items()}
+    assert modules == {
+        "rollout-main-0": "rljob.rollout.main",
+        "rollout-main-1": "rljob.rollout.main",
+        "trainer": "rljob.trainer.main",
+        "coordinator": "rljob.coordinator.main",
+        "reward-exact": "rljob.rewards.main",
+        "runner": "rljob.runner.main",
+    }
+
+
+def test_a_part_finds_in_its_environment_what_it_needs(manifest, here, monkeypatch):
+    job = resolve(validate(manifest))
+    (here.storage / "job.json").write_text(job.model_dump_json(by_alias=True))
+    found = parts(manifest, here)
+    expected = {
+        "rollout-main-0": ("token-a", "main"),
+        "trainer": ("token-t", ""),
+        "runner": ("token-r", ""),
+        "coordinator": ("", ""),
+        "reward-exact": ("", "exact"),
+    }
+    for name, part in found.items():
+        with monkeypatch.context() as context:
+            for variable, value in part.environment.items():
+                context.setenv(variable, value)
+            read = read_environment()
+            assert read.job == job
+            assert read.storage == here.storage
+            assert read.coordinator == "http://127.0.0.1:7001"
+            assert (read.token, read.name) == expected[name]
+            assert read.listen_host == read.host == "127.0.0.1"
+            assert reward_urls() == ({"exact": "http://127.0.0.1:7002"} if name == "runner" else {})
+    assert found["coordinator"].environment["RLJOB_LISTEN"] == "127.0.0.1:7001"
+    assert found["coordinator"].environment["RLJOB_TOKENS"] == str(here.storage / "tokens.json")
+    assert found["reward-exact"].environment["RLJOB_LISTEN"] == "127.0.0.1:7002"
+
+
+def test_only_the_part_it_belongs_to_is_told_a_token(manifest, here):
+    for name, part in parts(manifest, here).items():
+        own = {token for token in here.tokens.values() if token in json.dumps([part.arguments, part.environment])}
+        assert len(own) == (name.partition("-")[0] in ("rollout", "trainer", "runner")), name
+
+
+def test_several_trainer_processes_are_started_by_torchrun_without_restarts_of_its_own(manifest, here):
+    manifest["spec"]["trainer"] = {"processesPerNode": 2}
+    arguments = parts(manifest, here)["trainer"].arguments
+    assert arguments[1:3] == ["-m", "torch.distributed.run"]
+    assert {"--nproc-per-node=2", "--max-restarts=0", "--standalone"} <= set(arguments)
+    assert arguments[-2:] == ["-m", "rljob.trainer.main"]
+
+
+def test_paths_in_the_storage_are_replaced_wherever_they_stand(here):
+    assert plan.in_storage("job://model", here.storage) == f"{here.storage}/model"
+    assert plan.in_storage("--out=job://a/b", here.storage) == f"--out={here.storage}/a/b"
+    assert plan.in_storage("plain", here.storage) == "plain"
+
+
+def key(manifest):
+    return initializer.content_key(resolve(validate(manifest)))
+
+
+def test_the_initializers_key_follows_from_what_it_can_see(manifest, tmp_path):
+    program = tmp_path / "make-model"
+    program.write_text("one")
+    program.chmod(0o755)
+    manifest["spec"]["initializer"]["command"] = [str(program), "job://model"]
+    first = key(manifest)
+    manifest["spec"]["training"]["steps"] = 99
+    manifest["spec"]["checkpoints"] = {"keep": 9}
+    assert key(manifest) == first
+    changed = {first}
+    manifest["spec"]["seed"] = 7
+    changed.add(key(manifest))
+    manifest["spec"]["tasks"][0]["prompt"] = "{question}="
+    changed.add(key(manifest))
+    manifest["spec"]["initializer"]["command"].append("--large")
+    changed.add(key(manifest))
+    program.write_text("two")
+    changed.add(key(manifest))
+    assert len(changed) == 5
+
+
+def test_the_program_behind_a_console_script_counts_by_its_source():
+    source = initializer._source("rljob-example-model")
+    assert source is not None
+    assert source.name == "example_model.py"
+
+
+def test_what_cannot_be_initialized_is_refused_before_anything_starts(manifest, tmp_path):
+    directory = RunDirectory(tmp_path / "run")
+    manifest["spec"]["initializer"]["command"] = ["frobnicate"]
+    with pytest.raises(RunError, match=r"spec.initializer.command\[0\]: there is no program 'frobnicate'") as caught:
+        initializer.check(validate(manifest), directory)
+    assert caught.value.exit_code == 2
+    del manifest["spec"]["initializer"]
+    with pytest.raises(RunError, match=r"spec.models\[0\].source: there is no directory .*/run/model; give one"):
+        initializer.check(validate(manifest), directory)
+    manifest["spec"]["models"][0]["source"] = str(tmp_path)
+    initializer.check(validate(manifest), directory)
+    assert not directory.path.exists()
+
+
+def test_a_model_that_a_run_works_with_is_never_made_anew(tmp_path):
+    directory = RunDirectory(tmp_path)
+    directory.write(initializer.STAMP, b'{"key": "k"}')
+    initializer.mark_used(directory)
+    assert directory.read_json(initializer.STAMP) == {"key": "k", "used": True}

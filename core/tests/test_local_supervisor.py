@@ -1,0 +1,166 @@
+"""One part under a supervisor: real processes, real signals."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from rljob.local import processes, sweep
+from rljob.local.errors import RunError
+from rljob.local.processes import Command, Interrupt
+from rljob.local.supervisor import Backoff, Supervisor
+
+FAKE = Path(__file__).parent / "fakes" / "part.py"
+QUICK = Backoff(first=0.005, last=0.02, after_success=0.005)
+
+
+class Events(list):
+    """Events told, and a way to wait for one."""
+
+    def __init__(self):
+        self._more = asyncio.Event()
+
+    def __call__(self, subject, event, **figures):
+        self.append((subject, event, figures))
+        self._more.set()
+
+    async def seen(self, event, count=1):
+        while sum(e == event for _, e, _ in self) < count:
+            self._more.clear()
+            await self._more.wait()
+        return [figures for _, e, figures in self if e == event][count - 1]
+
+
+def fake(*acts, name="part"):
+    return Command(name, [sys.executable, "-I", "-S", str(FAKE), *acts])
+
+
+async def written(path, text):
+    """Wait until a log holds ``text``; there is no event for what another process writes."""
+    while not path.exists() or text not in path.read_text():
+        await asyncio.sleep(0.002)
+
+
+@contextlib.asynccontextmanager
+async def supervised(directory, command, max_restarts=20):
+    events, interrupt = Events(), Interrupt()
+    supervisor = Supervisor(command, directory, max_restarts, events, QUICK)
+    task = asyncio.create_task(supervisor.run(interrupt))
+    try:
+        yield supervisor, events, interrupt, task
+    finally:
+        interrupt.stop.set()
+        interrupt.kill.set()
+        await asyncio.wait([task])
+        assert not sweep.marked(processes.mark(directory))
+
+
+async def test_a_killed_part_is_restarted(tmp_path):
+    async with supervised(tmp_path, fake("wait")) as (supervisor, events, _, _):
+        first = await events.seen("started")
+        os.kill(first["pid"], signal.SIGKILL)
+        second = await events.seen("started", 2)
+        assert second["pid"] != first["pid"]
+        assert second["restarts"] == supervisor.restarts == 1
+        assert (await events.seen("restarting"))["code"] == -signal.SIGKILL
+
+
+async def test_a_part_that_is_asked_to_stop_ends_by_itself(tmp_path):
+    async with supervised(tmp_path, fake("wait")) as (supervisor, events, interrupt, task):
+        await written(tmp_path / "logs/part.log", "waiting")
+        interrupt.stop.set()
+        await task
+        assert (await events.seen("exited"))["code"] == 0
+        assert supervisor.state == "stopped"
+
+
+async def test_a_part_that_ignores_sigterm_is_killed_on_the_second_request(tmp_path):
+    async with supervised(tmp_path, fake("ignore")) as (_, events, interrupt, task):
+        await written(tmp_path / "logs/part.log", "ignoring")
+        interrupt.stop.set()
+        await asyncio.sleep(0)
+        assert not task.done()
+        interrupt.kill.set()
+        await task
+        assert (await events.seen("exited"))["code"] == -signal.SIGKILL
+
+
+async def test_a_part_that_ignores_sigterm_is_killed_when_its_grace_is_over(tmp_path):
+    process = await processes.start(fake("ignore"), tmp_path)
+    await written(tmp_path / "logs/part.log", "ignoring")
+    await processes.end(process, asyncio.Event(), grace=0.01)
+    assert process.returncode == -signal.SIGKILL
+
+
+async def test_what_a_killed_part_started_in_another_session_dies_with_it(tmp_path):
+    async with supervised(tmp_path, fake("child", "wait")) as (_, events, _, _):
+        first = await events.seen("started")
+        await written(tmp_path / "logs/part.log", "waiting\nwaiting")
+        everything = sweep.marked(processes.mark(tmp_path, "part"))
+        assert len(everything) == 2
+        os.kill(first["pid"], signal.SIGKILL)
+        await events.seen("restarting")
+        assert not set(everything) & set(sweep.marked(processes.mark(tmp_path, "part")))
+
+
+async def test_exit_code_2_ends_the_run_with_the_end_of_the_log(tmp_path):
+    async with supervised(tmp_path, fake("say", "no such pool", "exit", "2")) as (_, _, _, task):
+        with pytest.raises(RunError, match="part refuses its configuration") as caught:
+            await task
+        assert caught.value.exit_code == 2
+        assert caught.value.log == f"{tmp_path}/logs/part.log:\n  no such pool"
+
+
+async def test_more_restarts_than_allowed_end_the_run(tmp_path):
+    async with supervised(tmp_path, fake("exit", "3"), max_restarts=2) as (_, events, _, task):
+        with pytest.raises(RunError, match=r"part exited with code 3 and had its 2 restarts \(spec.failurePolicy") as c:
+            await task
+        assert c.value.exit_code == 1
+        assert len([e for e in events if e[1] == "started"]) == 3
+
+
+async def test_a_part_that_exits_0_while_the_run_goes_on_is_restarted(tmp_path):
+    async with supervised(tmp_path, fake("once", str(tmp_path / "done"), "0", "wait")) as (_, events, _, _):
+        assert (await events.seen("restarting"))["code"] == 0
+        await events.seen("started", 2)
+
+
+def test_waits_double_with_quick_deaths_and_begin_anew_after_a_long_life():
+    backoff = Backoff()
+    waits = [0.0]
+    for lived in [1, 1, 1, 60, 1]:
+        waits.append(backoff.next(waits[-1], lived))
+    assert waits[1:] == [0.2, 0.4, 0.8, 0.2, 0.4]
+    assert backoff.next(20, lived=9) == backoff.last == 30
+
+
+async def test_a_long_life_forgives_earlier_restarts(tmp_path):
+    supervisor = Supervisor(fake(), tmp_path, 1, lambda *a, **k: None, Backoff(forgiving_life=10))
+    supervisor._charge(1, lived=1)
+    supervisor._charge(1, lived=11)
+    with pytest.raises(RunError):
+        supervisor._charge(1, lived=9)
+    assert supervisor.restarts == 2
+
+
+async def test_a_program_that_does_not_exist_is_a_configuration_error(tmp_path):
+    async with supervised(tmp_path, Command("part", [str(tmp_path / "none")])) as (_, _, _, task):
+        with pytest.raises(RunError, match="part cannot be started") as caught:
+            await task
+        assert caught.value.exit_code == 2
+
+
+def test_the_tail_of_a_log_is_of_its_newest_process_only(tmp_path):
+    path = tmp_path / "part.log"
+    path.write_text("--- started a\nold\n--- started b\nnew\nnewer\n")
+    assert processes.tail(path) == f"{path}:\n  new\n  newer"
+    assert processes.tail(tmp_path / "none.log") == str(tmp_path / "none.log")
+
+
+def test_marks_of_parts_do_not_overlap(tmp_path):
+    assert not processes.mark(tmp_path, "reward-ab").startswith(processes.mark(tmp_path, "reward-a"))
+    assert processes.mark(tmp_path, "reward-a").startswith(processes.mark(tmp_path))
