@@ -1,0 +1,80 @@
+# The same commands for people and CI: `make help` lists them. Everything is installed into .venv.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+SHELL := /bin/bash
+
+SEED ?= 1
+PYTEST_ARGS ?=
+
+DISTRIBUTIONS := $(patsubst %/pyproject.toml,%,$(sort $(wildcard */pyproject.toml)))
+SOURCES := $(addsuffix /src,$(DISTRIBUTIONS))
+BIN := .venv/bin
+# The first Python of at least 3.11; python3 unless that is older.
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
+# Named by the content of what it follows from, so that nothing is done again while that is unchanged.
+STAMP := .venv/setup-$(shell cat requirements/*.txt $(addsuffix /pyproject.toml,$(DISTRIBUTIONS)) | sha256sum | cut -c1-16)
+
+.PHONY: help
+help: ## List the commands
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+.PHONY: setup
+setup: $(STAMP) ## Install everything into .venv (the other commands do it by themselves)
+
+$(STAMP):
+	@test -n "$(PYTHON)" || { echo "rljob needs Python 3.11 or later, and there is none on the PATH" >&2; exit 2; }
+	requirements/system.sh "$(PYTHON)"
+	test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/uv.txt
+	$(BIN)/uv pip install --python $(BIN)/python --no-deps -r requirements/cpu.txt -r requirements/dev.txt
+	$(BIN)/uv pip install --python $(BIN)/python --no-deps --no-build-isolation $(addprefix -e ./,$(DISTRIBUTIONS))
+	@rm -f .venv/setup-*
+	@touch $@
+
+.PHONY: quickstart
+quickstart: setup ## Train a tiny language model by reinforcement learning, live on screen (SEED=1)
+	$(BIN)/rljob run examples/quickstart.yaml --set spec.seed=$(SEED) --run-dir runs/quickstart-seed-$(SEED)
+
+.PHONY: test
+test: lint types layers ## Check style, types and layers, then run all tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+.PHONY: unit
+unit: setup ## Run the tests that need no engine
+	$(BIN)/python -m pytest -m "not engine" $(PYTEST_ARGS)
+
+.PHONY: engine
+engine: setup ## Run the tests that start a real vLLM server
+	$(BIN)/python -m pytest -m engine $(PYTEST_ARGS)
+
+.PHONY: lint
+lint: setup ## Check style and formatting
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+.PHONY: format
+format: setup ## Format, and mend what can be mended
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+.PHONY: types
+types: setup ## Check types
+	$(BIN)/mypy $(SOURCES)
+
+.PHONY: layers
+layers: setup ## Check that imports follow the layers of docs/design.md
+	$(BIN)/lint-imports
+
+.PHONY: docs
+docs: setup ## Write the generated pages of docs/ anew
+	$(BIN)/rljob explain --docs > docs/manifest.md
+
+.PHONY: bench
+bench: setup ## Run the benchmarks; each prints one JSON object (minutes)
+	$(BIN)/python -m benchmarks.rollout --json
+	$(BIN)/python -m benchmarks.time_to_reward --json
+
+.PHONY: clean
+clean: ## Remove .venv and caches; runs/ stays
+	rm -rf .venv .mypy_cache .ruff_cache .import_linter_cache .hypothesis .pytest_cache

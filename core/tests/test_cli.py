@@ -1,0 +1,132 @@
+"""The command line: what it prints and how it exits."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rljob.api.explain import manifest_page
+from rljob.api.load import loads
+from rljob.api.resolve import resolve
+from rljob.api.scalars import write_yaml
+from rljob.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def rljob(monkeypatch, capsys):
+    """Run a command in this process; return exit code, stdout and stderr."""
+
+    def command(*arguments):
+        monkeypatch.setattr(sys, "argv", ["rljob", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        captured = capsys.readouterr()
+        return caught.value.code, captured.out, captured.err
+
+    return command
+
+
+@pytest.fixture
+def file(manifest, tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text(write_yaml(manifest))
+    return path
+
+
+def test_validate_says_that_a_manifest_is_valid(rljob, file):
+    assert rljob("validate", file) == (0, f"{file}: the RLJob sums is valid\n", "")
+
+
+def test_validate_says_everything_that_is_wrong_a_line_each(rljob, file):
+    code, out, err = rljob("validate", file, "--set", "spec.training.steps=0", "--set", "spec.sed=1")
+    assert (code, out) == (2, "")
+    assert err == (
+        f"rljob: {file}: spec.training.steps: must be at least 1, not 0\n"
+        f"rljob: {file}: spec.sed: unknown field; did you mean seed?\n"
+    )
+
+
+def test_explain_prints_the_manifest_with_everything_expanded(rljob, file):
+    code, out, _ = rljob("explain", file, "--set", "spec.tasks[sums].prompt='Q: {question} :smile: [bold]'")
+    assert code == 0
+    job = loads(out)
+    assert job == resolve(job)
+    assert job.spec.algorithm.clip_low == 0.2
+    assert job.spec.tasks[0].prompt == "Q: {question} :smile: [bold]"
+
+
+def test_explain_says_what_a_field_means(rljob):
+    code, out, _ = rljob("explain", "--field", "spec.training.maxStaleness")
+    assert code == 0
+    assert out.startswith("spec.training.maxStaleness: whole number ≥ 0 and ≤ 64; default 1\n\nα: trainer version")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--docs", "--field", "spec"]])
+def test_explain_wants_one_thing(rljob, arguments):
+    assert rljob("explain", *arguments) == (2, "", "rljob: give one of FILE, --field PATH and --docs\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "none.yaml"],
+        ["explain", "none.yaml"],
+        ["validate", "none.yaml"],
+        ["explain", "--field", "spec.none"],
+        ["run"],
+        ["frobnicate"],
+        ["run", "none.yaml", "--frobnicate"],
+    ],
+)
+def test_bad_input_exits_2_with_nothing_on_stdout(rljob, arguments):
+    code, out, err = rljob(*arguments)
+    assert (code, out) == (2, "")
+    assert "Traceback" not in err
+    assert err
+
+
+def test_the_commands_and_their_options_are_these(rljob):
+    """Frozen: people and scripts use them."""
+    options = {}
+    for command in ("run", "validate", "explain"):
+        _, out, _ = rljob(command, "--help")
+        options[command] = sorted({word.strip(",[]") for word in out.split() if word.strip("[").startswith("--")})
+    assert options == {
+        "run": ["--help", "--no-screen", "--run-dir", "--set"],
+        "validate": ["--help", "--set"],
+        "explain": ["--docs", "--field", "--help", "--set"],
+    }
+
+
+def test_it_runs_as_a_module_too(file):
+    done = subprocess.run(
+        [sys.executable, "-m", "rljob.cli.main", "validate", file], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.endswith("is valid\n")
+
+
+def test_the_page_on_the_manifest_is_up_to_date():
+    assert (ROOT / "docs" / "manifest.md").read_text() == manifest_page(), "run: make docs"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_example_is_valid(rljob, path):
+    assert rljob("validate", path)[0] == 0
+
+
+def test_help_of_make_lists_the_commands_of_the_readme():
+    out = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for target in ("quickstart", "test", "setup", "unit", "engine", "format"):
+        assert f"make {target} " in out
+
+
+def test_requirement_files_are_pinned_and_carry_no_addresses():
+    for path in (ROOT / "requirements").glob("*.txt"):
+        for line in path.read_text().splitlines():
+            if line and not line.startswith("#"):
+                name, equals, version = line.partition("==")
+                assert equals, f"{path.name}: {line}"
+                assert (name + version).replace(".", "").replace("-", "").replace("_", "").isalnum(), line

@@ -1,0 +1,35 @@
+#!/bin/sh
+# Sees to what pip cannot install. Usage: requirements/system.sh PYTHON
+#   libnuma.so.1           vLLM's CPU build loads it
+#   venv                   Debian keeps Python's own module in a package
+#   C compiler, Python.h   pycosat (reasoning-gym needs it) is published as source only
+# Missing Debian packages are installed by root; anybody else is told their names.
+set -eu
+python=$1
+version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+missing=
+
+if ! ldconfig -p 2>/dev/null | grep -q 'libnuma\.so\.1'; then
+    missing="$missing libnuma1"
+fi
+if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+    missing="$missing python$version-venv"
+fi
+if ! command -v cc >/dev/null 2>&1; then
+    missing="$missing gcc libc6-dev"
+fi
+if ! "$python" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'; then
+    missing="$missing python$version-dev"
+fi
+
+[ -n "$missing" ] || exit 0
+if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
+    echo "rljob needs these system packages (Debian's names):$missing" >&2
+    echo "install them, for example with: sudo apt-get install$missing" >&2
+    exit 1
+fi
+echo "installing system packages:$missing"
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq
+# shellcheck disable=SC2086
+apt-get install -y -qq --no-install-recommends $missing </dev/null >/dev/null
