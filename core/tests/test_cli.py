@@ -128,5 +128,5 @@ def test_requirement_files_are_pinned_and_carry_no_addresses():
         for line in path.read_text().splitlines():
             if line and not line.startswith("#"):
                 name, equals, version = line.partition("==")
-                assert equals, f"{path.name}: {line}"
+                assert equals and version, f"{path.name}: {line}"
                 assert (name + version).replace(".", "").replace("-", "").replace("_", "").isalnum(), line
