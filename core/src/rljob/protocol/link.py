@@ -3,7 +3,7 @@
 Used by agents, runners and trainer rank 0. Whoever owns the link gives it ``register``, called on every connect; what
 it returns is sent first: the registration, then whatever is not acknowledged yet. Messages sent while the link is down
 are dropped, as the next registration says everything again. Sends are batched: all messages of one turn of the event
-loop share a frame.
+loop share a frame. A message is encoded when it is queued: one that cannot be is its sender's error, not the link's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from rljob.protocol.messages import MAX_FRAME_BYTES, Refuse, encode_frame, frame_decoder
+from rljob.protocol.messages import MAX_FRAME_BYTES, Refuse, encode, encode_frame, frame_decoder
 
 log = logging.getLogger(__name__)
 
@@ -46,14 +46,18 @@ class Link:
         self._headers = {"Authorization": f"Bearer {token}"}
         self._decoder = frame_decoder(incoming)
         self._register = register
-        self._outbox: list[Any] = []
+        self._outbox: list[msgspec.Raw] = []
         self._wake = asyncio.Event()
         self.connected = False
 
     def send(self, message: Any) -> None:
-        """Queue ``message``; dropped when not connected (see module)."""
+        """Queue ``message``; dropped when not connected (see module).
+
+        Raises:
+            TypeError: it holds what msgpack cannot.
+        """
         if self.connected:
-            self._outbox.append(message)
+            self._outbox.append(encode(message))
             self._wake.set()
 
     async def messages(self) -> AsyncIterator[Any]:
@@ -80,7 +84,7 @@ class Link:
                 backoff = min(2 * backoff, LAST_BACKOFF_SECONDS)
 
     async def _serve(self, socket: aiohttp.ClientWebSocketResponse) -> AsyncIterator[Any]:
-        self._outbox = list(self._register())
+        self._outbox = [encode(message) for message in self._register()]
         self._wake.set()
         self.connected = True
         sender = asyncio.create_task(self._send_frames(socket))
@@ -109,8 +113,19 @@ class Link:
                 await self._wake.wait()
                 self._wake.clear()
                 while self._outbox:
-                    frame, self._outbox = self._outbox[:MESSAGES_PER_FRAME], self._outbox[MESSAGES_PER_FRAME:]
+                    count = _fitting(self._outbox)
+                    frame, self._outbox = self._outbox[:count], self._outbox[count:]
                     await socket.send_bytes(encode_frame(frame))
         except (aiohttp.ClientError, OSError) as error:
             log.info("connection to the coordinator broke while sending: %s", error)
             await socket.close()
+
+
+def _fitting(outbox: list[msgspec.Raw]) -> int:
+    """Return how many of the first messages go into one frame: at least one."""
+    size = 0
+    for count, message in enumerate(outbox[:MESSAGES_PER_FRAME]):
+        size += len(memoryview(message))
+        if count and size > MAX_FRAME_BYTES // 2:
+            return count
+    return min(len(outbox), MESSAGES_PER_FRAME)

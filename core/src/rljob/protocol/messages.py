@@ -431,8 +431,13 @@ ToRunner: TypeAlias = Drive | Generated | Cancel | AckScored | Refuse
 _encoder = msgspec.msgpack.Encoder()
 
 
+def encode(message: Any) -> msgspec.Raw:
+    """Return one message encoded, to be put into a frame later."""
+    return msgspec.Raw(_encoder.encode(message))
+
+
 def encode_frame(messages: list[Any]) -> bytes:
-    """Return one frame holding ``messages``."""
+    """Return one frame holding ``messages``, encoded already or not."""
     return _encoder.encode(messages)
 
 

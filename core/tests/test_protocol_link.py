@@ -1,0 +1,185 @@
+"""A part's link to the coordinator, against a real WebSocket server in the same process."""
+
+import asyncio
+import contextlib
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from rljob.protocol import link as link_module
+from rljob.protocol.link import Link, RefusedError
+from rljob.protocol.messages import (
+    AckScored,
+    Cancel,
+    FromRunner,
+    Refuse,
+    RegisterRunner,
+    Scored,
+    ToRunner,
+    encode_frame,
+    frame_decoder,
+)
+
+REGISTER = RegisterRunner("r", 8, [])
+
+
+class Server:
+    """A coordinator of one connection at a time; connections wait in ``sockets``, frames in ``frames``."""
+
+    def __init__(self):
+        self.sockets = asyncio.Queue()
+        self.frames = asyncio.Queue()
+        self.status = 200
+        self.url = ""
+
+    async def connect(self, request):
+        assert request.path == "/v1/connect/runner"
+        assert request.headers["Authorization"] == "Bearer secret"
+        if self.status != 200:
+            return web.Response(status=self.status)
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        self.sockets.put_nowait(socket)
+        async for frame in socket:
+            self.frames.put_nowait(frame_decoder(FromRunner).decode(frame.data))
+        return socket
+
+
+@pytest.fixture
+async def server(monkeypatch):
+    monkeypatch.setattr(link_module, "FIRST_BACKOFF_SECONDS", 0.001)
+    server = Server()
+    app = web.Application()
+    app.router.add_get("/v1/connect/{role}", server.connect)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    server.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}/"
+    yield server
+    await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def linked(server, register=lambda: [REGISTER]):
+    """A link whose messages are read into a queue."""
+    link = Link(server.url, "runner", "secret", ToRunner, register)
+    link.received = asyncio.Queue()
+
+    async def read():
+        async for message in link.messages():
+            link.received.put_nowait(message)
+
+    link.reading = asyncio.create_task(read())
+    try:
+        yield link
+    finally:
+        link.reading.cancel()
+        await asyncio.wait([link.reading])
+
+
+async def test_the_registration_is_the_first_thing_sent(server):
+    async with linked(server, lambda: [REGISTER, Scored("g1.0", 1.0, {}, "2")]):
+        assert await server.frames.get() == [REGISTER, Scored("g1.0", 1.0, {}, "2")]
+
+
+async def test_messages_arrive_in_order_both_ways_and_those_of_one_moment_share_a_frame(server):
+    async with linked(server) as link:
+        socket = await server.sockets.get()
+        await server.frames.get()
+        scores = [Scored(f"g{i}.0", 1.0, {}, "") for i in range(3)]
+        for message in scores:
+            link.send(message)
+        assert await server.frames.get() == scores
+        await socket.send_bytes(encode_frame([Cancel(["a"]), AckScored(["b"])]))
+        assert [await link.received.get(), await link.received.get()] == [Cancel(["a"]), AckScored(["b"])]
+
+
+async def test_many_messages_are_cut_into_frames(server):
+    async with linked(server) as link:
+        await server.frames.get()
+        for i in range(link_module.MESSAGES_PER_FRAME + 1):
+            link.send(Scored(f"g{i}.0", 1.0, {}, ""))
+        assert len(await server.frames.get()) == link_module.MESSAGES_PER_FRAME
+        assert len(await server.frames.get()) == 1
+
+
+async def test_after_a_break_it_connects_again_and_says_everything_again(server):
+    said = []
+
+    def register():
+        said.append(len(said))
+        return [RegisterRunner("r", 8, [f"lease{len(said)}"])]
+
+    async with linked(server, register) as link:
+        first = await server.sockets.get()
+        assert (await server.frames.get())[0].driving == ["lease1"]
+        await first.close()
+        second = await server.sockets.get()
+        assert (await server.frames.get())[0].driving == ["lease2"]
+        link.send(Scored("g1.0", 1.0, {}, ""))
+        assert await server.frames.get() == [Scored("g1.0", 1.0, {}, "")]
+        assert not second.closed
+
+
+async def test_what_is_sent_without_a_connection_is_dropped(server):
+    link = Link(server.url, "runner", "secret", ToRunner, lambda: [REGISTER])
+    link.send(Scored("g1.0", 1.0, {}, ""))
+    assert not link.connected
+    assert link._outbox == []
+
+
+async def test_a_coordinator_that_is_not_up_yet_is_tried_again(server):
+    server.status = 503
+    async with linked(server) as link:
+        while server.sockets.empty() and not link.reading.done():
+            server.status = 200
+            await asyncio.sleep(0.001)
+        await server.frames.get()
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_refused_token_ends_the_link(server, status):
+    server.status = status
+    async with linked(server) as link:
+        with pytest.raises(RefusedError, match=f"refuses this part's token \\(HTTP {status}\\)"):
+            await link.reading
+
+
+async def test_a_fatal_refusal_ends_the_link_and_another_only_is_logged(server, caplog):
+    async with linked(server) as link:
+        socket = await server.sockets.get()
+        await socket.send_bytes(encode_frame([Refuse("too many trajectories", fatal=False), Cancel(["a"])]))
+        assert await link.received.get() == Cancel(["a"])
+        assert "too many trajectories" in caplog.text
+        await socket.send_bytes(encode_frame([Refuse("a newer incarnation is there", fatal=True)]))
+        with pytest.raises(RefusedError, match="a newer incarnation is there"):
+            await link.reading
+
+
+async def test_a_coordinator_of_another_protocol_ends_the_link(server):
+    async with linked(server) as link:
+        socket = await server.sockets.get()
+        await socket.send_bytes(msgspec.msgpack.encode([["Dance", 1]]))
+        with pytest.raises(RefusedError, match="another version of the protocol"):
+            await link.reading
+
+
+async def test_a_message_that_cannot_be_encoded_is_its_senders_error(server):
+    async with linked(server) as link:
+        await server.frames.get()
+        with pytest.raises(TypeError, match="object"):
+            link.send(Scored("g1.0", object(), {}, ""))
+        link.send(Scored("g1.0", 1.0, {}, ""))
+        assert await server.frames.get() == [Scored("g1.0", 1.0, {}, "")]
+
+
+async def test_frames_stay_below_the_limit_whatever_they_hold(server, monkeypatch):
+    monkeypatch.setattr(link_module, "MAX_FRAME_BYTES", 4000)
+    async with linked(server) as link:
+        await server.frames.get()
+        for size in (1500, 1500, 10, 3000, 10):
+            link.send(Scored("g1.0", 1.0, {}, "x" * size))
+        frames = [await server.frames.get() for _ in range(4)]
+        assert [[len(message.text) for message in frame] for frame in frames] == [[1500], [1500, 10], [3000], [10]]
