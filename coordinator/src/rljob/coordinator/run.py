@@ -33,6 +33,10 @@ HOPELESS_BATCHES = 50
 """Rejected groups in a row, in batches, after which the run ends: nothing is learned any more."""
 
 
+MAX_RETURNS = 8
+"""How often engines may give a sample's request back undone before it counts as failed."""
+
+
 def settings_of(spec: RLJobSpec) -> Settings:
     """Return what the manifest says about scheduling."""
     return Settings(
@@ -298,8 +302,9 @@ class Run:
         """A request came back undone."""
         if message.permanent:
             self.trajectory_failed(None, m.TrajectoryFailed(message.part.sample, message.reason))
-        else:
-            self.trajectories.returned(engine, message.part)
+        elif self.trajectories.returned(engine, message.part) > MAX_RETURNS:
+            reason = f"engines gave it back {MAX_RETURNS} times, the last time because: {message.reason}"
+            self.trajectory_failed(None, m.TrajectoryFailed(message.part.sample, reason))
 
     def counts(self) -> dict[str, Any]:
         """Return how many samples and groups are where."""

@@ -7,6 +7,7 @@ record of (sample, turn, attempt) counts; later ones are acknowledged and droppe
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -26,7 +27,8 @@ from rljob.scheduling.seeds import derive
 
 log = logging.getLogger(__name__)
 
-INT32, FLOAT32 = 4, 4
+INT32 = 4
+FIRST_PAUSE_SECONDS = 0.05
 
 
 class PayloadRecord(msgspec.Struct, array_like=True):
@@ -79,6 +81,7 @@ class Trajectory:
     runner: Peer | None = None
     turns: dict[int, Turn] = field(default_factory=dict)
     request: Request | None = None
+    returns: int = 0  # how often an engine gave its request back undone
     recorded_version: int | None = None  # lowest version of a recorded token
     early: dict[PartKey, tuple[m.Completion, Peer]] = field(default_factory=dict)
 
@@ -381,14 +384,30 @@ class Trajectories:
             self._requeue(engine, key)
         self._claims = {key: instance for key, instance in self._claims.items() if instance != engine.instance}
 
-    def returned(self, engine: Engine, part: m.Part) -> None:
-        """An engine could not do a request: dispatch it again."""
-        self._requeue(engine, (part.sample, part.turn, part.attempt))
+    def returned(self, engine: Engine, part: m.Part) -> int:
+        """An engine could not do a request: dispatch it again, later with every time it comes back.
+
+        Returns how often the sample came back by now.
+        """
+        request = engine.load.remove((part.sample, part.turn, part.attempt))
+        trajectory = self.by_sample.get(part.sample)
+        if request is None or trajectory is None or trajectory.request is not request:
+            return 0
+        trajectory.sample.min_version = trajectory.recorded_version
+        trajectory.returns += 1
+        pause = FIRST_PAUSE_SECONDS * 2**trajectory.returns
+        asyncio.get_running_loop().call_later(pause, self._put_back, request)
+        return trajectory.returns
 
     def _requeue(self, engine: Engine, key: PartKey) -> None:
         request = engine.load.remove(key)
-        trajectory = self.by_sample.get(key[0])
-        if request is not None and trajectory is not None and trajectory.request is request:
+        if request is not None:
+            self._put_back(request)
+
+    def _put_back(self, request: Request) -> None:
+        """Queue a request again, unless its sample is no longer waiting for it."""
+        trajectory = self.by_sample.get(request.key[0])
+        if trajectory is not None and trajectory.request is request:
             trajectory.sample.min_version = trajectory.recorded_version
             self.queue.put(request)
             self._changed()
