@@ -24,10 +24,10 @@ def plot(status: RunStatus, output: Path, title: str) -> None:
     )
     steps = [point.step for point in status.history]
     upper.plot(steps, [point.reward for point in status.history], label="reward, mean of the batch", color="tab:blue")
-    for task in dict.fromkeys(result.task for result in status.evaluations):
+    for i, task in enumerate(dict.fromkeys(result.task for result in status.evaluations)):
         results = [result for result in status.evaluations if result.task == task]
         label = f"held-out accuracy, {task} ({results[-1].problems:,} problems)"
-        upper.plot([r.version for r in results], [r.accuracy for r in results], "o--", label=label)
+        upper.plot([r.version for r in results], [r.accuracy for r in results], "o--", label=label, color=f"C{i + 1}")
     upper.set(title=title, ylabel="reward, accuracy")
     upper.grid(alpha=0.3)
     if status.history or status.evaluations:
