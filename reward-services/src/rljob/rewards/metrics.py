@@ -1,0 +1,18 @@
+"""What a reward service tells Prometheus."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+REGISTRY = CollectorRegistry()
+
+SAMPLES = Counter("rljob_reward_samples", "Samples answered, failed ones too", registry=REGISTRY)
+SECONDS = Histogram(
+    "rljob_reward_seconds",
+    "Time one sample took in its worker",
+    buckets=(0.0001, 0.001, 0.01, 0.1, 1, 10, 100, 1000),
+    registry=REGISTRY,
+)
+TIMEOUTS = Counter("rljob_reward_timeouts", "Samples that overran the time limit", registry=REGISTRY)
+DEATHS = Counter("rljob_reward_worker_deaths", "Workers that died of themselves", registry=REGISTRY)
+FAILURES = Counter("rljob_reward_failures", "Samples answered with an error, those that overran too", registry=REGISTRY)

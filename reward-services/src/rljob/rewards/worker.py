@@ -1,0 +1,71 @@
+"""A worker process: scores the samples its socket brings, one verdict at a time.
+
+Workers are forked from the service after the reward is loaded: that takes milliseconds where importing takes seconds.
+Down come lines of JSON, each a list of ScoreItem; up goes one line for each item, its Score, as soon as it is known.
+So the service always knows which sample is being scored.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable
+
+import msgspec
+
+from rljob.protocol.rewards import Score, ScoreItem
+
+log = logging.getLogger(__name__)
+
+PR_SET_PDEATHSIG = 1
+
+_libc = ctypes.CDLL(None)
+_decoder = msgspec.json.Decoder(list[ScoreItem])
+_encoder = msgspec.json.Encoder()
+
+
+def fork_worker(score: Callable[[ScoreItem], Score]) -> tuple[int, socket.socket]:
+    """Start a worker; return its process id and the service's side of its socket.
+
+    Call it from the main thread: the kernel kills the worker when the thread that forked it ends.
+    """
+    service = os.getpid()
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        return pid, ours
+    try:
+        _leave_service(service, theirs.fileno())
+        serve(theirs, score)
+        os._exit(0)
+    except BaseException:  # whatever it is, it must not climb into the copy of the service's event loop
+        log.exception("a reward worker ends")
+    finally:
+        os._exit(1)
+
+
+def serve(connection: socket.socket, score: Callable[[ScoreItem], Score]) -> None:
+    """Score what comes until the other side closes."""
+    with connection.makefile("rb") as lines:
+        for line in lines:
+            for item in _decoder.decode(line):
+                connection.sendall(_encoder.encode(score(item)) + b"\n")
+
+
+def _leave_service(service: int, keep: int) -> None:
+    """Give up what a fork inherits: signal handlers, other workers' sockets, clients' connections.
+
+    All files but standard input, output, error and ``keep`` are closed, so that what the service closes is closed.
+    """
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != service:  # it died before the line above
+        os._exit(1)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the service ends its workers
+    os.closerange(3, keep)
+    os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))

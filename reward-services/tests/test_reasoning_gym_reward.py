@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+from reasoning_gym.factory import create_dataset
+
+from rljob.api.models import Task
+from rljob.rewards.reasoning_gym_reward import ReasoningGymReward
+
+
+def task(dataset: str, **config: object) -> Task:
+    data = {"reasoningGym": {"dataset": dataset, "config": config}}
+    return Task.model_validate({"name": "sums", "data": data, "reward": "sums"})
+
+
+@pytest.fixture(scope="module")
+def reward():
+    return ReasoningGymReward([task("chain_sum", max_terms=3)])
+
+
+@pytest.mark.parametrize(
+    "completion, expected",
+    [
+        ("2-3=-1;-1+7=6;<answer>6</answer>", {"reward": 1.0, "partial": 1.0}),
+        ("<answer> 6.0 </answer>", {"reward": 1.0, "partial": 1.0}),
+        ("<answer>5</answer> no, <answer>6</answer>", {"reward": 1.0, "partial": 1.0}),
+        ("<answer>5</answer>", {"reward": 0.0, "partial": 0.01}),
+        ("6", {"reward": 0.0, "partial": 0.0}),
+    ],
+)
+def test_only_full_marks_are_rewarded(reward, completion, expected):
+    problem = {"question": "2 - 3 + 7 =", "answer": "6", "metadata": {"source_dataset": "chain_sum"}}
+    answer = reward(prompt="", completion=completion, problem=problem, task="sums", finish="stop")
+    assert answer["reward"] == expected["reward"] and answer["partial"] == pytest.approx(expected["partial"], abs=0.05)
+
+
+def test_the_dataset_judges_by_the_task_s_own_config():
+    rows = create_dataset("puzzle24", seed=1, size=1, min_value=1, max_value=4)
+    narrow, wide = (ReasoningGymReward([task("puzzle24", min_value=1, max_value=high)]) for high in (4, 10))
+    problem = {**rows[0], "metadata": {**rows[0]["metadata"], "numbers": [8, 3, 1, 1]}}
+    kwargs = {"completion": "<answer>8*3*1*1</answer>", "problem": problem, "task": "sums"}
+    assert narrow(**kwargs) != wide(**kwargs)
