@@ -108,6 +108,11 @@ def test_it_runs_as_a_module_too(file):
     assert done.stdout.endswith("is valid\n")
 
 
+def test_it_starts_without_what_only_parts_need():
+    program = "import sys, rljob.cli.main; print(*{'torch', 'reasoning_gym', 'matplotlib', 'numpy'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "\n"
+
+
 def test_the_page_on_the_manifest_is_up_to_date():
     assert (ROOT / "docs" / "manifest.md").read_text() == manifest_page(), "run: make docs"
 

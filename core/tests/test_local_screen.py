@@ -47,10 +47,12 @@ def test_the_panel_shows_what_a_person_wants_to_know():
         assert piece in text
 
 
-def test_the_panel_shows_the_phase_until_the_coordinator_answers():
-    text = text_of(draw(view(phase="making the model (initializer)"), 100))
-    assert "making the model (initializer)" in text
+def test_the_panel_shows_the_phase_and_what_its_log_says_until_the_coordinator_answers():
+    text = text_of(draw(View("sums", Path("runs/sums"), phase="running the initializer", detail="x" * 200), 60), 60)
+    assert "running the initializer" in text
+    assert "xxx…" in text
     assert "reward" not in text
+    assert "parts" not in text
 
 
 def test_the_panel_fits_a_narrow_terminal():
@@ -91,14 +93,16 @@ def test_there_are_no_colours_but_on_a_terminal():
 
 
 def test_a_terminal_gets_the_live_screen_unless_it_is_not_wanted():
-    terminal = Console(file=io.StringIO(), force_terminal=True)
+    terminal = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "xterm"})
     assert isinstance(screen_for(terminal, live=True), LiveScreen)
     assert isinstance(screen_for(terminal, live=False), PlainScreen)
+    dumb = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "dumb"})
+    assert isinstance(screen_for(dumb, live=True), PlainScreen)
     assert isinstance(screen_for(Console(file=io.StringIO()), live=True), PlainScreen)
 
 
 def test_the_live_screen_draws_and_cleans_up():
-    terminal = Console(file=io.StringIO(), force_terminal=True, width=80)
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=80, _environ={"TERM": "xterm"})
     with LiveScreen(terminal) as live:
         live.show(view(status=running()))
         live.note("trainer was killed")

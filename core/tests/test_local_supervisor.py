@@ -159,6 +159,10 @@ def test_the_tail_of_a_log_is_of_its_newest_process_only(tmp_path):
     path.write_text("--- started a\nold\n--- started b\nnew\nnewer\n")
     assert processes.tail(path) == f"{path}:\n  new\n  newer"
     assert processes.tail(tmp_path / "none.log") == str(tmp_path / "none.log")
+    assert processes.last_line(path) == "newer"
+    assert processes.last_line(tmp_path / "none.log") == ""
+    path.write_text("--- started a\n")
+    assert processes.last_line(path) == ""
 
 
 def test_marks_of_parts_do_not_overlap(tmp_path):

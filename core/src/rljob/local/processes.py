@@ -59,6 +59,12 @@ def tail(path: Path, lines: int = 15) -> str:
     return "\n".join([f"{path}:", *(f"  {line}" for line in newest[-lines:])])
 
 
+def last_line(path: Path) -> str:
+    """Return the last line of a log that says something, or an empty text."""
+    lines = tail(path, 1).splitlines()[1:]
+    return lines[0].strip() if lines else ""
+
+
 _HEADER = "--- started "
 
 

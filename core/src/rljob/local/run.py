@@ -104,7 +104,7 @@ class _Run:
         with _signals(person):
             self._showing = asyncio.create_task(self._show())
             try:
-                self._view.phase = "making the model (initializer)"
+                self._view.phase = "running the initializer"
                 await initializer.initialize(self._job, self._directory, person)
                 self._view.phase = "starting"
                 status = await self._run_parts(person)
@@ -164,6 +164,9 @@ class _Run:
     async def _show(self) -> None:
         while True:
             self._view.parts = [PartView(part.name, part.state, part.restarts) for part in self._supervisors]
+            initializing = not self._supervisors
+            log = processes.log_path(self._directory.path, initializer.NAME)
+            self._view.detail = processes.last_line(log) if initializing else ""
             self._screen.show(self._view)
             await asyncio.sleep(POLL_SECONDS)
 

@@ -51,8 +51,9 @@ class Output(Console):
 
 
 def screen_for(console: Console, live: bool) -> Screen:
-    """Return the screen for ``console``: a live one if asked for and it is a terminal."""
-    return LiveScreen(console) if live and console.is_terminal else PlainScreen(console)
+    """Return the screen for ``console``: a live one if asked for and it is a terminal that can."""
+    can = console.is_terminal and not console.is_dumb_terminal
+    return LiveScreen(console) if live and can else PlainScreen(console)
 
 
 class PlainScreen:
@@ -120,9 +121,12 @@ def draw(view: View, width: int) -> Group:
     grid.add_column()
     if view.status is None:
         grid.add_row("state", view.phase)
+        if view.detail:
+            grid.add_row("log", Text(view.detail, no_wrap=True, overflow="ellipsis"))
     else:
         _add_run(grid, view.status, max(10, min(60, width - 40)))
-    grid.add_row("parts", _parts(view))
+    if view.parts:
+        grid.add_row("parts", _parts(view))
     return Group(head, grid)
 
 
@@ -157,4 +161,4 @@ def _parts(view: View) -> Text:
     for connected in view.status.parts if view.status else []:
         if connected.role == "agent" and connected.restarts:
             text.append(f"engine restarts {connected.restarts}  ", "yellow")
-    return text or Text("-")
+    return text

@@ -29,6 +29,8 @@ class View:
     job: str
     directory: Path
     phase: str = "starting"
+    detail: str = ""
+    """Last line of the log of what is under way, while that is one process."""
     status: RunStatus | None = None
     parts: list[PartView] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
