@@ -1,0 +1,89 @@
+"""What the quickstart's model is taught before reinforcement learning: problems and right answers, as text.
+
+No answer is wrong. The first lesson shows the working, step by step. In the second most answers are bare results: the
+model picks up the habit of skipping the working, which it cannot afford. Reinforcement learning has to find that out.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import cycle
+from string import ascii_lowercase
+
+from reasoning_gym.factory import create_dataset
+
+from rljob.api.models import Task
+from rljob.protocol.data import is_held_out
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A prompt and the arithmetic in it, for example '2 - 3 + 7'."""
+
+    prompt: str
+    expression: str
+
+
+@dataclass(frozen=True)
+class Example:
+    """A prompt and the answer to learn."""
+
+    prompt: str
+    answer: str
+
+
+def draw_problems(task: Task, seed: int) -> Iterator[Problem]:
+    """Yield problems of the task that are not held out.
+
+    Long ones are favoured, with the square of their length: every one holds the steps of the shorter ones.
+
+    Raises:
+        ValueError: the task is not chain_sum, the one kind that is taught here.
+    """
+    gym = task.data.reasoning_gym
+    if gym.dataset != "chain_sum":
+        raise ValueError(f"task {task.name!r} is {gym.dataset!r}; this initializer teaches chain_sum only")
+    rows = create_dataset(gym.dataset, **{**gym.config, "seed": seed, "size": 10_000_000})
+    rng = random.Random(seed)
+    for row in rows:
+        share = row["metadata"]["num_terms"] / rows.config.max_terms
+        if rng.random() < share**2 and not is_held_out(row["question"]):
+            yield Problem(task.prompt.replace("{question}", row["question"]), row["metadata"]["expression"])
+
+
+def work_out(expression: str) -> str:
+    """Return the answer with its working: 'a2-3=-1;b-1+7=6;<answer>6</answer>' for '2 - 3 + 7'.
+
+    The letters say how many operands are done: with them a small model finds the next one far sooner.
+    """
+    first, *rest = expression.split()
+    total, working = int(first), ""
+    for letter, operator, operand in zip(cycle(ascii_lowercase), rest[::2], rest[1::2], strict=False):
+        working += f"{letter}{total}{operator}{operand}"
+        total += int(operand) if operator == "+" else -int(operand)
+        working += f"={total};"
+    return working + result(expression)
+
+
+def result(expression: str) -> str:
+    """Return the bare answer: '<answer>6</answer>' for '2 - 3 + 7'."""
+    total, sign = 0, 1
+    for word in expression.split():
+        if word in "+-":
+            sign = 1 if word == "+" else -1
+        else:
+            total += sign * int(word)
+    return f"<answer>{total}</answer>"
+
+
+def lesson(problems: Iterator[Problem], count: int, bare: float, seed: int) -> list[Example]:
+    """Return ``count`` examples; a share ``bare`` of their answers is without working."""
+    rng = random.Random(seed)
+    examples = []
+    for _ in range(count):
+        problem = next(problems)
+        answer = result if rng.random() < bare else work_out
+        examples.append(Example(problem.prompt, answer(problem.expression)))
+    return examples

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Tokenizer
+
+from rljob.api.models import Task
+from rljob.protocol.data import is_held_out
+from rljob.trainer import example_lessons as lessons
+from rljob.trainer import example_model as example
+
+CONFIG = {"min_terms": 2, "max_terms": 5, "min_digits": 1, "max_digits": 1, "allow_negation": False}
+TINY = example.Recipe(working_steps=2, bare_steps=1, batch=4, warm_up_steps=1)
+
+
+def task(dataset: str = "chain_sum", config: dict[str, object] = CONFIG) -> Task:
+    return Task.model_validate(
+        {
+            "name": "sums",
+            "prompt": "Q: {question}\n",
+            "data": {"reasoningGym": {"dataset": dataset, "config": config}},
+            "reward": "sums",
+        }
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("example") / "model"
+    example.build(directory, task(), seed=3, recipe=TINY)
+    return directory
+
+
+@pytest.mark.parametrize(
+    "expression, working",
+    [
+        ("8 + 7", "a8+7=15;<answer>15</answer>"),
+        ("2 - 3 + 7", "a2-3=-1;b-1+7=6;<answer>6</answer>"),
+        ("1 - 9 - 9 + 2 - 0", "a1-9=-8;b-8-9=-17;c-17+2=-15;d-15-0=-15;<answer>-15</answer>"),
+    ],
+)
+def test_the_teacher_works_problems_out_and_tells_bare_results(expression, working):
+    assert lessons.work_out(expression) == working
+    assert lessons.result(expression) == working[working.index("<answer>") :]
+
+
+def test_problems_are_the_task_s_own_but_never_held_out_ones():
+    problems = list(itertools.islice(lessons.draw_problems(task(), seed=1), 500))
+    for problem in problems:
+        assert problem.prompt.startswith("Q: State") and problem.prompt.endswith(f": {problem.expression} =\n")
+        assert not is_held_out(problem.prompt.removeprefix("Q: ").removesuffix("\n"))
+    terms = [len(problem.expression.split()) // 2 + 1 for problem in problems]
+    assert set(terms) == {2, 3, 4, 5}
+    assert terms.count(5) > 3 * terms.count(2), "long problems were to be favoured"
+
+
+def test_a_lesson_has_its_share_of_bare_answers_and_all_are_right():
+    examples = lessons.lesson(lessons.draw_problems(task(), seed=1), count=400, bare=0.75, seed=1)
+    bare = [e for e in examples if e.answer.startswith("<answer>")]
+    assert 270 < len(bare) < 330
+    for e in examples:
+        expression = e.prompt.split(": ")[2].removesuffix(" =\n")
+        assert e.answer.endswith(f"<answer>{eval(expression)}</answer>")
+
+
+def test_a_task_of_another_kind_is_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match="task 'sums' is 'leg_counting'; this initializer teaches chain_sum only"):
+        example.build(tmp_path / "model", task("leg_counting", {}), seed=1, recipe=TINY)
+
+
+def test_the_directory_loads_with_transformers_and_with_tokenizers(directory):
+    model, auto = AutoModelForCausalLM.from_pretrained(directory), AutoTokenizer.from_pretrained(directory)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 337_024
+    assert len(auto) <= model.config.vocab_size
+    plain = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    text = lessons.work_out("2 - 3 + 7")
+    assert auto(text)["input_ids"] == plain.encode(text).ids
+    assert plain.decode(plain.encode(text).ids) == text
+    stop = msgspec.json.decode((directory / "generation_config.json").read_bytes())["eos_token_id"]
+    assert stop == model.config.eos_token_id == auto.eos_token_id == plain.encode(text + example.END).ids[-1]
+    assert plain.decode(plain.encode(text + example.END).ids) == text, "the end of an answer is no part of its text"
+
+
+def test_prompts_and_worked_answers_are_short_in_tokens(directory):
+    plain = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    longest = "9 - 9 - 9 - 9 - 9"
+    assert len(plain.encode(f"State the final answer to the following arithmetic problem: {longest} =\n").ids) <= 32
+    assert len(plain.encode(lessons.work_out(longest) + example.END).ids) <= 48
+
+
+def test_the_same_seed_gives_the_same_model_and_replaces_the_old_one(directory, tmp_path):
+    again = tmp_path / "model"
+    (again / "stale").mkdir(parents=True)
+    example.build(again, task(), seed=3, recipe=TINY)
+    for name in ("model.safetensors", "tokenizer.json", "config.json"):
+        assert (again / name).read_bytes() == (directory / name).read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"], "neither the draft nor the old one is left"
+    assert not (again / "stale").exists()
+    other = tmp_path / "other"
+    example.build(other, task(), seed=4, recipe=TINY)
+    assert (other / "model.safetensors").read_bytes() != (again / "model.safetensors").read_bytes()
+
+
+def test_a_tokenizer_that_autotokenizer_would_ruin_is_never_written(tmp_path, monkeypatch):
+    def whitespace_tokenizer(texts: list[str]) -> Qwen2Tokenizer:
+        tokenizer = Qwen2Tokenizer(unk_token=example.END)
+        backend = Tokenizer(models.BPE())
+        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        backend.train_from_iterator(texts, trainers.BpeTrainer(special_tokens=[example.END], show_progress=False))
+        tokenizer._tokenizer = backend
+        return tokenizer
+
+    monkeypatch.setattr(example, "train_tokenizer", whitespace_tokenizer)
+    with pytest.raises(ValueError, match="otherwise than the one trained"):
+        example.build(tmp_path / "model", task(), seed=3, recipe=TINY)
+    assert not (tmp_path / "model").exists()
+
+
+def test_only_answers_are_learned_from():
+    ids_BT, mask_BT = example.pad([([5, 6], [7, 8, 0]), ([5], [7])])
+    assert ids_BT.tolist() == [[5, 6, 7, 8, 0], [5, 7, 0, 0, 0]]
+    assert mask_BT.int().tolist() == [[0, 0, 1, 1, 1], [0, 1, 0, 0, 0]]
+    torch.manual_seed(0)
+    model = example.make_model(end=0)
+    loss = example.answer_loss(model, ids_BT, mask_BT)
+    logits = [model(torch.tensor([row])).logits[0].log_softmax(-1) for row in ([5, 6, 7, 8], [5])]
+    expected = [logits[0][1, 7], logits[0][2, 8], logits[0][3, 0], logits[1][0, 7]]
+    assert loss.item() == pytest.approx(-sum(expected).item() / 4, abs=1e-5)
+
+
+def test_the_warm_start_learns():
+    torch.manual_seed(0)
+    model = example.make_model(end=0)
+    batch = example.pad([([5, 6], [7, 8, 0]), ([6, 5], [8, 7, 0])])
+    before = example.answer_loss(model, *batch).item()
+    example.warm_up(model, iter([batch] * 20), 20, example.Recipe(warm_up_steps=5))
+    assert example.answer_loss(model, *batch).item() < before / 10
+
+
+def test_the_command_reads_the_job_and_refuses_one_it_cannot_teach(job, tmp_path, monkeypatch):
+    data = {"reasoningGym": {"dataset": "leg_counting"}}
+    made = job(tasks=[{"name": "legs", "data": data, "reward": "sums"}])
+    (tmp_path / "job.json").write_text(made.model_dump_json(by_alias=True))
+    monkeypatch.setenv("RLJOB_JOB", str(tmp_path / "job.json"))
+    monkeypatch.setenv("RLJOB_STORAGE", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["rljob-example-model", str(tmp_path / "model")])
+    with pytest.raises(SystemExit) as exit:
+        example.main()
+    assert exit.value.code == 2
