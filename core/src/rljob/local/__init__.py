@@ -1,0 +1,1 @@
+"""Runs a job's parts as processes of this machine: rljob run."""
