@@ -181,7 +181,7 @@ async def run(tmp_path_factory, make_coordinator, manifest):
         process.terminate()
         process.wait(20)
         await coordinator.stop()
-        print((path / "agent.log").read_text()[-20000:])
+        sys.stderr.write((path / "agent.log").read_text()[-20000:])  # shown when a test fails
     assert process.returncode == 0
 
 
@@ -197,6 +197,14 @@ async def test_logprobs_equal_the_trainers_and_tokens_are_of_one_version(run):
             assert done.spans == [VersionSpan(run.trainer.version, 0, 30)]
             if temperature == 1.0:
                 run.check(prompt, done)
+
+
+async def test_more_prompt_tokens_than_a_step_takes_are_served(run):
+    """On CPU a seeded request whose prompt is cut into chunks would kill the engine."""
+    messages = [run.request([i, *range(300)], 5) for i in range(32)]
+    await run.coordinator.say(*messages)
+    for message in messages:
+        assert (await run.coordinator.completion(message.part)).finish == "length"
 
 
 async def test_the_same_seed_gives_the_same_tokens(run):

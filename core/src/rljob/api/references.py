@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from rljob.api.engine_args import refused
+
 if TYPE_CHECKING:
     from rljob.api.models import RLJobSpec
 
@@ -69,6 +71,8 @@ def _rollouts(spec: RLJobSpec) -> Iterator[str]:
             yield f"rollouts[{i}].model: there is no model called {rollout.model!r}; add it to models"
         elif rollout.model != "policy":
             yield f"rollouts[{i}].model: only 'policy' is supported yet; frozen pools come later"
+        for refusal in refused(rollout.engine, rollout.args):
+            yield f"rollouts[{i}].{refusal}"
         for j, task in enumerate(spec.tasks):
             if task.sampling.max_tokens >= rollout.max_model_length:
                 yield (

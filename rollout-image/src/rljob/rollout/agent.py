@@ -15,7 +15,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from rljob.api.models import Rollout
@@ -34,7 +34,6 @@ from rljob.protocol.messages import (
     WeightAck,
     WeightFailed,
 )
-from rljob.rollout.adapters.base import Adapter
 from rljob.rollout.requests import RequestTable
 from rljob.rollout.supervisor import EngineProcess, EngineStartError
 from rljob.rollout.updates import GRACE_SECONDS, UpdateError, WeightUpdater
@@ -48,6 +47,9 @@ LAST_BACKOFF_SECONDS = 30.0
 FORGIVEN_AFTER_SECONDS = 60.0  # a server that lived so long starts the back-off anew
 
 
+NO_WEIGHTS = (-1, -1, "")  # lineage, version, digest
+
+
 class DrainedError(Exception):
     """Everything in hand is done, as Drain asked: the agent ends."""
 
@@ -57,25 +59,28 @@ class Agent:
 
     Args:
         pool: the manifest's entry the engine belongs to.
-        adapter: the kind of engine.
+        start_engine: starts a server of it.
         coordinator: its address.
         token: the role's token.
     """
 
-    def __init__(self, pool: Rollout, adapter: Adapter, coordinator: str, token: str) -> None:
+    def __init__(
+        self, pool: Rollout, start_engine: Callable[[], Awaitable[EngineProcess]], coordinator: str, token: str
+    ) -> None:
         self._pool = pool
-        self._adapter = adapter
+        self._start_engine = start_engine
         self._link = Link(coordinator, "agent", token, ToAgent, self._register)
         self._state = "starting"
         self._instance = ""
-        self._weights = (-1, -1)  # lineage, version
+        self._weights = NO_WEIGHTS
+        self._served = False  # this server has had weights
         self._unsaid: WeightAck | WeightFailed | None = None
         self._restarts = 0
         self._engine: EngineProcess | None = None
         self._updater: WeightUpdater | None = None
         self._updates: set[asyncio.Task[None]] = set()
         self._update_lock = asyncio.Lock()
-        self._restart_wanted = asyncio.Event()
+        self._doom: asyncio.Future[tuple[str, bool]] | None = None  # why the server has to go, by its own fault
         self._ready = asyncio.Event()
         self._requests = RequestTable(pool.max_concurrency, self._link.send, self._spawn, self._check_engine)
 
@@ -104,65 +109,77 @@ class Agent:
         failures, backoff = 0, FIRST_BACKOFF_SECONDS
         while True:
             began = time.monotonic()
-            self._engine = await EngineProcess.start(self._adapter)
+            engine = self._engine = await self._start_engine()
             try:
-                await self._engine.wait_healthy()
+                await engine.wait_healthy()
+                log.info("engine healthy after %.1f s", time.monotonic() - began)
+                reason = await self._serve(engine)
+                failures = 0
             except EngineStartError as error:
                 failures += 1
                 if failures == FAILED_STARTS:
                     raise
                 reason = str(error)
-            else:
-                log.info("engine healthy after %.1f s", time.monotonic() - began)
-                failures = 0
-                reason = await self._serve(self._engine)
             log.warning("%s; it is started again", reason)
-            await self._engine.kill()
+            await engine.kill()
             self._engine = None
             self._restarts += 1
-            backoff = FIRST_BACKOFF_SECONDS if time.monotonic() - began > FORGIVEN_AFTER_SECONDS else backoff
+            if time.monotonic() - began > FORGIVEN_AFTER_SECONDS:
+                backoff = FIRST_BACKOFF_SECONDS
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, LAST_BACKOFF_SECONDS)
 
     async def _serve(self, engine: EngineProcess) -> str:
-        """Serve from a healthy server until it ends or has to; return why."""
+        """Serve from a healthy server until it ends or has to; return why.
+
+        Raises:
+            EngineStartError: it failed by itself without ever having had weights: as good as not started.
+        """
         self._instance = f"{self._pool.name}-{secrets.token_hex(4)}"
-        self._weights, self._unsaid = (-1, -1), None
+        self._unsaid = None
         self._updater = WeightUpdater(engine.client)
-        self._restart_wanted.clear()
+        self._doom = asyncio.get_running_loop().create_future()
         self._requests.attach(engine.client)
         self._set_state("ready")
         for message in self._register():
             self._link.send(message)
         self._ready.set()
         ended = asyncio.create_task(engine.wait_ended())
-        wanted = asyncio.create_task(self._restart_wanted.wait())
+        either: set[asyncio.Future[Any]] = {ended, self._doom}
         try:
-            await asyncio.wait({ended, wanted}, return_when=asyncio.FIRST_COMPLETED)
-            return ended.result() if ended.done() else "the engine server has to go"
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         finally:
             ended.cancel()
-            wanted.cancel()
-            self._weights, self._updater = (-1, -1), None
+            served, self._served = self._served, False
             self._ready.clear()
+            self._weights, self._updater = NO_WEIGHTS, None
             for update in self._updates:
                 update.cancel()
             self._requests.detach()
             self._set_state("starting")
+        reason, own_fault = (ended.result(), True) if ended.done() else self._doom.result()
+        if own_fault and not served:
+            raise EngineStartError(f"{reason} before it served anything; its last lines:\n{engine.last_lines()}")
+        return reason
+
+    def _end_engine(self, reason: str, own_fault: bool) -> None:
+        """Have the server replaced."""
+        if self._doom is not None and not self._doom.done():
+            self._doom.set_result((reason, own_fault))
 
     async def _check_engine(self) -> bool:
-        """Return whether the server lives on after it failed a request; have it restarted if it does not."""
+        """Return whether the server lives on after it failed a request; have it replaced if it does not."""
         engine = self._engine
         if engine is not None and await engine.client.healthy():
             return True
-        self._restart_wanted.set()
+        self._end_engine("the engine inside the server is dead", own_fault=True)
         return False
 
     # --- the link -----------------------------------------------------------------------------------------------------
 
     def _register(self) -> list[Any]:
         """Return what to say first on a connection, or when a new server is ready."""
-        lineage, version = self._weights
+        lineage, version, digest = self._weights
         messages: list[Any] = [
             RegisterEngine(
                 self._instance,
@@ -172,6 +189,7 @@ class Agent:
                 lineage,
                 version,
                 self._requests.in_hand(),
+                digest,
             )
         ]
         unacknowledged = self._requests.unacknowledged()
@@ -191,19 +209,18 @@ class Agent:
     def _handle(self, message: Any) -> None:
         match message:
             case Generate():
-                if self._weights[1] >= 0:  # else it was meant for the server before this one
+                if self._served:  # else it was meant for the server before this one
                     self._requests.generate(message)
             case AckCompletions():
                 self._requests.acknowledge(message.parts)
             case Abort():
                 self._requests.abort(message.parts, message.discard)
-            case PrepareWeights():
+            case PrepareWeights() if message.engine in ("", self._instance):
                 update = self._spawn(self._update_weights(message, self._updater))
                 self._updates.add(update)
                 update.add_done_callback(self._updates.discard)
             case RestartEngine():
-                log.warning("restart of the engine asked for: %s", message.reason)
-                self._restart_wanted.set()
+                self._end_engine(f"the coordinator has the engine replaced: {message.reason}", own_fault=False)
             case Drain():
                 self._spawn(self._drain())
 
@@ -214,27 +231,33 @@ class Agent:
             self._set_state("updating")
             self._requests.hold()
             try:
-                answer: WeightAck | WeightFailed = await updater.run(message)
-                self._weights = (message.lineage, message.version)
+                ack = await updater.run(message)
+                answer: WeightAck | WeightFailed = ack
+                self._weights, self._served = (ack.lineage, ack.version, ack.digest), True
             except UpdateError as error:
                 answer = WeightFailed(message.update, str(error))
+                self._weights = NO_WEIGHTS if updater.tainted else self._weights
                 log.warning("update %d to version %d failed: %s", message.update, message.version, error)
             self._say(answer)
-            if isinstance(answer, WeightFailed) and not await self._responsive():
-                self._restart_wanted.set()
-            elif not updater.tainted:
+            if isinstance(answer, WeightFailed) and not await self._survived():
+                return
+            if not updater.tainted:
                 self._set_state("ready")
                 self._requests.release()
 
-    async def _responsive(self) -> bool:
+    async def _survived(self) -> bool:
+        """Return whether the engine can be used after a failed update; have it replaced if not."""
         engine = self._engine
-        if engine is None:
+        if engine is None or not await self._check_engine():
             return False
         try:
             async with asyncio.timeout(GRACE_SECONDS):
-                return await engine.client.responsive()
+                if await engine.client.responsive():
+                    return True
         except TimeoutError:
-            return False
+            pass
+        self._end_engine("the engine does not answer after a failed update", own_fault=False)
+        return False
 
     async def _drain(self) -> None:
         await self._requests.wait_empty()

@@ -84,7 +84,11 @@ class EngineProcess:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), HEALTH_POLL_SECONDS)
         await self._forwarding
-        raise EngineStartError(f"{self._how_it_ended()}; its last lines:\n" + "\n".join(self._tail))
+        raise EngineStartError(f"{self._how_it_ended()}; its last lines:\n{self.last_lines()}")
+
+    def last_lines(self) -> str:
+        """Return the end of what the server wrote."""
+        return "\n".join(self._tail)
 
     async def wait_ended(self) -> str:
         """Return how the server ended, once it has."""

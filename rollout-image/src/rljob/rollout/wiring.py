@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from functools import partial
 
 from rljob.protocol.environment import PartEnvironment
 from rljob.protocol.link import RefusedError
 from rljob.rollout.adapters import ADAPTERS
 from rljob.rollout.agent import Agent
-from rljob.rollout.supervisor import EngineStartError
+from rljob.rollout.supervisor import EngineProcess, EngineStartError
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,8 @@ def build(environment: PartEnvironment) -> Agent:
     model = environment.path(source)
     if not (model / "config.json").is_file():
         raise ValueError(f"models: {model} holds no Hugging Face model (no config.json); check source {source!r}")
-    return Agent(pool, ADAPTERS[pool.engine](pool, model), environment.coordinator, environment.token)
+    start_engine = partial(EngineProcess.start, ADAPTERS[pool.engine](pool, model))
+    return Agent(pool, start_engine, environment.coordinator, environment.token)
 
 
 async def serve(environment: PartEnvironment) -> None:

@@ -26,6 +26,9 @@ ENGINE_MODULE = "rljob.rollout.vllm_engine"
 SERVED_NAME = "model"
 PROBE_SLOTS = 8  # sequences beyond the pool's concurrency, so that a probe never waits for a slot
 CPU_CACHE_BYTES = 256 << 20
+CPU_STEP_TOKENS = 8192
+CLIENT_KEEPS_ALIVE_SECONDS = 600
+SERVER_KEEPS_ALIVE_SECONDS = 3600  # longer than the client, or a request may meet a connection that is being closed
 PAUSE_MODES = {  # inFlight -> vLLM's mode, whether cached keys and values are recomputed
     "keep": ("keep", True),
     "keepStaleCache": ("keep", False),
@@ -77,13 +80,18 @@ class VllmAdapter:
             options["--kv-cache-memory-bytes"] = cache_bytes
         flags = ["--enable-scale-out", "--skip-tokenizer-init", "--disable-uvicorn-access-log", "--disable-log-stats"]
         if self._on_cpu:
-            flags.append("--enforce-eager")
+            # A seeded request whose prompt is cut into chunks kills the engine: vLLM turns its random generator back
+            # by an offset that generators on CPU do not have.
+            flags += ["--enforce-eager", "--no-enable-chunked-prefill"]
+            options["--max-num-batched-tokens"] = max(CPU_STEP_TOKENS, pool.max_model_length)
         pairs = [str(word) for option in options.items() for word in option]
         command = [sys.executable, "-m", f"{ENGINE_MODULE}.main", str(os.getpid()), *pairs, *flags, *pool.args]
         environment: dict[str, str | None] = {
             "VLLM_API_KEY": key,
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
+            "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(SERVER_KEEPS_ALIVE_SECONDS),
             "HF_HUB_OFFLINE": "1",
             "PYTHONDONTWRITEBYTECODE": None,  # compiling torch and vLLM at every start costs 15 s
             **(CPU_ENVIRONMENT if self._on_cpu else {}),
@@ -141,7 +149,7 @@ class VllmClient:
     def __init__(self, url: str, key: str) -> None:
         self._url = url
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=CLIENT_KEEPS_ALIVE_SECONDS),
             headers={"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
             timeout=aiohttp.ClientTimeout(total=None),
             cookie_jar=aiohttp.DummyCookieJar(),

@@ -7,6 +7,7 @@ from the server instead of spawned, which halves the time to start (9 s instead 
 vLLM are imported once.
 """
 
+import logging
 import multiprocessing
 import sys
 
@@ -21,6 +22,8 @@ def main() -> None:
     from vllm.entrypoints.launchers.api_server import entry
     from vllm.platforms import current_platform
 
+    # Without a tokenizer the warm-up of the chat template fails, with a traceback that means nothing.
+    logging.getLogger("vllm.renderers.base").addFilter(lambda record: "warmup failed" not in record.msg)
     if current_platform.is_cpu():
         import vllm.v1.worker.cpu_worker  # noqa: F401  imported before the fork, once
 

@@ -1,0 +1,40 @@
+"""The server's key is asked for on every route."""
+
+import pytest
+
+from rljob.rollout.vllm_engine.guard import RequireKey
+
+
+async def ask(headers, kind="http"):
+    served, sent = [], []
+
+    async def app(scope, receive, send):
+        served.append(scope)
+
+    async def send(message):
+        sent.append(message)
+
+    await RequireKey(app)({"type": kind, "headers": headers, "path": "/update_weights"}, None, send)
+    return bool(served), sent
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "right")
+
+
+async def test_the_right_key_is_let_through():
+    assert await ask([(b"host", b"x"), (b"authorization", b"Bearer right")]) == (True, [])
+
+
+@pytest.mark.parametrize("headers", [[], [(b"authorization", b"Bearer wrong")], [(b"authorization", b"right")]])
+async def test_anything_else_is_401(headers):
+    served, sent = await ask(headers)
+    assert not served
+    assert sent[0]["status"] == 401
+
+
+async def test_websockets_need_it_too_and_the_servers_own_events_do_not():
+    served, sent = await ask([], kind="websocket")
+    assert (served, sent[0]["type"]) == (False, "websocket.close")
+    assert (await ask([], kind="lifespan"))[0]

@@ -1,0 +1,236 @@
+"""The agent's table of requests, with an engine that does what a test says."""
+
+import asyncio
+
+import pytest
+
+from rljob.protocol.messages import Completions, Generate, GenerationFailed, Part, SamplingParams, VersionSpan
+from rljob.rollout import requests
+from rljob.rollout.adapters.base import BadRequestError, EngineGoneError, Output
+from rljob.rollout.requests import RequestTable
+
+TOKENS, LOGPROBS = b"\1\0\0\0", b"\0\0\0\0"
+
+
+class FakeEngine:
+    """Requests end when ``end`` is called."""
+
+    def __init__(self):
+        self.requests = {}  # token ids → future
+        self.aborted = []
+        self.deaf_to_aborts = 0
+
+    async def generate(self, request, token_ids, sampling):
+        self.requests[token_ids] = (request, asyncio.get_running_loop().create_future())
+        return await self.requests[token_ids][1]
+
+    async def abort(self, names):
+        self.aborted.append(sorted(names))
+        if self.deaf_to_aborts:
+            self.deaf_to_aborts -= 1
+            return
+        for request, future in self.requests.values():
+            if request in names and not future.done():
+                future.set_result(Output(TOKENS, LOGPROBS, [VersionSpan(3, 0, 1)], "abort"))
+
+    def end(self, prompt, result=None):
+        future = self.requests.pop(prompt)[1]
+        if isinstance(result, Exception):
+            future.set_exception(result)
+        else:
+            future.set_result(result or Output(TOKENS, LOGPROBS, [VersionSpan(3, 0, 1)], "length"))
+
+
+class Bench:
+    def __init__(self, max_concurrency=2):
+        self.sent, self.tasks, self.alive = [], set(), True
+        self.engine = FakeEngine()
+        self.table = RequestTable(max_concurrency, self.sent.append, self.spawn, self.check)
+        self.table.attach(self.engine)
+
+    def spawn(self, work):
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        return task
+
+    async def check(self):
+        return self.alive
+
+    def ask(self, name, attempt=0):
+        self.table.generate(Generate(part(name, attempt), name.encode(), SamplingParams(1.0, 5, [], 1)))
+
+    async def settle(self):
+        await asyncio.sleep(2 * requests.FLUSH_SECONDS)
+
+    def completions(self):
+        return [(item.part, item.finish) for m in self.sent if isinstance(m, Completions) for item in m.items]
+
+
+def part(name, attempt=0):
+    return Part(name, 0, attempt)
+
+
+@pytest.fixture
+def bench():
+    return Bench()
+
+
+async def test_no_more_than_max_concurrency_run_and_a_free_slot_is_filled_at_once(bench):
+    for name in "abc":
+        bench.ask(name)
+    await asyncio.sleep(0)
+    assert set(bench.engine.requests) == {b"a", b"b"}
+    assert (bench.table.running, bench.table.waiting) == (2, 1)
+    bench.engine.end(b"a")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert set(bench.engine.requests) == {b"b", b"c"}
+
+
+async def test_what_ends_together_is_one_message(bench):
+    bench.ask("a")
+    bench.ask("b")
+    await asyncio.sleep(0)
+    bench.engine.end(b"a")
+    bench.engine.end(b"b")
+    await bench.settle()
+    assert len(bench.sent) == 1
+    (first, _) = bench.sent[0].items
+    assert (first.token_ids, first.logprobs, first.spans) == (TOKENS, LOGPROBS, [VersionSpan(3, 0, 1)])
+
+
+async def test_a_repeated_request_runs_once_and_its_completion_is_repeated_until_acknowledged(bench):
+    bench.ask("a")
+    bench.ask("a")
+    await asyncio.sleep(0)
+    assert (bench.table.running, bench.table.waiting) == (1, 0)
+    bench.engine.end(b"a")
+    await bench.settle()
+    bench.ask("a")
+    await bench.settle()
+    assert bench.completions() == [(part("a"), "length")] * 2
+    assert [item.part for item in bench.table.unacknowledged()] == [part("a")]
+    bench.table.acknowledge([part("a")])
+    assert bench.table.unacknowledged() == []
+    assert bench.engine.requests == {}
+
+
+async def test_another_attempt_is_another_request(bench):
+    bench.ask("a")
+    bench.ask("a", attempt=1)
+    await asyncio.sleep(0)
+    assert bench.table.in_hand() == [part("a"), part("a", 1)]
+
+
+async def test_an_aborted_request_ends_with_what_it_has(bench):
+    for name in "abc":
+        bench.ask(name)
+    await asyncio.sleep(0)
+    bench.table.abort([part("a"), part("c"), part("unknown")], discard=False)
+    await bench.settle()
+    assert sorted(bench.completions(), key=str) == [(part("a"), "abort"), (part("c"), "abort")]
+    waiting = next(item for m in bench.sent for item in m.items if item.part == part("c"))
+    assert (waiting.token_ids, waiting.spans) == (b"", [])
+    assert bench.table.in_hand() == [part("b")]
+
+
+async def test_nothing_is_said_of_a_discarded_request(bench):
+    for name in "abcd":
+        bench.ask(name)
+    await asyncio.sleep(0)
+    bench.engine.end(b"b")
+    await bench.settle()
+    bench.sent.clear()
+    bench.table.abort([part("a"), part("b"), part("d")], discard=True)
+    assert bench.table.in_hand() == [part("c")]
+    await bench.settle()
+    assert bench.sent == []
+    assert bench.table.unacknowledged() == []
+
+
+async def test_a_request_discarded_and_wanted_again_runs_anew(bench):
+    bench.ask("a")
+    await asyncio.sleep(0)
+    bench.engine.deaf_to_aborts = 1
+    bench.table.abort([part("a")], discard=True)
+    old = bench.engine.requests[b"a"]
+    bench.ask("a")
+    await asyncio.sleep(0)
+    assert bench.engine.requests[b"a"] is not old
+    old[1].set_result(Output(b"old!", LOGPROBS, [], "abort"))
+    bench.engine.end(b"a")
+    await bench.settle()
+    assert bench.completions() == [(part("a"), "length")]
+    assert bench.table.running == 0
+
+
+async def test_an_abort_that_overtakes_its_request_is_repeated(bench, monkeypatch):
+    monkeypatch.setattr(requests, "ABORT_AGAIN_SECONDS", 0.001)
+    bench.engine.deaf_to_aborts = 2
+    bench.ask("a")
+    await asyncio.sleep(0)
+    bench.table.abort([part("a")], discard=False)
+    while not bench.completions():
+        await asyncio.sleep(0)
+    assert len(bench.engine.aborted) == 3
+
+
+async def test_a_bad_request_fails_for_good_and_frees_its_slot(bench):
+    for name in "abc":
+        bench.ask(name)
+    await asyncio.sleep(0)
+    bench.engine.end(b"a", BadRequestError("too long"))
+    await bench.settle()
+    assert bench.sent == [GenerationFailed(part("a"), "too long", True)]
+    assert set(bench.engine.requests) == {b"b", b"c"}
+
+
+async def test_a_request_that_a_living_engine_failed_is_given_back(bench):
+    bench.ask("a")
+    await asyncio.sleep(0)
+    bench.engine.end(b"a", EngineGoneError("hiccup"))
+    await bench.settle()
+    assert bench.sent == [GenerationFailed(part("a"), "hiccup", False)]
+
+
+async def test_what_a_dead_engine_had_is_dropped_without_a_word_but_not_what_is_finished(bench):
+    for name in "abcd":
+        bench.ask(name)
+    await asyncio.sleep(0)
+    bench.engine.end(b"a")
+    await bench.settle()
+    bench.sent.clear()
+    bench.alive = False
+    bench.engine.end(b"b", EngineGoneError("dead"))
+    await bench.settle()
+    bench.table.detach()
+    await bench.settle()
+    assert bench.sent == []
+    assert bench.table.in_hand() == []
+    assert [item.part for item in bench.table.unacknowledged()] == [part("a")]
+    again = FakeEngine()
+    bench.table.attach(again)
+    bench.ask("b")
+    await asyncio.sleep(0)
+    assert set(again.requests) == {b"b"}
+
+
+async def test_nothing_enters_a_held_engine(bench):
+    bench.table.hold()
+    bench.ask("a")
+    await asyncio.sleep(0)
+    assert (bench.engine.requests, bench.table.waiting) == ({}, 1)
+    bench.table.release()
+    await asyncio.sleep(0)
+    assert set(bench.engine.requests) == {b"a"}
+
+
+async def test_the_table_is_empty_once_everything_is_acknowledged(bench):
+    bench.ask("a")
+    empty = asyncio.create_task(bench.table.wait_empty())
+    await asyncio.sleep(0)
+    bench.engine.end(b"a")
+    await bench.settle()
+    assert not empty.done()
+    bench.table.acknowledge([part("a")])
+    await empty

@@ -1,0 +1,109 @@
+"""The engine's server as a process, with small Python programs in its place."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from rljob.rollout.adapters.base import Launch
+from rljob.rollout.supervisor import EngineProcess, EngineStartError
+
+SLEEPER = "import subprocess, sys, time; subprocess.Popen(['sleep', '99']); print('ready', flush=True); time.sleep(99)"
+
+
+class FakeAdapter:
+    """Starts a Python program; its client says healthy once ``healthy`` is set."""
+
+    def __init__(self, program, environment=None):
+        self.program, self.environment = program, environment or {}
+        self.is_healthy = False
+
+    def launch(self, port, key):
+        return Launch([sys.executable, "-S", "-c", self.program], self.environment)
+
+    def connect(self, port, key):
+        return self
+
+    async def healthy(self):
+        return self.is_healthy
+
+    async def close(self):
+        pass
+
+
+async def test_a_server_that_does_not_start_is_reported_with_its_last_lines():
+    program = "import sys; [print('line', i) for i in range(100)]; sys.exit('no such model')"
+    engine = await EngineProcess.start(FakeAdapter(program))
+    with pytest.raises(EngineStartError, match="exited with code 1") as failure:
+        await engine.wait_healthy()
+    assert str(failure.value).endswith("line 99\nno such model")
+    assert "line 3\n" not in str(failure.value)
+    await engine.kill()
+
+
+async def test_nothing_is_left_of_a_killed_server(capfd):
+    adapter = FakeAdapter(SLEEPER)
+    engine = await EngineProcess.start(adapter)
+    server = psutil.Process(engine.pid)
+    while not server.children():
+        await asyncio.sleep(0.005)
+    family = [server, *server.children()]
+    adapter.is_healthy = True
+    await engine.wait_healthy()
+    await engine.kill()
+    assert await engine.wait_ended() == "the engine server was killed by SIGKILL"
+    assert not psutil.wait_procs(family, timeout=5)[1]
+    assert "ready" in capfd.readouterr().err  # what it says is passed on
+
+
+async def test_a_stopped_server_may_say_goodbye():
+    program = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
+        "print('up', flush=True)\n"
+        "time.sleep(99)"
+    )
+    engine = await EngineProcess.start(FakeAdapter(program))
+    while "up" not in engine.last_lines():
+        await asyncio.sleep(0.005)
+    await engine.stop()
+    assert await engine.wait_ended() == "the engine server exited with code 0"
+
+
+async def test_its_environment_and_its_scratch_directory(monkeypatch):
+    monkeypatch.setenv("TAKEN_AWAY", "1")
+    program = "import os; print(os.environ.get('TAKEN_AWAY'), os.environ['GIVEN'], os.environ['TMPDIR'])"
+    engine = await EngineProcess.start(FakeAdapter(program, {"TAKEN_AWAY": None, "GIVEN": "2"}))
+    await engine.wait_ended()
+    with pytest.raises(EngineStartError):
+        await engine.wait_healthy()
+    taken, given, scratch = engine.last_lines().split()
+    assert (taken, given) == ("None", "2")
+    assert os.path.isdir(scratch)
+    await engine.kill()
+    assert not os.path.exists(scratch)
+
+
+def test_a_process_dies_with_its_parent():
+    child = (
+        "import os, time\n"
+        "from rljob.rollout.vllm_engine.parentage import die_with_parent\n"
+        "die_with_parent(os.getppid())\n"
+        "print(os.getpid(), flush=True)\n"
+        "time.sleep(99)\n"
+    )
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    with subprocess.Popen([sys.executable, "-S", "-c", parent], stdout=subprocess.PIPE, text=True) as process:
+        orphan = psutil.Process(int(process.stdout.readline()))
+        process.send_signal(signal.SIGKILL)
+    orphan.wait(5)
+
+
+def test_a_process_whose_parent_is_dead_already_ends_at_once():
+    program = "from rljob.rollout.vllm_engine.parentage import die_with_parent; die_with_parent(1 << 30)"
+    done = subprocess.run([sys.executable, "-c", program], check=False)
+    assert done.returncode == -signal.SIGKILL

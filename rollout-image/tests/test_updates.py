@@ -1,0 +1,123 @@
+"""A weight update step by step, each step failing in turn: mixed weights never generate."""
+
+import asyncio
+
+import pytest
+
+from rljob.protocol.messages import PrepareWeights, Probe
+from rljob.rollout import updates
+from rljob.rollout.adapters.base import EngineGoneError
+from rljob.rollout.updates import UpdateError, WeightUpdater
+
+
+class FakeEngine:
+    def __init__(self):
+        self.calls, self.broken, self.slow = [], {}, set()
+        self.scores = {(1, 2, 3): [-1.0, -2.0], (4, 5): [-3.0]}
+
+    async def _step(self, name, answer=None):
+        self.calls.append(name)
+        if name in self.broken:
+            raise self.broken[name]
+        if name in self.slow:
+            await asyncio.sleep(3600)
+        return answer
+
+    def join(self, update, seconds):
+        return self._step("join")
+
+    def pause(self, in_flight):
+        return self._step("pause")
+
+    def receive(self, update, seconds):
+        return self._step("receive")
+
+    def resume(self):
+        return self._step("resume")
+
+    def digest(self):
+        return self._step("digest", "d1")
+
+    def score(self, tokens):
+        return self._step("score", self.scores[tuple(tokens)])
+
+
+def order(number=1, group="g", probe=None, seconds=5.0):
+    probe = probe or Probe([[1, 2, 3], [4, 5]], [[-1.0, -2.25], [-3.0]], 1e-4)
+    return PrepareWeights(
+        number, 0, 7, group, "127.0.0.1", 1, 2, "gloo", 1 << 20, [], probe, "keep", seconds, engine="main-1"
+    )
+
+
+@pytest.fixture
+def engine():
+    return FakeEngine()
+
+
+async def test_the_steps_in_their_order_and_the_answer(engine):
+    ack = await WeightUpdater(engine).run(order())
+    assert engine.calls == ["join", "pause", "receive", "resume", "digest", "score", "score"]
+    assert (ack.update, ack.lineage, ack.version, ack.digest, ack.probe_error) == (1, 0, 7, "d1", 0.25)
+
+
+async def test_a_group_is_joined_once(engine):
+    updater = WeightUpdater(engine)
+    for group in ("g", "g", "h"):
+        await updater.run(order(group=group))
+    assert engine.calls.count("join") == 2
+
+
+async def test_without_a_probe_the_error_is_minus_one(engine):
+    ack = await WeightUpdater(engine).run(order(probe=Probe([], [], 0.0)))
+    assert ack.probe_error == -1
+
+
+@pytest.mark.parametrize("step", ["join", "pause"])
+async def test_what_fails_before_anything_was_loaded_lets_the_engine_go_on(engine, step):
+    updater = WeightUpdater(engine)
+    engine.broken[step] = EngineGoneError("no")
+    with pytest.raises(UpdateError, match="no"):
+        await updater.run(order())
+    assert not updater.tainted
+    assert engine.calls[-1] == "resume"
+
+
+async def test_mixed_weights_stay_paused_until_an_update_succeeds(engine):
+    updater = WeightUpdater(engine)
+    engine.broken["receive"] = EngineGoneError("the sender died")
+    for step in ("receive", "join", "pause"):  # however the next attempts fail
+        engine.broken = {step: EngineGoneError("no")}
+        with pytest.raises(UpdateError):
+            await updater.run(order())
+        assert updater.tainted
+        assert "resume" not in engine.calls
+    engine.broken = {}
+    await updater.run(order())
+    assert not updater.tainted
+    assert engine.calls.count("resume") == 1
+
+
+async def test_after_a_failed_round_even_the_same_group_is_joined_again(engine):
+    updater = WeightUpdater(engine)
+    engine.broken = {"receive": EngineGoneError("no")}
+    with pytest.raises(UpdateError):
+        await updater.run(order())
+    engine.broken = {}
+    await updater.run(order())
+    assert engine.calls.count("join") == 2
+
+
+@pytest.mark.parametrize(("step", "tainted"), [("pause", False), ("receive", True)])
+async def test_a_step_that_takes_too_long_fails_the_update(engine, monkeypatch, step, tainted):
+    monkeypatch.setattr(updates, "GRACE_SECONDS", 0.01)
+    updater = WeightUpdater(engine)
+    engine.slow = {step}
+    with pytest.raises(UpdateError, match=r"longer than 0\.02 s"):
+        await updater.run(order(seconds=0.02))
+    assert updater.tainted == tainted
+    assert ("resume" in engine.calls) != tainted
+
+
+async def test_a_probe_of_another_length_is_no_agreement(engine):
+    with pytest.raises(UpdateError, match="differ in length"):
+        await WeightUpdater(engine).run(order(probe=Probe([[1, 2, 3]], [[-1.0]], 1e-4)))

@@ -1,0 +1,184 @@
+"""How the agent speaks to vLLM: against a server that answers as vLLM 0.32 does."""
+
+import json
+from array import array
+
+import pytest
+from aiohttp import web
+
+from rljob.api.models import Rollout
+from rljob.protocol.messages import ParameterMeta, PrepareWeights, Probe, SamplingParams, VersionSpan
+from rljob.rollout.adapters.base import BadRequestError, EngineError, EngineGoneError
+from rljob.rollout.adapters.vllm import VllmAdapter, VllmClient
+
+SAMPLING = SamplingParams(0.7, 9, [2], 11)
+
+
+class FakeVllm:
+    """Answers every POST with ``answer`` and remembers it."""
+
+    def __init__(self):
+        self.answer, self.status, self.calls = {}, 200, []
+
+    async def handle(self, request):
+        body = await request.text()
+        self.calls.append((request.path_qs, json.loads(body) if body else None, request.headers.get("Authorization")))
+        return web.json_response(self.answer, status=self.status)
+
+
+@pytest.fixture
+async def server():
+    fake = FakeVllm()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", fake.handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    fake.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+    yield fake
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def client(server):
+    client = VllmClient(server.url, "secret")
+    yield client
+    await client.close()
+
+
+def entry(token, logprob):
+    return {"token_id": token, "logprob": logprob, "rank": 1, "top_logprobs": [{"token_id": token, "logprob": 0.0}]}
+
+
+async def test_token_ids_go_in_and_come_out_with_logprobs_and_versions(server, client):
+    choice = {
+        "index": 0,
+        "token_ids": [7, 8, 2],
+        "finish_reason": "stop",
+        "logprobs": {"content": [entry(7, -0.5), entry(8, -1.25), entry(2, -9999.0)]},
+        "weight_versions": [{"version": "0.3", "start": 0, "end": 2}, {"version": "1.4", "start": 2, "end": 3}],
+    }
+    server.answer = {"request_id": "generate-tokens-5", "choices": [choice]}
+    output = await client.generate("5", array("i", [1, 300]).tobytes(), SAMPLING)
+    assert array("i", output.token_ids).tolist() == [7, 8, 2]
+    assert array("f", output.logprobs).tolist() == [-0.5, -1.25, -9999.0]
+    assert output.spans == [VersionSpan(3, 0, 2), VersionSpan(4, 2, 3)]
+    assert output.finish == "stop"
+    ((path, body, key),) = server.calls
+    assert (path, key) == ("/inference/v1/generate", "Bearer secret")
+    assert (body["request_id"], body["token_ids"]) == ("5", [1, 300])
+    assert body["sampling_params"] == {
+        "temperature": 0.7,
+        "max_tokens": 9,
+        "stop_token_ids": [2],
+        "ignore_eos": True,
+        "seed": 11,
+        "logprobs": 0,
+        "detokenize": False,
+    }
+
+
+async def test_an_abort_before_the_first_token_has_no_tokens(server, client):
+    choice = {"token_ids": [], "finish_reason": "abort", "logprobs": {"content": []}, "weight_versions": None}
+    server.answer = {"choices": [choice]}
+    output = await client.generate("5", b"\1\0\0\0", SAMPLING)
+    assert (output.token_ids, output.logprobs, output.spans, output.finish) == (b"", b"", [], "abort")
+
+
+async def test_tokens_of_weights_that_no_update_brought_have_version_minus_one(server, client):
+    choice = {
+        "token_ids": [7],
+        "finish_reason": "length",
+        "logprobs": {"content": [entry(7, -0.5)]},
+        "weight_versions": [{"version": "default", "start": 0, "end": 1}],
+    }
+    server.answer = {"choices": [choice]}
+    assert (await client.generate("5", b"\1\0\0\0", SAMPLING)).spans == [VersionSpan(-1, 0, 1)]
+
+
+async def test_aborting_uses_the_name_vllm_gives_the_request(server, client):
+    await client.abort(["5", "6"])
+    (call,) = server.calls
+    assert call[:2] == ("/inference/v1/abort_requests", {"request_ids": ["generate-tokens-5", "generate-tokens-6"]})
+
+
+@pytest.mark.parametrize(("status", "kind"), [(400, BadRequestError), (404, BadRequestError), (500, EngineGoneError)])
+async def test_refusals_and_failures_are_told_apart(server, client, status, kind):
+    server.status, server.answer = status, {"error": {"message": "because"}}
+    with pytest.raises(kind, match=f"vLLM answered {status}.*because"):
+        await client.generate("5", b"\1\0\0\0", SAMPLING)
+
+
+async def test_an_answer_that_makes_no_sense_is_a_failure(server, client):
+    server.answer = {"choices": [{"token_ids": ["x"]}]}
+    with pytest.raises(EngineGoneError, match="cannot be read"):
+        await client.generate("5", b"\1\0\0\0", SAMPLING)
+
+
+async def test_nobody_there_is_a_failure():
+    client = VllmClient("http://127.0.0.1:9", "k")
+    with pytest.raises(EngineGoneError, match="does not answer"):
+        await client.resume()
+    assert not await client.healthy()
+    assert not await client.responsive()
+    await client.close()
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "query"),
+    [
+        ("keep", "mode=keep&clear_cache=true"),
+        ("keepStaleCache", "mode=keep&clear_cache=false"),
+        ("abort", "mode=abort&clear_cache=true"),
+        ("wait", "mode=wait&clear_cache=true"),
+    ],
+)
+async def test_how_each_way_to_treat_sequences_in_flight_is_asked_for(server, client, in_flight, query):
+    await client.pause(in_flight)
+    assert server.calls[0][0] == f"/pause?{query}"
+
+
+async def test_an_update_is_started_received_and_committed_under_its_version(server, client):
+    metas = [ParameterMeta("a", "float32", [2, 3])]
+    update = PrepareWeights(1, 2, 9, "nonce", "h", 5, 2, "gloo", 64, metas, Probe([], [], 0.0), "keep", 9.0)
+    await client.join(update, 3.0)
+    await client.receive(update, 2.0)
+    join, start, receive, finish = server.calls
+    info = join[1]["init_info"]
+    assert (info["group"], info["port"], info["timeout_seconds"], info["bucket_bytes"]) == ("nonce", 5, 3.0, 64)
+    assert start[:2] == ("/start_weight_update", None)
+    assert receive[1] == {
+        "update_info": {"names": ["a"], "dtypes": ["float32"], "shapes": [[2, 3]], "timeout_seconds": 2.0}
+    }
+    assert finish[:2] == ("/finish_weight_update", {"weight_version": "2.9"})
+
+
+async def test_the_digest_is_what_all_workers_received(server, client):
+    server.answer = {"results": ["d1", "d1"]}
+    assert await client.digest() == "d1"
+    server.answer = {"results": ["d1", "d2"]}
+    with pytest.raises(EngineError, match="different weights"):
+        await client.digest()
+
+
+async def test_scores_are_those_of_the_sequences_own_tokens(server, client):
+    server.answer = {
+        "prompt_logprobs": [
+            None,
+            {"8": {"logprob": -1.5, "rank": 2}, "1": {"logprob": -0.1, "rank": 1}},
+            {"9": {"logprob": -2.5, "rank": 1}},
+        ]
+    }
+    assert await client.score([7, 8, 9]) == [-1.5, -2.5]
+
+
+def test_the_key_is_in_the_environment_and_the_manifest_in_the_arguments(tmp_path):
+    pool = Rollout(name="main", max_concurrency=10, max_model_length=100, args=["--seed", "5"])
+    launch = VllmAdapter(pool, tmp_path).launch(1234, "secret")
+    assert launch.environment["VLLM_API_KEY"] == "secret"
+    assert "secret" not in launch.command
+    words = " ".join(launch.command)
+    for part in (f"--model {tmp_path}", "--port 1234", "--max-num-seqs 18", "--max-model-len 100", "--dtype float32"):
+        assert part in words
+    assert words.endswith("--seed 5")
