@@ -1,0 +1,167 @@
+"""`rljob run` with everything real: vLLM, FSDP trainer, coordinator, runner, reward service, as a user starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+import yaml
+
+from rljob.api.models import Task
+from rljob.trainer.example_model import Recipe, build
+
+ENDS = {"trained", "filtered", "surplus", "expired", "failed"}
+STEPS = 21
+VICTIMS = ["runner", "reward-sums", "server", "trainer", "rollout-main-0", "coordinator"]
+SUMS: dict[str, Any] = {
+    "name": "sums",
+    "data": {"reasoningGym": {"dataset": "chain_sum", "config": {"max_terms": 3, "max_digits": 1}}},
+    "reward": "sums",
+    "sampling": {"maxTokens": 32},
+}
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that is right now and then: rewards differ, so weights move."""
+    directory = tmp_path_factory.mktemp("policy") / "model"
+    build(directory, Task.model_validate(SUMS), seed=1, recipe=Recipe(working_steps=200, bare_steps=20))
+    return directory
+
+
+def write_manifest(path: Path, model: Path, **training: Any) -> Path:
+    spec = {
+        "seed": 7,
+        "models": [{"name": "policy", "source": str(model)}],
+        "training": {"steps": STEPS, "promptsPerStep": 8, "samplesPerPrompt": 8, "maxStaleness": 1, **training},
+        "tasks": [SUMS],
+        "evaluation": {"problems": 32},
+        "rewards": [{"name": "sums", "builtin": "reasoning_gym"}],
+        "trainer": {"optimizer": {"learningRate": 3e-4}},
+        "rollouts": [{"name": "main", "maxModelLength": 128, "maxConcurrency": 32}],
+        "checkpoints": {"everySteps": 5, "keep": 2},
+    }
+    manifest = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "real"}, "spec": spec}
+    path.write_text(yaml.safe_dump(manifest))
+    return path
+
+
+class Running:
+    """A `rljob run` that was started."""
+
+    def __init__(self, process: subprocess.Popen[bytes], directory: Path) -> None:
+        self.process, self.directory = process, directory
+
+    def step(self) -> int:
+        """Return how many batches were applied; -1 while nobody answers."""
+        try:
+            port = json.loads((self.directory / "ports.json").read_bytes())["coordinator"]
+            with urlopen(f"http://127.0.0.1:{port}/v1/status", timeout=2) as response:
+                return json.load(response)["progress"]["step"]
+        except (OSError, ValueError, KeyError):
+            return -1
+
+    def wait(self, reached: Callable[[], bool], seconds: float = 120.0) -> None:
+        """Wait until something is so while the run goes on."""
+        deadline = time.monotonic() + seconds
+        while not reached():
+            assert self.process.poll() is None, self.output()
+            assert time.monotonic() < deadline, self.output()
+            time.sleep(0.05)  # other processes: there is nothing to await
+
+    def pid(self, part: str) -> int:
+        """Return the process of a part; ``server`` is the vLLM server that the agent started."""
+        if part == "server":
+            agent = self.pid("rollout-main-0")
+            for stat in Path("/proc").glob("[0-9]*/stat"):
+                try:
+                    if int(stat.read_text().rpartition(")")[2].split()[1]) == agent:
+                        return int(stat.parent.name)
+                except OSError:
+                    continue
+            return -1
+        events = [json.loads(line) for line in (self.directory / "events.jsonl").read_text().splitlines()]
+        return [event["pid"] for event in events if event["subject"] == part and event["event"] == "started"][-1]
+
+    def output(self) -> str:
+        return self.directory.with_suffix(".out").read_text()[-3000:]
+
+
+@contextmanager
+def rljob_run(manifest: Path, directory: Path) -> Iterator[Running]:
+    with directory.with_suffix(".out").open("wb") as out:
+        command = [
+            sys.executable,
+            "-m",
+            "rljob.cli.main",
+            "run",
+            str(manifest),
+            "--run-dir",
+            str(directory),
+            "--no-screen",
+        ]
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+    try:
+        yield Running(process, directory)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.wait(30)
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("alpha", [0, 1])
+def test_one_kill_9_of_every_part_costs_time_and_nothing_else(tmp_path: Path, model: Path, alpha: int) -> None:
+    directory = tmp_path / "run"
+    with rljob_run(write_manifest(tmp_path / "job.yaml", model, maxStaleness=alpha), directory) as run:
+        for number, victim in enumerate(VICTIMS, start=1):
+            run.wait(lambda number=number: run.step() >= 3 * number)  # type: ignore[misc]
+            pid = run.pid(victim)
+            os.kill(pid, signal.SIGKILL)
+            run.wait(lambda victim=victim, pid=pid: run.pid(victim) not in (pid, -1))  # type: ignore[misc]
+        assert run.process.wait(200) == 0, run.output()
+    check_ledger(directory, alpha)
+    check_metrics(directory)
+    assert (directory / f"checkpoints/step-{STEPS:06d}/model.safetensors").is_file()
+    assert (directory / "reward.png").is_file()
+
+
+def check_ledger(directory: Path, alpha: int) -> None:
+    """No prompt was lost, no sample trained twice, nothing older than the bound, every batch applied."""
+    with sqlite3.connect(directory / "ledger.sqlite") as ledger:
+        ledger.row_factory = sqlite3.Row
+        samples = ledger.execute(
+            "SELECT s.*, g.row FROM samples s JOIN groups g ON g.id = group_id WHERE kind = 'train'"
+        )
+        rows = samples.fetchall()
+        batches = [json.loads(row[0]) for row in ledger.execute("SELECT samples FROM batches ORDER BY step")]
+        applied = {row[0] for row in ledger.execute("SELECT step FROM applied")}
+        incarnations = ledger.execute("SELECT COUNT(*) FROM incarnations").fetchone()[0]
+    assert {row["state"] for row in rows} <= ENDS
+    assert sorted({row["row"] for row in rows}) == list(range(len(rows) // 8)), "a prompt was skipped"
+    batched = Counter(sample for batch in batches for sample in batch)
+    assert set(batched.values()) == {1} and len(batches) == STEPS
+    assert batched.keys() == {row["id"] for row in rows if row["state"] == "trained"}
+    assert applied == set(range(STEPS))
+    assert all(0 <= row["step"] - row["min_version"] <= alpha for row in rows if row["state"] == "trained")
+    assert incarnations == 2, "the trainer was killed once"
+
+
+def check_metrics(directory: Path) -> None:
+    """At the first step engine and trainer agreed on every log-probability."""
+    with sqlite3.connect(directory / "ledger.sqlite") as ledger:
+        first = json.loads(ledger.execute("SELECT metrics FROM applied WHERE step = 0").fetchone()[0])
+    assert first["first_step_logprob_error"] <= 1e-4
