@@ -3,9 +3,9 @@
     python -m benchmarks.time_to_reward --json [--seeds 1,2,3] [--keep]
 
 Runs `rljob run examples/quickstart.yaml` once for each seed, as `make quickstart SEED=n` does, and reads the run's own
-records. `seconds_to_0_75` is from the start of the command to the end of the first step from which on the mean reward of
-ten batches is at least 0.75 (rewards are sampled answers to unseen training problems); null when that never happens.
-Generating, training, updating weights and the trainer's waiting overlap, so they do not add up to the run.
+records. `seconds_to_0_75` ends with the first step at which the mean reward of the last ten batches (sampled answers to
+training problems not seen before) is at least 0.75; null when that never happens. Generating, training, updating
+weights and the trainer's waiting overlap, so they do not add up to the run.
 """
 
 from __future__ import annotations
