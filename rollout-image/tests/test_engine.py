@@ -32,6 +32,8 @@ from rljob.trainer.weights import WeightSender, WeightTransferError, describe, d
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
 BUCKET_BYTES = 200_000
+LONGEST = 1024
+IN_FLIGHT_TOKENS = 700  # about a second
 TOLERANCE = 1e-4
 torch.set_num_threads(1)
 
@@ -58,7 +60,7 @@ class Trainer:
             num_key_value_heads=2,
             tie_word_embeddings=True,
             initializer_range=0.06,
-            max_position_embeddings=512,
+            max_position_embeddings=1024,
         )
         self.model = Qwen2ForCausalLM(config).float().eval()
         self.model.save_pretrained(path)
@@ -120,7 +122,9 @@ class Run:
         return registration
 
     async def update(self, **how):
-        message = self.trainer.prepare(self.engine, **how)
+        return await self.carry_out(self.trainer.prepare(self.engine, **how))
+
+    async def carry_out(self, message):
         await self.coordinator.say(message)
         sent = await asyncio.to_thread(self.trainer.sender.send, self.engine, self.trainer.tensors())
         ack = await self.coordinator.next(WeightAck)
@@ -166,7 +170,7 @@ async def run(tmp_path_factory, make_coordinator, manifest):
     trainer = Trainer(path / "model")
     coordinator = make_coordinator()
     await coordinator.start()
-    environment = agent_environment(path, coordinator.url, manifest("job://model"))
+    environment = agent_environment(path, coordinator.url, manifest("job://model", maxModelLength=LONGEST))
     with (path / "agent.log").open("w") as log:
         command = [sys.executable, "-m", "rljob.rollout.main"]
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
@@ -225,32 +229,33 @@ async def test_a_stop_token_ends_and_belongs_to_the_answer(run):
 
 
 async def test_a_prompt_that_is_too_long_fails_for_good(run):
-    message = run.request(list(range(1, 300)) * 2, 10)
+    message = run.request(list(range(1, 300)) * 4, 10)
     await run.coordinator.say(message)
     failed = await run.coordinator.next(GenerationFailed)
     assert (failed.part, failed.permanent) == (message.part, True)
 
 
 async def test_abort_gives_back_what_was_generated(run):
-    message = run.request([1, 2, 3], 500)
+    message = run.request([1, 2, 3], 1000)
     await run.coordinator.say(message)
     await asyncio.sleep(0.3)  # let it write some tokens: nothing tells when it does
     await run.coordinator.say(Abort([message.part], discard=False))
     done = await run.coordinator.completion(message.part, seconds=5)
     assert done.finish == "abort"
-    assert 0 < len(ints(done.token_ids)) < 500
+    assert 0 < len(ints(done.token_ids)) < 1000
     run.check([1, 2, 3], done)
 
 
 @pytest.mark.parametrize("in_flight", ["keep", "keepStaleCache", "abort", "wait"])
 async def test_weights_change_while_requests_are_in_flight(run, in_flight):
     prompts = [[7, 8, 9, 10 + i] for i in range(8)]
-    messages = [run.request(prompt, 300) for prompt in prompts]
-    await run.coordinator.say(*messages)
-    await asyncio.sleep(0.3)
+    messages = [run.request(prompt, IN_FLIGHT_TOKENS) for prompt in prompts]
     before = run.trainer.version
     run.trainer.change()
-    await run.update(in_flight=in_flight)
+    update = run.trainer.prepare(run.engine, in_flight=in_flight)
+    await run.coordinator.say(*messages)
+    await asyncio.sleep(0.1)
+    await run.carry_out(update)
     for prompt, message in zip(prompts, messages, strict=True):
         done = await run.coordinator.completion(message.part)
         tokens = ints(done.token_ids)
@@ -258,13 +263,13 @@ async def test_weights_change_while_requests_are_in_flight(run, in_flight):
         assert [done.spans[0].start, done.spans[-1].end] == [0, len(tokens)]
         match in_flight:
             case "keep" | "keepStaleCache":
-                assert (done.finish, len(tokens), versions) == ("length", 300, [before, before + 1])
+                assert (done.finish, len(tokens), versions) == ("length", IN_FLIGHT_TOKENS, [before, before + 1])
                 assert done.spans[0].end == done.spans[1].start
             case "abort":
                 assert (done.finish, versions) == ("abort", [before])
-                assert len(tokens) < 300
+                assert len(tokens) < IN_FLIGHT_TOKENS
             case "wait":
-                assert (done.finish, len(tokens), versions) == ("length", 300, [before])
+                assert (done.finish, len(tokens), versions) == ("length", IN_FLIGHT_TOKENS, [before])
         if in_flight == "keep":  # what was written after the update is by the new weights over the whole prefix
             expected = run.trainer.logprobs([*prompt, *tokens])[len(prompt) - 1 :]
             cut = done.spans[1].start
@@ -316,7 +321,7 @@ out.send('e', tensors)
 async def test_a_sender_killed_in_the_middle_fails_the_update_and_the_next_one_works(run, tmp_path):
     import pickle
 
-    in_flight = run.request([4, 4, 4], 450)
+    in_flight = run.request([4, 4, 4], IN_FLIGHT_TOKENS)
     before = run.trainer.version
     run.trainer.change()
     (tmp_path / "tensors").write_bytes(pickle.dumps(run.trainer.tensors()))
@@ -367,7 +372,7 @@ async def test_a_sender_that_stops_fails_the_update_in_time(run):
 
 
 async def test_a_killed_server_is_back_in_service_once_it_has_weights(run):
-    lost = run.request([1, 2, 3], 400)
+    lost = run.request([1, 2, 3], IN_FLIGHT_TOKENS)
     kept = run.request([1, 2, 3], 5)
     await run.coordinator.say(kept)
     await run.coordinator.completion(kept.part)
@@ -385,7 +390,7 @@ async def test_a_killed_server_is_back_in_service_once_it_has_weights(run):
     await run.update()
     await run.coordinator.say(lost)
     done = await run.coordinator.completion(lost.part)
-    assert len(ints(done.token_ids)) == 400
+    assert len(ints(done.token_ids)) == IN_FLIGHT_TOKENS
 
 
 async def test_no_server_outlives_a_killed_agent(run, tmp_path, manifest, make_coordinator):
