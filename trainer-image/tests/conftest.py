@@ -1,4 +1,4 @@
-"""A tiny model, batches for it, and a world of one rank."""
+"""A tiny model, batches for it, a world of one rank, and a stand-in for the coordinator."""
 
 from __future__ import annotations
 
@@ -6,19 +6,28 @@ import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in processes that tests start
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
+import zstandard
+from aiohttp import web
 
 from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
+from rljob.protocol import messages as m
 from rljob.protocol.messages import BatchSample, SampleTokens, Train, VersionSpan
+from rljob.scheduling.shards import assign
 from rljob.trainer.world import World, join_world, leave_world, make_deterministic
 
 VOCABULARY = 61
+WAIT_SECONDS = 50
 
 
 @pytest.fixture(scope="session")
@@ -120,3 +129,93 @@ def world() -> Iterator[World]:
     yield alone
     leave_world()
     torch.use_deterministic_algorithms(False)
+
+
+class StandIn:
+    """A coordinator that does what the test says and keeps what the trainer says."""
+
+    token = "secret"
+
+    def __init__(self) -> None:
+        self.batches: dict[int, tuple[m.Train, list[m.SampleTokens]]] = {}
+        self.incarnation = 0
+        self.heard: asyncio.Queue[Any] = asyncio.Queue()
+        self.socket: web.WebSocketResponse | None = None
+        self.pulls: list[tuple[int, int, int]] = []
+        self.away = 0  # pulls to answer with 503 before one is served
+        self.url = ""
+
+    @asynccontextmanager
+    async def serve(self) -> AsyncIterator[StandIn]:
+        app = web.Application()
+        app.router.add_get("/v1/connect/trainer", self._connect)
+        app.router.add_get("/v1/batches/{step}/shards/{rank}", self._shard)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0, shutdown_timeout=0.1)
+        await site.start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        try:
+            yield self
+        finally:
+            await runner.cleanup()
+
+    async def _connect(self, request: web.Request) -> web.WebSocketResponse:
+        if request.headers["Authorization"] != f"Bearer {self.token}":
+            raise web.HTTPForbidden
+        self.socket = web.WebSocketResponse()
+        await self.socket.prepare(request)
+        decoder = m.frame_decoder(m.FromTrainer)
+        async for frame in self.socket:
+            for message in decoder.decode(frame.data):
+                self.heard.put_nowait(message)
+        return self.socket
+
+    async def _shard(self, request: web.Request) -> web.Response:
+        assert request.headers["Authorization"] == f"Bearer {self.token}"
+        step, rank = int(request.match_info["step"]), int(request.match_info["rank"])
+        size, incarnation = int(request.query["of"]), int(request.query["incarnation"])
+        self.pulls.append((step, rank, size))
+        if self.away:
+            self.away -= 1
+            raise web.HTTPServiceUnavailable
+        if incarnation != self.incarnation:
+            raise web.HTTPConflict
+        train, tokens = self.batches[step]
+        mine = assign([s.prompt_tokens + s.response_tokens for s in train.samples], size)[rank]
+        return web.Response(body=zstandard.compress(msgspec.msgpack.encode([tokens[i] for i in mine])))
+
+    async def tell(self, *commands: Any) -> None:
+        await self.socket.send_bytes(m.encode_frame(list(commands)))
+
+    async def hear(self, kind: type) -> Any:
+        """Return the next message, which must be of ``kind``."""
+        message = await asyncio.wait_for(self.heard.get(), WAIT_SECONDS)
+        assert isinstance(message, kind), message
+        return message
+
+    async def admit(self, run_step: int = 0) -> m.RegisterTrainer:
+        """Take a registration of a new process and answer it."""
+        registration = await self.hear(m.RegisterTrainer)
+        assert registration.incarnation == 0
+        self.incarnation += 1
+        await self.tell(m.TrainerRegistered(self.incarnation, run_step))
+        return registration
+
+    async def train(self, step: int) -> m.StepDone:
+        train, _ = self.batches[step]
+        await self.tell(msgspec.structs.replace(train, incarnation=self.incarnation))
+        done = await self.hear(m.StepDone)
+        assert done.step == step
+        return done
+
+    async def digest(self) -> str:
+        await self.tell(m.SendWeights(self.incarnation, 1, []))
+        return (await self.hear(m.WeightsSent)).digest
+
+
+@pytest.fixture
+async def coordinator() -> AsyncIterator[StandIn]:
+    """A serving :class:`StandIn`."""
+    async with StandIn().serve() as serving:
+        yield serving

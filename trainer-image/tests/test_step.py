@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from rljob.api.models import Algorithm, Optimizer, RLJob
 from rljob.protocol.messages import SampleTokens, Train
 from rljob.trainer.batch import check_shard, split_minibatches
-from rljob.trainer.fsdp import FsdpBackend
+from rljob.trainer.errors import ModelError, UnrecoverableError
+from rljob.trainer.fsdp import FsdpBackend, learning_rate
+from rljob.trainer.probe import probe, probe_tokens
 from rljob.trainer.step import apply_batch
+from rljob.trainer.weights import digest
 from rljob.trainer.world import World
 
 TOLERANCE = 1e-6
@@ -111,3 +116,146 @@ def test_two_steps_give_the_gradients_and_parameters_of_plain_torch(
     for name, tensor in backend.named_tensors():
         torch.testing.assert_close(gradients[name], expected[name], rtol=0, atol=TOLERANCE)
         torch.testing.assert_close(tensor, parameters[name], rtol=0, atol=TOLERANCE)
+
+
+def shards(train: Train, shard: list[SampleTokens]) -> dict:
+    return check_shard(shard, train.samples, list(range(len(shard))))
+
+
+def as_sampled(source: str, train: Train, shard: list[SampleTokens], error: float = 0.0) -> list[SampleTokens]:
+    """Return the shard with the engine's log-probabilities as the model gives them, off by ``error`` in one token."""
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    result = []
+    for tokens, sample in zip(shard, train.samples, strict=True):
+        with torch.no_grad():
+            values = np.concatenate([[0], reference_logprobs(model, tokens, sample.temperature).numpy()])
+        values[: sample.prompt_tokens] = 0
+        result.append(msgspec.structs.replace(tokens, logprobs=values.astype("<f4").tobytes()))
+    wrong = np.frombuffer(result[-1].logprobs, np.float32).copy()
+    wrong[-1] += error
+    result[-1] = msgspec.structs.replace(result[-1], logprobs=wrong.tobytes())
+    return result
+
+
+def first_step(model_directory, world, made, batch, error):
+    train, shard = batch()
+    train = msgspec.structs.replace(train, first_of_run=True)
+    backend = FsdpBackend(model_directory, made.spec.trainer, world)
+    rows = shards(train, as_sampled(str(model_directory), train, shard, error))
+    return apply_batch(train, rows, made.spec.algorithm, backend, world, 60), backend
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_at_the_first_step_engine_and_trainer_agree(model_directory, world, job, batch, minibatches):
+    figures, _ = first_step(model_directory, world, job(algorithm={"minibatches": minibatches}), batch, 0.0)
+    assert figures["first_step_logprob_error"] < 1e-5
+    assert figures["mismatch_max"] < 1e-5
+    assert figures["ess"] == pytest.approx(1)
+    if minibatches == 1:
+        assert figures["clip_fraction"] == 0
+
+
+def test_a_first_step_with_other_log_probabilities_ends_the_run_before_weights_change(
+    model_directory, world, job, batch
+):
+    with pytest.raises(UnrecoverableError, match=r"differ from the trainer's by up to 3\.0"):
+        first_step(model_directory, world, job(), batch, 3e-4)
+
+
+def test_in_bfloat16_a_first_step_that_differs_is_a_warning(model_directory, world, job, batch, caplog):
+    figures, _ = first_step(model_directory, world, job(trainer={"dtype": "bfloat16"}), batch, 0.5)
+    assert figures["first_step_logprob_error"] > 0.4
+    assert "only a warning" in caplog.text
+
+
+def test_bfloat16_keeps_float32_weights(model_directory, world, job, batch):
+    made = job(trainer={"dtype": "bfloat16", "optimizer": {"learningRate": 1e-6}})
+    backend = FsdpBackend(model_directory, made.spec.trainer, world)
+    before = {name: tensor.clone() for name, tensor in backend.named_tensors()}
+    train_steps(backend, world, made, [batch()])
+    changes = {name: (tensor - before[name]).abs().max().item() for name, tensor in backend.named_tensors()}
+    assert all(tensor.dtype == torch.float32 for tensor in before.values())
+    assert 0 < max(changes.values()) < 1e-5  # smaller than a bfloat16 could hold
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run(model_directory, world, job, batch):
+    train, shard = batch()
+    made = job()
+    backend = FsdpBackend(model_directory, made.spec.trainer, world)
+    before = {name: tensor.clone() for name, tensor in backend.named_tensors()}
+    train.samples[0].reward = float("nan")
+    with pytest.raises(UnrecoverableError, match="gradient norm is nan"):
+        apply_batch(train, shards(train, shard), made.spec.algorithm, backend, world, 60)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in backend.named_tensors())
+
+
+def test_the_figures_say_what_happened(model_directory, world, job, batch):
+    train, shard = batch()
+    made = job()
+    backend = FsdpBackend(model_directory, made.spec.trainer, world)
+    model = AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32)
+    old, behavior = [], []
+    for tokens, sample in zip(shard, train.samples, strict=True):
+        with torch.no_grad():
+            old.append(reference_logprobs(model, tokens, sample.temperature).double()[sample.prompt_tokens - 1 :])
+        behavior.append(torch.from_numpy(np.frombuffer(tokens.logprobs, np.float32).copy())[sample.prompt_tokens :])
+    old, behavior = torch.cat(old), torch.cat(behavior).double()
+    log_ratio = old - behavior
+    figures, _ = train_steps(backend, world, made, [(train, shard)])
+    expected = {
+        "tokens": len(old),
+        "reward": np.mean([sample.reward for sample in train.samples]),
+        "response_length": len(old) / len(shard),
+        "entropy": -old.mean(),
+        "mismatch_mean": log_ratio.abs().mean(),
+        "mismatch_max": log_ratio.abs().max(),
+        "kl_k1": -log_ratio.mean(),
+        "kl_k3": (log_ratio.exp() - 1 - log_ratio).mean(),
+        "ess": log_ratio.exp().sum() ** 2 / (len(old) * log_ratio.exp().square().sum()),
+        "learning_rate": 1e-3,
+    }
+    for name, value in expected.items():
+        assert figures[name] == pytest.approx(float(value), rel=1e-4), name
+    assert {"loss", "grad_norm", "clip_fraction", "seconds_compute", "seconds_optimizer"} <= figures.keys()
+
+
+def test_the_same_batches_give_the_same_bits(model_directory, world, job, batch):
+    made = job(trainer={"microbatchTokens": 60})
+    digests = set()
+    for _ in range(2):
+        backend = FsdpBackend(model_directory, made.spec.trainer, world)
+        train_steps(backend, world, made, [batch(seed, step=seed) for seed in range(2)])
+        digests.add(digest(backend.named_tensors()))
+    assert len(digests) == 1
+
+
+def test_the_learning_rate_rises_over_the_warm_up_and_stays():
+    settings = Optimizer(learning_rate=0.4, warmup_steps=4)
+    assert [learning_rate(settings, step) for step in range(6)] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
+    assert learning_rate(Optimizer(learning_rate=0.4), 0) == 0.4
+
+
+def test_a_directory_without_a_model_is_refused_by_name(tmp_path, world, job):
+    with pytest.raises(ModelError, match=r"config\.json is missing"):
+        FsdpBackend(tmp_path, job().spec.trainer, world)
+
+
+def test_weights_that_do_not_fit_the_configuration_are_refused(tmp_path, model_directory, world, job):
+    weights = load_file(model_directory / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_bytes((model_directory / "config.json").read_bytes())
+    with pytest.raises(ModelError, match=r"missing keys \(model.norm.weight\)"):
+        FsdpBackend(tmp_path, job().spec.trainer, world)
+
+
+def test_the_probe_is_fixed_and_its_log_probabilities_are_the_models(model_directory, world, job):
+    backend = FsdpBackend(model_directory, job().spec.trainer, world)
+    known = probe(backend, world.device, 16, 1e-4)
+    model = AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32)
+    assert known.token_ids == probe_tokens(backend.vocabulary) and len(known.token_ids) == 4
+    for ids, logprobs in zip(known.token_ids, known.logprobs, strict=True):
+        assert len(ids) == 16 and max(ids) < backend.vocabulary
+        with torch.no_grad():
+            values = torch.log_softmax(model(input_ids=torch.tensor([ids])).logits[0], -1)
+        torch.testing.assert_close(torch.tensor(logprobs), values[torch.arange(15), ids[1:]], rtol=0, atol=1e-5)

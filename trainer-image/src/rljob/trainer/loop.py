@@ -95,8 +95,15 @@ class TrainerLoop:
 
     def run(self) -> int:
         """Execute commands until Stop; return the exit code."""
-        if self._world.rank == 0:
-            self._coordinator.start()
+        if self._world.rank != 0:
+            return self._obey()
+        self._coordinator.start()
+        try:
+            return self._obey()
+        finally:
+            self._coordinator.close()
+
+    def _obey(self) -> int:
         while True:
             command = self._next()
             if isinstance(command, Stop):

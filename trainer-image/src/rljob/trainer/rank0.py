@@ -7,6 +7,7 @@ repetitions; it also says anew what is to be done, so commands still waiting her
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 
 Command: TypeAlias = TrainerRegistered | Train | SendWeights | Checkpoint | Stop | Refuse
 Result: TypeAlias = StepDone | Checkpointed | WeightsReady | WeightsSent | TrainerFailed
+
+CLOSE_SECONDS = 5.0
 
 
 class Results:
@@ -80,11 +83,22 @@ class Coordinator:
         self._changed = threading.Condition()
         self._broken: BaseException | None = None
         self._events: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
 
     def start(self) -> None:
         """Connect, and stay connected until the process ends."""
         self._thread.start()
+
+    def close(self) -> None:
+        """Disconnect; an answer that takes long is not waited for."""
+        if self._thread.is_alive():
+            self._ready.wait()
+            assert self._events is not None and self._task is not None
+            with contextlib.suppress(RuntimeError):  # the thread has just ended by itself
+                self._events.call_soon_threadsafe(self._task.cancel)
+            self._thread.join(CLOSE_SECONDS)
 
     def next(self, timeout_seconds: float | None = None) -> Command | None:
         """Return the next command, waiting for it; None when ``timeout_seconds`` pass first.
@@ -126,6 +140,8 @@ class Coordinator:
     def _run(self) -> None:
         try:
             asyncio.run(self._converse())
+        except asyncio.CancelledError:
+            pass  # close()
         except RefusedError as error:
             self._receive(Refuse(str(error), fatal=True))
         except Exception as error:  # whatever it is, the thread is gone: next() raises it in the main thread
@@ -135,7 +151,8 @@ class Coordinator:
                 self._changed.notify()
 
     async def _converse(self) -> None:
-        self._events = asyncio.get_running_loop()
+        self._events, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        self._ready.set()
         async for message in self._link.messages():
             if isinstance(message, CancelSend):
                 self._cancel(message)

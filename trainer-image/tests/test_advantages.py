@@ -1,0 +1,53 @@
+"""Advantages: published anchors, and what must hold for any rewards."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rljob.trainer.advantages import ADVANTAGES, advantages
+
+ANCHOR = [1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+rewards = st.lists(st.floats(-100, 100), min_size=2, max_size=12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "positive", "negative"),
+    [("group_normalized", 1.207612, -0.724567), ("group_centered", 0.625, -0.375)],
+)
+def test_advantages_equal_the_published_anchor(kind, positive, negative):
+    expected = [positive if reward else negative for reward in ANCHOR]
+    np.testing.assert_allclose(advantages(kind, ANCHOR, ["g"] * 8), expected, atol=5e-7)
+
+
+def test_a_group_of_one_keeps_its_reward_when_normalized_and_says_nothing_when_centered():
+    assert advantages("group_normalized", [0.7], ["g"]) == [0.7]
+    assert advantages("group_centered", [0.7], ["g"]) == [0.0]
+
+
+@pytest.mark.parametrize("kind", ADVANTAGES)
+def test_a_constant_group_has_no_advantage(kind):
+    np.testing.assert_allclose(advantages(kind, [0.1] * 7, ["g"] * 7), 0, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ADVANTAGES)
+@given(rewards=rewards, others=rewards)
+def test_groups_do_not_touch_each_other_wherever_their_members_are(kind, rewards, others):
+    alone = advantages(kind, rewards, ["a"] * len(rewards))
+    names = ["a"] * len(rewards) + ["b"] * len(others)
+    order = np.random.default_rng(0).permutation(len(names))
+    both = [*rewards, *others]
+    mixed = advantages(kind, [both[i] for i in order], [names[i] for i in order])
+    back = np.empty(len(names))
+    back[order] = mixed
+    np.testing.assert_allclose(back[: len(rewards)], alone, rtol=1e-6, atol=1e-6)
+
+
+@given(rewards=rewards)
+def test_normalized_advantages_have_mean_zero_and_at_most_unit_deviation(rewards):
+    values = advantages("group_normalized", rewards, ["g"] * len(rewards))
+    assert values.shape == (len(rewards),)  # a deviation without its mean would broadcast to another shape
+    assert abs(values.mean()) < 1e-6
+    assert values.std(ddof=1) <= 1 + 1e-9

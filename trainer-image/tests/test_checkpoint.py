@@ -1,0 +1,118 @@
+"""Checkpoints: complete or not there at all, wherever the process dies."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rljob.trainer import checkpoint as module
+from rljob.trainer.checkpoint import Checkpoints, OptimizerState, TrainerState, read_configuration, read_state
+from rljob.trainer.errors import ModelError, SupersededError
+
+
+def state(step: int, incarnation: int = 1) -> TrainerState:
+    return TrainerState(step, step, incarnation, "", {"torch": "0"})
+
+
+def write(checkpoints: Checkpoints, step: int, value: float = 0.0, incarnation: int = 1) -> None:
+    weights = {"w": torch.full((2, 3), value)}
+    checkpoints.write(state(step, incarnation), {"config.json": b"{}"}, weights, {"exp_avg.w": torch.ones(2, 3)})
+
+
+def names(checkpoints: Checkpoints) -> set[str]:
+    return {path.name for path in checkpoints.directory.iterdir() if path.is_dir()}
+
+
+def test_the_newest_complete_checkpoint_is_found(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.newest() is None
+    for step in (9, 100, 20):
+        write(checkpoints, step, value=step)
+    (checkpoints.directory / "step-000200").mkdir()  # nothing in it
+    path, found = checkpoints.newest()
+    assert (path, found.step) == (tmp_path / "checkpoints" / "step-000100", 100)
+    assert load_file(path / "model.safetensors")["w"].tolist() == [[100.0] * 3] * 2
+    assert OptimizerState(path / "optimizer.safetensors", 1).tensor("exp_avg.w").tolist() == [[1.0] * 3] * 2
+    assert checkpoints.relative(100) == "checkpoints/step-000100"
+
+
+@pytest.mark.parametrize("call", range(13))
+@pytest.mark.parametrize("existing", [False, True])
+def test_a_crash_at_any_point_leaves_a_complete_checkpoint_or_none(tmp_path, monkeypatch, call, existing):
+    checkpoints = Checkpoints(tmp_path)
+    if existing:
+        write(checkpoints, 5, value=1)
+    calls = 0
+
+    def dying(function):
+        def wrapped(*args, **kwargs):
+            nonlocal calls
+            calls += 1
+            if calls > call:
+                raise KeyboardInterrupt
+            return function(*args, **kwargs)
+
+        return wrapped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "save_file", dying(module.save_file))
+        patch.setattr(module, "_sync", dying(module._sync))
+        patch.setattr(Path, "rename", dying(Path.rename))
+        patch.setattr(module.shutil, "rmtree", dying(module.shutil.rmtree))
+        with contextlib.suppress(KeyboardInterrupt):
+            write(checkpoints, 5, value=2)
+    checkpoints.clean()
+    found = checkpoints.newest()
+    if existing or found is not None:
+        values = load_file(found[0] / "model.safetensors")["w"]
+        assert values.unique().tolist() in ([1.0], [2.0])
+        assert read_state(found[0]).digest
+    assert names(checkpoints) <= {"step-000005"}
+
+
+def test_a_replay_with_the_same_content_keeps_the_checkpoint_and_another_replaces_it(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    write(checkpoints, 3, value=1)
+    inode = checkpoints.path(3).stat().st_ino
+    write(checkpoints, 3, value=1, incarnation=2)
+    assert checkpoints.path(3).stat().st_ino == inode
+    write(checkpoints, 3, value=2, incarnation=2)
+    assert load_file(checkpoints.path(3) / "model.safetensors")["w"][0, 0] == 2
+    assert names(checkpoints) == {"step-000003"}
+
+
+def test_a_lower_incarnation_can_no_longer_write(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.claim(2)
+    checkpoints.claim(2)
+    with pytest.raises(SupersededError):
+        checkpoints.claim(1)
+    with pytest.raises(SupersededError):
+        write(checkpoints, 4, incarnation=1)
+    assert not checkpoints.has(4)
+    write(checkpoints, 4, incarnation=3)
+    assert checkpoints.has(4)
+
+
+def test_removed_checkpoints_are_gone_and_unknown_ones_ignored(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    write(checkpoints, 1)
+    write(checkpoints, 2)
+    checkpoints.remove([1, 7])
+    assert names(checkpoints) == {"step-000002"}
+
+
+def test_everything_but_weights_is_copied(tmp_path):
+    for name in ("config.json", "vocab.json", "merges.txt", "model.safetensors", "model.safetensors.index.json"):
+        (tmp_path / name).write_text(name)
+    assert read_configuration(tmp_path).keys() == {"config.json", "vocab.json", "merges.txt"}
+
+
+def test_a_damaged_state_is_named(tmp_path):
+    (tmp_path / "trainer.json").write_text("{}")
+    with pytest.raises(ModelError, match="remove that checkpoint"):
+        read_state(tmp_path)

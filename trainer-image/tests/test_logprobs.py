@@ -1,0 +1,55 @@
+"""Log-probabilities of tokens: equal to torch's log-softmax, gradient included, and at the right temperature."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rljob.trainer.logprobs import token_logprobs
+
+
+def expected(logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    scaled = logits.float() / temperature[:, None, None]
+    return torch.log_softmax(scaled, -1).gather(-1, targets[..., None])[..., 0]
+
+
+@settings(deadline=None)
+@given(
+    rows=st.integers(1, 4),
+    positions=st.integers(0, 5),
+    chunk=st.integers(1, 8),
+    temperature=st.floats(0.1, 5),
+    seed=st.integers(0, 99),
+)
+def test_values_and_gradients_are_those_of_a_log_softmax(rows, positions, chunk, temperature, seed):
+    """Mistake 9: log-probabilities before the temperature instead of after it."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = (4 * torch.randn(rows, positions, 11, generator=generator)).requires_grad_()
+    targets = torch.randint(0, 11, (rows, positions), generator=generator)
+    temperatures = torch.linspace(temperature, temperature + 1, rows)
+    weights = torch.randn(rows, positions, generator=generator)
+    ours = token_logprobs(logits, targets, temperatures, chunk)
+    (gradient,) = torch.autograd.grad((ours * weights).sum(), logits)
+    theirs = expected(logits, targets, temperatures)
+    (reference,) = torch.autograd.grad((theirs * weights).sum(), logits)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(gradient, reference, rtol=1e-5, atol=1e-5)
+
+
+def test_the_gradient_is_exact_in_float64():
+    logits = torch.randn(2, 3, 7, dtype=torch.float64, requires_grad=True)
+    targets, temperature = torch.randint(0, 7, (2, 3)), torch.tensor([0.7, 1.3], dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda x: token_logprobs(x, targets, temperature, 2), (logits,))
+
+
+def test_bfloat16_logits_are_normalized_in_float32():
+    logits = (3 * torch.randn(2, 3, 50)).bfloat16().requires_grad_()
+    targets, temperature = torch.randint(0, 50, (2, 3)), torch.tensor([1.0, 0.5])
+    ours = token_logprobs(logits, targets, temperature)
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours, expected(logits, targets, temperature), rtol=1e-5, atol=1e-5)
+    ours.sum().backward()
+    assert logits.grad.dtype == torch.bfloat16
+    assert logits.grad.float().sum(-1).abs().max() == pytest.approx(0, abs=2e-2)

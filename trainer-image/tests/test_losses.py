@@ -1,0 +1,116 @@
+"""The policy loss against a reference in plain Python, and the mistakes that public code makes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rljob.trainer.losses import aggregation_weights, masked_sum, ppo_clip
+
+LOW, HIGH = 0.2, 0.28
+logprob = st.floats(-40, 0)
+advantage = st.floats(-5, 5)
+
+
+def reference_objective(new: float, old: float, advantage: float, dual: float | None) -> float:
+    """PPO's objective of one token, written from the paper."""
+    ratio = math.exp(max(-20.0, min(20.0, new - old)))
+    if advantage >= 0:
+        return min(ratio, 1 + HIGH) * advantage
+    value = max(ratio, 1 - LOW) * advantage
+    return value if dual is None else max(value, dual * advantage)
+
+
+def objective(new, old, advantages, dual=None):
+    return ppo_clip(
+        torch.as_tensor(new, dtype=torch.float64),
+        torch.as_tensor(old, dtype=torch.float64),
+        torch.as_tensor(advantages, dtype=torch.float64),
+        LOW,
+        HIGH,
+        dual,
+    )
+
+
+@given(
+    st.lists(st.tuples(logprob, logprob, advantage), min_size=1, max_size=20),
+    st.one_of(st.none(), st.floats(1.01, 10)),
+)
+def test_every_token_has_the_objective_of_the_paper(tokens, dual):
+    new, old, advantages = (list(column) for column in zip(*tokens, strict=True))
+    values, clipped = objective([[x] for x in new], [[x] for x in old], advantages, dual)
+    expected = [reference_objective(*token, dual) for token in tokens]
+    np.testing.assert_allclose(values[:, 0].numpy(), expected, rtol=1e-9, atol=1e-12)
+    for (n, o, a), held in zip(tokens, clipped[:, 0].tolist(), strict=True):
+        assert held == (not math.isclose(reference_objective(n, o, a, dual), math.exp(max(-20, min(20, n - o))) * a))
+
+
+@given(st.lists(st.tuples(logprob, logprob, advantage), min_size=1, max_size=20), st.floats(1.01, 10))
+def test_a_dual_clip_bounds_what_a_bad_sample_can_cost(tokens, dual):
+    new, old, advantages = (list(column) for column in zip(*tokens, strict=True))
+    values, _ = objective([[x] for x in new], [[x] for x in old], advantages, dual)
+    for value, a in zip(values[:, 0].tolist(), advantages, strict=True):
+        assert value >= min(dual * a, 0) * (1 + 1e-12)
+
+
+def test_the_gradient_is_that_of_the_ratio_and_stops_where_a_clip_holds():
+    new = torch.tensor([[-1.0, -1.0, -1.0, -1.0]], dtype=torch.float64, requires_grad=True)
+    old = torch.tensor([[-1.0, -1.1, -2.0, 0.0]], dtype=torch.float64)
+    values, clipped = ppo_clip(new, old, torch.tensor([2.0], dtype=torch.float64), LOW, HIGH, None)
+    values.sum().backward()
+    assert clipped.tolist() == [[False, False, True, False]]
+    np.testing.assert_allclose(new.grad[0], [2.0, 2 * math.exp(0.1), 0.0, 2 * math.exp(-1)])
+
+
+def test_the_denominator_carries_no_gradient():
+    """Mistake 5: importance weights that are not detached."""
+    new = torch.tensor([[-1.0]], requires_grad=True)
+    values, _ = ppo_clip(new, new, torch.ones(1), LOW, HIGH, None)
+    values.sum().backward()
+    assert new.grad.item() == 1.0  # with a gradient through the denominator it would be 0
+
+
+def test_a_stale_engine_is_clipped():
+    """Mistake 8: clipping that is silently off in asynchronous mode, where the ratio is not 1."""
+    values, clipped = objective([[-1.0, -1.0]], [[-3.0, -1.0]], [1.0])
+    assert clipped.tolist() == [[True, False]]
+    assert values[0, 0].item() == pytest.approx(1 + HIGH)
+
+
+def test_ratios_do_not_grow_with_the_length_of_a_sequence():
+    """Mistake 12: 1.1 for each of 100 tokens is a sequence ratio of 14,000."""
+    new = torch.full((1, 100), math.log(0.5) + math.log(1.1))
+    values, _ = objective(new, torch.full((1, 100), math.log(0.5)), [1.0])
+    assert values.max().item() == pytest.approx(1.1, rel=1e-6)
+
+
+def test_an_absurd_log_ratio_stays_finite():
+    values, _ = objective([[0.0, -1e4]], [[-1e4, 0.0]], [-1.0])
+    assert torch.isfinite(values).all()
+    assert values[0, 0].item() == pytest.approx(-math.exp(20))
+
+
+def test_what_the_mask_excludes_cannot_count():
+    """Mistake 1: a token mean whose numerator ignores the mask."""
+    values = torch.tensor([[1.0, float("nan")], [3.0, 1e30]], requires_grad=True)
+    mask = torch.tensor([[True, False], [True, False]])
+    total = masked_sum(values, mask, torch.tensor([0.5, 2.0]))
+    total.backward()
+    assert total.item() == 6.5
+    assert values.grad.tolist() == [[0.5, 0.0], [2.0, 0.0]]
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=9), st.integers(50, 99))
+def test_token_mean_gives_every_token_of_the_global_batch_the_same_weight(tokens, limit):
+    weights = aggregation_weights("token_mean", tokens, [limit] * len(tokens))
+    assert np.dot(weights, tokens) == pytest.approx(1)
+    assert len(set(weights.tolist())) == 1
+
+
+def test_token_sum_constant_divides_by_samples_and_each_tasks_limit():
+    np.testing.assert_allclose(aggregation_weights("token_sum_constant", [3, 9], [10, 20]), [1 / 20, 1 / 40])
