@@ -59,7 +59,8 @@ format: setup ## Format, and mend what can be mended
 	$(BIN)/ruff format
 
 .PHONY: types
-types: setup ## Check types
+types: setup ## Check types, strictly where scheduling and accounting are
+	$(BIN)/mypy --strict core/src coordinator/src
 	$(BIN)/mypy $(SOURCES)
 
 .PHONY: layers
