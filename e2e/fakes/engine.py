@@ -207,6 +207,7 @@ class FakeEngine:
         self.lineage, self.version = update.lineage, update.version
         self.digest = digest_of_group(update.group)
         self._weights = weights_key(self.digest)
+        log.info("took version %d.", self.version)
         self._link.send(m.WeightAck(update.update, update.lineage, update.version, self.digest, 0.0, 0.0))
 
     def _restart(self) -> None:

@@ -83,7 +83,9 @@ class Stage:
         self._urls = {part: f"127.0.0.1:{_free_port()}" for part in ("coordinator", "reward")}
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._tasks: dict[str, asyncio.Task[Any]] = {}
-        self._waiting: list[tuple[str, str, asyncio.Event]] = []
+        self._lines: list[tuple[str, str]] = []  # part, line: in the order in which they came
+        self._read = 0
+        self._news = asyncio.Event()
         self._stopping = False
         write_model(storage / "model")
         (storage / "job.json").write_text(job.model_dump_json(by_alias=True))
@@ -123,10 +125,15 @@ class Stage:
         self._processes[part].send_signal(signal.SIGKILL)
 
     async def until(self, part: str, words: str) -> None:
-        """Wait until ``part`` logs a line with ``words``."""
-        event = asyncio.Event()
-        self._waiting.append((part, words, event))
-        await event.wait()
+        """Wait until ``part`` has logged a line with ``words`` since the line that was waited for last."""
+        while True:
+            while self._read < len(self._lines):
+                self._read += 1
+                said, line = self._lines[self._read - 1]
+                if said == part and words in line:
+                    return
+            self._news.clear()
+            await self._news.wait()
 
     async def ended(self, part: str) -> None:
         """Wait until ``part`` ends with 0.
@@ -175,18 +182,13 @@ class Stage:
                 async for line in process.stderr:
                     log.write(line)
                     log.flush()
-                    self._tell(part, line.decode(errors="replace"))
+                    self._lines.append((part, line.decode(errors="replace")))
+                    self._news.set()
             code = await process.wait()
             if code == 0:
                 return
             if code == 2:
                 raise RuntimeError(f"{part} ended with 2; see {self.storage / part}.log")
-
-    def _tell(self, part: str, line: str) -> None:
-        for waiting in list(self._waiting):
-            if waiting[0] == part and waiting[1] in line:
-                self._waiting.remove(waiting)
-                waiting[2].set()
 
 
 @asynccontextmanager

@@ -109,6 +109,7 @@ class FakeTrainer:
     # --- batches ---
 
     async def _train(self, train: m.Train, session: aiohttp.ClientSession) -> None:
+        log.info("applying batch %d.", train.step)
         try:
             if train.step != self._weights.step:
                 raise BadBatchError(f"batch {train.step} for weights of version {self._weights.step}")
@@ -123,6 +124,7 @@ class FakeTrainer:
         state = next_state(self._weights.state, shard)
         self._write_journal({"incarnation": self._incarnation, "step": train.step, "samples": names, "state": state})
         self._weights = Weights(train.step + 1, state, [*self._weights.batches, names])
+        log.info("applied batch %d.", train.step)
         self.applied.append(Applied(train, shard, state))
         self._link.send(m.StepDone(self._incarnation, train.step, {"loss": 0.0}))
 
@@ -193,6 +195,7 @@ class FakeTrainer:
     def _checkpoint(self, command: m.Checkpoint) -> None:
         directory = self._storage / "checkpoints" / f"step-{command.step}"
         directory.mkdir(parents=True, exist_ok=True)
+        log.info("writing checkpoint %d.", command.step)
         temporary = directory / f"weights.{os.getpid()}"
         temporary.write_bytes(msgspec.json.encode(self._weights))
         temporary.replace(directory / "weights.json")
