@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -33,7 +34,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module"), pyte
 
 BUCKET_BYTES = 200_000
 LONGEST = 1024
-IN_FLIGHT_TOKENS = 700  # about a second
+IN_FLIGHT_TOKENS = 600  # about a second
 TOLERANCE = 1e-4
 torch.set_num_threads(1)
 
@@ -248,7 +249,8 @@ async def test_abort_gives_back_what_was_generated(run):
 
 @pytest.mark.parametrize("in_flight", ["keep", "keepStaleCache", "abort", "wait"])
 async def test_weights_change_while_requests_are_in_flight(run, in_flight):
-    prompts = [[7, 8, 9, 10 + i] for i in range(8)]
+    shared = list(range(300))  # whole blocks of it are in the prefix cache
+    prompts = [[*shared, i] for i in range(8)]
     messages = [run.request(prompt, IN_FLIGHT_TOKENS) for prompt in prompts]
     before = run.trainer.version
     run.trainer.change()
@@ -277,11 +279,11 @@ async def test_weights_change_while_requests_are_in_flight(run, in_flight):
             assert max(abs(a - b) for a, b in pairs[cut:]) <= TOLERANCE
             assert max(abs(a - b) for a, b in pairs[:cut]) > 0.01
     await run.coordinator.say(AckCompletions([message.part for message in messages]))
-    fresh = run.request([1, 2, 3, 4], 20)
+    fresh = run.request(shared, 20)
     await run.coordinator.say(fresh)
     done = await run.coordinator.completion(fresh.part)
     assert done.spans == [VersionSpan(run.trainer.version, 0, 20)]
-    run.check([1, 2, 3, 4], done)
+    run.check(shared, done)
 
 
 async def test_every_route_of_the_server_asks_for_its_key(run):
@@ -318,9 +320,8 @@ out.send('e', tensors)
 """
 
 
-async def test_a_sender_killed_in_the_middle_fails_the_update_and_the_next_one_works(run, tmp_path):
-    import pickle
-
+@pytest.mark.parametrize("fate", ["killed", "hanging"])
+async def test_a_sender_that_ends_in_the_middle_fails_the_update_and_the_next_one_works(run, tmp_path, fate):
     in_flight = run.request([4, 4, 4], IN_FLIGHT_TOKENS)
     before = run.trainer.version
     run.trainer.change()
@@ -333,14 +334,16 @@ async def test_a_sender_killed_in_the_middle_fails_the_update_and_the_next_one_w
     )
     with sender:
         group, port = (await asyncio.to_thread(sender.stdout.readline)).split()
-        message = run.trainer.prepare(run.engine)
+        message = run.trainer.prepare(run.engine, timeout=20 if fate == "killed" else 2)
         message.group, message.port, message.bucket_bytes = group, int(port), 20_000
         await run.coordinator.say(in_flight)
         await asyncio.sleep(0.1)
         await run.coordinator.say(message)
         assert await asyncio.to_thread(sender.stdout.readline) == "in the middle\n"
+        if fate == "killed":
+            sender.kill()
+        failed = await run.coordinator.next(WeightFailed, seconds=5)
         sender.kill()
-    failed = await run.coordinator.next(WeightFailed, seconds=5)
     assert failed.update == message.update
     queued = run.request([1, 2, 3], 10)
     await run.coordinator.say(queued)
@@ -354,7 +357,7 @@ async def test_a_sender_killed_in_the_middle_fails_the_update_and_the_next_one_w
     assert done.spans == [VersionSpan(before + 1, 0, 10)]
 
 
-async def test_a_sender_that_stops_fails_the_update_in_time(run):
+async def test_an_engine_that_cannot_join_goes_on_as_it_was(run):
     run.trainer.change()
     message = run.trainer.prepare(run.engine, fresh=True, timeout=1.5)
     message.group = "not the nonce"

@@ -154,6 +154,17 @@ async def test_an_update_is_started_received_and_committed_under_its_version(ser
     assert finish[:2] == ("/finish_weight_update", {"weight_version": "2.9"})
 
 
+async def test_new_requests_do_not_share_cached_prefixes_with_older_weights(server, client):
+    choice = {"token_ids": [], "finish_reason": "abort", "logprobs": {"content": []}}
+    server.answer = {"choices": [choice]}
+    await client.generate("1", b"\1\0\0\0", SAMPLING)
+    update = PrepareWeights(1, 2, 9, "nonce", "h", 5, 2, "gloo", 64, [], Probe([], [], 0.0), "keep", 9.0)
+    await client.receive(update, 2.0)
+    await client.generate("2", b"\1\0\0\0", SAMPLING)
+    salts = [body["cache_salt"] for path, body, _ in server.calls if path.endswith("generate")]
+    assert salts == ["default", "2.9"]
+
+
 async def test_the_digest_is_what_all_workers_received(server, client):
     server.answer = {"results": ["d1", "d1"]}
     assert await client.digest() == "d1"

@@ -126,7 +126,7 @@ class WeightSender:
                 raise WeightTransferError(f"engine {engine} did not receive the weights: {reason}") from error
 
     def close(self, engine: str) -> None:
-        """Forget the engine's group, if any."""
+        """Forget the engine's group, if any. A send under way in it fails, by its deadline at the latest."""
         with self._lock:
             opened = self._opened.get(engine)
             if opened is not None:
@@ -137,7 +137,7 @@ class WeightSender:
             opened.communicator = self._join(opened)
         communicator, digest = opened.communicator, blake3.blake3()
         for bucket in plan_buckets(describe(tensors), self._bucket_bytes):
-            packed = torch.cat([_bytes_of(tensors[i][1]) for i in bucket])
+            packed = torch.cat([_bytes_of(tensors[i][1]) for i in bucket]).to(self._device)
             digest.update(_hashable(packed))
             _broadcast(communicator, packed, 0, deadline)
         for rank in range(1, opened.info.world_size):

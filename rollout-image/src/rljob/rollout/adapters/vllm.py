@@ -157,6 +157,7 @@ class VllmClient:
             raise_for_status=False,
         )
         self._generate_url = f"{url}/inference/v1/generate"
+        self._version = "default"  # vLLM's label of the weights it starts with
 
     async def close(self) -> None:
         """Close all connections."""
@@ -183,6 +184,7 @@ class VllmClient:
         body = {
             "request_id": request,
             "token_ids": _integers(token_ids),
+            "cache_salt": self._version,  # what older weights computed is not for new requests
             "sampling_params": {
                 "temperature": sampling.temperature,
                 "max_tokens": sampling.max_tokens,
@@ -237,6 +239,7 @@ class VllmClient:
         await self._post(f"{self._url}/start_weight_update", None)
         await self._post(f"{self._url}/update_weights", {"update_info": info})
         await self._post(f"{self._url}/finish_weight_update", {"weight_version": version})
+        self._version = version
 
     async def resume(self) -> None:
         """Go on generating."""
