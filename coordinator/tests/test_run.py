@@ -130,6 +130,33 @@ async def test_a_trainer_that_does_not_reproduce_begins_a_new_lineage(new_world:
     world.check_accounts()
 
 
+async def test_a_reward_for_an_answer_of_the_old_lineage_is_not_taken(new_world: Any, tmp_path: Path) -> None:
+    world = new_world(job(alpha=0, steps=3), tmp_path)
+    await world.start()
+    world.connect_all()
+    while world.run.policy.published < 1:
+        await world.some(1)
+    scores, said = [], world.runner.say
+    world.runner.say = lambda message: (scores.append if isinstance(message, world_module.m.Scored) else said)(message)
+    while not scores:
+        await world.some(1)
+    world.trainer.disconnect()
+    world.trainer.reborn()
+    world.trainer.drift = "other"
+    world.trainer.connect()
+    while world.run.policy.lineage == 0:
+        for part in (world.trainer, *world.agents):
+            part.step()
+        await world.store.drain()
+    world.runner.say = said
+    for message in scores:
+        said(message)
+    assert all(sample.reward is None for group in world.run.scheduler.groups.values() for sample in group.samples)
+    await world.settle()
+    assert world.run.finished
+    world.check_accounts()
+
+
 async def test_an_engine_whose_digest_differs_gets_no_work_and_is_restarted(new_world: Any, tmp_path: Path) -> None:
     world = new_world(job(), tmp_path)
     world.agents[0].lie = "something else"

@@ -217,6 +217,8 @@ class Run:
     def scored(self, peer: Peer, message: m.Scored) -> None:
         """A trajectory ended with a reward; repetitions are acknowledged."""
         trajectory = self.trajectories.by_sample.get(message.sample)
+        if trajectory is not None and not trajectory.generated:
+            return  # about an answer that was thrown away; its runner has been told to begin again
         if trajectory is not None and not math.isfinite(message.reward):
             self.trajectory_failed(peer, m.TrajectoryFailed(message.sample, f"its reward is {message.reward}"))
             return

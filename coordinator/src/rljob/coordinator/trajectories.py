@@ -90,6 +90,11 @@ class Trajectory:
         """Place in the queue: evaluation first, then by admission."""
         return (0 if self.version is not None else 1, self.sample.group.seq, self.sample.member)
 
+    @property
+    def generated(self) -> bool:
+        """Whether there is an answer that a reward can be about."""
+        return any(turn.finished for turn in self.turns.values())
+
     def wants(self, number: int) -> bool:
         """Return whether the model has not ended turn ``number`` yet."""
         turn = self.turns.get(number)
@@ -160,10 +165,13 @@ class Trajectories:
             trajectory.sample.id,
         )
         trajectory.recorded_version = trajectory.sample.min_version = None
-        need = trajectory.turns.get(0)
         trajectory.turns.clear()
-        if need is not None:
-            self.need(need.need, None)
+        if trajectory.runner is not None:
+            trajectory.runner.send(m.Cancel([trajectory.sample.id]))  # it may be scoring what is thrown away
+            self._leases[trajectory.runner].discard(trajectory.sample.id)
+            trajectory.runner = None
+        self._unleased[trajectory.sample.id] = trajectory
+        self._lease()
 
     # --- runners ---
 
