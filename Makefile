@@ -27,7 +27,7 @@ $(STAMP):
 	requirements/system.sh "$(PYTHON)"
 	test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/uv.txt
-	$(BIN)/uv pip install --python $(BIN)/python --no-deps -r requirements/cpu.txt -r requirements/dev.txt
+	$(BIN)/uv pip install --python $(BIN)/python --no-deps --compile-bytecode -r requirements/cpu.txt -r requirements/dev.txt
 	$(BIN)/uv pip install --python $(BIN)/python --no-deps --no-build-isolation $(addprefix -e ./,$(DISTRIBUTIONS))
 	@rm -f .venv/setup-*
 	@touch $@
