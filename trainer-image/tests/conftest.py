@@ -211,7 +211,9 @@ class StandIn:
 
     async def digest(self) -> str:
         await self.tell(m.SendWeights(self.incarnation, 1, []))
-        return (await self.hear(m.WeightsSent)).digest
+        sent = await self.hear(m.WeightsSent)
+        assert (sent.incarnation, sent.update, sent.engine) == (self.incarnation, 1, "")
+        return sent.digest
 
 
 @pytest.fixture

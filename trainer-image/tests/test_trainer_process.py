@@ -7,15 +7,20 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import blake3
 import msgspec
 import pytest
+import torch
+import torch.distributed as dist
 from safetensors.numpy import load_file
 
 from rljob.api.models import RLJob
 from rljob.protocol import messages as m
+from rljob.protocol.weights import parameter_bytes, plan_buckets
 from rljob.trainer.main import main
 
 WAIT_SECONDS = 50
@@ -81,7 +86,7 @@ async def test_a_killed_trainer_resumes_from_its_checkpoint_and_replays_to_the_s
     (process,) = await start(coordinator, made)
     assert (await coordinator.admit(4)).step == 2
     await coordinator.train(2)
-    await coordinator.tell(m.Train(1, 3, coordinator.batches[3][0].samples, False))  # a lower incarnation's
+    await coordinator.tell(m.SendWeights(1, 9, []))  # a lower incarnation's: dropped, digest() hears no update 9
     await coordinator.train(3)
     assert await coordinator.digest() == after_four
 
@@ -99,6 +104,38 @@ async def test_a_killed_trainer_resumes_from_its_checkpoint_and_replays_to_the_s
     assert sorted(path.name for path in kept.parent.iterdir() if path.is_dir()) == ["step-000004"]
     assert {path.name for path in kept.iterdir()} >= {"config.json", "tokenizer.json", "model.safetensors"}
     assert load_file(kept / "model.safetensors").keys() == load_file(model_directory / "model.safetensors").keys()
+
+
+def receive(ready: m.WeightsReady, bucket_bytes: int) -> str:
+    """Join the group as an engine would and take all weights; return the digest of what came."""
+    tcp = dist.TCPStore(ready.address, ready.port, is_master=False, wait_for_workers=False)
+    group = dist.ProcessGroupGloo(dist.PrefixStore(ready.group, tcp), 1, ready.world_size, timedelta(seconds=20))
+    hasher = blake3.blake3()
+    for bucket in plan_buckets(ready.parameters, bucket_bytes):
+        buffer = torch.empty(sum(parameter_bytes(ready.parameters[i]) for i in bucket), dtype=torch.uint8)
+        group.broadcast(buffer, 0).wait()
+        hasher.update(buffer.numpy().tobytes())
+    group.broadcast(torch.frombuffer(bytearray(hasher.digest()), dtype=torch.uint8), 1).wait()
+    return hasher.hexdigest()
+
+
+async def test_an_engine_that_joins_after_the_next_step_gets_the_weights_it_was_promised(
+    job, batch, coordinator, start
+):
+    made = job()
+    coordinator.batches = {0: batch()}
+    (process,) = await start(coordinator, made)
+    await coordinator.admit()
+    promised = await coordinator.digest()
+    await coordinator.tell(m.SendWeights(1, 2, [m.EngineTarget("late", False)]))
+    ready = await coordinator.hear(m.WeightsReady)
+    await coordinator.train(0)
+    assert await asyncio.to_thread(receive, ready, made.spec.weight_sync.bucket_bytes) == promised
+    sent = await coordinator.hear(m.WeightsSent)
+    assert (sent.update, sent.engine, sent.digest, sent.error) == (2, "late", promised, "")
+    assert await coordinator.digest() != promised
+    await coordinator.tell(m.Refuse("the run is someone else's", fatal=True))
+    assert await asyncio.wait_for(process.wait(), WAIT_SECONDS) == 2
 
 
 async def test_two_ranks_train_while_an_engine_is_awaited_and_say_why_they_cannot_go_on(job, batch, coordinator, start):
