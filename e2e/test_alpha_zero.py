@@ -10,7 +10,7 @@ import pytest
 
 from e2e.fakes.engine import Faults
 from e2e.fakes.plain import plain_batches
-from e2e.fakes.stage import in_process, make_job
+from e2e.fakes.stage import make_job, on_stage
 from rljob.protocol.messages import SampleTokens
 from rljob.runner.text import TextCodec
 
@@ -31,7 +31,9 @@ async def test_staleness_0_gives_the_batches_of_a_plain_synchronous_loop_bit_for
     tmp_path: Path, engines: int, changes: dict[str, Any]
 ) -> None:
     job = make_job(training={**BATCH, "maxStaleness": 0}, **changes)
-    async with in_process(job, tmp_path, [Faults() for _ in range(engines)]) as trainer:
+    async with on_stage(job, tmp_path, [Faults() for _ in range(engines)]) as stage:
+        trainer = stage.trainer()
+        await trainer.run()
         expected = list(plain_batches(job.spec, TextCodec(tmp_path / "model")))
     assert [one.train.step for one in trainer.applied] == list(range(BATCH["steps"]))
     for ours, plain in zip(trainer.applied, expected, strict=True):
@@ -46,8 +48,9 @@ async def test_staleness_0_gives_the_batches_of_a_plain_synchronous_loop_bit_for
 @pytest.mark.parametrize("alpha", [0, 1, 2, 4])
 async def test_no_consumed_sample_is_older_than_alpha(tmp_path: Path, alpha: int, in_flight: str) -> None:
     job = make_job(training={**BATCH, "steps": 16, "maxStaleness": alpha}, weightSync={"inFlight": in_flight})
-    async with in_process(job, tmp_path, [Faults(), Faults()], seconds_per_token=0.001) as trainer:
-        pass
+    async with on_stage(job, tmp_path, [Faults(), Faults()], seconds_per_token=0.001) as stage:
+        trainer = stage.trainer()
+        await trainer.run()
     samples = [
         sample for one in trainer.applied for sample in msgspec.msgpack.decode(one.shard, type=list[SampleTokens])
     ]

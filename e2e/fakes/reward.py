@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import TypeAlias
 
 import msgspec
 from aiohttp import web
 
 from e2e.fakes.tokens import reward
 from rljob.protocol.environment import read_environment
-from rljob.protocol.rewards import Score, ScoreReply, ScoreRequest
+from rljob.protocol.rewards import Score, ScoreItem, ScoreReply, ScoreRequest
 
 log = logging.getLogger(__name__)
 
 
-async def score(request: web.Request) -> web.Response:
-    """Answer /v1/score."""
-    items = msgspec.json.decode(await request.read(), type=ScoreRequest).items
-    log.info("scoring %d samples.", len(items))
-    reply = ScoreReply([Score(item.sample, reward(item.completion), {}, "") for item in items])
-    return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
+Verdict: TypeAlias = Callable[[ScoreItem], float | str]
+"""The reward of a sample, or why it has none."""
 
 
-def build_app() -> web.Application:
+def by_text(item: ScoreItem) -> float | str:
+    """Return 0 or 1 by the answer's text."""
+    return reward(item.completion)
+
+
+def build_app(verdict: Verdict = by_text) -> web.Application:
     """Return the application."""
+
+    async def score(request: web.Request) -> web.Response:
+        items = msgspec.json.decode(await request.read(), type=ScoreRequest).items
+        log.info("scoring %d samples.", len(items))
+        scores = []
+        for item in items:
+            said = verdict(item)
+            scores.append(
+                Score(item.sample, 0, {}, said) if isinstance(said, str) else Score(item.sample, said, {}, "")
+            )
+        return web.Response(body=msgspec.json.encode(ScoreReply(scores)), content_type="application/json")
+
     app = web.Application()
     app.router.add_post("/v1/score", score)
     return app

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import sys
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
@@ -20,7 +21,7 @@ from aiohttp import web
 
 from e2e.fakes.engine import FakeEngine, Faults
 from e2e.fakes.model import write_model
-from e2e.fakes.reward import build_app
+from e2e.fakes.reward import Verdict, build_app, by_text
 from e2e.fakes.trainer import FakeTrainer
 from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
@@ -113,6 +114,18 @@ class Stage:
             host="127.0.0.1",
         )
 
+    def trainer(self, **options: Any) -> FakeTrainer:
+        """Return a trainer to be run inside this process."""
+        return FakeTrainer(self.coordinator_url, TOKENS["trainer"], self.job, self.storage, **options)
+
+    def ledger(self, query: str) -> list[sqlite3.Row]:
+        """Return what the run's ledger holds."""
+        connection = sqlite3.connect(self.storage / "ledger.sqlite")
+        connection.row_factory = sqlite3.Row
+        rows = connection.execute(query).fetchall()
+        connection.close()
+        return rows
+
     # --- processes ---
 
     async def start(self, part: str, *arguments: str) -> None:
@@ -192,31 +205,36 @@ class Stage:
 
 
 @asynccontextmanager
-async def in_process(
-    job: RLJob, storage: Path, engines: Sequence[Faults] = (Faults(),), seconds_per_token: float = 0.0
-) -> AsyncIterator[FakeTrainer]:
-    """Run a job to its end with the coordinator as a process and everything else inside this one; give the trainer.
+async def on_stage(
+    job: RLJob,
+    storage: Path,
+    engines: Sequence[Faults] = (Faults(),),
+    seconds_per_token: float = 0.0,
+    verdict: Verdict = by_text,
+) -> AsyncIterator[Stage]:
+    """Run all parts but the trainer: the coordinator as a process, the others inside this one.
 
     Args:
         job: the resolved manifest.
         storage: the run directory.
         engines: one engine for each, with what goes wrong in it.
         seconds_per_token: of every engine.
+        verdict: of the reward service.
     """
     stage = Stage(job, storage)
-    reward = web.AppRunner(build_app(), access_log=None)
+    reward = web.AppRunner(build_app(verdict), access_log=None)
     await reward.setup()
     where = stage.environment("reward")
     await web.TCPSite(reward, where.listen_host, where.listen_port).start()
-    await stage.start("coordinator")
-    stage.play("runner", serve(prepare(stage.environment("runner"), stage.reward_urls)))
-    for i, faults in enumerate(engines):
-        engine = FakeEngine(stage.coordinator_url, TOKENS["agent"], seconds_per_token=seconds_per_token, faults=faults)
-        stage.play(f"agent-{i}", engine.run())
-    trainer = FakeTrainer(stage.coordinator_url, TOKENS["trainer"], job, storage)
     try:
-        await trainer.run()
-        yield trainer
+        await stage.start("coordinator")
+        stage.play("runner", serve(prepare(stage.environment("runner"), stage.reward_urls)))
+        for i, faults in enumerate(engines):
+            engine = FakeEngine(
+                stage.coordinator_url, TOKENS["agent"], seconds_per_token=seconds_per_token, faults=faults
+            )
+            stage.play(f"agent-{i}", engine.run())
+        yield stage
     finally:
         await stage.close()
         await reward.cleanup()

@@ -66,16 +66,21 @@ class FakeTrainer:
         job: the resolved manifest.
         storage: of the job; checkpoints go to checkpoints/step-N, the journal to fake-trainer.jsonl.
         seconds_per_step: how long applying a batch takes.
+        salt: mixed into the weights at every batch: a trainer with another salt does not reproduce what it replays.
     """
 
-    def __init__(self, url: str, token: str, job: RLJob, storage: Path, seconds_per_step: float = 0.0) -> None:
+    def __init__(
+        self, url: str, token: str, job: RLJob, storage: Path, seconds_per_step: float = 0.0, salt: bytes = b""
+    ) -> None:
         self.applied: list[Applied] = []
+        self.has_applied = asyncio.Condition()
         self._url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"}
         self._training = job.spec.training
         self._storage = storage
         self._journal = storage / "fake-trainer.jsonl"
         self._seconds_per_step = seconds_per_step
+        self._salt = salt
         self._instance = f"fake-trainer-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._incarnation = 0
         self._weights = self._newest_checkpoint()
@@ -121,12 +126,14 @@ class FakeTrainer:
         if self._seconds_per_step:
             await asyncio.sleep(self._seconds_per_step)
         names = [sample.sample for sample in train.samples]
-        state = next_state(self._weights.state, shard)
+        state = next_state(self._weights.state, shard + self._salt)
         self._write_journal({"incarnation": self._incarnation, "step": train.step, "samples": names, "state": state})
         self._weights = Weights(train.step + 1, state, [*self._weights.batches, names])
         log.info("applied batch %d.", train.step)
         self.applied.append(Applied(train, shard, state))
         self._link.send(m.StepDone(self._incarnation, train.step, {"loss": 0.0}))
+        async with self.has_applied:
+            self.has_applied.notify_all()
 
     async def _pull(self, train: m.Train, session: aiohttp.ClientSession) -> bytes:
         url = f"{self._url}/v1/batches/{train.step}/shards/0?of=1&incarnation={train.incarnation}"

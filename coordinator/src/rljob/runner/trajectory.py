@@ -92,7 +92,6 @@ class Trajectory:
         turn = self._turns.get(number) or await self._ask(number, token_ids)
         if turn.prompt != token_ids:
             raise TrajectoryError(f"turn {number} was generated from another context than the one it has now")
-        self._text += self._codec.decode(turn.token_ids)
         return turn
 
     def decode(self, token_ids: bytes) -> str:
@@ -101,6 +100,7 @@ class Trajectory:
 
     async def score(self, completion: str, finish: str) -> Score:
         """See :meth:`rljob.runner.context.Context.score`."""
+        self._text = completion
         item = ScoreItem(
             sample=self._drive.sample,
             task=self._drive.task,
