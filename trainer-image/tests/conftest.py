@@ -142,7 +142,7 @@ class StandIn:
         self.heard: asyncio.Queue[Any] = asyncio.Queue()
         self.socket: web.WebSocketResponse | None = None
         self.pulls: list[tuple[int, int, int]] = []
-        self.away = 0  # pulls to answer with 503 before one is served
+        self.answers: list[int] = []  # HTTP status of the next pulls; when empty they are served
         self.url = ""
 
     @asynccontextmanager
@@ -176,9 +176,8 @@ class StandIn:
         step, rank = int(request.match_info["step"]), int(request.match_info["rank"])
         size, incarnation = int(request.query["of"]), int(request.query["incarnation"])
         self.pulls.append((step, rank, size))
-        if self.away:
-            self.away -= 1
-            raise web.HTTPServiceUnavailable
+        if self.answers:
+            return web.Response(status=self.answers.pop(0))
         if incarnation != self.incarnation:
             raise web.HTTPConflict
         train, tokens = self.batches[step]

@@ -1,78 +1,22 @@
-"""Shards, microbatches and minibatches."""
+"""Microbatches, minibatches and their tensors."""
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
-import pytest
 import torch
-import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob.protocol.messages import SampleTokens
 from rljob.trainer.batch import (
     Row,
-    check_shard,
     collate,
-    decode_shard,
-    lengths,
     plan_microbatches,
     plan_ranks,
     split_minibatches,
 )
-from rljob.trainer.errors import UnrecoverableError
 
 CPU = torch.device("cpu")
 tokens = st.lists(st.integers(1, 40), min_size=1, max_size=30)
-
-
-def test_a_shard_survives_the_wire(batch):
-    train, samples = batch()
-    data = zstandard.compress(msgspec.msgpack.encode(samples))
-    rows = check_shard(decode_shard(data, 1 << 20), train.samples, list(range(len(samples))))
-    assert [len(rows[i].token_ids_L) for i in range(len(rows))] == lengths(train.samples)
-    assert sum(int(row.mask_L.sum()) for row in rows.values()) == sum(s.response_tokens for s in train.samples)
-
-
-@pytest.mark.parametrize("data", [b"", b"no zstd", zstandard.compress(b"no msgpack"), zstandard.compress(b"\x91\x01")])
-def test_what_is_not_a_shard_is_refused(data):
-    with pytest.raises(UnrecoverableError, match="cannot be read"):
-        decode_shard(data, 1 << 20)
-
-
-def test_a_shard_that_decompresses_to_more_than_its_samples_need_is_refused():
-    bomb = zstandard.compress(bytes(1 << 22))
-    with pytest.raises(UnrecoverableError, match="larger than"):
-        decode_shard(bomb, 1 << 16)
-
-
-def change(samples: list[SampleTokens], **fields: object) -> list[SampleTokens]:
-    return [msgspec.structs.replace(samples[0], **fields), *samples[1:]]
-
-
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"sample": "g9.9"}, "other samples"),
-        ({"token_ids": bytes(4)}, "does not have"),
-        ({"logprobs": bytes(4)}, "does not have"),
-        ({"loss_mask": b"\x01"}, "does not have"),
-    ],
-)
-def test_a_shard_that_contradicts_the_scalars_is_refused(batch, fields, sentence):
-    train, samples = batch()
-    with pytest.raises(UnrecoverableError, match=sentence):
-        check_shard(change(samples, **fields), train.samples, list(range(len(samples))))
-    with pytest.raises(UnrecoverableError, match="other samples"):
-        check_shard(samples[1:], train.samples, list(range(len(samples))))
-
-
-def test_a_mask_that_does_not_cover_the_response_is_refused(batch):
-    train, samples = batch()
-    everything = bytes([1]) * len(samples[0].loss_mask)
-    with pytest.raises(UnrecoverableError, match="loss mask"):
-        check_shard(change(samples, loss_mask=everything), train.samples, list(range(len(samples))))
 
 
 @given(tokens, st.integers(1, 100))

@@ -15,10 +15,11 @@ from safetensors.torch import load_file
 
 from rljob.api.models import RLJob
 from rljob.scheduling.shards import assign
-from rljob.trainer.batch import check_shard, lengths
+from rljob.trainer.batch import lengths
 from rljob.trainer.checkpoint import OPTIMIZER, WEIGHTS, Checkpoints, OptimizerState, TrainerState, read_configuration
 from rljob.trainer.errors import UnrecoverableError
 from rljob.trainer.fsdp import FsdpBackend
+from rljob.trainer.pull import check_shard
 from rljob.trainer.step import apply_batch
 from rljob.trainer.world import World, join_world, leave_world, make_deterministic
 

@@ -11,10 +11,11 @@ from transformers import AutoModelForCausalLM
 
 from rljob.api.models import Algorithm, Optimizer, RLJob
 from rljob.protocol.messages import SampleTokens, Train
-from rljob.trainer.batch import check_shard, split_minibatches
+from rljob.trainer.batch import split_minibatches
 from rljob.trainer.errors import ModelError, UnrecoverableError
 from rljob.trainer.fsdp import FsdpBackend, learning_rate
 from rljob.trainer.probe import probe, probe_tokens
+from rljob.trainer.pull import check_shard
 from rljob.trainer.step import apply_batch
 from rljob.trainer.weights import digest
 from rljob.trainer.world import World

@@ -69,7 +69,7 @@ async def test_a_killed_trainer_resumes_from_its_checkpoint_and_replays_to_the_s
     done = await coordinator.train(0)
     assert done.metrics["tokens"] == sum(s.response_tokens for s in coordinator.batches[0][0].samples)
     assert await coordinator.digest() != before
-    coordinator.away = 2  # the coordinator is restarting: the pull is repeated
+    coordinator.answers = [503, 500]  # the coordinator is restarting: the pull is repeated
     await coordinator.train(1)
 
     await coordinator.tell(m.Checkpoint(1, 2, []))

@@ -29,12 +29,13 @@ from rljob.protocol.messages import (
     encode_frame,
     frame_decoder,
 )
-from rljob.trainer.batch import Row, pull_shard
+from rljob.trainer.batch import Row
 from rljob.trainer.checkpoint import OPTIMIZER, Checkpoints, OptimizerState, TrainerState, read_configuration
 from rljob.trainer.errors import ModelError, SupersededError, UnrecoverableError
 from rljob.trainer.fsdp import FsdpBackend
 from rljob.trainer.probe import TOKENS, probe
 from rljob.trainer.publish import Publisher
+from rljob.trainer.pull import pull_shard
 from rljob.trainer.rank0 import Command, Coordinator, Result
 from rljob.trainer.step import apply_batch
 from rljob.trainer.weights import WeightSender

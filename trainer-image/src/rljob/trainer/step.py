@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -32,7 +33,7 @@ FIRST_STEP_TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Piece:
-    """A microbatch with what the loss needs beside its tokens; B is 0 weight rows where a rank has nothing to do."""
+    """A microbatch with what the loss needs beside its tokens; where a rank has nothing to do, a row of weight 0."""
 
     tokens: Microbatch
     advantages_B: Tensor
@@ -69,7 +70,7 @@ def _piece(
     indices: Sequence[int],
     rows: dict[int, Row],
     samples: Sequence[BatchSample],
-    advantages_N: NDArray,
+    advantages_N: NDArray[np.float64],
     weight: dict[int, float],
     device: torch.device,
 ) -> Piece:
