@@ -197,7 +197,8 @@ class TrainerLoop:
         }
         self._last = StepDone(train.incarnation, train.step, figures)
         self._post(self._last)
-        log.info("step %d: %s", train.step, " ".join(f"{name}={value:.4g}" for name, value in figures.items()))
+        if self._world.rank == 0:
+            log.info("step %d: %s", train.step, " ".join(f"{name}={value:.4g}" for name, value in figures.items()))
 
     def _pull(self, train: Train) -> dict[int, Row]:
         problem: UnrecoverableError | SupersededError | None = None
