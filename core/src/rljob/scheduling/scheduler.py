@@ -54,6 +54,7 @@ class Scheduler:
         self._mixture = mixture
         self._next_seq = 0
         self._started = 0  # not rejected, since version 0
+        self._complete = 0  # of ``groups``
 
     # --- admission ---
 
@@ -83,6 +84,7 @@ class Scheduler:
         self.groups = {group.id: group for group in waiting}
         for group in waiting:
             group.complete = self._scored(group) >= self.settings.samples_per_group
+        self._complete = sum(group.complete for group in waiting)
 
     @property
     def may_generate(self) -> bool:
@@ -105,6 +107,7 @@ class Scheduler:
             return self._reject(group, "filtered", "the group's rewards are all equal")
         self.rejections_in_a_row = self.failures_in_a_row = 0
         group.complete = True
+        self._complete += 1
         return self._end([s for s in group.samples if s.open], "surplus", "the group has enough members")
 
     def fail(self, sample: Sample, reason: str) -> list[Ended]:
@@ -120,6 +123,7 @@ class Scheduler:
         """End a whole group; another may start in its place."""
         del self.groups[group.id]
         self._started -= 1
+        self._complete -= group.complete
         return self._end([s for s in group.samples if s.end is None], end, reason)
 
     def _end(self, samples: list[Sample], end: End, reason: str) -> list[Ended]:
@@ -141,10 +145,10 @@ class Scheduler:
         it shall be regenerated (``expired``).
         """
         s, step = self.settings, self.version
+        if step >= s.steps or step in self.batches or self._complete < s.groups_per_batch:
+            return None, []  # asked after every event: the common answer must be cheap
         ready = sorted((g for g in self.groups.values() if g.complete), key=self._urgency)
         late = [g for g in self.groups.values() if not g.complete and self._urgency(g)[0] <= step]
-        if step >= s.steps or step in self.batches or len(ready) < s.groups_per_batch:
-            return None, []
         ended: list[Ended] = []
         again: list[tuple[str, int]] = []
         if late and s.regenerate:
@@ -166,6 +170,7 @@ class Scheduler:
             assert lowest is not None and step - lowest <= s.max_staleness, f"{group.id} is older than the bound"
             del self.groups[group.id]
             group.step = step
+        self._complete -= len(chosen)
         self.batches[step] = chosen
         return Batch(step, chosen, ended), again
 
