@@ -7,7 +7,7 @@ import zstandard
 
 from rljob.coordinator.recovery import completions
 from rljob.coordinator.store import Store
-from rljob.coordinator.trajectories import PayloadRecord
+from rljob.coordinator.trajectory import PayloadRecord
 from rljob.protocol.messages import SampleTokens, VersionSpan
 from rljob.scheduling.shards import assign
 

@@ -10,8 +10,8 @@ import logging
 from collections.abc import Callable
 
 from rljob.api.models import RLJobSpec
-from rljob.coordinator.store import Store
-from rljob.coordinator.trajectories import Trajectory, now
+from rljob.coordinator.store import Store, now
+from rljob.coordinator.trajectory import Trajectory
 from rljob.protocol.status import EvaluationResult
 from rljob.scheduling.groups import Sample, make_group
 

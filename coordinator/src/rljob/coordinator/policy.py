@@ -16,8 +16,7 @@ from typing import Protocol
 from rljob.api.models import RLJobSpec
 from rljob.coordinator.engines import FAILURES_BEFORE_RESTART, Engine, Engines
 from rljob.coordinator.peers import Peer
-from rljob.coordinator.store import Store
-from rljob.coordinator.trajectories import now
+from rljob.coordinator.store import Store, now
 from rljob.protocol import messages as m
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import msgspec
 from rljob.coordinator.run import Run
 from rljob.coordinator.segments import Location
 from rljob.coordinator.store import Store
-from rljob.coordinator.trajectories import PayloadRecord, Trajectory, Turn
+from rljob.coordinator.trajectory import PayloadRecord, Trajectory, Turn
 from rljob.protocol import messages as m
 from rljob.protocol.status import EvaluationResult, HistoryPoint
 from rljob.scheduling.groups import Group, Sample

@@ -18,8 +18,9 @@ from rljob.coordinator.evaluations import Evaluations
 from rljob.coordinator.history import History
 from rljob.coordinator.peers import Peer
 from rljob.coordinator.policy import Policy
-from rljob.coordinator.store import Store
-from rljob.coordinator.trajectories import Trajectories, Trajectory, now
+from rljob.coordinator.store import Store, now
+from rljob.coordinator.trajectories import Trajectories
+from rljob.coordinator.trajectory import Trajectory
 from rljob.protocol import messages as m
 from rljob.scheduling.dispatch import EngineLoad, Request
 from rljob.scheduling.filters import FILTERS

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
@@ -135,3 +136,8 @@ class Store:
 def payload_digest(payload: bytes) -> str:
     """Return the digest the ledger keeps of a payload record."""
     return blake3.blake3(payload).hexdigest(16)
+
+
+def now() -> float:
+    """Return Unix time, as the ledger keeps it."""
+    return time.time()

@@ -1,0 +1,84 @@
+"""One sample in the making, as the coordinator holds it, and how its tokens are kept in the payload."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from rljob.coordinator.peers import Peer
+from rljob.protocol import messages as m
+from rljob.scheduling.dispatch import PartKey, Request
+from rljob.scheduling.groups import Sample
+
+INT32 = 4
+
+
+class PayloadRecord(msgspec.Struct, array_like=True):
+    """What a payload segment holds of one completion. ``prompt`` is the turn's whole context."""
+
+    sample: str
+    turn: int
+    attempt: int
+    prompt: bytes  # int32
+    token_ids: bytes  # int32
+    logprobs: bytes  # float32
+    spans: list[m.VersionSpan]
+    finish: str
+
+
+@dataclass(eq=False)
+class Turn:
+    """A turn's context and what the model has written of it so far."""
+
+    need: m.NeedGeneration
+    token_ids: bytes = b""
+    finish: str = "abort"
+    pieces: int = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether the model ended it."""
+        return self.finish != "abort"
+
+    @property
+    def room(self) -> int:
+        """Tokens the model may still write."""
+        return self.need.max_tokens - len(self.token_ids) // INT32
+
+    def tokens(self, turn: int) -> m.TurnTokens:
+        """Return it as a message."""
+        return m.TurnTokens(turn, self.need.prompt, self.token_ids, self.finish)
+
+
+@dataclass(eq=False)
+class Trajectory:
+    """A sample that has no reward yet. ``version`` pins evaluation to one policy version. ``attempts`` counts fresh
+    starts that were thrown away."""
+
+    sample: Sample
+    task: str
+    row: int
+    version: int | None = None
+    attempts: int = 0
+    runner: Peer | None = None
+    turns: dict[int, Turn] = field(default_factory=dict)
+    request: Request | None = None
+    returns: int = 0  # how often an engine gave its request back undone
+    recorded_version: int | None = None  # lowest version of a recorded token
+    early: dict[PartKey, tuple[m.Completion, Peer]] = field(default_factory=dict)
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Place in the queue: evaluation first, then by admission."""
+        return (0 if self.version is not None else 1, self.sample.group.seq, self.sample.member)
+
+    @property
+    def generated(self) -> bool:
+        """Whether there is an answer that a reward can be about."""
+        return any(turn.finished for turn in self.turns.values())
+
+    def wants(self, number: int) -> bool:
+        """Return whether the model has not ended turn ``number`` yet."""
+        turn = self.turns.get(number)
+        return turn is None or not turn.finished
