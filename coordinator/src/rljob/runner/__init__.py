@@ -1,0 +1,1 @@
+"""Drives trajectories: leases in, generation and rewards asked for, results out."""

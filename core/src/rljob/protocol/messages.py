@@ -364,7 +364,7 @@ class Scored(Message):
 
 
 class TrajectoryFailed(Message):
-    """The trajectory cannot be finished: recorded, the group is replaced."""
+    """The trajectory cannot be finished: recorded, the group is replaced. Repeated until AckScored."""
 
     sample: str
     reason: str
