@@ -8,6 +8,7 @@ publishes nothing until it has shown the digest that was published before, or a 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from rljob.coordinator.store import Store, now
 from rljob.protocol import messages as m
 
 log = logging.getLogger(__name__)
+
+GRACE_SECONDS = 15.0
+"""Agent and trainer end an update by themselves at weightSync.timeoutSeconds; so much later they must have said so."""
 
 
 class RunView(Protocol):
@@ -183,8 +187,10 @@ class Policy:
 
     def _send_weights(self, engines: list[Engine]) -> m.SendWeights:
         self._last_update += 1
+        patience = self._spec.weight_sync.timeout_seconds + GRACE_SECONDS
         for engine in engines:
             engine.begin_update(self._last_update)
+            asyncio.get_running_loop().call_later(patience, self._expire, engine, self._last_update)
         names = {engine.instance for engine in engines} or {""}
         self._updates[self._last_update] = Update(self.lineage, self.step, names, set(names))
         targets = [m.EngineTarget(engine.instance, engine.fresh) for engine in engines]
@@ -317,6 +323,13 @@ class Policy:
         if engine.failures >= FAILURES_BEFORE_RESTART and engine.peer is not None:
             engine.failures, engine.state = 0, "starting"
             engine.peer.send(m.RestartEngine(f"{FAILURES_BEFORE_RESTART} updates failed, the last: {reason}"))
+
+    def _expire(self, engine: Engine, update: int) -> None:
+        """An agent that is there but never answers must not hold the run."""
+        if engine.update == update:
+            self._update_failed(engine.instance, update, "its agent did not say how the update ended")
+            self._cancel_send(update, engine.instance)
+            self._run.changed()
 
     def lose_engine(self, engine: Engine) -> None:
         """An engine is gone: do not wait for it."""

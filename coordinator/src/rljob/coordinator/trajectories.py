@@ -237,8 +237,8 @@ class Trajectories:
         part = completion.part
         tokens = len(completion.token_ids) // INT32
         versions = [span.version for span in completion.spans]
-        if not versions and engine is not None and engine.serving is not None:
-            versions = [engine.serving[1]]  # it wrote nothing
+        if not versions and completion.finish != "abort" and engine is not None and engine.serving is not None:
+            versions = [engine.serving[1]]  # it ended without a token: the version decided that
         known = [*versions, *([] if trajectory.recorded_version is None else [trajectory.recorded_version])]
         trajectory.recorded_version = min(known, default=None)
         trajectory.sample.min_version = trajectory.recorded_version
