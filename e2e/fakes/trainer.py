@@ -165,7 +165,7 @@ class FakeTrainer:
             oldest = min(span.version for span in one.spans)
             if train.step - oldest > self._training.max_staleness:
                 raise BadBatchError(f"{one.sample} of batch {train.step} has tokens of version {oldest}")
-            if scalars.min_version > oldest:
+            if scalars.min_version != oldest:
                 raise BadBatchError(f"{one.sample} is said to be of version {scalars.min_version}, it is of {oldest}")
             if sum(one.loss_mask) != scalars.response_tokens or sum(s.end - s.start for s in one.spans) != sum(
                 one.loss_mask
