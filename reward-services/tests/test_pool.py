@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import signal
@@ -122,4 +123,8 @@ def test_workers_die_with_a_service_that_is_killed():
     assert select.select([worker], [], [], 0)[0] == [], "the worker was to be alive"
     os.kill(service, signal.SIGKILL)
     os.waitpid(service, 0)
-    assert select.select([worker], [], [], 10)[0] == [worker]
+    try:
+        assert select.select([worker], [], [], 10)[0] == [worker]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(worker, signal.SIGKILL)
