@@ -113,8 +113,12 @@ async def test_many_deaths_in_a_row_lose_nothing(new_world: Any, tmp_path: Path,
     await world.start()
     world.connect_all()
     for _ in range(fate.randrange(2, 12)):
+        for agent in world.agents:
+            agent.hold = fate.random() < 0.3  # what it has in hand lives through updates
         await world.some(fate.randrange(12))
         await strike(world, fate.choice(VICTIMS))
+    for agent in world.agents:
+        agent.hold = False
     await world.settle()
     assert world.run.finished
     world.check_accounts()
@@ -136,6 +140,74 @@ async def test_killing_the_coordinator_again_and_again_loses_nothing(
     await world.settle()
     assert world.run.finished
     world.check_accounts()
+
+
+async def test_a_request_that_outlives_an_update_and_the_coordinator_keeps_its_age(
+    new_world: Any, tmp_path: Path
+) -> None:
+    world = new_world(job(alpha=1, n=1, g=1, steps=5), tmp_path, engines=2)
+    await world.start()
+    world.connect_all()
+    slow = world.agents[0]
+    slow.hold = True
+    while world.run.version < 1 or slow.version < 1:
+        await world.some(1)
+    assert slow.queue, "it has a request of version 0 in hand"
+    world.kill_coordinator()
+    await world.start()
+    for part in (world.trainer, slow, world.runner, world.agents[1]):
+        part.connect()
+        await world.some(10)
+    assert world.run.version == 1, "batch 1 waits: it is the last that the sample may join"
+    slow.hold = False
+    await world.settle()
+    assert world.run.finished
+    world.check_accounts()
+    assert not world.store.query("SELECT 1 FROM samples WHERE state = 'expired'")
+
+
+async def test_a_coordinator_that_comes_back_still_wants_the_trainer_verified(new_world: Any, tmp_path: Path) -> None:
+    world = new_world(job(alpha=0, steps=5), tmp_path)
+    await world.start()
+    world.connect_all()
+    while world.run.policy.published < 3:
+        await world.some(1)
+    world.trainer.disconnect()
+    world.trainer.reborn()
+    world.trainer.drift = "other"
+    world.trainer.connect()
+    while world.trainer.incarnation == 0:
+        await world.some(1)
+    world.kill_coordinator()
+    await world.start()
+    world.connect_all()
+    await world.settle()
+    assert world.run.policy.lineage == 1 and world.run.finished
+
+
+async def test_an_engine_that_starts_anew_gives_its_work_to_others(new_world: Any, tmp_path: Path) -> None:
+    world = new_world(job(alpha=0, n=4), tmp_path, engines=2)
+    await world.start()
+    world.connect_all()
+    for agent in world.agents:
+        agent.hold = True
+    while not all(agent.queue for agent in world.agents):
+        await world.some(1)
+    dead, other = world.agents
+    dead.queue.clear()
+    dead.say(world_module.m.EngineHeartbeat("starting", 0, 0, 1))
+    other.hold = False
+    await world.settle()
+    assert world.run.finished, "nothing waits for the one that is starting"
+
+
+async def test_a_defect_ends_the_run_with_a_reason(new_world: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    world = new_world(job(), tmp_path)
+    await world.start()
+    monkeypatch.setattr(world.run.scheduler, "admissible", lambda: 1 // 0)
+    world.connect_all()
+    await world.some(3)
+    assert world.run.failure is not None and world.run.failure[0] == "InternalError"
 
 
 async def test_timing_does_not_change_the_batches_at_alpha_zero(new_world: Any, tmp_path: Path) -> None:

@@ -45,6 +45,11 @@ def job(steps: int = 4, alpha: int = 1, n: int = 2, g: int = 2, **spec: Any) -> 
     return resolve(RLJob.model_validate({"metadata": {"name": "test"}, "spec": body}))
 
 
+OUTGOING = {
+    role: m.frame_decoder(u) for role, u in {"agent": m.ToAgent, "runner": m.ToRunner, "trainer": m.ToTrainer}.items()
+}
+
+
 class FakePeer(Peer):
     """A connection whose messages stay in a list."""
 
@@ -55,7 +60,7 @@ class FakePeer(Peer):
     def take(self) -> list[Any]:
         """Return what was sent and forget it."""
         taken, self._outbox = self._outbox, []
-        return taken
+        return OUTGOING[self.role].decode(m.encode_frame(taken))
 
 
 def int32(values: list[int]) -> bytes:
@@ -163,13 +168,14 @@ class Agent(Part):
         self.unacknowledged: dict[str, m.Completion] = {}
         self.lineage, self.version, self.digest = -1, -1, ""
         self.preparing: m.PrepareWeights | None = None
+        self.begun: dict[str, int] = {}  # sample → version it was begun under
         self.hold = False  # generate nothing
         self.lie = ""  # digest to answer with instead
 
     def reborn(self) -> None:
         """The engine server died."""
         self.lives += 1
-        self.queue, self.unacknowledged = [], {}
+        self.queue, self.unacknowledged, self.begun = [], {}, {}
         self.lineage, self.version, self.digest, self.preparing = -1, -1, "", None
 
     @property
@@ -190,6 +196,7 @@ class Agent(Part):
             case m.Generate():
                 if self.version >= 0:  # else it was meant for the engine before this one
                     self.queue.append(message)
+                    self.begun.setdefault(message.part.sample, self.version)
             case m.Abort(parts=parts):
                 self.queue = [generate for generate in self.queue if generate.part not in parts]
             case m.AckCompletions(parts=parts):
@@ -213,19 +220,19 @@ class Agent(Part):
             busy = True
         if self.queue and not self.hold and self.peer is not None:
             generate = self.queue.pop(0)
-            completion = generate_tokens(generate, self.version)
+            completion = generate_tokens(generate, self.begun.pop(generate.part.sample), self.version)
             self.unacknowledged[generate.part.sample] = completion
             self.say(m.Completions([completion]))
             busy = True
         return busy
 
 
-def generate_tokens(generate: m.Generate, version: int) -> m.Completion:
-    """The seeded engine: tokens are a function of prompt, seed and version."""
+def generate_tokens(generate: m.Generate, begun: int, version: int) -> m.Completion:
+    """The seeded engine: tokens are a function of prompt, seed and version; the first is of the version before."""
     digest = hashlib.sha256(generate.token_ids + struct.pack("<qi", generate.sampling.seed, version)).digest()
     tokens = list(digest[: 1 + digest[0] % generate.sampling.max_tokens])
     logprobs = struct.pack(f"<{len(tokens)}f", *([-1.0] * len(tokens)))
-    spans = [m.VersionSpan(version, 0, len(tokens))]
+    spans = [m.VersionSpan(begun, 0, 1), *([m.VersionSpan(version, 1, len(tokens))] if len(tokens) > 1 else [])]
     return m.Completion(generate.part, int32(tokens), logprobs, spans, "stop", 0.01)
 
 
@@ -239,12 +246,13 @@ class Trainer(Part):
         self.batches: list[tuple[int, bytes]] = []
         self.saved: dict[int, str] = {0: "start"}
         self.commands: list[Any] = []
+        self.last: int | None = None  # step this process applied last
         self.hold = False
         self.drift = ""  # makes a replay come out differently
 
     def reborn(self) -> None:
         """The process died: back to the newest checkpoint."""
-        self.incarnation, self.commands = 0, []
+        self.incarnation, self.commands, self.last = 0, [], None
         self.step_ = max(self.saved)
         self.state = self.saved[self.step_]
 
@@ -253,8 +261,8 @@ class Trainer(Part):
 
     def connect(self) -> None:
         super().connect()
-        if self.incarnation and self.batches:
-            self.say(m.StepDone(self.incarnation, self.batches[-1][0], {"loss": 0.0}))
+        if self.incarnation and self.last is not None:
+            self.say(m.StepDone(self.incarnation, self.last, {"loss": 0.0}))
 
     def handle(self, message: Any) -> None:
         if isinstance(message, m.TrainerRegistered):
@@ -277,7 +285,7 @@ class Trainer(Part):
                     self.batches.append((step, data))
                     self.check(command, data)
                     self.state = hashlib.sha256(self.state.encode() + data + self.drift.encode()).hexdigest()
-                    self.step_ += 1
+                    self.step_, self.last = step + 1, step
                 assert step < self.step_
                 self.say(m.StepDone(self.incarnation, step, {"loss": 0.0}))
             case m.SendWeights(update=update, engines=engines):
@@ -303,6 +311,8 @@ class Trainer(Part):
         lengths = {s.sample: s.prompt_tokens + s.response_tokens for s in command.samples}
         assert {s.sample: len(s.loss_mask) for s in samples} == lengths
         assert all(command.step - s.min_version <= self.world.alpha for s in command.samples)
+        oldest = {s.sample: min(span.version for span in s.spans) for s in samples}
+        assert oldest == {s.sample: s.min_version for s in command.samples}
 
 
 class World:

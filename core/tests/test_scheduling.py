@@ -56,18 +56,18 @@ def simulate(scheduler: Scheduler, seed: int, slots: int, training: float = 1.0,
             running += 1
             push(clock + rng.lognormvariate(0, 1.2), "done", sample)
         if not training_until:
-            batch, again = scheduler.form_batch()
-            for task, row in again:
+            step, batch = scheduler.version, scheduler.form_batch()
+            for task, row in batch.again:
                 group = scheduler.restart(task, row)
                 outcome.admitted.append(group)
                 waiting += group.samples
-            if batch is not None:
-                outcome.ended += batch.ended
+            outcome.ended += batch.ended
+            if batch.groups:
                 outcome.batches.append([s.id for g in batch.groups for s in g.samples if s.end is None])
-                outcome.ages += [batch.step - s.min_version for g in batch.groups for s in g.samples if s.end is None]
+                outcome.ages += [step - s.min_version for g in batch.groups for s in g.samples if s.end is None]
                 training_until = True
-                push(clock + training, "trained", batch.step)
-            if again:
+                push(clock + training, "trained", step)
+            if batch.again:
                 continue
         assert events, "the run stands still"
         clock, _, kind, payload = heapq.heappop(events)
@@ -157,15 +157,30 @@ def test_a_batch_waits_for_a_straggler_only_when_it_is_the_last_it_may_join() ->
     straggler, quick = scheduler.admit(), scheduler.admit()
     straggler.samples[0].min_version = 0
     complete(scheduler, quick, 0, 1.0)
-    batch, _ = scheduler.form_batch()
-    assert batch is not None and batch.groups == [quick]
+    batch = scheduler.form_batch()
+    assert batch.groups == [quick]
     scheduler.trained(0)
     third = scheduler.admit()
     complete(scheduler, third, 1, 1.0)
-    assert scheduler.form_batch() == (None, []), "batch 1 is the last the straggler may join"
+    assert not scheduler.form_batch().groups, "batch 1 is the last the straggler may join"
     complete(scheduler, straggler, 0, 0.0)
-    batch, _ = scheduler.form_batch()
-    assert batch is not None and batch.groups == [straggler], "earliest deadline first"
+    batch = scheduler.form_batch()
+    assert batch.groups == [straggler], "earliest deadline first"
+
+
+def test_a_group_that_turns_out_too_old_expires_and_starts_afresh() -> None:
+    scheduler = make(n=1, g=1, alpha=1)
+    for _ in range(2):
+        complete(scheduler, scheduler.admit(), 0, 1.0)
+    old = scheduler.groups["g1"]
+    for step in (0, 1):
+        scheduler.form_batch()
+        scheduler.trained(step)
+    straggler = scheduler.admit()
+    complete(scheduler, straggler, 0, 1.0)  # its age was not known in time
+    batch = scheduler.form_batch()
+    assert old.step == 1 and not batch.groups and batch.again == [("sums", straggler.row)]
+    assert [(e.sample.group, e.end) for e in batch.ended] == [(straggler, "expired")]
 
 
 def test_regenerate_gives_a_late_group_up_and_starts_its_prompt_afresh() -> None:
@@ -176,9 +191,9 @@ def test_regenerate_gives_a_late_group_up_and_starts_its_prompt_afresh() -> None
     scheduler.form_batch()
     scheduler.trained(0)
     complete(scheduler, scheduler.admit(), 1, 1.0)
-    batch, again = scheduler.form_batch()
-    assert batch is not None and [e.end for e in batch.ended] == ["expired"]
-    assert again == [(straggler.task, straggler.row)]
+    batch = scheduler.form_batch()
+    assert batch.groups and [e.end for e in batch.ended] == ["expired"]
+    assert batch.again == [(straggler.task, straggler.row)]
 
 
 def test_redundant_groups_take_the_place_of_late_ones() -> None:
@@ -187,8 +202,8 @@ def test_redundant_groups_take_the_place_of_late_ones() -> None:
     late.samples[0].min_version = 0
     for group in quick:
         complete(scheduler, group, 0, 1.0)
-    batch, _ = scheduler.form_batch()
-    assert batch is not None and [(e.sample.id, e.end) for e in batch.ended] == [("g0.0", "surplus")]
+    batch = scheduler.form_batch()
+    assert batch.groups and [(e.sample.id, e.end) for e in batch.ended] == [("g0.0", "surplus")]
     assert scheduler.admissible() == 1, "the surplus group is replaced"
 
 

@@ -56,8 +56,9 @@ class Connections:
             REFUSED.labels(peer.role).inc()
             peer.refuse(f"this frame is not of protocol version {self._run.store.SCHEMA_VERSION}: {error}", fatal=True)
             return
-        for message in batch:
-            self._handlers[type(message)](peer, message)
+        with self._run.guarded():
+            for message in batch:
+                self._handlers[type(message)](peer, message)
 
     def lost(self, peer: Peer) -> None:
         """A connection broke. Engines and runners get a moment to come back."""
@@ -100,8 +101,9 @@ class Connections:
         for completion in message.items:
             self._run.trajectories.completed(completion, peer)
 
-    @staticmethod
-    def _heartbeat(engine: Engine, message: m.EngineHeartbeat) -> None:
+    def _heartbeat(self, engine: Engine, message: m.EngineHeartbeat) -> None:
+        if message.state == "starting" and engine.state != "starting":
+            self._run.suspend_engine(engine)
         engine.state, engine.restarts = message.state, message.restarts
 
     def _with_engine(self, handler: Callable[[Engine, Any], None]) -> Callable[[Peer, Any], None]:

@@ -6,11 +6,11 @@ import asyncio
 import logging
 from typing import Any, Protocol
 
-from rljob.protocol.messages import Refuse, encode_frame
+import msgspec
+
+from rljob.protocol.messages import Refuse, encode, encode_frame, frame_length
 
 log = logging.getLogger(__name__)
-
-MESSAGES_PER_FRAME = 256
 
 
 class Socket(Protocol):
@@ -31,14 +31,14 @@ class Peer:
         self.instance = ""
         self.open = True
         self._socket = socket
-        self._outbox: list[Any] = []
+        self._outbox: list[msgspec.Raw] = []
         self._wake = asyncio.Event()
         self._closing = False
 
     def send(self, message: Any) -> None:
         """Queue ``message``. Dropped when the connection is gone: the peer registers again and is told again."""
         if self.open:
-            self._outbox.append(message)
+            self._outbox.append(encode(message))
             self._wake.set()
 
     def refuse(self, reason: str, fatal: bool) -> None:
@@ -59,7 +59,8 @@ class Peer:
             await self._wake.wait()
             self._wake.clear()
             while self._outbox:
-                frame, self._outbox = self._outbox[:MESSAGES_PER_FRAME], self._outbox[MESSAGES_PER_FRAME:]
+                count = frame_length(self._outbox)
+                frame, self._outbox = self._outbox[:count], self._outbox[count:]
                 await self._socket.send_bytes(encode_frame(frame))
             if self._closing:
                 await self._socket.close()

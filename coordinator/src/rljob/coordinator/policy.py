@@ -122,7 +122,10 @@ class Policy:
             self._store.execute(
                 "INSERT INTO incarnations VALUES (?,?,?,?)", self.incarnation, peer.instance, message.step, now()
             )
-            self._verified = self.published < 0 or message.step > self.published
+            if self.published < 0 or message.step > self.published:
+                self._set_verified()  # nothing was published that its weights could differ from
+            else:
+                self._verified = False
             log.info("trainer %s is incarnation %d, from version %d", peer.instance, self.incarnation, message.step)
         elif message.step == self._run.version + 1:
             self._applied(self._run.version, {})  # its StepDone follows, or was lost with the connection
@@ -255,7 +258,7 @@ class Policy:
 
     def _verify(self, digest: str) -> None:
         """A restarted trainer is where it was published last: is it the same policy?"""
-        self._verified = True
+        self._set_verified()
         if self.digests.get((self.lineage, self.step)) == digest:
             log.info("the trainer's weights equal what was published as version %d", self.step)
             return
@@ -264,10 +267,22 @@ class Policy:
         self._publish(self.step, digest)
         self._run.new_lineage()
 
+    def _set_verified(self) -> None:
+        """The trainer in office holds what was published; a coordinator that comes back must know that."""
+        self._verified = True
+        self._store.execute("INSERT OR REPLACE INTO meta VALUES ('verified_incarnation', ?)", str(self.incarnation))
+
+    def take_up(self, verified_incarnation: int, starts: int) -> None:
+        """Take up a run from its ledger; the rest was set before. Updates are numbered so that an answer to an earlier
+        coordinator is never taken for one to this."""
+        self._verified = self.published < 0 or verified_incarnation == self.incarnation
+        self._last_update = starts << 32
+
     def _publish(self, version: int, digest: str) -> None:
         """Record what the engines are being given."""
         key = (self.lineage, version)
-        assert self.digests.setdefault(key, digest) == digest, f"version {key} was published with two digests"
+        if self.digests.setdefault(key, digest) != digest:
+            raise RuntimeError(f"version {version} of lineage {self.lineage} was published with two digests")
         self.published = max(self.published, version)
         self._store.execute(
             "INSERT OR IGNORE INTO publications VALUES (?,?,?,?,?)", *key, digest, self.incarnation, now()
@@ -397,10 +412,11 @@ class Policy:
 
 def remove_covered_payload(store: Store, oldest_step: int) -> None:
     """Unlink payload that no replay from checkpoint ``oldest_step`` on, and no sample in the making, needs."""
-    row = store.query(
-        "SELECT MIN(c.segment) FROM completions c JOIN samples s ON s.id = c.sample"
-        " WHERE s.state IN ('admitted', 'scored', 'batched') OR s.step >= ?",
-        oldest_step,
-    )[0]
-    if row[0] is not None:
-        store.segments.remove_below(row[0])
+    segments = "SELECT MIN(c.segment) FROM samples s CROSS JOIN completions c ON c.sample = s.id WHERE"  # by index
+    rows = [
+        *store.query(f"{segments} s.state IN ('admitted', 'scored', 'batched')"),
+        *store.query(f"{segments} s.step >= ?", oldest_step),
+    ]
+    needed = [row[0] for row in rows if row[0] is not None]
+    if needed:
+        store.segments.remove_below(min(needed))

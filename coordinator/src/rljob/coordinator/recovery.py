@@ -45,6 +45,10 @@ def _recover_policy(run: Run) -> None:
     for row in store.query("SELECT step, path FROM checkpoints WHERE removed = 0 ORDER BY step"):
         policy.checkpoints.append(row["step"])
         policy.checkpoint_path = row["path"]
+    meta = {row["key"]: row["value"] for row in store.query("SELECT key, value FROM meta")}
+    starts = int(meta.get("coordinator_starts", 0)) + 1
+    store.execute("INSERT OR REPLACE INTO meta VALUES ('coordinator_starts', ?)", str(starts))
+    policy.take_up(int(meta.get("verified_incarnation", 0)), starts)
 
 
 def _recover_scheduler(run: Run, version: int) -> None:
@@ -136,9 +140,12 @@ def _sample(group: Group, row: sqlite3.Row) -> Sample:
 
 def trajectory(store: Store, sample: Sample, version: int | None = None) -> Trajectory:
     """Return an open sample's trajectory with the turns its completions hold."""
-    attempt = store.query("SELECT attempt FROM samples WHERE id = ?", sample.id)[0][0]
+    row = store.query("SELECT attempt, dispatched, min_version FROM samples WHERE id = ?", sample.id)[0]
+    attempt = row["attempt"]
     result = Trajectory(sample, sample.group.task, sample.group.row, version, attempt)
-    result.recorded_version = sample.min_version
+    result.recorded_version, result.dispatched = row["min_version"], row["dispatched"]
+    known = [v for v in (result.recorded_version, result.dispatched) if v is not None]
+    sample.min_version = min(known, default=None)
     for record in completions(store, sample.id, attempt):
         turn = result.turns.get(record.turn)
         if turn is None:

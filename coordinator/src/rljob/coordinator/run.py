@@ -10,6 +10,8 @@ import asyncio
 import json
 import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rljob.api.models import RLJobSpec
@@ -81,14 +83,24 @@ class Run:
     def advance(self) -> None:
         """Take every step that can be taken now."""
         self._advancing = False
-        if self.finished or self.failure is not None:
-            return
-        self._evaluate()
-        self._admit()
-        self.trajectories.dispatch(self._eligible)
-        self.policy.advance()
-        self._finish()
-        self._watch()
+        with self.guarded():
+            if self.finished or self.failure is not None:
+                return
+            self._evaluate()
+            self._admit()
+            self.trajectories.dispatch(self._eligible)
+            self.policy.advance()
+            self._finish()
+            self._watch()
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Inside, an error of ours ends the run with a reason, rather than leaving it standing still."""
+        try:
+            yield
+        except Exception as error:  # a defect: nothing is known about what it left undone
+            log.exception("the coordinator cannot go on")
+            self.fail("InternalError", f"the coordinator cannot go on: {error!r}; see its log")
 
     def _evaluate(self) -> None:
         if self.evaluations.running is None and self.evaluations.wanted(self.version):
@@ -149,12 +161,12 @@ class Run:
     def batch(self, step: int) -> m.Train | None:
         """Return the batch of ``step``: as recorded, or formed now if it is time."""
         if step == self.version and step not in self.scheduler.batches:
-            formed, again = self.scheduler.form_batch()
-            if formed is None:
-                return None
+            formed = self.scheduler.form_batch()
             self._write_ended(formed.ended)
-            if again:
-                self._write_admission([self.scheduler.restart(task, row) for task, row in again])
+            if formed.again:
+                self._write_admission([self.scheduler.restart(task, row) for task, row in formed.again])
+            if not formed.groups:
+                return None
             samples = [s.id for group in formed.groups for s in group.samples if s.end is None]
             self.store.execute("INSERT INTO batches VALUES (?,?,?)", step, json.dumps(samples), now())
             for sample in samples:
@@ -219,7 +231,8 @@ class Run:
         """A trajectory ended with a reward; repetitions are acknowledged."""
         trajectory = self.trajectories.by_sample.get(message.sample)
         if trajectory is not None and not trajectory.generated:
-            return  # about an answer that was thrown away; its runner has been told to begin again
+            self.trajectories.take_back(trajectory, peer)  # it is about an answer that was thrown away
+            return
         if trajectory is not None and not math.isfinite(message.reward):
             self.trajectory_failed(peer, m.TrajectoryFailed(message.sample, f"its reward is {message.reward}"))
             return
@@ -294,6 +307,13 @@ class Run:
         self.trajectories.register_engine(engine, message.running)
         self.changed()
 
+    def suspend_engine(self, engine: Engine) -> None:
+        """Its server is gone and another is starting: what it had goes to others now."""
+        engine.serving = None
+        self.policy.lose_engine(engine)
+        self.trajectories.lose_engine(engine)
+        self.changed()
+
     def forget_engine(self, engine: Engine) -> None:
         """An engine will not come back: what it had goes to others."""
         if self.engines.by_instance.pop(engine.instance, None) is not None:
@@ -303,6 +323,9 @@ class Run:
 
     def generation_failed(self, engine: Engine, message: m.GenerationFailed) -> None:
         """A request came back undone."""
+        key = (message.part.sample, message.part.turn, message.part.attempt)
+        if key not in engine.load.requests:
+            return  # about a request that is no longer its own
         if message.permanent:
             self.trajectory_failed(None, m.TrajectoryFailed(message.part.sample, message.reason))
         elif self.trajectories.returned(engine, message.part) > MAX_RETURNS:

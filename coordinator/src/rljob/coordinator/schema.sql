@@ -20,12 +20,14 @@ CREATE TABLE IF NOT EXISTS samples (
     text TEXT,
     prompt_tokens INTEGER,
     response_tokens INTEGER,
+    dispatched INTEGER,                     -- version of the engine that has its open request; NULL: none
     min_version INTEGER,
     max_version INTEGER,
     finish TEXT,
     step INTEGER                            -- of its batch
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS samples_by_group ON samples (group_id);
+CREATE INDEX IF NOT EXISTS samples_open ON samples (state) WHERE state IN ('admitted', 'scored', 'batched');
 CREATE INDEX IF NOT EXISTS samples_by_step ON samples (step) WHERE step IS NOT NULL;
 CREATE TABLE IF NOT EXISTS completions (
     sample TEXT NOT NULL REFERENCES samples(id),

@@ -84,7 +84,8 @@ def build_app(run: Run, tokens: Mapping[str, str]) -> FastAPI:
         if step is not None:
             where.append("step = ?")
             values.append(step)
-        rows = run.store.query(
+        rows = await asyncio.to_thread(
+            run.store.query_apart,
             f"SELECT {SAMPLE_COLUMNS} FROM samples WHERE {' AND '.join(where)}"
             " ORDER BY COALESCE(step, -1) DESC, id LIMIT ?",
             *values,

@@ -9,6 +9,7 @@ happen after the commit of everything queued before them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sqlite3
 import time
@@ -40,7 +41,8 @@ class Store:
     SCHEMA_VERSION = 1
 
     def __init__(self, directory: Path) -> None:
-        self.db = sqlite3.connect(directory / "ledger.sqlite", check_same_thread=False, isolation_level=None)
+        self._path = directory / "ledger.sqlite"
+        self.db = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
         self.db.execute("PRAGMA journal_mode=WAL")
         self.db.execute("PRAGMA synchronous=FULL")
         self.db.execute("PRAGMA wal_autocheckpoint=0")
@@ -53,7 +55,7 @@ class Store:
         self.db.executescript(files(__package__).joinpath("schema.sql").read_text())
         self.db.execute(f"PRAGMA user_version={self.SCHEMA_VERSION}")
         self.segments = Segments(directory / "payload")
-        self._reader = sqlite3.connect(directory / "ledger.sqlite", check_same_thread=False)
+        self._reader = sqlite3.connect(self._path, check_same_thread=False)
         self._reader.row_factory = sqlite3.Row
         self._statements: list[tuple[str, _Row]] = []
         self._payloads: list[tuple[bytes, Callable[[Location], tuple[str, _Row]]]] = []
@@ -82,6 +84,12 @@ class Store:
     def query(self, statement: str, *row: Any) -> list[sqlite3.Row]:
         """Return committed rows. Short queries only: it runs in the event loop."""
         return self._reader.execute(statement, row).fetchall()
+
+    def query_apart(self, statement: str, *row: Any) -> list[sqlite3.Row]:
+        """Return committed rows over a connection of its own: for long queries, in a thread."""
+        with contextlib.closing(sqlite3.connect(self._path)) as db:
+            db.row_factory = sqlite3.Row
+            return db.execute(statement, row).fetchall()
 
     async def run(self) -> None:
         """Commit for ever; ends only by an error of the disk, which ends the coordinator."""

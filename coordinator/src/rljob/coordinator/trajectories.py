@@ -86,18 +86,25 @@ class Trajectories:
         self._withdraw(trajectory)
         trajectory.attempts += sum(turn.pieces for turn in trajectory.turns.values()) + 1
         self._store.execute(
-            "UPDATE samples SET attempt = ?, response_tokens = NULL, min_version = NULL, max_version = NULL"
+            "UPDATE samples SET attempt = ?, response_tokens = NULL, dispatched = NULL, min_version = NULL,"
+            " max_version = NULL"
             " WHERE id = ?",
             trajectory.attempts,
             trajectory.sample.id,
         )
-        trajectory.recorded_version = trajectory.sample.min_version = None
+        trajectory.dispatched = trajectory.recorded_version = trajectory.sample.min_version = None
         trajectory.turns.clear()
+        self.take_back(trajectory, trajectory.runner)
+
+    def take_back(self, trajectory: Trajectory, runner: Peer | None) -> None:
+        """End a lease whose runner may still hold what was thrown away, and give the sample out anew."""
+        sample_id = trajectory.sample.id
+        if runner is not None:
+            runner.send(m.Cancel([sample_id]))
         if trajectory.runner is not None:
-            trajectory.runner.send(m.Cancel([trajectory.sample.id]))  # it may be scoring what is thrown away
-            self._leases[trajectory.runner].discard(trajectory.sample.id)
+            self._leases[trajectory.runner].discard(sample_id)
             trajectory.runner = None
-        self._unleased[trajectory.sample.id] = trajectory
+        self._unleased[sample_id] = trajectory
         self._lease()
 
     # --- runners ---
@@ -160,6 +167,8 @@ class Trajectories:
         if turn is None:
             turn = trajectory.turns[need.turn] = Turn(need)
         turn.need = need
+        if turn.pieces and turn.room <= 0 and not turn.finished:
+            turn.finish = "length"  # it was interrupted at its last token
         if turn.finished:
             if trajectory.runner is not None:
                 trajectory.runner.send(m.Generated(need.sample, turn.tokens(need.turn)))
@@ -178,7 +187,6 @@ class Trajectories:
             self.completed(*early)
         elif claimant is not None:
             claimant.load.add(request)
-            self._started(trajectory, claimant)
         else:
             self.queue.put(request)
             self._changed()
@@ -189,9 +197,10 @@ class Trajectories:
         for request, load in self.queue.assign(loads, eligible):
             engine = self._engines.by_instance[load.instance]
             trajectory = self.by_sample[request.key[0]]
-            self._started(trajectory, engine)
-            assert engine.peer is not None
-            engine.peer.send(self._generate(trajectory, request))
+            assert engine.peer is not None and engine.serving is not None
+            self._started(trajectory, engine.serving[1])
+            agent, generate = engine.peer, self._generate(trajectory, request)
+            self._store.then(lambda agent=agent, generate=generate: agent.send(generate))  # type: ignore[misc]
 
     def _generate(self, trajectory: Trajectory, request: Request) -> m.Generate:
         sample_id, number, attempt = request.key
@@ -204,10 +213,13 @@ class Trajectories:
         )
         return m.Generate(m.Part(*request.key), turn.need.prompt + turn.token_ids, sampling)
 
-    def _started(self, trajectory: Trajectory, engine: Engine) -> None:
-        version = engine.serving[1] if engine.serving is not None else None
-        known = [v for v in (trajectory.recorded_version, version) if v is not None]
-        trajectory.sample.min_version = min(known) if known else None
+    def _started(self, trajectory: Trajectory, version: int) -> None:
+        """An engine serving ``version`` has the request from now on: durable before the engine hears of it, so that a
+        coordinator that comes back knows how old the tokens may be."""
+        trajectory.dispatched = version
+        recorded = trajectory.recorded_version
+        trajectory.sample.min_version = version if recorded is None else min(recorded, version)
+        self._store.execute("UPDATE samples SET dispatched = ? WHERE id = ?", version, trajectory.sample.id)
 
     def completed(self, completion: m.Completion, agent: Peer) -> None:
         """An engine finished a request, or was interrupted in it."""
@@ -242,6 +254,7 @@ class Trajectories:
         known = [*versions, *([] if trajectory.recorded_version is None else [trajectory.recorded_version])]
         trajectory.recorded_version = min(known, default=None)
         trajectory.sample.min_version = trajectory.recorded_version
+        trajectory.dispatched = None
         turn.token_ids += completion.token_ids
         turn.pieces += 1
         self.generated_tokens += tokens
@@ -262,7 +275,7 @@ class Trajectories:
         self._store.record(payload, statement)
         self._store.execute(
             "UPDATE samples SET prompt_tokens = ?, response_tokens = COALESCE(response_tokens, 0) + ?, finish = ?,"
-            " min_version = ?, max_version = MAX(COALESCE(max_version, -1), ?) WHERE id = ?",
+            " dispatched = NULL, min_version = ?, max_version = MAX(COALESCE(max_version, -1), ?) WHERE id = ?",
             len(turn.need.prompt) // INT32, tokens, completion.finish,
             trajectory.recorded_version, max(versions, default=-1), part.sample,
         )  # fmt: skip
@@ -286,6 +299,7 @@ class Trajectories:
         """An agent says what its engine has in hand: what we do not want is aborted, what we think it has but it has
         not is dispatched again."""
         held = {(part.sample, part.turn, part.attempt) for part in running}
+        self._forget_claims(engine)
         for key in [key for key in engine.load.requests if key not in held]:
             self._requeue(engine, key)
         for key in held:
@@ -304,7 +318,6 @@ class Trajectories:
                     trajectory.request.version,
                 )  # fmt: skip
                 engine.load.add(trajectory.request)
-                self._started(trajectory, engine)
             elif trajectory.request.engine != engine.instance:
                 self._abort(engine, key)
         self._changed()
@@ -317,6 +330,9 @@ class Trajectories:
         """An engine is gone: its requests go to others. Nothing of them was recorded, so the attempt stays."""
         for key in list(engine.load.requests):
             self._requeue(engine, key)
+        self._forget_claims(engine)
+
+    def _forget_claims(self, engine: Engine) -> None:
         self._claims = {key: instance for key, instance in self._claims.items() if instance != engine.instance}
 
     def returned(self, engine: Engine, part: m.Part) -> int:
@@ -324,6 +340,7 @@ class Trajectories:
 
         Returns how often the sample came back by now.
         """
+        self._claims.pop((part.sample, part.turn, part.attempt), None)
         request = engine.load.remove((part.sample, part.turn, part.attempt))
         trajectory = self.by_sample.get(part.sample)
         if request is None or trajectory is None or trajectory.request is not request:
@@ -343,7 +360,7 @@ class Trajectories:
         """Queue a request again, unless its sample is no longer waiting for it."""
         trajectory = self.by_sample.get(request.key[0])
         if trajectory is not None and trajectory.request is request:
-            trajectory.sample.min_version = trajectory.recorded_version
+            trajectory.dispatched, trajectory.sample.min_version = None, trajectory.recorded_version
             self.queue.put(request)
             self._changed()
 

@@ -66,6 +66,7 @@ class Trajectory:
     request: Request | None = None
     returns: int = 0  # how often an engine gave its request back undone
     recorded_version: int | None = None  # lowest version of a recorded token
+    dispatched: int | None = None  # version of the engine that has the request
     early: dict[PartKey, tuple[m.Completion, Peer]] = field(default_factory=dict)
 
     @property

@@ -17,13 +17,12 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from rljob.protocol.messages import MAX_FRAME_BYTES, Refuse, encode, encode_frame, frame_decoder
+from rljob.protocol.messages import MAX_FRAME_BYTES, Refuse, encode, encode_frame, frame_decoder, frame_length
 
 log = logging.getLogger(__name__)
 
 FIRST_BACKOFF_SECONDS = 0.05
 LAST_BACKOFF_SECONDS = 2.0
-MESSAGES_PER_FRAME = 256
 
 
 class RefusedError(Exception):
@@ -113,19 +112,9 @@ class Link:
                 await self._wake.wait()
                 self._wake.clear()
                 while self._outbox:
-                    count = _fitting(self._outbox)
+                    count = frame_length(self._outbox)
                     frame, self._outbox = self._outbox[:count], self._outbox[count:]
                     await socket.send_bytes(encode_frame(frame))
         except (aiohttp.ClientError, OSError) as error:
             log.info("connection to the coordinator broke while sending: %s", error)
             await socket.close()
-
-
-def _fitting(outbox: list[msgspec.Raw]) -> int:
-    """Return how many of the first messages go into one frame: at least one."""
-    size = 0
-    for count, message in enumerate(outbox[:MESSAGES_PER_FRAME]):
-        size += len(memoryview(message))
-        if count and size > MAX_FRAME_BYTES // 2:
-            return count
-    return min(len(outbox), MESSAGES_PER_FRAME)

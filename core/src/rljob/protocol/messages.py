@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 MAX_FRAME_BYTES = 64 << 20
+MESSAGES_PER_FRAME = 256
 
 
 class Message(msgspec.Struct, tag=True, array_like=True, forbid_unknown_fields=True):
@@ -444,3 +445,13 @@ def encode_frame(messages: list[Any]) -> bytes:
 def frame_decoder(union: Any) -> msgspec.msgpack.Decoder[list[Any]]:
     """Return a decoder of frames whose messages are of ``union``, for example FromAgent."""
     return msgspec.msgpack.Decoder(list[union])
+
+
+def frame_length(outbox: list[msgspec.Raw]) -> int:
+    """Return how many of the first encoded messages go into one frame: at least one."""
+    size = 0
+    for count, message in enumerate(outbox[:MESSAGES_PER_FRAME]):
+        size += len(memoryview(message))
+        if count and size > MAX_FRAME_BYTES // 2:
+            return count
+    return min(len(outbox), MESSAGES_PER_FRAME)

@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 PartKey = tuple[str, int, int]
 """(sample, turn, attempt)."""
 
+MOST_IN_VAIN = 64
+"""Requests in a row that no open engine may have, after which the queue is not walked further: the rest is alike."""
+
 
 @dataclass(eq=False)
 class Request:
@@ -89,6 +92,7 @@ class Queue:
         open_engines = [engine for engine in engines if engine.room > 0]
         last: dict[str, EngineLoad] = {}
         kept: list[tuple[tuple[int, int, int], int, Request]] = []
+        in_vain = 0
         while self._heap and open_engines:
             entry = heapq.heappop(self._heap)
             request = entry[2]
@@ -97,9 +101,11 @@ class Queue:
             able = [engine for engine in open_engines if eligible(engine, request)]
             if not able:
                 kept.append(entry)
-                if len(kept) > 64 and not last:  # nobody serves anything: do not walk the whole queue
+                in_vain += 1
+                if in_vain > MOST_IN_VAIN:
                     break
                 continue
+            in_vain = 0
             engine = min(able, key=lambda e: (e.tokens / e.max_concurrency, e.instance))
             favourite = last.get(request.group)
             if favourite in able and favourite is not None and favourite.tokens - engine.tokens <= request.tokens:

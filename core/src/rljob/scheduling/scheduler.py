@@ -34,11 +34,13 @@ class Settings:
 
 @dataclass(frozen=True)
 class Batch:
-    """Groups for one optimizer step in admission order; ``ended`` are samples that forming it brought to an end."""
+    """What asking for a batch came to. ``groups`` are for one optimizer step, in admission order; none while it is not
+    time. ``ended`` are samples that the asking brought to an end; ``again`` are the (task, row) of groups that expired,
+    to be started afresh with :meth:`Scheduler.restart`."""
 
-    step: int
     groups: list[Group]
     ended: list[Ended]
+    again: list[tuple[str, int]]
 
 
 class Scheduler:
@@ -136,9 +138,8 @@ class Scheduler:
 
     # --- batches ---
 
-    def form_batch(self) -> tuple[Batch | None, list[tuple[str, int]]]:
-        """Form the batch of step ``version`` if it is time; return it and the (task, row) of groups that expired and
-        are to be started afresh with :meth:`restart`.
+    def form_batch(self) -> Batch:
+        """Form the batch of step ``version`` if it is time.
 
         Complete groups go earliest deadline first. A group that is not complete holds the batch up only if this is the
         last one it may join; then it is waited for, or given up when redundant groups take its place (``surplus``) or
@@ -146,18 +147,22 @@ class Scheduler:
         """
         s, step = self.settings, self.version
         if step >= s.steps or step in self.batches or self._complete < s.groups_per_batch:
-            return None, []  # asked after every event: the common answer must be cheap
-        ready = sorted((g for g in self.groups.values() if g.complete), key=self._urgency)
-        late = [g for g in self.groups.values() if not g.complete and self._urgency(g)[0] <= step]
+            return Batch([], [], [])  # asked after every event: the common answer must be cheap
         ended: list[Ended] = []
         again: list[tuple[str, int]] = []
+        for group in [g for g in self.groups.values() if g.complete and self._urgency(g)[0] < step]:
+            # Never in order of events; a group whose age was not known when its last batch was formed.
+            ended += self._reject(group, "expired", f"too old for batch {step}")
+            again.append((group.task, group.row))
+        ready = sorted((g for g in self.groups.values() if g.complete), key=self._urgency)
+        late = [g for g in self.groups.values() if not g.complete and self._urgency(g)[0] <= step]
+        if len(ready) < s.groups_per_batch or (late and not s.regenerate and len(late) > s.redundant_groups):
+            return Batch([], ended, again)
         if late and s.regenerate:
             for group in late:
                 ended += self._reject(group, "expired", f"not complete when batch {step} was due")
                 again.append((group.task, group.row))
         elif late:
-            if len(late) > s.redundant_groups:
-                return None, []
             for group in late:
                 ended += self._reject(group, "surplus", f"not needed by batch {step}, the last it could join")
         chosen, rest = ready[: s.groups_per_batch], ready[s.groups_per_batch :]
@@ -172,7 +177,7 @@ class Scheduler:
             group.step = step
         self._complete -= len(chosen)
         self.batches[step] = chosen
-        return Batch(step, chosen, ended), again
+        return Batch(chosen, ended, again)
 
     def restart(self, task: str, row: int) -> Group:
         """Start an expired prompt afresh."""

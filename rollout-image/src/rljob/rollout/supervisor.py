@@ -50,6 +50,7 @@ class EngineProcess:
         launch = adapter.launch(port, key)
         scratch = tempfile.TemporaryDirectory(prefix="rljob-engine-", ignore_cleanup_errors=True)
         environment = dict(os.environ, TMPDIR=scratch.name)  # its sockets and files go with it
+        environment.pop("RLJOB_TOKEN", None)  # the server has no business with the coordinator
         for name, value in launch.environment.items():
             if value is None:
                 environment.pop(name, None)
