@@ -10,6 +10,7 @@ from aiohttp import web
 from rljob.protocol import link as link_module
 from rljob.protocol.link import Link, RefusedError
 from rljob.protocol.messages import (
+    MESSAGES_PER_FRAME,
     AckScored,
     Cancel,
     FromRunner,
@@ -99,9 +100,9 @@ async def test_messages_arrive_in_order_both_ways_and_those_of_one_moment_share_
 async def test_many_messages_are_cut_into_frames(server):
     async with linked(server) as link:
         await server.frames.get()
-        for i in range(link_module.MESSAGES_PER_FRAME + 1):
+        for i in range(MESSAGES_PER_FRAME + 1):
             link.send(Scored(f"g{i}.0", 1.0, {}, ""))
-        assert len(await server.frames.get()) == link_module.MESSAGES_PER_FRAME
+        assert len(await server.frames.get()) == MESSAGES_PER_FRAME
         assert len(await server.frames.get()) == 1
 
 
@@ -176,7 +177,7 @@ async def test_a_message_that_cannot_be_encoded_is_its_senders_error(server):
 
 
 async def test_frames_stay_below_the_limit_whatever_they_hold(server, monkeypatch):
-    monkeypatch.setattr(link_module, "MAX_FRAME_BYTES", 4000)
+    monkeypatch.setattr("rljob.protocol.messages.MAX_FRAME_BYTES", 4000)
     async with linked(server) as link:
         await server.frames.get()
         for size in (1500, 1500, 10, 3000, 10):
