@@ -67,6 +67,12 @@ def test_problems_are_the_task_s_own_but_never_held_out_ones():
     assert set(terms) == {2, 3, 4, 5}
 
 
+def test_another_seed_draws_other_problems():
+    drawn = [set(itertools.islice(lessons.draw_problems(task(), seed), 200)) for seed in (1, 2)]
+    long = [{problem for problem in some if len(problem.expression) > 15} for some in drawn]
+    assert long[0] and long[1] and not long[0] & long[1]
+
+
 def test_a_lesson_has_its_share_of_bare_answers_and_all_are_right():
     examples = lessons.lesson(lessons.draw_problems(task(), seed=1), count=400, bare=0.75, seed=1)
     bare = [e for e in examples if e.answer.startswith("<answer>")]

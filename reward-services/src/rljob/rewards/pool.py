@@ -163,6 +163,7 @@ class Pool:
         job.tries += 1
         if overran:
             metrics.TIMEOUTS.inc()
+            log.warning("reward %s: sample %s overran, its worker is replaced", self._name, job.item.sample)
             reason = f"reward {self._name} took longer than {self._timeout:g} s"
         else:
             metrics.DEATHS.inc()
@@ -178,7 +179,7 @@ def _answer(job: _Job, score: Score) -> None:
     metrics.SAMPLES.inc()
     if score.error:
         metrics.FAILURES.inc()
-        log.warning("sample %s: %s", score.sample, score.error)
+        log.debug("sample %s: %s", score.sample, score.error)  # the sample carries it to whoever asked
     if not job.verdict.done():
         job.verdict.set_result(score)
 

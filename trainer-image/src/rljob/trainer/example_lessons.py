@@ -41,7 +41,8 @@ def draw_problems(task: Task, seed: int) -> Iterator[Problem]:
     gym = task.data.reasoning_gym
     if gym.dataset != "chain_sum":
         raise ValueError(f"task {task.name!r} is {gym.dataset!r}; this initializer teaches chain_sum only")
-    for row in create_dataset(gym.dataset, **{**gym.config, "seed": seed, "size": 10_000_000}):
+    first = random.Random(seed).randrange(2**31)  # the dataset adds the row to it: seeds 1 and 2 would be twins
+    for row in create_dataset(gym.dataset, **{**gym.config, "seed": first, "size": 10_000_000}):
         if not is_held_out(row["question"]):
             yield Problem(task.prompt.replace("{question}", row["question"]), row["metadata"]["expression"])
 
