@@ -26,6 +26,10 @@ GRACE_SECONDS = 15.0
 """Agent and trainer end an update by themselves at weightSync.timeoutSeconds; so much later they must have said so."""
 
 
+MOST_FAILURES_IN_A_ROW = 12
+"""Failed updates, of any engine, without a good one between, after which the run ends: restarting does not help."""
+
+
 class RunView(Protocol):
     """What the policy asks of the run."""
 
@@ -91,6 +95,7 @@ class Policy:
         self._verified = True
         self._last_update = 0
         self._updates: dict[int, Update] = {}
+        self._failures_in_a_row = 0  # of updates, over all engines
         self.seconds_in_updates = 0.0
 
     # --- the trainer comes and goes ---
@@ -320,7 +325,7 @@ class Policy:
                 return
             log.warning("%s", text)
         engine.serving = (ack.lineage, ack.version)
-        engine.failures = 0
+        engine.failures = self._failures_in_a_row = 0
         self.seconds_in_updates += ack.seconds
         engine.end_update()
 
@@ -334,6 +339,9 @@ class Policy:
         engine.end_update()
         engine.serving, engine.fresh = None, True
         engine.failures += 1
+        self._failures_in_a_row += 1
+        if self._failures_in_a_row >= MOST_FAILURES_IN_A_ROW:
+            self._run.fail("WeightSyncFails", f"no engine can be given weights any more; the last failure: {reason}")
         log.warning("weights did not reach engine %s: %s", instance, reason)
         if engine.failures >= FAILURES_BEFORE_RESTART and engine.peer is not None:
             engine.failures, engine.state = 0, "starting"

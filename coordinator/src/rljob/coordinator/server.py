@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import FastAPI, Header, HTTPException, Query, Response, WebSocket, WebSocketDisconnect
+from fastapi import Path as PathParameter
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from rljob.coordinator.batches import shard
@@ -21,6 +22,9 @@ from rljob.coordinator.status import status_of
 from rljob.protocol.status import encode_status
 
 log = logging.getLogger(__name__)
+
+LARGEST = 2**53  # of any number in an address
+MOST_RANKS = 65_536
 
 SAMPLE_COLUMNS = (
     "id, group_id, member, state, reason, reward, text, prompt_tokens, response_tokens, min_version, max_version,"
@@ -49,10 +53,10 @@ def build_app(run: Run, tokens: Mapping[str, str]) -> FastAPI:
 
     @app.get("/v1/batches/{step}/shards/{rank}")
     async def batch_shard(
-        step: int,
-        rank: int,
-        of: Annotated[int, Query(ge=1)],
-        incarnation: int,
+        step: Annotated[int, PathParameter(ge=0, le=LARGEST)],
+        rank: Annotated[int, PathParameter(ge=0, le=MOST_RANKS)],
+        of: Annotated[int, Query(ge=1, le=MOST_RANKS)],
+        incarnation: Annotated[int, Query(ge=0, le=LARGEST)],
         authorization: Annotated[str, Header()] = "",
     ) -> Response:
         if not allowed("trainer", authorization):
@@ -75,7 +79,7 @@ def build_app(run: Run, tokens: Mapping[str, str]) -> FastAPI:
     async def samples(
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
         state: str | None = None,
-        step: int | None = None,
+        step: Annotated[int | None, Query(ge=0, le=LARGEST)] = None,
     ) -> Response:
         where, values = ["1"], list[Any]()
         if state is not None:
@@ -113,9 +117,18 @@ async def _serve(connections: Connections, peer: Peer, socket: WebSocket) -> Non
     sender = asyncio.create_task(peer.send_loop())
     try:
         while True:
-            connections.receive(peer, await socket.receive_bytes())
+            connections.receive(peer, await _receive(socket))
     except WebSocketDisconnect:
         log.info("%s %s disconnected", peer.role, peer.instance)
     finally:
         sender.cancel()
         connections.lost(peer)
+
+
+async def _receive(socket: WebSocket) -> bytes:
+    """Return the next frame; text frames are taken as bytes, which the protocol then refuses."""
+    message = await socket.receive()
+    if message["type"] == "websocket.disconnect":
+        raise WebSocketDisconnect(message.get("code", 1000), message.get("reason"))
+    data: bytes = message.get("bytes") or (message.get("text") or "").encode()
+    return data

@@ -58,6 +58,9 @@ def run(
         if error.log:
             typer.echo(error.log, err=True)
         raise typer.Exit(error.exit_code) from None
+    except OSError as error:
+        report(f"{directory}: {error.strerror or error}; see to it and run the same command again to go on")
+        raise typer.Exit(1) from None
     for line in lines:
         typer.echo(line)
 

@@ -60,6 +60,7 @@ def run_job(
     """
     run_directory = RunDirectory(directory)
     job = _with_absolute_sources(resolve(job))
+    _check_transport(job)
     initializer.check(job, run_directory)
     with run_directory.opened(job, manifest) as resumed:
         status = run_directory.status()
@@ -73,6 +74,13 @@ def run_job(
         if problem := draw_plot(status, run_directory.path, job.metadata.name):
             screen.note(f"the plot of the reward could not be drawn: {problem}")
         return summary(status, run_directory.path)
+
+
+def _check_transport(job: RLJob) -> None:
+    if job.spec.weight_sync.transport == "nccl" and not Path("/dev/nvidiactl").exists():
+        raise RunError(
+            "spec.weightSync.transport: nccl needs NVIDIA GPUs and this machine has none; set auto or gloo", exit_code=2
+        )
 
 
 def _with_absolute_sources(job: RLJob) -> RLJob:

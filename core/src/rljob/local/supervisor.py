@@ -89,7 +89,7 @@ class Supervisor:
         try:
             process = await processes.start(self._command, self._directory, note)
         except OSError as error:
-            raise RunError(f"{self.name} cannot be started: {error}", exit_code=CONFIGURATION_ERROR) from None
+            raise RunError(f"{self.name} cannot be started: {error}") from None
         self.state = "running"
         self._tell(self.name, "started", pid=process.pid, restarts=self.restarts)
         await processes.first(process.wait(), interrupt.stop.wait())
