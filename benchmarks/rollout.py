@@ -49,13 +49,13 @@ SEED = 5
 GROUP = 8
 END = 319
 CELLS = [(length, concurrency) for length in (64, 512) for concurrency in (32, 128, 256)]
-TOKENS_PER_BATCH = {64: 49_152, 512: 131_072}
+TOKENS_PER_BATCH = {64: 32_768, 512: 65_536}
 ROLES = ("agent", "trainer", "runner")
 
 
 def samples_of(length: int, concurrency: int) -> int:
-    """Return the samples of a batch: at least three waves, and some seconds of work."""
-    return max(3 * concurrency, TOKENS_PER_BATCH[length] // length) // GROUP * GROUP
+    """Return the samples of a batch: at least two waves, and some seconds of work."""
+    return max(2 * concurrency, TOKENS_PER_BATCH[length] // length) // GROUP * GROUP
 
 
 def manifest(length: int, concurrency: int, repeats: int) -> RLJob:

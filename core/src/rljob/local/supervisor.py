@@ -89,7 +89,9 @@ class Supervisor:
         try:
             process = await processes.start(self._command, self._directory, note)
         except OSError as error:
-            raise RunError(f"{self.name} cannot be started: {error}") from None
+            wrong = isinstance(error, FileNotFoundError | PermissionError)  # else the machine's trouble: a full disk
+            code = CONFIGURATION_ERROR if wrong else 1
+            raise RunError(f"{self.name} cannot be started: {error}", exit_code=code) from None
         self.state = "running"
         self._tell(self.name, "started", pid=process.pid, restarts=self.restarts)
         await processes.first(process.wait(), interrupt.stop.wait())
