@@ -19,7 +19,6 @@ class Engine:
     instance: str
     pool: str
     peer: Peer | None
-    max_model_length: int
     load: EngineLoad
     serving: tuple[int, int] | None = None
     update: int | None = None  # under way

@@ -297,7 +297,7 @@ class Run:
         engine = self.engines.by_instance.get(message.instance)
         if engine is None:
             load = EngineLoad(message.instance, message.max_concurrency)
-            engine = Engine(message.instance, message.pool, peer, message.max_model_length, load)
+            engine = Engine(message.instance, message.pool, peer, load)
             self.engines.by_instance[message.instance] = engine
         engine.peer, engine.state = peer, "ready"
         holds = (message.lineage, message.version)

@@ -32,7 +32,6 @@ class Trajectories:
     """All samples in the making of one run."""
 
     def __init__(self, spec: RLJobSpec, store: Store, engines: Engines, on_change: Callable[[], None]) -> None:
-        self._tasks = {task.name: task for task in spec.tasks}
         self._seed = spec.seed
         self._store = store
         self._engines = engines
@@ -156,12 +155,11 @@ class Trajectories:
 
     # --- generation ---
 
-    def need(self, need: m.NeedGeneration, runner: Peer | None) -> None:
+    def need(self, need: m.NeedGeneration, runner: Peer) -> None:
         """A runner asks for a turn's tokens; repeated asking is answered from what is there."""
         trajectory = self.by_sample.get(need.sample)
         if trajectory is None:
-            if runner is not None:
-                runner.send(m.Cancel([need.sample]))
+            runner.send(m.Cancel([need.sample]))
             return
         turn = trajectory.turns.get(need.turn)
         if turn is None:

@@ -255,7 +255,7 @@ class TrainerFailed(Message):
 
 class TrainerRegistered(Message):
     """Answer to RegisterTrainer. The trainer's checkpoint is older than ``step``: it will get the batches between
-    again. ``retired_before``: directories of lower incarnations may be removed."""
+    again."""
 
     incarnation: int
     step: int  # version of the run
