@@ -5,7 +5,7 @@ import pytest
 from rljob.api.explain import explain, explain_field, fields, to_data
 from rljob.api.load import load, loads, override, validate
 from rljob.api.models import RLJob
-from rljob.api.problems import NOT_YET, ManifestError
+from rljob.api.problems import ManifestError
 from rljob.api.resolve import PRESETS, resolve
 from rljob.api.scalars import write_yaml
 
@@ -39,27 +39,41 @@ def test_the_smallest_manifest_loads(manifest):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"spec__training__steps": 0}, "spec.training.steps: must be at least 1, not 0"),
+        ({"spec__training__steps": -1}, "spec.training.steps: must be at least 0, not -1"),
         ({"spec__training__steps": "5"}, "spec.training.steps: must be a whole number, not '5'"),
         ({"spec__training__steps": 1.5}, "spec.training.steps: must be a whole number, not 1.5"),
         ({"spec__training__steps": True}, "spec.training.steps: must be a whole number, not true"),
-        (
-            {"spec__training__steps": None},
-            "spec.training.steps: must be a whole number, not null; leave it out for its default",
-        ),
+        ({"spec__training__steps": None}, "spec.training.steps: must be a whole number, not null; give it a value"),
+        ({"spec__seed": None}, "spec.seed: must be a whole number, not null; leave it out for its default"),
         ({"spec__training__steps": ...}, "spec.training.steps: required; add it"),
         ({"spec__training": 5}, "spec.training: must be a mapping, not 5"),
         ({"spec__tasks": {}}, "spec.tasks: must be a list, not a mapping"),
-        ({"spec__tasks": []}, "spec.tasks: must have at least 1 entries, not 0"),
-        ({"spec__trainer__foo": 1}, "spec.trainer.foo: unknown field; there are backend, processesPerNode, dtype, "),
+        ({"spec__tasks": []}, "spec.tasks: must have at least 1 entry, not 0"),
+        ({"spec__trainer__foo": 1}, "spec.trainer.foo: unknown field; there are backend, parallelism, nodes"),
         ({"spec__training__step": 1}, "spec.training.step: unknown field; did you mean steps?"),
         (
             {"spec__training__max_staleness": 1},
             "spec.training.max_staleness: unknown field; did you mean maxStaleness?",
         ),
         ({"spec__tasks__0__sampling__maxtokens": 1}, "spec.tasks[0].sampling.maxtokens: unknown field; did you mean m"),
-        ({"spec__suspend": False}, "spec.suspend: not supported yet; remove it"),
-        ({"spec__rollouts__0__hosts": 2}, "spec.rollouts[0].hosts: not supported yet; remove it"),
+        ({"spec__storage": {"size": "1Gi", "claim": "a"}}, "spec.storage.claim: size is given too; a storage has one"),
+        ({"spec__storage__size": "1 GB"}, "spec.storage.size: must be an amount such as 10Gi, not '1 GB'"),
+        (
+            {"spec__rollouts__0__replicas": {"min": 2, "max": 1}},
+            "spec.rollouts[0].replicas.max: 1 is less than min, 2; raise it or lower the other",
+        ),
+        (
+            {"spec__rewards__0": {"name": "exact", "url": "http://a", "template": {}}},
+            "spec.rewards[0].template: the service at url runs elsewhere and has no pod here; remove one of them",
+        ),
+        (
+            {"spec__network__egress__to": [{"name": "a", "cidr": "10.0.0.0/8"}]},
+            "spec.network.egress.to: with policy Any everything is allowed; set policy: Listed, or remove it",
+        ),
+        (
+            {"spec__network__allowFrom": [{"name": "a"}, {"name": "a"}]},
+            "spec.network.allowFrom[1].name: 'a' is used twice; give every entry its own name",
+        ),
         ({"metadata__name": "Sums"}, "metadata.name: must consist of lower-case letters, digits and dashes, first a l"),
         ({"metadata__name": 5}, "metadata.name: must be text, not 5; put it in quotes"),
         ({"metadata__name": "x" * 64}, "metadata.name: must have at most 63 characters, not 64"),
@@ -70,7 +84,7 @@ def test_the_smallest_manifest_loads(manifest):
         ({"spec__models__0__source": "job://../x"}, "spec.models[0].source: 'job://../x' is no path inside the stor"),
         ({"spec__models__0__name": "base"}, "spec.models: none is called 'policy'; name the model to train 'policy'"),
         ({"spec__tasks__0__reward": "x"}, "spec.tasks[0].reward: there is no reward called 'x' (but exact); add it"),
-        ({"spec__tasks__0__prompt": "hi"}, "spec.tasks[0].prompt: the template lacks {question}; put it where the"),
+        ({"spec__tasks__0__prompt": "hi"}, "spec.tasks[0].prompt: the template names no column; put {question} where"),
         (
             {"spec__tasks__0__data__reasoningGym__config__seed": 1},
             "spec.tasks[0].data.reasoningGym.config.seed: governed by the job; remove it and set spec.seed",
@@ -80,8 +94,56 @@ def test_the_smallest_manifest_loads(manifest):
             "spec.tasks[0].sampling.maxTokens: 4096 leaves no room for a prompt in rollouts[0].maxModelLength 4096",
         ),
         ({"spec__evaluation__tasks": ["x"]}, "spec.evaluation.tasks[0]: there is no task called 'x' (but sums); name"),
-        ({"spec__evaluation__tasks": []}, "spec.evaluation.tasks: must have at least 1 entries, not 0"),
+        ({"spec__evaluation__tasks": []}, "spec.evaluation.tasks: must have at least 1 entry, not 0"),
         ({"spec__algorithm__minibatches": 257}, "spec.algorithm.minibatches: 257 is more than the 256 samples of a b"),
+        (
+            {"spec__evaluation__tasks": ["sums", "sums"]},
+            "spec.evaluation.tasks[1]: 'sums' is named twice; name it once",
+        ),
+        ({"spec__training__steps": 0}, "spec.training.steps: 0 only evaluates, and there is no evaluation; add"),
+        ({"spec__models__0__source": "s3://bucket/x"}, "spec.models[0].source: s3:// cannot be read; write job://PATH"),
+        ({"spec__rewards__0__builtin": ...}, "spec.rewards[0]: nothing says what scores; give exactly one of builtin"),
+        ({"spec__rewards__0__url": "http://a"}, "spec.rewards[0]: builtin and url are given; give exactly one of"),
+        (
+            {"spec__rewards__0": {"name": "exact", "url": "http://a", "config": {"column": "x"}}},
+            "spec.rewards[0].config: has a meaning with builtin only; remove it",
+        ),
+        (
+            {"spec__rewards__0__url": "ftp://a"},
+            "spec.rewards[0].url: must begin with http:// or https:// and a host, not 'ftp",
+        ),
+        ({"spec__tasks__0__data": {}}, "spec.tasks[0].data: no source is given; give exactly one of reasoningGym, js"),
+        (
+            {"spec__tasks__0__data__jsonl__path": "a.jsonl"},
+            "spec.tasks[0].data: reasoningGym and jsonl are given; give exactly one of",
+        ),
+        (
+            {"spec__tasks__0__data": {"jsonl": {"path": "job:///etc"}}},
+            "spec.tasks[0].data.jsonl.path: 'job:///etc' is no path inside the storage",
+        ),
+        (
+            {"spec__tasks__0__data": {"parquet": {"path": "a", "heldOutPath": "b", "heldOutFraction": 0.5}}},
+            "spec.tasks[0].data.parquet.heldOutFraction: heldOutPath is given too; give one of them",
+        ),
+        (
+            {"spec__tasks__0__data": {"datasets": {"path": "a", "heldOutSplit": "b", "heldOutFraction": 0.5}}},
+            "spec.tasks[0].data.datasets.heldOutFraction: heldOutSplit is given too; give one of them",
+        ),
+        ({"spec__tasks__0__prompt": "{0!r}"}, "spec.tasks[0].prompt: {0} is no column's name; write {{ and }}"),
+        ({"spec__tasks__0__prompt": "{question"}, "spec.tasks[0].prompt: is no template (expected '}' before end"),
+        (
+            {"spec__tasks__0__messages": [{"role": "user", "content": "{x}"}], "spec__tasks__0__prompt": "{x}"},
+            "spec.tasks[0].messages: prompt is given too; a task has one of prompt, messages, messagesColumn",
+        ),
+        (
+            {"spec__rollouts__0__purpose": "evaluation", "spec__evaluation__engines": "dedicated"},
+            "spec.rollouts: no pool is for training; set purpose: training in one of them",
+        ),
+        ({"spec__evaluation__engines": "dedicated"}, "spec.evaluation.engines: dedicated needs a pool for it; set pu"),
+        (
+            {"spec__rollouts": [{"name": "a"}, {"name": "b", "purpose": "evaluation"}]},
+            "spec.rollouts[1].purpose: nothing is evaluated on pools of its own; set evaluation.engines: dedicated",
+        ),
         ({"kind": "Job"}, "kind: must be 'RLJob', not 'Job'"),
         ({"kind": ...}, "kind: required; add kind: RLJob"),
         ({"apiVersion": ...}, "apiVersion: required; add apiVersion: rljob.dev/v1alpha1"),
@@ -95,7 +157,7 @@ def test_a_problem_is_one_sentence_that_begins_with_the_path_of_the_field(manife
 
 
 def test_every_problem_is_named_at_once(manifest):
-    change(manifest, spec__training__steps=0, spec__trainer__foo=1)
+    change(manifest, spec__training__steps=-1, spec__trainer__foo=1)
     assert [line.partition(":")[0] for line in problems(manifest)] == ["spec.training.steps", "spec.trainer.foo"]
     change(manifest, spec__training__steps=1, spec__trainer=..., spec__tasks__0__reward="x", spec__tasks__0__prompt="")
     assert [line.partition(":")[0] for line in problems(manifest)] == ["spec.tasks[0].reward", "spec.tasks[0].prompt"]
@@ -231,8 +293,29 @@ def test_every_field_can_be_set_in_a_file(manifest):
     assert to_data(validate(json.loads(json.dumps(data)))) == data
 
 
-def test_fields_not_supported_yet_do_not_exist():
-    assert not {name.replace("[]", "") for name in NOT_YET} & set(fields())
+def test_every_list_mapping_and_text_is_bounded():
+    schema = RLJob.model_json_schema(by_alias=True)
+    unbounded = []
+
+    def visit(node, path):
+        if isinstance(node, dict):
+            kind = node.get("type")
+            closed = "enum" in node or "const" in node or "properties" in node or path.endswith(".template")
+            if kind == "array" and "maxItems" not in node:
+                unbounded.append(path)
+            if kind == "object" and not closed and "maxProperties" not in node:
+                unbounded.append(path)
+            if kind == "string" and not closed and "maxLength" not in node:
+                unbounded.append(path)
+            for key, value in node.items():
+                named = key not in ("properties", "anyOf", "items", "$defs")
+                visit(value, f"{path}.{key}" if named else path)
+        elif isinstance(node, list):
+            for value in node:
+                visit(value, path)
+
+    visit(schema, "")
+    assert unbounded == []
 
 
 def test_a_field_is_explained_by_path_with_or_without_index():
@@ -242,3 +325,18 @@ def test_a_field_is_explained_by_path_with_or_without_index():
     assert "  maxTokens " in explain_field("spec.tasks.sampling")
     with pytest.raises(ManifestError, match=r"unknown field; did you mean spec.training\?"):
         explain_field("spec.trainning")
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("spec.tasks[0].data.columns={'a\\n': 1}", r"spec.tasks[0].data.columns.a\n: must be text, not 1"),
+        ("spec.storage.uri='a\\nb'", r"spec.storage.uri: a\nb is not supported yet"),
+        ("spec.trainer.template={'a\\nb': 1}", r"spec.trainer.template.a\nb: unknown field"),
+    ],
+)
+def test_line_ends_in_names_and_values_are_written_out(manifest, change, problem):
+    change = change.replace("'", '"')
+    with pytest.raises(ManifestError) as caught:
+        loads(write_yaml(manifest), [change])
+    assert caught.value.problems[0].startswith(problem)

@@ -29,7 +29,17 @@ from rljob.api.scalars import BareWord, YamlError, read_yaml, scalar, write_yaml
         ("+7", 7),
         ("0", 0),
         ("1e21", 1e21),
-        ("123456789012345678901234567890", 123456789012345678901234567890),
+        ("9223372036854775807", 2**63 - 1),
+        ("18446744073709551615", 2**64),
+        ("99999999999999999999", 10**20),
+        ("123456789012345678901234567890", 1.2345678901234568e29),
+        ("-9223372036854775809", -(2**63)),
+        ("0xffffffffffffffff", 2**64),
+        ("0x1ffffffffffffffff", "0x1ffffffffffffffff"),
+        ("02000000000000000000000", 2e21),
+        ("1e400", "1e400"),
+        (".5_0", 0.5),
+        (".5_", ".5_"),
         ("true", True),
         ("FALSE", False),
         ("~", None),
@@ -77,6 +87,7 @@ def test_anchors_and_merge_keys_work():
         ("a: .inf\n", "infinite or not a number"),
         ("a: !!binary aGk=\n", "the tag 'tag:yaml.org,2002:binary' has no meaning"),
         ("a: !python/name:os.system x\n", "has no meaning"),
+        ("a: !!int abc\n", "the tag 'tag:yaml.org,2002:int' has no meaning"),
         ("1: x\n", "the key '1' is not text"),
         ("on: x\n", "the key 'on' is not text"),
         ("[a]: x\n", "the key a list or mapping is not text"),
@@ -92,6 +103,18 @@ def test_what_is_no_manifest_yaml_is_refused_in_a_sentence(text, says):
     assert "\n" not in str(caught.value)
 
 
+def test_what_an_alias_repeats_can_be_changed_by_itself():
+    data = read_yaml("a: &a {b: [1]}\nc: *a\n")
+    data["c"]["b"].append(2)
+    assert data == {"a": {"b": [1]}, "c": {"b": [1, 2]}}
+
+
+def test_a_long_chain_of_aliases_is_refused():
+    text = "a0: &a0 []\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 1200))
+    with pytest.raises(YamlError, match=r"nested too deeply|aliases"):
+        read_yaml(text)
+
+
 def test_aliases_cannot_make_a_small_text_large():
     lines = ["l0: &l0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 10)}]" for i in range(1, 9)]
@@ -101,6 +124,8 @@ def test_aliases_cannot_make_a_small_text_large():
 
 def json_equal(value):
     """The value after kubectl's way through JSON."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        value = float(value)
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e21:
         return int(value)
     if isinstance(value, dict):
@@ -124,3 +149,8 @@ def test_what_is_written_is_read_as_the_same(value):
 
 def test_infinity_is_known_to_the_scalar_reader():
     assert scalar("-.inf") == -math.inf
+
+
+def test_an_anchor_that_contains_itself_is_refused_in_plain_words():
+    with pytest.raises(YamlError, match=r"^line 1, column 4: an anchor contains an alias of itself"):
+        read_yaml("a: &x [1, *x]")

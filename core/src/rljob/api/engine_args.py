@@ -50,7 +50,8 @@ GOVERNED: dict[str, dict[str, str]] = {
         "-dp": ONE_WORKER,
         "-pp": ONE_WORKER,
         "-tp": ONE_WORKER,
-    }
+    },
+    "sglang": {},
 }
 """Engine → argument → why it is refused or what to set instead. A star stands for any ending."""
 

@@ -13,6 +13,7 @@ from rljob.api.models import RLJob
 from rljob.api.problems import ManifestError
 from rljob.api.resolve import PRESETS, resolve
 from rljob.api.scalars import write_yaml
+from rljob.api.unsupported import NOT_YET
 
 
 @dataclass(frozen=True)
@@ -100,9 +101,20 @@ def _walk(model: dict[str, Any], definitions: dict[str, Any], prefix: str) -> It
         default = "" if name in model.get("required", []) else f"default {_default(schema)}"
         # pydantic leaves a description out where it equals the one of the type.
         meaning = schema.get("description") or target.get("description", "")
-        yield FieldDoc(path, _kind(schema, definitions), default, " ".join(meaning.split()))
+        yield FieldDoc(path, _kind(schema, definitions), default, " ".join(f"{meaning} {_support(path)}".split()))
         if "properties" in target:
             yield from _walk(target, definitions, f"{path}.")
+
+
+def _support(path: str) -> str:
+    """Return what is not supported yet of the field at ``path``, in words."""
+    for pattern, values in NOT_YET.items():
+        field = f"spec.{pattern.replace('[*]', '')}"
+        if path == field and values is not None:
+            return f"{' and '.join(f'`{value}`' for value in values)} is not supported yet."
+        if path == field:
+            return "Not supported yet but at its default."
+    return ""
 
 
 def _target(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,19 +76,27 @@ _HEADER = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob"}
 
 def _ambiguous_words(data: dict[str, Any]) -> Iterable[str]:
     """Yield a sentence for each bare on/yes/no… where any value is allowed: there no type says what is meant."""
-    for i, task in enumerate(data["spec"]["tasks"]):
-        pending: list[tuple[tuple[str | int, ...], Any]]
-        pending = [(("spec", "tasks", i, "data", "reasoningGym", "config"), task["data"]["reasoningGym"].get("config"))]
+    for location, free in _free_mappings(data["spec"]):
+        pending: list[tuple[tuple[str | int, ...], Any]] = [(("spec", *location), free)]
         while pending:
-            location, value = pending.pop()
+            place, value = pending.pop()
             if isinstance(value, dict):
-                pending.extend(((*location, key), inner) for key, inner in value.items())
+                pending.extend(((*place, key), inner) for key, inner in value.items())
             elif isinstance(value, list):
-                pending.extend(((*location, j), inner) for j, inner in enumerate(value))
+                pending.extend(((*place, j), inner) for j, inner in enumerate(value))
             elif isinstance(value, BareWord):
                 truth = "true" if value.lower() in ("y", "yes", "on") else "false"
-                where = path_text(location)
+                where = path_text(place)
                 yield f'{where}: a bare {value} is {truth} to kubectl; write {truth}, or "{value}" if you mean text'
+
+
+def _free_mappings(spec: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """Yield location and value of every mapping of a valid manifest that may hold any value."""
+    for i, task in enumerate(spec["tasks"]):
+        config = (task["data"].get("reasoningGym") or {}).get("config")
+        yield ("tasks", i, "data", "reasoningGym", "config"), config
+    for i, reward in enumerate(spec["rewards"]):
+        yield ("rewards", i, "config"), reward.get("config")
 
 
 def override(data: dict[str, Any], entry: str) -> None:

@@ -10,73 +10,42 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from rljob.api.models import RLJob
+from rljob.api.unsupported import misspelt, on_one_line
 
-NOT_YET = frozenset(
-    {
-        "spec.storage",
-        "spec.environments",
-        "spec.runner",
-        "spec.network",
-        "spec.suspend",
-        "spec.ttlSecondsAfterFinished",
-        "spec.keepCoordinatorSeconds",
-        "spec.activeDeadlineSeconds",
-        "spec.managedBy",
-        "spec.models[].adapter",
-        "spec.models[].placement",
-        "spec.scheduling.gang",
-        "spec.scheduling.priorityClassName",
-        "spec.scheduling.topology",
-        "spec.evaluation.engines",
-        "spec.rewards[].replicas",
-        "spec.rewards[].template",
-        "spec.rewards[].url",
-        "spec.trainer.parallelism",
-        "spec.trainer.nodes",
-        "spec.trainer.accelerator",
-        "spec.trainer.template",
-        "spec.rollouts[].hosts",
-        "spec.rollouts[].parallelism",
-        "spec.rollouts[].accelerator",
-        "spec.rollouts[].placement",
-        "spec.rollouts[].template",
-        "spec.rollouts[].replicas.max",
-        "spec.weightSync.groups",
-    }
-)
-"""Fields of the design that no part reads yet: refused by name."""
+KEY = "[key]"
+"""What pydantic adds to the path of a key that is wrong."""
 
 
 class ManifestError(ValueError):
     """A manifest that cannot be used.
 
     Args:
-        problems: one sentence each, without a full stop.
+        problems: one sentence each, without a full stop; one that is there twice is said once.
         source: name of the file, or empty.
     """
 
     def __init__(self, problems: Sequence[str], source: str = "") -> None:
-        self.problems = list(problems)
+        self.problems = list(dict.fromkeys(problems))
         self.source = source
         super().__init__("\n".join(f"{source}: {problem}" if source else problem for problem in self.problems))
 
 
-def sentences(error: ValidationError) -> list[str]:
-    """Return one sentence for each problem of ``error``, an error of RLJob's validation."""
-    return [line for detail in error.errors(include_url=False) for line in _sentences_of(detail)]
+def sentences(error: ValidationError, root: type[BaseModel] = RLJob) -> list[str]:
+    """Return one sentence for each problem of ``error``, an error of the validation of ``root``."""
+    return [line for detail in error.errors(include_url=False) for line in _sentences_of(detail, root)]
 
 
 def path_text(location: Sequence[str | int]) -> str:
     """Return a location as a person writes it: spec.tasks[0].reward."""
     text = ""
     for part in location:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+        text += f"[{part}]" if isinstance(part, int) else f".{on_one_line(part)}" if text else on_one_line(part)
     return text
 
 
-def model_at(location: Sequence[str | int]) -> type[BaseModel] | None:
-    """Return the model whose fields are found at ``location`` of an RLJob, if there is one."""
-    model: type[BaseModel] | None = RLJob
+def model_at(location: Sequence[str | int], root: type[BaseModel] = RLJob) -> type[BaseModel] | None:
+    """Return the model whose fields are found at ``location`` of ``root``, if there is one."""
+    model: type[BaseModel] | None = root
     for part in location:
         if isinstance(part, int):
             continue
@@ -92,23 +61,41 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     return next(filter(None, map(_model_in, get_args(annotation))), None)
 
 
-def _sentences_of(detail: ErrorDetails) -> list[str]:
-    path = path_text(detail["loc"])
+def _sentences_of(detail: ErrorDetails, root: type[BaseModel]) -> list[str]:
+    path = path_text([part for part in detail["loc"] if part != KEY])
     if detail["type"] == "value_error":  # raised by a validator of ours: lines of "field: what is wrong"
         return [f"{path}.{line}" if path else line for line in str(detail["ctx"]["error"]).splitlines()]
     if detail["type"] == "extra_forbidden":
-        return [f"{path}: {_unknown(detail['loc'])}"]
+        return [f"{path}: {_unknown(detail['loc'], root)}"]
+    if detail["type"] == "literal_error" and (refusal := _not_yet(detail, root)):
+        return [f"{path}: {refusal}"]
     wording = WORDING.get(detail["type"])
     if wording is None:
         message = detail["msg"]
         return [f"{path}: {message[0].lower()}{message[1:]}"]
-    return [f"{path}: {wording(detail.get('ctx', {}), detail['input'])}"]
+    return [f"{path}: {wording(detail.get('ctx', {}), detail['input'])}{_instead_of_null(detail, root)}"]
 
 
-def _unknown(location: Sequence[str | int]) -> str:
-    if "".join("[]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".") in NOT_YET:
-        return "not supported yet; remove it"
-    model = model_at(location[:-1])
+def _instead_of_null(detail: ErrorDetails, root: type[BaseModel]) -> str:
+    """Return what to do about a value that is null; empty when it is not."""
+    if detail["input"] is not None:
+        return ""
+    model, name = model_at(detail["loc"][:-1], root), detail["loc"][-1]
+    optional = any(
+        name in (key, field.alias) and not field.is_required()
+        for key, field in (model.model_fields.items() if model else ())
+    )
+    return "; leave it out for its default" if optional else "; give it a value"
+
+
+def _not_yet(detail: ErrorDetails, root: type[BaseModel]) -> str | None:
+    model = model_at(detail["loc"][:-1], root)
+    defaults = {field.alias: field.default for field in model.model_fields.values()} if model else {}
+    return misspelt(detail["loc"], detail["input"], detail["ctx"]["expected"], defaults.get(str(detail["loc"][-1])))
+
+
+def _unknown(location: Sequence[str | int], root: type[BaseModel]) -> str:
+    model = model_at(location[:-1], root)
     names = [field.alias or name for name, field in model.model_fields.items()] if model else []
     folded = {name.lower(): name for name in names}
     key = str(location[-1]).replace("_", "").replace("-", "").lower()
@@ -124,7 +111,7 @@ def _list(words: Sequence[str], last: str) -> str:
 
 def _shown(value: Any) -> str:
     if value is None:
-        return "null; leave it out for its default"
+        return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, dict):
@@ -133,6 +120,10 @@ def _shown(value: Any) -> str:
         return "a list"
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def _entries(count: int) -> str:
+    return f"{count} entry" if count == 1 else f"{count} entries"
 
 
 def _bound(text: str) -> Callable[[dict[str, Any], Any], str]:
@@ -145,6 +136,16 @@ def _not_text(ctx: dict[str, Any], value: Any) -> str:
 
 
 def _pattern(ctx: dict[str, Any], value: Any) -> str:
+    if "http" in ctx["pattern"]:
+        return f"must begin with http:// or https:// and a host, not {_shown(value)}"
+    if "kMGTPE" in ctx["pattern"]:
+        return f"must be an amount such as 10Gi, not {_shown(value)}"
+    if "NCCL" in ctx["pattern"]:
+        return f"must begin with NCCL_, TORCH_NCCL_, GLOO_, UCX_ or FI_, not {_shown(value)}; set others in template"
+    if "A-Za-z" in ctx["pattern"]:
+        return f"must be a resource of nodes such as rdma/hca, not {_shown(value)}"
+    if "/" in ctx["pattern"]:
+        return f"must be a range of addresses such as 10.0.0.0/8, not {_shown(value)}"
     characters = "digits and underscores" if "_" in ctx["pattern"] else "digits and dashes, first a letter"
     return f"must consist of lower-case letters, {characters}, not {_shown(value)}"
 
@@ -170,8 +171,8 @@ WORDING: dict[str, Callable[[dict[str, Any], Any], str]] = {
     "dict_type": _bound("a mapping"),
     "model_type": _bound("a mapping"),
     "model_attributes_type": _bound("a mapping"),
-    "too_short": lambda ctx, value: f"must have at least {ctx['min_length']} entries, not {ctx['actual_length']}",
-    "too_long": lambda ctx, value: f"must have at most {ctx['max_length']} entries, not {ctx['actual_length']}",
+    "too_short": lambda ctx, value: f"must have at least {_entries(ctx['min_length'])}, not {ctx['actual_length']}",
+    "too_long": lambda ctx, value: f"must have at most {_entries(ctx['max_length'])}, not {ctx['actual_length']}",
     "finite_number": _bound("a finite number"),
 }
 """pydantic's kind of error → what is wrong, given its context and the value."""

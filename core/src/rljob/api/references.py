@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from rljob.api.builtin_rewards import option_problems
+from rljob.api.cluster import GPUS
 from rljob.api.engine_args import refused
+from rljob.api.pods import MAIN
+from rljob.api.templates import columns_of
 
 if TYPE_CHECKING:
+    from rljob.api.base import Model
+    from rljob.api.cluster import Destination, Peer
     from rljob.api.models import RLJobSpec
+    from rljob.api.roles import Reward, Rollout, Trainer
+    from rljob.api.tasks import Task, TaskData
 
 
 def problems(spec: RLJobSpec) -> Iterator[str]:
     """Yield one ``field: sentence`` for each contradiction; the field's path is relative to spec."""
     yield from _names(spec)
     yield from _models(spec)
+    yield from _initializer(spec)
     yield from _tasks(spec)
+    yield from _evaluation(spec)
+    for i, reward in enumerate(spec.rewards):
+        yield from _reward(f"rewards[{i}]", reward)
     yield from _rollouts(spec)
+    yield from _purposes(spec)
     yield from _batches(spec)
+    yield from _storage(spec)
+    yield from _replicas(spec)
+    yield from _network(spec)
+    yield from _fabric(spec)
 
 
 def _names(spec: RLJobSpec) -> Iterator[str]:
-    for field in ("models", "tasks", "rewards", "rollouts"):
+    for field in ("models", "tasks", "rewards", "environments", "rollouts"):
         seen: set[str] = set()
         for i, entry in enumerate(getattr(spec, field)):
             if entry.name in seen:
@@ -33,44 +50,136 @@ def _names(spec: RLJobSpec) -> Iterator[str]:
 def _models(spec: RLJobSpec) -> Iterator[str]:
     if "policy" not in {model.name for model in spec.models}:
         yield "models: none is called 'policy'; name the model to train 'policy'"
-    sources = [(f"models[{i}].source", model.source) for i, model in enumerate(spec.models)]
-    command = spec.initializer.command if spec.initializer else []
-    sources += [(f"initializer.command[{i}]", text) for i, text in enumerate(command)]
-    for field, text in sources:
+    for i, model in enumerate(spec.models):
+        yield from _place(f"models[{i}].source", model.source)
+    for i, text in enumerate(spec.initializer.command if spec.initializer else []):
         if text.startswith("job://"):
-            path = PurePosixPath(text.removeprefix("job://"))
-            if path.is_absolute() or ".." in path.parts or path == PurePosixPath("."):
-                yield f"{field}: {text!r} is no path inside the storage; write job://PATH without .. and a leading /"
+            yield from _place(f"initializer.command[{i}]", text)
+
+
+def _initializer(spec: RLJobSpec) -> Iterator[str]:
+    """What it runs is part of what the job is, and of the key by which its work is known; a template is neither."""
+    containers = ((spec.initializer.template or {}).get("spec") or {}).get("containers") if spec.initializer else []
+    for i, container in enumerate(containers or []):
+        for field in ("command", "args"):
+            if container["name"] == MAIN and field in container:
+                yield (
+                    f"initializer.template.spec.containers[{i}].{field}: governed by initializer.command; remove it, "
+                    "and say there what is run"
+                )
+
+
+def _place(field: str, text: str) -> Iterator[str]:
+    """Check where a model or a file is: job://PATH or a path."""
+    scheme, mark, rest = text.partition("://")
+    if not mark:
+        return
+    path = PurePosixPath(rest)
+    if scheme != "job":
+        yield f"{field}: {scheme}:// cannot be read; write job://PATH for a path in the storage, or a path"
+    elif path.is_absolute() or ".." in path.parts or path == PurePosixPath("."):
+        yield f"{field}: {text!r} is no path inside the storage; write job://PATH without .. and a leading /"
 
 
 def _tasks(spec: RLJobSpec) -> Iterator[str]:
-    rewards = [reward.name for reward in spec.rewards]
+    rewards = {reward.name: reward for reward in spec.rewards}
     for i, task in enumerate(spec.tasks):
         if task.reward not in rewards:
             yield (
                 f"tasks[{i}].reward: there is no reward called {task.reward!r} (but {', '.join(rewards)}); "
                 "add it to rewards"
             )
-        if "{question}" not in task.prompt:
-            yield f"tasks[{i}].prompt: the template lacks {{question}}; put it where the problem goes"
-        config = f"tasks[{i}].data.reasoningGym.config"
-        if "seed" in task.data.reasoning_gym.config:
-            yield f"{config}.seed: governed by the job; remove it and set spec.seed"
-        if "size" in task.data.reasoning_gym.config:
-            yield f"{config}.size: governed by the job; remove it"
-    tasks = [task.name for task in spec.tasks]
-    for i, name in enumerate((spec.evaluation.tasks or []) if spec.evaluation else []):
-        if name not in tasks:
-            yield f"evaluation.tasks[{i}]: there is no task called {name!r} (but {', '.join(tasks)}); name one of tasks"
+        about_data = list(_data(f"tasks[{i}].data", task.data))
+        yield from about_data
+        scored_by_gym = task.reward in rewards and rewards[task.reward].builtin == "reasoning_gym"
+        if scored_by_gym and task.data.reasoning_gym is None and not about_data:
+            yield (
+                f"tasks[{i}].reward: {task.reward!r} is the builtin reasoning_gym, which scores reasoningGym data "
+                "only; use a reward with builtin exact_match, or one of your own"
+            )
+        yield from _prompt(f"tasks[{i}]", task)
+
+
+def _evaluation(spec: RLJobSpec) -> Iterator[str]:
+    known = [task.name for task in spec.tasks]
+    chosen = (spec.evaluation.tasks or []) if spec.evaluation is not None else []
+    for i, name in enumerate(chosen):
+        if name not in known:
+            yield f"evaluation.tasks[{i}]: there is no task called {name!r} (but {', '.join(known)}); name one of tasks"
+        elif name in chosen[:i]:
+            yield f"evaluation.tasks[{i}]: {name!r} is named twice; name it once"
+    if spec.training.steps == 0 and spec.evaluation is None:
+        yield "training.steps: 0 only evaluates, and there is no evaluation; add evaluation, or train a step"
+
+
+def _data(path: str, data: TaskData) -> Iterator[str]:
+    sources: dict[str, Model | None] = {
+        "reasoningGym": data.reasoning_gym,
+        "jsonl": data.jsonl,
+        "parquet": data.parquet,
+        "datasets": data.datasets,
+    }
+    given = [name for name, source in sources.items() if source is not None]
+    if len(given) != 1:
+        said = f"{' and '.join(given)} are given" if given else "no source is given"
+        yield f"{path}: {said}; give exactly one of {', '.join(sources)}"
+    gym = data.reasoning_gym
+    if gym is not None and "seed" in gym.config:
+        yield f"{path}.reasoningGym.config.seed: governed by the job; remove it and set spec.seed"
+    if gym is not None and "size" in gym.config:
+        yield f"{path}.reasoningGym.config.size: governed by the job; remove it"
+    if gym is not None and data.columns:
+        yield f"{path}.columns: problems of reasoningGym always have question, answer and metadata; remove it"
+    for name, table in (("jsonl", data.jsonl), ("parquet", data.parquet)):
+        if table is not None:
+            yield from _place(f"{path}.{name}.path", table.path)
+            yield from _place(f"{path}.{name}.heldOutPath", table.held_out_path or "")
+            if table.held_out_path is not None and table.held_out_fraction:
+                yield f"{path}.{name}.heldOutFraction: heldOutPath is given too; give one of them"
+    if data.datasets is not None:
+        yield from _place(f"{path}.datasets.path", data.datasets.path)
+        if data.datasets.held_out_split is not None and data.datasets.held_out_fraction:
+            yield f"{path}.datasets.heldOutFraction: heldOutSplit is given too; give one of them"
+
+
+def _prompt(path: str, task: Task) -> Iterator[str]:
+    given = {"prompt": task.prompt, "messages": task.messages, "messagesColumn": task.messages_column}
+    forms = [name for name, value in given.items() if value is not None]
+    if len(forms) > 1:
+        yield f"{path}.{forms[1]}: {forms[0]} is given too; a task has one of {', '.join(given)}"
+    templates = {f"{path}.prompt": task.prompt} if task.prompt is not None else {}
+    for j, message in enumerate(task.messages or []):
+        templates[f"{path}.messages[{j}].content"] = message.content
+    named: set[str] = set()
+    for field, template in templates.items():
+        try:
+            named |= columns_of(template)
+        except ValueError as error:
+            yield f"{field}: {error}"
+            return
+    if templates and not named:
+        yield f"{next(iter(templates))}: the template names no column; put {{question}} where the problem goes"
+    if task.messages and task.messages[-1].role == "assistant":
+        yield f"{path}.messages: the last one is the assistant's; end with what the model is to answer"
+
+
+def _reward(path: str, reward: Reward) -> Iterator[str]:
+    given = {"builtin": reward.builtin, "url": reward.url, "local": reward.local}
+    forms = [name for name, value in given.items() if value is not None]
+    if len(forms) > 1 or (not forms and reward.template is None):
+        said = f"{' and '.join(forms)} are given" if forms else "nothing says what scores"
+        yield f"{path}: {said}; give exactly one of {', '.join(given)}"
+    elif reward.url is not None and reward.template is not None:
+        yield f"{path}.template: the service at url runs elsewhere and has no pod here; remove one of them"
+    elif reward.builtin is not None:
+        for problem in option_problems(reward.builtin, reward.config):
+            yield f"{path}.config.{problem}"
+    elif reward.config:
+        yield f"{path}.config: has a meaning with builtin only; remove it, and configure the service itself"
 
 
 def _rollouts(spec: RLJobSpec) -> Iterator[str]:
-    models = [model.name for model in spec.models]
     for i, rollout in enumerate(spec.rollouts):
-        if rollout.model not in [*models, "policy"]:
-            yield f"rollouts[{i}].model: there is no model called {rollout.model!r}; add it to models"
-        elif rollout.model != "policy":
-            yield f"rollouts[{i}].model: only 'policy' is supported yet; frozen pools come later"
         for refusal in refused(rollout.engine, rollout.args):
             yield f"rollouts[{i}].{refusal}"
         for j, task in enumerate(spec.tasks):
@@ -79,6 +188,20 @@ def _rollouts(spec: RLJobSpec) -> Iterator[str]:
                     f"tasks[{j}].sampling.maxTokens: {task.sampling.max_tokens} leaves no room for a prompt in "
                     f"rollouts[{i}].maxModelLength {rollout.max_model_length}; lower it or raise the other"
                 )
+
+
+def _purposes(spec: RLJobSpec) -> Iterator[str]:
+    purposes = [pool.purpose for pool in spec.rollouts]
+    dedicated = spec.evaluation is not None and spec.evaluation.engines == "dedicated"
+    if "training" not in purposes:
+        yield "rollouts: no pool is for training; set purpose: training in one of them"
+    if dedicated and "evaluation" not in purposes:
+        yield "evaluation.engines: dedicated needs a pool for it; set purpose: evaluation in one of rollouts, or shared"
+    if not dedicated and "evaluation" in purposes:
+        yield (
+            f"rollouts[{purposes.index('evaluation')}].purpose: nothing is evaluated on pools of its own; "
+            "set evaluation.engines: dedicated, or purpose: training"
+        )
 
 
 def _batches(spec: RLJobSpec) -> Iterator[str]:
@@ -91,3 +214,47 @@ def _batches(spec: RLJobSpec) -> Iterator[str]:
             "algorithm.groupFilter: with training.samplesPerPrompt 1 every group is constant and would be rejected; "
             "use none, or more samples"
         )
+
+
+def _storage(spec: RLJobSpec) -> Iterator[str]:
+    given = {"size": spec.storage.size, "claim": spec.storage.claim, "uri": spec.storage.uri}
+    forms = [name for name, value in given.items() if value is not None]
+    if len(forms) > 1:
+        yield f"storage.{forms[1]}: {forms[0]} is given too; a storage has one of {', '.join(given)}"
+
+
+def _replicas(spec: RLJobSpec) -> Iterator[str]:
+    found = {f"rewards[{i}]": reward.replicas for i, reward in enumerate(spec.rewards)}
+    found |= {f"rollouts[{i}]": pool.replicas for i, pool in enumerate(spec.rollouts)}
+    found["runner"] = spec.runner.replicas
+    for path, replicas in found.items():
+        if replicas.max is not None and replicas.max < replicas.min:
+            yield f"{path}.replicas.max: {replicas.max} is less than min, {replicas.min}; raise it or lower the other"
+
+
+def _network(spec: RLJobSpec) -> Iterator[str]:
+    if spec.network.egress.to and spec.network.egress.policy == "Any":
+        yield "network.egress.to: with policy Any everything is allowed; set policy: Listed, or remove it"
+    lists: dict[str, Sequence[Peer | Destination]] = {
+        "allowFrom": spec.network.allow_from,
+        "egress.to": spec.network.egress.to,
+        "nodes": spec.network.nodes,
+    }
+    for field, entries in lists.items():
+        names = [entry.name for entry in entries]
+        for i, name in enumerate(names):
+            if name in names[:i]:
+                yield f"network.{field}[{i}].name: {name!r} is used twice; give every entry its own name"
+
+
+def _fabric(spec: RLJobSpec) -> Iterator[str]:
+    roles: dict[str, Trainer | Rollout] = {"trainer": spec.trainer}
+    roles |= {f"rollouts[{i}]": pool for i, pool in enumerate(spec.rollouts)}
+    for path, role in roles.items():
+        if role.rdma is not None and role.rdma.resource == GPUS:
+            yield f"{path}.rdma.resource: {GPUS} is what accelerator asks for; name the network adapters' resource"
+        if role.host_network and spec.network.policy == "Enabled" and not spec.network.nodes:
+            yield (
+                f"{path}.hostNetwork: network policies would keep such pods away from the job's others; give the "
+                "addresses of nodes in network.nodes, or set network.policy: Disabled"
+            )

@@ -38,6 +38,8 @@ _BARE_WORDS = frozenset(
 )
 _INTEGER = re.compile(r"[-+]?(0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO]?[0-7]+|0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_POINT_FIRST = re.compile(r"\.[0-9]+(_[0-9]+)*([eE][-+]?[0-9]+(_[0-9]+)*)?")  # goyaml leaves these to Go's ParseFloat
+_WHOLE = (-(2**63), 2**63 - 1)  # other whole numbers are floats to Kubernetes
 _JSON_WRITES_WHOLE_BELOW = 1e21  # Go's encoding/json writes a whole float below this without a point
 
 
@@ -55,19 +57,31 @@ def scalar(text: str) -> Any:
         return _WORDS[text]
     if text in _BARE_WORDS:
         return BareWord(text)
-    number = text.replace("_", "") if text[:1] != "." else text
-    if text[0] in "+-.0123456789":
+    if text[0] == ".":
+        return _float(text.replace("_", ""), text) if _POINT_FIRST.fullmatch(text) else text
+    if text[0] in "+-0123456789":
+        number = text.replace("_", "")
         if match := _INTEGER.fullmatch(number):
-            return _integer(number, match[1])
+            return _integer(number, match[1], text)
         if _FLOAT.fullmatch(number):
-            return _as_json(float(number))
+            return _float(number, text)
     return text
 
 
-def _integer(number: str, digits: str) -> int:
+def _integer(number: str, digits: str, text: str) -> int | float | str:
     octal = len(digits) > 1 and digits[0] == "0" and digits[1].isdigit()
-    value = int(digits, 8) if octal else int(digits, 0)
-    return -value if number[0] == "-" else value
+    size = int(digits, 8) if octal else int(digits, 0)
+    value = -size if number[0] == "-" else size
+    if _WHOLE[0] <= value <= _WHOLE[1]:
+        return value
+    if value < 2**64 and number[0].isdigit():
+        return _as_json(float(value))  # fits into goyaml's unsigned number, and then into no whole one of Kubernetes
+    return _float(number, text) if _FLOAT.fullmatch(number) else text  # and an octal one has become a decimal one
+
+
+def _float(number: str, text: str) -> int | float | str:
+    value = float(number)
+    return _as_json(value) if math.isfinite(value) else text
 
 
 def _as_json(value: float) -> int | float:
@@ -87,19 +101,19 @@ def read_yaml(text: str) -> Any:
         raise YamlError(f"the text is longer than {MAX_BYTES:,} bytes, the most that a manifest may have")
     try:
         data = yaml.load(text, _Loader)  # a subclass of SafeLoader
+        _check(data)
+        return _unshared(data)
     except yaml.MarkedYAMLError as error:
         raise YamlError(_sentence(error)) from None
     except yaml.YAMLError as error:
         raise YamlError(f"not YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise YamlError("the text is nested too deeply to be a manifest") from None
-    _check(data)
-    return data
 
 
 def write_yaml(data: Any) -> str:
     """Return YAML which :func:`read_yaml` reads as ``data``."""
-    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return yaml.dump(data, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def _sentence(error: yaml.MarkedYAMLError) -> str:
@@ -107,6 +121,8 @@ def _sentence(error: yaml.MarkedYAMLError) -> str:
     where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
     if "expected a single document" in (error.context or ""):
         return f"{where}a second document begins; keep one RLJob in a file"
+    if "recursive" in (error.problem or ""):
+        return f"{where}an anchor contains an alias of itself, so the text has no end; write the values out"
     return where + " ".join(filter(None, (error.context, error.problem)))
 
 
@@ -124,6 +140,15 @@ def _check(data: Any) -> None:
             pending.extend(value)
         elif isinstance(value, float) and not math.isfinite(value):
             raise YamlError("a value is infinite or not a number, which a manifest cannot hold; write a number")
+
+
+def _unshared(data: Any) -> Any:
+    """Return a copy in which what an alias repeats is there several times: one can be changed without the others."""
+    if isinstance(data, dict):
+        return {key: _unshared(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [_unshared(value) for value in data]
+    return data
 
 
 class _Loader(yaml.SafeLoader):
@@ -169,15 +194,15 @@ class _Loader(yaml.SafeLoader):
 _Loader.yaml_constructors = {
     None: _Loader._refuse,
     _PLAIN: _Loader._plain,
+    _MERGE: _Loader._text,  # as a value
     "tag:yaml.org,2002:str": _Loader._text,
     "tag:yaml.org,2002:timestamp": _Loader._text,
-    **dict.fromkeys((f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float")), _Loader._plain),
     "tag:yaml.org,2002:seq": lambda loader, node: loader.construct_sequence(node, deep=True),
     "tag:yaml.org,2002:map": _Loader._mapping,
 }
 
 
-class _Dumper(yaml.SafeDumper):
+class Dumper(yaml.SafeDumper):
     """SafeDumper that quotes exactly the text which :func:`scalar` would not read as itself."""
 
     def resolve(self, kind: type[yaml.Node], value: str, implicit: tuple[bool, bool]) -> str:
@@ -197,11 +222,16 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
     return dumper.represent_scalar("tag:yaml.org,2002:str", str(text))
 
 
-def _represent_float(dumper: yaml.SafeDumper, value: float) -> yaml.Node:
-    number = _as_json(value)
-    kind = "int" if isinstance(number, int) else "float"
-    return dumper.represent_scalar(f"tag:yaml.org,2002:{kind}", repr(number))
+def _represent_number(dumper: yaml.SafeDumper, value: float) -> yaml.Node:
+    number = _as_json(float(value)) if isinstance(value, float) or not _WHOLE[0] <= value <= _WHOLE[1] else value
+    if isinstance(number, int):
+        return dumper.represent_scalar("tag:yaml.org,2002:int", repr(number))
+    # 1.0e-06 for 1e-06: to readers of YAML 1.1, Python's among them, the latter is text.
+    mantissa, mark, exponent = repr(number).partition("e")
+    mantissa += ".0" if mark and "." not in mantissa else ""
+    return dumper.represent_scalar("tag:yaml.org,2002:float", mantissa + mark + exponent)
 
 
-_Dumper.add_multi_representer(str, _represent_text)
-_Dumper.add_representer(float, _represent_float)
+Dumper.add_multi_representer(str, _represent_text)
+Dumper.add_representer(float, _represent_number)
+Dumper.add_representer(int, _represent_number)

@@ -1,0 +1,196 @@
+"""The CustomResourceDefinitions, generated from the manifest's and the status's models; `make crds` writes them.
+
+Invariants: the same models give the same text; what the API server takes is what :mod:`rljob.api.load` takes, but for
+what core/tests/crd_cases.py says that CEL cannot say, and the operator reports in its place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from rljob.api.explain import FieldDoc, fields
+from rljob.api.immutable import immutability
+from rljob.api.models import Metadata, RLJob, RLJobSpec
+from rljob.api.rules import Rule, rules
+from rljob.api.status import RLJobStatus
+from rljob.api.structural import Schema, ordered, structural
+
+GROUP = "rljob.dev"
+VERSION = "v1alpha1"
+
+
+def definitions() -> dict[str, dict[str, Any]]:
+    """Return every CustomResourceDefinition by its name without the group: rljobs, rljobscales."""
+    return {"rljobs": rljob(), "rljobscales": rljobscale()}
+
+
+def rljob() -> dict[str, Any]:
+    """Return the CustomResourceDefinition of RLJob."""
+    spec = _schema_of(RLJobSpec, defaults=True)
+    _at(spec, "evaluation.tasks")["x-kubernetes-list-type"] = "set"
+    _say_what_is_supported(spec, "spec", fields())
+    schema = _object(str(RLJob.__doc__), spec, _schema_of(RLJobStatus, defaults=False))
+    schema["required"] = ["metadata", "spec"]
+    name = _schema_of(Metadata, defaults=False)["properties"]["name"]
+    schema["properties"]["metadata"] |= {"properties": {"name": name}}
+    for rule in (*rules(), *immutability(spec)):
+        add(schema, rule)
+    names = {"kind": "RLJob", "plural": "rljobs", "shortNames": ["rlj"], "categories": ["rl"]}
+    return _definition(names, schema, COLUMNS, {"status": {}})
+
+
+def rljobscale() -> dict[str, Any]:
+    """Return the CustomResourceDefinition of RLJobScale: how many copies of one role of a job are wanted."""
+    count = {"type": "integer", "format": "int32", "minimum": 0}
+    spec = {
+        "description": "What is wanted.",
+        "type": "object",
+        "properties": {
+            "job": {
+                "description": "Name of the RLJob that the role belongs to.",
+                "type": "string",
+                "maxLength": 63,
+            },
+            "role": {
+                "description": "Name of the role: rollout-POOL, reward-NAME, runner.",
+                "type": "string",
+                "maxLength": 253,
+            },
+            "replicas": count
+            | {
+                "description": "Copies wanted: what kubectl scale and autoscalers write. The operator keeps it between "
+                "min and max of the role's replicas; min when left out.",
+            },
+        },
+    }
+    status = {
+        "description": "What there is. Written by the operator.",
+        "type": "object",
+        "properties": {
+            "replicas": count | {"description": "Pods of the role there are."},
+            "selector": {
+                "description": "Label selector of the role's pods, which autoscalers read.",
+                "type": "string",
+                "maxLength": 4096,
+            },
+        },
+    }
+    names = {"kind": "RLJobScale", "plural": "rljobscales", "shortNames": ["rljs"], "categories": ["rl"]}
+    scale = {
+        "specReplicasPath": ".spec.replicas",
+        "statusReplicasPath": ".status.replicas",
+        "labelSelectorPath": ".status.selector",
+    }
+    described = "Copies of one role of an RLJob: the one place that kubectl scale and autoscalers write."
+    schema = _object(described, _deep_ordered(spec), _deep_ordered(status))
+    return _definition(names, schema, SCALE_COLUMNS, {"status": {}, "scale": scale})
+
+
+def add(schema: Schema, rule: Rule) -> None:
+    """Add ``rule`` to the schema at its place, in place."""
+    at = _at(schema, rule.at)
+    said = {"rule": rule.rule, "message": rule.message}
+    said |= {"fieldPath": rule.field} if rule.field else {}
+    at["x-kubernetes-validations"] = [*at.get("x-kubernetes-validations", []), said]
+
+
+def _column(name: str, path: str, kind: str = "string", wide: bool = False, description: str = "") -> dict[str, Any]:
+    column = {"name": name, "type": kind, "jsonPath": path}
+    column |= {"description": description} if description else {}
+    return column | ({"priority": 1} if wide else {})
+
+
+_READY = '.status.conditions[?(@.type=="Ready")]'
+COLUMNS = [
+    _column("Ready", f"{_READY}.reason", description="Running, or what keeps the job from it."),
+    _column("Step", ".status.run.progress.step", "integer", description="Batches applied."),
+    _column("Progress", ".status.run.progress.text", description="Of how many."),
+    _column("Trainer", ".status.ready.trainer", description="Ready of desired pods of the trainer."),
+    _column("Rollout", ".status.ready.rollout", description="Ready of desired pods of all pools."),
+    _column("Reward", ".status.ready.reward", description="Ready of desired pods of all reward services."),
+    _column("Staleness", ".status.run.staleness", description="Mean and most of the last batch, in policy versions."),
+    _column("Age", ".metadata.creationTimestamp", "date"),
+    _column("Run", ".status.run.state", wide=True, description="What the coordinator says."),
+    _column(
+        "Tokens/s", '.status.run.metrics[?(@.name=="tokens_per_second")].value', "integer", True, "Sampled of late."
+    ),
+    _column("Mean reward", '.status.run.metrics[?(@.name=="reward_mean")].value', "number", True, "Of the last batch."),
+    _column("Checkpoint", ".status.run.lastCheckpoint.step", "integer", True, "Step of the newest durable one."),
+    _column("Attempt", ".status.trainer.number", "integer", True, "Of the trainer: restarted as often, less one."),
+    _column("Restarts", ".status.ready.restarts", wide=True, description="Which roles died how often."),
+    _column("Message", f"{_READY}.message", wide=True, description="What to do, where something can be done."),
+]
+SCALE_COLUMNS = [
+    _column("Job", ".spec.job"),
+    _column("Role", ".spec.role"),
+    _column("Wanted", ".spec.replicas", "integer"),
+    _column("Pods", ".status.replicas", "integer"),
+    _column("Age", ".metadata.creationTimestamp", "date"),
+]
+
+
+def _definition(
+    names: dict[str, Any], schema: Schema, columns: list[dict[str, Any]], subresources: dict[str, Any]
+) -> dict[str, Any]:
+    names = names | {"singular": names["kind"].lower(), "listKind": f"{names['kind']}List"}
+    version = {
+        "name": VERSION,
+        "served": True,
+        "storage": True,
+        "additionalPrinterColumns": columns,
+        "subresources": subresources,
+        "schema": {"openAPIV3Schema": schema},
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"{names['plural']}.{GROUP}",
+            # An uninstalled chart that took its definition along would delete every job.
+            "annotations": {"helm.sh/resource-policy": "keep"},
+        },
+        "spec": {"group": GROUP, "scope": "Namespaced", "names": names, "versions": [version]},
+    }
+
+
+def _object(description: str, spec: Schema, status: Schema) -> Schema:
+    text = {"type": "string"}
+    return {
+        "description": description,
+        "type": "object",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": dict(text),
+            "kind": dict(text),
+            "metadata": {"type": "object"},
+            "spec": spec,
+            "status": status,
+        },
+    }
+
+
+def _say_what_is_supported(schema: Schema, path: str, docs: dict[str, FieldDoc]) -> None:
+    """Give every field the words of `rljob explain`, which say what no part acts on yet."""
+    for name, inner in schema.get("properties", {}).items():
+        if doc := docs.get(f"{path}.{name}"):
+            inner["description"] = doc.meaning
+            _say_what_is_supported(inner.get("items", inner), f"{path}.{name}", docs)
+
+
+def _schema_of(model: type[BaseModel], *, defaults: bool) -> Schema:
+    schema = model.model_json_schema(by_alias=True)
+    return structural(schema, schema.get("$defs", {}), defaults=defaults)
+
+
+def _at(schema: Schema, path: str) -> Schema:
+    """Return the schema at ``path``, as a person writes it, a list's entries as []: spec.tasks[].data."""
+    for step in filter(None, path.replace("[]", ".[]").split(".")):
+        schema = schema["items"] if step == "[]" else schema["properties"][step]
+    return schema
+
+
+def _deep_ordered(schema: Schema) -> Schema:
+    properties = {name: _deep_ordered(inner) for name, inner in schema.get("properties", {}).items()}
+    return ordered(schema | ({"properties": properties} if properties else {}))

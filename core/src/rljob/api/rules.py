@@ -1,0 +1,270 @@
+"""What fields of a manifest demand of each other, as CEL for the API server: :mod:`rljob.api.references` in its words.
+
+CEL has a budget, estimated from the bounds of lists and texts; what does not fit into it, and what CEL cannot see or
+compute, the operator says in the job's conditions. core/tests/crd_cases.py has one case for every rule of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rljob.api.cluster import GPUS
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule of CEL.
+
+    ``at``: path of the schema it is on, a list's entries as []; ``self`` is the value there. ``field``: of what is
+    wrong, below it (.steps). The message names no values: put together in CEL, it would be over the budget.
+    """
+
+    at: str
+    rule: str
+    message: str
+    field: str = ""
+
+
+def rules() -> Iterator[Rule]:
+    """Yield every rule that an RLJob must obey, whether new or changed."""
+    yield from _spec()
+    yield from _tasks()
+    yield from _places()
+    yield from _services()
+    yield from _settings()
+
+
+def _spec() -> Iterator[Rule]:
+    evaluated = "has(self.evaluation)"
+    dedicated = f"{evaluated} && self.evaluation.engines == 'dedicated'"
+    purpose = "self.rollouts.exists(pool, pool.purpose == '{}')"
+    yield Rule(
+        "spec",
+        "self.models.exists(model, model.name == 'policy')",
+        "none is called 'policy'; name the model to train 'policy'",
+        ".models",
+    )
+    yield Rule(
+        "spec",
+        "self.tasks.all(task, self.rewards.exists(reward, reward.name == task.reward))",
+        "there is no reward called as one of them says; add it to rewards",
+        ".tasks",
+    )
+    yield Rule(
+        "spec",
+        "self.tasks.all(task, has(task.data.reasoningGym) || !self.rewards.exists(reward, "
+        "reward.name == task.reward && has(reward.builtin) && reward.builtin == 'reasoning_gym'))",
+        "a task's reward is the builtin reasoning_gym, which scores reasoningGym data only; use a reward with builtin "
+        "exact_match, or one of your own",
+        ".tasks",
+    )
+    yield Rule(
+        "spec",
+        f"!{evaluated} || !has(self.evaluation.tasks) || "
+        "self.evaluation.tasks.all(name, self.tasks.exists(task, task.name == name))",
+        "there is no task of one of these names; name one of tasks",
+        ".evaluation.tasks",
+    )
+    yield Rule(
+        "spec",
+        f"self.training.steps > 0 || {evaluated}",
+        "0 only evaluates, and there is no evaluation; add evaluation, or train a step",
+        ".training.steps",
+    )
+    yield Rule(
+        "spec",
+        "self.tasks.all(task, self.rollouts.all(pool, task.sampling.maxTokens < pool.maxModelLength))",
+        "a task's sampling.maxTokens leaves no room for a prompt in a pool's maxModelLength; lower it or raise the "
+        "other",
+        ".tasks",
+    )
+    yield Rule(
+        "spec",
+        purpose.format("training"),
+        "no pool is for training; set purpose: training in one of them",
+        ".rollouts",
+    )
+    yield Rule(
+        "spec",
+        f"!({dedicated}) || {purpose.format('evaluation')}",
+        "dedicated needs a pool for it; set purpose: evaluation in one of rollouts, or shared",
+        ".evaluation.engines",
+    )
+    yield Rule(
+        "spec",
+        f"({dedicated}) || !{purpose.format('evaluation')}",
+        "nothing is evaluated on pools of its own; set evaluation.engines: dedicated, or purpose: training",
+        ".rollouts",
+    )
+    yield Rule(
+        "spec",
+        "!has(self.algorithm.minibatches) || "
+        "self.algorithm.minibatches <= self.training.promptsPerStep * self.training.samplesPerPrompt",
+        "there are more than samples of a batch; lower it",
+        ".algorithm.minibatches",
+    )
+    yield Rule(
+        "spec",
+        "self.training.samplesPerPrompt > 1 || !has(self.algorithm.groupFilter) || "
+        "self.algorithm.groupFilter != 'nonconstant'",
+        "with training.samplesPerPrompt 1 every group is constant and would be rejected; use none, or more samples",
+        ".algorithm.groupFilter",
+    )
+
+
+def _tasks() -> Iterator[Rule]:
+    sources = ("reasoningGym", "jsonl", "parquet", "datasets")
+    yield Rule(
+        "spec.tasks[].data",
+        f"{_given(sources)}.exists_one(given, given)",
+        f"give exactly one of {', '.join(sources)}",
+    )
+    yield Rule(
+        "spec.tasks[].data",
+        "!has(self.reasoningGym) || self.columns.size() == 0",
+        "problems of reasoningGym always have question, answer and metadata; remove it",
+        ".columns",
+    )
+    for source, other in (("jsonl", "heldOutPath"), ("parquet", "heldOutPath"), ("datasets", "heldOutSplit")):
+        yield Rule(
+            f"spec.tasks[].data.{source}",
+            f"!has(self.{other}) || !has(self.heldOutFraction) || self.heldOutFraction == 0.0",
+            f"{other} is given too; give one of them",
+            ".heldOutFraction",
+        )
+    yield Rule(
+        "spec.tasks[]",
+        _most_one_of("prompt", "messages", "messagesColumn"),
+        "a task has one of prompt, messages, messagesColumn",
+    )
+    yield Rule(
+        "spec.tasks[].messages",
+        "self[self.size() - 1].role != 'assistant'",
+        "the last one is the assistant's; end with what the model is to answer",
+    )
+    yield Rule(
+        "spec.tasks[].prompt",
+        rf"self.matches(r'^([^{{}}]|{_BRACES}|\{{[^{{}}!:.\[\]]+:?\}})*$')",
+        "is no template: {column} stands for the value of a column; write {{ and }} for braces that are meant as such",
+    )
+    yield Rule(
+        "spec.tasks[].prompt",
+        rf"self.matches(r'^([^{{}}]|{_BRACES})*(\{{[^{{]|[{{}}]$)')",
+        "the template names no column; put {question} where the problem goes",
+    )
+
+
+def _places() -> Iterator[Rule]:
+    """Yield rules for where models and files are. In a cluster there is the job's storage only."""
+    for at in (
+        "spec.models[].source",
+        *(f"spec.tasks[].data.{table}.{field}" for table in ("jsonl", "parquet") for field in ("path", "heldOutPath")),
+        "spec.tasks[].data.datasets.path",
+    ):
+        yield Rule(
+            at,
+            "self.startsWith('job://') || !self.contains('://')",
+            "cannot be read; write job://PATH for a path in the storage",
+        )
+        yield Rule(
+            at,
+            "self.contains('://')",
+            "a path of one machine is for rljob run; in a cluster put it into the job's storage and write job://PATH",
+        )
+        yield _inside(at)
+    yield _inside("spec.initializer.command[]")
+
+
+def _inside(at: str) -> Rule:
+    outside = r"(?s)^job://(/|(\.?/)*\.?$|(.*/)?\.\.(/|$))"
+    return Rule(
+        at,
+        f"!self.matches(r'{outside}')",
+        "is no path inside the storage; write job://PATH without .. and a leading /",
+    )
+
+
+def _services() -> Iterator[Rule]:
+    forms = ("builtin", "url", "local")
+    yield Rule(
+        "spec.rewards[]",
+        f"{_most_one_of(*forms)} && ({' || '.join(f'has(self.{form})' for form in (*forms, 'template'))})",
+        "give exactly one of builtin, url, local",
+    )
+    yield Rule(
+        "spec.rewards[]",
+        "!has(self.url) || !has(self.template)",
+        "the service at url runs elsewhere and has no pod here; remove one of them",
+        ".template",
+    )
+    yield Rule(
+        "spec.rewards[]",
+        "!has(self.local) || has(self.template)",
+        "is for rljob run; in a cluster give the service's container in template, or its url",
+        ".local",
+    )
+    for owner in ("rewards[]", "environments[]", "rollouts[]", "runner"):
+        yield Rule(
+            f"spec.{owner}.replicas",
+            "!has(self.max) || self.max >= self.min",
+            "is less than min; raise it or lower the other",
+            ".max",
+        )
+    for owner in ("initializer", "rewards[]", "environments[]", "trainer", "rollouts[]", "runner", "coordinator"):
+        yield Rule(
+            f"spec.{owner}.template.spec",
+            "!has(self.restartPolicy)",
+            "governed by rljob, which restarts parts itself; remove it",
+            ".restartPolicy",
+        )
+
+
+def _settings() -> Iterator[Rule]:
+    yield Rule("spec.storage", _most_one_of("size", "claim", "uri"), "a storage has one of size, claim, uri")
+    yield from _fabric()
+    yield Rule(
+        "spec.network.egress",
+        "self.policy == 'Listed' || self.to.size() == 0",
+        "with policy Any everything is allowed; set policy: Listed, or remove it",
+        ".to",
+    )
+
+
+def _fabric() -> Iterator[Rule]:
+    prefixes = ("NCCL_", "TORCH_NCCL_", "GLOO_", "UCX_", "FI_")
+    known = " || ".join(f"name.startsWith('{prefix}')" for prefix in prefixes)
+    for role in ("trainer", "rollouts[]"):
+        yield Rule(
+            f"spec.{role}.rdma.resource",
+            f"self != '{GPUS}'",
+            f"{GPUS} is what accelerator asks for; name the network adapters' resource",
+        )
+        yield Rule(
+            f"spec.{role}.nccl",
+            f"self.all(name, {known})",
+            f"a name does not begin with {', '.join(prefixes[:-1])} or {prefixes[-1]}; set other variables in template",
+        )
+    strangers = "self.network.policy == 'Enabled' && self.network.nodes.size() == 0"
+    for field, some in (
+        (".trainer.hostNetwork", "self.trainer.hostNetwork"),
+        (".rollouts", "self.rollouts.exists(pool, pool.hostNetwork)"),
+    ):
+        yield Rule(
+            "spec",
+            f"!({strangers} && {some})",
+            "network policies would keep pods with hostNetwork away from the job's others; give the addresses of nodes "
+            "in network.nodes, or set network.policy: Disabled",
+            field,
+        )
+
+
+_BRACES = r"\{\{|\}\}"
+
+
+def _given(fields: tuple[str, ...]) -> str:
+    return f"[{', '.join(f'has(self.{field})' for field in fields)}]"
+
+
+def _most_one_of(*fields: str) -> str:
+    return f"{_given(fields)}.filter(given, given).size() <= 1"

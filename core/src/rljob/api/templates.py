@@ -1,0 +1,78 @@
+"""Prompt templates: text in which {column} stands for the value of a column, {{ and }} for braces."""
+
+from __future__ import annotations
+
+import functools
+import string
+from collections.abc import Mapping
+from typing import Any
+
+_KINDS = {type(None): "null", list: "a list", dict: "a mapping"}
+
+
+def columns_of(template: str) -> set[str]:
+    """Return the columns a template names.
+
+    Raises:
+        ValueError: it is no template; the sentence says why.
+    """
+    names = set()
+    try:
+        fields = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise ValueError(f"is no template ({error}); write {{{{ and }}}} for braces that are meant as such") from None
+    for _, name, spec, conversion in fields:
+        if name is None:
+            continue
+        if not name or spec or conversion or any(mark in name for mark in ".[]"):
+            raise ValueError(f"{{{name}}} is no column's name; write {{{{ and }}}} for braces that are meant as such")
+        names.add(name)
+    return names
+
+
+def fill(template: str, row: Mapping[str, Any]) -> str:
+    """Return ``template`` with its columns replaced by the values of ``row``.
+
+    Raises:
+        ValueError: the row lacks a column, or it holds neither text nor a number; the sentence says which.
+    """
+    parts = []
+    for text, name in _parsed(template):
+        parts.append(text)
+        if name is not None:
+            parts.append(text_of(row, name))
+    return "".join(parts)
+
+
+def text_of(row: Mapping[str, Any], column: str) -> str:
+    """Return the value of a column as text; numbers, true and false as Python writes them.
+
+    Raises:
+        ValueError: the row lacks the column, or it holds neither text nor a number.
+    """
+    value = value_of(row, column)
+    if not isinstance(value, str | int | float):
+        raise ValueError(f"column {column!r} holds {kind_of(value)}; it must hold text or a number")
+    return str(value)
+
+
+def value_of(row: Mapping[str, Any], column: str) -> Any:
+    """Return the value of a column.
+
+    Raises:
+        ValueError: the row lacks the column.
+    """
+    if column not in row:
+        there = ", ".join(row) or "none"
+        raise ValueError(f"there is no column {column!r}, but {there}; name one of them, or rename one with columns")
+    return row[column]
+
+
+def kind_of(value: Any) -> str:
+    """Return in words what a value is that is neither text nor a number."""
+    return _KINDS.get(type(value), f"a {type(value).__name__}")
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(template: str) -> tuple[tuple[str, str | None], ...]:
+    return tuple((text, name) for text, name, _, _ in string.Formatter().parse(template))

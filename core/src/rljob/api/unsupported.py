@@ -1,0 +1,77 @@
+"""The fields and values of the manifest that no part of rljob acts on yet: refused by name, never ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rljob.api.departures import departures
+
+if TYPE_CHECKING:
+    from rljob.api.models import RLJobSpec
+
+NOT_YET: dict[str, tuple[str, ...] | None] = {
+    "storage.uri": None,
+    "models[*].adapter": None,
+    "models[*].placement": None,
+    "scheduling.gang.provider": ("kubernetes", "volcano", "coscheduling", "kueue"),
+    "scheduling.gang.queue": None,
+    "environments": None,
+    "trainer.backend": None,
+    "trainer.parallelism.tensor": None,
+    "trainer.parallelism.pipeline": None,
+    "trainer.parallelism.context": None,
+    "trainer.parallelism.expert": None,
+    "rollouts[*].model": None,
+    "rollouts[*].engine": None,
+    "rollouts[*].hosts": None,
+    "rollouts[*].parallelism.tensor": None,
+    "rollouts[*].parallelism.pipeline": None,
+    "rollouts[*].parallelism.data": None,
+    "rollouts[*].placement": None,
+    "weightSync.transport": ("ipc",),
+    "weightSync.groups": None,
+}
+"""Path below spec → the values not supported yet; None: every value but the default."""
+
+
+def unsupported(spec: RLJobSpec) -> Iterator[str]:
+    """Yield one ``field: sentence`` for each field that is set to what is not supported."""
+    for pattern, values in NOT_YET.items():
+        for found in departures(spec, pattern):
+            if values is None or found.value in values:
+                yield f"{found.path}: {sentence(found.value, found.default)}"
+    if "policy" in (names := [model.name for model in spec.models]):
+        for i, name in enumerate(names):
+            if name != "policy":
+                yield f"models[{i}]: a model besides policy ({name}) is not supported yet; remove it"
+
+
+def misspelt(location: Sequence[str | int], value: Any, known: str, default: Any) -> str | None:
+    """Return the refusal of a word that is another spelling of a value to come (colocated for Colocated), or None.
+
+    Args:
+        location: of the field, as pydantic says it.
+        value: which is none of the field's.
+        known: the field's values, each in single quotes.
+        default: of the field.
+    """
+    pattern = "".join("[*]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".spec.")
+    if pattern not in NOT_YET or not isinstance(value, str) or f"'{value.casefold()}'" not in known.casefold():
+        return None
+    values = NOT_YET[pattern]
+    if value.casefold() == str(default).casefold() or (values is not None and value.casefold() not in values):
+        return None
+    return sentence(value, default)
+
+
+def sentence(value: Any, default: Any) -> str:
+    """Return what is said of ``value`` where only ``default`` is supported."""
+    shown = f"{on_one_line(str(value))} is " if isinstance(value, str | int) else ""
+    instead = f" or set {default}" if default is not None and shown else ""
+    return f"{shown}not supported yet; remove it{instead}"
+
+
+def on_one_line(text: str) -> str:
+    """Return ``text`` with its line ends and other control characters written out, for a sentence."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)

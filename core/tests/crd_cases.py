@@ -1,0 +1,567 @@
+"""What a manifest may not say, one case for each rule, and what both are to say of it: rljob where it reads a manifest,
+and the API server where it is given an RLJob. Used by test_api_crd.py here and by e2e/integration/test_crd_rules.py.
+
+Where the API server cannot say it, `why` says the reason; the operator then says it in the job's conditions.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+from core.tests.conftest import MANIFEST
+from rljob.api.load import override
+
+LISTED = "a list map: the API server says which entry is there twice"
+SCHEMA = "the schema's own bound: the API server says it in its words"
+UNSEEN = "CEL does not see into mappings of any value"
+BUDGET = "over CEL's budget"
+GRAMMAR = "the words of another program: CEL cannot ask it"
+KEYS = "a structural schema has no bound for keys"
+WRITTEN_NULL = "null is the same as nothing to the API server, which fills in the default"
+ONLY_IN_A_CLUSTER = "`rljob run` takes it; the operator says it too"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A change of the smallest manifest (entries as of --set), and part of the sentence about it.
+
+    ``says``: by rljob; empty: it takes the manifest. ``server``: by the API server, where that differs; empty: it takes
+    it. ``why``: the two differ.
+    """
+
+    name: str
+    change: tuple[str, ...]
+    says: str
+    server: str | None = None
+    why: str = ""
+
+    @property
+    def server_says(self) -> str:
+        return self.says if self.server is None else self.server
+
+
+def changed(change: tuple[str, ...]) -> dict[str, Any]:
+    """Return the smallest manifest with ``change`` made in it."""
+    data = copy.deepcopy(MANIFEST)
+    for entry in change:
+        override(data, entry)
+    return data
+
+
+def _jsonl(*fields: str) -> str:
+    return f"spec.tasks[0].data={{jsonl: {{path: 'job://rows', {', '.join(fields)}}}}}"
+
+
+_EXACT = "spec.rewards[0].builtin=exact_match"
+_TEMPLATE = "{spec: {containers: [{name: main, image: mine}]}}"
+
+GOOD = [
+    Case("the smallest manifest", (), ""),
+    Case("null where something may be left out", ("spec.algorithm.dualClip=null", "spec.evaluation=null"), ""),
+    Case("every preset's fields set by hand", ("spec.algorithm={preset: dr_grpo, clipLow: 0.3, minibatches: 2}",), ""),
+    Case("rows of a file, some held out", (_EXACT, _jsonl("heldOutFraction: 0.2")), ""),
+    Case("rows of two files", (_EXACT, _jsonl("heldOutPath: 'job://other'", "heldOutFraction: 0")), ""),
+    Case("braces in a prompt", ("spec.tasks[0].prompt='{{a}} {question}}} {b c:}'",), ""),
+    Case("a chat", ("spec.tasks[0].messages=[{role: user, content: '{question}'}]",), ""),
+    Case("a path with dots that lead nowhere", ("spec.models[0].source='job://a/./...b/..c'",), ""),
+    Case(
+        "a reward of your own in a cluster",
+        (f"spec.rewards=[{{name: exact, template: {_TEMPLATE}, local: {{command: [serve]}}}}]",),
+        "",
+    ),
+    Case("a reward elsewhere", ("spec.rewards=[{name: exact, url: 'http://scores.example:80/x'}]",), ""),
+    Case(
+        "dedicated evaluation",
+        ("spec.evaluation={engines: dedicated}", "spec.rollouts=[{name: a}, {name: b, purpose: evaluation}]"),
+        "",
+    ),
+    Case("only evaluation", ("spec.training.steps=0", "spec.evaluation={tasks: [sums]}"), ""),
+    Case(
+        "templates with quantities, null and keyed lists",
+        (
+            "spec.trainer.template={metadata: {labels: {team: a}}, spec: {nodeSelector: {x: null}, volumes: "
+            "[{name: v, emptyDir: {sizeLimit: 1Gi}}], containers: [{name: main, securityContext: null, env: "
+            "[{name: A, value: b}], volumeMounts: [{mountPath: /v, name: v}], resources: {limits: {cpu: 2, memory: "
+            "1Gi}}, livenessProbe: {httpGet: {port: http}}}]}}",
+        ),
+        "",
+    ),
+    Case(
+        "a fabric",
+        (
+            "spec.trainer={sharedMemory: 16Gi, rdma: {resource: rdma/hca_0, count: 8}, nccl: {NCCL_IB_HCA: mlx5}}",
+            "spec.rollouts[0].nccl={TORCH_NCCL_DEBUG: a, FI_PROVIDER: efa}",
+        ),
+        "",
+    ),
+    Case(
+        "the network of nodes",
+        ("spec.trainer.hostNetwork=true", "spec.network.nodes=[{name: all, cidr: 10.0.0.0/8}]"),
+        "",
+    ),
+    Case(
+        "the network of nodes without policies",
+        ("spec.rollouts[0].hostNetwork=true", "spec.network.policy=Disabled"),
+        "",
+    ),
+    Case("peers and addresses", ("spec.network={egress: {policy: Listed, to: [{name: a, cidr: 10.0.0.0/8}]}}",), ""),
+    Case("the longest name", (f"metadata.name={'a' * 63}",), ""),
+]
+"""Manifests that both take."""
+
+FIELDS = [
+    Case(
+        "nothing is called policy",
+        ("spec.models[0].name=base",),
+        "none is called 'policy'; name the model to train 'policy'",
+    ),
+    Case("no such reward", ("spec.tasks[0].reward=none",), "there is no reward called"),
+    Case(
+        "data that the gym cannot score",
+        (_jsonl(),),
+        "is the builtin reasoning_gym, which scores reasoningGym data only; use a reward with builtin exact_match",
+    ),
+    Case("an evaluation of no task", ("spec.evaluation.tasks=[none]",), "; name one of tasks"),
+    Case(
+        "a task evaluated twice",
+        ("spec.evaluation.tasks=[sums, sums]",),
+        "'sums' is named twice; name it once",
+        "Duplicate value",
+        LISTED,
+    ),
+    Case(
+        "nothing to do",
+        ("spec.training.steps=0",),
+        "0 only evaluates, and there is no evaluation; add evaluation, or train a step",
+    ),
+    Case(
+        "no room for a prompt",
+        ("spec.rollouts[0].maxModelLength=256",),
+        "leaves no room for a prompt in",
+    ),
+    Case(
+        "no pool for training",
+        ("spec.rollouts[0].purpose=evaluation", "spec.evaluation.engines=dedicated"),
+        "no pool is for training; set purpose: training in one of them",
+    ),
+    Case(
+        "no pool for evaluation", ("spec.evaluation.engines=dedicated",), "dedicated needs a pool for it; set purpose"
+    ),
+    Case(
+        "a pool for no evaluation",
+        ("spec.rollouts=[{name: a}, {name: b, purpose: evaluation}]",),
+        "nothing is evaluated on pools of its own; set evaluation.engines: dedicated, or purpose: training",
+    ),
+    Case(
+        "more minibatches than samples",
+        ("spec.algorithm.minibatches=9", "spec.training.promptsPerStep=1"),
+        "samples of a batch; lower it",
+    ),
+    Case(
+        "groups of one that are to vary",
+        ("spec.training.samplesPerPrompt=1", "spec.algorithm.groupFilter=nonconstant"),
+        "with training.samplesPerPrompt 1 every group is constant and would be rejected; use none, or more samples",
+    ),
+    Case(
+        "two sources of data",
+        ("spec.tasks[0].data.jsonl={path: 'job://a'}",),
+        "give exactly one of reasoningGym, jsonl, parquet, datasets",
+    ),
+    Case(
+        "no source of data",
+        ("spec.tasks[0].data={}",),
+        "give exactly one of reasoningGym, jsonl, parquet, datasets",
+    ),
+    Case(
+        "columns of generated problems",
+        ("spec.tasks[0].data.columns={question: prompt}",),
+        "problems of reasoningGym always have question, answer and metadata; remove it",
+    ),
+    Case(
+        "two ways to hold rows out",
+        (_EXACT, _jsonl("heldOutPath: 'job://b'", "heldOutFraction: 0.1")),
+        "heldOutPath is given too; give one of them",
+    ),
+    Case(
+        "two ways to hold splits out",
+        (_EXACT, "spec.tasks[0].data={datasets: {path: 'job://a', heldOutSplit: x, heldOutFraction: 0.1}}"),
+        "heldOutSplit is given too; give one of them",
+    ),
+    Case(
+        "the gym's seed",
+        ("spec.tasks[0].data.reasoningGym.config.seed=1",),
+        "governed by the job; remove it and set spec.seed",
+        "",
+        UNSEEN,
+    ),
+    Case("the gym's size", ("spec.tasks[0].data.reasoningGym.config.size=1",), "governed by the job", "", UNSEEN),
+    Case(
+        "two forms of a prompt",
+        ("spec.tasks[0].prompt='{question}'", "spec.tasks[0].messagesColumn=chat"),
+        "a task has one of prompt, messages, messagesColumn",
+    ),
+    Case("a prompt without a problem", ("spec.tasks[0].prompt=hello",), "the template names no column; put {question}"),
+    Case("an open brace", ("spec.tasks[0].prompt='{question'",), "write {{ and }} for braces that are meant as such"),
+    Case("a single brace", ("spec.tasks[0].prompt='a} {b}'",), "write {{ and }} for braces that are meant as such"),
+    Case("a field of a column", ("spec.tasks[0].prompt='{a.b}'",), "write {{ and }} for braces that are meant as such"),
+    Case("a column converted", ("spec.tasks[0].prompt='{a!r}'",), "write {{ and }} for braces that are meant as such"),
+    Case(
+        "a chat whose template is none",
+        ("spec.tasks[0].messages=[{role: user, content: '{'}]",),
+        "write {{ and }} for braces that are meant as such",
+        "",
+        BUDGET,
+    ),
+    Case(
+        "a chat without a problem",
+        ("spec.tasks[0].messages=[{role: user, content: hello}]",),
+        "the template names no column",
+        "",
+        BUDGET,
+    ),
+    Case(
+        "a chat that the model ends",
+        ("spec.tasks[0].messages=[{role: user, content: '{a}'}, {role: assistant, content: b}]",),
+        "the last one is the assistant's; end with what the model is to answer",
+    ),
+    Case("a model far away", ("spec.models[0].source='s3://b/x'",), "cannot be read; write job://PATH for a path"),
+    Case("a path out of the storage", ("spec.models[0].source='job://../x'",), "is no path inside the storage"),
+    Case("a path out of the storage, later", ("spec.models[0].source='job://a/..'",), "is no path inside the storage"),
+    Case("the root", ("spec.models[0].source='job:///x'",), "is no path inside the storage"),
+    Case("the storage itself", ("spec.models[0].source='job://./.'",), "is no path inside the storage"),
+    Case("an initializer outside", ("spec.initializer.command=[a, 'job://../x']",), "is no path inside the storage"),
+    Case("rows outside", (_EXACT, "spec.tasks[0].data={jsonl: {path: 'job://..'}}"), "is no path inside the storage"),
+    Case(
+        "splits outside",
+        (_EXACT, "spec.tasks[0].data={datasets: {path: 'job:///a'}}"),
+        "is no path inside the storage",
+    ),
+    Case(
+        "a path of a machine",
+        ("spec.models[0].source=./model",),
+        "",
+        "is for rljob run; in a cluster put it into the job's storage and write job://PATH",
+        ONLY_IN_A_CLUSTER,
+    ),
+    Case(
+        "rows of a machine",
+        (_EXACT, "spec.tasks[0].data={parquet: {path: rows.parquet}}"),
+        "",
+        "is for rljob run; in a cluster put it into the job's storage and write job://PATH",
+        ONLY_IN_A_CLUSTER,
+    ),
+    Case("a reward of nothing", ("spec.rewards=[{name: exact}]",), "give exactly one of builtin, url, local"),
+    Case("a reward of two", ("spec.rewards[0].url=http://a",), "give exactly one of builtin, url, local"),
+    Case(
+        "a pod for a reward elsewhere",
+        (f"spec.rewards=[{{name: exact, url: 'http://a', template: {_TEMPLATE}}}]",),
+        "the service at url runs elsewhere and has no pod here; remove one of them",
+    ),
+    Case(
+        "a reward of your own without a pod",
+        ("spec.rewards=[{name: exact, local: {command: [serve]}}]",),
+        "",
+        "is for rljob run; in a cluster give the service's container in template, or its url",
+        ONLY_IN_A_CLUSTER,
+    ),
+    Case(
+        "a reward of your own without an image",
+        ("spec.rewards=[{name: exact, template: {spec: {containers: [{name: main}]}}}]",),
+        "",
+        "",
+        BUDGET,
+    ),
+    Case(
+        "an option that a builtin has not",
+        (_EXACT, _jsonl(), "spec.rewards[0].config.colum=answer"),
+        "exact_match has no such option",
+        "",
+        UNSEEN,
+    ),
+    Case(
+        "a regular expression that is none",
+        (_EXACT, _jsonl(), "spec.rewards[0].config.extract='('"),
+        "is no regular expression",
+        "",
+        UNSEEN,
+    ),
+    Case(
+        "options of a service elsewhere",
+        ("spec.rewards=[{name: exact, url: 'http://a', config: {column: x}}]",),
+        "has a meaning with builtin only; remove it",
+        "",
+        UNSEEN,
+    ),
+    Case(
+        "an argument that rljob sets",
+        ("spec.rollouts[0].args=['--port=1']",),
+        "is governed by rljob",
+        "",
+        BUDGET,
+    ),
+    Case("two storages", ("spec.storage={size: 1Gi, claim: a}",), "a storage has one of size, claim, uri"),
+    Case(
+        "fewer engines at most than at least",
+        ("spec.rollouts[0].replicas={min: 3, max: 2}",),
+        "is less than min",
+    ),
+    Case("fewer runners at most than at least", ("spec.runner.replicas={min: 3, max: 2}",), "is less than min"),
+    Case("fewer rewards at most than at least", ("spec.rewards[0].replicas={min: 2, max: 1}",), "is less than min"),
+    Case(
+        "addresses without a list",
+        ("spec.network.egress.to=[{name: a, cidr: 10.0.0.0/8}]",),
+        "with policy Any everything is allowed; set policy: Listed, or remove it",
+    ),
+    Case(
+        "GPUs as adapters",
+        ("spec.trainer.rdma.resource=nvidia.com/gpu",),
+        "nvidia.com/gpu is what accelerator asks for; name the network adapters' resource",
+    ),
+    Case(
+        "GPUs as an engine's adapters",
+        ("spec.rollouts[0].rdma.resource=nvidia.com/gpu",),
+        "nvidia.com/gpu is what accelerator asks for; name the network adapters' resource",
+    ),
+    Case(
+        "a variable of something else",
+        ("spec.trainer.nccl={PATH: /bin}",),
+        "spec.trainer.nccl.PATH: must begin with NCCL_, TORCH_NCCL_, GLOO_, UCX_ or FI_, not 'PATH'; set others in",
+        "a name does not begin with NCCL_, TORCH_NCCL_, GLOO_, UCX_ or FI_; set other variables in template",
+        "CEL's messages name no values",
+    ),
+    Case(
+        "an engine's variable of something else",
+        ("spec.rollouts[0].nccl={PATH: /bin}",),
+        "must begin with NCCL_, TORCH_NCCL_, GLOO_, UCX_ or FI_, not 'PATH'; set others in template",
+        "a name does not begin with NCCL_, TORCH_NCCL_, GLOO_, UCX_ or FI_; set other variables in template",
+        "CEL's messages name no values",
+    ),
+    Case(
+        "a trainer that policies would keep away",
+        ("spec.trainer.hostNetwork=true",),
+        "away from the job's others; give the addresses of nodes in network.nodes, or set network.policy: Disabled",
+    ),
+    Case(
+        "engines that policies would keep away",
+        ("spec.rollouts[0].hostNetwork=true",),
+        "away from the job's others; give the addresses of nodes in network.nodes, or set network.policy: Disabled",
+    ),
+    Case(
+        "the restart policy of a pod",
+        ("spec.trainer.template={spec: {restartPolicy: Always}}",),
+        "governed by rljob, which restarts parts itself; remove it",
+    ),
+    Case(
+        "rljob's own variables",
+        ("spec.trainer.template={spec: {containers: [{name: main, env: [{name: RLJOB_X, value: y}]}]}}",),
+        "variables that begin with RLJOB_ are rljob's own; remove it",
+        "",
+        BUDGET,
+    ),
+    Case(
+        "rljob's own labels",
+        ("spec.trainer.template={metadata: {labels: {rljob.dev/job: x}}}",),
+        "labels that begin with rljob.dev/ are rljob's own; remove it",
+        "",
+        BUDGET,
+    ),
+    Case(
+        "rljob's own port",
+        ("spec.runner.template={spec: {containers: [{name: side, ports: [{containerPort: 8080}]}]}}",),
+        "port 8080 is rljob's own",
+        "",
+        BUDGET,
+    ),
+    Case(
+        "another command of the initializer",
+        ("spec.initializer.template={spec: {containers: [{name: main, args: [x]}]}}",),
+        "initializer.template.spec.containers[0].args: governed by initializer.command",
+        "",
+        BUDGET,
+    ),
+    Case(
+        "a container without a name",
+        ("spec.trainer.template={spec: {containers: [{image: a}]}}",),
+        "required; add it (rljob's own container is called main)",
+        "Required value",
+        SCHEMA,
+    ),
+    Case(
+        "a variable without a name",
+        ("spec.trainer.template={spec: {containers: [{name: main, env: [{value: a}]}]}}",),
+        "spec.containers[0].env[0].name: required",
+        "Required value",
+        SCHEMA,
+    ),
+    Case(
+        "two variables of one name",
+        ("spec.trainer.template={spec: {containers: [{name: main, env: [{name: A}, {name: A}]}]}}",),
+        "is used twice; give every entry its own name",
+        "Duplicate value",
+        LISTED,
+    ),
+    Case(
+        "two volumes at one place",
+        ("spec.runner.template={spec: {containers: [{name: a, volumeMounts: [{mountPath: /a}, {mountPath: /a}]}]}}",),
+        "is used twice; give every entry its own mountPath",
+        "Duplicate value",
+        LISTED,
+    ),
+    Case(
+        "half a processor as a number",
+        ("spec.trainer.template={spec: {containers: [{name: main, resources: {limits: {cpu: 0.5}}}]}}",),
+        "must be a whole number, or text; put it in quotes",
+        "resources.limits.cpu",
+        SCHEMA,
+    ),
+    Case(
+        "nothing in a list of a pod",
+        ("spec.runner.template={spec: {containers: [null]}}",),
+        "null deletes nothing in a list; remove it",
+        "must be of type object",
+        SCHEMA,
+    ),
+    Case(
+        "the restart policy of a pod deleted",
+        ("spec.trainer.template={spec: {restartPolicy: null}}",),
+        "governed by rljob, which restarts parts itself; remove it",
+        "",
+        WRITTEN_NULL,
+    ),
+    Case(
+        "an unknown field of a pod",
+        ("spec.trainer.template={spec: {container: []}}",),
+        "unknown field",
+        'unknown field "spec.trainer.template.spec.container"',
+    ),
+    Case(
+        "a word where a pod wants a number",
+        ("spec.trainer.template={spec: {terminationGracePeriodSeconds: soon}}",),
+        "must be a whole number",
+        "must be of type integer",
+        SCHEMA,
+    ),
+    *(
+        Case(
+            f"two {kind} of one name",
+            (f"spec.{kind}=[{entry}, {entry}]",),
+            "is used twice; give every entry its own name",
+            "Duplicate value",
+            LISTED,
+        )
+        for kind, entry in (
+            ("models", "{name: policy, source: 'job://m'}"),
+            ("tasks", "{name: a, data: {reasoningGym: {dataset: x}}, reward: exact}"),
+            ("rewards", "{name: exact, builtin: reasoning_gym}"),
+            ("rollouts", "{name: main}"),
+            ("network.allowFrom", "{name: a}"),
+            ("network.nodes", "{name: a, cidr: 10.0.0.0/8}"),
+        )
+    ),
+]
+"""Rules across fields, and rules of one field that no schema of JSON can say."""
+
+BOUNDS = [
+    Case("an unknown field", ("spec.sed=1",), "unknown field", 'unknown field "spec.sed"'),
+    Case("snake case", ("spec.training.max_staleness=1",), "unknown field", 'unknown field "spec.training.max_stale'),
+    Case("text for a number", ("spec.seed='1'",), "must be a whole number", "must be of type integer", SCHEMA),
+    Case("a fraction", ("spec.seed=1.5",), "must be a whole number", "must be of type integer", SCHEMA),
+    Case(
+        "too small", ("spec.training.steps=-1",), "must be at least 0", "should be greater than or equal to 0", SCHEMA
+    ),
+    Case("too large", ("spec.training.maxStaleness=65",), "must be at most 64", "less than or equal to 64", SCHEMA),
+    Case("on the bound", ("spec.algorithm.clipLow=1",), "must be less than 1", "should be less than 1", SCHEMA),
+    Case("no word of it", ("spec.algorithm.preset=ppo",), "must be 'grpo' or", "Unsupported value", SCHEMA),
+    Case("an empty list", ("spec.tasks=[]",), "must have at least 1 entry", "should have at least 1 items", SCHEMA),
+    Case("three betas", ("spec.trainer.optimizer.betas=[0, 0, 0]",), "must have at most 2", "at most 2 items", SCHEMA),
+    Case("one beta", ("spec.trainer.optimizer.betas=[0]",), "required", "should have at least 2 items", SCHEMA),
+    Case(
+        "a beta of 1", ("spec.trainer.optimizer.betas=[0, 1]",), "must be less than 1", "should be less than 1", SCHEMA
+    ),
+    Case("a name in capitals", ("metadata.name=Sums",), "must consist of lower-case letters", "metadata.name", SCHEMA),
+    Case("a name with a dot", ("metadata.name=a.b",), "must consist of lower-case letters", "metadata.name", SCHEMA),
+    Case("a long name", (f"metadata.name={'a' * 64}",), "must have at most 63", "metadata.name", SCHEMA),
+    Case("a name of two", ("spec.tasks[0].reward='a b'",), "must consist of lower-case", "should match", SCHEMA),
+    Case("an address", ("spec.rewards[0].url=a:80",), "must begin with http://", "should match", SCHEMA),
+    Case(
+        "a long text", (f"spec.managedBy={'a' * 4097}",), "must have at most 4096", "may not be more than 4096", SCHEMA
+    ),
+    Case("an empty text", ("spec.managedBy=''",), "is empty; give it a value", "should be at least 1 chars", SCHEMA),
+    Case("a resource", ("spec.trainer.rdma.resource=hca",), "such as rdma/hca", "should match", SCHEMA),
+    Case("an amount", ("spec.storage.size=10 GB",), "must be an amount such as 10Gi", "should match", SCHEMA),
+    Case(
+        "many options",
+        (f"spec.rewards[0].config={{{', '.join(f'a{i}: 1' for i in range(65))}}}",),
+        "must have at most 64",
+    ),
+    Case(
+        "a long key",
+        (_EXACT, f"spec.tasks[0].data={{jsonl: {{path: 'job://a'}}, columns: {{? {'a' * 4097} : b}}}}"),
+        "must have at most 4096",
+        "",
+        KEYS,
+    ),
+    Case("null for a default", ("spec.seed=null",), "must be a whole number, not null", "", WRITTEN_NULL),
+    Case("null for something needed", ("spec.training=null",), "must be a mapping", "Required value", SCHEMA),
+    Case("nothing for something needed", ("spec={}",), "required; add it", "Required value", SCHEMA),
+]
+"""Bounds of single fields: one case for each kind of bound."""
+
+UNSUPPORTED = [
+    Case("what comes later", ("spec.rollouts[0].placement=Colocated",), "not supported yet", "", "the operator's word"),
+]
+"""Values that no part acts on yet are the operator's to refuse: the schema has them already."""
+
+CHANGES = [
+    ("spec.suspend=true", ""),
+    ("spec.suspendGraceSeconds=5", ""),
+    ("spec.failurePolicy.maxRestarts=5", ""),
+    ("spec.activeDeadlineSeconds=50", ""),
+    ("spec.ttlSecondsAfterFinished=50", ""),
+    ("spec.keepCoordinatorSeconds=50", ""),
+    ("spec.network.policy=Disabled", ""),
+    ("spec.checkpoints.keep=7", ""),
+    ("spec.tracking.tensorboard=false", ""),
+    ("spec.training.steps=4", ""),
+    ("spec.rollouts[0].replicas={min: 2, max: 4}", ""),
+    ("spec.rewards[0].replicas.min=2", ""),
+    ("spec.runner.replicas.min=2", ""),
+    (f"spec.rollouts[0].template={_TEMPLATE}", ""),
+    (f"spec.rewards[0].template={_TEMPLATE}", ""),
+    (f"spec.trainer.template={_TEMPLATE}", ""),
+    (f"spec.runner.template={_TEMPLATE}", ""),
+    (f"spec.coordinator.template={_TEMPLATE}", ""),
+    ("spec.initializer.template={spec: {nodeSelector: {disk: large}}}", ""),
+    ("spec.trainer.sharedMemory=1Gi", ""),
+    ("spec.trainer.rdma={resource: rdma/hca}", ""),
+    ("spec.trainer.nccl={NCCL_DEBUG: INFO}", ""),
+    ("spec.rollouts[0].sharedMemory=1Gi", ""),
+    ("spec.rollouts[0].rdma={resource: rdma/hca}", ""),
+    ("spec.rollouts[0].nccl={NCCL_DEBUG: INFO}", ""),
+    ("spec.failurePolicy.disruption=Block", ""),
+    ("spec.training.steps=2", "spec.training.steps: Invalid value: can only be raised"),
+    ("spec.training.maxStaleness=2", "spec.training.maxStaleness: Invalid value: cannot be changed once the job is"),
+    ("spec.seed=2", "spec.seed: Invalid value: cannot be changed once the job is there; make a new RLJob"),
+    ("spec.storage.retention=Delete", "spec.storage: Invalid value: cannot be changed"),
+    ("spec.initializer=null", "spec.initializer: Invalid value: cannot be changed"),
+    ("spec.initializer.command=[b]", "spec.initializer.command: Invalid value: cannot be changed"),
+    ("spec.models[0].source='job://b'", "spec.models: Invalid value: cannot be changed"),
+    ("spec.scheduling.onDeadline=regenerate", "spec.scheduling: Invalid value: cannot be changed"),
+    ("spec.algorithm.clipLow=0.2", "spec.algorithm: Invalid value: cannot be changed"),
+    ("spec.tasks[0].sampling.temperature=0.5", "spec.tasks: Invalid value: cannot be changed"),
+    ("spec.evaluation={}", "spec.evaluation: Invalid value: cannot be changed"),
+    ("spec.environments=[{name: a, url: 'http://a'}]", "spec.environments: Invalid value: entries cannot be added"),
+    ("spec.rewards[0].processes=2", "spec.rewards[0].processes: Invalid value: cannot be changed"),
+    ("spec.rewards[0].config={a: 1}", "spec.rewards[0].config: Invalid value: cannot be changed"),
+    ("spec.rollouts[0].maxConcurrency=9", "spec.rollouts[0].maxConcurrency: Invalid value: cannot be changed"),
+    ("spec.rollouts[0].kvCacheBytes=9000000", "spec.rollouts[0].kvCacheBytes: Invalid value: cannot be changed"),
+    ("spec.rollouts[0].name=other", "spec.rollouts: Invalid value: entries cannot be added, removed or renamed"),
+    ("spec.rollouts=[{name: main}, {name: b}]", "spec.rollouts: Invalid value: entries cannot be added"),
+    ("spec.trainer.optimizer.learningRate=1e-3", "spec.trainer.optimizer: Invalid value: cannot be changed"),
+    ("spec.trainer.nodes=2", "spec.trainer.nodes: Invalid value: cannot be changed"),
+    ("spec.weightSync.inFlight=wait", "spec.weightSync: Invalid value: cannot be changed"),
+    ("spec.managedBy=other", "spec.managedBy: Invalid value: cannot be changed"),
+]
+"""Change of a job that is there → what the API server says; empty: it is made."""

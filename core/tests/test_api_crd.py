@@ -1,0 +1,192 @@
+"""The CustomResourceDefinitions that follow from the models, without an API server."""
+
+import json
+import re
+import tomllib
+
+import pytest
+import yaml
+
+from core.scripts.generate import ROOT, problems
+from core.tests.crd_cases import BOUNDS, CHANGES, FIELDS, GOOD, ONLY_IN_A_CLUSTER, UNSUPPORTED, Case, changed
+from rljob.api.crd import definitions
+from rljob.api.crd_text import text
+from rljob.api.immutable import MUTABLE
+from rljob.api.load import validate
+from rljob.api.models import RLJobSpec
+from rljob.api.problems import ManifestError
+from rljob.api.rules import rules
+from rljob.api.scalars import read_yaml
+from rljob.api.structural import structural
+from rljob.manifests.problems import problems as problems_in_a_cluster
+
+LARGEST = 700 * 1024
+"""Bytes; etcd's limit is 1.5 MiB, and the definition is stored with managed fields beside it."""
+DEFINITIONS = definitions()
+SCHEMA = DEFINITIONS["rljobs"]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+
+
+def fields(schema, path=""):
+    """Yield path and schema of every field, pod templates left out."""
+    yield path, schema
+    for name, inner in schema.get("properties", {}).items():
+        if name != "template":
+            yield from fields(inner, f"{path}.{name}")
+    for key in ("items", "additionalProperties"):
+        if key in schema:
+            yield from fields(schema[key], f"{path}[]")
+
+
+OWN = [(path, schema) for part in ("spec", "status") for path, schema in fields(SCHEMA["properties"][part], part)]
+
+
+@pytest.mark.parametrize("case", [*GOOD, *FIELDS, *BOUNDS, *UNSUPPORTED], ids=lambda case: case.name)
+def test_rljob_says_what_is_wrong_of_each_case(case: Case):
+    if not case.says:
+        validate(changed(case.change))
+        return
+    with pytest.raises(ManifestError) as caught:
+        validate(changed(case.change))
+    assert any(case.says in problem for problem in caught.value.problems), caught.value.problems
+
+
+def test_a_case_on_which_the_two_differ_says_why():
+    for case in (*FIELDS, *BOUNDS, *UNSUPPORTED):
+        assert case.why or case.server_says == case.says or "unknown field" in case.says, case.name
+
+
+def test_the_committed_files_are_what_the_models_give():
+    assert [problem for problem in problems() if "make crds" in problem or "nothing generates" in problem] == []
+
+
+def test_the_chart_of_the_definitions_has_the_version_of_what_they_are_generated_from():
+    project = tomllib.loads((ROOT / "core" / "pyproject.toml").read_text())["project"]
+    chart = yaml.safe_load((ROOT / "charts" / "rljob-crds" / "Chart.yaml").read_text())
+    assert chart["version"] == chart["appVersion"] == project["version"]
+
+
+def test_a_file_that_differs_is_told_with_the_command_that_mends_it(tmp_path):
+    (tmp_path / "crds").mkdir()
+    (tmp_path / "crds" / "rljob.dev_rljobs.yaml").write_text("old")
+    (tmp_path / "crds" / "stray.yaml").write_text("old")
+    found = problems(tmp_path)
+    assert "crds/rljob.dev_rljobs.yaml: differs from what its sources give; run make crds" in found
+    assert "crds/rljob.dev_rljobscales.yaml: is not there; run make crds" in found
+    assert "docs/cli.md: is not there; run make docs" in found
+    assert "crds/stray.yaml: nothing generates it; remove it" in found
+
+
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_a_definition_is_small_enough_and_read_the_same_by_every_reader_of_yaml(name):
+    definition = DEFINITIONS[name]
+    written = text(definition)
+    assert len(json.dumps(definition, separators=(",", ":"))) <= LARGEST
+    assert len(written) <= LARGEST
+    assert read_yaml(written) == definition
+    assert yaml.safe_load(written) == definition
+
+
+def test_every_field_of_ours_says_what_it_means():
+    undocumented = [path for path, schema in OWN if not path.endswith("[]") and not schema.get("description")]
+    assert undocumented == []
+
+
+def test_kubectl_explain_says_what_is_not_supported_yet():
+    trainer = SCHEMA["properties"]["spec"]["properties"]["trainer"]["properties"]
+    assert trainer["backend"]["description"].endswith("Not supported yet but at its default.")
+
+
+@pytest.mark.parametrize(("path", "schema"), OWN, ids=[path for path, _ in OWN])
+def test_every_text_list_and_mapping_is_bounded_and_every_number_of_a_person_s(path, schema):
+    kind = schema.get("type")
+    if kind == "string":
+        assert "maxLength" in schema or "enum" in schema
+    elif kind == "array":
+        assert "maxItems" in schema
+    elif kind == "object":
+        assert "properties" in schema or "maxProperties" in schema
+    elif kind in ("integer", "number") and path.startswith("spec"):
+        assert "minimum" in schema
+
+
+def test_no_field_that_something_else_governs_has_a_default():
+    assert [path for path, schema in OWN if schema.get("nullable") and "default" in schema] == []
+    assert [path for path, schema in OWN if path.startswith("status") and "default" in schema] == []
+
+
+def test_every_list_of_named_entries_is_merged_by_name():
+    keys = {path: schema.get("x-kubernetes-list-map-keys") for path, schema in OWN if schema.get("type") == "array"}
+    by_name = {path for path, found in keys.items() if found == ["name"]}
+    assert by_name == {
+        *("spec.models", "spec.tasks", "spec.rewards", "spec.environments", "spec.rollouts"),
+        *("spec.network.allowFrom", "spec.network.egress.to", "spec.network.nodes"),
+        *("status.roles", "status.run.queues", "status.run.metrics", "status.run.engines"),
+    }
+    assert keys["status.conditions"] == ["type"]
+
+
+def test_a_pod_template_requires_nothing_but_keys_and_takes_null_anywhere():
+    template = SCHEMA["properties"]["spec"]["properties"]["trainer"]["properties"]["template"]
+    required = {path: schema["required"] for path, schema in fields(template) if "required" in schema}
+    lists = {f".spec.{kind}[]": "name" for kind in ("volumes", "containers", "initContainers")}
+    for kind in ("containers", "initContainers", "ephemeralContainers"):
+        lists |= {f".spec.{kind}[].env[]": "name", f".spec.{kind}[].volumeMounts[]": "mountPath"}
+    assert required == {path: [key] for path, key in lists.items()}
+    keys = {f"{path}.{key}" for path, found in required.items() for key in found}
+    rigid = [
+        path
+        for path, schema in fields(template)
+        if path and not path.endswith("[]") and not schema.get("nullable") and path not in keys
+    ]
+    assert rigid and all(path.endswith(".restartPolicy") for path in rigid)
+
+
+def test_every_rule_is_a_sentence_without_a_full_stop():
+    for path, schema in fields(SCHEMA):
+        for rule in schema.get("x-kubernetes-validations", []):
+            assert " " in rule["message"] and not rule["message"].endswith("."), f"{path}: {rule}"
+
+
+def test_every_rule_has_a_case():
+    said = [case.server_says for case in FIELDS if case.server_says]
+    assert [rule for rule in rules() if not any(words in rule.message for words in said)] == []
+
+
+def test_every_field_is_either_immutable_or_named_as_mutable():
+    told = {
+        re.match(r"^\.?(\w+)", rule["fieldPath"])[1]
+        for rule in SCHEMA["properties"]["spec"]["x-kubernetes-validations"]
+        if "oldSelf" in rule["rule"]
+    }
+    below = {path.removeprefix("spec.").partition(".")[0].removesuffix("[]") for path in MUTABLE}
+    names = {field.alias for field in RLJobSpec.model_fields.values()}
+    assert told | below == names
+
+
+def test_every_mutable_field_is_there():
+    paths = {path for path, _ in OWN}
+    assert {path for path in MUTABLE if not path.endswith(".template")} <= paths
+    assert {path.removesuffix(".template") for path in MUTABLE if path.endswith(".template")} <= paths
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in FIELDS if case.why == ONLY_IN_A_CLUSTER or "image" in case.name],
+    ids=lambda case: case.name,
+)
+def test_what_the_api_server_alone_refuses_the_operator_refuses_too(case: Case):
+    found = problems_in_a_cluster(validate(changed(case.change)))
+    assert any((case.server_says or "says no image") in problem for problem in found), found
+
+
+def test_every_change_that_is_tested_is_one_of_a_good_manifest():
+    for change, _ in CHANGES:
+        if "[]" not in change:
+            changed((change,))
+
+
+def test_what_cannot_be_said_in_a_structural_schema_is_an_error():
+    with pytest.raises(AssertionError, match="no structural schema has multipleOf"):
+        structural({"type": "integer", "multipleOf": 2, "title": "Even"}, {}, defaults=True)
+    with pytest.raises(AssertionError, match="a union besides null"):
+        structural({"anyOf": [{"type": "integer"}, {"type": "string"}]}, {}, defaults=True)

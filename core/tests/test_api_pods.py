@@ -1,0 +1,88 @@
+"""Pod templates are checked against Kubernetes' own schema."""
+
+import pytest
+
+from rljob.api.load import validate
+from rljob.api.pods import main_container
+from rljob.api.problems import ManifestError
+
+TEMPLATE = {
+    "metadata": {"labels": {"team": "a"}},
+    "spec": {
+        "nodeSelector": {"gpu": "yes"},
+        "hostNetwork": True,
+        "tolerations": None,
+        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}}],
+        "containers": [
+            {"name": "side"},
+            {
+                "name": "main",
+                "image": "mine:1",
+                "env": [{"name": "HF_TOKEN", "value": "x"}],
+                "resources": {"limits": {"nvidia.com/gpu": 1, "memory": "1Gi"}},
+                "livenessProbe": {"httpGet": {"port": "http"}},
+            },
+        ],
+    },
+}
+
+
+def test_a_template_of_kubernetes_is_taken_as_it_is(manifest):
+    manifest["spec"]["trainer"] = {"template": TEMPLATE}
+    template = validate(manifest).spec.trainer.template
+    assert template == TEMPLATE
+    assert main_container(template)["image"] == "mine:1"
+    assert main_container({}) == main_container(None) == {}
+
+
+@pytest.mark.parametrize(
+    ("template", "sentence"),
+    [
+        ({"spec": {"container": []}}, "spec.container: unknown field; did you mean containers?"),
+        ({"spec": {"zz": 1}}, "spec.zz: unknown field; a PodTemplateSpec has none of this name; remove it"),
+        ({"foo": 1}, "foo: unknown field; a PodTemplateSpec has none of this name; remove it"),
+        ({"spec": {"containers": {}}}, "spec.containers: must be a list"),
+        ({"spec": {"hostNetwork": "yes"}}, "spec.hostNetwork: must be true or false"),
+        ({"spec": {"nodeSelector": {"gpu": 1}}}, "spec.nodeSelector.gpu: must be text; put it in quotes"),
+        ({"spec": {"terminationGracePeriodSeconds": True}}, "spec.terminationGracePeriodSeconds: must be a whole numb"),
+        (
+            {"spec": {"containers": [{"name": "main", "evn": []}]}},
+            "spec.containers[0].evn: unknown field; did you mean",
+        ),
+        (
+            {"spec": {"containers": [{"image": "a"}]}},
+            "spec.containers[0].name: required; add it (rljob's own container",
+        ),
+        ({"spec": {"restartPolicy": "Never"}}, "spec.restartPolicy: governed by rljob, which restarts parts itself"),
+        (
+            {"spec": {"containers": [{"name": "main", "env": [{"name": "RLJOB_TOKEN", "value": "x"}]}]}},
+            "spec.containers[0].env[0]: variables that begin with RLJOB_ are rljob's own; remove it",
+        ),
+        ({"metadata": {"labels": {"rljob.dev/role": "x"}}}, "metadata.labels.rljob.dev/role: labels that begin with"),
+        (
+            {"metadata": {"annotations": {"rljob.dev/role-hash": "x"}}},
+            "metadata.annotations.rljob.dev/role-hash: annot",
+        ),
+        (
+            {"spec": {"containers": [{"name": "side", "ports": [{"containerPort": 9}, {"containerPort": 8080}]}]}},
+            "spec.containers[0].ports[1]: port 8080 is rljob's own, which servers are told in RLJOB_LISTEN; remove it",
+        ),
+        (
+            {"spec": {"initContainers": [{"name": "side", "ports": [{"containerPort": 9, "name": "http"}]}]}},
+            "spec.initContainers[0].ports[0].name: http is the name of rljob's own port; choose another",
+        ),
+    ],
+)
+def test_what_is_wrong_in_a_template_is_named_with_its_path(manifest, template, sentence):
+    manifest["spec"]["rollouts"][0]["template"] = template
+    with pytest.raises(ManifestError) as caught:
+        validate(manifest)
+    (found,) = caught.value.problems
+    assert found.startswith(f"spec.rollouts[0].template.{sentence}")
+
+
+def test_ports_that_are_not_ours_may_be_said(manifest):
+    ports = [{"containerPort": 8080, "protocol": "UDP"}, {"containerPort": 9000, "name": "debug"}]
+    template = {"spec": {"containers": [{"name": "main", "ports": ports}]}}
+    manifest["spec"]["rollouts"][0]["template"] = template
+    assert validate(manifest).spec.rollouts[0].template == template

@@ -1,0 +1,98 @@
+"""The whole shape of the manifest exists; what no part acts on yet is refused by name."""
+
+import pytest
+
+from rljob.api.explain import fields
+from rljob.api.load import validate
+from rljob.api.problems import ManifestError
+from rljob.api.unsupported import NOT_YET
+
+EXAMPLES = {
+    "storage.uri": ("s3://bucket/runs", "spec.storage.uri: s3://bucket/runs is not supported yet; remove it"),
+    "models[*].adapter": ("job://a", "spec.models[0].adapter: job://a is not supported yet; remove it"),
+    "models[*].placement": ("trainer", "spec.models[0].placement: trainer is not supported yet; remove it"),
+    "scheduling.gang.provider": ("volcano", "spec.scheduling.gang.provider: volcano is not supported yet; remove it"),
+    "scheduling.gang.queue": ("mine", "spec.scheduling.gang.queue: mine is not supported yet; remove it"),
+    "environments": ([{"name": "maze", "builtin": "maze"}], "spec.environments: not supported yet; remove it"),
+    "trainer.backend": ("megatron", "spec.trainer.backend: megatron is not supported yet; remove it or set fsdp"),
+    "trainer.parallelism.tensor": (2, "spec.trainer.parallelism.tensor: 2 is not supported yet; remove it or set 1"),
+    "trainer.parallelism.pipeline": (2, "spec.trainer.parallelism.pipeline: 2 is not supported yet; remove it or set "),
+    "trainer.parallelism.context": (2, "spec.trainer.parallelism.context: 2 is not supported yet; remove it or set 1"),
+    "trainer.parallelism.expert": (2, "spec.trainer.parallelism.expert: 2 is not supported yet; remove it or set 1"),
+    "rollouts[*].model": ("judge", "spec.rollouts[0].model: judge is not supported yet; remove it or set policy"),
+    "rollouts[*].engine": ("sglang", "spec.rollouts[0].engine: sglang is not supported yet; remove it or set vllm"),
+    "rollouts[*].hosts": (2, "spec.rollouts[0].hosts: 2 is not supported yet; remove it or set 1"),
+    "rollouts[*].parallelism.tensor": (2, "spec.rollouts[0].parallelism.tensor: 2 is not supported yet; remove it or "),
+    "rollouts[*].parallelism.pipeline": (2, "spec.rollouts[0].parallelism.pipeline: 2 is not supported yet; remove it"),
+    "rollouts[*].parallelism.data": (2, "spec.rollouts[0].parallelism.data: 2 is not supported yet; remove it or set "),
+    "rollouts[*].placement": (
+        "Colocated",
+        "spec.rollouts[0].placement: Colocated is not supported yet; remove it or set Separate",
+    ),
+    "weightSync.transport": ("ipc", "spec.weightSync.transport: ipc is not supported yet; remove it or set auto"),
+    "weightSync.groups": ("shared", "spec.weightSync.groups: shared is not supported yet; remove it or set perEngine"),
+}
+
+
+def with_value(manifest, path, value):
+    here = manifest["spec"]
+    *way, last = path.split(".")
+    for step in way:
+        here = here[step[:-3]][0] if step.endswith("[*]") else here.setdefault(step, {})
+    here[last] = value
+    return manifest
+
+
+def refusal(manifest):
+    with pytest.raises(ManifestError) as caught:
+        validate(manifest)
+    (found,) = caught.value.problems
+    return found
+
+
+def test_every_field_of_the_table_has_an_example():
+    assert EXAMPLES.keys() == NOT_YET.keys()
+
+
+@pytest.mark.parametrize("path", EXAMPLES)
+def test_what_is_not_supported_yet_is_refused_by_name(manifest, path):
+    value, sentence = EXAMPLES[path]
+    assert refusal(with_value(manifest, path, value)).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("environments", []),
+        ("trainer.backend", "fsdp"),
+        ("rollouts[*].placement", "Separate"),
+        ("weightSync.transport", "gloo"),
+        ("scheduling.gang.provider", None),
+        ("scheduling.gang.provider", "none"),
+    ],
+)
+def test_the_default_may_be_written_out(manifest, path, value):
+    validate(with_value(manifest, path, value))
+
+
+def test_a_value_to_come_is_known_in_any_case(manifest):
+    assert refusal(with_value(manifest, "rollouts[*].placement", "colocated")) == (
+        "spec.rollouts[0].placement: colocated is not supported yet; remove it or set Separate"
+    )
+    assert refusal(with_value(manifest, "rollouts[*].placement", "separate")) == (
+        "spec.rollouts[0].placement: must be 'Separate' or 'Colocated', not 'separate'"
+    )
+    assert refusal(with_value(manifest, "rollouts[*].placement", "vllm")).startswith("spec.rollouts[0].placement: must")
+
+
+def test_a_second_model_is_refused(manifest):
+    manifest["spec"]["models"].append({"name": "judge", "source": "job://judge"})
+    assert refusal(manifest) == "spec.models[1]: a model besides policy (judge) is not supported yet; remove it"
+
+
+def test_the_page_on_fields_says_what_is_not_supported_yet():
+    known = fields()
+    for path in NOT_YET:
+        assert "not supported yet" in known[f"spec.{path.replace('[*]', '')}"].meaning.lower()
+    assert known["spec.weightSync.transport"].meaning.endswith("`ipc` is not supported yet.")
+    assert "not supported" not in known["spec.trainer.dtype"].meaning
