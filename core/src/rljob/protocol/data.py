@@ -7,9 +7,10 @@ import blake3
 HELD_OUT_SHARE = 0.1
 
 
-def is_held_out(question: str) -> bool:
-    """Return whether ``question`` belongs to the held-out split (a tenth of all questions, by hash of their text).
+def is_held_out(text: str, share: float = HELD_OUT_SHARE) -> bool:
+    """Return whether a problem belongs to the held-out split: a share of all problems, by the hash of their text.
 
-    Training and warm starts skip these questions; evaluation takes only these.
+    The text is the question of a reasoning-gym problem, the prompt of a file's row. Training and warm starts skip these
+    problems; evaluation takes only these.
     """
-    return int.from_bytes(blake3.blake3(question.encode()).digest(8), "little") < HELD_OUT_SHARE * 2**64
+    return int.from_bytes(blake3.blake3(text.encode()).digest(8), "little") < share * 2**64

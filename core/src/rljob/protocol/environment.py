@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from rljob.api.models import RLJob
+from rljob.api.resolve import resolve
+from rljob.protocol.addresses import host_and_port
 
 
 @dataclass(frozen=True)
@@ -17,9 +20,10 @@ class PartEnvironment:
 
     RLJOB_JOB: file of the resolved manifest (JSON). RLJOB_STORAGE: the job's storage (a directory; ``job://PATH`` is
     PATH in it). RLJOB_COORDINATOR: address of the coordinator. RLJOB_TOKEN: the role's token. RLJOB_LISTEN: host:port
-    a server listens on. RLJOB_NAME: name of the pool or reward a part belongs to. RLJOB_TOKENS (coordinator only): file
-    of role → token, JSON. RLJOB_REWARD_URLS (runner only): JSON of reward → address. RLJOB_HOST: address other parts
-    reach this one at (weight groups).
+    a server listens on (:8080: all addresses, of IPv4 and IPv6). RLJOB_NAME: name of the pool or reward a part belongs
+    to. RLJOB_TOKENS (coordinator only): file of role → token, JSON. RLJOB_REWARD_URLS (runner only): JSON of reward →
+    address. RLJOB_HOST: address other parts reach this one at (weight groups), without brackets. RLJOB_INSTANCE: name
+    of the part's pod. RLJOB_TOKEN_FILE: file with the role's token, instead of RLJOB_TOKEN.
     """
 
     job: RLJob
@@ -29,16 +33,22 @@ class PartEnvironment:
     listen: str
     name: str
     host: str
+    instance: str = ""
 
     @property
     def listen_host(self) -> str:
-        """Host of RLJOB_LISTEN."""
-        return self.listen.rpartition(":")[0]
+        """Host of RLJOB_LISTEN; empty: all addresses of both families."""
+        return host_and_port(self.listen)[0]
 
     @property
     def listen_port(self) -> int:
         """Port of RLJOB_LISTEN."""
-        return int(self.listen.rpartition(":")[2])
+        return int(host_and_port(self.listen)[1])
+
+    @property
+    def readers_port(self) -> int:
+        """Port on which the coordinator answers readers, on its pod's loopback: the one after RLJOB_LISTEN's."""
+        return self.listen_port + 1
 
     def path(self, source: str) -> Path:
         """Return the path that ``job://PATH`` or a plain path stands for."""
@@ -48,23 +58,43 @@ class PartEnvironment:
 
 
 def read_environment() -> PartEnvironment:
-    """Return this process's :class:`PartEnvironment`.
+    """Return this process's :class:`PartEnvironment`; the job is resolved, whether its file is or not.
 
     Raises:
-        ValueError: RLJOB_JOB or RLJOB_STORAGE is not set.
+        ValueError: RLJOB_JOB or RLJOB_STORAGE is not set, or a file that a variable names cannot be read.
     """
     for name in ("RLJOB_JOB", "RLJOB_STORAGE"):
         if not os.environ.get(name):
             raise ValueError(f"{name} is not set; parts are started by rljob run or by the operator")
     return PartEnvironment(
-        job=RLJob.model_validate_json(Path(os.environ["RLJOB_JOB"]).read_bytes()),
+        job=resolve(RLJob.model_validate_json(_read("RLJOB_JOB"))),
         storage=Path(os.environ["RLJOB_STORAGE"]),
         coordinator=os.environ.get("RLJOB_COORDINATOR", ""),
-        token=os.environ.get("RLJOB_TOKEN", ""),
+        token=_token(),
         listen=os.environ.get("RLJOB_LISTEN", "127.0.0.1:0"),
         name=os.environ.get("RLJOB_NAME", ""),
         host=os.environ.get("RLJOB_HOST", "127.0.0.1"),
+        instance=os.environ.get("RLJOB_INSTANCE", ""),
     )
+
+
+def _token() -> str:
+    if os.environ.get("RLJOB_TOKEN_FILE"):
+        return _read("RLJOB_TOKEN_FILE").decode().strip()
+    return os.environ.get("RLJOB_TOKEN", "")
+
+
+def _read(variable: str) -> bytes:
+    path = os.environ[variable]
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{variable}: {path} cannot be read: {error.strerror}") from None
+
+
+def search_path() -> str:
+    """Return PATH with the programs of this Python environment first."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
 def reward_urls() -> dict[str, str]:

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 FIRST_BACKOFF_SECONDS = 0.05
 LAST_BACKOFF_SECONDS = 2.0
+PING_SECONDS = 20.0
+"""Both ends ping so often, and hold a connection for broken when no answer comes."""
 
 
 class RefusedError(Exception):
@@ -69,7 +71,9 @@ class Link:
         async with aiohttp.ClientSession(headers=self._headers) as session:
             while True:
                 try:
-                    async with session.ws_connect(self._url, max_msg_size=MAX_FRAME_BYTES, heartbeat=20) as socket:
+                    async with session.ws_connect(
+                        self._url, max_msg_size=MAX_FRAME_BYTES, heartbeat=PING_SECONDS
+                    ) as socket:
                         backoff = FIRST_BACKOFF_SECONDS
                         async for message in self._serve(socket):
                             yield message

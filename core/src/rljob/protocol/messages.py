@@ -5,7 +5,8 @@ int32, log-probabilities float32 (natural logarithm). Everything a sender must n
 reconnect until it is acknowledged; every receiver takes repetitions.
 
 ``sample`` names one (prompt, member): ``g17.3`` is member 3 of the 17th training group, ``e20.17.0`` member 0 of row
-17 of the evaluation at policy version 20. ``attempt`` counts fresh sampling streams of one turn.
+17 of the evaluation at policy version 20. ``attempt`` counts fresh sampling streams: of a request (Part) those of its
+turn; of a lease and what its runner says about it those that were thrown away before it.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class RegisterEngine(Message):
     version: int
     running: list[Part]
     digest: str = ""  # of the weights served: blake3 hex over the bytes received; empty when none
+    pod: str = ""  # RLJOB_INSTANCE of the agent: the same for all its servers; empty outside a cluster
 
 
 class Completion(msgspec.Struct, array_like=True):
@@ -100,12 +102,23 @@ class WeightFailed(Message):
 
 
 class EngineHeartbeat(Message):
-    """Every 5 s. ``state``: starting | ready | updating."""
+    """Every 5 s. ``state``: starting | ready | updating | leaving (it ends, and takes nothing more)."""
 
     state: str
     running: int
     waiting: int  # held by the agent until the engine has room
     restarts: int  # of the engine server since the agent started
+
+
+class EngineDied(Message):
+    """The engine server ended by itself and is started again, or the agent gives up and exits. Also said by an agent
+    that has not registered an engine yet."""
+
+    pool: str
+    reason: str  # one sentence: how it ended, and the error it named
+    last_lines: str  # of the server's log
+    restarts: int  # as in EngineHeartbeat
+    starting: bool  # it had not served anything yet
 
 
 # --- coordinator -> agent ---------------------------------------------------------------------------------------------
@@ -193,7 +206,7 @@ class Drain(Message):
 
 class RegisterTrainer(Message):
     """First message of a trainer's connection. The process remembers the incarnation it was given and says it again
-    on a reconnect (0 when new)."""
+    on a reconnect (0 when new), followed by its last StepDone and Checkpointed."""
 
     instance: str
     incarnation: int
@@ -206,6 +219,7 @@ class StepDone(Message):
     incarnation: int
     step: int
     metrics: dict[str, float]
+    advantages: bytes = b""  # float32, one of each sample in the order of Train.samples; empty when not known any more
 
 
 class Checkpointed(Message):
@@ -241,6 +255,14 @@ class WeightsSent(Message):
     digest: str
     seconds: float
     error: str
+
+
+class TrainerWaits(Message):
+    """The trainer cannot do what it was told until somebody helps (a full disk), and tries it again; with an empty
+    ``reason`` it no longer waits."""
+
+    incarnation: int
+    reason: str
 
 
 class TrainerFailed(Message):
@@ -337,11 +359,13 @@ class Stop(Message):
 
 
 class RegisterRunner(Message):
-    """First message of a runner's connection. ``driving`` are trajectories in hand."""
+    """First message of a runner's connection. ``driving`` are trajectories in hand. ``held_out`` are the sizes of the
+    tasks' held-out splits in rows; a task not named has endless ones. Rows beyond a split's end begin it anew."""
 
     instance: str
     capacity: int  # trajectories it takes at a time
     driving: list[str]
+    held_out: dict[str, int] = {}
 
 
 class NeedGeneration(Message):
@@ -353,22 +377,27 @@ class NeedGeneration(Message):
     max_tokens: int
     temperature: float
     stop_token_ids: list[int]
+    attempt: int = 0  # of the Drive
 
 
 class Scored(Message):
-    """The trajectory ended; repeated until acknowledged."""
+    """The trajectory ended; repeated until acknowledged. One about an attempt that was thrown away is acknowledged and
+    ignored."""
 
     sample: str
     reward: float
     metrics: dict[str, float]
     text: str  # the answer as text, cut to 4,096 characters, for people
+    attempt: int = 0  # of the Drive
 
 
 class TrajectoryFailed(Message):
-    """The trajectory cannot be finished: recorded, the group is replaced. Repeated until AckScored."""
+    """The trajectory cannot be finished: recorded, the group is replaced. Repeated until AckScored; an old attempt's is
+    ignored as in Scored."""
 
     sample: str
     reason: str
+    attempt: int = 0  # of the Drive
 
 
 # --- coordinator -> runner --------------------------------------------------------------------------------------------
@@ -384,13 +413,15 @@ class TurnTokens(msgspec.Struct, array_like=True):
 
 
 class Drive(Message):
-    """Lease of a trajectory. ``turns`` are finished turns of an earlier lease: take them instead of asking."""
+    """Lease of a trajectory. ``turns`` are finished turns of an earlier lease: take them instead of asking. One with
+    another ``attempt`` than the trajectory in hand takes its place."""
 
     sample: str
     task: str
     row: int
     split: str  # train | heldOut
     turns: list[TurnTokens]
+    attempt: int = 0
 
 
 class Generated(Message):
@@ -422,9 +453,13 @@ class Refuse(Message):
     fatal: bool
 
 
-FromAgent: TypeAlias = RegisterEngine | Completions | GenerationFailed | WeightAck | WeightFailed | EngineHeartbeat
+FromAgent: TypeAlias = (
+    RegisterEngine | Completions | GenerationFailed | WeightAck | WeightFailed | EngineHeartbeat | EngineDied
+)
 ToAgent: TypeAlias = Generate | Abort | AckCompletions | PrepareWeights | RestartEngine | Drain | Refuse
-FromTrainer: TypeAlias = RegisterTrainer | StepDone | Checkpointed | WeightsReady | WeightsSent | TrainerFailed
+FromTrainer: TypeAlias = (
+    RegisterTrainer | StepDone | Checkpointed | WeightsReady | WeightsSent | TrainerWaits | TrainerFailed
+)
 ToTrainer: TypeAlias = TrainerRegistered | Train | SendWeights | CancelSend | Checkpoint | Stop | Refuse
 FromRunner: TypeAlias = RegisterRunner | NeedGeneration | Scored | TrajectoryFailed
 ToRunner: TypeAlias = Drive | Generated | Cancel | AckScored | Refuse

@@ -29,8 +29,8 @@ class Score(msgspec.Struct):
 
     sample: str
     reward: float
-    metrics: dict[str, float]
-    error: str
+    metrics: dict[str, float] = {}
+    error: str = ""
 
 
 class ScoreReply(msgspec.Struct):

@@ -14,22 +14,32 @@ from dataclasses import dataclass, field
 PartKey = tuple[str, int, int]
 """(sample, turn, attempt)."""
 
-MOST_IN_VAIN = 64
-"""Requests in a row that no open engine may have, after which the queue is not walked further: the rest is alike."""
+Kind = tuple[int | None, int]
+"""(pinned version, shortest engine): what decides which engines may have a request."""
 
 
 @dataclass(eq=False)
 class Request:
     """A turn that wants tokens. ``order``: lower goes first; ``version``: only an engine that serves exactly this
-    policy version will do (evaluation), None: the current one."""
+    policy version will do (evaluation), None: the current one; ``shortest``: only an engine that takes sequences of
+    so many tokens will do."""
 
     key: PartKey
     group: str
     order: tuple[int, int, int]
     tokens: int  # prompt plus longest answer
     version: int | None = None
+    shortest: int = 0
     engine: str | None = None
     queued: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        """Requests of a kind may have the same engines."""
+        return (self.version, self.shortest)
+
+
+_Entry = tuple[tuple[int, int, int], int, Request]
 
 
 @dataclass(eq=False)
@@ -39,6 +49,7 @@ class EngineLoad:
 
     instance: str
     max_concurrency: int
+    max_model_length: int  # tokens
     requests: dict[PartKey, Request] = field(default_factory=dict)
     tokens: int = 0
 
@@ -63,10 +74,11 @@ class EngineLoad:
 
 
 class Queue:
-    """Requests that wait for an engine, lowest order first."""
+    """Requests that wait for an engine, lowest order first. Those of a kind wait in one heap: what no engine may have
+    now holds up nothing else."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int, int], int, Request]] = []
+        self._heaps: dict[Kind, list[_Entry]] = {}
         self._tie = itertools.count()
         self._live = 0
 
@@ -76,7 +88,7 @@ class Queue:
     def put(self, request: Request) -> None:
         """Add a request."""
         request.queued = True
-        heapq.heappush(self._heap, (request.order, next(self._tie), request))
+        heapq.heappush(self._heaps.setdefault(request.kind, []), (request.order, next(self._tie), request))
         self._live += 1
 
     def cancel(self, request: Request) -> None:
@@ -88,34 +100,43 @@ class Queue:
     def assign(
         self, engines: Iterable[EngineLoad], eligible: Callable[[EngineLoad, Request], bool]
     ) -> Iterator[tuple[Request, EngineLoad]]:
-        """Yield requests with the engine each was given to, until no engine has room for what is left."""
+        """Yield requests with the engine each was given to, until no engine has room for what is left. ``eligible``
+        must answer alike for all requests of a kind."""
         open_engines = [engine for engine in engines if engine.room > 0]
         last: dict[str, EngineLoad] = {}
-        kept: list[tuple[tuple[int, int, int], int, Request]] = []
-        in_vain = 0
-        while self._heap and open_engines:
-            entry = heapq.heappop(self._heap)
-            request = entry[2]
-            if not request.queued:
-                continue
-            able = [engine for engine in open_engines if eligible(engine, request)]
-            if not able:
-                kept.append(entry)
-                in_vain += 1
-                if in_vain > MOST_IN_VAIN:
-                    break
-                continue
-            in_vain = 0
+        while open_engines:
+            found = self._next(open_engines, eligible)
+            if found is None:
+                return
+            request, able = found
             engine = min(able, key=lambda e: (e.tokens / e.max_concurrency, e.instance))
             favourite = last.get(request.group)
             if favourite in able and favourite is not None and favourite.tokens - engine.tokens <= request.tokens:
                 engine = favourite
             last[request.group] = engine
             engine.add(request)
-            request.queued = False
-            self._live -= 1
+            self.cancel(request)
             if engine.room <= 0:
                 open_engines.remove(engine)
             yield request, engine
-        for entry in kept:
-            heapq.heappush(self._heap, entry)
+
+    def _next(
+        self, engines: list[EngineLoad], eligible: Callable[[EngineLoad, Request], bool]
+    ) -> tuple[Request, list[EngineLoad]] | None:
+        """Return the first request that one of ``engines`` may have, and those that may."""
+        heads = sorted(head for kind in list(self._heaps) if (head := self._head(kind)) is not None)
+        for _, _, request in heads:
+            able = [engine for engine in engines if eligible(engine, request)]
+            if able:
+                return request, able
+        return None
+
+    def _head(self, kind: Kind) -> _Entry | None:
+        """Return the first of a kind that still waits."""
+        heap = self._heaps[kind]
+        while heap and not heap[0][2].queued:
+            heapq.heappop(heap)
+        if heap:
+            return heap[0]
+        del self._heaps[kind]
+        return None

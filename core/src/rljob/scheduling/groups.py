@@ -8,6 +8,9 @@ from typing import Literal
 End = Literal["trained", "filtered", "surplus", "expired", "failed", "evaluated"]
 """How a sample ends: exactly one of these. ``evaluated`` is for samples of evaluations only."""
 
+REJECTED: tuple[End, ...] = ("filtered", "surplus", "expired", "failed")
+"""Ends of what was started and not trained."""
+
 
 @dataclass(eq=False)
 class Sample:

@@ -64,6 +64,8 @@ class Scheduler:
         """Return how many groups may start now."""
         s = self.settings
         batches = min(s.max_staleness + self.version + 1, s.steps)
+        if batches == 0:
+            return 0  # nothing is trained, so nothing is redundant either
         return max(0, batches * s.groups_per_batch + s.redundant_groups - self._started)
 
     def admit(self) -> Group:

@@ -1,0 +1,122 @@
+"""What is known of a job's initializer, wherever it is run: the key of its work, and the stamp it leaves.
+
+The stamp (initializer.json in the job's storage) holds the key of what was made, and `used` once parts have worked with
+it: then it is part of the run and never made anew, whatever the manifest says.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import blake3
+
+from rljob.api.explain import to_data
+from rljob.api.models import RLJob
+from rljob.api.roles import OF_PODS
+from rljob.protocol.environment import search_path
+
+STAMP = "initializer.json"
+MAX_PROGRAM_BYTES = 16 << 20
+NO_MATTER = (
+    "training",
+    "checkpoints",
+    "tracking",
+    "failurePolicy",
+    "suspend",
+    "suspendGraceSeconds",
+    "activeDeadlineSeconds",
+    "ttlSecondsAfterFinished",
+    "keepCoordinatorSeconds",
+    "managedBy",
+    "network",
+)
+"""Fields of the spec that make no model: most of them may change under a run."""
+NO_MATTER_IN_ROLES = ("replicas", "template", *OF_PODS)
+
+
+def content_key(job: RLJob) -> str:
+    """Return a digest of all that the initializer's result follows from: command, seed, job and program.
+
+    Args:
+        job: resolved.
+    """
+    assert job.spec.initializer is not None
+    spec = to_data(job)["spec"]
+    for field in NO_MATTER:
+        spec.pop(field)
+    digest = blake3.blake3(json.dumps(_without(spec, NO_MATTER_IN_ROLES), sort_keys=True).encode())
+    for argument in job.spec.initializer.command:
+        source = _source(argument)
+        if source is not None:
+            digest.update(source.read_bytes())
+    return digest.hexdigest()
+
+
+def done(storage: Path, key: str) -> bool:
+    """Whether the storage holds what the initializer of ``key`` makes, or what a run already works with."""
+    stamp = read(storage)
+    return bool(stamp.get("used")) or stamp.get("key") == key
+
+
+def mark_done(storage: Path, key: str) -> None:
+    """Note that the initializer of ``key`` has made all it makes."""
+    _write(storage, {"key": key})
+
+
+def mark_used(storage: Path) -> None:
+    """Note that parts work with what the initializer made. Does nothing when there was none."""
+    stamp = read(storage)
+    if stamp and not stamp.get("used"):
+        _write(storage, stamp | {"used": True})
+
+
+def mark_unused(storage: Path) -> None:
+    """Note that nobody works with it after all: a run was refused before it came to anything."""
+    stamp = read(storage)
+    if stamp:
+        _write(storage, stamp | {"used": False})
+
+
+def read(storage: Path) -> dict[str, Any]:
+    """Return the stamp; empty when there is none."""
+    try:
+        stamp = json.loads((storage / STAMP).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return stamp if isinstance(stamp, dict) else {}
+
+
+def _write(storage: Path, stamp: dict[str, Any]) -> None:
+    new = storage / f".{STAMP}.new"
+    with new.open("wb") as file:
+        file.write(json.dumps(stamp).encode())
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(storage / STAMP)
+
+
+def _without(value: Any, names: tuple[str, ...]) -> Any:
+    """Return ``value`` with mappings' entries of those names left out, however deep."""
+    if isinstance(value, dict):
+        return {name: _without(inner, names) for name, inner in value.items() if name not in names}
+    return [_without(inner, names) for inner in value] if isinstance(value, list) else value
+
+
+def _source(argument: str) -> Path | None:
+    """Return the file in which a program, or an argument that is a file, is written."""
+    for script in importlib.metadata.entry_points(group="console_scripts", name=argument):
+        spec = importlib.util.find_spec(script.module)
+        if spec is not None and spec.origin is not None:
+            return Path(spec.origin)
+    found = shutil.which(argument, path=search_path()) or argument
+    path = Path(found)
+    try:
+        return path if path.is_file() and path.stat().st_size <= MAX_PROGRAM_BYTES else None
+    except OSError:  # not a path at all, such as a program that is given as text
+        return None

@@ -1,0 +1,93 @@
+"""What a cluster's probes ask of a part that serves nobody, by the files it touches. Started again and again, so it
+imports next to nothing:
+
+    python -m rljob.protocol.probe moves SECONDS     whether its event loop has run within so long
+    python -m rljob.protocol.probe serves            whether it does what it is there for
+
+Files outlive a container that is started anew in its pod: those of the container before say nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+HEARTBEAT = "RLJOB_HEARTBEAT"
+READY = "RLJOB_READY"
+
+
+def say_ready(ready: bool) -> None:
+    """Say whether this part serves from now on: in the file of RLJOB_READY, which is there while it does, and holds the
+    seconds since the node started: that clock is never set. Does nothing when the variable is not set."""
+    path = os.environ.get(READY)
+    if not path:
+        return
+    try:
+        if ready:
+            Path(path).write_text(f"{time.clock_gettime(time.CLOCK_BOOTTIME)}")
+        else:
+            Path(path).unlink(missing_ok=True)
+    except OSError as error:  # the part itself is well; whoever looks for the file decides
+        sys.stderr.write(f"{path} cannot be written: {error}\n")
+
+
+def moves(beat: float, started: float, now: float, patience: float) -> bool:
+    """Whether a part is to be taken for alive.
+
+    Args:
+        beat: wall clock of its last beat; 0 when there is none.
+        started: wall clock of its start: an older beat is of the container before, whose files are kept.
+        now: wall clock.
+        patience: seconds without a beat that are too long.
+    """
+    return beat <= started or now - beat <= patience
+
+
+def serves(said: float, started: float) -> bool:
+    """Whether a part serves that said so at ``said`` (0: it does not say so) and began at ``started``."""
+    return said > started
+
+
+def _last_beat() -> float:
+    try:
+        return os.stat(os.environ[HEARTBEAT]).st_mtime
+    except (KeyError, OSError):
+        return 0.0
+
+
+def _said_ready() -> float:
+    try:
+        return float(Path(os.environ[READY]).read_text())
+    except (KeyError, OSError, ValueError):  # ValueError: it is being written
+        return 0.0
+
+
+def _first_process_started() -> float:
+    """Return when the first process of this container was started, in seconds since the node was."""
+    ticks = int(Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _node_started() -> float:
+    """Return when the node was started, as wall clock."""
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def main() -> None:
+    """Answer by the exit code: 0 yes, 1 no, with a sentence."""
+    match sys.argv[1:]:
+        case ["moves", patience]:
+            beat = _last_beat()
+            if not moves(beat, _node_started() + _first_process_started(), time.time(), float(patience)):
+                sys.exit(f"the part has not moved for {time.time() - beat:.0f} s")
+        case ["serves"]:
+            if not serves(_said_ready(), _first_process_started()):
+                sys.exit("the part is being started, or is about to end")
+        case _:
+            sys.exit("usage: python -m rljob.protocol.probe moves SECONDS | serves")
+
+
+if __name__ == "__main__":
+    main()

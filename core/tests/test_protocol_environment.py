@@ -1,0 +1,45 @@
+"""What a part reads from its environment, in a pod and on one machine."""
+
+import json
+
+import pytest
+
+from rljob.protocol.environment import read_environment
+
+
+@pytest.fixture
+def variables(manifest, tmp_path, monkeypatch):
+    """The variables that every part is told."""
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(manifest))
+    for name in ("RLJOB_TOKEN", "RLJOB_TOKEN_FILE", "RLJOB_INSTANCE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RLJOB_JOB", str(path))
+    monkeypatch.setenv("RLJOB_STORAGE", str(tmp_path))
+    return monkeypatch
+
+
+def test_a_job_that_is_not_expanded_yet_is_expanded_by_its_parts(variables):
+    assert read_environment().job.spec.algorithm.advantage == "group_normalized"
+
+
+def test_a_token_is_read_from_a_file_or_given(variables, tmp_path):
+    assert read_environment().token == ""
+    variables.setenv("RLJOB_TOKEN", "given")
+    assert read_environment().token == "given"
+    (tmp_path / "token").write_text("of-the-secret\n")
+    variables.setenv("RLJOB_TOKEN_FILE", str(tmp_path / "token"))
+    assert read_environment().token == "of-the-secret"
+
+
+def test_a_part_knows_its_pod(variables):
+    assert read_environment().instance == ""
+    variables.setenv("RLJOB_INSTANCE", "sums-rollout-main-x")
+    assert read_environment().instance == "sums-rollout-main-x"
+
+
+@pytest.mark.parametrize("variable", ["RLJOB_JOB", "RLJOB_TOKEN_FILE"])
+def test_a_file_that_is_not_there_is_said_with_its_variable(variables, tmp_path, variable):
+    variables.setenv(variable, str(tmp_path / "nothing"))
+    with pytest.raises(ValueError, match=f"{variable}: .*nothing cannot be read: No such file"):
+        read_environment()
