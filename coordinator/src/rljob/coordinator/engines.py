@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from rljob.coordinator.peers import Peer
-from rljob.protocol.messages import WeightAck
+from rljob.protocol.messages import EngineDied, WeightAck
 from rljob.scheduling.dispatch import EngineLoad
 
 FAILURES_BEFORE_RESTART = 3
@@ -20,6 +21,8 @@ class Engine:
     pool: str
     peer: Peer | None
     load: EngineLoad
+    pod: str = ""  # in a cluster
+    evaluates: bool = False  # it is of a pool that does nothing but evaluation
     serving: tuple[int, int] | None = None
     update: int | None = None  # under way
     sent_digest: str | None = None
@@ -28,6 +31,13 @@ class Engine:
     fresh: bool = True  # the trainer shall open a new weight group
     state: str = "ready"
     restarts: int = 0
+    running: int = 0  # requests, as its agent said last
+    waiting: int = 0
+
+    @property
+    def name(self) -> str:
+        """Name for people and the operator: of its pod in a cluster."""
+        return self.pod or self.instance
 
     def begin_update(self, update: int) -> None:
         """An update of its weights was ordered."""
@@ -43,6 +53,8 @@ class Engines:
     """All connected engines by instance."""
 
     by_instance: dict[str, Engine] = field(default_factory=dict)
+    deaths: dict[Peer, EngineDied] = field(default_factory=dict)  # the last one of each connected agent
+    died: Counter[str] = field(default_factory=Counter)  # pool → engine servers, since this process began
 
     def connected(self) -> list[Engine]:
         """Return engines whose agent is there."""

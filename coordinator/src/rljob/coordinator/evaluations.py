@@ -1,13 +1,15 @@
-"""Evaluation on held-out problems: every problem answered once under one pinned policy version, on the same engines.
+"""Evaluation on held-out problems: every problem answered once under one pinned policy version.
 
-Before the first step, after the last, and every ``evaluation.everySteps`` steps between. While one is under way neither
-engines nor trainer move on, so an engine that dies can be given the same version again.
+Before the first step, after the last, and every ``evaluation.everySteps`` steps between. On the engines of training
+(``shared``) neither engines nor trainer move on meanwhile, so an engine that dies can be given the same version again.
+Engines of evaluation alone (``dedicated``) keep the pinned version while training goes on; when all that have it are
+lost and the trainer has moved on, the evaluation is dropped and the next version evaluated instead.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from rljob.api.models import RLJobSpec
 from rljob.coordinator.store import Store, now
@@ -26,7 +28,9 @@ class Evaluations:
         self._store = store
         self._add = add
         self.results: list[EvaluationResult] = []
+        self.dedicated = spec.evaluation is not None and spec.evaluation.engines == "dedicated"
         self.running: int | None = None  # version
+        self.dropped = -1  # the last version whose evaluation was dropped
         self._open: dict[str, Sample] = {}
         self._rewards: dict[str, list[float]] = {}
         self._failed: dict[str, int] = {}
@@ -36,16 +40,20 @@ class Evaluations:
         evaluation = self._spec.evaluation
         if evaluation is None or any(result.version == version for result in self.results):
             return False
+        if version <= self.dropped:
+            return False
         edge = version in (0, self._spec.training.steps)
-        return edge or (evaluation.every_steps > 0 and version % evaluation.every_steps == 0)
+        owed = self.dropped > max((result.version for result in self.results), default=-1)
+        return edge or owed or (evaluation.every_steps > 0 and version % evaluation.every_steps == 0)
 
-    def start(self, version: int) -> None:
-        """Admit the problems of an evaluation."""
+    def start(self, version: int, held_out: Mapping[str, int]) -> None:
+        """Admit the problems of an evaluation: as many as wanted, of a task in ``held_out`` at most its rows."""
         assert self._spec.evaluation is not None and self.running is None
         trajectories = []
         number = 0
         for task in self._spec.evaluation.tasks or []:
-            for row in range(self._spec.evaluation.problems):
+            problems = self._spec.evaluation.problems
+            for row in range(min(problems, held_out.get(task, problems))):
                 group = make_group(f"e{version}.{number}", number, task, row, 1)
                 sample = group.samples[0]
                 trajectories.append(Trajectory(sample, task, row, version))
@@ -69,6 +77,18 @@ class Evaluations:
         self._add(open_)
         self._finish_if_complete()
 
+    def drop(self) -> list[str]:
+        """Give up the evaluation under way; return the samples that were open. Another version is evaluated instead."""
+        assert self.running is not None
+        reason = f"no engine has version {self.running} any more, and the trainer has moved on"
+        log.warning("the evaluation of version %d is dropped: %s; the next is evaluated instead", self.running, reason)
+        for sample in self._open.values():
+            sample.end = "expired"
+            self._store.execute("UPDATE samples SET state = 'expired', reason = ? WHERE id = ?", reason, sample.id)
+        dropped, self._open = list(self._open), {}
+        self.dropped, self.running = self.running, None
+        return dropped
+
     def take(self, sample: Sample, reward: float | None) -> None:
         """A problem was answered and scored; None: it failed, which counts as reward 0."""
         if self._open.pop(sample.id, None) is not None:
@@ -91,6 +111,7 @@ class Evaluations:
                 accuracy=sum(reward >= 1 for reward in rewards) / len(rewards),
                 problems=len(rewards),
                 mean_reward=sum(rewards) / len(rewards),
+                failed=self._failed[task],
             )
             self.results.append(result)
             self._store.execute(

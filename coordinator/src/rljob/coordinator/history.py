@@ -11,6 +11,10 @@ from rljob.scheduling.groups import Group
 ACTIVITIES = ("generating", "training", "updating_weights", "trainer_waiting")
 
 
+SMOOTHED_STEPS = 8
+"""Of the speed that is shown: engines work ahead, so a step's own tokens may be none."""
+
+
 class Stopwatches:
     """How long each activity has been going on since this process began. Activities overlap."""
 
@@ -41,13 +45,21 @@ class History:
         self.metrics: dict[str, float] = {}
         self.seconds_before = 0.0  # of earlier coordinator processes
         self._began = time.monotonic()
+        self._ended: float | None = None
         self._first_step: tuple[int, float] | None = None
         self._mark = (self._began, 0)
+        self._seconds_marked: dict[str, float] = {}
 
     @property
     def seconds(self) -> float:
         """Wall clock the run has been up, over all coordinator starts."""
-        return self.seconds_before + time.monotonic() - self._began
+        until = time.monotonic() if self._ended is None else self._ended
+        return self.seconds_before + until - self._began
+
+    def end(self) -> None:
+        """Stop the clock: the run is over, though this process goes on to answer."""
+        if self._ended is None:
+            self._ended = time.monotonic()
 
     def eta(self, step: int, steps: int) -> float:
         """Return seconds left by the pace since this process' first step; -1 when unknown."""
@@ -55,6 +67,23 @@ class History:
             return -1.0
         first, since = self._first_step
         return (steps - step) * (time.monotonic() - since) / (step - first)
+
+    def tokens_per_second(self, steps: int) -> float:
+        """Return the mean speed over the last ``steps`` steps, 0 before the first."""
+        last = self.points[-steps:]
+        if not last:
+            return 0.0
+        begins = [self.points[-len(last) - 1].seconds if len(self.points) > len(last) else 0.0]
+        begins += [point.seconds for point in last[:-1]]
+        tokens = sum(p.tokens_per_second * (p.seconds - begin) for p, begin in zip(last, begins, strict=True))
+        return tokens / max(1e-9, last[-1].seconds - begins[0])
+
+    def since_last_step(self, updating: float) -> dict[str, float]:
+        """Return seconds of each activity, and of the engines' weight updates added up (``updating`` is their sum since
+        this process began), since the last call."""
+        now = self.watches.seconds() | {"seconds_weight_updates": updating}
+        before, self._seconds_marked = self._seconds_marked, now
+        return {f"seconds/{name.removeprefix('seconds_')}": now[name] - before.get(name, 0.0) for name in now}
 
     def add(self, step: int, groups: Sequence[Group], metrics: dict[str, float], generated_tokens: int) -> None:
         """Add an applied step. ``generated_tokens`` counts since this process began."""
@@ -79,5 +108,5 @@ class History:
             "reward_mean": point.reward,
             "staleness_mean": point.staleness,
             "staleness_max": float(max(ages, default=0)),
-            "tokens_per_second": point.tokens_per_second,
+            "tokens_per_second": self.tokens_per_second(SMOOTHED_STEPS),
         }

@@ -10,7 +10,7 @@ from rljob.protocol.environment import read_environment
 
 
 def main() -> None:
-    """Run the coordinator; exit code 2 when its surroundings are not right."""
+    """Run the coordinator; exit code 2 when its surroundings are not right, 1 when it may be tried again."""
     logging.basicConfig(
         level=os.environ.get("RLJOB_LOG_LEVEL", "INFO"), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -19,8 +19,13 @@ def main() -> None:
         import uvloop
 
         from rljob.coordinator.service import serve
+        from rljob.coordinator.store import StorageInUseError
 
-        uvloop.run(serve(environment))
+        try:
+            uvloop.run(serve(environment))
+        except StorageInUseError as error:  # another job's, or our own of before on a node that is not heard of
+            logging.error("%s", error)
+            sys.exit(1)
     except ValueError as error:
         logging.error("%s", error)
         sys.exit(2)

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
+
+from rljob.scheduling.groups import REJECTED
 
 if TYPE_CHECKING:
     from rljob.coordinator.run import Run
@@ -18,6 +20,10 @@ REFUSED = Counter(
     "rljob_refused_messages", "Messages refused: bad token, bad frame, old incarnation", ["role"], registry=REGISTRY
 )
 
+API_REQUESTS = Counter(
+    "rljob_api_requests", "Requests to the Kubernetes API; code none: no answer", ["verb", "code"], registry=REGISTRY
+)
+
 
 class RunCollector:
     """Reads the run's state when Prometheus asks."""
@@ -26,15 +32,23 @@ class RunCollector:
         self._run = run
 
     def collect(self) -> Iterator[Metric]:
-        """Yield gauges of the run."""
+        """Yield gauges and counters of the run."""
         run = self._run
         yield GaugeMetricFamily("rljob_policy_version", "Batches applied", value=run.version)
         yield GaugeMetricFamily("rljob_lineage", "Lineage of the published policy", value=run.policy.lineage)
         yield GaugeMetricFamily("rljob_trainer_incarnation", "Trainer processes so far", value=run.policy.incarnation)
         yield GaugeMetricFamily("rljob_engines", "Connected engines", value=len(run.engines.connected()))
-        yield GaugeMetricFamily(
+        yield CounterMetricFamily(
             "rljob_generated_tokens", "Tokens recorded since start", value=run.trajectories.generated_tokens
         )
+        died = CounterMetricFamily("rljob_engine_deaths", "Engine servers that died since start", labels=["pool"])
+        for pool in run.spec.rollouts:
+            died.add_metric([pool.name], run.engines.died[pool.name])
+        yield died
+        ended = CounterMetricFamily("rljob_samples_ended", "Samples that were not trained", labels=["end"])
+        for end in REJECTED:
+            ended.add_metric([end], run.ends[end])
+        yield ended
         samples = GaugeMetricFamily("rljob_samples", "Samples by where they are", labels=["state"])
         for name, value in run.counts().items():
             samples.add_metric([name], value)

@@ -11,13 +11,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
+from array import array
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Protocol
 
 from rljob.api.models import RLJobSpec
 from rljob.coordinator.engines import FAILURES_BEFORE_RESTART, Engine, Engines
 from rljob.coordinator.peers import Peer
-from rljob.coordinator.store import Store, now
+from rljob.coordinator.store import Store, first_needed_segment, now
 from rljob.protocol import messages as m
 
 log = logging.getLogger(__name__)
@@ -37,14 +40,25 @@ class RunView(Protocol):
     def version(self) -> int:
         """Trainer version of the run: batches applied."""
 
+    @property
+    def suspending(self) -> bool:
+        """Whether the run is to stop once what the trainer has done is durable."""
+
     def batch(self, step: int) -> m.Train | None:
         """Return the batch of ``step``, formed now if it is time; None when there is none yet."""
+
+    def formed(self, step: int) -> bool:
+        """Whether the batch of ``step`` is formed and not applied."""
 
     def applied(self, step: int, metrics: dict[str, float]) -> None:
         """The batch of the current version was applied for the first time."""
 
-    def evaluation_wanted(self, version: int) -> bool:
-        """Whether ``version`` must be, or is being, evaluated."""
+    @property
+    def held(self) -> bool:
+        """Whether the trainer must stay at its version for now."""
+
+    def needs(self, engine: Engine) -> bool:
+        """Whether an engine is to be given the trainer's version."""
 
     def new_lineage(self) -> None:
         """What engines hold is of another lineage than the trainer from now on."""
@@ -87,12 +101,14 @@ class Policy:
         self.incarnation = 0
         self.step = 0  # version of the weights the trainer holds
         self.busy = ""  # the command under way
+        self.waits = ""  # what the trainer needs somebody to do before it can go on
         self.lineage = 0
         self.published = -1
         self.digests: dict[tuple[int, int], str] = {}
         self.checkpoints: list[int] = []
         self.checkpoint_path = ""
         self._verified = True
+        self._resumes = False  # it came back, and may be in the middle of the batch of its step
         self._last_update = 0
         self._updates: dict[int, Update] = {}
         self._failures_in_a_row = 0  # of updates, over all engines
@@ -117,7 +133,7 @@ class Policy:
         if self.trainer is not None and self.trainer is not peer:
             self.trainer.send(m.Stop("another trainer took over"))
             self.trainer.close()
-        self.trainer, self.busy = peer, ""
+        self.trainer, self.busy, self.waits = peer, "", ""
         self._updates.clear()
         for engine in self._engines.by_instance.values():
             engine.end_update()
@@ -132,9 +148,8 @@ class Policy:
             else:
                 self._verified = False
             log.info("trainer %s is incarnation %d, from version %d", peer.instance, self.incarnation, message.step)
-        elif message.step == self._run.version + 1:
-            self._applied(self._run.version, {})  # its StepDone follows, or was lost with the connection
         self.step = message.step
+        self._resumes = message.incarnation != 0 and self._run.formed(message.step)
         registered = m.TrainerRegistered(self.incarnation, self._run.version)
         self._store.then(lambda: peer.send(registered))
         self._run.changed()
@@ -142,7 +157,7 @@ class Policy:
     def lose(self, peer: Peer) -> None:
         """The trainer's connection is gone."""
         if self.trainer is peer:
-            self.trainer, self.busy = None, ""
+            self.trainer, self.busy, self.waits = None, "", ""
             self._updates.clear()
             for engine in self._engines.by_instance.values():
                 engine.fresh = True
@@ -169,27 +184,50 @@ class Policy:
     def _next_command(self) -> m.Train | m.SendWeights | m.Checkpoint | None:
         """Choose from what is: replay, verify, publish, checkpoint, train."""
         version = self._run.version
+        if self.step > version:
+            return None  # it did a step while the connection was broken; its StepDone follows
+        if self._run.suspending:
+            if self.at_rest:
+                return None
+            if self._resumes:  # it computes that batch and cannot be stopped: it is part of what is kept
+                self._resumes = False
+                return self._run.batch(version)
+            return self._checkpoint(version)
         if not self._verified and self.step == self.published:
             return self._send_weights([])
         if self.step < version:
             return self._run.batch(self.step)
-        behind = self._behind(version)
+        if self._resumes:
+            self._resumes = False
+            return self._run.batch(version)
+        behind = self._behind()
         if behind:
             return self._send_weights(behind)
         if self._checkpoint_due(version):
             return self._checkpoint(version)
-        if self._run.evaluation_wanted(version):
-            return None  # engines stay at this version, and the trainer, so that it can be sent again
+        if self._run.held:
+            return None  # so that it can be sent again to an engine that loses it
         return self._run.batch(version)
 
-    def _behind(self, version: int) -> list[Engine]:
+    @property
+    def at_rest(self) -> bool:
+        """Whether the ledger and the checkpoints hold all that the trainer did, so that nothing is lost if it ends."""
+        version = self._run.version
+        if self.trainer is None or self.step < version:
+            return True  # what it did after its checkpoint will be, or is being, done again
+        saved = version == 0 or version in self.checkpoints
+        return saved and self.step == version and self.busy not in ("Train", "Checkpoint")
+
+    @property
+    def idle(self) -> bool:
+        """Whether the trainer has the newest version and is not about to make another."""
+        there = self.trainer is not None and self.step == self._run.version
+        return there and self.busy != "Train" and not self._resumes
+
+    def _behind(self) -> list[Engine]:
         """Return engines to be given the trainer's weights."""
-        if version >= self._spec.training.steps and not self._run.evaluation_wanted(version):
-            return []  # nobody will generate with them
-        wanted = (self.lineage, version)
-        return [
-            e for e in self._engines.connected() if e.serving != wanted and e.update is None and e.state != "starting"
-        ]
+        free = [e for e in self._engines.connected() if e.update is None and e.state not in ("starting", "leaving")]
+        return [engine for engine in free if self._run.needs(engine)]
 
     # --- publication ---
 
@@ -325,6 +363,10 @@ class Policy:
                 return
             log.warning("%s", text)
         engine.serving = (ack.lineage, ack.version)
+        self._store.execute(
+            "INSERT OR IGNORE INTO served VALUES (?,?,?,?,?)",
+            engine.instance, ack.lineage, ack.version, ack.digest, now(),
+        )  # fmt: skip
         engine.failures = self._failures_in_a_row = 0
         self.seconds_in_updates += ack.seconds
         engine.end_update()
@@ -371,7 +413,12 @@ class Policy:
         """The trainer applied a batch, for the first time or again."""
         if self.busy == "Train" and message.step == self.step:
             self.busy = ""
-        self._applied(message.step, message.metrics)
+        if message.step >= self.step:  # not one that is only repeated
+            self._resumes = False
+        self._applied(
+            message.step, {name: x for name, x in message.metrics.items() if math.isfinite(x)}
+        )  # JSON has none
+        record_advantages(self._store, message.step, message.advantages)
         self.step = max(self.step, message.step + 1)
         self._run.changed()
 
@@ -391,11 +438,20 @@ class Policy:
         keep = self._spec.checkpoints.keep
         return m.Checkpoint(self.incarnation, version, self.checkpoints[: max(0, len(self.checkpoints) + 1 - keep)])
 
+    def trainer_waits(self, message: m.TrainerWaits) -> None:
+        """The trainer cannot go on until somebody helps, or can again."""
+        if message.reason:
+            log.warning("the trainer waits: %s", message.reason)
+        self.waits = message.reason
+
     def checkpointed(self, message: m.Checkpointed) -> None:
         """A checkpoint is durable; old ones and the payload before them may go."""
         if self.busy == "Checkpoint":
             self.busy = ""
         if message.step in self.checkpoints or message.step > self._run.version:
+            return
+        if not is_inside(message.path):
+            log.error("the trainer names a checkpoint outside the storage, which is none: %r", message.path)
             return
         self.checkpoints = sorted([*self.checkpoints, message.step])
         keep = self._spec.checkpoints.keep
@@ -418,13 +474,33 @@ class Policy:
             self._store.then(lambda: trainer.send(m.Stop(reason)))
 
 
+def is_inside(path: str) -> bool:
+    """Return whether a path that another part names is one below the storage."""
+    parts = PurePosixPath(path).parts
+    return bool(parts) and parts[0] != "/" and ".." not in parts
+
+
+def record_advantages(store: Store, step: int, advantages: bytes) -> None:
+    """Write down what the trainer made of the rewards of batch ``step``; it says nothing about one that it only
+    repeats.
+
+    Args:
+        store: the run's.
+        step: of the batch.
+        advantages: float32, in the order of the batch.
+
+    Raises:
+        ValueError: their number is not that of the batch's samples.
+    """
+    if not advantages:
+        return
+    rows = store.query("SELECT samples FROM batches WHERE step = ?", step)
+    for sample, advantage in zip(json.loads(rows[0][0]) if rows else [], array("f", advantages), strict=True):
+        store.execute("UPDATE samples SET advantage = ? WHERE id = ?", advantage, sample)
+
+
 def remove_covered_payload(store: Store, oldest_step: int) -> None:
     """Unlink payload that no replay from checkpoint ``oldest_step`` on, and no sample in the making, needs."""
-    segments = "SELECT MIN(c.segment) FROM samples s CROSS JOIN completions c ON c.sample = s.id WHERE"  # by index
-    rows = [
-        *store.query(f"{segments} s.state IN ('admitted', 'scored', 'batched')"),
-        *store.query(f"{segments} s.step >= ?", oldest_step),
-    ]
-    needed = [row[0] for row in rows if row[0] is not None]
-    if needed:
-        store.segments.remove_below(min(needed))
+    needed = first_needed_segment(store.query, oldest_step)
+    if needed is not None:
+        store.segments.remove_below(needed)

@@ -13,12 +13,10 @@ from rljob.coordinator.store import Store
 from rljob.coordinator.trajectory import PayloadRecord, Trajectory, Turn
 from rljob.protocol import messages as m
 from rljob.protocol.status import EvaluationResult, HistoryPoint
-from rljob.scheduling.groups import Group, Sample
+from rljob.scheduling.groups import REJECTED, Group, Sample
 from rljob.scheduling.mixture import Mixture
 
 log = logging.getLogger(__name__)
-
-REJECTED = ("filtered", "surplus", "expired", "failed")
 
 
 def recover(run: Run) -> None:
@@ -31,7 +29,8 @@ def recover(run: Run) -> None:
     _recover_history(run)
     if store.query("SELECT 1 FROM meta WHERE key = 'finished'") and version >= run.spec.training.steps:
         run.finished = True
-        run.ended.set()
+        run.history.end()
+        run.conclude()
     log.info("ledger: version %d, lineage %d, %d groups open", version, run.policy.lineage, len(run.scheduler.groups))
 
 
@@ -73,6 +72,8 @@ def _recover_scheduler(run: Run, version: int) -> None:
         "SELECT COUNT(*) FROM groups g WHERE kind = 'train' AND NOT EXISTS (SELECT 1 FROM samples s WHERE"
         " s.group_id = g.id AND s.state IN ('admitted', 'scored', 'batched', 'trained'))"
     )[0][0]
+    ends = "SELECT state, COUNT(*) FROM samples s JOIN groups g ON g.id = group_id WHERE kind = 'train' GROUP BY state"
+    run.ends.update({state: count for state, count in store.query(ends) if state in REJECTED})
     scheduler.take_up(mixture, version, next_seq - rejected, next_seq, waiting)
     trajectories = []
     for group in waiting:
@@ -84,8 +85,14 @@ def _recover_evaluations(run: Run) -> None:
     store = run.store
     for row in store.query("SELECT * FROM evaluations ORDER BY version"):
         run.evaluations.results.append(
-            EvaluationResult(row["version"], row["task"], row["accuracy"], row["problems"], row["mean_reward"])
+            EvaluationResult(
+                row["version"], row["task"], row["accuracy"], row["problems"], row["mean_reward"], row["failed"]
+            )
         )
+    run.evaluations.dropped = store.query(
+        "SELECT COALESCE(MAX(g.version), -1) FROM groups g JOIN samples s ON g.id = s.group_id"
+        " WHERE g.kind = 'evaluation' AND s.state = 'expired'"
+    )[0][0]
     groups = _groups(store, "g.kind = 'evaluation' AND s.state = 'admitted'")
     if not groups:
         return

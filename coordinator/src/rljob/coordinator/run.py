@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from rljob.api.models import RLJobSpec
+from rljob.coordinator.draining import Draining
 from rljob.coordinator.engines import Engine, Engines
 from rljob.coordinator.evaluations import Evaluations
+from rljob.coordinator.events import Events
 from rljob.coordinator.history import History
-from rljob.coordinator.peers import Peer
 from rljob.coordinator.policy import Policy
 from rljob.coordinator.store import Store, now
 from rljob.coordinator.trajectories import Trajectories
@@ -26,18 +27,14 @@ from rljob.coordinator.trajectory import Trajectory
 from rljob.protocol import messages as m
 from rljob.scheduling.dispatch import EngineLoad, Request
 from rljob.scheduling.filters import FILTERS
-from rljob.scheduling.groups import Ended, Group
+from rljob.scheduling.groups import REJECTED, Ended, Group
 from rljob.scheduling.mixture import Mixture
 from rljob.scheduling.scheduler import Scheduler, Settings
 
 log = logging.getLogger(__name__)
 
-HOPELESS_BATCHES = 50
-"""Rejected groups in a row, in batches, after which the run ends: nothing is learned any more."""
-
-
-MAX_RETURNS = 8
-"""How often engines may give a sample's request back undone before it counts as failed."""
+LOST_SECONDS = 2.0
+"""How long an engine whose connection broke may come back with the version that is being evaluated."""
 
 
 def settings_of(spec: RLJobSpec) -> Settings:
@@ -65,10 +62,20 @@ class Run:
         self.trajectories = Trajectories(spec, store, self.engines, self.changed)
         self.policy = Policy(spec, store, self.engines, self)
         self.evaluations = Evaluations(spec, store, self.trajectories.add)
+        self.draining = Draining(self.engines, self.trajectories, self.changed)
+        self.events = Events(self)
         self.history = History()
+        self.held_out: Mapping[str, int] | None = None  # task → rows; said by runners
+        self.ends: Counter[str] = Counter()  # end → samples of training, since the run began
         self.failure: tuple[str, str] | None = None
         self.finished = False
+        self.suspending = False
+        self.suspended = False
+        self.observed_generation = 0
+        """Of the RLJob: the spec that was acted on last; 0 outside a cluster."""
         self.ended = asyncio.Event()
+        self.conclude: Callable[[], None] = self.ended.set
+        """Called once the end is durable; sets ``ended``, which the status waits for."""
         self._advancing = False
         self._tasks = {task.name: task for task in spec.tasks}
 
@@ -84,14 +91,21 @@ class Run:
         """Take every step that can be taken now."""
         self._advancing = False
         with self.guarded():
-            if self.finished or self.failure is not None:
+            if self.over:
                 return
-            self._evaluate()
-            self._admit()
-            self.trajectories.dispatch(self._eligible)
+            if not self.suspending:
+                self._evaluate()
+                self._admit()
+                self.trajectories.dispatch(self._eligible)
             self.policy.advance()
             self._finish()
+            self._suspend()
             self._watch()
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will be done by this process."""
+        return self.finished or self.suspended or self.failure is not None
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
@@ -103,8 +117,27 @@ class Run:
             self.fail("InternalError", f"the coordinator cannot go on: {error!r}; see its log")
 
     def _evaluate(self) -> None:
-        if self.evaluations.running is None and self.evaluations.wanted(self.version):
-            self.evaluations.start(self.version)
+        evaluations = self.evaluations
+        if evaluations.running is None and evaluations.wanted(self.version) and self.held_out is not None:
+            if not evaluations.dedicated or self.policy.idle:  # else it moves on before the version can be sent
+                evaluations.start(self.version, self.held_out)
+        elif evaluations.running is not None and self._pinned_is_lost(evaluations.running):
+            asyncio.get_running_loop().call_later(LOST_SECONDS, self._drop_if_lost, evaluations.running)
+
+    def _pinned_is_lost(self, version: int) -> bool:
+        """Whether engines wait for the end of an evaluation of ``version`` that nobody can give them any more."""
+        if version != self.evaluations.running or version == self.version:
+            return False
+        evaluators = [engine for engine in self.engines.by_instance.values() if engine.evaluates]
+        waiting = any(engine.peer is not None and engine.state != "starting" for engine in evaluators)
+        return waiting and not any(engine.serving == (self.policy.lineage, version) for engine in evaluators)
+
+    def _drop_if_lost(self, version: int) -> None:
+        """Give an evaluation up, unless an engine with its version came back meanwhile."""
+        with self.guarded():
+            if not self.over and self._pinned_is_lost(version):
+                self.trajectories.drop(self.evaluations.drop())
+                self.changed()
 
     def _admit(self) -> None:
         started = [self.scheduler.admit() for _ in range(self.scheduler.admissible())]
@@ -128,10 +161,19 @@ class Run:
     def _eligible(self, load: EngineLoad, request: Request) -> bool:
         """An engine behind the current version gets no new work; one without acknowledged weights none at all."""
         engine = self.engines.by_instance[load.instance]
+        if load.max_model_length < request.shortest or not self._does(engine, request.version is not None):
+            return False
+        if engine.state == "leaving" or self.draining.drains(engine):
+            return False
         if request.version is None and not self.scheduler.may_generate:
             return False
         version = self.version if request.version is None else request.version
         return engine.serving == (self.policy.lineage, version)
+
+    def _does(self, engine: Engine, evaluation: bool) -> bool:
+        """Whether an engine does this sort of work: those of evaluation pools nothing but evaluation, which is theirs
+        alone."""
+        return engine.evaluates == evaluation if self.evaluations.dedicated else not engine.evaluates
 
     def _watch(self) -> None:
         watches, engines = self.history.watches, self.engines.by_instance.values()
@@ -142,14 +184,45 @@ class Run:
 
     def _finish(self) -> None:
         steps = self.spec.training.steps
-        if self.version < steps or self.evaluations.wanted(steps) or steps not in self.policy.checkpoints:
+        saved = steps in self.policy.checkpoints or steps == 0
+        if self.version < steps or self.evaluations.wanted(steps) or not saved:
             return
-        self._write_ended(self.scheduler.finish())
+        self.write_ended(self.scheduler.finish())
         self.finished = True
+        self.history.end()
         self.store.execute("INSERT OR REPLACE INTO meta VALUES ('finished', ?)", str(now()))
         self.policy.stop("the run is complete")
-        self.store.then(self.ended.set)
+        self.store.then(self.conclude)
         log.info("the run is complete: %d steps", steps)
+
+    def suspend(self) -> None:
+        """Stop here, to go on another time: the trainer finishes the batch in hand and writes a checkpoint. Samples in
+        the making stay as they are. May be asked again and again."""
+        if not self.suspending:
+            log.info("suspending at version %d", self.version)
+            self.suspending = True
+            self.changed()
+
+    def take_suspension_back(self) -> bool:
+        """Go on after all; return False when it is too late for that: the end is decided, and told to the trainer.
+
+        Safe at any moment before: while a run is being suspended nothing is begun and nothing is thrown away, so that
+        going on is no more than choosing the next command again.
+        """
+        if self.suspending and not self.over:
+            log.info("not suspending after all, at version %d", self.version)
+            self.suspending = False
+            self.changed()
+        return not self.suspended
+
+    def _suspend(self) -> None:
+        if not self.suspending or self.over or not self.policy.at_rest:
+            return
+        self.suspended = True
+        self.history.end()
+        self.policy.stop("the run is suspended")
+        self.store.then(self.conclude)
+        log.info("the run is suspended at version %d", self.version)
 
     # --- what the policy asks ---
 
@@ -162,7 +235,7 @@ class Run:
         """Return the batch of ``step``: as recorded, or formed now if it is time."""
         if step == self.version and step not in self.scheduler.batches:
             formed = self.scheduler.form_batch()
-            self._write_ended(formed.ended)
+            self.write_ended(formed.ended)
             if formed.again:
                 self._write_admission([self.scheduler.restart(task, row) for task, row in formed.again])
             if not formed.groups:
@@ -200,15 +273,53 @@ class Run:
             )
         return m.Train(self.policy.incarnation, step, samples, first_of_run=step == 0)
 
+    def formed(self, step: int) -> bool:
+        """Whether the batch of ``step`` is formed and not applied."""
+        return step in self.scheduler.batches
+
     def applied(self, step: int, metrics: dict[str, float]) -> None:
         """The batch of the current version was applied for the first time."""
         groups = self.scheduler.batches[step]
         self.history.add(step, groups, metrics, self.trajectories.generated_tokens)
-        self._write_ended(self.scheduler.trained(step))
+        self.write_ended(self.scheduler.trained(step))
+        self.store.execute("INSERT OR IGNORE INTO figures VALUES (?,?)", step, json.dumps(self._figures()))
 
-    def evaluation_wanted(self, version: int) -> bool:
-        """Whether ``version`` must be, or is being, evaluated."""
-        return self.evaluations.wanted(version)
+    def _figures(self) -> dict[str, float]:
+        """Return what the ledger cannot tell about the step that was applied just now."""
+        newest = self.policy.checkpoints[-1] if self.policy.checkpoints else 0
+        return {
+            "seconds": self.history.seconds,
+            "tokens_per_second": self.history.points[-1].tokens_per_second,
+            **self.history.since_last_step(self.policy.seconds_in_updates),
+            **{f"queue/{name}": value for name, value in self.counts().items()},
+            **{f"ended/{end}": self.ends[end] for end in REJECTED},
+            "run/engines": len(self.engines.connected()),
+            "run/lineage": self.policy.lineage,
+            "run/incarnation": self.policy.incarnation,
+            "run/checkpoint": newest,
+        }
+
+    @property
+    def held(self) -> bool:
+        """Whether the trainer must stay at its version: as long as it is evaluated on the engines of training, or until
+        an engine of those for evaluation has it."""
+        if not self.evaluations.wanted(self.version):
+            return False
+        pinned = self.evaluations.dedicated and self.evaluations.running == self.version
+        return not (pinned and any(e.evaluates and e.serving == self._current for e in self.engines.connected()))
+
+    def needs(self, engine: Engine) -> bool:
+        """Whether an engine is to be given the trainer's version."""
+        if engine.serving == self._current or engine.state == "leaving" or self.draining.drained(engine):
+            return False
+        evaluated = self.evaluations.wanted(self.version)
+        if engine.evaluates:
+            return evaluated and self.evaluations.running in (None, self.version)
+        return self.version < self.spec.training.steps or (evaluated and not self.evaluations.dedicated)
+
+    @property
+    def _current(self) -> tuple[int, int]:
+        return (self.policy.lineage, self.version)
 
     def new_lineage(self) -> None:
         """At α = 0, and in evaluations, nothing may come of weights that the trainer does not have."""
@@ -219,118 +330,20 @@ class Run:
 
     def fail(self, reason: str, message: str) -> None:
         """End the run: it cannot go on, whatever is restarted."""
-        if self.failure is None and not self.finished:
+        if not self.over:
             log.error("the run failed (%s): %s", reason, message)
             self.failure = (reason, message)
+            self.history.end()
             self.policy.stop("the run failed")
-            self.store.then(self.ended.set)
+            self.store.then(self.conclude)
 
-    # --- events from runners ---
-
-    def scored(self, peer: Peer, message: m.Scored) -> None:
-        """A trajectory ended with a reward; repetitions are acknowledged."""
-        trajectory = self.trajectories.by_sample.get(message.sample)
-        if trajectory is not None and not trajectory.generated:
-            self.trajectories.take_back(trajectory, peer)  # it is about an answer that was thrown away
-            return
-        if trajectory is not None and not math.isfinite(message.reward):
-            self.trajectory_failed(peer, m.TrajectoryFailed(message.sample, f"its reward is {message.reward}"))
-            return
-        if trajectory is not None:
-            self.trajectories.done(message.sample)
-            self.store.execute(
-                "UPDATE samples SET state = 'scored', reward = ?, metrics = ?, text = ? WHERE id = ?",
-                message.reward, json.dumps(message.metrics), message.text, message.sample,
-            )  # fmt: skip
-            if trajectory.version is not None:
-                self.store.execute("UPDATE samples SET state = 'evaluated' WHERE id = ?", message.sample)
-                self.evaluations.take(trajectory.sample, message.reward)
-            else:
-                self._write_ended(self.scheduler.score(trajectory.sample, message.reward))
-                self._check_hope()
-            self.changed()
-        self.store.then(lambda: peer.send(m.AckScored([message.sample])))
-
-    def trajectory_failed(self, peer: Peer | None, message: m.TrajectoryFailed) -> None:
-        """A trajectory cannot be finished: recorded, its group replaced."""
-        trajectory = self.trajectories.by_sample.get(message.sample)
-        if trajectory is not None:
-            log.warning("sample %s failed: %s", message.sample, message.reason)
-            self.trajectories.done(message.sample)
-            if trajectory.version is not None:
-                self.store.execute(
-                    "UPDATE samples SET state = 'failed', reason = ? WHERE id = ?", message.reason, message.sample
-                )
-                self.evaluations.take(trajectory.sample, None)
-            else:
-                self._write_ended(self.scheduler.fail(trajectory.sample, message.reason))
-                self._check_hope(message.reason)
-            self.changed()
-        if peer is not None:
-            self.store.then(lambda: peer.send(m.AckScored([message.sample])))
-
-    def _check_hope(self, reason: str = "") -> None:
-        batch = self.spec.training.prompts_per_step
-        if self.scheduler.failures_in_a_row > max(3, 2 * batch):
-            self.fail("SamplesFail", f"no sample could be finished any more; the last failed because: {reason}")
-        if self.scheduler.rejections_in_a_row > HOPELESS_BATCHES * batch:
-            self.fail(
-                "GroupsRejected",
-                f"algorithm.groupFilter rejected {self.scheduler.rejections_in_a_row} groups in a row: all rewards of "
-                "each were equal; make the task easier or harder, or check the reward",
-            )
-
-    def _write_ended(self, ended: list[Ended]) -> None:
+    def write_ended(self, ended: list[Ended]) -> None:
         for entry in ended:
             self.store.execute(
                 "UPDATE samples SET state = ?, reason = ? WHERE id = ?", entry.end, entry.reason, entry.sample.id
             )
+            self.ends[entry.end] += 1
         self.trajectories.drop(entry.sample.id for entry in ended)
-
-    # --- engines come and go ---
-
-    def register_engine(self, peer: Peer, message: m.RegisterEngine) -> None:
-        """An agent (again) offers its engine."""
-        before = self.engines.of_peer(peer)
-        if before is not None and before.instance != message.instance:
-            self.forget_engine(before)
-        engine = self.engines.by_instance.get(message.instance)
-        if engine is None:
-            load = EngineLoad(message.instance, message.max_concurrency)
-            engine = Engine(message.instance, message.pool, peer, load)
-            self.engines.by_instance[message.instance] = engine
-        engine.peer, engine.state = peer, "ready"
-        holds = (message.lineage, message.version)
-        known = message.version >= 0 and self.policy.digests.get(holds) == message.digest
-        engine.serving = holds if known else None
-        engine.end_update()
-        self.trajectories.register_engine(engine, message.running)
-        self.changed()
-
-    def suspend_engine(self, engine: Engine) -> None:
-        """Its server is gone and another is starting: what it had goes to others now."""
-        engine.serving = None
-        self.policy.lose_engine(engine)
-        self.trajectories.lose_engine(engine)
-        self.changed()
-
-    def forget_engine(self, engine: Engine) -> None:
-        """An engine will not come back: what it had goes to others."""
-        if self.engines.by_instance.pop(engine.instance, None) is not None:
-            self.policy.lose_engine(engine)
-            self.trajectories.lose_engine(engine)
-            self.changed()
-
-    def generation_failed(self, engine: Engine, message: m.GenerationFailed) -> None:
-        """A request came back undone."""
-        key = (message.part.sample, message.part.turn, message.part.attempt)
-        if key not in engine.load.requests:
-            return  # about a request that is no longer its own
-        if message.permanent:
-            self.trajectory_failed(None, m.TrajectoryFailed(message.part.sample, message.reason))
-        elif self.trajectories.returned(engine, message.part) > MAX_RETURNS:
-            reason = f"engines gave it back {MAX_RETURNS} times, the last time because: {message.reason}"
-            self.trajectory_failed(None, m.TrajectoryFailed(message.part.sample, reason))
 
     def counts(self) -> dict[str, Any]:
         """Return how many samples and groups are where."""

@@ -24,7 +24,8 @@ CREATE TABLE IF NOT EXISTS samples (
     min_version INTEGER,
     max_version INTEGER,
     finish TEXT,
-    step INTEGER                            -- of its batch
+    step INTEGER,                           -- of its batch
+    advantage REAL                          -- that the trainer used; NULL: it did not say
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS samples_by_group ON samples (group_id);
 CREATE INDEX IF NOT EXISTS samples_open ON samples (state) WHERE state IN ('admitted', 'scored', 'batched');
@@ -54,6 +55,10 @@ CREATE TABLE IF NOT EXISTS applied (   -- a trainer incarnation applied a batch;
     time REAL NOT NULL,
     PRIMARY KEY (step, incarnation)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS figures (   -- what only the coordinator's process knew when a batch was applied first
+    step INTEGER PRIMARY KEY,
+    figures TEXT NOT NULL            -- JSON
+);
 CREATE TABLE IF NOT EXISTS incarnations (
     incarnation INTEGER PRIMARY KEY,
     instance TEXT NOT NULL,
@@ -67,6 +72,14 @@ CREATE TABLE IF NOT EXISTS publications (
     incarnation INTEGER NOT NULL,
     time REAL NOT NULL,
     PRIMARY KEY (lineage, step)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS served (    -- an engine acknowledged weights; the digest is over the bytes it received
+    engine TEXT NOT NULL,            -- its instance
+    lineage INTEGER NOT NULL,
+    step INTEGER NOT NULL,           -- policy version
+    digest TEXT NOT NULL,
+    time REAL NOT NULL,
+    PRIMARY KEY (engine, lineage, step)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS checkpoints (
     step INTEGER PRIMARY KEY,

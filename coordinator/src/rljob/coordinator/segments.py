@@ -35,15 +35,60 @@ class Location:
     length: int
 
 
+class PayloadReader:
+    """Reads the segment files in ``directory``, which need not exist."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._files: dict[int, int] = {}
+
+    def path(self, segment: int) -> Path:
+        """Return where a segment is, or was."""
+        return self._directory / f"{segment:08d}.segment"
+
+    def segments(self) -> list[int]:
+        """Return the segments that are there, in order."""
+        return sorted(int(path.stem) for path in self._directory.glob("*.segment"))
+
+    def read(self, location: Location) -> bytes:
+        """Return a durable record.
+
+        Raises:
+            PayloadError: the file is missing, or its bytes are not those that were written.
+        """
+        try:
+            if location.segment not in self._files:
+                self._files[location.segment] = os.open(self.path(location.segment), os.O_RDONLY)
+            data = os.pread(self._files[location.segment], HEADER.size + location.length, location.offset)
+        except OSError as error:
+            raise PayloadError(f"payload segment {location.segment} cannot be read: {error}") from error
+        payload = data[HEADER.size :]
+        header = HEADER.pack(location.length, blake3.blake3(payload).digest(16))
+        if data[: HEADER.size] != header:
+            raise PayloadError(f"payload segment {location.segment} is damaged at byte {location.offset}")
+        return payload
+
+    def forget(self, segment: int) -> None:
+        """Close a segment's file."""
+        descriptor = self._files.pop(segment, None)
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Close all files."""
+        for segment in list(self._files):
+            self.forget(segment)
+
+
 class Segments:
     """The segment files of one run. ``append`` and ``sync`` are called by the store's thread only."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
-        self._number = max((int(p.stem) for p in directory.glob("*.segment")), default=-1) + 1
+        self._reader = PayloadReader(directory)
+        self._number = max(self._reader.segments(), default=-1) + 1
         self._file: BinaryIO | None = None
-        self._readers: dict[int, int] = {}
 
     def append(self, payload: bytes) -> Location:
         """Write a record; durable after :meth:`sync`."""
@@ -59,7 +104,7 @@ class Segments:
             self.sync()
             self._file.close()
             self._number += 1
-        self._file = self._path(self._number).open("xb")
+        self._file = self._reader.path(self._number).open("xb")
         directory = os.open(self._directory, os.O_RDONLY)
         try:
             os.fsync(directory)
@@ -78,27 +123,14 @@ class Segments:
         Raises:
             PayloadError: the file is missing, or its bytes are not those that were written.
         """
-        try:
-            if location.segment not in self._readers:
-                self._readers[location.segment] = os.open(self._path(location.segment), os.O_RDONLY)
-            data = os.pread(self._readers[location.segment], HEADER.size + location.length, location.offset)
-        except OSError as error:
-            raise PayloadError(f"payload segment {location.segment} cannot be read: {error}") from error
-        payload = data[HEADER.size :]
-        header = HEADER.pack(location.length, blake3.blake3(payload).digest(16))
-        if data[: HEADER.size] != header:
-            raise PayloadError(f"payload segment {location.segment} is damaged at byte {location.offset}")
-        return payload
+        return self._reader.read(location)
 
     def remove_below(self, segment: int) -> None:
         """Unlink segments before ``segment``."""
-        for path in self._directory.glob("*.segment"):
-            number = int(path.stem)
+        for number in self._reader.segments():
             if number < segment and number != self._number:
-                descriptor = self._readers.pop(number, None)
-                if descriptor is not None:
-                    os.close(descriptor)
-                path.unlink()
+                self._reader.forget(number)
+                self._reader.path(number).unlink()
                 log.info("removed payload segment %d: checkpoints cover it", number)
 
     def close(self) -> None:
@@ -107,9 +139,4 @@ class Segments:
             self.sync()
             self._file.close()
             self._file = None
-        for descriptor in self._readers.values():
-            os.close(descriptor)
-        self._readers.clear()
-
-    def _path(self, number: int) -> Path:
-        return self._directory / f"{number:08d}.segment"
+        self._reader.close()

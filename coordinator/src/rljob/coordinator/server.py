@@ -6,9 +6,8 @@ import asyncio
 import hmac
 import logging
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 from fastapi import FastAPI, Header, HTTPException, Query, Response, WebSocket, WebSocketDisconnect
 from fastapi import Path as PathParameter
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -17,19 +16,14 @@ from rljob.coordinator.batches import shard
 from rljob.coordinator.connections import DECODERS, Connections
 from rljob.coordinator.metrics import REFUSED, REGISTRY, RunCollector
 from rljob.coordinator.peers import Peer
+from rljob.coordinator.reports import LARGEST
 from rljob.coordinator.run import Run
 from rljob.coordinator.status import status_of
 from rljob.protocol.status import encode_status
 
 log = logging.getLogger(__name__)
 
-LARGEST = 2**53  # of any number in an address
 MOST_RANKS = 65_536
-
-SAMPLE_COLUMNS = (
-    "id, group_id, member, state, reason, reward, text, prompt_tokens, response_tokens, min_version, max_version,"
-    " finish, step"
-)
 
 
 def build_app(run: Run, tokens: Mapping[str, str]) -> FastAPI:
@@ -71,31 +65,15 @@ def build_app(run: Run, tokens: Mapping[str, str]) -> FastAPI:
             raise HTTPException(404, str(error)) from None
         return Response(body, media_type="application/octet-stream")
 
-    @app.get("/v1/status")
-    async def status() -> Response:
-        return Response(encode_status(status_of(run)), media_type="application/json")
+    add_status(app, run)
 
-    @app.get("/v1/samples")
-    async def samples(
-        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-        state: str | None = None,
-        step: Annotated[int | None, Query(ge=0, le=LARGEST)] = None,
-    ) -> Response:
-        where, values = ["1"], list[Any]()
-        if state is not None:
-            where.append("state = ?")
-            values.append(state)
-        if step is not None:
-            where.append("step = ?")
-            values.append(step)
-        rows = await asyncio.to_thread(
-            run.store.query_apart,
-            f"SELECT {SAMPLE_COLUMNS} FROM samples WHERE {' AND '.join(where)}"
-            " ORDER BY COALESCE(step, -1) DESC, id LIMIT ?",
-            *values,
-            limit,
-        )
-        return Response(msgspec.json.encode([dict(row) for row in rows]), media_type="application/json")
+    @app.post("/v1/suspend")
+    async def suspend(authorization: Annotated[str, Header()] = "") -> Response:
+        if not allowed("operator", authorization):
+            REFUSED.labels("operator").inc()
+            raise HTTPException(401, "the operator's token is needed")
+        run.suspend()
+        return _status(run)
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -110,6 +88,18 @@ def build_app(run: Run, tokens: Mapping[str, str]) -> FastAPI:
         return Response("ok\n", media_type="text/plain")
 
     return app
+
+
+def add_status(app: FastAPI, run: Run) -> None:
+    """Add GET /v1/status."""
+
+    @app.get("/v1/status")
+    async def status() -> Response:
+        return _status(run)
+
+
+def _status(run: Run) -> Response:
+    return Response(encode_status(status_of(run)), media_type="application/json")
 
 
 async def _serve(connections: Connections, peer: Peer, socket: WebSocket) -> None:

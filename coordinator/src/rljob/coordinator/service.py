@@ -6,16 +6,27 @@ import asyncio
 import json
 import logging
 import os
+import signal
+import sys
 from pathlib import Path
 
 import uvicorn
 
+from rljob.api.models import RLJob
+from rljob.coordinator.cluster import Cluster
+from rljob.coordinator.identity import hold_to
+from rljob.coordinator.own_job import place_in_cluster
+from rljob.coordinator.readers import Readers
 from rljob.coordinator.recovery import recover
+from rljob.coordinator.room import room
 from rljob.coordinator.run import Run
 from rljob.coordinator.server import build_app
 from rljob.coordinator.status import status_of
 from rljob.coordinator.store import Store
+from rljob.coordinator.tracking import Tracking, finish, follow
+from rljob.protocol import link
 from rljob.protocol.environment import PartEnvironment
+from rljob.protocol.heartbeat import beating
 from rljob.protocol.messages import MAX_FRAME_BYTES
 from rljob.protocol.status import encode_status
 
@@ -25,14 +36,22 @@ STATUS_SECONDS = 10.0
 
 
 async def serve(environment: PartEnvironment) -> None:
-    """Serve until SIGTERM. The run may end before: its status stays readable.
+    """Serve until SIGTERM, or in a cluster until this process is to be replaced. The run may end before: its status
+    stays readable.
 
     Raises:
-        ValueError: the surroundings are not right (tokens missing, ledger of another version).
+        StorageInUseError: another coordinator works in the storage.
+        ValueError: the surroundings are not right (tokens missing, ledger of another version or of another job).
     """
+    place = place_in_cluster()
     tokens = json.loads(Path(os.environ["RLJOB_TOKENS"]).read_bytes())
     environment.storage.mkdir(parents=True, exist_ok=True)
+    if place is not None:  # elsewhere rljob run waits, and starts us when there is room
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # the first process of a container dies of none by itself
+        await room(environment.storage)
     store = Store(environment.storage)
+    hold_to(store, RLJob.model_validate_json(Path(os.environ["RLJOB_JOB"]).read_bytes()))
+    leave_manifest(environment)
     run = Run(environment.job.spec, store)
     server = uvicorn.Server(
         uvicorn.Config(
@@ -42,26 +61,49 @@ async def serve(environment: PartEnvironment) -> None:
             ws="websockets-sansio",
             ws_max_size=MAX_FRAME_BYTES,
             ws_per_message_deflate=False,
-            ws_ping_interval=20,
-            ws_ping_timeout=20,
+            ws_ping_interval=link.PING_SECONDS,
+            ws_ping_timeout=link.PING_SECONDS,
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=2,
         )
     )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # uvicorn has handlers of its own while it serves, and raises the signal again after it: that must not end us
+        signal.signal(number, lambda *_: setattr(server, "should_exit", True))
+    tracking = Tracking(environment.storage, environment.job.spec.tracking.tensorboard)
     committing = asyncio.create_task(store.run())
+    concluding: list[asyncio.Task[None]] = []  # held here, as the loop alone does not keep a task
+    run.conclude = lambda: concluding.append(asyncio.create_task(_conclude(run, tracking)))
     recover(run)
+    following = asyncio.create_task(follow(tracking))
     reporting = asyncio.create_task(_report(run, environment.storage / "status.json"))
     serving = asyncio.create_task(server.serve())
+    working = {committing, following, reporting, serving}
+    readers, reading = Readers(run), set[asyncio.Task[None]]()
+    if place is not None:
+        reading.add(asyncio.create_task(readers.listen(environment.readers_port)))
+        working.add(asyncio.create_task(Cluster(run, place).serve()))
     run.changed()
-    done, _ = await asyncio.wait({committing, reporting, serving}, return_when=asyncio.FIRST_COMPLETED)
+    with beating():
+        done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
         task.result()  # a dead background task ends the process
-    reporting.cancel()
+    for task in working - {committing, serving}:
+        task.cancel()
+    server.should_exit = readers.should_exit = True
+    await asyncio.wait({serving, *reading})
     await store.drain()
     committing.cancel()
+    await asyncio.to_thread(finish, tracking)
     write_status(run, environment.storage / "status.json")
     store.close()
+
+
+async def _conclude(run: Run, tracking: Tracking) -> None:
+    """Say that the run has ended, after its last figures are written: nobody starts it again for their sake."""
+    await asyncio.to_thread(finish, tracking)
+    run.ended.set()
 
 
 async def _report(run: Run, path: Path) -> None:
@@ -75,6 +117,17 @@ async def _report(run: Run, path: Path) -> None:
             await asyncio.wait_for(run.ended.wait(), STATUS_SECONDS)
         except TimeoutError:
             continue
+
+
+def leave_manifest(environment: PartEnvironment) -> None:
+    """Write the resolved manifest into the storage, as ``rljob run`` does: who reads the ledger later, from a claim
+    that outlived its job, knows what the run was."""
+    path = environment.storage / "job.json"
+    if Path(os.environ["RLJOB_JOB"]).absolute() == path.absolute():
+        return
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(environment.job.model_dump_json(by_alias=True, indent=2))
+    temporary.replace(path)
 
 
 def write_status(run: Run, path: Path) -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+from rljob.coordinator.peers import Peer
+from rljob.coordinator.policy import Policy
 from rljob.coordinator.run import Run
 from rljob.protocol.status import (
     CheckpointStatus,
+    EngineStatus,
+    HistoryPoint,
     Metric,
     PartStatus,
     PolicyStatus,
@@ -14,6 +20,9 @@ from rljob.protocol.status import (
     State,
 )
 
+MOST_POINTS = 512
+"""Of the history that the status carries; metrics.jsonl has every step."""
+
 
 def status_of(run: Run) -> RunStatus:
     """Return the status of ``run`` now."""
@@ -21,48 +30,122 @@ def status_of(run: Run) -> RunStatus:
     newest = policy.checkpoints[-1] if policy.checkpoints else -1
     reason, message = run.failure or ("", "")
     return RunStatus(
-        state=_state(run),
+        state=state_of(run),
         reason=reason,
         message=message or _waiting_for(run),
         incarnation=policy.incarnation,
-        progress=Progress(run.version, steps, run.history.seconds, run.history.eta(run.version, steps)),
+        progress=Progress(
+            run.version, steps, run.history.seconds, run.history.eta(run.version, steps), _share(run.version, steps)
+        ),
         policy=PolicyStatus(
             policy.published, policy.lineage, policy.digests.get((policy.lineage, policy.published), "")
         ),
         last_checkpoint=CheckpointStatus(newest, policy.checkpoint_path),
-        queues=[Queue(name, value) for name, value in run.counts().items()],
-        metrics=[Metric(name, value) for name, value in (run.history.metrics | run.history.watches.seconds()).items()],
+        queues=[Queue(name, max(0, value)) for name, value in run.counts().items()],
+        staleness=_staleness(run.history.metrics),
+        engines=_engines(run),
+        observed_generation=run.observed_generation,
+        metrics=[Metric(name, value) for name, value in _figures(run).items()],
         evaluations=list(run.evaluations.results),
-        history=list(run.history.points),
+        history=thinned(run.history.points),
         parts=_parts(run),
     )
 
 
-def _state(run: Run) -> State:
+def _figures(run: Run) -> dict[str, float]:
+    history = run.history
+    figures = history.metrics | history.watches.seconds()
+    if run.over and history.points:
+        figures["tokens_per_second"] = history.tokens_per_second(len(history.points))  # of the whole run
+    return figures
+
+
+def thinned(points: Sequence[HistoryPoint]) -> list[HistoryPoint]:
+    """Return at most MOST_POINTS of ``points``: every 2^n-th, so that those shown stay as the run goes on, and the
+    newest."""
+    stride = 1
+    while len(points) > stride * (MOST_POINTS - 1):
+        stride *= 2
+    kept = list(points[::stride])
+    return kept if not points or kept[-1] is points[-1] else [*kept, points[-1]]
+
+
+def _share(step: int, steps: int) -> str:
+    return f"{step}/{steps} {100 * step // steps}%" if steps else f"{step}/{steps}"
+
+
+def _staleness(figures: Mapping[str, float]) -> str:
+    if "staleness_mean" not in figures:
+        return ""
+    return f"{figures['staleness_mean']:.1f}/{figures['staleness_max']:.0f}"
+
+
+def _engines(run: Run) -> list[EngineStatus]:
+    """Return the engines by name: of a pod whose agent has just connected anew there may be two for a moment."""
+    by_name: dict[str, EngineStatus] = {}
+    for engine in run.engines.connected():
+        shown = EngineStatus(engine.name, len(engine.load.requests), run.draining.drained(engine))
+        other = by_name.get(engine.name)
+        if other is not None:
+            shown = EngineStatus(engine.name, shown.load + other.load, shown.drained and other.drained)
+        by_name[engine.name] = shown
+    return list(by_name.values())
+
+
+def state_of(run: Run) -> State:
+    """Return where ``run`` is."""
     if run.failure is not None:
         return "Failed"
-    if run.finished:
-        return "Succeeded"
-    if run.evaluations.running is not None and any(e.serving is not None for e in run.engines.connected()):
+    if run.ended.is_set():  # whoever reads that it ended may kill what is left of it
+        return "Succeeded" if run.finished else "Suspended"
+    beside = run.evaluations.dedicated and run.version < run.spec.training.steps
+    ready = any(engine.serving is not None for engine in run.engines.connected())
+    if run.evaluations.running is not None and ready and not beside:
         return "Evaluating"
-    if run.version >= run.spec.training.steps:
+    if run.version >= run.spec.training.steps and (run.version > 0 or ready):
         return "Finishing"
     return "Running" if run.version > 0 or run.trajectories.generated_tokens > 0 else "Starting"
 
 
 def _waiting_for(run: Run) -> str:
+    if run.over:
+        return ""
+    if run.policy.waits:
+        return f"the trainer waits: {run.policy.waits}"
+    if run.suspending:
+        return "suspending: the trainer finishes its batch and writes a checkpoint"
     missing = []
     if run.policy.trainer is None:
         missing.append("the trainer")
     if not run.engines.connected():
         missing.append("an engine")
-    if run.trajectories.runners == 0:
+    elif run.evaluations.dedicated and run.held and not any(e.evaluates for e in run.engines.connected()):
+        missing.append("an engine for evaluation")
+    if not run.trajectories.runners:
         missing.append("a runner")
-    return f"waiting for {' and '.join(missing)} to connect" if missing and not run.finished else ""
+    if not missing:
+        return ""
+    died = [f"; pool {death.pool}: {death.reason}" for death in run.engines.deaths.values() if death.starting]
+    return f"waiting for {' and '.join(missing)} to connect{''.join(died[:1])}"
 
 
 def _parts(run: Run) -> list[PartStatus]:
-    parts = [PartStatus("agent", e.instance, e.state, e.restarts) for e in run.engines.connected()]
+    deaths = dict(run.engines.deaths)
+    parts = []
+    for engine in run.engines.connected():
+        death = deaths.pop(engine.peer, None) if engine.peer is not None else None
+        reason = death.reason if death is not None else ""
+        held = (engine.running, engine.waiting)
+        parts.append(PartStatus("agent", engine.instance, engine.state, engine.restarts, reason, *held))
+    parts += [PartStatus("agent", death.pool, "starting", death.restarts, death.reason) for death in deaths.values()]
     if run.policy.trainer is not None:
-        parts.append(PartStatus("trainer", run.policy.trainer.instance, run.policy.busy or "waiting"))
+        parts.append(_trainer(run.policy, run.policy.trainer, run.version))
+    parts += [PartStatus("runner", peer.instance, "connected") for peer in run.trajectories.runners]
     return parts
+
+
+def _trainer(policy: Policy, peer: Peer, version: int) -> PartStatus:
+    message = policy.waits
+    if not message and policy.step < version:
+        message = f"doing again what came after its checkpoint: step {policy.step} of {version}"
+    return PartStatus("trainer", peer.instance, policy.busy or "waiting", max(0, policy.incarnation - 1), message)

@@ -9,8 +9,9 @@ happen after the commit of everything queued before them.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import fcntl
 import logging
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
@@ -25,36 +26,52 @@ from rljob.coordinator.segments import Location, Segments
 
 log = logging.getLogger(__name__)
 
+LEDGER, PAYLOAD = "ledger.sqlite", "payload"
+"""The ledger's file and the payload's directory in the job's storage."""
+LOCK = "ledger.lock"
+"""Held by the coordinator that works there. A file of its own: to close one of the ledger would drop SQLite's locks."""
+
 CHECKPOINT_COMMITS = 512
+
+SCHEMA_VERSION = 2
+"""Of schema.sql; kept in the ledger as user_version."""
+MIGRATIONS = {1: "ALTER TABLE samples ADD COLUMN advantage REAL"}
+"""Version of an older ledger → the statement that makes it one of the next."""
 
 Effect = Callable[[], None]
 _Row = Sequence[Any]
 
 
+class StorageInUseError(Exception):
+    """Another coordinator works in the storage; it may end, or be about to."""
+
+
 class Store:
-    """One run's ledger and payload in ``directory``.
+    """One run's ledger and payload in ``directory``, which no other process may write to meanwhile. Readers may read.
 
     Raises:
+        StorageInUseError: another one does.
         ValueError: the ledger is of another version of rljob.
     """
 
-    SCHEMA_VERSION = 1
-
     def __init__(self, directory: Path) -> None:
-        self._path = directory / "ledger.sqlite"
+        self.directory = directory
+        self._lock = _locked(directory)
+        try:
+            self._open()
+        except BaseException:  # whoever tries again, here or elsewhere, is not to find it locked
+            self.unlock()
+            raise
+
+    def _open(self) -> None:
+        directory = self.directory
+        self._path = directory / LEDGER
         self.db = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
         self.db.execute("PRAGMA journal_mode=WAL")
         self.db.execute("PRAGMA synchronous=FULL")
         self.db.execute("PRAGMA wal_autocheckpoint=0")
-        version = self.db.execute("PRAGMA user_version").fetchone()[0]
-        if version not in (0, self.SCHEMA_VERSION):
-            raise ValueError(
-                f"{directory / 'ledger.sqlite'} was written by another version of rljob (ledger {version}, this one "
-                f"reads {self.SCHEMA_VERSION}); resume the run with that version or choose another run directory"
-            )
-        self.db.executescript(files(__package__).joinpath("schema.sql").read_text())
-        self.db.execute(f"PRAGMA user_version={self.SCHEMA_VERSION}")
-        self.segments = Segments(directory / "payload")
+        self._migrate()
+        self.segments = Segments(directory / PAYLOAD)
         self._reader = sqlite3.connect(self._path, check_same_thread=False)
         self._reader.row_factory = sqlite3.Row
         self._statements: list[tuple[str, _Row]] = []
@@ -63,6 +80,17 @@ class Store:
         self._wake = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
         self._commits = 0
+
+    def _migrate(self) -> None:
+        """Make the tables, or bring those of an older version up to this one."""
+        version = self.db.execute("PRAGMA user_version").fetchone()[0]
+        check_version(self._path, version)
+        self.db.execute("BEGIN IMMEDIATE")
+        for older in range(version or SCHEMA_VERSION, SCHEMA_VERSION):
+            self.db.execute(MIGRATIONS[older])
+        self.db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        self.db.execute("COMMIT")
+        self.db.executescript(files(__package__).joinpath("schema.sql").read_text())
 
     # --- called by the event loop ---
 
@@ -84,12 +112,6 @@ class Store:
     def query(self, statement: str, *row: Any) -> list[sqlite3.Row]:
         """Return committed rows. Short queries only: it runs in the event loop."""
         return self._reader.execute(statement, row).fetchall()
-
-    def query_apart(self, statement: str, *row: Any) -> list[sqlite3.Row]:
-        """Return committed rows over a connection of its own: for long queries, in a thread."""
-        with contextlib.closing(sqlite3.connect(self._path)) as db:
-            db.row_factory = sqlite3.Row
-            return db.execute(statement, row).fetchall()
 
     async def run(self) -> None:
         """Commit for ever; ends only by an error of the disk, which ends the coordinator."""
@@ -118,6 +140,13 @@ class Store:
         self._reader.close()
         self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self.db.close()
+        self.unlock()
+
+    def unlock(self) -> None:
+        """Let another coordinator in, as the system does when this process dies."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     # --- in the store's thread ---
 
@@ -139,6 +168,52 @@ class Store:
         self._commits += 1
         if self._commits % CHECKPOINT_COMMITS == 0:
             self.db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+
+def _locked(directory: Path) -> int | None:
+    """Lock the storage; return the lock's descriptor, or None where the file system has no locks.
+
+    Raises:
+        StorageInUseError: it is locked.
+    """
+    lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise StorageInUseError(
+            f"{directory} is in use by another coordinator; wait until its run has ended, or give this job storage of "
+            "its own"
+        ) from None
+    except OSError as error:
+        log.warning("%s: %s; nothing keeps a second coordinator out", directory / LOCK, error.strerror)
+        os.close(lock)
+        return None
+    return lock
+
+
+def check_version(path: Path, version: int) -> None:
+    """Check that a ledger of ``version`` can be read; 0 is a new one.
+
+    Raises:
+        ValueError: it was written by another version of rljob.
+    """
+    if version > SCHEMA_VERSION:
+        raise ValueError(
+            f"{path} was written by another version of rljob (ledger {version}, this one reads up to {SCHEMA_VERSION});"
+            " use that version or choose another run directory"
+        )
+
+
+def first_needed_segment(query: Callable[..., list[sqlite3.Row]], oldest_step: int) -> int | None:
+    """Return the first payload segment that a replay from checkpoint ``oldest_step`` on, or a sample in the making,
+    needs; None when neither needs any."""
+    segments = "SELECT MIN(c.segment) FROM samples s CROSS JOIN completions c ON c.sample = s.id WHERE"  # by index
+    rows = [
+        *query(f"{segments} s.state IN ('admitted', 'scored', 'batched')"),
+        *query(f"{segments} s.step >= ?", oldest_step),
+    ]
+    return min((row[0] for row in rows if row[0] is not None), default=None)
 
 
 def payload_digest(payload: bytes) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import msgspec
 
@@ -33,6 +34,7 @@ class Trajectories:
 
     def __init__(self, spec: RLJobSpec, store: Store, engines: Engines, on_change: Callable[[], None]) -> None:
         self._seed = spec.seed
+        self._lengths = sorted({pool.max_model_length for pool in spec.rollouts})
         self._store = store
         self._engines = engines
         self._changed = on_change
@@ -93,14 +95,23 @@ class Trajectories:
         )
         trajectory.dispatched = trajectory.recorded_version = trajectory.sample.min_version = None
         trajectory.turns.clear()
-        self.take_back(trajectory, trajectory.runner)
+        self._take_back(trajectory)
 
-    def take_back(self, trajectory: Trajectory, runner: Peer | None) -> None:
-        """End a lease whose runner may still hold what was thrown away, and give the sample out anew."""
+    def current(self, sample: str, attempt: int, runner: Peer) -> Trajectory | None:
+        """Return the trajectory that ``runner`` speaks of; None when it ended or the attempt was thrown away. A runner
+        that still has a lease of that attempt is given it anew."""
+        trajectory = self.by_sample.get(sample)
+        if trajectory is None or trajectory.attempts == attempt:
+            return trajectory
+        if trajectory.runner is runner:
+            self._take_back(trajectory)
+        return None
+
+    def _take_back(self, trajectory: Trajectory) -> None:
+        """End the lease and give the sample out anew."""
         sample_id = trajectory.sample.id
-        if runner is not None:
-            runner.send(m.Cancel([sample_id]))
         if trajectory.runner is not None:
+            trajectory.runner.send(m.Cancel([sample_id]))
             self._leases[trajectory.runner].discard(sample_id)
             trajectory.runner = None
         self._unleased[sample_id] = trajectory
@@ -150,16 +161,17 @@ class Trajectories:
             self._leases[runner].add(sample_id)
             turns = [turn.tokens(number) for number, turn in sorted(trajectory.turns.items()) if turn.finished]
             split = "train" if trajectory.version is None else "heldOut"
-            drive = m.Drive(sample_id, trajectory.task, trajectory.row, split, turns)
+            drive = m.Drive(sample_id, trajectory.task, trajectory.row, split, turns, trajectory.attempts)
             self._store.then(lambda runner=runner, drive=drive: runner.send(drive))  # type: ignore[misc]
 
     # --- generation ---
 
     def need(self, need: m.NeedGeneration, runner: Peer) -> None:
         """A runner asks for a turn's tokens; repeated asking is answered from what is there."""
-        trajectory = self.by_sample.get(need.sample)
+        trajectory = self.current(need.sample, need.attempt, runner)
         if trajectory is None:
-            runner.send(m.Cancel([need.sample]))
+            if need.sample not in self.by_sample:
+                runner.send(m.Cancel([need.sample]))
             return
         turn = trajectory.turns.get(need.turn)
         if turn is None:
@@ -177,7 +189,8 @@ class Trajectories:
         turn = trajectory.turns[number]
         key = (trajectory.sample.id, number, trajectory.attempts + turn.pieces)
         tokens = len(turn.need.prompt) // INT32 + turn.need.max_tokens
-        request = Request(key, trajectory.sample.group.id, trajectory.order, tokens, trajectory.version)
+        shortest = next((length for length in self._lengths if length >= tokens), tokens)
+        request = Request(key, trajectory.sample.group.id, trajectory.order, tokens, trajectory.version, shortest)
         trajectory.request = request
         claimant = self._engines.by_instance.get(self._claims.pop(key, ""))
         early = trajectory.early.pop(key, None)
@@ -224,7 +237,8 @@ class Trajectories:
         part = completion.part
         key = (part.sample, part.turn, part.attempt)
         trajectory = self.by_sample.get(part.sample)
-        if trajectory is not None and trajectory.wants(part.turn) and trajectory.request is None:
+        wanted = trajectory is not None and trajectory.wants(part.turn) and part.attempt >= trajectory.attempts
+        if trajectory is not None and wanted and trajectory.request is None:
             trajectory.early[key] = (completion, agent)  # the runner has not come back yet; not acknowledged
             return
         if trajectory is None or trajectory.request is None or trajectory.request.key != key:
@@ -247,8 +261,9 @@ class Trajectories:
         part = completion.part
         tokens = len(completion.token_ids) // INT32
         versions = [span.version for span in completion.spans]
-        if not versions and completion.finish != "abort" and engine is not None and engine.serving is not None:
-            versions = [engine.serving[1]]  # it ended without a token: the version decided that
+        if not versions and completion.finish != "abort":  # it ended without a token: the version decided that
+            serving = engine.serving[1] if engine is not None and engine.serving is not None else trajectory.dispatched
+            versions = [serving] if serving is not None else []
         known = [*versions, *([] if trajectory.recorded_version is None else [trajectory.recorded_version])]
         trajectory.recorded_version = min(known, default=None)
         trajectory.sample.min_version = trajectory.recorded_version
@@ -311,10 +326,7 @@ class Trajectories:
                     self._abort(engine, key)
             elif trajectory.request.engine is None:
                 self.queue.cancel(trajectory.request)
-                trajectory.request = Request(
-                    key, trajectory.request.group, trajectory.request.order, trajectory.request.tokens,
-                    trajectory.request.version,
-                )  # fmt: skip
+                trajectory.request = replace(trajectory.request)  # the one before stays in the queue, as cancelled
                 engine.load.add(trajectory.request)
             elif trajectory.request.engine != engine.instance:
                 self._abort(engine, key)
@@ -323,6 +335,16 @@ class Trajectories:
     def _abort(self, engine: Engine, key: PartKey) -> None:
         if engine.peer is not None:
             engine.peer.send(m.Abort([m.Part(*key)], discard=True))
+
+    def claimed(self, engine: Engine) -> bool:
+        """Whether, after a restart, an engine has requests that no runner has asked for again yet."""
+        return engine.instance in self._claims.values()
+
+    def interrupt(self, engine: Engine) -> None:
+        """Have a connected engine end all it has where it is: each request comes back as an aborted completion, which
+        is recorded, and goes on from there."""
+        assert engine.peer is not None
+        engine.peer.send(m.Abort([m.Part(*key) for key in engine.load.requests], discard=False))
 
     def lose_engine(self, engine: Engine) -> None:
         """An engine is gone: its requests go to others. Nothing of them was recorded, so the attempt stays."""
@@ -363,9 +385,9 @@ class Trajectories:
             self._changed()
 
     @property
-    def runners(self) -> int:
+    def runners(self) -> list[Peer]:
         """Runners that are connected."""
-        return sum(peer.open for peer in self._runners)
+        return [peer for peer in self._runners if peer.open]
 
     def counts(self) -> dict[str, int]:
         """Return how many samples are where."""

@@ -74,11 +74,6 @@ class Trajectory:
         """Place in the queue: evaluation first, then by admission."""
         return (0 if self.version is not None else 1, self.sample.group.seq, self.sample.member)
 
-    @property
-    def generated(self) -> bool:
-        """Whether there is an answer that a reward can be about."""
-        return any(turn.finished for turn in self.turns.values())
-
     def wants(self, number: int) -> bool:
         """Return whether the model has not ended turn ``number`` yet."""
         turn = self.turns.get(number)

@@ -1,0 +1,288 @@
+"""The ledger as readers see it: one consistent view of a run that goes on, was killed, or is done. Nothing is written.
+
+``rljob samples``, ``rljob show``, ``rljob audit`` and GET /v1/samples read through here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.resources import files
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+import msgspec
+from pydantic import ValidationError
+
+from rljob.api.models import RLJob
+from rljob.coordinator.segments import PayloadReader
+from rljob.coordinator.store import LEDGER, PAYLOAD, check_version
+
+MOST_SAMPLES = 10_000
+"""In one answer to a reader elsewhere."""
+
+
+class NoRunError(Exception):
+    """There is no run to be read; the sentence says what there is instead and what to do."""
+
+
+class DamagedError(NoRunError):
+    """There is a run, but its ledger is no sound database."""
+
+
+class Ledger:
+    """A run's ledger as it was at one moment, and its payload. A context manager.
+
+    Args:
+        storage: the job's storage, for ``rljob run`` the run directory.
+
+    Raises:
+        NoRunError: there is no ledger, or one of another version of rljob.
+    """
+
+    def __init__(self, storage: Path) -> None:
+        self.storage = storage
+        self.db = _connect(storage / LEDGER)
+        self.payload = PayloadReader(storage / PAYLOAD)
+
+    def job(self) -> RLJob:
+        """Return the manifest of the run, resolved.
+
+        Raises:
+            NoRunError: job.json is missing, or of another version of rljob.
+        """
+        path = self.storage / "job.json"
+        try:
+            return RLJob.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            raise NoRunError(f"{path} does not exist; give the directory of a run") from None
+        except ValidationError:
+            raise NoRunError(f"{path} is of another version of rljob; use that version to read the run") from None
+
+    def rows(self, statement: str, *values: Any) -> list[sqlite3.Row]:
+        """Return the rows a statement gives."""
+        return self.db.execute(statement, values).fetchall()
+
+    def value(self, statement: str, *values: Any) -> Any:
+        """Return the first value a statement gives; None when it gives no row."""
+        row = self.db.execute(statement, values).fetchone()
+        return None if row is None else row[0]
+
+    def close(self) -> None:
+        """Close all files."""
+        self.payload.close()
+        self.db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """Return a connection inside a read transaction: a run that goes on meanwhile changes nothing in it."""
+    if not path.is_file():
+        missing = "does not exist" if not path.parent.is_dir() else f"has no {LEDGER}: no run has begun there"
+        raise NoRunError(f"{path.parent} {missing}; give the directory of a run")
+    try:
+        db = _opened(path)
+        check_version(path, db.execute("PRAGMA user_version").fetchone()[0])
+        db.execute("BEGIN")
+        tables = db.execute("SELECT COUNT(*) FROM sqlite_schema WHERE type = 'table'").fetchone()[0]
+        _fill_in(db)
+    except sqlite3.Error as error:
+        raise DamagedError(f"{path} cannot be read: {error}; restore it, or see to the disk") from None
+    except ValueError as error:
+        raise NoRunError(str(error)) from None
+    if not tables:
+        raise NoRunError(f"{path} is empty: no run has begun there; give the directory of a run")
+    return db
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    address = f"file:{quote(str(path.absolute()))}?mode=ro"
+    if not os.access(path.parent, os.W_OK, effective_ids=True) and not path.with_name(f"{path.name}-wal").exists():
+        address += "&immutable=1"  # on a retained volume there can be no shared memory, and no writer either
+    db = sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
+    db.row_factory = sqlite3.Row
+    return db
+
+
+def _fill_in(db: sqlite3.Connection) -> None:
+    """Make views in which tables and columns that an older ledger lacks are there, without values."""
+    model = sqlite3.connect(":memory:")
+    model.executescript(files(__package__).joinpath("schema.sql").read_text())
+    for (table,) in model.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall():
+        present = columns(db, table)
+        missing = [f"NULL AS {name}" for name in columns(model, table) if name not in present]
+        if not present:
+            db.execute(f"CREATE TEMP VIEW {table} AS SELECT {', '.join(missing)} WHERE 0")
+        elif missing:
+            db.execute(f"CREATE TEMP VIEW {table} AS SELECT *, {', '.join(missing)} FROM main.{table}")
+    model.close()
+
+
+def columns(db: sqlite3.Connection, table: str) -> dict[str, tuple[str, bool]]:
+    """Return column → (declared type, whether it may be NULL) of a table."""
+    return {
+        row[1]: (row[2], not row[3] and not row[5]) for row in db.execute(f"PRAGMA main.table_info({table})").fetchall()
+    }
+
+
+class SampleRow(msgspec.Struct):
+    """A sample as lists show it. What is not known yet is None."""
+
+    id: str
+    group: str
+    member: int
+    kind: str  # train | evaluation
+    task: str
+    row: int  # of the task's data
+    state: str
+    reason: str
+    step: int | None  # of its batch
+    reward: float | None
+    advantage: float | None
+    prompt_tokens: int | None
+    response_tokens: int | None
+    min_version: int | None  # lowest policy version of a token
+    max_version: int | None
+    staleness: int | None  # of a sample in a batch: step − min_version
+    finish: str | None  # stop | length | abort
+    text: str | None  # the answer
+
+
+COLUMNS = (
+    's.id, s.group_id AS "group", s.member, g.kind, g.task, g.row, s.state, s.reason, s.step, s.reward, s.advantage,'
+    " s.prompt_tokens, s.response_tokens, s.min_version, s.max_version, s.step - s.min_version AS staleness, s.finish,"
+    " s.text"
+)
+
+
+class Kind(StrEnum):
+    """What a sample is for."""
+
+    TRAIN = "train"
+    EVALUATION = "evaluation"
+
+
+class State(StrEnum):
+    """Where a sample is, or how it ended."""
+
+    ADMITTED = "admitted"
+    SCORED = "scored"
+    BATCHED = "batched"
+    TRAINED = "trained"
+    FILTERED = "filtered"
+    SURPLUS = "surplus"
+    EXPIRED = "expired"
+    FAILED = "failed"
+    EVALUATED = "evaluated"
+
+
+class Sort(StrEnum):
+    """What lists are sorted by; most comes first."""
+
+    NEWEST = "newest"
+    REWARD = "reward"
+    ADVANTAGE = "advantage"
+    LENGTH = "length"
+    STALENESS = "staleness"
+
+
+_KEYS = {
+    Sort.NEWEST: "COALESCE(s.step, -1)",
+    Sort.REWARD: "s.reward",
+    Sort.ADVANTAGE: "s.advantage",
+    Sort.LENGTH: "s.response_tokens",
+    Sort.STALENESS: "s.step - s.min_version",
+}
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which samples a list shows, and in which order. None: all."""
+
+    task: str | None = None
+    step: int | None = None
+    state: State | None = None
+    group: str | None = None
+    kind: Kind | None = None
+    sort: Sort = Sort.NEWEST
+    reverse: bool = False
+    limit: int = 20
+
+
+def samples(ledger: Ledger, selection: Selection) -> list[SampleRow]:
+    """Return the samples of a selection. Those that lack what is sorted by come last, in either direction."""
+    conditions = {
+        "g.task": selection.task,
+        "s.step": selection.step,
+        "s.state": selection.state,
+        "s.group_id": selection.group,
+        "g.kind": selection.kind,
+    }
+    wanted = {column: value for column, value in conditions.items() if value is not None}
+    where = " AND ".join(["1", *(f"{column} = ?" for column in wanted)])
+    key = _KEYS[selection.sort]
+    rows = ledger.rows(
+        f"SELECT {COLUMNS} FROM samples s JOIN groups g ON g.id = s.group_id WHERE {where}"
+        f" ORDER BY {key} IS NULL, {key} {'ASC' if selection.reverse else 'DESC'}, g.kind DESC, g.version, g.seq,"
+        " s.member LIMIT ?",
+        *wanted.values(),
+        selection.limit,
+    )
+    return [SampleRow(*row) for row in rows]
+
+
+def unknown_task(ledger: Ledger, selection: Selection) -> str:
+    """Return the sentence that says which tasks there are instead of a selection's; empty when it is one."""
+    tasks = [task.name for task in ledger.job().spec.tasks]
+    if selection.task is None or selection.task in tasks:
+        return ""
+    return f"there is no task {selection.task!r}; the tasks of this run are {_listed(tasks)}"
+
+
+def why_empty(ledger: Ledger, selection: Selection) -> str:
+    """Return the sentence that says why a list is empty."""
+    newest = ledger.value("SELECT MAX(step) FROM samples")
+    if selection.step is not None and newest is None:
+        return f"there is no batch {selection.step}: this run has not formed any yet"
+    if selection.step is not None and selection.step > newest:
+        return f"there is no batch {selection.step} yet; the newest is {newest}"
+    return "no sample of this run meets all of that"
+
+
+def unknown_sample(ledger: Ledger, name: str) -> str:
+    """Return the sentence that says which samples there are instead of ``name``."""
+    members = [row[0] for row in ledger.rows("SELECT id FROM samples WHERE group_id = ? ORDER BY member LIMIT 9", name)]
+    if members:
+        return f"{name} is a group; its samples are {_listed(members)}"
+    group = re.sub(r"\.\d+$", "", name)
+    members = [
+        row[0] for row in ledger.rows("SELECT id FROM samples WHERE group_id = ? ORDER BY member LIMIT 9", group)
+    ]
+    if members:
+        return f"there is no sample {name!r}; the samples of {group} are {_listed(members)}"
+    if not re.fullmatch(r"(g\d+|e\d+\.\d+)(\.\d+)?", name):
+        return f"{name!r} is no sample's name; write it like g17.3, or e40.7.0 for one of an evaluation"
+    near = [
+        *ledger.rows("SELECT id FROM samples WHERE id < ? ORDER BY id DESC LIMIT 2", name)[::-1],
+        *ledger.rows("SELECT id FROM samples WHERE id >= ? ORDER BY id LIMIT 2", name),
+    ]
+    if not near:
+        return f"there is no sample {name!r}: the run has not admitted any yet"
+    return f"there is no sample {name!r}; near it are {_listed([row[0] for row in near])}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (", …" if len(names) > 8 else "")

@@ -1,0 +1,50 @@
+"""What takes long to find out of a run's ledger, in a process of its own: `python -m rljob.coordinator.report`.
+
+    audit STORAGE          the Report of an audit, as JSON
+    show STORAGE SAMPLE    the SampleDetail of a sample, as JSON
+
+The coordinator starts it for readers (:mod:`rljob.coordinator.reports`), so that their questions cost its event loop
+nothing. Exit code 2 and a sentence on stderr: there is nothing like that to be read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+
+from rljob.coordinator.audit import audit
+from rljob.coordinator.reading import Ledger, NoRunError
+from rljob.coordinator.showing import show
+
+NICE = 10
+FIRST_TO_GO = "1000"
+"""Of processes that run out of memory, in the kernel's words: not the coordinator, which is in the same container."""
+
+
+def main(arguments: list[str]) -> int:
+    """Write what is asked for to stdout; return the exit code."""
+    os.nice(NICE)
+    with contextlib.suppress(OSError):  # no Linux, or not allowed
+        Path("/proc/self/oom_score_adj").write_text(FIRST_TO_GO)
+    what, storage = arguments[0], Path(arguments[1])
+    try:
+        sys.stdout.buffer.write(_found(what, storage, arguments[2:]))
+    except NoRunError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+def _found(what: str, storage: Path, names: list[str]) -> bytes:
+    if what == "audit":
+        return msgspec.json.encode(audit(storage))
+    with Ledger(storage) as ledger:
+        return msgspec.json.encode(show(ledger, names[0]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

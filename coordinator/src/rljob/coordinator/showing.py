@@ -1,0 +1,183 @@
+"""Everything of one sample: what the model was given and wrote, token by token, and what came of it."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from rljob.coordinator.reading import COLUMNS, Ledger, NoRunError, SampleRow, unknown_sample
+from rljob.coordinator.segments import Location, PayloadError
+from rljob.coordinator.trajectory import PayloadRecord
+
+POLICY = "policy"
+
+
+class TokenDetail(msgspec.Struct):
+    """A token that the model wrote."""
+
+    id: int
+    text: str | None  # None: there is no tokenizer; empty: the character ends in a later token
+    logprob: float  # natural, when it was sampled
+    version: int  # of the policy
+
+
+class Piece(msgspec.Struct):
+    """What one request to an engine gave. A turn that was interrupted has several."""
+
+    attempt: int
+    engine: str
+    finish: str  # stop | length | abort
+    tokens: int
+
+
+class TurnDetail(msgspec.Struct):
+    """What the model was given in a turn, beyond what it had before, and what it wrote."""
+
+    turn: int
+    given_ids: list[int]
+    given: str | None
+    written: list[TokenDetail]
+    pieces: list[Piece]
+
+
+class Sibling(msgspec.Struct):
+    """Another member of the group."""
+
+    id: str
+    state: str
+    reward: float | None
+    advantage: float | None
+
+
+class SampleDetail(msgspec.Struct):
+    """A sample."""
+
+    sample: SampleRow
+    attempt: int  # the first that counts; above 0 when earlier ones were thrown away
+    metrics: dict[str, Any]  # of the reward
+    siblings: list[Sibling]
+    turns: list[TurnDetail]
+    notes: list[str]  # sentences on what is not there
+
+
+def show(ledger: Ledger, name: str) -> SampleDetail:
+    """Return everything of the sample called ``name``.
+
+    Raises:
+        NoRunError: there is no such sample.
+    """
+    where = "FROM samples s JOIN groups g ON g.id = s.group_id WHERE s.id = ?"
+    found = ledger.rows(f"SELECT {COLUMNS} {where}", name)
+    if not found:
+        raise NoRunError(unknown_sample(ledger, name))
+    sample = SampleRow(*found[0])
+    [(attempt, metrics)] = ledger.rows(f"SELECT s.attempt, s.metrics {where}", name)
+    siblings = ledger.rows(
+        "SELECT id, state, reward, advantage FROM samples WHERE group_id = ? AND id != ? ORDER BY member",
+        sample.group,
+        name,
+    )
+    notes: list[str] = []
+    turns = _turns(ledger, sample, attempt, notes)
+    others = [Sibling(*row) for row in siblings]
+    return SampleDetail(sample, attempt, json.loads(metrics) if metrics else {}, others, turns, notes)
+
+
+def _turns(ledger: Ledger, sample: SampleRow, first_attempt: int, notes: list[str]) -> list[TurnDetail]:
+    rows = ledger.rows(
+        "SELECT * FROM completions WHERE sample = ? AND attempt >= ? ORDER BY turn, attempt", sample.id, first_attempt
+    )
+    vocabulary = Vocabulary(ledger) if rows else None
+    turns: list[TurnDetail] = []
+    context = b""
+    for row in rows:
+        if not turns or turns[-1].turn != row["turn"]:
+            turns.append(TurnDetail(row["turn"], [], None, [], []))
+        turn = turns[-1]
+        turn.pieces.append(Piece(row["attempt"], row["engine"], row["finish"], row["tokens"]))
+        record = _record(ledger, Location(row["segment"], row["position"], row["length"]), notes)
+        if record is None or vocabulary is None:
+            continue
+        if len(turn.pieces) == 1:
+            turn.given_ids = array("i", record.prompt[len(context) :]).tolist()
+            turn.given = vocabulary.text(turn.given_ids)
+            context = record.prompt
+        turn.written += _tokens(record)
+        context += record.token_ids
+    for turn in turns:
+        if vocabulary is not None:
+            vocabulary.name(turn.written)
+    if vocabulary is not None and vocabulary.missing and not notes:
+        notes.append(vocabulary.missing)
+    return turns
+
+
+def _record(ledger: Ledger, location: Location, notes: list[str]) -> PayloadRecord | None:
+    """Return a completion's record; None, and a note of why once, when it is not there any more."""
+    try:
+        return msgspec.msgpack.decode(ledger.payload.read(location), type=PayloadRecord)
+    except PayloadError as error:
+        gone = not ledger.payload.path(location.segment).exists()
+        note = "its tokens are gone: they were unlinked when checkpoints covered them" if gone else str(error)
+    except msgspec.MsgspecError as error:
+        note = f"its tokens cannot be read: {error}"
+    if note not in notes:
+        notes.append(note)
+    return None
+
+
+def _tokens(record: PayloadRecord) -> list[TokenDetail]:
+    ids = array("i", record.token_ids)
+    versions = [span.version for span in record.spans for _ in range(span.start, span.end)]
+    logprobs = array("f", record.logprobs)
+    return [TokenDetail(*token) for token in zip(ids, [None] * len(ids), logprobs, versions, strict=True)]
+
+
+class Vocabulary:
+    """Text of token ids, by the tokenizer of the policy or of its newest checkpoint. ``missing`` says why there is
+    none; then texts are None."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._tokenizer: Any = None
+        self.missing = ""
+        places = [directory / "tokenizer.json" for directory in _models(ledger)]
+        path = next((path for path in places if path.is_file()), None)
+        if path is None:
+            self.missing = f"tokens have no text: {' and '.join(map(str, places))} do not exist"
+            return
+        try:
+            self._tokenizer = _tokenizer(path)
+        except ValueError as error:
+            self.missing = f"tokens have no text: {error}"
+
+    def text(self, ids: list[int]) -> str | None:
+        """Return the text of ``ids``, special tokens included."""
+        return None if self._tokenizer is None else self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def name(self, tokens: list[TokenDetail]) -> None:
+        """Fill in the texts of consecutive tokens."""
+        if self._tokenizer is None:
+            return
+        stream = DecodeStream(skip_special_tokens=False)
+        for token in tokens:
+            token.text = stream.step(self._tokenizer, token.id) or ""
+
+
+def _tokenizer(path: Path) -> Any:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ValueError(f"{path} is no tokenizer: {error}") from error
+
+
+def _models(ledger: Ledger) -> list[Path]:
+    source = next(model.source for model in ledger.job().spec.models if model.name == POLICY)
+    own = ledger.storage / source.removeprefix("job://") if source.startswith("job://") else Path(source)
+    newest = ledger.value("SELECT path FROM checkpoints WHERE removed = 0 ORDER BY step DESC LIMIT 1")
+    return [own, *([] if newest is None else [ledger.storage / newest])]
