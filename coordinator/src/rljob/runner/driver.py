@@ -24,13 +24,23 @@ class Runner:
         kits: task name → what driving it takes.
         prompts: makes prompts.
         codec: the policy's tokenizer.
+        held_out: task name → rows of its held-out split, for those whose rows end.
     """
 
-    def __init__(self, url: str, token: str, kits: dict[str, TaskKit], prompts: PromptBook, codec: TextCodec) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        kits: dict[str, TaskKit],
+        prompts: PromptBook,
+        codec: TextCodec,
+        held_out: dict[str, int],
+    ) -> None:
         self._instance = f"runner-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._kits = kits
         self._prompts = prompts
         self._codec = codec
+        self._held_out = held_out
         self._trajectories: dict[str, Trajectory] = {}
         self._link = Link(url, "runner", token, ToRunner, self._register)
 
@@ -62,19 +72,23 @@ class Runner:
     def _register(self) -> list[object]:
         pending = [trajectory.pending for trajectory in self._trajectories.values()]
         return [
-            RegisterRunner(self._instance, CAPACITY, list(self._trajectories)),
+            RegisterRunner(self._instance, CAPACITY, list(self._trajectories), self._held_out),
             *(message for message in pending if message is not None),
         ]
 
     def _drive(self, drive: Drive) -> None:
         known = self._trajectories.get(drive.sample)
+        if known is not None and known.attempt != drive.attempt:
+            self._cancel(drive.sample)
+            known = None
         if known is not None:
             for turn in drive.turns:
                 known.take(turn)
             if known.finished:
                 self._link.send(known.pending)
         elif drive.task not in self._kits or drive.split not in SPLITS:
-            self._link.send(TrajectoryFailed(drive.sample, f"there is no task {drive.task} with a split {drive.split}"))
+            reason = f"there is no task {drive.task} with a split {drive.split}"
+            self._link.send(TrajectoryFailed(drive.sample, reason, drive.attempt))
         else:
             self._trajectories[drive.sample] = Trajectory(
                 drive, self._kits[drive.task], self._prompts, self._codec, self._link.send

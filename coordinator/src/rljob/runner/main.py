@@ -1,27 +1,77 @@
-"""Entry point of the runner: rljob-runner."""
+"""Entry point of the runner: rljob-runner. With ``--check`` it only says what would keep it from starting."""
+
+from __future__ import annotations
 
 import logging
 import os
 import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rljob.api.models import RLJob
+    from rljob.runner.data.readers import Readers
 
 
 def main() -> None:
     """Serve the coordinator that the environment names; exit 2 when the configuration cannot work."""
-    if os.environ.get("PYTHONHASHSEED") != "0":  # some datasets iterate over sets of strings; see runner/data.py
+    if os.environ.get("PYTHONHASHSEED") != "0":  # some datasets iterate over sets of strings; see data/reasoning_gym.py
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    if sys.argv[1:] == ["--check"]:
+        sys.exit(_check())
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    from rljob.protocol.ending import end_on_sigterm
+
+    end_on_sigterm()
     import uvloop
 
     from rljob.protocol.environment import read_environment, reward_urls
     from rljob.protocol.link import RefusedError
-    from rljob.runner.wiring import prepare, serve
+    from rljob.runner.preparation import prepare
+    from rljob.runner.wiring import serve
 
     try:
-        uvloop.run(serve(prepare(read_environment(), reward_urls())))
+        environment = read_environment()
+        uvloop.run(serve(prepare(environment, find_readers(environment.job)), reward_urls()))
     except (ValueError, RefusedError) as error:
         logging.error("%s", error)
         sys.exit(2)
+
+
+def _check() -> int:
+    """Print what is wrong, a line each, on stderr; return the exit code."""
+    from rljob.protocol.checking import report
+    from rljob.protocol.environment import read_environment
+    from rljob.runner.preparation import check
+
+    logging.disable()  # what is only a warning is in the log of the start
+    storage = os.environ.get("RLJOB_STORAGE")
+    os.environ["RLJOB_STORAGE"] = storage or os.devnull  # in which there is nothing
+
+    def find() -> list[str]:
+        environment = read_environment()
+        made_later = not storage or environment.job.spec.initializer is not None
+        return check(environment, find_readers(environment.job), made_later)
+
+    return report(find)
+
+
+def find_readers(job: RLJob) -> Readers:
+    """Return what reads the data of ``job``; of what takes long to import only what it needs."""
+    from rljob.runner.data.readers import Readers
+
+    kinds = {kind for task in job.spec.tasks for kind, source in task.data if source is not None}
+    readers = Readers()
+    if "reasoning_gym" in kinds:
+        from rljob.runner.data.reasoning_gym import ReasoningGymSource
+
+        readers = replace(readers, reasoning_gym=ReasoningGymSource)
+    if kinds & {"parquet", "datasets"}:
+        from rljob.runner.data.arrow import ParquetRows, open_split
+
+        readers = replace(readers, parquet=ParquetRows, datasets=open_split)
+    return readers
 
 
 if __name__ == "__main__":

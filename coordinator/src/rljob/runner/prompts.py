@@ -8,23 +8,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rljob.api.models import Task
+from rljob.api.tasks import Task
+from rljob.runner.chat import ChatTemplate
+from rljob.runner.content import content_of
+from rljob.runner.data import Source
 
 KEPT = 4096
-
-
-class Source(Protocol):
-    """Where problems come from."""
-
-    def problem(self, split: str, row: int) -> dict[str, Any]:
-        """Return a row of a split."""
 
 
 class Encoder(Protocol):
     """Makes token ids (int32 bytes) of text."""
 
-    def encode(self, text: str) -> bytes:
-        """Return the token ids of a prompt."""
+    def encode(self, text: str, special: bool = True) -> bytes:
+        """Return the token ids of a prompt; not ``special``: it has its special tokens already."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +32,30 @@ class Prompt:
     token_ids: bytes  # int32
 
 
-def render(template: str, question: str) -> str:
-    """Return the prompt's text. Braces other than {question} stay as they are."""
-    return template.replace("{question}", question)
+@dataclass(frozen=True)
+class PromptMaker:
+    """Makes prompts of rows.
+
+    ``tasks`` are the job's by name, ``encoder`` is the policy's tokenizer; ``chat`` its chat template, which tasks
+    without messages do not need.
+    """
+
+    tasks: dict[str, Task]
+    encoder: Encoder
+    chat: ChatTemplate | None = None
+
+    def make(self, task: str, problem: dict[str, Any]) -> Prompt:
+        """Return the prompt of a row.
+
+        Raises:
+            ValueError: the row does not fit the task, or the chat template refuses it.
+        """
+        content = content_of(self.tasks[task], problem)
+        if isinstance(content, str):
+            return Prompt(problem, content, self.encoder.encode(content))
+        assert self.chat is not None, "a task with messages is refused without a chat template"
+        text = self.chat.render(content)
+        return Prompt(problem, text, self.encoder.encode(text, special=False))
 
 
 class PromptBook:
@@ -46,14 +63,12 @@ class PromptBook:
 
     Args:
         sources: task name → its source.
-        tasks: task name → the task.
-        encoder: the policy's tokenizer.
+        maker: makes prompts of rows.
     """
 
-    def __init__(self, sources: dict[str, Source], tasks: dict[str, Task], encoder: Encoder) -> None:
+    def __init__(self, sources: dict[str, Source], maker: PromptMaker) -> None:
         self._sources = sources
-        self._tasks = tasks
-        self._encoder = encoder
+        self._maker = maker
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prompts")
         self._kept: OrderedDict[tuple[str, str, int], asyncio.Future[Prompt]] = OrderedDict()
 
@@ -79,6 +94,4 @@ class PromptBook:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _make(self, task: str, split: str, row: int) -> Prompt:
-        problem = self._sources[task].problem(split, row)
-        text = render(self._tasks[task].prompt, problem["question"])
-        return Prompt(problem, text, self._encoder.encode(text))
+        return self._maker.make(task, self._sources[task].problem(split, row))

@@ -1,52 +1,112 @@
 """Text to token ids and back, by the policy's tokenizer.json alone: no transformers, no torch.
 
 Prompts get exactly what the tokenizer's own post-processor adds (a beginning-of-sequence token where the model wants
-one), nothing else; completions are decoded without special tokens. Token ids are int32 bytes, as on the wire.
+one); a rendered chat gets nothing, as chat templates write such tokens themselves. Completions are decoded without
+special tokens. Token ids are int32 bytes, as on the wire.
+
+Text is never re-tokenized, so ids need not come back as the same ids. What a tokenizer must survive is text → ids →
+text with its content: rewards and people read what comes back. Case, accents, white space and Unicode forms may change
+(uncased and normalising tokenizers are sane); letters, digits and signs may not be lost.
 """
 
 from __future__ import annotations
 
-import json
+import itertools
+import logging
+import unicodedata
 from array import array
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
+
+from rljob.runner.model_files import read_object
+
+log = logging.getLogger(__name__)
 
 
 class TextCodec:
     """Tokenizer and stop tokens of a model directory in Hugging Face format.
 
     Raises:
-        ValueError: the directory lacks tokenizer.json, or it is not one, or no stop token is named anywhere.
+        ValueError: the directory lacks tokenizer.json, or it is not one, or no stop token is named anywhere, or it has
+            more tokens than the model, or a stop token is none of the model's.
     """
 
     def __init__(self, model: Path) -> None:
         path = model / "tokenizer.json"
         if not path.is_file():
-            raise ValueError(f"models: {path} does not exist; the policy needs a tokenizer.json beside its weights")
+            raise ValueError(f"{path} does not exist; the policy needs a tokenizer.json beside its weights")
         try:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises bare Exception
-            raise ValueError(f"models: {path} is no tokenizer: {error}; write it with save_pretrained") from error
-        self.stop_token_ids = _stop_token_ids(model)
+            raise ValueError(f"{path} is no tokenizer: {error}; write it with save_pretrained") from error
+        self._tokenizer.no_truncation()  # some files ask for it; a prompt is taken whole or not at all
+        self._tokenizer.no_padding()
+        self._path = path
+        config = read_object(model / "config.json")
+        self.stop_token_ids = _stop_token_ids(model, config)
+        self._check_size(model, config)
 
-    def encode(self, text: str) -> bytes:
-        """Return the token ids of a prompt."""
-        return array("i", self._tokenizer.encode(text).ids).tobytes()
+    def encode(self, text: str, special: bool = True) -> bytes:
+        """Return the token ids of a prompt, with what the tokenizer adds to every text unless not ``special``."""
+        return array("i", self._tokenizer.encode(text, add_special_tokens=special).ids).tobytes()
 
     def decode(self, token_ids: bytes) -> str:
         """Return the text of a completion, special tokens left out."""
         text: str = self._tokenizer.decode(array("i", token_ids).tolist(), skip_special_tokens=True)
         return text
 
+    def check_round_trip(self, texts: Iterable[str]) -> None:
+        """Check that the content of some prompts survives; log a warning when the form of one does not.
 
-def _stop_token_ids(model: Path) -> list[int]:
-    for name in ("generation_config.json", "config.json"):
-        path = model / name
-        if not path.is_file():
-            continue
-        found: Any = json.loads(path.read_bytes()).get("eos_token_id")
+        Raises:
+            ValueError: the tokenizer loses some of it.
+        """
+        changed = {}
+        for text in texts:
+            ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+            back: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+            if _content(back) != _content(text):
+                raise ValueError(
+                    f"{self._path}: the tokenizer does not survive its round trip: {_short(text)} comes back as "
+                    f"{_short(back)}; give a model whose tokenizer knows the text of the prompts"
+                )
+            if back.strip() != text.strip():
+                changed[text] = back
+        for text, back in itertools.islice(changed.items(), 1):
+            log.warning("%s: the tokenizer changes text: %s comes back as %s", self._path, _short(text), _short(back))
+
+    def _check_size(self, model: Path, config: dict[str, Any]) -> None:
+        size = config.get("vocab_size", (config.get("text_config") or {}).get("vocab_size"))
+        last = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        if isinstance(size, int) and last >= size:
+            raise ValueError(
+                f"{self._path} has token ids up to {last}, and the model's vocab_size is {size}; "
+                "give the model its own tokenizer, or resize its embedding"
+            )
+        for token in self.stop_token_ids:
+            if token < 0 or (isinstance(size, int) and token >= size):
+                raise ValueError(
+                    f"{model}: eos_token_id {token} is beyond the vocabulary of {size}; name the token that ends an "
+                    "answer in generation_config.json or config.json"
+                )
+
+
+def _stop_token_ids(model: Path, config: dict[str, Any]) -> list[int]:
+    for named in (read_object(model / "generation_config.json"), config):
+        found = named.get("eos_token_id")
         if found is not None:
             return [int(token) for token in found] if isinstance(found, list) else [int(found)]
-    raise ValueError(f"models: {model} names no eos_token_id in generation_config.json or config.json; add it")
+    raise ValueError(f"{model} names no eos_token_id in generation_config.json or config.json; add it")
+
+
+def _content(text: str) -> str:
+    """Return the letters, digits and signs of ``text`` whatever their case, accents and Unicode form."""
+    plain = unicodedata.normalize("NFKD", text.casefold())
+    return "".join(character for character in plain if unicodedata.category(character)[0] not in "MZC")
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 80 else f"{text[:79]}…")

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rljob.api.models import Task
+from rljob.api.tasks import Task
 from rljob.protocol.messages import Drive, NeedGeneration, Scored, TrajectoryFailed, TurnTokens
 from rljob.protocol.rewards import Score, ScoreItem
 from rljob.runner.context import TrajectoryError
@@ -28,7 +28,8 @@ class TaskKit:
     task: Task
     loop: Loop
     reward: RewardClient
-    max_model_length: int  # tokens, of the engine that takes the fewest
+    max_model_length: int  # tokens, that an engine takes
+    evaluation_temperature: float  # of held-out problems
 
 
 class Trajectory:
@@ -58,6 +59,11 @@ class Trajectory:
         self._prompt: Prompt | None = None
         self._text = ""
         self._work = asyncio.create_task(self._run())
+
+    @property
+    def attempt(self) -> int:
+        """Of the lease."""
+        return self._drive.attempt
 
     @property
     def pending(self) -> NeedGeneration | Scored | TrajectoryFailed | None:
@@ -113,6 +119,12 @@ class Trajectory:
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
+    async def _make_prompt(self) -> Prompt:
+        try:
+            return await self._prompts.prompt(self._drive.task, self._drive.split, self._drive.row)
+        except ValueError as error:  # the row, or the chat template with it: a sentence that stands for itself
+            raise TrajectoryError(str(error)) from error
+
     async def _ask(self, number: int, token_ids: bytes) -> TurnTokens:
         sampling, length = self._kit.task.sampling, len(token_ids) // 4
         room = self._kit.max_model_length - length
@@ -126,8 +138,9 @@ class Trajectory:
             turn=number,
             prompt=token_ids,
             max_tokens=min(sampling.max_tokens, room),
-            temperature=sampling.temperature,
+            temperature=(sampling.temperature if self._drive.split == "train" else self._kit.evaluation_temperature),
             stop_token_ids=self._codec.stop_token_ids,
+            attempt=self._drive.attempt,
         )
         self._answer = asyncio.get_running_loop().create_future()
         self._send(self._need)
@@ -138,18 +151,19 @@ class Trajectory:
     async def _run(self) -> None:
         drive = self._drive
         try:
-            self._prompt = await self._prompts.prompt(drive.task, drive.split, drive.row)
+            self._prompt = await self._make_prompt()
             score = await self._kit.loop(self)
         except TrajectoryError as error:
-            self._finish(TrajectoryFailed(drive.sample, str(error)))
+            self._finish(TrajectoryFailed(drive.sample, str(error), drive.attempt))
         except Exception as error:  # a problem or loop may raise anything: recorded, it fails one sample, not the run
             log.exception("sample %s failed", drive.sample)
-            self._finish(TrajectoryFailed(drive.sample, f"{type(error).__name__}: {error}"))
+            self._finish(TrajectoryFailed(drive.sample, f"{type(error).__name__}: {error}", drive.attempt))
         else:
             if score.error:
-                self._finish(TrajectoryFailed(drive.sample, score.error))
+                self._finish(TrajectoryFailed(drive.sample, score.error, drive.attempt))
             else:
-                self._finish(Scored(drive.sample, score.reward, score.metrics, self._text[:TEXT_CHARACTERS]))
+                text = self._text[:TEXT_CHARACTERS]
+                self._finish(Scored(drive.sample, score.reward, score.metrics, text, drive.attempt))
 
     def _finish(self, result: Scored | TrajectoryFailed) -> None:
         self._need = None

@@ -13,12 +13,14 @@ from typing import Any
 
 import blake3
 import msgspec
-from reasoning_gym.factory import DATASETS, create_dataset
 
-from rljob.api.models import ReasoningGym
+from rljob.api.tasks import ReasoningGym
 from rljob.protocol.data import is_held_out
+from rljob.protocol.late import imported_late
 
-SPLITS = ("train", "heldOut")
+with imported_late("cellpylib"):  # it imports matplotlib, which takes as long as all of reasoning_gym
+    from reasoning_gym.factory import DATASETS, create_dataset
+
 LAST_TRY = 1000
 _INDICES = 2**31 - 1
 
@@ -62,6 +64,10 @@ class ReasoningGymSource:
             f"{self._where}: none of {LAST_TRY} questions of {self._data.dataset} belongs to the split {split}; "
             "widen its config, it has too few different questions"
         )
+
+    def size(self, split: str) -> int | None:
+        """See :meth:`rljob.runner.data.Source.size`: rows are endless."""
+        return None
 
     def _generate(self, index: int) -> dict[str, Any]:
         try:

@@ -1,0 +1,101 @@
+"""A model's chat template: messages to text, as transformers' ``apply_chat_template`` does it, without transformers.
+
+The same text comes out as from ``apply_chat_template(messages, tokenize=False, add_generation_prompt=True)``: same
+environment, filters and variables (transformers.utils.chat_template_utils; a test compares the two). Templates come
+with models, so they run in jinja2's sandbox.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from rljob.runner.content import Messages
+from rljob.runner.model_files import read_object
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class ChatTemplate:
+    """The chat template of a model directory.
+
+    Raises:
+        ValueError: the model has none, or it is no jinja template.
+    """
+
+    def __init__(self, model: Path) -> None:
+        config = read_object(model / "tokenizer_config.json")
+        source = _source(model, config)
+        if source is None:
+            raise ValueError(
+                f"{model} has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json), and "
+                "tasks with messages need one; add it, or write the task's prompt as plain text"
+            )
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ValueError(
+                f"{model}: line {error.lineno} of the chat template is no jinja: {error.message}"
+            ) from None
+        named = read_object(model / "special_tokens_map.json") | config
+        self._tokens = {name: _text(named[name]) for name in SPECIAL_TOKENS if named.get(name) is not None}
+
+    def render(self, messages: Messages) -> str:
+        """Return the prompt that asks for the answer to ``messages``.
+
+        Raises:
+            ValueError: the template refuses them.
+        """
+        try:
+            return self._template.render(
+                messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._tokens
+            )
+        except Exception as error:  # a template may do anything that a program may; told as the prompt's error
+            raise ValueError(f"the model's chat template refuses the messages: {error}") from error
+
+
+def _source(model: Path, config: dict[str, Any]) -> str | None:
+    if (model / "chat_template.jinja").is_file():
+        return (model / "chat_template.jinja").read_text(encoding="utf-8")
+    source = config.get("chat_template")
+    if isinstance(source, list):  # several, by name
+        source = {entry["name"]: entry["template"] for entry in source}.get("default")
+    return source if isinstance(source, str) else None
+
+
+def _text(token: Any) -> str:
+    return str(token["content"] if isinstance(token, dict) else token)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+class _Generation(jinja2.ext.Extension):
+    """{% generation %} … {% endgeneration %} marks what an assistant wrote; for a prompt it means nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 jinja2 declares it so
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)

@@ -1,0 +1,110 @@
+"""From a task's data in the manifest to its source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rljob.api.builtin_rewards import exact_match
+from rljob.api.roles import Reward
+from rljob.api.tasks import DatasetsDirectory, ReasoningGym, Task
+from rljob.api.tasks import Table as TableData
+from rljob.api.templates import text_of
+from rljob.runner.content import content_of, identity
+from rljob.runner.data import Source
+from rljob.runner.data.jsonl import JsonLines
+from rljob.runner.data.table import Row, Table, TableSource, draw_order
+
+
+@dataclass(frozen=True)
+class Readers:
+    """What reads the kinds of data whose libraries take long to import (seconds for reasoning-gym).
+
+    main.py imports those the job needs; None stands for the others.
+    """
+
+    reasoning_gym: Callable[[ReasoningGym, int, str], Source] | None = None
+    parquet: Callable[[Path, str], Table] | None = None
+    datasets: Callable[[Path, str | None, str], Table] | None = None
+
+
+def open_source(
+    task: Task, reward: Reward, seed: int, where: str, readers: Readers, path: Callable[[str], Path]
+) -> Source:
+    """Return the source of a task's problems.
+
+    Args:
+        task: of a resolved job.
+        reward: the task's.
+        seed: the job's.
+        where: path of the task's ``data`` in the manifest, for errors.
+        readers: with those that the task needs.
+        path: gives the path that job://PATH or a plain path stands for.
+
+    Raises:
+        ValueError: something in the data cannot work; the sentence says what.
+    """
+    data = task.data
+    if data.reasoning_gym is not None:
+        assert readers.reasoning_gym is not None
+        return readers.reasoning_gym(data.reasoning_gym, seed, f"{where}.reasoningGym")
+    if data.datasets is not None:
+        train, held_out = _splits(data.datasets, f"{where}.datasets", readers, path)
+        fraction, shuffle = data.datasets.held_out_fraction, data.datasets.shuffle
+    else:
+        kind, table = ("jsonl", data.jsonl) if data.jsonl is not None else ("parquet", data.parquet)
+        assert table is not None, "a task has exactly one source"
+        read = JsonLines if kind == "jsonl" else readers.parquet
+        assert read is not None
+        train, held_out = _files(table, f"{where}.{kind}", read, path)
+        fraction, shuffle = table.held_out_fraction, table.shuffle
+    order = draw_order(seed, task.name) if shuffle else None
+    return TableSource(train, held_out, fraction or 0.0, data.columns, _identify(task, reward), order)
+
+
+def _files(
+    table: TableData, where: str, read: Callable[[Path, str], Table], path: Callable[[str], Path]
+) -> tuple[Table, Table | None]:
+    train = read(_file(path(table.path), f"{where}.path"), f"{where}.path")
+    if table.held_out_path is None:
+        return train, None
+    return train, read(_file(path(table.held_out_path), f"{where}.heldOutPath"), f"{where}.heldOutPath")
+
+
+def _splits(
+    data: DatasetsDirectory, where: str, readers: Readers, path: Callable[[str], Path]
+) -> tuple[Table, Table | None]:
+    assert readers.datasets is not None
+    train = readers.datasets(path(data.path), data.split, f"{where}.{'split' if data.split else 'path'}")
+    if data.held_out_split is None:
+        return train, None
+    return train, readers.datasets(path(data.path), data.held_out_split, f"{where}.heldOutSplit")
+
+
+def _file(path: Path, where: str) -> Path:
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{where}: {path} is {'a directory' if path.is_dir() else 'no file of data'}; name a file")
+    try:
+        path.open("rb").close()
+    except FileNotFoundError:
+        raise ValueError(f"{where}: there is no file {path}; correct the path") from None
+    except OSError as error:
+        raise ValueError(f"{where}: {path} cannot be read: {(error.strerror or str(error)).lower()}") from None
+    return path
+
+
+def _identify(task: Task, reward: Reward) -> Callable[[Row], str]:
+    """Return what checks that a row fits the task and its reward, and gives the text its prompt is known by."""
+    column = exact_match(reward.config).column if reward.builtin == "exact_match" else None
+
+    def identify(row: Row) -> str:
+        text = identity(content_of(task, row))
+        if column is not None:
+            try:
+                text_of(row, column)
+            except ValueError as error:
+                raise ValueError(f"the answer that reward {reward.name} compares with: {error}") from None
+        return text
+
+    return identify

@@ -1,0 +1,140 @@
+"""Rows of files as problems: two splits, and for each pass over them an order of its own.
+
+All rows are read once at the start, so that what is wrong with any of them is said before the run begins. Kept is where
+each row is, eight bytes a row; a row itself is read when it is asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from rljob.api.templates import value_of
+from rljob.protocol.data import is_held_out
+from rljob.runner.data.order import pass_key, shuffled
+
+log = logging.getLogger(__name__)
+
+Row = dict[str, Any]
+
+
+class Found(NamedTuple):
+    """A row as it is come upon."""
+
+    position: int
+    """By which :meth:`Table.read` gives it again."""
+    place: str
+    """Where it is, for people: ``line 5``."""
+    row: Row
+
+
+class Table(Protocol):
+    """The rows of one file or directory."""
+
+    where: str
+    """The field of the manifest that names it."""
+    path: Path
+    files: list[Path]
+    """All that its rows are read from."""
+
+    def rows(self) -> Iterator[Found]:
+        """Yield all rows in order.
+
+        Raises:
+            ValueError: something in it is no row.
+        """
+
+    def read(self, position: int) -> Row:
+        """Return a row that :meth:`rows` came upon."""
+
+
+class TableSource:
+    """Problems of one task out of tables.
+
+    Args:
+        train: what is trained on.
+        held_out: what is evaluated on; None: a share of ``train``.
+        fraction: that share, chosen by the hash of a row's prompt: equal prompts fall on one side.
+        columns: names for the task → names in the data.
+        identify: returns what the prompt of a row is known by; raises ValueError when the row does not fit the task.
+        order: draws the order of a pass from (split, pass); None: rows come as they are.
+
+    Raises:
+        ValueError: a row does not fit, or there is none to train on.
+    """
+
+    def __init__(
+        self,
+        train: Table,
+        held_out: Table | None,
+        fraction: float,
+        columns: dict[str, str],
+        identify: Callable[[Row], str],
+        order: Callable[[str, int], bytes] | None,
+    ) -> None:
+        self._columns = columns
+        self._order = order
+        self._tables = {"train": train, "heldOut": held_out or train}
+        self._positions = {"train": array("Q"), "heldOut": array("Q")}
+        apart = set()  # the texts of held-out rows that have a table of their own
+        for found, text in self._identified(held_out, identify) if held_out is not None else ():
+            self._positions["heldOut"].append(found.position)
+            apart.add(hash(text))
+        shared = 0
+        for found, text in self._identified(train, identify):
+            held = fraction > 0 and is_held_out(text, fraction)
+            self._positions["heldOut" if held else "train"].append(found.position)
+            shared += hash(text) in apart
+        rows = len(self._positions["train"]) + (0 if held_out is not None else len(self._positions["heldOut"]))
+        if rows == 0:
+            raise ValueError(f"{train.where}: {train.path} is empty; give one with rows")
+        if not self._positions["train"]:
+            raise ValueError(f"{train.where}: all {rows} rows of {train.path} are held out; lower heldOutFraction")
+        if held_out is not None and shared:
+            log.warning("%s: %d rows of %s ask what is held out too", held_out.where, shared, train.path)
+
+    @property
+    def files(self) -> list[tuple[str, Path]]:
+        """Every file the rows are read from, with the field of the manifest that names it."""
+        return [(table.where, file) for table in dict.fromkeys(self._tables.values()) for file in table.files]
+
+    def size(self, split: str) -> int | None:
+        """See :meth:`rljob.runner.data.Source.size`."""
+        return len(self._positions[split])
+
+    def problem(self, split: str, row: int) -> Row:
+        """See :meth:`rljob.runner.data.Source.problem`."""
+        positions = self._positions[split]
+        if not positions:
+            table = self._tables[split]
+            raise ValueError(
+                f"{table.where}: no row of {table.path} is held out, and the evaluation needs some; name a file or a "
+                "split of held-out rows, or raise heldOutFraction"
+            )
+        number, place = divmod(row, len(positions))
+        if self._order is not None:
+            # Held-out rows come in one order always, so that every evaluation takes the same ones.
+            key = self._order(split, number if split == "train" else 0)
+            place = shuffled(place, len(positions), key)
+        return self._renamed(self._tables[split].read(positions[place]))
+
+    def _identified(self, table: Table, identify: Callable[[Row], str]) -> Iterator[tuple[Found, str]]:
+        for found in table.rows():
+            try:
+                yield found, identify(self._renamed(found.row))
+            except ValueError as error:
+                raise ValueError(f"{table.where}: {table.path}, {found.place}: {error}") from None
+
+    def _renamed(self, row: Row) -> Row:
+        if not self._columns:
+            return row
+        taken = {new: value_of(row, old) for new, old in self._columns.items()}
+        return {name: value for name, value in row.items() if name not in self._columns.values()} | taken
+
+
+def draw_order(seed: int, task: str) -> Callable[[str, int], bytes]:
+    """Return what draws the order of a pass over a task's rows."""
+    return lambda split, number: pass_key(seed, task, split, number)

@@ -1,0 +1,171 @@
+"""Opens all that a runner needs and checks it against each other, before anything runs.
+
+What `--check` looks at and what a start needs are the same; only what the initializer has not made yet is left out of
+a check.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rljob.api.models import RLJobSpec
+from rljob.api.paths import IN_STORAGE
+from rljob.api.resolve import resolve
+from rljob.api.tasks import Task, TaskData
+from rljob.protocol.environment import PartEnvironment
+from rljob.runner.chat import ChatTemplate
+from rljob.runner.content import content_of
+from rljob.runner.data import Source, digests
+from rljob.runner.data.readers import Readers, open_source
+from rljob.runner.data.table import TableSource
+from rljob.runner.prompts import PromptMaker
+from rljob.runner.text import TextCodec
+
+log = logging.getLogger(__name__)
+
+FIRST_ROWS = 4
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a runner works with."""
+
+    environment: PartEnvironment
+    sources: dict[str, Source]
+    codec: TextCodec
+    maker: PromptMaker
+
+
+def prepare(environment: PartEnvironment, readers: Readers) -> Prepared:
+    """Open every task's source and the policy's tokenizer, check them, and note what the data are.
+
+    Raises:
+        ValueError: something in the manifest or the data cannot work; one line for each problem.
+    """
+    found = _Preparation(environment, readers, made_later=False)
+    if found.problems:
+        raise ValueError("\n".join(found.problems))
+    assert found.codec is not None
+    digests.record(environment.storage, found.files)
+    return Prepared(environment, found.sources, found.codec, PromptMaker(found.tasks, found.codec, found.chat))
+
+
+def check(environment: PartEnvironment, readers: Readers, made_later: bool) -> list[str]:
+    """Return one sentence for everything that would keep a runner from starting. Writes nothing.
+
+    Args:
+        environment: of the part.
+        readers: those that the job needs.
+        made_later: whether what lies in the storage and is not there yet will be made before the run.
+    """
+    return _Preparation(environment, readers, made_later).problems
+
+
+class _Preparation:
+    """What was opened, and what is wrong with it; arguments as for :func:`check`."""
+
+    def __init__(self, environment: PartEnvironment, readers: Readers, made_later: bool) -> None:
+        self.spec = resolve(environment.job).spec
+        self.tasks = {task.name: task for task in self.spec.tasks}
+        self.problems: list[str] = []
+        self.sources: dict[str, Source] = {}
+        self.codec: TextCodec | None = None
+        self.chat: ChatTemplate | None = None
+        self._environment = environment
+        self._readers = readers
+        self._made_later = made_later
+        self._open_model()
+        for i, task in enumerate(self.spec.tasks):
+            self._open_task(i, task)
+        with self._noting():
+            self.problems += digests.changed(environment.storage, self.files)
+
+    @property
+    def files(self) -> list[tuple[str, Path]]:
+        """Every file that problems are read from, with the field of the manifest that names it."""
+        tables = [source for source in self.sources.values() if isinstance(source, TableSource)]
+        by_path = {path: where for table in reversed(tables) for where, path in reversed(table.files)}
+        return [(where, path) for path, where in by_path.items()]
+
+    def _open_model(self) -> None:
+        i, source = next((i, model.source) for i, model in enumerate(self.spec.models) if model.name == "policy")
+        path = self._environment.path(source)
+        if self._comes_later(source):
+            return
+        with self._noting(f"spec.models[{i}].source: "):
+            self.codec = TextCodec(path)
+            if any(task.prompt is None for task in self.spec.tasks):
+                self.chat = ChatTemplate(path)
+
+    def _open_task(self, i: int, task: Task) -> None:
+        if any(map(self._comes_later, _paths(task.data))):
+            return
+        where = f"spec.tasks[{i}]"
+        reward = next(reward for reward in self.spec.rewards if reward.name == task.reward)
+        with self._noting():
+            source = open_source(task, reward, self.spec.seed, f"{where}.data", self._readers, self._environment.path)
+            self.sources[task.name] = source
+            for split in ("train", "heldOut") if self._evaluated(task) else ("train",):
+                rows = min(FIRST_ROWS, source.size(split) or FIRST_ROWS)
+                problems = [source.problem(split, row) for row in range(rows)]
+                with self._noting(f"{where}: "):
+                    self._check_prompts(task, problems)
+
+    def _check_prompts(self, task: Task, problems: list[dict[str, Any]]) -> None:
+        """Check the first prompts of a split as far as the model is there."""
+        for problem in problems:
+            content_of(task, problem)
+        if self.codec is None or (task.prompt is None and self.chat is None):
+            return
+        maker = PromptMaker({task.name: task}, self.codec, self.chat)
+        prompts = [maker.make(task.name, problem) for problem in problems]
+        self.codec.check_round_trip(prompt.text for prompt in prompts)
+        lengths = sorted(len(prompt.token_ids) // 4 for prompt in prompts)
+        limit = model_length(self.spec)
+        if lengths[0] >= limit:
+            raise ValueError(
+                f"its first prompts have {lengths[0]} to {lengths[-1]} tokens, and maxModelLength {limit} leaves no "
+                "room for an answer; raise it, or make prompts shorter"
+            )
+        if lengths[-1] >= limit:
+            log.warning(
+                "task %s: a prompt of %d tokens leaves no room in maxModelLength %d: its samples will fail",
+                task.name,
+                lengths[-1],
+                limit,
+            )
+
+    def _evaluated(self, task: Task) -> bool:
+        return self.spec.evaluation is not None and task.name in (self.spec.evaluation.tasks or [])
+
+    def _comes_later(self, source: str) -> bool:
+        return self._made_later and source.startswith(IN_STORAGE) and not self._environment.path(source).exists()
+
+    @contextmanager
+    def _noting(self, prefix: str = "") -> Iterator[None]:
+        """Take what is wrong inside for a problem, and go on."""
+        try:
+            yield
+        except (ValueError, OSError) as error:
+            self.problems.append(f"{prefix}{error}")
+
+
+def model_length(spec: RLJobSpec) -> int:
+    """Return the tokens a sequence may have: there are engines of training, and where evaluation has its own among
+    those too, that take it."""
+    longest: dict[str, int] = {}
+    for rollout in spec.rollouts:
+        longest[rollout.purpose] = max(rollout.max_model_length, longest.get(rollout.purpose, 0))
+    return min(longest.values())
+
+
+def _paths(data: TaskData) -> list[str]:
+    """Return the files and directories a task reads."""
+    tables = [table for table in (data.jsonl, data.parquet) if table is not None]
+    paths = [path for table in tables for path in (table.path, table.held_out_path) if path is not None]
+    return paths + ([data.datasets.path] if data.datasets is not None else [])
