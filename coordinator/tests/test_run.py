@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import world as world_module
 
-_spec = importlib.util.spec_from_file_location("world", Path(__file__).with_name("world.py"))
-assert _spec is not None and _spec.loader is not None
-world_module: Any = importlib.util.module_from_spec(_spec)
-sys.modules["world"] = world_module
-_spec.loader.exec_module(world_module)
+from rljob.coordinator.status import status_of
+
 job = world_module.job
-
-
-@pytest.fixture
-async def new_world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Any]]:
-    """Worlds whose files are closed at the end. The disk is not waited for: what is killed is not the machine."""
-    monkeypatch.setattr("os.fdatasync", lambda descriptor: None)
-    worlds: list[Any] = []
-
-    def make(*args: Any, **options: Any) -> Any:
-        worlds.append(world_module.World(*args, **options))
-        return worlds[-1]
-
-    yield make
-    for world in worlds:
-        world.close()
 
 
 @pytest.mark.parametrize("alpha", [0, 1, 2])
@@ -201,6 +182,52 @@ async def test_an_engine_that_starts_anew_gives_its_work_to_others(new_world: An
     assert world.run.finished, "nothing waits for the one that is starting"
 
 
+async def test_an_engine_that_came_back_is_not_forgotten_for_an_earlier_loss(new_world: Any, tmp_path: Path) -> None:
+    """Two losses in quick succession: the grace of the second ends when the engine is there again."""
+    world = new_world(job(), tmp_path)
+    await world.start()
+    world.connect_all()
+    await world.some(3)
+    (lost,) = world.run.engines.by_instance.values()
+    world.agents[0].disconnect()
+    world.run.events.forget_engine(lost)
+    world.agents[0].connect()
+    world.run.events.forget_engine(lost)
+    await world.settle()
+    world.check_accounts()
+
+
+async def test_the_status_says_why_an_engine_server_died(new_world: Any, tmp_path: Path) -> None:
+    world = new_world(job(), tmp_path)
+    await world.start()
+    agent = world.agents[0]
+    agent.hello = lambda: world_module.m.EngineDied("main", "it was killed by SIGKILL", "last words", 2, True)
+    agent.connect()
+    status = status_of(world.run)
+    assert [(p.role, p.instance, p.state, p.restarts, p.message) for p in status.parts] == [
+        ("agent", "main", "starting", 2, "it was killed by SIGKILL")
+    ]
+    assert "an engine and a runner to connect; pool main: it was killed by SIGKILL" in status.message
+    agent.say(type(agent).hello(agent))
+    (part,) = status_of(world.run).parts
+    assert (part.instance, part.state, part.message) == (agent.instance, "ready", "it was killed by SIGKILL")
+    agent.disconnect()
+    assert status_of(world.run).parts == []
+
+
+async def test_the_status_says_what_a_trainer_waits_for(new_world: Any, tmp_path: Path) -> None:
+    world = new_world(job(), tmp_path)
+    await world.start()
+    world.connect_all()
+    await world.some(2)
+    incarnation = world.run.policy.incarnation
+    world.trainer.say(world_module.m.TrainerWaits(incarnation, "the disk of /x is full"))
+    assert status_of(world.run).message == "the trainer waits: the disk of /x is full"
+    assert [p.message for p in status_of(world.run).parts if p.role == "trainer"] == ["the disk of /x is full"]
+    world.trainer.say(world_module.m.TrainerWaits(incarnation, ""))
+    assert status_of(world.run).message == ""
+
+
 async def test_a_defect_ends_the_run_with_a_reason(new_world: Any, tmp_path: Path, monkeypatch: Any) -> None:
     world = new_world(job(), tmp_path)
     await world.start()
@@ -271,6 +298,36 @@ async def test_a_reward_for_an_answer_of_the_old_lineage_is_not_taken(new_world:
     await world.settle()
     assert world.run.finished
     world.check_accounts()
+
+
+async def test_what_is_said_about_an_old_attempt_is_acknowledged_and_ignored(new_world: Any, tmp_path: Path) -> None:
+    world = new_world(job(alpha=0, steps=2), tmp_path)
+    await world.start()
+    world.connect_all()
+    scores, said = [], world.runner.say
+    world.runner.say = lambda message: (scores.append if isinstance(message, world_module.m.Scored) else said)(message)
+    await world.settle()
+    trajectories = list(world.run.trajectories.by_sample.values())
+    assert trajectories and len(scores) == len(trajectories), "all answers wait for their rewards"
+    stale = [msgspec.structs.replace(score, reward=100.0) for score in scores]
+    for trajectory in trajectories:
+        world.run.trajectories.start_over(trajectory)
+    world.run.changed()
+    await world.settle()
+    assert all(turn.finished for t in trajectories for turn in t.turns.values()), "there are new answers"
+    world.runner.say = said
+    failed = [world_module.m.TrajectoryFailed(s.sample, "it broke", s.attempt) for s in stale]
+    world.runner.say(*stale, *failed)
+    await world.store.drain()
+    assert {s for ack in world.runner.peer.take() if isinstance(ack, world_module.m.AckScored) for s in ack.samples}
+    assert all(trajectory.sample.open for trajectory in trajectories)
+    world.runner.disconnect()
+    world.runner.reborn()
+    world.runner.connect()
+    await world.settle()
+    assert world.run.finished
+    world.check_accounts()
+    assert not world.store.query("SELECT 1 FROM samples WHERE reward = 100.0 OR state = 'failed'")
 
 
 async def test_an_engine_whose_digest_differs_gets_no_work_and_is_restarted(new_world: Any, tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import pytest
 from aiohttp import ClientSession, WSMsgType, web
 from aiohttp.test_utils import TestServer
 
-from rljob.api.models import Reward, Task
+from rljob.api.roles import Reward
+from rljob.api.tasks import Task
 from rljob.protocol import link
 from rljob.protocol.link import RefusedError
 from rljob.protocol.messages import (
@@ -34,7 +35,7 @@ from rljob.protocol.messages import (
 )
 from rljob.runner.driver import Runner
 from rljob.runner.loops import LOOPS
-from rljob.runner.prompts import PromptBook
+from rljob.runner.prompts import PromptBook, PromptMaker
 from rljob.runner.scoring import RewardClient
 from rljob.runner.trajectory import TaskKit
 
@@ -98,7 +99,12 @@ class Rows:
     def problem(self, split: str, row: int) -> dict[str, Any]:
         if row == 13:
             raise RuntimeError("no such problem")
+        if row == 14:
+            raise ValueError("the file was changed")
         return {"question": "x" * row, "answer": split, "metadata": {}}
+
+    def size(self, split: str) -> int | None:
+        return 7 if split == "heldOut" else None
 
 
 class Letters:
@@ -106,7 +112,7 @@ class Letters:
 
     stop_token_ids = (0,)
 
-    def encode(self, text: str) -> bytes:
+    def encode(self, text: str, special: bool = True) -> bytes:
         return array("i", map(ord, text)).tobytes()
 
     def decode(self, token_ids: bytes) -> str:
@@ -141,9 +147,9 @@ async def stage(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
     async with TestServer(app) as server, ClientSession() as session:
         url = str(server.make_url("/"))
         client = RewardClient(Reward(name="sums", builtin="reasoning_gym"), url, session)
-        book = PromptBook({"sums": Rows()}, {"sums": task}, Letters())
-        kit = TaskKit(task, LOOPS["single_turn"], client, MAX_MODEL_LENGTH)
-        runner = Runner(url, "secret", {"sums": kit}, book, Letters())  # type: ignore[arg-type]
+        book = PromptBook({"sums": Rows()}, PromptMaker({"sums": task}, Letters()))
+        kit = TaskKit(task, LOOPS["single_turn"], client, MAX_MODEL_LENGTH, evaluation_temperature=0.25)
+        runner = Runner(url, "secret", {"sums": kit}, book, Letters(), {"sums": 7})  # type: ignore[arg-type]
         serving = asyncio.create_task(runner.run())
         yield Stage(coordinator, reward, serving)
         serving.cancel()
@@ -164,7 +170,7 @@ def turn(prompt: str = "xxx=", text: str = "hello", finish: str = "stop") -> Tur
 async def test_a_trajectory_goes_from_lease_to_score(stage: Stage) -> None:
     coordinator = stage.coordinator
     registration = await coordinator.hear(RegisterRunner)
-    assert registration.driving == [] and registration.capacity > 0
+    assert registration.driving == [] and registration.capacity > 0 and registration.held_out == {"sums": 7}
     await coordinator.send(drive())
     need = await coordinator.hear(NeedGeneration)
     assert need == NeedGeneration(
@@ -189,9 +195,11 @@ async def test_a_trajectory_goes_from_lease_to_score(stage: Stage) -> None:
     ]
 
 
-async def test_the_held_out_split_is_asked_for_by_name(stage: Stage) -> None:
+async def test_the_held_out_split_is_asked_for_by_name_and_answered_at_its_own_temperature(stage: Stage) -> None:
     await stage.coordinator.hear(RegisterRunner)
-    await stage.coordinator.send(drive("e20.3.0", split="heldOut", turns=[turn()]))
+    await stage.coordinator.send(drive("e20.3.0", split="heldOut"))
+    assert (await stage.coordinator.hear(NeedGeneration)).temperature == 0.25
+    await stage.coordinator.send(Generated("e20.3.0", turn()))
     await stage.coordinator.hear(Scored)
     assert stage.reward.items[0]["problem"]["answer"] == "heldOut"
 
@@ -309,6 +317,12 @@ async def test_a_problem_that_cannot_be_made_fails_its_trajectory(stage: Stage) 
     assert (await stage.coordinator.hear(TrajectoryFailed)).reason == "RuntimeError: no such problem"
 
 
+async def test_a_row_that_cannot_be_had_fails_its_trajectory_in_its_own_words(stage: Stage) -> None:
+    await stage.coordinator.hear(RegisterRunner)
+    await stage.coordinator.send(drive(row=14))
+    assert (await stage.coordinator.hear(TrajectoryFailed)).reason == "the file was changed"
+
+
 async def test_an_unknown_task_fails_its_trajectory(stage: Stage) -> None:
     await stage.coordinator.hear(RegisterRunner)
     await stage.coordinator.send(msgspec.structs.replace(drive(), task="poems"))
@@ -380,10 +394,12 @@ async def test_a_manifest_that_cannot_work_ends_the_process_with_2_and_a_sentenc
 async def test_the_process_registers_and_stops_when_told(
     manifest: Callable[..., dict[str, str]], tmp_path: Path
 ) -> None:
-    from tokenizers import Tokenizer, models
+    from tokenizers import Tokenizer, decoders, models
 
     (tmp_path / "model").mkdir()
-    Tokenizer(models.WordLevel({"?": 0}, unk_token="?")).save(str(tmp_path / "model" / "tokenizer.json"))
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(map(chr, range(32, 127)))}, merges=[]))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
     (tmp_path / "model" / "config.json").write_text('{"eos_token_id": 0}')
     coordinator = FakeCoordinator()
     app = web.Application()
@@ -394,3 +410,15 @@ async def test_the_process_registers_and_stops_when_told(
         process.send_signal(signal.SIGTERM)
         await process.communicate()
     assert process.returncode == 0
+
+
+async def test_a_lease_of_another_attempt_takes_the_place_of_the_one_before(stage: Stage) -> None:
+    coordinator = stage.coordinator
+    await coordinator.hear(RegisterRunner)
+    await coordinator.send(drive(turns=[turn()]))
+    assert (await coordinator.hear(Scored)).attempt == 0
+    await coordinator.send(msgspec.structs.replace(drive(), attempt=2))
+    assert (await coordinator.hear(NeedGeneration)).attempt == 2
+    await coordinator.send(Generated("g0.0", turn(text="hi")))
+    scored = await coordinator.hear(Scored)
+    assert (scored.attempt, scored.reward) == (2, 2.0)

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
-from rljob.api.models import Reward
+from rljob.api.roles import Reward
 from rljob.protocol.rewards import ScoreItem
 from rljob.runner import scoring
 from rljob.runner.scoring import RewardClient
@@ -27,6 +27,8 @@ class FakeService:
     def __init__(self) -> None:
         self.requests: list[list[dict]] = []
         self.answer: Answer = reply
+        self.fault: Callable[[list[dict]], Callable[[web.Request], web.Response] | None] = lambda items: None
+        self.health: Callable[[], int] = lambda: 200
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -34,7 +36,11 @@ class FakeService:
         items = (await request.json())["items"]
         self.requests.append(items)
         await self.gate.wait()
-        return self.answer(items)
+        fault = self.fault(items)
+        return self.answer(items) if fault is None else fault(request)
+
+    async def healthz(self, request: web.Request) -> web.Response:
+        return web.Response(status=self.health())
 
 
 @pytest.fixture
@@ -46,9 +52,7 @@ async def service() -> FakeService:
 async def client(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RewardClient]:
     monkeypatch.setattr(scoring, "FIRST_BACKOFF_SECONDS", 0.001)
     monkeypatch.setattr(scoring, "LAST_BACKOFF_SECONDS", 0.001)
-    app = web.Application()
-    app.router.add_post("/v1/score", service.score)
-    async with TestServer(app) as server, ClientSession() as session:
+    async with TestServer(_app(service)) as server, ClientSession() as session:
         client = RewardClient(Reward(name="sums", builtin="reasoning_gym"), str(server.make_url("/")), session)
         yield client
         service.gate.set()
@@ -84,7 +88,7 @@ async def test_samples_gather_while_all_requests_are_out(client: RewardClient, s
 async def test_a_service_that_is_away_is_asked_until_it_answers_and_logged_once(
     client: RewardClient, service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
-    failures = iter([503, 500, 502])
+    failures = iter([503, 429, 502])
 
     def flaky(items: list[dict]) -> web.Response:
         status = next(failures, None)
@@ -149,6 +153,104 @@ async def test_nonsense_fails_the_sample_it_is_about_and_no_other(
     assert "sums" in scores[1].error
 
 
+def _hang_up(request: web.Request) -> web.Response:
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+def _break(request: web.Request) -> web.Response:
+    return web.Response(status=500, text="Internal\nServer Error")
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        pytest.param(_hang_up, "reward sums broke the connection (", id="dies"),
+        pytest.param(_break, "reward sums answered HTTP 500: Internal Server Error, 3 times on", id="answers 500"),
+    ],
+)
+async def test_a_sample_over_which_the_service_breaks_three_times_alone_has_failed_and_no_other(
+    client: RewardClient, service: FakeService, fault: Callable[[web.Request], web.Response], reason: str
+) -> None:
+    service.fault = lambda items: fault if any(i["sample"] == "g0.1" for i in items) else None
+    scores = await asyncio.gather(*(client.score(item(f"g0.{i}")) for i in range(3)))
+    assert [score.error.startswith(reason) for score in scores] == [False, True, False]
+    assert scores[1].error.endswith("3 times on this sample alone")
+    assert [len(request) for request in service.requests] == [3, 1, 1, 1, 1, 1, 1]
+
+
+async def test_a_sample_that_kills_the_service_takes_no_other_with_it(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All requests that are out break when the service dies: only what it was asked about alone is to blame."""
+    monkeypatch.setattr(scoring, "FIRST_BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(scoring, "LAST_BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(scoring, "ITEMS_PER_REQUEST", 1)
+    out: list[tuple[web.Request, set[str]]] = []
+
+    async def score(request: web.Request) -> web.Response:
+        items = (await request.json())["items"]
+        entry = (request, {one["sample"] for one in items})
+        out.append(entry)
+        await asyncio.sleep(0.001)  # the others arrive
+        if "g0.1" in entry[1]:
+            for other, _ in out:
+                _hang_up(other) if other.transport is not None else None
+        out.remove(entry)
+        return reply(items)
+
+    app = web.Application()
+    app.router.add_post("/v1/score", score)
+    async with TestServer(app) as server, ClientSession() as session:
+        reward = Reward(name="sums", builtin="reasoning_gym", processes=4)
+        client = RewardClient(reward, str(server.make_url("/")), session)
+        scores = await asyncio.gather(*(client.score(item(f"g0.{i}")) for i in range(12)))
+        await client.close()
+    assert [i for i, score in enumerate(scores) if score.error] == [1]
+
+
+async def test_a_service_that_hangs_over_a_sample_fails_it(
+    client: RewardClient, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "SPARE_SECONDS", -9.99)  # with the reward's own ten seconds: 10 ms for one sample
+    service.gate.clear()
+    score = await client.score(item("g0.0"))
+    assert score.error == "reward sums did not answer within 0 s, 3 times on this sample alone"
+
+
+async def test_a_service_that_breaks_once_loses_nothing(client: RewardClient, service: FakeService) -> None:
+    faults = iter([_hang_up, _break])
+    service.fault = lambda items: next(faults, None)
+    scores = await asyncio.gather(*(client.score(item(f"g0.{i}")) for i in range(3)))
+    assert [score.error for score in scores] == ["", "", ""]
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 413, 422])
+async def test_a_service_that_refuses_fails_the_sample_with_what_it_said(
+    client: RewardClient, service: FakeService, status: int
+) -> None:
+    service.answer = lambda items: web.Response(status=status, text="no,\nthanks")
+    assert (await client.score(item("g0.0"))).error == f"reward sums refused the sample: HTTP {status}: no, thanks"
+
+
+async def test_a_sample_that_cannot_be_sent_fails(client: RewardClient) -> None:
+    score = await client.score(item("g0.0", "\ud800"))
+    assert score.error.startswith("the sample cannot be sent to reward sums:")
+
+
+async def test_a_service_is_waited_for_at_the_start_and_that_is_said_once(
+    client: RewardClient, service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    states = iter([503, 502, 404])
+    service.health = lambda: next(states)
+    await client.greet()
+    assert [record.message for record in caplog.records if record.name == scoring.__name__] == [
+        "reward sums does not answer (HTTP 503); asking again until it does",
+        "reward sums answers again",
+    ]
+
+
 async def test_an_error_of_the_service_about_a_sample_is_passed_on(client: RewardClient, service: FakeService) -> None:
     service.answer = lambda items: web.json_response(
         {"scores": [{"sample": i["sample"], "reward": 0, "metrics": {}, "error": "took too long"} for i in items]}
@@ -173,6 +275,7 @@ async def test_a_cancelled_sample_is_not_sent(client: RewardClient, service: Fak
 def _app(service: FakeService) -> web.Application:
     app = web.Application()
     app.router.add_post("/v1/score", service.score)
+    app.router.add_get("/healthz", service.healthz)
     return app
 
 

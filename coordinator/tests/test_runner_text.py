@@ -7,10 +7,10 @@ from array import array
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from rljob.api.models import Task
-from rljob.runner.prompts import PromptBook, render
+from rljob.api.tasks import Task
+from rljob.runner.prompts import PromptBook, PromptMaker
 from rljob.runner.text import TextCodec
 
 
@@ -33,6 +33,14 @@ def write_model(directory: Path, tokenizer: Tokenizer, **files: dict) -> Path:
 def test_text_goes_to_tokens_and_back(tmp_path: Path) -> None:
     codec = TextCodec(write_model(tmp_path, byte_tokenizer()))
     assert codec.decode(codec.encode("3 + 4 = né\n")) == "3 + 4 = né\n"
+
+
+def test_a_prompt_is_taken_whole_whatever_the_file_says_about_lengths(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=8)
+    codec = TextCodec(write_model(tmp_path, tokenizer))
+    assert (len(codec.encode("123456789")), len(codec.encode("1"))) == (36, 4)
 
 
 def test_special_tokens_are_left_out_of_a_completion(tmp_path: Path) -> None:
@@ -78,8 +86,79 @@ def test_a_broken_tokenizer_is_refused(tmp_path: Path) -> None:
         TextCodec(tmp_path)
 
 
-def test_other_braces_in_a_template_stay() -> None:
-    assert render('{"q": "{question}"} {x}\n', "a {b}") == '{"q": "a {b}"} {x}\n'
+def word_tokenizer(*words: str) -> Tokenizer:
+    vocabulary = {word: i for i, word in enumerate(["[UNK]", *words])}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
+def test_a_tokenizer_that_gives_every_text_back_survives_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    TextCodec(write_model(tmp_path, byte_tokenizer())).check_round_trip(["1 + 1 =", "né\n<end>", ""])
+    assert not caplog.records
+
+
+def test_a_tokenizer_that_changes_only_the_form_of_text_is_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    codec = TextCodec(write_model(tmp_path, word_tokenizer("cafe", "##s", ",", "two")))
+    codec.check_round_trip(["Two  Cafés,", "two cafe", "CAFE"])
+    (record,) = caplog.records
+    assert record.message.endswith("the tokenizer changes text: 'Two  Cafés,' comes back as 'two cafes,'")
+
+
+def test_a_tokenizer_that_adds_a_space_before_the_first_word_survives(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.Unigram([("<unk>", 0.0), ("▁a", -1.0), ("b", -1.0), ("▁", -2.0)], unk_id=0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    codec = TextCodec(write_model(tmp_path, tokenizer))
+    codec.check_round_trip(["a b", "ab"])
+    with pytest.raises(ValueError, match="does not survive its round trip: 'a c' comes back as"):
+        codec.check_round_trip(["a c"])
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "back"),
+    [
+        pytest.param(word_tokenizer("two"), "two [UNK]", id="an unknown token"),
+        pytest.param(
+            Tokenizer(models.BPE(vocab={c: i for i, c in enumerate("two ")}, merges=[])),
+            "t w o",
+            id="no such character",
+        ),
+    ],
+)
+def test_a_tokenizer_that_loses_content_is_refused(tmp_path: Path, tokenizer: Tokenizer, back: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        TextCodec(write_model(tmp_path, tokenizer)).check_round_trip(["two", "two €"])
+    assert str(refused.value).startswith(
+        f"{tmp_path}/tokenizer.json: the tokenizer does not survive its round trip: 'two €' comes back as '{back}"
+    )
+
+
+@pytest.mark.parametrize("config", [{"vocab_size": 256}, {"text_config": {"vocab_size": 256}}])
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path, config: dict) -> None:
+    model = write_model(tmp_path, byte_tokenizer(), config={"eos_token_id": 0, **config})
+    with pytest.raises(ValueError, match="has token ids up to 256, and the model's vocab_size is 256; give the model"):
+        TextCodec(model)
+
+
+@pytest.mark.parametrize("token", [320, 99999, -1])
+def test_a_stop_token_beyond_the_vocabulary_is_refused(tmp_path: Path, token: int) -> None:
+    files = {"config": {"vocab_size": 320, "eos_token_id": 0}, "generation_config": {"eos_token_id": [319, token]}}
+    with pytest.raises(ValueError, match=f"eos_token_id {token} is beyond the vocabulary of 320; name the token"):
+        TextCodec(write_model(tmp_path, byte_tokenizer(), **files))
+
+
+def test_a_broken_file_of_the_model_is_refused_by_its_name(tmp_path: Path) -> None:
+    model = write_model(tmp_path, byte_tokenizer())
+    (model / "generation_config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"generation_config.json cannot be read: Input data was truncated; save"):
+        TextCodec(model)
 
 
 class CountingSource:
@@ -96,9 +175,12 @@ class CountingSource:
             raise RuntimeError("no such problem")
         return {"question": f"{row}?", "answer": "", "metadata": {}}
 
+    def size(self, split: str) -> None:
+        return None
+
 
 class Bytes:
-    def encode(self, text: str) -> bytes:
+    def encode(self, text: str, special: bool = True) -> bytes:
         return text.encode()
 
 
@@ -109,7 +191,7 @@ def task() -> Task:
 
 async def test_a_group_shares_one_prompt_made_off_the_event_loop() -> None:
     source = CountingSource()
-    book = PromptBook({"sums": source}, {"sums": task()}, Bytes())
+    book = PromptBook({"sums": source}, PromptMaker({"sums": task()}, Bytes()))
     prompts = await asyncio.gather(*(book.prompt("sums", "train", 4) for _ in range(8)))
     book.close()
     assert {prompt.text for prompt in prompts} == {"Q: 4?\n"}
@@ -119,7 +201,7 @@ async def test_a_group_shares_one_prompt_made_off_the_event_loop() -> None:
 
 async def test_a_problem_that_cannot_be_made_fails_all_who_wait_and_is_tried_again_later() -> None:
     source = CountingSource()
-    book = PromptBook({"sums": source}, {"sums": task()}, Bytes())
+    book = PromptBook({"sums": source}, PromptMaker({"sums": task()}, Bytes()))
     failed = await asyncio.gather(*(book.prompt("sums", "train", 13) for _ in range(3)), return_exceptions=True)
     assert [str(error) for error in failed] == ["no such problem"] * 3
     with pytest.raises(RuntimeError):
@@ -130,7 +212,7 @@ async def test_a_problem_that_cannot_be_made_fails_all_who_wait_and_is_tried_aga
 
 async def test_cancelling_one_member_does_not_disturb_the_others() -> None:
     source = CountingSource()
-    book = PromptBook({"sums": source}, {"sums": task()}, Bytes())
+    book = PromptBook({"sums": source}, PromptMaker({"sums": task()}, Bytes()))
     members = [asyncio.create_task(book.prompt("sums", "train", 1)) for _ in range(3)]
     await asyncio.sleep(0)
     members[0].cancel()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from array import array
 from pathlib import Path
 
 import pytest
 
+from rljob.coordinator.policy import record_advantages
 from rljob.coordinator.segments import Location, PayloadError, Segments
 from rljob.coordinator.store import Store
 
@@ -106,3 +108,39 @@ def test_a_ledger_of_another_version_is_refused_with_a_sentence(tmp_path: Path) 
     db.close()
     with pytest.raises(ValueError, match=r"another version of rljob \(ledger 99"):
         Store(tmp_path)
+
+
+async def test_a_ledger_of_the_version_before_is_brought_up_to_this_one(tmp_path: Path) -> None:
+    Store(tmp_path).close()
+    db = sqlite3.connect(tmp_path / "ledger.sqlite")
+    db.execute("ALTER TABLE samples DROP COLUMN advantage")
+    db.execute("DROP TABLE served")
+    db.execute("INSERT INTO samples (id, group_id, member, reward) VALUES ('g0.0', 'g0', 0, 0.5)")
+    db.execute("PRAGMA user_version=1")
+    db.commit()
+    db.close()
+    store = Store(tmp_path)
+    assert [tuple(row) for row in store.query("SELECT reward, advantage FROM samples")] == [(0.5, None)]
+    assert store.query("SELECT COUNT(*) FROM served")[0][0] == 0
+    store.close()
+    Store(tmp_path).close()
+
+
+async def test_advantages_go_to_the_samples_of_their_batch_in_its_order(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    committing = asyncio.create_task(store.run())
+    for sample in ("g0.0", "g0.1", "g1.0"):
+        store.execute("INSERT INTO samples (id, group_id, member) VALUES (?, 'g', 0)", sample)
+    store.execute("INSERT INTO batches VALUES (0, ?, 0)", '["g1.0", "g0.1"]')
+    await store.drain()
+    record_advantages(store, 0, array("f", [-0.5, 1.5]).tobytes())
+    record_advantages(store, 0, b"")
+    await store.drain()
+    rows = store.query("SELECT id, advantage FROM samples ORDER BY id")
+    assert [tuple(row) for row in rows] == [("g0.0", None), ("g0.1", 1.5), ("g1.0", -0.5)]
+    with pytest.raises(ValueError, match="zip"):
+        record_advantages(store, 0, bytes(4))
+    with pytest.raises(ValueError, match="zip"):
+        record_advantages(store, 7, bytes(4))
+    committing.cancel()
+    store.close()

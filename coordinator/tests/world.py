@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
 import struct
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import zstandard
 from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
 from rljob.coordinator import connections
+from rljob.coordinator import run as run_module
 from rljob.coordinator.batches import shard
 from rljob.coordinator.connections import Connections
 from rljob.coordinator.peers import Peer
@@ -112,6 +114,8 @@ class Runner(Part):
         super().__init__(world)
         self.driving: dict[str, m.Drive] = {}
         self.finished: dict[str, m.Scored] = {}
+        self.held_out: dict[str, int] = {}
+        self.prompt = lambda drive: [drive.row, 1, 2]  # token ids
         self.lives = 0
 
     def reborn(self) -> None:
@@ -120,7 +124,7 @@ class Runner(Part):
         self.lives += 1
 
     def hello(self) -> Any:
-        return m.RegisterRunner(f"runner.{self.lives}", 1000, list(self.driving))
+        return m.RegisterRunner(f"runner.{self.lives}", 1000, list(self.driving), self.held_out)
 
     def connect(self) -> None:
         super().connect()
@@ -131,7 +135,7 @@ class Runner(Part):
                 self._ask(drive)
 
     def _ask(self, drive: m.Drive) -> None:
-        self.say(m.NeedGeneration(drive.sample, 0, int32([drive.row, 1, 2]), 16, 1.0, [0]))
+        self.say(m.NeedGeneration(drive.sample, 0, int32(self.prompt(drive)), 16, 1.0, [0], drive.attempt))
 
     def handle(self, message: Any) -> None:
         match message:
@@ -146,29 +150,32 @@ class Runner(Part):
                     self._score(sample, result)
             case m.Cancel(samples=samples):
                 for sample in samples:
+                    self.finished.pop(sample, None)
                     self.driving.pop(sample, None)
             case m.AckScored(samples=samples):
                 for sample in samples:
-                    self.finished.pop(sample, None)
-                    self.driving.pop(sample, None)
+                    if self.finished.pop(sample, None) is not None:
+                        self.driving.pop(sample, None)
 
     def _score(self, sample: str, result: m.TurnTokens) -> None:
         reward = self.world.reward(sample, result)
-        self.finished[sample] = m.Scored(sample, reward, {}, "text")
+        self.finished[sample] = m.Scored(sample, reward, {}, "text", self.driving[sample].attempt)
         self.say(self.finished[sample])
 
 
 class Agent(Part):
     role = "agent"
 
-    def __init__(self, world: World, name: str = "engine-0") -> None:
+    def __init__(self, world: World, name: str = "engine-0", pool: str = "main") -> None:
         super().__init__(world)
-        self.name, self.lives = name, 0
+        self.name, self.pool, self.lives = name, pool, 0
+        self.settings = next(entry for entry in world.manifest.spec.rollouts if entry.name == pool)
+        self.generated: list[tuple[str, int, int]] = []  # sample, tokens asked for with the prompt, version
         self.queue: list[m.Generate] = []
         self.unacknowledged: dict[str, m.Completion] = {}
         self.lineage, self.version, self.digest = -1, -1, ""
         self.preparing: m.PrepareWeights | None = None
-        self.begun: dict[str, int] = {}  # sample → version it was begun under
+        self.begun: dict[tuple[str, int], int] = {}  # sample, attempt → version it was begun under
         self.hold = False  # generate nothing
         self.lie = ""  # digest to answer with instead
 
@@ -184,7 +191,10 @@ class Agent(Part):
 
     def hello(self) -> Any:
         running = [generate.part for generate in self.queue]
-        return m.RegisterEngine(self.instance, "main", 4, 64, self.lineage, self.version, running, self.digest)
+        return m.RegisterEngine(
+            self.instance, self.pool, self.settings.max_concurrency, self.settings.max_model_length,
+            self.lineage, self.version, running, self.digest,
+        )  # fmt: skip
 
     def connect(self) -> None:
         super().connect()
@@ -196,7 +206,9 @@ class Agent(Part):
             case m.Generate():
                 if self.version >= 0:  # else it was meant for the engine before this one
                     self.queue.append(message)
-                    self.begun.setdefault(message.part.sample, self.version)
+                    self.begun.setdefault((message.part.sample, message.part.attempt), self.version)
+                    tokens = len(message.token_ids) // 4 + message.sampling.max_tokens
+                    self.generated.append((message.part.sample, tokens, self.version))
             case m.Abort(parts=parts):
                 self.queue = [generate for generate in self.queue if generate.part not in parts]
             case m.AckCompletions(parts=parts):
@@ -220,7 +232,8 @@ class Agent(Part):
             busy = True
         if self.queue and not self.hold and self.peer is not None:
             generate = self.queue.pop(0)
-            completion = generate_tokens(generate, self.begun.pop(generate.part.sample), self.version)
+            begun = self.begun.pop((generate.part.sample, generate.part.attempt))
+            completion = generate_tokens(generate, begun, self.version)
             self.unacknowledged[generate.part.sample] = completion
             self.say(m.Completions([completion]))
             busy = True
@@ -318,13 +331,15 @@ class Trainer(Part):
 class World:
     """Coordinator, runner, engines and trainer."""
 
-    def __init__(self, manifest: RLJob, storage: Path, engines: int = 1) -> None:
+    def __init__(self, manifest: RLJob, storage: Path, engines: int | list[str] = 1) -> None:
+        """``engines``: how many of pool main, or the pool of each."""
         self.manifest, self.storage = manifest, storage
-        connections.GRACE_SECONDS = 0.0
+        connections.GRACE_SECONDS = run_module.LOST_SECONDS = 0.0
         self.alpha = manifest.spec.training.max_staleness
         self.broadcasts: dict[str, str] = {}
         self.runner, self.trainer = Runner(self), Trainer(self)
-        self.agents = [Agent(self, f"engine-{i}") for i in range(engines)]
+        pools = ["main"] * engines if isinstance(engines, int) else engines
+        self.agents = [Agent(self, f"engine-{i}", pool) for i, pool in enumerate(pools)]
         self.reward = lambda sample, result: float(sum(result.token_ids) % 2)
 
     @property
@@ -348,6 +363,7 @@ class World:
         self.store.segments.close()
         self.store._reader.close()
         self.store.db.close()
+        self.store.unlock()
         for part in self.parts:
             part.peer = None
 
@@ -378,6 +394,18 @@ class World:
         self.committing.cancel()
         self.store.close()
 
+    async def strike(self, fate: random.Random) -> None:
+        """Kill one of the processes, or cut its connection; what is away comes back."""
+        victim = fate.choice(["coordinator", *self.parts])
+        if isinstance(victim, str):
+            self.kill_coordinator()
+            await self.start()
+        else:
+            victim.disconnect()
+            if fate.random() < 0.6:
+                victim.reborn()
+        self.connect_all()
+
     def connect_all(self) -> None:
         for part in self.parts:
             if part.peer is None:
@@ -387,9 +415,9 @@ class World:
         """Every admitted sample ended once, no sample is in two batches, every batch was applied."""
         rows = self.store.query("SELECT s.*, g.kind FROM samples s JOIN groups g ON g.id = s.group_id")
         ends = {"trained", "filtered", "surplus", "expired", "failed"}
-        assert all(row["state"] in (ends if row["kind"] == "train" else {"evaluated", "failed"}) for row in rows), [
-            (row["id"], row["state"]) for row in rows if row["state"] not in ends
-        ]
+        assert all(
+            row["state"] in (ends if row["kind"] == "train" else {"evaluated", "failed", "expired"}) for row in rows
+        ), [(row["id"], row["state"]) for row in rows if row["state"] not in ends]
         trained = [row["id"] for row in rows if row["state"] == "trained"]
         listed = [s for row in self.store.query("SELECT samples FROM batches") for s in msgspec.json.decode(row[0])]
         assert sorted(trained) == sorted(listed)

@@ -1,0 +1,146 @@
+"""Finished runs of the world, with everything on disk that a real run leaves: for tests of what reads ledgers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import shutil
+import sqlite3
+import statistics
+from array import array
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tokenizers import Tokenizer, models
+from world import Trainer, World, job, m
+
+FAILING = ("g1.0", "g5.1")  # their rewards are no numbers
+MANIFEST: dict[str, Any] = {
+    "alpha": 1,
+    "steps": 6,
+    "n": 2,
+    "g": 2,
+    "algorithm": {"groupFilter": "nonconstant"},
+    "scheduling": {"redundancy": {"groups": 1, "members": 1}},
+    "evaluation": {"problems": 3, "everySteps": 3},
+}
+
+
+class RecordingTrainer(Trainer):
+    """A trainer that says what the real one says, and whose checkpoints are directories."""
+
+    def __init__(self, world: Any) -> None:
+        super().__init__(world)
+        self.done: dict[int, Any] = {}
+
+    def say(self, *messages: Any) -> None:
+        super().say(*(self.done.get(x.step, x) if isinstance(x, m.StepDone) else x for x in messages))
+
+    def _execute(self, command: Any) -> None:
+        match command:
+            case m.Train(step=step, samples=samples):
+                mean = statistics.mean(sample.reward for sample in samples)
+                values = array("f", advantages(samples)).tobytes()
+                self.done[step] = m.StepDone(self.incarnation, step, {"loss": 0.0, "reward": mean}, values)
+            case m.Checkpoint(step=step, remove=remove):
+                directory = self.world.storage / f"checkpoints/step-{step:06d}"
+                directory.mkdir(parents=True, exist_ok=True)
+                record = {"step": step, "updates": step, "incarnation": self.incarnation}
+                (directory / "trainer.json").write_text(json.dumps(record))
+                for old in remove:
+                    shutil.rmtree(self.world.storage / f"checkpoints/step-{old:06d}", ignore_errors=True)
+        super()._execute(command)
+
+
+def advantages(samples: list[Any]) -> list[float]:
+    """Return group_normalized advantages."""
+    groups: dict[str, list[float]] = {}
+    for sample in samples:
+        groups.setdefault(sample.group, []).append(sample.reward)
+    return [(s.reward - statistics.mean(groups[s.group])) / (statistics.stdev(groups[s.group]) + 1e-6) for s in samples]
+
+
+def reward(sample: str, result: Any) -> float:
+    """Return a reward that differs within most groups."""
+    return math.nan if sample in FAILING else float(sum(result.token_ids) % 2)
+
+
+async def run_world(
+    storage: Path, turns: int | None = None, deaths: str = "coordinator trainer", **manifest: Any
+) -> None:
+    """Run a job to its end, or for so many turns; the parts named in ``deaths`` die in it."""
+    resolved = job(**{**MANIFEST, **manifest})
+    storage.mkdir(parents=True, exist_ok=True)
+    (storage / "job.json").write_text(resolved.model_dump_json(by_alias=True))
+    (storage / "model").mkdir()
+    words = {chr(97 + i % 26) * (1 + i // 26): i for i in range(2**10)}
+    Tokenizer(models.WordLevel(words, unk_token="a")).save(str(storage / "model" / "tokenizer.json"))
+    world = World(resolved, storage, engines=2)
+    world.trainer = RecordingTrainer(world)
+    world.reward = reward
+    await world.start()
+    world.connect_all()
+    if deaths:
+        while world.run.version < 3:
+            await world.some(1)
+        if "coordinator" in deaths:
+            world.kill_coordinator()
+            await world.start()
+        if "trainer" in deaths:
+            world.trainer.disconnect()
+            world.trainer.reborn()
+        world.connect_all()
+    if turns is None:
+        await world.settle(2000)
+        assert world.run.finished
+    else:
+        await world.some(turns)
+    await world.store.drain()
+    world.close()
+
+
+def make_run(storage: Path, **options: Any) -> Path:
+    """Run a job as :func:`run_world` does; return ``storage``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fdatasync", lambda descriptor: None)
+        asyncio.run(run_world(storage, **options))
+    return storage
+
+
+def copy(run: Path, to: Path) -> Path:
+    """Return a copy of a run that may be broken."""
+    shutil.copytree(run, to)
+    return to
+
+
+def alter(run: Path, *statements: str) -> None:
+    """Change a ledger behind rljob's back."""
+    db = sqlite3.connect(run / "ledger.sqlite", isolation_level=None)
+    for statement in statements:
+        assert db.execute(statement).rowcount != 0, f"this changed nothing: {statement}"
+    db.close()
+
+
+def ask(run: Path, query: str) -> list[Any]:
+    """Return what a ledger holds."""
+    db = sqlite3.connect(run / "ledger.sqlite")
+    rows = db.execute(query).fetchall()
+    db.close()
+    return rows
+
+
+def payload_at(run: Path, sample: str) -> tuple[Path, int, int]:
+    """Return the segment file, offset and length of a sample's record."""
+    ((segment, position, length),) = ask(
+        run, f"SELECT segment, position, length FROM completions WHERE sample = '{sample}' ORDER BY turn LIMIT 1"
+    )
+    return run / "payload" / f"{segment:08d}.segment", position, length
+
+
+def batch_of(run: Path, step: int) -> list[str]:
+    """Return the samples of a batch."""
+    ((text,),) = ask(run, f"SELECT samples FROM batches WHERE step = {step}")
+    return msgspec.json.decode(text, type=list[str])

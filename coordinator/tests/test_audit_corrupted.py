@@ -1,0 +1,513 @@
+"""rljob audit against ledgers corrupted on purpose: each is found by the check that is for it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import shutil
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from ledgers import alter, ask, batch_of, copy, make_run, payload_at
+
+from rljob.coordinator.audit import PROPERTIES, audit
+from rljob.coordinator.reading import NoRunError
+from rljob.coordinator.segments import HEADER, Segments
+from rljob.coordinator.store import payload_digest
+from rljob.coordinator.trajectory import PayloadRecord
+from rljob.protocol.messages import VersionSpan
+from rljob.protocol.status import Progress, RunStatus, encode_status
+
+DATABASE = "the ledger is a sound database"
+REFERENCES = "nothing refers to what does not exist"
+ADMITTED = "groups are admitted whole, in order"
+PROMPTS = "no prompt is lost or started twice"
+ENDS = "every sample ends exactly once"
+BATCHES = "no sample is in two batches; samples and batches agree"
+AGE = "no trained sample is older than α"
+FILTER = "groups are filtered as the manifest says"
+REWARDS = "rewards and advantages are finite, and agree"
+SERVED = "engines served what was published"
+TURNS = "turns have no gaps and token counts agree"
+EVALUATIONS = "evaluations have the problems they claim"
+LINEAGE = "each batch was applied once in the lineage of the final checkpoint"
+CHECKPOINTS = "checkpoints are there and are what the ledger says"
+PAYLOAD = "payload is there as it was written"
+META = "what a start goes by is sound"
+NEWEST = "the ledger is as new as the run's own status and checkpoints"
+
+TRAINED = "(SELECT id FROM samples WHERE step = 5 ORDER BY id LIMIT 1)"
+FILTERED = "(SELECT id FROM samples WHERE state = 'filtered' ORDER BY id LIMIT 1)"
+GROUP = "(SELECT group_id FROM samples WHERE step = 5 ORDER BY id LIMIT 1)"
+LAST_GROUP = "(SELECT id FROM groups WHERE kind = 'train' ORDER BY seq DESC LIMIT 1)"
+WRITTEN = "(SELECT sample FROM completions WHERE sample IN (SELECT id FROM samples WHERE step = 5) LIMIT 1)"
+
+
+def twice_in_batches(run: Path) -> None:
+    name = batch_of(run, 4)[0]
+    alter(run, f"UPDATE batches SET samples = '{json.dumps([*batch_of(run, 5), name])}' WHERE step = 5")
+
+
+def swapped_in_a_batch(run: Path) -> None:
+    first, *rest = batch_of(run, 5)
+    alter(run, f"UPDATE batches SET samples = '{json.dumps([*rest, first])}' WHERE step = 5")
+
+
+def dropped_from_a_batch(run: Path) -> None:
+    alter(run, f"UPDATE batches SET samples = '{json.dumps(batch_of(run, 5)[1:])}' WHERE step = 5")
+
+
+def unknown_in_a_batch(run: Path) -> None:
+    alter(run, f"UPDATE batches SET samples = '{json.dumps([*batch_of(run, 5), 'g9999.0'])}' WHERE step = 5")
+
+
+def change_payload(run: Path, change: Callable[[bytearray, int, int], None]) -> None:
+    path, position, length = payload_at(run, batch_of(run, 5)[0])
+    data = bytearray(path.read_bytes())
+    change(data, position, length)
+    path.write_bytes(data)
+
+
+def flipped_byte(run: Path) -> None:
+    def flip(data: bytearray, position: int, length: int) -> None:
+        data[position + 20 + length // 2] ^= 1
+
+    change_payload(run, flip)
+
+
+def truncated_segment(run: Path) -> None:
+    path = sorted((run / "payload").iterdir())[-1]
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def segment_gone(run: Path) -> None:
+    sorted((run / "payload").iterdir())[-1].unlink()
+
+
+def record_exchanged(run: Path) -> None:
+    one, two = batch_of(run, 5)[:2]
+    place = "segment, position, length, digest"
+    alter(
+        run,
+        f"UPDATE completions SET ({place}) = (SELECT {place} FROM completions WHERE sample = '{one}')"
+        f" WHERE sample = '{two}'",
+    )
+
+
+def rewritten(run: Path, where: str = "", **changes: Any) -> None:
+    """Put another record with its own digest in the place of one; none at all when nothing is changed."""
+    name = batch_of(run, 5)[0]
+    path, position, length = payload_at(run, name)
+    record = msgspec.msgpack.decode(path.read_bytes()[position + HEADER.size :][:length], type=PayloadRecord)
+    payload = msgspec.msgpack.encode(msgspec.structs.replace(record, **changes)) if changes else b"no record"
+    segments = Segments(run / "payload")
+    at = segments.append(payload)
+    segments.close()
+    alter(
+        run,
+        f"UPDATE completions SET segment = {at.segment}, position = {at.offset}, length = {at.length},"
+        f" digest = '{payload_digest(payload)}' WHERE sample = '{name}'{where}",
+    )
+
+
+def not_a_number(run: Path) -> None:
+    ((tokens,),) = ask(run, f"SELECT tokens FROM completions WHERE sample = '{batch_of(run, 5)[0]}'")
+    rewritten(run, logprobs=array("f", [math.nan] * tokens).tobytes())
+
+
+def second_turn(run: Path) -> None:
+    """Add a turn whose context does not hold the first one, in agreement with the sample's counts."""
+    name = batch_of(run, 5)[0]
+    alter(
+        run,
+        "INSERT INTO completions SELECT sample, 1, attempt, finish, tokens, engine, digest, segment, position, length"
+        f" FROM completions WHERE sample = '{name}'",
+        f"UPDATE samples SET response_tokens = 2 * response_tokens WHERE id = '{name}'",
+    )
+    rewritten(run, " AND turn = 1", turn=1)
+
+
+def checkpoint_record(run: Path, **changes: Any) -> None:
+    path = run / "checkpoints" / "step-000006" / "trainer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def weights(run: Path, data: bytes) -> None:
+    (run / "checkpoints" / "step-000006" / "trainer").mkdir()
+    (run / "checkpoints" / "step-000006" / "trainer" / "optimizer.safetensors").write_bytes(data)
+
+
+def says(run: Path, state: Any, step: int) -> None:
+    (run / "status.json").write_bytes(encode_status(RunStatus(state, progress=Progress(step, 6))))
+
+
+def unfinished(run: Path) -> None:
+    alter(run, "DELETE FROM meta WHERE key = 'finished'")
+    says(run, "Succeeded", 6)
+
+
+HEADER_OF_WEIGHTS = b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
+WEIGHTS = len(HEADER_OF_WEIGHTS).to_bytes(8, "little") + HEADER_OF_WEIGHTS + bytes(8)
+
+
+def torn_pages(run: Path) -> None:
+    path = run / "ledger.sqlite"
+    data = bytearray(path.read_bytes())
+    for page in range(4096 * 3, len(data), 4096):
+        data[page : page + 8] = b"\xff" * 8
+    path.write_bytes(data)
+
+
+def sql(*statements: str) -> Callable[[Path], None]:
+    return lambda run: alter(run, *statements)
+
+
+CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "a sample is in two batches": (BATCHES, twice_in_batches),
+    "a batch's list was put in another order": (BATCHES, swapped_in_a_batch),
+    "a batch's list lost a sample": (BATCHES, dropped_from_a_batch),
+    "a batch's list names an unknown sample": (REFERENCES, unknown_in_a_batch),
+    "a batch's list is no JSON": (DATABASE, sql("UPDATE batches SET samples = '[' WHERE step = 5")),
+    "a batch was deleted": (BATCHES, sql("DELETE FROM batches WHERE step = 2")),
+    "the last batch was deleted": (REFERENCES, sql("DELETE FROM batches WHERE step = 5")),
+    "a trained sample moved to another batch": (BATCHES, sql(f"UPDATE samples SET step = 4 WHERE id = {TRAINED}")),
+    "a trained sample has no batch": (BATCHES, sql(f"UPDATE samples SET step = NULL WHERE id = {TRAINED}")),
+    "a filtered sample has a batch": (BATCHES, sql(f"UPDATE samples SET step = 5 WHERE id = {FILTERED}")),
+    "a trained sample is said to be surplus": (
+        BATCHES, sql(f"UPDATE samples SET state = 'surplus', reason = 'x' WHERE id = {TRAINED}"),
+    ),
+    "a trained sample is open again": (ENDS, sql(f"UPDATE samples SET state = 'scored' WHERE id = {TRAINED}")),
+    "a state that does not exist": (ENDS, sql(f"UPDATE samples SET state = 'lost' WHERE id = {TRAINED}")),
+    "a whole group changed its end": (
+        FILTER, sql("UPDATE samples SET state = 'filtered', reason = 'x' WHERE state = 'trained' AND group_id = "
+                    f"{GROUP}"),
+    ),
+    "a filtered sample is said to have failed": (
+        ENDS, sql("UPDATE samples SET state = 'surplus' WHERE id = (SELECT id FROM samples WHERE state = 'filtered')"),
+    ),
+    "a sample has no reason for its end": (ENDS, sql(f"UPDATE samples SET reason = '' WHERE id = {FILTERED}")),
+    "a trained sample was deleted": (ADMITTED, sql(f"DELETE FROM samples WHERE id = {TRAINED}")),
+    "a filtered sample was deleted": (ADMITTED, sql(f"DELETE FROM samples WHERE id = {FILTERED}")),
+    "all samples of a group were deleted": (
+        ADMITTED, sql(f"DELETE FROM samples WHERE group_id = (SELECT group_id FROM samples WHERE id = {FILTERED})"),
+    ),
+    "a group was deleted with its samples": (
+        ADMITTED, sql("DELETE FROM samples WHERE group_id = 'g3'", "DELETE FROM groups WHERE id = 'g3'"),
+    ),
+    "a group was deleted without its samples": (REFERENCES, sql(f"DELETE FROM groups WHERE id = {GROUP}")),
+    "a sample changed its group": (REFERENCES, sql("UPDATE samples SET group_id = 'g0' WHERE id = 'g2.1'")),
+    "a sample changed its member": (REFERENCES, sql("UPDATE samples SET member = 7 WHERE id = 'g2.1'")),
+    "a sample was admitted that belongs to no group": (
+        REFERENCES, sql("INSERT INTO samples (id, group_id, member) VALUES ('g777.0', 'g777', 0)"),
+    ),
+    "a group is of a task that does not exist": (
+        REFERENCES, sql(f"UPDATE groups SET task = 'products' WHERE id = {GROUP}"),
+    ),
+    "a prompt was lost": (PROMPTS, sql(f"UPDATE groups SET row = row + 1 WHERE id = {LAST_GROUP}")),
+    "a prompt was started twice": (PROMPTS, sql(f"UPDATE groups SET row = row - 1 WHERE id = {LAST_GROUP}")),
+    "a prompt expired and was not started again": (
+        PROMPTS, sql(f"UPDATE samples SET state = 'expired', reason = 'x' WHERE group_id = {LAST_GROUP}"),
+    ),
+    "a problem is in an evaluation twice": (PROMPTS, sql("UPDATE groups SET row = 0 WHERE id = 'e3.1'")),
+    "a group was admitted too early": (ADMITTED, sql(f"UPDATE groups SET version = 0 WHERE id = {LAST_GROUP}")),
+    "a group was admitted in the future": (ADMITTED, sql(f"UPDATE groups SET version = 9 WHERE id = {LAST_GROUP}")),
+    "all groups were admitted at once": (ADMITTED, sql("UPDATE groups SET version = 0 WHERE kind = 'train'")),
+    "a group changed its kind": (REFERENCES, sql(f"UPDATE groups SET kind = 'evaluation' WHERE id = {GROUP}")),
+    "a sample is too old for its batch": (AGE, sql(f"UPDATE samples SET min_version = 1 WHERE id = {TRAINED}")),
+    "a sample has no version": (AGE, sql(f"UPDATE samples SET min_version = NULL WHERE id = {TRAINED}")),
+    "a sample is of a version after its batch": (
+        AGE, sql(f"UPDATE samples SET max_version = 6 WHERE id = {TRAINED}"),
+    ),
+    "an evaluated sample is of another version": (
+        AGE, sql("UPDATE samples SET min_version = 2, max_version = 2 WHERE id = 'e3.1.0'"),
+    ),
+    "a group of equal rewards was trained": (
+        FILTER, sql(f"UPDATE samples SET reward = 1.0 WHERE group_id = {GROUP} AND state = 'trained'"),
+    ),
+    "a group of different rewards was filtered": (
+        FILTER, sql(f"UPDATE samples SET reward = 0.25 WHERE id = {FILTERED}"),
+    ),
+    "a reward is NaN": (REWARDS, sql(f"UPDATE samples SET reward = NULL WHERE id = {TRAINED}")),
+    "a reward is infinite": (REWARDS, sql(f"UPDATE samples SET reward = 9e999 WHERE id = {TRAINED}")),
+    "a reward is text": (DATABASE, sql(f"UPDATE samples SET reward = 'high' WHERE id = {TRAINED}")),
+    "a reward was improved": (REWARDS, sql(f"UPDATE samples SET reward = reward + 0.01 WHERE id = {TRAINED}")),
+    "an advantage was changed": (REWARDS, sql(f"UPDATE samples SET advantage = advantage * 1.01 WHERE id = {TRAINED}")),
+    "an advantage was forgotten": (REWARDS, sql(f"UPDATE samples SET advantage = NULL WHERE id = {TRAINED}")),
+    "a filtered sample has an advantage": (REWARDS, sql(f"UPDATE samples SET advantage = 1 WHERE id = {FILTERED}")),
+    "a text is missing": (REWARDS, sql(f"UPDATE samples SET text = NULL WHERE id = {TRAINED}")),
+    "the trainer saw other rewards": (
+        REWARDS, sql("UPDATE applied SET metrics = '{\"reward\": 0.75}' WHERE step = 5"),
+    ),
+    "a publication's digest was changed": (
+        SERVED, sql("UPDATE publications SET digest = 'ffff' WHERE step = 4"),
+    ),
+    "an acknowledged digest was changed": (
+        SERVED, sql("UPDATE served SET digest = 'ffff' WHERE step = 4 AND engine = 'engine-1.0'"),
+    ),
+    "a publication was deleted": (SERVED, sql("DELETE FROM publications WHERE step = 4")),
+    "a publication is of a trainer that was replaced": (
+        SERVED, sql("UPDATE publications SET incarnation = 1 WHERE step = 5"),
+    ),
+    "a publication is of a trainer that does not exist": (
+        REFERENCES, sql("UPDATE publications SET incarnation = 9 WHERE step = 5"),
+    ),
+    "a lineage is missing": (SERVED, sql("UPDATE publications SET lineage = 2 WHERE step = 6")),
+    "a version was published that was never trained": (
+        REFERENCES, sql("INSERT INTO publications VALUES (0, 12, 'ff', 2, 0.0)"),
+    ),
+    "a batch was never applied": (LINEAGE, sql("DELETE FROM applied WHERE step = 3")),
+    "a replay was never applied": (LINEAGE, sql("DELETE FROM applied WHERE step = 2 AND incarnation = 2")),
+    "a batch was applied twice in the lineage": (
+        LINEAGE, sql("INSERT INTO applied SELECT 1, 2, metrics, time FROM applied WHERE step = 1"),
+    ),
+    "a batch was applied by a trainer that does not exist": (
+        REFERENCES, sql("UPDATE applied SET incarnation = 9 WHERE step = 5"),
+    ),
+    "a batch was applied that does not exist": (REFERENCES, sql("UPDATE applied SET step = 11 WHERE step = 5")),
+    "figures are of a step that was never applied": (
+        REFERENCES, sql("UPDATE figures SET step = 11 WHERE step = 5"),
+    ),
+    "an incarnation was deleted": (LINEAGE, sql("DELETE FROM incarnations WHERE incarnation = 1")),
+    "an incarnation began elsewhere": (LINEAGE, sql("UPDATE incarnations SET step = 1 WHERE incarnation = 2")),
+    "the first incarnation began in the middle": (
+        LINEAGE, sql("UPDATE incarnations SET step = 1 WHERE incarnation = 1"),
+    ),
+    "the final checkpoint is not in the ledger": (CHECKPOINTS, sql("DELETE FROM checkpoints WHERE step = 6")),
+    "the final checkpoint is said to be removed": (
+        CHECKPOINTS, sql("UPDATE checkpoints SET removed = 1 WHERE step = 6"),
+    ),
+    "a checkpoint is of a version that does not exist": (
+        REFERENCES, sql("UPDATE checkpoints SET step = 60 WHERE step = 6"),
+    ),
+    "a checkpoint is by another incarnation": (
+        CHECKPOINTS, sql("UPDATE checkpoints SET incarnation = 1 WHERE step = 4"),
+    ),
+    "a checkpoint's directory is gone": (
+        CHECKPOINTS, lambda run: shutil.rmtree(run / "checkpoints" / "step-000006"),
+    ),
+    "a checkpoint has no record": (
+        CHECKPOINTS, lambda run: (run / "checkpoints" / "step-000004" / "trainer.json").unlink(),
+    ),
+    "a checkpoint says another step": (CHECKPOINTS, lambda run: checkpoint_record(run, step=5)),
+    "a checkpoint says another incarnation": (CHECKPOINTS, lambda run: checkpoint_record(run, incarnation=1)),
+    "a checkpoint's weights are cut off": (CHECKPOINTS, lambda run: weights(run, WEIGHTS[:-1])),
+    "a checkpoint's weights are cut off in the header": (CHECKPOINTS, lambda run: weights(run, WEIGHTS[:20])),
+    "a checkpoint's weights are empty": (CHECKPOINTS, lambda run: weights(run, b"")),
+    "a checkpoint's weights are something else": (CHECKPOINTS, lambda run: weights(run, b"no weights " * 20)),
+    "a checkpoint's weights are gone": (
+        CHECKPOINTS, lambda run: (run / "checkpoints" / "step-000006" / "config.json").write_text("{}"),
+    ),
+    "the ledger is older than the status": (NEWEST, lambda run: says(run, "Succeeded", 7)),
+    "the ledger is older than the status of a run under way": (NEWEST, lambda run: says(run, "Running", 8)),
+    "the ledger does not know the end": (NEWEST, unfinished),
+    "the ledger is older than a checkpoint": (
+        NEWEST, lambda run: (run / "checkpoints" / "step-000008").mkdir(),
+    ),
+    "starts are no count": (META, sql("UPDATE meta SET value = '1x' WHERE key = 'coordinator_starts'")),
+    "nobody started": (META, sql("DELETE FROM meta WHERE key = 'coordinator_starts'")),
+    "an incarnation was verified that never was": (
+        META, sql("UPDATE meta SET value = '9' WHERE key = 'verified_incarnation'"),
+    ),
+    "the run was done at no time": (META, sql("UPDATE meta SET value = 'x' WHERE key = 'finished'")),
+    "a completion was deleted": (TURNS, sql(f"DELETE FROM completions WHERE sample = {WRITTEN}")),
+    "a completion is of an unknown sample": (
+        REFERENCES, sql(f"UPDATE completions SET sample = 'g555.0' WHERE sample = {WRITTEN}"),
+    ),
+    "a turn is missing": (TURNS, sql(f"UPDATE completions SET turn = 1 WHERE sample = {WRITTEN}")),
+    "a completion is of another attempt": (TURNS, sql(f"UPDATE completions SET attempt = 1 WHERE sample = {WRITTEN}")),
+    "a sample counts another attempt": (TURNS, sql(f"UPDATE samples SET attempt = 1 WHERE id = {WRITTEN}")),
+    "a sample has fewer tokens than its completions": (
+        TURNS, sql(f"UPDATE samples SET response_tokens = response_tokens - 1 WHERE id = {WRITTEN}"),
+    ),
+    "a completion has more tokens than its payload": (
+        PAYLOAD, sql(f"UPDATE completions SET tokens = tokens + 1 WHERE sample = {WRITTEN}"),
+    ),
+    "a sample's prompt is longer than in the payload": (
+        PAYLOAD, sql(f"UPDATE samples SET prompt_tokens = prompt_tokens + 1 WHERE id = {WRITTEN}"),
+    ),
+    "a sample is older than its tokens": (
+        PAYLOAD, sql(f"UPDATE samples SET min_version = min_version - 1 WHERE id = {WRITTEN}"),
+    ),
+    "a completion ended otherwise": (
+        PAYLOAD, sql(f"UPDATE completions SET finish = 'length' WHERE sample = {WRITTEN}"),
+    ),
+    "a completion ended as none can": (
+        TURNS, sql(f"UPDATE completions SET finish = 'lost' WHERE sample = {WRITTEN}"),
+    ),
+    "a scored sample is still dispatched": (TURNS, sql(f"UPDATE samples SET dispatched = 3 WHERE id = {WRITTEN}")),
+    "a payload byte was flipped": (PAYLOAD, flipped_byte),
+    "a segment was truncated": (PAYLOAD, truncated_segment),
+    "a segment is gone": (PAYLOAD, segment_gone),
+    "a record is none": (PAYLOAD, rewritten),
+    "a record is of another sample": (PAYLOAD, lambda run: rewritten(run, sample="g0.0")),
+    "a record lacks log-probabilities": (PAYLOAD, lambda run: rewritten(run, logprobs=b"")),
+    "a record's log-probabilities are NaN": (PAYLOAD, not_a_number),
+    "a record's versions do not cover its tokens": (PAYLOAD, lambda run: rewritten(run, spans=[VersionSpan(4, 1, 3)])),
+    "a record has another prompt": (PAYLOAD, lambda run: rewritten(run, prompt=bytes(40))),
+    "a turn does not continue the one before": (PAYLOAD, second_turn),
+    "a digest was changed": (PAYLOAD, sql(f"UPDATE completions SET digest = 'ff' WHERE sample = {WRITTEN}")),
+    "two records were exchanged": (PAYLOAD, record_exchanged),
+    "a record is said to be elsewhere": (
+        PAYLOAD, sql(f"UPDATE completions SET position = position + 1 WHERE sample = {WRITTEN}"),
+    ),
+    "a record is said to be longer": (
+        PAYLOAD, sql(f"UPDATE completions SET length = 99999999999 WHERE sample = {WRITTEN}"),
+    ),
+    "an evaluation claims more problems": (EVALUATIONS, sql("UPDATE evaluations SET problems = 4 WHERE version = 3")),
+    "an evaluation claims failures": (EVALUATIONS, sql("UPDATE evaluations SET failed = 1 WHERE version = 3")),
+    "an evaluation's accuracy was improved": (
+        EVALUATIONS, sql("UPDATE evaluations SET accuracy = accuracy - 0.1 WHERE version = 3"),
+    ),
+    "an evaluated reward was changed": (EVALUATIONS, sql("UPDATE samples SET reward = 0.5 WHERE id = 'e3.1.0'")),
+    "an evaluation's result was deleted": (EVALUATIONS, sql("DELETE FROM evaluations WHERE version = 3")),
+    "an evaluation was deleted": (
+        EVALUATIONS, sql("DELETE FROM evaluations WHERE version = 3", "DELETE FROM samples WHERE id LIKE 'e3.%'",
+                         "DELETE FROM groups WHERE id LIKE 'e3.%'", "DELETE FROM completions WHERE sample LIKE 'e3.%'"),
+    ),
+    "a problem of an evaluation was deleted": (
+        EVALUATIONS, sql("DELETE FROM samples WHERE id = 'e3.2.0'", "DELETE FROM groups WHERE id = 'e3.2'"),
+    ),
+    "a version was evaluated that does not exist": (
+        EVALUATIONS, sql("INSERT INTO groups VALUES ('e12.0', 'evaluation', 0, 'sums', 0, 12)"),
+    ),
+    "an evaluation is of a task without problems": (
+        EVALUATIONS, sql("INSERT INTO evaluations VALUES (3, 'products', 3, 0, 1.0, 1.0, 0.0)"),
+    ),
+    "pages of the database are torn": (DATABASE, torn_pages),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def broken(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, list[str]]]:
+    """Return a function: corruption → check → problems that an audit finds."""
+
+    @functools.cache
+    def find(corruption: str) -> dict[str, list[str]]:
+        run = copy(finished_run, tmp_path_factory.mktemp("corrupted") / "run")
+        CORRUPTIONS[corruption][1](run)
+        report = audit(run)
+        assert report.ok == all(check.ok for check in report.checks)
+        return {check.name: check.problems for check in report.checks if not check.ok}
+
+    return find
+
+
+@pytest.mark.parametrize("corruption", CORRUPTIONS)
+def test_a_corruption_is_found_by_the_check_for_it(broken: Any, corruption: str) -> None:
+    assert CORRUPTIONS[corruption][0] in broken(corruption), f"found instead: {broken(corruption)}"
+
+
+@pytest.mark.parametrize(
+    ("corruption", "sentence"),
+    [
+        ("a record is none", "its payload is no record of a completion"),
+        ("a record is of another sample", "its payload is of another completion"),
+        ("a record lacks log-probabilities", "its log-probabilities or versions do not cover its tokens"),
+        ("a record's log-probabilities are NaN", "its log-probabilities or versions do not cover its tokens"),
+        ("a record's versions do not cover its tokens", "its log-probabilities or versions do not cover its tokens"),
+        ("a record has another prompt", "its prompt does not have as many tokens as the ledger says"),
+        ("a turn does not continue the one before", "a turn does not continue the one before it"),
+        ("a payload byte was flipped", "its payload is damaged, or not where the ledger says"),
+        ("a segment was truncated", "its payload is beyond the end of its segment"),
+        ("a segment is gone", "segment 1: the ledger refers to it, but it does not exist"),
+        ("an incarnation began elsewhere", "it did not apply the batches from its beginning on"),
+        ("a checkpoint says another step", "its own record says step 5, incarnation 2; the ledger says step 6"),
+    ],
+)
+def test_the_sentence_says_what_is_wrong(broken: Any, corruption: str, sentence: str) -> None:
+    assert sentence in " ".join(broken(corruption)[CORRUPTIONS[corruption][0]])
+
+
+def test_every_rule_finds_some_corruption(broken: Any) -> None:
+    said = " ".join(p for corruption in CORRUPTIONS for problems in broken(corruption).values() for p in problems)
+    assert [rule.broken for prop in PROPERTIES for rule in prop.rules if rule.broken not in said] == []
+
+
+def test_the_run_that_is_corrupted_is_clean_and_has_everything(finished_run: Path) -> None:
+    report = audit(finished_run)
+    assert report.ok and report.finished, [check for check in report.checks if not check.ok]
+    assert all(check.examined > 0 for check in report.checks)
+    counts = report.counts
+    assert counts["open"] == 0 and counts["incarnations"] == 2 and counts["evaluated"] == 9
+    assert counts["trained"] and counts["filtered"] and counts["surplus"] and counts["failed"]
+    assert not (finished_run / "payload" / "00000000.segment").exists(), "some payload was unlinked"
+
+
+def test_a_problem_names_the_first_rows_and_counts_the_rest(finished_run: Path, tmp_path: Path) -> None:
+    run = copy(finished_run, tmp_path / "run")
+    alter(run, "UPDATE samples SET reason = 'x' WHERE state = 'trained'")
+    (problem,) = [problem for check in audit(run).checks for problem in check.problems]
+    names = sorted(row[0] for row in ask(run, "SELECT id FROM samples WHERE state = 'trained'"))
+    first = ", ".join(f"sample {name}" for name in names[:5])
+    assert (
+        problem == f"{first} and {len(names) - 5} more: it was rejected without a reason, or has one though it was not"
+    )
+
+
+def test_what_is_no_run_or_of_another_version_is_refused_in_a_sentence(finished_run: Path, tmp_path: Path) -> None:
+    with pytest.raises(NoRunError, match=r"none does not exist; give the directory of a run$"):
+        audit(tmp_path / "none")
+    with pytest.raises(NoRunError, match=r"has no ledger\.sqlite: no run has begun there"):
+        audit(tmp_path)
+    (tmp_path / "ledger.sqlite").touch()
+    with pytest.raises(NoRunError, match="is empty: no run has begun there"):
+        audit(tmp_path)
+    run = copy(finished_run, tmp_path / "run")
+    (run / "job.json").unlink()
+    with pytest.raises(NoRunError, match=r"job.json does not exist"):
+        audit(run)
+    (run / "job.json").write_text("{}")
+    with pytest.raises(NoRunError, match=r"job.json is of another version of rljob"):
+        audit(run)
+    alter(run, "PRAGMA user_version=7")
+    with pytest.raises(NoRunError, match=r"another version of rljob \(ledger 7, this one reads up to 2\)"):
+        audit(run)
+
+
+def test_a_file_that_is_no_database_is_a_problem_and_no_traceback(finished_run: Path, tmp_path: Path) -> None:
+    run = copy(finished_run, tmp_path / "run")
+    (run / "ledger.sqlite").write_bytes(b"not a database " * 1000)
+    (check,) = audit(run).checks
+    assert check.name == DATABASE and "cannot be read: file is not a database" in check.problems[0]
+
+
+def test_a_ledger_of_the_version_before_is_clean(finished_run: Path, tmp_path: Path) -> None:
+    run = copy(finished_run, tmp_path / "run")
+    alter(run, "ALTER TABLE samples DROP COLUMN advantage", "DROP TABLE served", "PRAGMA user_version=1")
+    assert audit(run).ok
+
+
+def test_the_newest_checkpoint_of_a_run_under_way_may_be_one_that_the_ledger_has_not_heard_of(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    run = copy(finished_run, tmp_path / "run")
+    shutil.rmtree(run / "checkpoints" / "step-000004")
+    alter(run, "DELETE FROM checkpoints WHERE step = 6")
+    assert not audit(run).ok
+    alter(run, "DELETE FROM meta WHERE key = 'finished'")
+    report = audit(run)
+    assert report.ok and not report.finished, [check for check in report.checks if not check.ok]
+    (run / "checkpoints" / "step-000006").rename(run / "checkpoints" / "step-000006.tmp-1-ab")
+    assert not audit(run).ok
+
+
+def test_sound_weights_and_a_status_as_new_as_the_ledger_are_clean(finished_run: Path, tmp_path: Path) -> None:
+    run = copy(finished_run, tmp_path / "run")
+    weights(run, WEIGHTS)
+    says(run, "Succeeded", 6)
+    assert audit(run).ok
+    says(run, "Running", 7)  # killed between a step and its commit
+    assert audit(run).ok
+
+
+def test_a_run_under_way_is_audited_as_it_is_and_keeps_its_ledger(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", turns=25, deaths="")
+    before = (run / "ledger.sqlite").read_bytes()
+    report = audit(run)
+    assert report.ok and not report.finished and report.counts["open"] > 0
+    assert (run / "ledger.sqlite").read_bytes() == before

@@ -1,0 +1,152 @@
+"""Any single change of a ledger is found by the audit, or it is in a place that is listed here with the reason why it
+is immaterial: nothing that was trained, evaluated or kept depends on it."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from ledgers import make_run
+
+from rljob.coordinator.audit import audit
+
+Row = dict[str, Any]
+DELETED = object()
+
+TABLES = {
+    "groups": ("id",),
+    "samples": ("id",),
+    "completions": ("sample", "turn", "attempt"),
+    "batches": ("step",),
+    "applied": ("step", "incarnation"),
+    "figures": ("step",),
+    "incarnations": ("incarnation",),
+    "publications": ("lineage", "step"),
+    "served": ("engine", "lineage", "step"),
+    "checkpoints": ("step",),
+    "evaluations": ("version", "task"),
+}
+"""Table → its key. ``meta`` is left out: times and counters; that a run is done is checked by all the rest."""
+
+REJECTED = ("surplus", "failed", "expired")
+
+
+def rejected(row: Row, new: Any) -> bool:
+    """A sample of which nothing was made."""
+    return row["state"] in REJECTED or (row["state"] == "filtered" and row["reward"] is None)
+
+
+def always(row: Row, new: Any) -> bool:
+    """Whatever it is."""
+    return True
+
+
+IMMATERIAL: dict[tuple[str, str], tuple[str, Callable[[Row, Any], bool]]] = {
+    ("groups", "version"): (
+        "when a group was admitted is bound by its neighbours, its tokens and α; within these bounds it is not used",
+        always,
+    ),
+    ("samples", "reason"): ("words for people", lambda row, new: row["reason"] != "" and new != ""),
+    ("samples", "text"): ("words for people", lambda row, new: new is not None),
+    ("samples", "metrics"): ("figures for people", lambda row, new: new is not None),
+    ("samples", "state"): ("a way to be rejected instead of another", lambda row, new: rejected(row, new)),
+    ("samples", "reward"): ("nothing was made of a rejected sample's reward", rejected),
+    ("samples", "attempt"): ("there is no completion that could count", lambda row, new: row["completions"] == 0),
+    ("samples", "prompt_tokens"): ("nothing was generated", lambda row, new: row["completions"] == 0),
+    ("samples", "finish"): ("nothing was generated", lambda row, new: row["completions"] == 0),
+    ("samples", "dispatched"): ("where a rejected sample was being generated", rejected),
+    ("samples", "max_version"): (
+        "-1 and nothing both say that there is no token", lambda row, new: row["completions"] == 0 and new == -1
+    ),
+    ("completions", "engine"): ("a name for people", always),
+    ("batches", "formed"): ("a time", always),
+    ("applied", "metrics"): ("figures for people; the reward among them is checked", always),
+    ("applied", "*"): (
+        "it was lost with its trainer before it was published, and done again",
+        lambda row, new: (row["step"], row["incarnation"]) == (2, 1),
+    ),
+    ("applied", "time"): ("a time", always),
+    ("figures", "figures"): ("figures for people", always),
+    ("figures", "*"): ("figures for people", always),
+    ("incarnations", "instance"): ("a name for people", always),
+    ("incarnations", "time"): ("a time", always),
+    ("publications", "incarnation"): (
+        "a trainer that held the version, and was in office before the next publication", always
+    ),
+    ("publications", "time"): ("a time", always),
+    ("served", "engine"): ("a name for people", always),
+    ("served", "time"): ("a time", always),
+    ("served", "*"): ("one witness less", always),
+    ("checkpoints", "time"): ("a time", always),
+    ("checkpoints", "removed"): ("an older checkpoint that nobody needs", lambda row, new: row["step"] < 6),
+    ("checkpoints", "*"): ("an older checkpoint that nobody needs", lambda row, new: row["step"] < 6),
+    ("checkpoints", "step"): ("it was removed", lambda row, new: row["removed"] == 1),
+    ("checkpoints", "path"): ("it was removed", lambda row, new: row["removed"] == 1),
+    ("checkpoints", "incarnation"): ("it was removed", lambda row, new: row["removed"] == 1),
+    ("evaluations", "time"): ("a time", always),
+}  # fmt: skip
+
+
+def values(old: Any, others: list[Any]) -> st.SearchStrategy[Any]:
+    """Return what a cell may become: its neighbours' values, near and far ones, other types."""
+    near: list[Any] = [None, "", "x", -1, 0, 1, 10**6, 0.5, math.inf, "{}", *others]
+    if isinstance(old, int | float):
+        near += [old - 1, old + 1, -old, old + 0.25]
+    elif isinstance(old, str):
+        near += [old + "0", old[:-1], old.replace("0", "1")]
+    return st.sampled_from([value for value in near if value is None or value != old])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run whose payload is all there."""
+    storage = make_run(tmp_path_factory.mktemp("kept") / "storage", deaths="trainer")
+    assert audit(storage).ok
+    shutil.copy(storage / "ledger.sqlite", storage / "sound.sqlite")
+    return storage
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_single_change_is_found_or_immaterial(run: Path, data: st.DataObject) -> None:
+    table = data.draw(st.sampled_from(sorted(TABLES)))
+    for before in run.glob("ledger.sqlite*"):
+        before.unlink()
+    ledger = Path(shutil.copy(run / "sound.sqlite", run / "ledger.sqlite"))
+    column, row, new = change(ledger, table, data)
+    if audit(run).ok:
+        reason, holds = IMMATERIAL.get((table, column), ("", lambda row, new: False))
+        assert reason and holds(row, new), f"not found: {table}.{column} of {row} became {new}"
+
+
+def change(ledger: Path, table: str, data: st.DataObject) -> tuple[str, Row, Any]:
+    """Delete a row or change a cell; return the column (``*``: deleted), the row as it was, and the new value."""
+    db = sqlite3.connect(ledger, isolation_level=None)
+    db.row_factory = sqlite3.Row
+    try:
+        completions = "(SELECT COUNT(*) FROM completions c WHERE c.sample = t.id)" if table == "samples" else "0"
+        rows = [dict(row) for row in db.execute(f"SELECT t.*, {completions} AS completions FROM {table} t")]
+        row = data.draw(st.sampled_from(rows))
+        key = " AND ".join(f"{name} = ?" for name in TABLES[table])
+        where = [row[name] for name in TABLES[table]]
+        column = data.draw(st.sampled_from(["*", *(name for name in row if name != "completions")]))
+        if column == "*":
+            db.execute(f"DELETE FROM {table} WHERE {key}", where)
+            return column, row, DELETED
+        new = data.draw(values(row[column], sorted({other[column] for other in rows} - {None})[:20]))
+        try:
+            db.execute(f"UPDATE {table} SET {column} = ? WHERE {key}", [new, *where])
+        except sqlite3.IntegrityError:
+            assume(False)  # the database itself refuses it
+        stored = db.execute(f"SELECT COUNT(*) FROM {table} WHERE {key} AND {column} IS ?", [*where, row[column]])
+        assume(stored.fetchone()[0] == 0)  # the column's type made it what it was
+        return column, row, new
+    finally:
+        db.close()

@@ -1,0 +1,209 @@
+"""rljob samples, show and audit as a person and a pipe see them."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ledgers import alter, ask, batch_of, copy, make_run
+from rich.console import Console
+from rich.text import Text
+
+from rljob.cli import ledger
+from rljob.cli.ledger import COLUMNS
+from rljob.cli.main import main
+from rljob.coordinator.audit import audit
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def rljob(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run a command in this process; return exit code, stdout and stderr."""
+
+    def command(*arguments: Any) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["rljob", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        captured = capsys.readouterr()
+        return int(caught.value.code or 0), captured.out, captured.err
+
+    return command
+
+
+def terminal(width: int = 110) -> Console:
+    """Return standard output as a narrow terminal with colours."""
+    return Console(markup=False, highlight=False, force_terminal=True, width=width, color_system="256")
+
+
+def test_samples_piped_are_lines_with_tabs_without_colours_or_cuts(rljob: Command, finished_run: Path) -> None:
+    code, out, err = rljob("samples", finished_run, "--step", 5)
+    head, *lines = [line.split("\t") for line in out.splitlines()]
+    assert (code, err, tuple(head)) == (0, "", COLUMNS)
+    assert [line[0] for line in lines] == batch_of(finished_run, 5)
+    assert {len(line) for line in lines} == {len(COLUMNS)}
+    assert {tuple(line[1:4]) for line in lines} == {("sums", "trained", "5")} and {line[-1] for line in lines} == {
+        "text"
+    }
+
+
+def test_samples_show_the_start_of_the_text_on_one_line(rljob: Command, finished_run: Path, tmp_path: Path) -> None:
+    run = copy(finished_run, tmp_path / "run")
+    text = "a\tb\nc\\ " + "long " * 40
+    alter(run, f"UPDATE samples SET text = '{text}' WHERE step = 5")
+    _, out, _ = rljob("samples", run, "--limit", 1)
+    assert out.splitlines()[1].split("\t")[-1] == text[:80].replace("\\", "\\\\").replace("\t", "\\t").replace(
+        "\n", "\\n"
+    )
+
+
+def test_samples_on_a_terminal_are_a_table_of_its_width(
+    rljob: Command, finished_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "Terminal", terminal)
+    _, out, _ = rljob("samples", finished_run, "--limit", 3)
+    plain = Text.from_ansi(out).plain
+    assert "\x1b[" in out and all(name in plain.splitlines()[0] for name in COLUMNS)
+    assert all(len(line) <= 110 for line in plain.splitlines())
+    assert [line.split()[0] for line in plain.splitlines()[1:]] == batch_of(finished_run, 5)[:3]
+
+
+def test_samples_on_80_columns_keep_end_and_start_of_the_text(
+    rljob: Command, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "Terminal", lambda: terminal(80))
+    run = copy(finished_run, tmp_path / "run")
+    alter(run, "UPDATE samples SET text = 'the answer is forty-two, since six times seven'")
+    _, out, _ = rljob("samples", run, "--limit", 3)
+    head, *lines = Text.from_ansi(out).plain.splitlines()
+    assert {"sample", "reward", "finish", "text"} <= set(head.split()) < set(COLUMNS)
+    assert all(len(line) <= 80 and "the answer is forty-two" in line for line in lines)
+
+
+def test_an_empty_list_says_so_beside_the_output(rljob: Command, finished_run: Path) -> None:
+    sentence = "rljob: no sample of this run meets all of that\n"
+    assert rljob("samples", finished_run, "--group", "g999") == (0, "\t".join(COLUMNS) + "\n", sentence)
+    assert rljob("samples", finished_run, "--group", "g999", "-o", "json") == (0, "[]\n", sentence)
+
+
+def test_a_batch_that_there_is_not_yet_is_said_to_be_so(rljob: Command, finished_run: Path) -> None:
+    _, _, err = rljob("samples", finished_run, "--step", 999)
+    assert re.fullmatch(r"rljob: there is no batch 999 yet; the newest is \d+\n", err)
+
+
+def test_samples_as_json_and_as_json_lines_are_the_same(rljob: Command, finished_run: Path) -> None:
+    selection = ("samples", finished_run, "--kind", "train", "--sort", "reward", "--reverse", "--limit", 5)
+    together = json.loads(rljob(*selection, "-o", "json")[1])
+    lines = [json.loads(line) for line in rljob(*selection, "-o", "jsonl")[1].splitlines()]
+    assert together == lines and len(lines) == 5
+    assert [line["reward"] for line in lines] == [0.0] * 5
+
+
+def test_show_prints_everything_of_a_sample(rljob: Command, finished_run: Path) -> None:
+    name = batch_of(finished_run, 5)[0]
+    code, out, _ = rljob("show", finished_run, name)
+    assert code == 0 and "\x1b" not in out
+    assert out.startswith(f"{name}  trained in batch 5\ntask       sums, row ")
+    for words in ("\nreward ", "\nadvantage ", "\nversions ", "staleness", "\nprompt\n", "\nanswer\n", " on engine-"):
+        assert words in out
+    group = name.rpartition(".")[0]
+    siblings = [row[0] for row in ask(finished_run, f"SELECT id FROM samples WHERE group_id = '{group}'")]
+    assert all(f" {sibling}  " in out for sibling in siblings if sibling != name)
+    ((tokens,),) = ask(finished_run, f"SELECT response_tokens FROM samples WHERE id = '{name}'")
+    table = out.partition("place  token  log-probability")[2].splitlines()[1:]
+    assert len(table) == tokens and all(line.split()[2:4] == ["-1.000000", "0.3679"] for line in table)
+
+
+def test_show_colours_tokens_by_their_probability_on_a_terminal(
+    rljob: Command, finished_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "Terminal", terminal)
+    _, out, _ = rljob("show", finished_run, batch_of(finished_run, 5)[0])
+    orange = "\x1b[38;5;208m"  # between a tenth and a half
+    assert out.count(orange) >= 2
+
+
+def test_show_as_json_is_the_whole_sample(rljob: Command, finished_run: Path) -> None:
+    name = batch_of(finished_run, 5)[0]
+    shown = json.loads(rljob("show", finished_run, name, "-o", "json")[1])
+    assert shown["sample"]["id"] == name and shown["turns"][0]["written"][0].keys() == {
+        "id", "text", "logprob", "version",
+    }  # fmt: skip
+
+
+def test_show_of_a_sample_without_payload_prints_the_rest(rljob: Command, finished_run: Path) -> None:
+    code, out, _ = rljob("show", finished_run, batch_of(finished_run, 0)[0])
+    assert code == 0 and "its tokens are gone: they were unlinked when checkpoints covered them" in out
+    assert out.endswith("\nanswer\ntext\n")
+
+
+def test_audit_prints_what_holds_and_exits_0(rljob: Command, finished_run: Path) -> None:
+    code, out, err = rljob("audit", finished_run)
+    assert (code, err) == (0, "") and "\x1b" not in out
+    first, *checks, last = out.splitlines()
+    assert "0 open" in first and "24 trained" in first
+    assert all(line.startswith("holds   ") for line in checks) and last == "all properties hold"
+
+
+def test_audit_prints_what_is_broken_and_exits_1(rljob: Command, finished_run: Path, tmp_path: Path) -> None:
+    run = copy(finished_run, tmp_path / "run")
+    alter(run, "UPDATE publications SET digest = 'ff' WHERE step = 4")
+    code, out, _ = rljob("audit", run)
+    assert code == 1 and out.splitlines()[-1] == "1 property is broken"
+    assert "BROKEN  engines served what was published (14 examined)\n        version 4 on engine-0.0, " in out
+    code, out, _ = rljob("audit", run, "-o", "json")
+    report = json.loads(out)
+    assert code == 1 and report.keys() == {"ok", "finished", "counts", "checks"}
+    assert [check["name"] for check in report["checks"] if not check["ok"]] == ["engines served what was published"]
+
+
+def test_audit_of_a_run_under_way_counts_what_is_open(rljob: Command, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", turns=25, deaths="")
+    code, out, _ = rljob("audit", run)
+    assert code == 0 and f"{audit(run).counts['open']} open" in out
+    assert out.splitlines()[-1] == "all properties hold; the run is not finished, what is open counts as open"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("show", "RUN", "g3"), "g3 is a group; its samples are g3.0, g3.1, g3.2"),
+        (("show", "RUN", "g3.7"), "there is no sample 'g3.7'; the samples of g3 are g3.0, g3.1, g3.2"),
+        (("show", "RUN", "g3.0", "g3.1"), "give a run and one sample, for example: rljob show runs/sums g17.3"),
+        (("show", "RUN"), "name a sample of that run too, for example: rljob show "),
+        (("show", "RUN", "zz"), "'zz' is no sample's name; write it like g17.3"),
+        (("show", "RUN", "g999.0"), "there is no sample 'g999.0'; near it are "),
+        (("samples", "RUN", "--task", "zz"), "there is no task 'zz'; the tasks of this run are sums"),
+        (("samples", "none"), "there is no run 'none'"),
+        (("audit", "none"), "there is no run 'none'"),
+        (("samples", "RUN", "--sort", "beauty"), "'beauty' is not one of 'newest', 'reward'"),
+        (("samples", "RUN", "--state", "traned"), "'traned' is not one of 'admitted', 'scored'"),
+        (("samples", "RUN", "--limit", "0"), "should be greater than or equal to 1"),
+        (("show",), "Missing argument '[RUN] SAMPLE'"),
+    ],
+)
+def test_bad_input_is_answered_with_a_sentence_and_exit_2(
+    rljob: Command, finished_run: Path, arguments: tuple[str, ...], sentence: str
+) -> None:
+    code, out, err = rljob(*(str(finished_run) if word == "RUN" else word for word in arguments))
+    assert (code, out) == (2, "") and sentence in " ".join(err.split())
+
+
+def test_a_ledger_of_another_version_or_a_run_that_has_not_begun_exits_2(
+    rljob: Command, finished_run: Path, tmp_path: Path
+) -> None:
+    run = copy(finished_run, tmp_path / "run")
+    alter(run, "PRAGMA user_version=7")
+    for command in (("samples", run), ("audit", run), ("show", run, "g0.0")):
+        code, out, err = rljob(*command)
+        assert (code, out) == (2, "") and "another version of rljob (ledger 7, this one reads up to 2)" in err
+    (run / "ledger.sqlite").unlink()
+    for command in (("samples", run), ("audit", run), ("show", run, "g0.0")):
+        code, out, err = rljob(*command)
+        assert (code, out) == (2, "")
+        assert err == f"rljob: the run in {run} has no ledger yet: it has not begun; rljob run begins it\n"

@@ -1,0 +1,165 @@
+"""What the coordinator makes of its RLJob, and when it tells it something: without an API server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from world import job
+
+from rljob.api.status import Run
+from rljob.coordinator import own_job
+from rljob.coordinator.cluster import APPLY_SECONDS, Cadence, Cluster
+from rljob.coordinator.own_job import Place, Seen, place_in_cluster
+from rljob.coordinator.status import status_of
+from rljob.protocol.status import EngineStatus, EvaluationResult, Metric, Progress, Queue, RunStatus, run_fields
+
+HERE = Place("https://127.0.0.1:1", "default", "sums", "uid", Path())
+
+
+def seen(generation: int, suspend: bool = False, draining: tuple[str, ...] = ()) -> Seen:
+    found = Seen()
+    found.metadata.generation, found.spec.suspend, found.status.draining = generation, suspend, list(draining)
+    return found
+
+
+async def going_on(new_world: Any, tmp_path: Path) -> Any:
+    """Return a world in the middle of its run."""
+    world = new_world(job(steps=6), tmp_path)
+    await world.start()
+    world.connect_all()
+    while world.run.version < 2:
+        await world.some(1)
+    return world
+
+
+async def test_a_job_that_is_suspended_ends_suspended(new_world: Any, tmp_path: Path) -> None:
+    world = await going_on(new_world, tmp_path)
+    Cluster(world.run, HERE).obey(seen(2, suspend=True))
+    await world.settle()
+    status = status_of(world.run)
+    assert (status.state, status.observed_generation) == ("Suspended", 2)
+
+
+@pytest.mark.parametrize("after", range(0, 12, 2))
+async def test_a_suspension_is_taken_back_while_that_is_safe(new_world: Any, tmp_path: Path, after: int) -> None:
+    world = await going_on(new_world, tmp_path)
+    cluster = Cluster(world.run, HERE)
+    cluster.obey(seen(2, suspend=True))
+    await world.some(after)
+    late = world.run.suspended
+    cluster.obey(seen(3))
+    await world.settle()
+    assert cluster._too_late.is_set() == late
+    assert (status_of(world.run).state, world.run.observed_generation) == (
+        ("Suspended", 2) if late else ("Succeeded", 3)
+    )
+    if not late:
+        world.check_accounts()
+
+
+async def test_a_suspension_that_somebody_else_asked_for_is_not_taken_back(new_world: Any, tmp_path: Path) -> None:
+    world = await going_on(new_world, tmp_path)
+    world.run.suspend()
+    Cluster(world.run, HERE).obey(seen(1))
+    await world.settle()
+    assert status_of(world.run).state == "Suspended"
+
+
+async def test_engines_are_drained_as_the_operator_says(new_world: Any, tmp_path: Path) -> None:
+    world = await going_on(new_world, tmp_path)
+    Cluster(world.run, HERE).obey(seen(1, draining=("engine-0.0",)))
+    assert all(world.run.draining.drains(engine) for engine in world.run.engines.connected())
+
+
+def fields(**more: Any) -> dict[str, Any]:
+    return run_fields(RunStatus(**({"state": "Running", "progress": Progress(1, 4, 10.0, 20.0)} | more)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "at_once", "later"),
+    [
+        ({}, False, False),
+        ({"progress": Progress(1, 4, 99.0, 1.0)}, False, False),
+        ({"metrics": [Metric("seconds/training", 99.0)]}, False, False),
+        ({"progress": Progress(2, 4, 10.0, 20.0)}, False, True),
+        ({"queues": [Queue("waiting", 1)]}, False, True),
+        ({"engines": [EngineStatus("a", 1)]}, False, True),
+        ({"message": "waiting for the trainer to connect"}, False, True),
+        ({"state": "Suspended"}, True, True),
+        ({"observed_generation": 2}, True, True),
+        ({"engines": [EngineStatus("a", 0, True)]}, True, True),
+    ],
+)
+def test_the_status_is_applied_at_once_when_the_state_changes_and_never_for_the_clock(changed, at_once, later) -> None:
+    cadence = Cadence(fields(), at=100.0)
+    assert cadence.due(fields(**changed), 100.0 + APPLY_SECONDS - 0.1) is at_once
+    assert cadence.due(fields(**changed), 100.0 + APPLY_SECONDS) is later
+
+
+def shown(version: int, state: str | None) -> Seen:
+    """Return the RLJob with a status.run."""
+    found = seen(1)
+    found.metadata.resource_version = str(version)
+    found.status.run = None if state is None else own_job._Run(state)
+    return found
+
+
+@pytest.mark.parametrize(("state", "version", "due"), [
+    (None, 8, True),  # wiped
+    ("Running", 8, True),  # restored from a backup
+    ("Succeeded", 8, False),
+    ("Running", 6, False),  # an event of before the apply
+    ("Running", 7, False),
+])  # fmt: skip
+def test_a_status_that_somebody_else_has_put_away_is_applied_again(state: str | None, version: int, due: bool) -> None:
+    cadence, ended = Cadence(), fields(state="Succeeded")
+    cadence.done(ended, 7, 100.0)
+    cadence.look(shown(version, state))
+    assert not cadence.due(ended, 100.0 + APPLY_SECONDS - 0.1), "two who disagree write every so often, not at once"
+    assert cadence.due(ended, 100.0 + APPLY_SECONDS) is due
+    cadence.done(ended, version + 1, 110.0)
+    assert not cadence.due(ended, 200.0)
+
+
+def test_the_first_status_is_due_at_once() -> None:
+    assert Cadence().due(fields(), 0.0)
+
+
+async def test_what_is_applied_is_the_status_run_of_the_schema(new_world: Any, tmp_path: Path) -> None:
+    world = await going_on(new_world, tmp_path)
+    status = status_of(world.run)
+    told = Run.model_validate(run_fields(status))
+    assert told.progress.text == f"{world.run.version}/6 {100 * world.run.version // 6}%"
+    assert told.staleness and told.engines[0].name == "engine-0.0"
+    assert Run.model_validate(run_fields(RunStatus("Failed", "X", "m" * 9999))).message == "m" * 4096
+    ugly = [Metric("loss", float("nan")), *(Metric(f"m{i}", 1.0) for i in range(99))]
+    assert len(Run.model_validate(run_fields(RunStatus("Running", metrics=ugly))).metrics) == 64
+
+
+def test_the_first_and_the_newest_evaluations_outlive_the_coordinator() -> None:
+    results = [EvaluationResult(version, "sums", 0.5, 16, 0.5) for version in range(99)]
+    few, many = (
+        Run.model_validate(run_fields(RunStatus("Running", evaluations=some))) for some in (results[:2], results)
+    )
+    assert [result.version for result in few.evaluations] == [0, 1]
+    assert [result.version for result in many.evaluations] == [*range(32), *range(67, 99)]
+
+
+def test_the_job_is_named_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RLJOB_NAMESPACE", "RLJOB_JOB_NAME", "RLJOB_JOB_UID", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    assert place_in_cluster() is None
+    monkeypatch.setenv("RLJOB_NAMESPACE", "ns")
+    monkeypatch.setenv("RLJOB_JOB_NAME", "sums")
+    with pytest.raises(ValueError, match="KUBERNETES_SERVICE_HOST is not set"):
+        place_in_cluster()
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
+    place = place_in_cluster()
+    assert place is not None
+    assert (place.server, place.account) == (
+        "https://[fd00::1]:6443",
+        Path("/var/run/secrets/kubernetes.io/serviceaccount"),
+    )

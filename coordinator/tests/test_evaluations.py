@@ -1,0 +1,261 @@
+"""Evaluations: shared and dedicated engines, lost versions, few rows, runs that only evaluate."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from world import job, m
+
+from rljob.coordinator.status import status_of
+
+POOLS = [{"name": "main", "maxConcurrency": 4}, {"name": "exam", "maxConcurrency": 4, "purpose": "evaluation"}]
+DEDICATED = {"problems": 5, "everySteps": 2, "engines": "dedicated"}
+
+
+def dedicated_job(**changes: Any) -> Any:
+    return job(**{"steps": 6, "rollouts": POOLS, "evaluation": DEDICATED, **changes})
+
+
+async def begin(new_world: Any, directory: Path, manifest: Any, engines: list[str] | int = 1) -> Any:
+    world = new_world(manifest, directory, engines=engines)
+    await world.start()
+    world.connect_all()
+    return world
+
+
+def versions(world: Any) -> list[int]:
+    return [result.version for result in world.run.evaluations.results]
+
+
+def check_purposes(world: Any) -> None:
+    """Each engine did its own sort of work, and evaluations used one version."""
+    for agent in world.agents:
+        kinds = {sample[0] for sample, _, _ in agent.generated}
+        assert kinds <= ({"e"} if agent.pool == "exam" else {"g"}), agent.pool
+    rows = world.store.query(
+        "SELECT s.min_version, s.max_version, g.version FROM samples s JOIN groups g ON g.id = group_id"
+        " WHERE kind = 'evaluation' AND state = 'evaluated'"
+    )
+    assert all(row["min_version"] == row["max_version"] == row["version"] for row in rows)
+
+
+@pytest.mark.parametrize("alpha", [0, 1])
+@pytest.mark.parametrize("engines", [["main", "exam"], ["main", "main", "exam", "exam"]])
+async def test_dedicated_engines_do_all_evaluation_and_nothing_else(
+    new_world: Any, tmp_path: Path, engines: list[str], alpha: int
+) -> None:
+    world = await begin(new_world, tmp_path, dedicated_job(alpha=alpha), engines)
+    await world.settle()
+    assert world.run.finished and versions(world) == [0, 2, 4, 6]
+    world.check_accounts()
+    check_purposes(world)
+
+
+async def test_training_goes_on_while_dedicated_engines_evaluate(new_world: Any, tmp_path: Path) -> None:
+    world = await begin(new_world, tmp_path, dedicated_job(), ["main", "exam"])
+    exam = world.agents[1]
+    exam.hold = True
+    await world.settle()
+    assert world.run.version == 2, "it trains up to the next version that is to be evaluated"
+    assert exam.version == 0 and status_of(world.run).state == "Running"
+    assert world.run.evaluations.running == 0
+    exam.hold = False
+    await world.settle()
+    assert world.run.finished and versions(world) == [0, 2, 4, 6]
+    check_purposes(world)
+
+
+async def test_an_evaluation_whose_version_is_lost_is_dropped_and_the_next_version_evaluated(
+    new_world: Any, tmp_path: Path
+) -> None:
+    world = await begin(new_world, tmp_path, dedicated_job(evaluation={**DEDICATED, "everySteps": 5}), ["main", "exam"])
+    exam, trainer = world.agents[1], world.trainer
+    exam.hold = True
+    while world.run.version < 3:
+        await world.some(1)
+    trainer.hold = True
+    await world.settle()
+    exam.disconnect()
+    exam.reborn()
+    exam.connect()
+    exam.hold = trainer.hold = False
+    await world.settle()
+    assert world.run.finished
+    owed, *rest = versions(world)
+    assert owed in (3, 4) and rest == [5, 6]
+    dropped = world.store.query("SELECT s.state, s.reason FROM samples s WHERE s.id LIKE 'e0.%'")
+    assert {row["state"] for row in dropped} == {"expired"}
+    assert "no engine has version 0" in dropped[0]["reason"]
+    world.check_accounts()
+    check_purposes(world)
+
+
+async def test_what_a_version_is_owed_is_remembered_by_a_coordinator_that_comes_back(
+    new_world: Any, tmp_path: Path
+) -> None:
+    world = await begin(
+        new_world, tmp_path, dedicated_job(evaluation={**DEDICATED, "everySteps": 50}), ["main", "exam"]
+    )
+    exam = world.agents[1]
+    exam.hold = True
+    while world.run.version < 2:
+        await world.some(1)
+    world.trainer.hold = True
+    await world.settle()
+    exam.disconnect()
+    exam.reborn()
+    exam.connect()
+    await world.settle()
+    assert world.run.evaluations.dropped == 0
+    world.kill_coordinator()
+    await world.start()
+    assert world.run.evaluations.dropped == 0
+    exam.hold = world.trainer.hold = False
+    world.connect_all()
+    await world.settle()
+    assert world.run.finished
+    assert len(versions(world)) == 2 and 2 <= versions(world)[0] < 6 == versions(world)[1]
+
+
+@pytest.mark.parametrize("victim", ["coordinator", "connection", "trainer", "runner", "other evaluator"])
+async def test_an_evaluation_goes_on_as_long_as_one_engine_has_its_version(
+    new_world: Any, tmp_path: Path, victim: str
+) -> None:
+    world = await begin(new_world, tmp_path, dedicated_job(), ["main", "exam", "exam"])
+    for exam in world.agents[1:]:
+        exam.hold = True
+    while world.run.version < 2:
+        await world.some(1)
+    match victim:
+        case "coordinator":
+            world.kill_coordinator()
+            await world.start()
+        case "connection":
+            world.agents[1].disconnect()
+        case "other evaluator":
+            world.agents[2].disconnect()
+            world.agents[2].reborn()
+        case part:
+            getattr(world, part).disconnect()
+            getattr(world, part).reborn()
+    world.connect_all()
+    for exam in world.agents[1:]:
+        exam.hold = False
+    await world.settle()
+    assert world.run.finished and versions(world) == [0, 2, 4, 6]
+    world.check_accounts()
+    check_purposes(world)
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_dedicated_evaluations_survive_many_deaths(new_world: Any, tmp_path: Path, seed: int) -> None:
+    fate = random.Random(seed)
+    world = await begin(new_world, tmp_path, dedicated_job(alpha=fate.choice([0, 1])), ["main", "exam", "exam"])
+    for _ in range(fate.randrange(2, 12)):
+        for agent in world.agents:
+            agent.hold = fate.random() < 0.4
+        world.trainer.hold = fate.random() < 0.2
+        await world.some(fate.randrange(15))
+        await world.strike(fate)
+    for part in (world.trainer, *world.agents):
+        part.hold = False
+    await world.settle()
+    assert world.run.finished and versions(world)[-1] == 6
+    world.check_accounts()
+    check_purposes(world)
+
+
+@pytest.mark.parametrize("engines", ["shared", "dedicated"])
+async def test_of_a_task_with_few_held_out_rows_each_is_answered_once(
+    new_world: Any, tmp_path: Path, engines: str
+) -> None:
+    task = {"data": {"reasoningGym": {"dataset": "chain_sum"}}, "reward": "r", "sampling": {"maxTokens": 16}}
+    manifest = job(
+        tasks=[{"name": "endless", **task}, {"name": "short", **task}],
+        evaluation={"problems": 5, "engines": engines},
+        rollouts=POOLS if engines == "dedicated" else POOLS[:1],
+    )
+    world = new_world(manifest, tmp_path, engines=["main", "exam"] if engines == "dedicated" else 1)
+    await world.start()
+    for part in world.parts:
+        if part is not world.runner:
+            part.connect()
+    await world.settle()
+    assert world.run.evaluations.running is None, "nobody knows yet how many there are"
+    world.runner.held_out = {"short": 2}
+    world.runner.connect()
+    await world.settle()
+    assert world.run.finished
+    problems = [(result.version, result.task, result.problems) for result in world.run.evaluations.results]
+    assert problems == [(v, *one) for v in (0, 4) for one in (("endless", 5), ("short", 2))]
+
+
+async def test_a_task_without_held_out_rows_ends_the_run_with_a_reason(new_world: Any, tmp_path: Path) -> None:
+    world = new_world(job(evaluation={"problems": 5}), tmp_path)
+    world.runner.held_out = {"sums": 0}
+    await world.start()
+    world.connect_all()
+    await world.settle()
+    assert world.run.failure is not None and "task sums has no held-out rows" in world.run.failure[1]
+
+
+async def test_results_count_what_failed(new_world: Any, tmp_path: Path) -> None:
+    world = new_world(job(evaluation={"problems": 5}), tmp_path)
+    world.reward = lambda sample, result: float("nan") if sample.startswith("e0.3") else 1.0
+    await world.start()
+    world.connect_all()
+    await world.settle()
+    first = world.run.evaluations.results[0]
+    assert (first.problems, first.failed, first.accuracy, first.mean_reward) == (5, 1, 0.8, 0.8)
+    world.kill_coordinator()
+    await world.start()
+    assert world.run.evaluations.results[0] == first
+
+
+@pytest.mark.parametrize("engines", ["shared", "dedicated"])
+async def test_a_run_of_no_steps_evaluates_and_succeeds(new_world: Any, tmp_path: Path, engines: str) -> None:
+    manifest = dedicated_job(
+        steps=0,
+        evaluation={"problems": 5, "engines": engines},
+        scheduling={"redundancy": {"groups": 2}},
+        rollouts=POOLS if engines == "dedicated" else POOLS[:1],
+    )
+    world = await begin(new_world, tmp_path, manifest, ["main", "exam"] if engines == "dedicated" else 1)
+    await world.some(2)
+    assert status_of(world.run).state == "Starting"
+    await world.settle()
+    assert status_of(world.run).state == "Succeeded" and versions(world) == [0]
+    assert world.trainer.saved == {0: "start"} and not world.run.policy.checkpoints
+    assert not world.store.query("SELECT 1 FROM groups WHERE kind = 'train'")
+
+
+async def test_a_trainer_that_comes_back_in_mid_batch_is_not_told_to_send_what_it_no_longer_has(
+    new_world: Any, tmp_path: Path
+) -> None:
+    world = await begin(new_world, tmp_path, job(steps=4))
+    trainer = world.trainer
+    while not any(isinstance(command, m.Train) for command in trainer.commands):
+        trainer.hold = not trainer.commands
+        await world.some(1)
+    train = trainer.commands.pop()
+    trainer.disconnect()
+    world.agents[0].disconnect()
+    world.agents[0].reborn()
+    world.agents[0].connect()
+    trainer.connect()
+    trainer.hold = True
+    await world.some(3)
+    trainer._execute(train)  # it was at it all the time
+    trainer.hold = False
+    await world.settle()
+    assert world.run.finished
+    world.check_accounts()
+
+
+async def test_a_run_that_waits_for_an_engine_for_evaluation_says_so(new_world: Any, tmp_path: Path) -> None:
+    world = await begin(new_world, tmp_path, dedicated_job(), ["main"])
+    await world.settle()
+    assert status_of(world.run).message == "waiting for an engine for evaluation to connect"

@@ -1,0 +1,223 @@
+"""A ledger is held to its job, and to one coordinator at a time."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from world import job
+
+from rljob.api.models import RLJob
+from rljob.coordinator import room as room_module
+from rljob.coordinator.identity import hold_to
+from rljob.coordinator.reading import Ledger
+from rljob.coordinator.store import StorageInUseError, Store
+
+Body = dict[str, Any]
+
+
+def written(name: str = "sums", **spec: Any) -> RLJob:
+    """Return a manifest as job.json has it: no presets expanded."""
+    body = job().spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    body |= {"algorithm": {"preset": "grpo"}} | spec
+    return RLJob.model_validate({"metadata": {"name": name}, "spec": body})
+
+
+def start(storage: Path, manifest: RLJob) -> None:
+    """Do what a coordinator's start does with its ledger."""
+    store = Store(storage)
+    try:
+        hold_to(store, manifest)
+        for statement, row in store._statements:
+            store.db.execute(statement, row)
+    finally:
+        store.close()
+
+
+TRAINING = {"steps": 4, "promptsPerStep": 2, "samplesPerPrompt": 2, "maxStaleness": 1}
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"seed": 77}, r"^spec\.seed: the ledger in .* holds the run of RLJob sums, .* started with 3, not 77; give"),
+        (
+            {"models": [{"name": "policy", "source": "job://another"}]},
+            r'^spec\.models\[0\]\.source: .*"job://model", not "job://another"',
+        ),
+        ({"algorithm": {"preset": "dr_grpo"}}, r'^spec\.algorithm\.preset: .*"grpo", not "dr_grpo"'),
+        ({"training": TRAINING | {"maxStaleness": 2}}, r"^spec\.training\.maxStaleness: "),
+        ({"training": TRAINING | {"steps": 3}}, r"^spec\.training\.steps: .* with 4, which may grow but not become 3"),
+        ({"weightSync": {"timeoutSeconds": 61}}, r"^spec\.weightSync\.timeoutSeconds: .* 60\.0, not 61\.0"),
+        ({"rollouts": [{"name": "main", "maxConcurrency": 8}]}, r"^spec\.rollouts\[0\]\.maxConcurrency: "),
+    ],
+)
+def test_another_jobs_ledger_is_refused_with_the_field_that_differs(
+    tmp_path: Path, changed: Body, sentence: str
+) -> None:
+    start(tmp_path, written())
+    with pytest.raises(ValueError, match=sentence):
+        start(tmp_path, written("other", **changed))
+    start(tmp_path, written())
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"training": TRAINING | {"steps": 9}},
+        {"checkpoints": {"everySteps": 1, "keep": 9}},
+        {"failurePolicy": {"maxRestarts": 1}},
+        {"rollouts": [{"name": "main", "maxConcurrency": 4, "replicas": {"min": 2, "max": 3}}]},
+        {"tracking": {"tensorboard": False}},
+        {"weightSync": {"timeoutSeconds": 60}},
+    ],
+)
+def test_what_may_change_in_a_jobs_life_may_change_under_its_ledger(tmp_path: Path, changed: Body) -> None:
+    start(tmp_path, written())
+    start(tmp_path, written("of-another-name", **changed))
+
+
+def test_steps_that_have_grown_do_not_shrink_again(tmp_path: Path) -> None:
+    start(tmp_path, written())
+    start(tmp_path, written(training=TRAINING | {"steps": 9}))
+    with pytest.raises(ValueError, match="with 9, which may grow but not become 8"):
+        start(tmp_path, written(training=TRAINING | {"steps": 8}))
+
+
+def test_entries_in_another_order_are_the_same_job(tmp_path: Path) -> None:
+    pools = [{"name": "main"}, {"name": "more"}]
+    start(tmp_path, written(rollouts=pools))
+    start(tmp_path, written(rollouts=pools[::-1]))
+
+
+def test_a_ledger_that_does_not_say_whose_it_is_is_taken_over_by_the_first(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.db.execute("INSERT INTO groups VALUES ('g0', 'train', 0, 'sums', 0, 0)")
+    store.close()
+    start(tmp_path, written())
+    with pytest.raises(ValueError, match=r"spec\.seed"):
+        start(tmp_path, written(seed=77))
+
+
+def kept(storage: Path, change: Any) -> None:
+    """Change the manifest that a ledger keeps."""
+    store = Store(storage)
+    known = json.loads(store.query("SELECT value FROM meta WHERE key = 'job'")[0][0])
+    change(known["spec"])
+    store.db.execute("UPDATE meta SET value = ? WHERE key = 'job'", (json.dumps(known),))
+    store.close()
+
+
+def test_fields_that_only_another_version_knows_refuse_nothing(tmp_path: Path) -> None:
+    start(tmp_path, written())
+    kept(tmp_path, lambda spec: spec.pop("weightSync"))  # of before there was such a field
+    start(tmp_path, written())
+    kept(tmp_path, lambda spec: spec.update(ofANewerVersion=1))
+    with pytest.raises(ValueError, match=r"spec\.seed"):
+        start(tmp_path, written(seed=77))
+    start(tmp_path, written())
+
+
+COMMAND = [sys.executable, "-m", "rljob.coordinator.main"]
+
+
+def surroundings(place: Path, manifest: RLJob) -> dict[str, str]:
+    """Return the variables of a coordinator that is a process."""
+    (place / "storage").mkdir()
+    (place / "tokens.json").write_text("{}")
+    (place / "job.json").write_text(manifest.model_dump_json(by_alias=True, exclude_defaults=True))
+    return os.environ | {
+        "RLJOB_JOB": str(place / "job.json"),
+        "RLJOB_STORAGE": str(place / "storage"),
+        "RLJOB_TOKENS": str(place / "tokens.json"),
+    }
+
+
+def test_a_coordinator_that_may_not_begin_says_one_sentence(tmp_path: Path) -> None:
+    variables = surroundings(tmp_path, written(seed=77))
+    start(tmp_path / "storage", written())
+    ended = subprocess.run(COMMAND, env=variables, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
+    assert "ERROR root: spec.seed: the ledger in" in ended.stderr
+    held = Store(tmp_path / "storage")
+    ended = subprocess.run(COMMAND, env=variables, capture_output=True, text=True, timeout=60)
+    held.close()
+    assert (ended.returncode, ended.stderr.count("\n")) == (1, 1), ended.stderr
+    assert "is in use by another coordinator; wait until" in ended.stderr
+
+
+def test_a_coordinator_in_a_cluster_waits_for_room_until_it_is_told_to_end(tmp_path: Path) -> None:
+    pod = {"RLJOB_NAMESPACE": "ns", "RLJOB_JOB_NAME": "sums", "KUBERNETES_SERVICE_HOST": "127.0.0.1"}
+    limited = ["bash", "-c", 'ulimit -f 1024; exec "$@"', "bash", *COMMAND]  # no file may be larger than 1 MiB
+    with subprocess.Popen(
+        limited, env=surroundings(tmp_path, written()) | pod, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert "is full: make room there; waiting for 16 MiB" in process.stderr.readline()
+        process.terminate()
+        assert process.wait(30) == 0
+    assert not (tmp_path / "storage" / "ledger.sqlite").exists()
+
+
+def test_a_second_coordinator_on_one_storage_is_refused_and_readers_are_not(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with pytest.raises(StorageInUseError, match="in use by another coordinator; wait until its run has ended, or give"):
+        Store(tmp_path)
+    with Ledger(tmp_path) as ledger:
+        assert ledger.value("SELECT COUNT(*) FROM groups") == 0
+    store.close()
+    Store(tmp_path).close()
+
+
+def test_a_ledger_that_cannot_be_opened_is_not_left_locked(tmp_path: Path) -> None:
+    (tmp_path / "ledger.sqlite").write_bytes(b"no database" * 100)
+    for _ in range(2):
+        with pytest.raises(Exception, match="not a database"):
+            Store(tmp_path)
+
+
+def _hold(storage: Path, ready: Any) -> None:
+    _store = Store(storage)
+    ready.send(None)
+    signal.pause()
+
+
+def test_the_lock_goes_with_the_process_that_dies(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_hold, args=(tmp_path, theirs))
+    process.start()
+    assert ours.poll(30)
+    with pytest.raises(StorageInUseError):
+        Store(tmp_path)
+    process.kill()
+    process.join()
+    Store(tmp_path).close()
+
+
+async def test_a_coordinator_in_a_cluster_waits_for_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = [OSError(28, "No space left on device"), OSError(122, "Disk quota exceeded"), None]
+    waits: list[float] = []
+
+    def allocate(descriptor: int, start: int, length: int) -> None:
+        if answer := answers.pop(0):
+            raise answer
+
+    async def wait(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr(room_module.os, "posix_fallocate", allocate)
+    monkeypatch.setattr(room_module.asyncio, "sleep", wait)
+    await room_module.room(tmp_path)
+    assert waits == [1.0, 2.0] and not answers
+    assert caplog.text.count("is full: make room there") == 1
+    assert list(tmp_path.iterdir()) == []

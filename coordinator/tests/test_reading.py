@@ -1,0 +1,222 @@
+"""Samples of a ledger for readers: selections, one sample with its tokens, and what is not there."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from ledgers import RecordingTrainer, alter, ask, batch_of, copy, make_run, run_world
+from world import World, job
+
+from rljob.coordinator.audit import audit
+from rljob.coordinator.readers import build_readers_app
+from rljob.coordinator.reading import Kind, Ledger, NoRunError, SampleRow, Selection, Sort, State, samples
+from rljob.coordinator.showing import show
+
+
+def listed(run: Path, **selection: Any) -> list[SampleRow]:
+    """Return what a selection gives."""
+    with Ledger(run) as ledger:
+        return samples(ledger, Selection(**{"limit": 1000, **selection}))
+
+
+@pytest.mark.parametrize(
+    ("selection", "condition"),
+    [
+        ({}, "1"),
+        ({"task": "sums"}, "1"),
+        ({"task": "products"}, "0"),
+        ({"step": 3}, "s.step = 3"),
+        ({"state": State.SURPLUS}, "s.state = 'surplus'"),
+        ({"group": "g4"}, "s.group_id = 'g4'"),
+        ({"kind": Kind.EVALUATION}, "g.kind = 'evaluation'"),
+        ({"kind": Kind.TRAIN, "state": State.TRAINED, "step": 5}, "s.step = 5"),
+    ],
+)
+def test_a_selection_gives_the_samples_that_meet_all_of_it(finished_run: Path, selection: Any, condition: str) -> None:
+    wanted = ask(finished_run, f"SELECT s.id FROM samples s JOIN groups g ON g.id = s.group_id WHERE {condition}")
+    assert sorted(row.id for row in listed(finished_run, **selection)) == sorted(row[0] for row in wanted)
+
+
+def test_the_newest_batch_comes_first_in_its_own_order(finished_run: Path) -> None:
+    rows = listed(finished_run, limit=8)
+    assert [row.id for row in rows] == [*batch_of(finished_run, 5), *batch_of(finished_run, 4)]
+    assert {row.kind for row in rows} == {"train"}
+    newest = rows[0]
+    assert newest.step == 5 and newest.staleness == 5 - (newest.min_version or 0)
+    assert newest.text == "text" and newest.finish == "stop" and newest.advantage is not None
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(
+    ("sort", "key"),
+    [
+        (Sort.REWARD, "reward"),
+        (Sort.ADVANTAGE, "advantage"),
+        (Sort.LENGTH, "response_tokens"),
+        (Sort.STALENESS, "staleness"),
+    ],
+)
+def test_lists_are_sorted_either_way_and_what_lacks_the_key_is_last(
+    finished_run: Path, sort: Sort, key: str, reverse: bool
+) -> None:
+    keys = [getattr(row, key) for row in listed(finished_run, sort=sort, reverse=reverse)]
+    present = [value for value in keys if value is not None]
+    assert present == sorted(present, reverse=not reverse)
+    assert keys == present + [None] * (len(keys) - len(present)) and None in keys
+
+
+def test_a_sample_is_shown_with_all_there_is(finished_run: Path) -> None:
+    name = batch_of(finished_run, 5)[0]
+    with Ledger(finished_run) as ledger:
+        detail = show(ledger, name)
+    assert detail.notes == [] and detail.attempt == 0 and detail.metrics == {}
+    assert len(detail.siblings) == 2 and {s.id.rpartition(".")[0] for s in detail.siblings} == {detail.sample.group}
+    (turn,) = detail.turns
+    assert turn.given_ids == [detail.sample.row, 1, 2] and turn.given is not None
+    assert len(turn.written) == detail.sample.response_tokens
+    assert {token.logprob for token in turn.written} == {-1.0}
+    assert {token.version for token in turn.written} <= {detail.sample.min_version, detail.sample.max_version}
+    assert all(token.text for token in turn.written)
+    (piece,) = turn.pieces
+    assert (piece.attempt, piece.finish, piece.tokens) == (0, "stop", len(turn.written))
+    assert piece.engine.startswith("engine-")
+
+
+def test_a_sample_whose_payload_was_unlinked_is_shown_without_tokens(finished_run: Path) -> None:
+    name = batch_of(finished_run, 0)[0]
+    with Ledger(finished_run) as ledger:
+        detail = show(ledger, name)
+    assert detail.notes == ["its tokens are gone: they were unlinked when checkpoints covered them"]
+    assert detail.turns[0].written == [] and detail.turns[0].pieces[0].tokens == detail.sample.response_tokens
+    assert detail.sample.reward is not None
+
+
+def test_a_sample_whose_payload_is_damaged_says_so(finished_run: Path, tmp_path: Path) -> None:
+    run = copy(finished_run, tmp_path / "run")
+    for path in (run / "payload").iterdir():
+        path.write_bytes(bytes(path.stat().st_size))
+    with Ledger(run) as ledger:
+        (note,) = show(ledger, batch_of(run, 5)[0]).notes
+    assert "payload segment 1 is damaged at byte" in note
+
+
+def test_without_a_tokenizer_tokens_are_numbers_and_a_note_says_why(finished_run: Path, tmp_path: Path) -> None:
+    run = copy(finished_run, tmp_path / "run")
+    tokenizer = run / "model" / "tokenizer.json"
+    name = batch_of(run, 5)[0]
+    tokenizer.write_text("{}")
+    with Ledger(run) as ledger:
+        assert "tokenizer.json is no tokenizer" in show(ledger, name).notes[0]
+    tokenizer.rename(run / "checkpoints" / "step-000006" / "tokenizer.json")
+    tokenizer = run / "checkpoints" / "step-000006" / "tokenizer.json"
+    tokenizer.unlink()
+    with Ledger(run) as ledger:
+        detail = show(ledger, name)
+    assert detail.notes[0].startswith("tokens have no text: ") and str(tokenizer) in detail.notes[0]
+    assert detail.turns[0].given is None and detail.turns[0].written[0].text is None
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("g3", "g3 is a group; its samples are g3.0, g3.1, g3.2"),
+        ("g3.9", "there is no sample 'g3.9'; the samples of g3 are g3.0, g3.1, g3.2"),
+        ("g777.0", "there is no sample 'g777.0'; near it are g7.1, g7.2, g8.0, g8.1"),
+        ("zz", "'zz' is no sample's name; write it like g17.3, or e40.7.0 for one of an evaluation"),
+    ],
+)
+def test_an_unknown_sample_is_answered_with_what_is_near_it(finished_run: Path, name: str, sentence: str) -> None:
+    with Ledger(finished_run) as ledger, pytest.raises(NoRunError) as caught:
+        show(ledger, name)
+    assert str(caught.value) == sentence
+
+
+def test_a_turn_that_was_interrupted_is_shown_whole_with_its_pieces(finished_run: Path, tmp_path: Path) -> None:
+    """Two records of one turn, as an engine that was interrupted leaves them."""
+    run = copy(finished_run, tmp_path / "run")
+    one, two, *_ = batch_of(run, 5)
+    alter(
+        run,
+        f"UPDATE completions SET finish = 'abort' WHERE sample = '{one}'",
+        "INSERT INTO completions SELECT"
+        f" '{one}', 0, 1, finish, tokens, engine, digest, segment, position, length FROM completions"
+        f" WHERE sample = '{two}'",
+    )
+    with Ledger(run) as ledger:
+        (turn,) = show(ledger, one).turns
+    assert [(piece.attempt, piece.finish) for piece in turn.pieces] == [(0, "abort"), (1, "stop")]
+    assert len(turn.written) == sum(piece.tokens for piece in turn.pieces)
+
+
+def test_a_ledger_of_the_version_before_is_read_and_stays_as_it_is(finished_run: Path, tmp_path: Path) -> None:
+    run = copy(finished_run, tmp_path / "run")
+    alter(run, "ALTER TABLE samples DROP COLUMN advantage", "PRAGMA user_version=1")
+    before = (run / "ledger.sqlite").read_bytes()
+    assert {row.advantage for row in listed(run, sort=Sort.ADVANTAGE)} == {None}
+    assert (run / "ledger.sqlite").read_bytes() == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not write")
+def test_a_run_is_read_where_nothing_can_be_written(finished_run: Path) -> None:
+    """As on a volume that is mounted read-only."""
+    with tempfile.TemporaryDirectory() as place:
+        run = copy(finished_run, Path(place) / "run")
+        for rest in run.glob("ledger.sqlite-*"):
+            rest.unlink()
+        Path(place).chmod(0o755)
+        os.seteuid(65534)
+        try:
+            assert not os.access(run, os.W_OK, effective_ids=True)
+            assert listed(run, step=5)
+            assert audit(run).ok
+        finally:
+            os.seteuid(0)
+
+
+async def test_a_ledger_is_read_as_it_was_at_one_moment_while_the_run_goes_on(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("os.fdatasync", lambda descriptor: None)
+    await run_world(tmp_path, turns=20, deaths="")
+    world = World(job(steps=6), tmp_path)
+    world.trainer = RecordingTrainer(world)
+    await world.start()
+    with Ledger(tmp_path) as ledger:
+        before = ledger.value("SELECT COUNT(*) FROM groups")
+        world.connect_all()
+        await world.some(20)
+        assert ledger.value("SELECT COUNT(*) FROM groups") == before
+        with Ledger(tmp_path) as later:
+            assert later.value("SELECT COUNT(*) FROM groups") > before
+    world.close()
+
+
+async def test_the_endpoint_gives_what_the_command_gives(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("os.fdatasync", lambda descriptor: None)
+    await run_world(tmp_path, deaths="")
+    world = World(job(), tmp_path)
+    await world.start()
+    transport = httpx.ASGITransport(build_readers_app(world.run))
+    async with httpx.AsyncClient(transport=transport, base_url="http://coordinator") as client:
+        answer = await client.get("/v1/samples?kind=train&sort=reward&reverse=true&limit=7")
+        refused = [
+            await client.get(f"/v1/samples?{query}") for query in ("sort=beauty", "limit=0", "kind=x", "step=-1")
+        ]
+    world.close()
+    rows = listed(tmp_path, kind=Kind.TRAIN, sort=Sort.REWARD, reverse=True, limit=7)
+    assert [SampleRow(**row) for row in json.loads(answer.content)] == rows and len(rows) == 7
+    assert {one.status_code for one in refused} == {422}
+    assert not any(math.isnan(row.reward or 0.0) for row in rows)
+
+
+def test_a_run_that_has_admitted_nothing_has_no_samples(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", turns=0, deaths="")
+    alter(run, "DELETE FROM samples", "DELETE FROM groups")
+    assert listed(run) == []
+    with Ledger(run) as ledger, pytest.raises(NoRunError, match="the run has not admitted any yet"):
+        show(ledger, "g0.0")

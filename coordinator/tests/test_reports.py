@@ -1,0 +1,189 @@
+"""What readers are told of a ledger and its checkpoints over HTTP: the same as on the machine, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from fastapi import FastAPI
+from ledgers import alter, batch_of, copy
+from world import World, job
+
+from rljob.coordinator import reports
+from rljob.coordinator.audit import Report, audit
+from rljob.coordinator.metrics import REGISTRY
+from rljob.coordinator.readers import Readers, build_readers_app
+from rljob.coordinator.reading import Ledger
+from rljob.coordinator.reports import NOTE, add_reports
+from rljob.coordinator.server import build_app
+from rljob.coordinator.showing import SampleDetail, show
+
+HEADER = b'{"w": {"dtype": "F32", "shape": [320000], "data_offsets": [0, 1280000]}}'
+WEIGHTS = len(HEADER).to_bytes(8, "little") + HEADER + bytes(range(256)) * 5000
+MODEL = {"config.json": b"{}", "model.safetensors": WEIGHTS}
+
+
+@pytest.fixture
+def run(finished_run: Path, tmp_path: Path) -> Path:
+    """A run that may be changed; its newest checkpoint has a model."""
+    storage = copy(finished_run, tmp_path / "run")
+    for name, data in MODEL.items():
+        (storage / "checkpoints" / "step-000006" / name).write_bytes(data)
+    return storage
+
+
+@pytest.fixture
+async def client(run: Path) -> AsyncIterator[httpx.AsyncClient]:
+    app = FastAPI()
+    add_reports(app, run)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://coordinator") as client:
+        yield client
+
+
+async def test_an_audit_is_the_one_that_the_command_makes(client: httpx.AsyncClient, run: Path) -> None:
+    answer = await client.get("/v1/audit")
+    assert msgspec.json.decode(answer.content, type=Report) == audit(run)
+    assert answer.status_code == 200 and answer.json()["ok"]
+
+
+async def test_a_sample_is_shown_as_the_command_shows_it(client: httpx.AsyncClient, run: Path) -> None:
+    name = batch_of(run, 5)[0]
+    answer = await client.get(f"/v1/samples/{name}")
+    with Ledger(run) as ledger:
+        assert msgspec.json.decode(answer.content, type=SampleDetail) == show(ledger, name)
+
+
+async def test_a_sample_that_is_not_there_is_a_sentence(client: httpx.AsyncClient) -> None:
+    found = (await client.get("/v1/samples/g999.0")).json()
+    assert found["error"].startswith("there is no sample 'g999.0'; near it are ")
+    found = (await client.get("/v1/samples/--help")).json()
+    assert found == {"error": "'--help' is no sample's name; write it like g17.3, or e40.7.0 for one of an evaluation"}
+
+
+async def test_a_list_says_which_tasks_there_are_and_why_it_is_empty(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/v1/samples?task=products")
+    assert answer.status_code == 404
+    assert answer.json() == {"detail": "there is no task 'products'; the tasks of this run are sums"}
+    answer = await client.get("/v1/samples?step=999")
+    assert answer.json() == [] and answer.headers[NOTE] == "there is no batch 999 yet; the newest is 5"
+    assert NOTE not in (await client.get("/v1/samples?limit=1")).headers
+
+
+async def test_a_model_is_fetched_file_by_file_and_from_where_it_broke_off(client: httpx.AsyncClient) -> None:
+    kept = {each["step"]: each["files"] for each in (await client.get("/v1/checkpoints")).json()}
+    assert kept[6] == {name: len(data) for name, data in MODEL.items()}, "all but what is the trainer's own"
+    whole = await client.get("/v1/checkpoints/6/model.safetensors")
+    assert whole.content == MODEL["model.safetensors"] and int(whole.headers["content-length"]) == len(whole.content)
+    rest = await client.get("/v1/checkpoints/6/model.safetensors?offset=1279000")
+    assert rest.content == MODEL["model.safetensors"][1279000:]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/checkpoints/6/trainer.json",
+        "/v1/checkpoints/6/none",
+        "/v1/checkpoints/5/config.json",
+        "/v1/checkpoints/6/config.json?offset=3",
+        "/v1/checkpoints/6/..%2F..%2Fjob.json",
+        "/v1/checkpoints/6/%2Fetc%2Fpasswd",
+        "/v1/checkpoints/6/%2E%2E",
+    ],
+)
+async def test_nothing_but_the_files_of_kept_models_can_be_read(client: httpx.AsyncClient, path: str) -> None:
+    assert (await client.get(path)).status_code == 404
+
+
+async def test_links_in_the_storage_lead_to_nothing(client: httpx.AsyncClient, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokens").mkdir()
+    (tmp_path / "tokens" / "tokens.json").write_text("secret")
+    newest = run / "checkpoints" / "step-000006"
+    (newest / "tokens.json").symlink_to(tmp_path / "tokens" / "tokens.json")
+    kept = {each["step"]: each["files"] for each in (await client.get("/v1/checkpoints")).json()}
+    assert set(kept[6]) == set(MODEL)
+    assert (await client.get("/v1/checkpoints/6/tokens.json")).status_code == 404
+    newest.rename(run / "elsewhere")
+    newest.symlink_to(tmp_path / "tokens")
+    assert 6 not in {each["step"] for each in (await client.get("/v1/checkpoints")).json()}
+    assert (await client.get("/v1/checkpoints/6/tokens.json")).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/etc", "../tokens", "checkpoints/../../tokens", ""])
+async def test_a_path_of_the_ledger_that_leads_out_of_the_storage_is_no_checkpoint(
+    client: httpx.AsyncClient, run: Path, tmp_path: Path, path: str
+) -> None:
+    (tmp_path / "tokens").mkdir()
+    (tmp_path / "tokens" / "tokens.json").write_text("secret")
+    alter(run, f"UPDATE checkpoints SET path = '{path}' WHERE step = 6")
+    assert 6 not in {each["step"] for each in (await client.get("/v1/checkpoints")).json()}
+    for name in ("tokens.json", "passwd"):
+        assert (await client.get(f"/v1/checkpoints/6/{name}")).status_code == 404
+
+
+async def test_prompts_answers_and_weights_are_on_no_port_that_the_network_reaches(tmp_path: Path) -> None:
+    world = World(job(), tmp_path)
+    await world.start()
+    known = set(REGISTRY._collector_to_names)
+    open_to_all, for_readers = build_app(world.run, {}), build_readers_app(world.run)
+    for collector in set(REGISTRY._collector_to_names) - known:
+        REGISTRY.unregister(collector)
+    world.close()
+    assert {route.path for route in open_to_all.routes if "v1" in route.path} == {
+        *("/v1/connect/{role}", "/v1/batches/{step}/shards/{rank}", "/v1/status", "/v1/suspend")
+    }
+    assert {"/v1/status", "/v1/audit", "/v1/samples", "/v1/checkpoints"} <= {route.path for route in for_readers.routes}
+
+
+async def test_readers_are_answered_on_loopback_alone_and_a_taken_port_ends_no_run(tmp_path: Path) -> None:
+    world = World(job(), tmp_path)
+    await world.start()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        await Readers(world.run).listen(taken.getsockname()[1])
+        port = taken.getsockname()[1]
+    readers = Readers(world.run)
+    serving = asyncio.create_task(readers.listen(port))
+    while not readers.started:
+        await asyncio.sleep(0)
+    assert [each.getsockname() for server in readers.servers for each in server.sockets] == [("127.0.0.1", port)]
+    async with httpx.AsyncClient() as client:
+        assert (await client.get(f"http://127.0.0.1:{port}/v1/status")).json()["state"] == "Starting"
+    readers.should_exit = True
+    await serving
+    world.close()
+
+
+async def test_what_takes_long_says_so_and_ends_when_its_reader_goes(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(reports, "ALIVE_SECONDS", 0.001)
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'import time; time.sleep(600)'\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    started = []
+    spawn = asyncio.create_subprocess_exec
+
+    async def remember(*arguments: Any, **options: Any) -> Any:
+        started.append(await spawn(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", remember)
+    report = reports._report(asyncio.Semaphore(1), "audit", str(tmp_path))
+    pieces = [await anext(report) for _ in range(3)]
+    while not started:
+        pieces.append(await anext(report))
+    assert set(pieces) == {b" "}
+    await report.aclose()  # type: ignore[attr-defined]
+    assert await asyncio.wait_for(started[0].wait(), 10) == -9
+
+
+async def test_a_report_that_dies_is_a_sentence(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    pieces = [piece async for piece in reports._report(asyncio.Semaphore(1), "audit", str(tmp_path))]
+    assert json.loads(b"".join(pieces)) == {"error": "the report ended with 1; the coordinator's log says why"}

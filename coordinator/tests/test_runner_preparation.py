@@ -1,0 +1,171 @@
+"""What keeps a runner from starting is said before the run: --check and the start look at the same things."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from rljob.api.models import RLJob
+from rljob.protocol.environment import PartEnvironment
+from rljob.runner.data.readers import Readers
+from rljob.runner.preparation import check, prepare
+
+ROWS = [{"question": f"{i} + 1 =", "answer": i + 1} for i in range(40)]
+
+
+def write_model(directory: Path) -> None:
+    directory.mkdir(parents=True)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "config.json").write_text('{"eos_token_id": 0}')
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Path:
+    """A run directory with a model and a file of rows."""
+    write_model(tmp_path / "model")
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return tmp_path
+
+
+def environment(storage: Path, task: dict | None = None, **spec: object) -> PartEnvironment:
+    tasks = [{"name": "sums", "data": {"jsonl": {"path": "job://rows.jsonl"}}, "reward": "right"} | (task or {})]
+    data = {
+        "models": [{"name": "policy", "source": "job://model"}],
+        "training": {"steps": 1},
+        "tasks": tasks,
+        "rewards": [{"name": "right", "builtin": "exact_match"}],
+        "rollouts": [{"name": "main"}],
+        **spec,
+    }
+    job = RLJob.model_validate({"metadata": {"name": "test"}, "spec": data})
+    return PartEnvironment(job, storage, "", "", "", "", "")
+
+
+def test_a_job_that_is_right_has_no_problems_and_nothing_is_written(storage: Path) -> None:
+    assert check(environment(storage, evaluation={}), Readers(), made_later=False) == []
+    assert sorted(path.name for path in storage.iterdir()) == ["model", "rows.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("task", "spec", "sentence"),
+    [
+        ({}, {"rollouts": [{"name": "main", "maxModelLength": 257}]}, ""),
+        (
+            {"sampling": {"maxTokens": 4}},
+            {"rollouts": [{"name": "main", "maxModelLength": 8}]},
+            "spec.tasks[0]: its first prompts have 8 to 9 tokens, and maxModelLength 8 leaves no room for an answer; ",
+        ),
+        (
+            {"data": {"jsonl": {"path": "job://rows.jsonl", "heldOutFraction": 0}}},
+            {"evaluation": {}},
+            "spec.tasks[0].data.jsonl.path: no row of STORAGE/rows.jsonl is held out, and the evaluation needs some; n",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "{question}"}]},
+            {},
+            "spec.models[0].source: STORAGE/model has no chat template (chat_template.jinja, or chat_template in token",
+        ),
+        (
+            {"prompt": "{problem}"},
+            {},
+            "spec.tasks[0].data.jsonl.path: STORAGE/rows.jsonl, line 1: there is no column 'problem', but question, a",
+        ),
+        (
+            {},
+            {"rewards": [{"name": "right", "builtin": "exact_match", "config": {"column": "solution"}}]},
+            "spec.tasks[0].data.jsonl.path: STORAGE/rows.jsonl, line 1: the answer that reward right compares with: th",
+        ),
+        (
+            {},
+            {"models": [{"name": "policy", "source": "job://other"}]},
+            "spec.models[0].source: STORAGE/other/tokenizer.json does not exist; the policy needs a tokenizer.json bes",
+        ),
+    ],
+)
+def test_what_is_wrong_is_a_sentence_that_begins_with_the_field(
+    storage: Path, task: dict, spec: dict, sentence: str
+) -> None:
+    found = check(environment(storage, task, **spec), Readers(), made_later=False)
+    assert len(found) == bool(sentence)
+    assert "".join(found).startswith(sentence.replace("STORAGE", str(storage)))
+
+
+def test_every_task_and_the_model_are_looked_at_though_one_is_wrong(storage: Path) -> None:
+    (storage / "model" / "config.json").write_text("{}")
+    tasks = [{"name": name, "data": {"jsonl": {"path": f"job://{name}"}}, "reward": "right"} for name in ("one", "two")]
+    found = check(environment(storage, tasks=tasks), Readers(), made_later=False)
+    assert [line.partition(": ")[0] for line in found] == [
+        "spec.models[0].source",
+        "spec.tasks[0].data.jsonl.path",
+        "spec.tasks[1].data.jsonl.path",
+    ]
+
+
+def test_a_chat_template_that_refuses_the_first_prompts_is_told(storage: Path) -> None:
+    (storage / "model" / "chat_template.jinja").write_text("{{ raise_exception('no') }}")
+    messages = {"messages": [{"role": "user", "content": "{question}"}]}
+    assert check(environment(storage, messages), Readers(), made_later=False) == [
+        "spec.tasks[0]: the model's chat template refuses the messages: no"
+    ]
+
+
+def test_what_the_initializer_makes_is_left_out_of_a_check(tmp_path: Path) -> None:
+    nothing_there = environment(tmp_path)
+    assert check(nothing_there, Readers(), made_later=True) == []
+    assert len(check(nothing_there, Readers(), made_later=False)) == 2
+
+
+def test_a_start_notes_the_data_and_a_later_one_is_refused_when_it_has_changed(storage: Path) -> None:
+    prepare(environment(storage), Readers())
+    prepare(environment(storage), Readers())
+    (storage / "rows.jsonl").write_text(json.dumps(ROWS[0]))
+    sentence = (
+        f"spec.tasks[0].data.jsonl.path: {storage}/rows.jsonl has changed since this run began; put the file back"
+    )
+    with pytest.raises(ValueError) as refused:
+        prepare(environment(storage), Readers())
+    assert str(refused.value).startswith(sentence)
+    assert check(environment(storage), Readers(), made_later=False) == [str(refused.value)]
+
+
+def run_check(job: PartEnvironment, storage: Path | None) -> subprocess.CompletedProcess[str]:
+    path = job.storage / "job.json"
+    path.write_text(job.job.model_dump_json(by_alias=True))
+    variables = {"RLJOB_JOB": str(path)} | ({"RLJOB_STORAGE": str(storage)} if storage else {})
+    program = (
+        "import sys; sys.argv = ['main', '--check']\n"
+        "from rljob.runner.main import main\n"
+        "try: main()\n"
+        "finally: print([m for m in ('reasoning_gym', 'pyarrow', 'aiohttp', 'torch') if m in sys.modules])"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env={key: value for key, value in os.environ.items() if not key.startswith("RLJOB_")}
+        | variables
+        | {"PYTHONHASHSEED": "0"},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_check_prints_a_sentence_a_line_ends_with_2_and_imports_no_more_than_it_needs(storage: Path) -> None:
+    done = run_check(environment(storage, {"prompt": "{problem}"}), storage)
+    assert (done.returncode, done.stdout.strip()) == (2, "[]")
+    assert done.stderr.count("\n") == 1 and "there is no column 'problem'" in done.stderr
+
+
+def test_the_check_of_a_job_without_storage_looks_at_what_there_is(storage: Path) -> None:
+    done = run_check(environment(storage, {"data": {"jsonl": {"path": str(storage / "rows.jsonl")}}}), None)
+    assert (done.returncode, done.stderr) == (0, "")
+    done = run_check(environment(storage, {"data": {"jsonl": {"path": str(storage / "none.jsonl")}}}), None)
+    assert done.returncode == 2 and "there is no file" in done.stderr

@@ -1,0 +1,188 @@
+"""Suspending a run at any moment, and going on with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from world import job, m
+
+from rljob.coordinator.metrics import REGISTRY
+from rljob.coordinator.server import build_app
+from rljob.coordinator.status import status_of
+from rljob.protocol.status import decode_status
+
+
+async def restart(world: Any) -> None:
+    """All processes end and are started again."""
+    world.kill_coordinator()
+    for part in world.parts:
+        part.reborn()
+    await world.start()
+    world.connect_all()
+
+
+async def final_state(new_world: Any, directory: Path, manifest: Any) -> str:
+    """Return what is trained by a run that nobody stops."""
+    directory.mkdir()
+    world = new_world(manifest, directory)
+    await world.start()
+    world.connect_all()
+    await world.settle()
+    assert world.run.finished
+    return str(world.trainer.saved[manifest.spec.training.steps])
+
+
+@pytest.mark.parametrize("alpha", [0, 1])
+@pytest.mark.parametrize("evaluation", [None, {"problems": 3, "everySteps": 2}])
+@pytest.mark.parametrize("after", range(0, 75, 3))
+async def test_a_run_suspended_at_any_moment_is_durable_and_goes_on(
+    new_world: Any, tmp_path: Path, after: int, evaluation: Any, alpha: int
+) -> None:
+    manifest = job(alpha=alpha, steps=5, evaluation=evaluation)
+    world = new_world(manifest, tmp_path)
+    await world.start()
+    world.connect_all()
+    await world.some(after)
+    world.run.suspend()
+    await world.settle()
+    assert status_of(world.run).state in ("Suspended", "Succeeded")
+    version = world.run.version
+    assert version == 0 or world.trainer.saved[version] == world.trainer.state, "there is a checkpoint of every step"
+    assert world.run.policy.checkpoints[-1:] == ([version] if version else [])
+    await restart(world)
+    await world.settle()
+    assert world.run.finished
+    assert len(world.trainer.batches) == 5, "no batch had to be trained again"
+    world.check_accounts()
+    if alpha == 0:
+        unbroken = await final_state(new_world, tmp_path / "unbroken", manifest)
+        assert world.trainer.saved[5] == unbroken
+
+
+@pytest.mark.parametrize("away", ["trainer", "engine", "everybody"])
+async def test_it_suspends_at_once_when_there_is_nobody_to_wait_for(new_world: Any, tmp_path: Path, away: str) -> None:
+    world = new_world(job(steps=5), tmp_path)
+    await world.start()
+    if away != "everybody":
+        world.runner.connect()
+    if away == "engine":
+        world.trainer.connect()
+    if away == "trainer":
+        world.agents[0].connect()
+    await world.settle()
+    world.run.suspend()
+    await world.settle()
+    assert status_of(world.run).state == "Suspended"
+
+
+async def test_it_waits_for_the_batch_in_hand_and_its_checkpoint(new_world: Any, tmp_path: Path) -> None:
+    world = new_world(job(steps=5), tmp_path)
+    await world.start()
+    world.connect_all()
+    while not any(isinstance(command, m.Train) for command in world.trainer.commands):
+        world.trainer.hold = not world.trainer.commands
+        await world.some(1)
+    version = world.run.version
+    world.run.suspend()
+    await world.settle()
+    status = status_of(world.run)
+    assert status.state == "Running" and "finishes its batch" in status.message
+    world.trainer.hold = False
+    await world.settle()
+    assert status_of(world.run).state == "Suspended" and world.run.version == version + 1
+    assert version + 1 in world.trainer.saved
+
+
+async def test_it_does_not_wait_for_a_trainer_that_dies_or_does_again_what_it_did(
+    new_world: Any, tmp_path: Path
+) -> None:
+    world = new_world(job(steps=6, checkpoints={"everySteps": 100}), tmp_path)
+    await world.start()
+    world.connect_all()
+    while world.run.version < 3:
+        await world.some(1)
+    world.trainer.disconnect()
+    world.trainer.reborn()
+    world.trainer.hold = True
+    world.trainer.connect()
+    await world.settle()
+    assert any(isinstance(command, m.Train) for command in world.trainer.commands), "it replays"
+    world.run.suspend()
+    await world.settle()
+    assert status_of(world.run).state == "Suspended"
+    world.trainer.hold = False
+    await restart(world)
+    await world.settle()
+    assert world.run.finished
+    world.check_accounts()
+
+
+async def test_only_the_operator_may_ask_for_it(new_world: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(REGISTRY, "register", lambda collector: None)
+    world = new_world(job(), tmp_path)
+    await world.start()
+    app = build_app(world.run, {"operator": "secret", "agent": "other"})
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://coordinator") as client:
+        for token in ("other", ""):
+            refused = await client.post("/v1/suspend", headers={"Authorization": f"Bearer {token}"})
+            assert refused.status_code == 401 and not world.run.suspending
+        for _ in range(2):
+            accepted = await client.post("/v1/suspend", headers={"Authorization": "Bearer secret"})
+            assert accepted.status_code == 200
+            await world.settle()
+        assert decode_status(accepted.content).state == "Suspended"
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_a_trainer_that_comes_back_in_mid_batch_keeps_that_batch(
+    new_world: Any, tmp_path: Path, killed: bool
+) -> None:
+    world = new_world(job(steps=6, checkpoints={"everySteps": 50, "keep": 2}), tmp_path)
+    await world.start()
+    world.connect_all()
+    trainer = world.trainer
+    while world.run.version < 3:
+        await world.some(1)
+    trainer.hold = True
+    while not any(isinstance(command, m.Train) for command in trainer.commands):
+        await world.some(1)
+        while trainer.commands and not isinstance(trainer.commands[0], m.Train):
+            trainer._execute(trainer.commands.pop(0))
+    step = trainer.commands.pop(0).step  # under way from here on
+    if killed:
+        world.kill_coordinator()
+        await world.start()
+        world.run.suspend()
+        world.connect_all()
+    else:
+        world.run.suspend()
+        trainer.disconnect()
+        trainer.connect()
+    await world.settle()
+    assert [type(command) for command in trainer.commands] == [m.Train], "no checkpoint of weights that it leaves"
+    trainer.hold = False
+    await world.settle()
+    assert status_of(world.run).state == "Suspended"
+    assert world.run.policy.checkpoints == [step + 1]
+
+
+async def test_figures_that_are_not_finite_are_left_out(new_world: Any, tmp_path: Path) -> None:
+    world = new_world(job(steps=2), tmp_path)
+    say = world.trainer.say
+
+    def say_badly(*messages: Any) -> None:
+        for message in messages:
+            if isinstance(message, m.StepDone):
+                message.metrics = {"loss": float("nan"), "tokens": 3.0}
+        say(*messages)
+
+    world.trainer.say = say_badly
+    await world.start()
+    world.connect_all()
+    await world.settle()
+    assert world.run.finished
+    rows = world.run.store.query("SELECT metrics FROM applied")
+    assert [row["metrics"] for row in rows] == ['{"tokens": 3.0}'] * 2

@@ -1,0 +1,171 @@
+"""metrics.jsonl and event files: each step once, whatever is killed, torn or full."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import json
+import logging
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from world import job
+
+from rljob.coordinator import tracking as tracking_module
+from rljob.coordinator.status import MOST_POINTS, thinned
+from rljob.coordinator.tracking import Tracking, finish, follow
+from rljob.protocol.status import HistoryPoint
+
+STEPS = 6
+JOB = job(steps=STEPS, evaluation={"problems": 3, "everySteps": 2})
+
+
+def lines(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def check_each_once(directory: Path) -> None:
+    written = lines(directory)
+    assert [line["step"] for line in written if line["kind"] == "step"] == list(range(STEPS))
+    assert [line["version"] for line in written if line["kind"] == "evaluation"] == [0, 2, 4, 6]
+    seen = EventAccumulator(str(directory / "tensorboard"))
+    seen.Reload()
+    assert [event.step for event in seen.Scalars("reward/mean")] == list(range(STEPS))
+    assert [event.step for event in seen.Scalars("evaluation/sums/accuracy")] == [0, 2, 4, 6]
+    by_step = {line["step"]: line["reward/mean"] for line in written if line["kind"] == "step"}
+    assert {event.step: event.value for event in seen.Scalars("reward/mean")} == by_step
+
+
+async def finished(new_world: Any, directory: Path) -> None:
+    """Leave the ledger of a whole run."""
+    world = new_world(JOB, directory)
+    await world.start()
+    world.connect_all()
+    await world.settle()
+
+
+@pytest.mark.parametrize("every", [1, 2, 5, 11, 1000])
+async def test_each_step_and_evaluation_is_written_once_whenever_the_coordinator_dies(
+    new_world: Any, tmp_path: Path, every: int
+) -> None:
+    world = new_world(JOB, tmp_path)
+    await world.start()
+    world.connect_all()
+    files = Tracking(tmp_path, tensorboard=True)
+    for turn in range(150):
+        await world.some(1)
+        files.write()
+        if turn % every == every - 1:
+            world.kill_coordinator()  # what the files have is what reached the system
+            files.close()
+            files = Tracking(tmp_path, tensorboard=True)
+            await world.start()
+            world.connect_all()
+            await world.some(6)
+    await world.settle()
+    finish(files)
+    assert world.run.finished
+    check_each_once(tmp_path)
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"kind":"step","st', b"\0" * 5000, b"\n{}\n"])
+@pytest.mark.parametrize("kept", [0, 1, 700, 1500, -1, None])
+async def test_a_file_that_was_cut_off_or_torn_anywhere_is_made_whole(
+    new_world: Any, tmp_path: Path, kept: int | None, torn: bytes
+) -> None:
+    await finished(new_world, tmp_path)
+    finish(Tracking(tmp_path, tensorboard=True))
+    path = tmp_path / "metrics.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:kept] + torn)
+    finish(Tracking(tmp_path, tensorboard=True))
+    assert path.read_bytes() == whole
+    check_each_once(tmp_path)
+
+
+async def test_nothing_is_written_again_when_nothing_is_missing(new_world: Any, tmp_path: Path) -> None:
+    await finished(new_world, tmp_path)
+    for _ in range(3):
+        finish(Tracking(tmp_path, tensorboard=True))
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 1
+    check_each_once(tmp_path)
+
+
+async def test_a_full_disk_is_waited_for_and_said_once(
+    new_world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await finished(new_world, tmp_path)
+    tries = 0
+
+    class Full:
+        """A file with room for half a line."""
+
+        def __init__(self, file: Any) -> None:
+            self.file = file
+
+        def write(self, data: bytes) -> None:
+            self.file.write(data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def close(self) -> None:
+            self.file.close()
+
+    def open_(tracking: Tracking) -> Any:
+        nonlocal tries
+        tries += 1
+        return Full(opened(tracking)) if tries < 4 else opened(tracking)
+
+    opened = Tracking._open
+    monkeypatch.setattr(Tracking, "_open", open_)
+    monkeypatch.setattr(tracking_module, "RETRY_SECONDS", 0)
+    files = Tracking(tmp_path, tensorboard=True)
+    following = asyncio.create_task(follow(files))
+    while not (tmp_path / "metrics.jsonl").exists() or len(lines_or_none(tmp_path)) < STEPS + 4:
+        await asyncio.sleep(0)
+    following.cancel()
+    finish(files)
+    check_each_once(tmp_path)
+    said = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len([text for text in said if "No space left" in text]) == 1
+
+
+def lines_or_none(directory: Path) -> list[bytes]:
+    return (directory / "metrics.jsonl").read_bytes().splitlines()
+
+
+async def test_the_figures_are_those_of_the_samples(new_world: Any, tmp_path: Path) -> None:
+    world = new_world(JOB, tmp_path)
+    await world.start()
+    world.connect_all()
+    await world.settle()
+    finish(Tracking(tmp_path, tensorboard=False))
+    assert not (tmp_path / "tensorboard").exists()
+    line = next(line for line in lines(tmp_path) if line.get("step") == 3)
+    samples = world.store.query("SELECT * FROM samples WHERE step = 3")
+    rewards = [row["reward"] for row in samples]
+    ages = [3 - row["min_version"] for row in samples]
+    assert line["samples"] == len(samples) == 4
+    assert line["reward/mean"] == line["reward/sums/mean"] == statistics.fmean(rewards)
+    assert line["reward/std"] == statistics.pstdev(rewards)
+    assert (line["reward/min"], line["reward/max"]) == (min(rewards), max(rewards))
+    assert line["length/response/max"] == max(row["response_tokens"] for row in samples)
+    assert (line["length/prompt/mean"], line["length/truncated"]) == (3, 0)
+    assert (line["staleness/mean"], line["staleness/max"]) == (statistics.fmean(ages), max(ages))
+    assert line["version/lowest"] == min(row["min_version"] for row in samples)
+    assert line["trainer/loss"] == 0.0 and line["run/checkpoint"] == 2
+    known = {"tokens_per_second", "seconds", "seconds/training", "seconds/weight_updates", "queue/waiting"}
+    assert known | {f"ended/{end}" for end in ("filtered", "surplus", "expired", "failed")} <= line.keys()
+
+
+def test_the_status_carries_few_points_and_always_the_newest() -> None:
+    for count in (0, 1, 2, MOST_POINTS, MOST_POINTS + 1, 5000, 100_000):
+        points = [HistoryPoint(step, 0.0, 0.0, 0.0, 0.0) for step in range(count)]
+        kept = [point.step for point in thinned(points)]
+        assert len(kept) == count if count < MOST_POINTS else MOST_POINTS / 2 <= len(kept) <= MOST_POINTS
+        assert kept[-1:] == [point.step for point in points[-1:]]
+        gaps = {b - a for a, b in itertools.pairwise(kept[:-1])}
+        assert len(gaps) <= 1, "thinned evenly"
