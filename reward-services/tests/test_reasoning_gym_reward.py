@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from reasoning_gym.factory import create_dataset
 
-from rljob.api.models import Task
+from rljob.api.tasks import Task
 from rljob.rewards.reasoning_gym_reward import ReasoningGymReward
 
 
@@ -20,17 +20,17 @@ def reward():
 @pytest.mark.parametrize(
     "completion, expected",
     [
-        ("2-3=-1;-1+7=6;<answer>6</answer>", {"reward": 1.0, "partial": 1.0}),
-        ("<answer> 6.0 </answer>", {"reward": 1.0, "partial": 1.0}),
-        ("<answer>5</answer> no, <answer>6</answer>", {"reward": 1.0, "partial": 1.0}),
-        ("<answer>5</answer>", {"reward": 0.0, "partial": 0.01}),
-        ("6", {"reward": 0.0, "partial": 0.0}),
+        ("2-3=-1;-1+7=6;<answer>6</answer>", (1.0, 1.0)),
+        ("<answer> 6.0 </answer>", (1.0, 1.0)),
+        ("<answer>5</answer> no, <answer>6</answer>", (1.0, 1.0)),
+        ("<answer>5</answer>", (0.0, 0.01)),
+        ("6", (0.0, 0.0)),
     ],
 )
 def test_only_full_marks_are_rewarded(reward, completion, expected):
     problem = {"question": "2 - 3 + 7 =", "answer": "6", "metadata": {"source_dataset": "chain_sum"}}
-    answer = reward(prompt="", completion=completion, problem=problem, task="sums", finish="stop")
-    assert answer["reward"] == expected["reward"] and answer["partial"] == pytest.approx(expected["partial"], abs=0.05)
+    marks, metrics = reward(completion=completion, problem=problem, task="sums")
+    assert (marks, metrics["partial"]) == (expected[0], pytest.approx(expected[1], abs=0.05))
 
 
 def test_the_dataset_judges_by_the_task_s_own_config():

@@ -6,23 +6,52 @@ import numpy
 import pytest
 
 from rljob.protocol.rewards import Score, ScoreItem
-from rljob.rewards.sdk import judge
+from rljob.rewards.verdict import Judge
 
 ITEM = ScoreItem("g0.0", "sums", "1+1=\n", "2", "stop", {"answer": "2"})
 
 
+def judge(reward, name, item):
+    return Judge(reward, name)(item)
+
+
 def test_a_reward_gets_the_fields_it_names():
-    def reward(*, prompt, completion, problem, **_):
-        return float((prompt, completion, problem["answer"]) == ("1+1=\n", "2", "2"))
+    def reward(completion, problem, prompt, other=1):
+        return float((prompt, completion, problem["answer"], other) == ("1+1=\n", "2", "2", 1))
 
     assert judge(reward, "right", ITEM) == Score("g0.0", 1.0, {}, "")
 
 
+def test_a_reward_that_takes_anything_gets_everything():
+    def reward(*, completion, **rest):
+        return float(sorted(rest) == ["finish", "problem", "prompt", "task"])
+
+    assert judge(reward, "right", ITEM).reward == 1.0
+
+
+async def _later(completion):
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    "reward, told",
+    [
+        (lambda text: 1.0, "reward mine asks for 'text'; there are prompt, completion, finish, problem, task, by name"),
+        (lambda completion, /: 1.0, "reward mine asks for 'completion'; there are prompt"),
+        (_later, "reward mine is async; write a plain function"),
+    ],
+)
+def test_a_function_that_cannot_be_a_reward_is_refused_before_it_is_called(reward, told):
+    with pytest.raises(ValueError) as refused:
+        Judge(reward, "mine")
+    assert str(refused.value).startswith(told)
+
+
 def test_numbers_beside_the_reward_become_metrics():
-    assert judge(lambda **_: {"reward": 1, "partial": 0.5}, "r", ITEM) == Score("g0.0", 1.0, {"partial": 0.5}, "")
+    assert judge(lambda **_: (1, {"partial": 0.5}), "r", ITEM) == Score("g0.0", 1.0, {"partial": 0.5}, "")
 
 
-@pytest.mark.parametrize("answer", [0.25, numpy.float32(0.25), {"reward": numpy.float64(0.25)}])
+@pytest.mark.parametrize("answer", [0.25, numpy.float32(0.25), (numpy.float64(0.25), {"more": numpy.int64(1)})])
 def test_numbers_of_any_library_are_taken(answer):
     assert judge(lambda **_: answer, "r", ITEM).reward == 0.25
 
@@ -36,9 +65,10 @@ def test_numbers_of_any_library_are_taken(answer):
         ("1.0", "answered '1.0' as reward"),
         (None, "answered None as reward"),
         ([1.0], "answered [1.0] as reward"),
-        ({}, "answered None as reward"),
-        ({"partial": 1.0}, "answered None as reward"),
-        ({"reward": 1.0, "partial": float("nan")}, "answered nan as partial"),
+        ({"reward": 1.0}, "answered {'reward': 1.0} as reward"),
+        ((1.0, 2.0), "answered (1.0, 2.0) as reward"),
+        ((float("nan"), {}), "answered nan as reward"),
+        ((1.0, {"partial": float("nan")}), "answered nan as partial"),
     ],
 )
 def test_what_is_no_finite_number_is_an_error_of_the_sample(answer, told):

@@ -22,7 +22,7 @@ import msgspec
 
 from rljob.protocol.rewards import Score, ScoreItem
 from rljob.rewards import metrics
-from rljob.rewards.sdk import failed
+from rljob.rewards.verdict import failed
 from rljob.rewards.worker import fork_worker
 
 log = logging.getLogger(__name__)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from reasoning_gym.factory import create_dataset
-from reasoning_gym.utils import extract_answer
+from rljob.api.tasks import Task
+from rljob.protocol.late import imported_late
 
-from rljob.api.models import Task
+with imported_late("cellpylib"):  # it imports matplotlib, which takes as long as all of reasoning_gym
+    from reasoning_gym.factory import create_dataset
+    from reasoning_gym.utils import extract_answer
 
 
 class ReasoningGymReward:
@@ -28,9 +30,10 @@ class ReasoningGymReward:
         self._datasets = {}
         for task in tasks:
             gym = task.data.reasoning_gym
+            assert gym is not None, "a task of other data is refused with the manifest"
             self._datasets[task.name] = create_dataset(gym.dataset, **{**gym.config, "seed": 0, "size": 1})
 
-    def __call__(self, *, completion: str, problem: dict[str, Any], task: str, **_: Any) -> dict[str, float]:
+    def __call__(self, *, completion: str, problem: dict[str, Any], task: str) -> tuple[float, dict[str, float]]:
         """Return reward and metric; ``problem`` is the row as the dataset gave it: question, answer, metadata."""
         marks = float(self._datasets[task].score_answer(extract_answer(completion), problem))
-        return {"reward": 1.0 if marks >= 1 else 0.0, "partial": marks}
+        return (1.0 if marks >= 1 else 0.0), {"partial": marks}

@@ -1,52 +1,97 @@
-"""What a reward is, and how any reward becomes a verdict.
+"""Makes a reward service of a function.
 
-A reward is a plain function of one finished sample. It is called with keyword arguments, so it names those it wants
-and takes the rest as ``**_``; it answers a number, or a mapping with the number under ``reward`` and other numbers
-beside it, which become metrics. Whatever else it does (raise, answer nan) is recorded as the sample's error.
+    from rljob.rewards.sdk import serve
+
+    def reward(completion, problem):
+        return float(problem["answer"] in completion)
+
+    serve(reward)
+
+A reward is a plain function of one finished sample. It names what it wants: ``prompt`` and ``completion`` (text, as
+given to and written by the model), ``finish`` (stop | length), ``problem`` (the row of the task's data, its columns
+renamed), ``task`` (name). It returns a number, or a number and a mapping of other numbers, which become metrics.
+Whatever else it does (raise, answer nan, hang, crash) is recorded as the sample's error. It is called in worker
+processes; what the program loads before ``serve`` they all have.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any, Protocol
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
-from rljob.protocol.rewards import Score, ScoreItem
+import uvicorn
+
+from rljob.api.roles import Reward as Settings
+from rljob.protocol.addresses import host_and_port
+from rljob.protocol.ending import end_on_sigterm
+from rljob.protocol.environment import PartEnvironment, read_environment
+from rljob.rewards.pool import Pool
+from rljob.rewards.server import build_app
+from rljob.rewards.verdict import Judge
+
+Reward: TypeAlias = Callable[..., float | tuple[float, Mapping[str, float]]]
+"""A reward: a function, or an object that is called like one."""
+
+DRAIN_SECONDS = 20
+"""Most that a service which is told to end in a pod takes over the samples it has: they are finished within the pod's
+grace. On one machine the next start is asked for them."""
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-class Reward(Protocol):
-    """A reward: a function, or an object that is called like one."""
+def serve(reward: Reward) -> None:
+    """Serve ``reward`` until SIGTERM, as the reward of the job that started this program.
 
-    def __call__(
-        self, *, prompt: str, completion: str, problem: dict[str, Any], task: str, finish: str
-    ) -> float | Mapping[str, float]:
-        """Return the reward of ``completion``; the arguments are the fields of a ScoreItem."""
-
-
-def judge(reward: Reward, name: str, item: ScoreItem) -> Score:
-    """Return the verdict of the reward called ``name`` on ``item``; never raises."""
+    Its entry in the manifest says how many processes score and how long one sample may take. Started by hand, for a
+    reward with ``url``, the program serves at RLJOB_LISTEN (HOST:PORT) with one process. Exits with 2 when the function
+    cannot be a reward.
+    """
+    end_on_sigterm()
+    logging.basicConfig(level=os.environ.get("RLJOB_LOG_LEVEL", "INFO"), format=FORMAT)
     try:
-        answer = reward(
-            prompt=item.prompt, completion=item.completion, problem=item.problem, task=item.task, finish=item.finish
-        )
-    except Exception as error:  # noqa: BLE001 user code raises anything; a sample that cannot be scored is data
-        return failed(item, f"reward {name} raised {type(error).__name__}: {error}")
-    numbers = dict(answer) if isinstance(answer, Mapping) else {"reward": answer}
-    for key, value in {"reward": None, **numbers}.items():
-        if not _is_number(value):
-            return failed(item, f"reward {name} answered {value!r} as {key}; it must answer a finite number")
-    metrics = {str(key): float(value) for key, value in numbers.items()}
-    return Score(item.sample, metrics.pop("reward"), metrics, "")
+        if os.environ.get("RLJOB_JOB"):
+            environment = read_environment()
+            settings, listen = settings_of(environment), environment.listen
+        else:
+            settings = Settings(name="reward")
+            listen = os.environ.get("RLJOB_LISTEN", "127.0.0.1:8000")
+        run(reward, settings, listen)
+    except ValueError as error:
+        logging.error("%s", error)
+        sys.exit(2)
 
 
-def failed(item: ScoreItem, reason: str) -> Score:
-    """Return the verdict on a sample that could not be scored."""
-    return Score(item.sample, 0.0, {}, reason[:1000])
+def settings_of(environment: PartEnvironment) -> Settings:
+    """Return the entry of the manifest that this process serves.
+
+    Raises:
+        ValueError: RLJOB_NAME is no reward of the job.
+    """
+    for settings in environment.job.spec.rewards:
+        if settings.name == environment.name:
+            return settings
+    raise ValueError(f"RLJOB_NAME is {environment.name!r}, which is no reward of the job; name one of them")
 
 
-def _is_number(value: Any) -> bool:
-    """Return whether ``value`` is a finite number; numpy's and the like count."""
-    try:
-        return not isinstance(value, str | bytes) and math.isfinite(value)
-    except (TypeError, OverflowError, ValueError):
-        return False
+def run(reward: Reward, settings: Settings, listen: str) -> None:
+    """Serve ``reward`` at ``listen`` (HOST:PORT) until SIGTERM, and then finish what was asked before it.
+
+    Raises:
+        ValueError: the function cannot be a reward.
+    """
+    host, port = host_and_port(listen)
+    # uvicorn has a handler of its own while it serves, and raises the signal again after it: an end in good order
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    pool = Pool(Judge(reward, settings.name), settings.name, settings.processes, settings.timeout_seconds)
+    uvicorn.run(
+        build_app(pool),
+        host=host,
+        port=int(port),
+        loop="uvloop",
+        access_log=False,
+        log_config=None,
+        timeout_graceful_shutdown=DRAIN_SECONDS if os.environ.get("RLJOB_INSTANCE") else 1,
+    )

@@ -9,6 +9,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from rljob.protocol.heartbeat import beating
 from rljob.protocol.rewards import ScoreReply, ScoreRequest
 from rljob.rewards.metrics import REGISTRY
 from rljob.rewards.pool import Pool
@@ -23,7 +24,8 @@ def build_app(pool: Pool) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with pool:
-            yield
+            with beating():
+                yield
 
     app = FastAPI(title="rljob reward", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
 
