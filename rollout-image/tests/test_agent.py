@@ -4,12 +4,13 @@ import asyncio
 
 import pytest
 
-from rljob.api.models import Rollout
+from rljob.api.roles import Rollout
 from rljob.protocol.messages import (
     Abort,
     AckCompletions,
     Completions,
     Drain,
+    EngineDied,
     Generate,
     Part,
     PrepareWeights,
@@ -20,6 +21,7 @@ from rljob.protocol.messages import (
     WeightAck,
     WeightFailed,
 )
+from rljob.protocol.probe import READY
 from rljob.rollout import agent as agent_module
 from rljob.rollout.adapters.base import EngineGoneError, Output
 from rljob.rollout.agent import Agent
@@ -29,9 +31,9 @@ from rljob.rollout.supervisor import EngineStartError
 class FakeEngine:
     """Server process and client in one. Requests wait until ``finish`` is called."""
 
-    def __init__(self, starts=True):
+    def __init__(self, starts=True, hopeless=False):
         self.client = self
-        self.starts, self.alive = starts, True
+        self.starts, self.hopeless, self.alive = starts, hopeless, True
         self.fail = set()
         self.calls = []
         self.prompts = []
@@ -40,13 +42,16 @@ class FakeEngine:
 
     async def wait_healthy(self):
         if not self.starts:
-            raise EngineStartError("it cannot start: no such model")
+            raise EngineStartError("it cannot start: no such model", "last words", self.hopeless)
 
     async def wait_ended(self):
         return await asyncio.shield(self.ended)
 
     def last_lines(self):
         return "last words"
+
+    def explain(self, end):
+        return f"{end}: for a reason"
 
     async def kill(self):
         self.die()
@@ -105,13 +110,13 @@ class FakeEngine:
 class World:
     """An agent with its coordinator; ``engines`` are its servers, the last one running."""
 
-    def __init__(self, coordinator):
-        self.coordinator, self.engines, self.starts = coordinator, [], True
+    def __init__(self, coordinator, **engine):
+        self.coordinator, self.engines, self.settings = coordinator, [], engine
         self.agent = Agent(Rollout(name="main", max_concurrency=2), self._start_engine, coordinator.url, "t")
         self.running = asyncio.create_task(self.agent.run())
 
     async def _start_engine(self):
-        self.engines.append(FakeEngine(self.starts))
+        self.engines.append(FakeEngine(**self.settings))
         return self.engines[-1]
 
     @property
@@ -155,8 +160,13 @@ def ask(name):
 
 
 @pytest.fixture
-async def world(coordinator, monkeypatch):
+def quick(monkeypatch):
     monkeypatch.setattr(agent_module, "FIRST_BACKOFF_SECONDS", 0.0)
+    monkeypatch.setattr(agent_module, "LAST_WORDS_SECONDS", 0.05)
+
+
+@pytest.fixture
+async def world(coordinator, quick):
     world = World(coordinator)
     yield world
     world.running.cancel()
@@ -257,15 +267,28 @@ async def test_the_coordinator_can_have_the_engine_replaced(world):
     assert not world.engines[0].alive
 
 
-async def test_an_engine_that_cannot_start_ends_the_agent(coordinator, monkeypatch):
-    monkeypatch.setattr(agent_module, "FIRST_BACKOFF_SECONDS", 0.0)
-    world = World(coordinator)
-    world.starts = False
+async def deaths(coordinator, count):
+    return [await coordinator.next(EngineDied, 5) for _ in range(count)]
+
+
+async def test_an_engine_that_cannot_start_ends_the_agent_and_the_coordinator_knows_why(quick, coordinator):
+    world = World(coordinator, starts=False)
     with pytest.raises(ExceptionGroup) as failure:
         await world.running
     assert failure.group_contains(EngineStartError, match="no such model")
     assert len(world.engines) == agent_module.FAILED_STARTS
-    assert coordinator.connections == 0
+    (last,) = await deaths(world.coordinator, 1)
+    assert (last.pool, last.reason, last.last_lines) == ("main", "it cannot start: no such model", "last words")
+    assert last.starting
+    assert not [m for m in world.coordinator.received if isinstance(m, RegisterEngine)]
+
+
+async def test_an_engine_that_refuses_its_settings_is_not_started_again(quick, coordinator):
+    world = World(coordinator, starts=False, hopeless=True)
+    with pytest.raises(ExceptionGroup) as failure:
+        await world.running
+    assert failure.group_contains(EngineStartError, match="no such model")
+    assert len(world.engines) == 1
 
 
 async def test_an_engine_that_always_dies_before_it_serves_ends_the_agent(world):
@@ -274,7 +297,26 @@ async def test_an_engine_that_always_dies_before_it_serves_ends_the_agent(world)
         world.engine.die()
     with pytest.raises(ExceptionGroup) as failure:
         await world.running
-    assert failure.group_contains(EngineStartError, match="before it served anything.*\nlast words")
+    assert failure.group_contains(EngineStartError, match="SIGKILL .it had not served anything")
+    assert [(died.restarts, died.starting) for died in await deaths(world.coordinator, 3)] == [
+        (1, True),
+        (2, True),
+        (3, True),
+    ]
+
+
+async def test_a_death_in_service_is_told_with_its_cause_also_after_a_reconnect(world, monkeypatch):
+    await world.in_service()
+    monkeypatch.setattr(world.agent, "_start_engine", asyncio.Event().wait)
+    await world.say(ask("a"))
+    await world.prompts(1)
+    world.engine.alive = False
+    world.engine.go_on.set()  # the request fails: the engine inside the server is dead
+    (died,) = await deaths(world.coordinator, 1)
+    assert died.reason == "the engine inside the server is dead: for a reason" and not died.starting
+    await world.coordinator.disconnect()
+    assert await deaths(world.coordinator, 1) == [died]
+    assert not [m for m in world.coordinator.received if isinstance(m, RegisterEngine)]
 
 
 async def test_abort_reaches_the_engine(world):
@@ -296,3 +338,65 @@ async def test_a_drained_agent_ends_when_everything_is_acknowledged(world):
     await world.say(AckCompletions([done.part]))
     await asyncio.wait_for(world.running, 5)
     assert world.engine.calls[-1] == "stop"
+
+
+async def test_an_agent_that_is_told_to_end_hands_back_what_it_has_and_takes_nothing_more(world):
+    await world.in_service()
+    await world.say(ask("a"), ask("b"), ask("c"))  # the last one waits, as two fit
+    await world.prompts(2)
+    leaving = asyncio.create_task(world.agent.leave())
+    for sample in "abc":
+        await world.coordinator.completion(Part(sample, 0, 0))
+    assert world.coordinator.heartbeats[-1].state == "leaving"
+    await world.say(ask("d"))
+    assert not leaving.done()
+    await world.say(AckCompletions([Part(sample, 0, 0) for sample in "abc"]))
+    await asyncio.wait_for(leaving, 5)
+    assert len(world.engine.prompts) == 2
+
+
+async def test_an_agent_that_has_nobody_to_hand_back_to_leaves_at_once(world):
+    await world.in_service()
+    await world.say(ask("a"))
+    await world.prompts(1)
+    await world.coordinator.stop()
+    while world.agent._link.connected:
+        await asyncio.sleep(0)
+    await asyncio.wait_for(world.agent.leave(), agent_module.LEAVING_SECONDS / 2)
+
+
+async def test_an_engine_says_which_pod_it_is_in(coordinator):
+    agent = Agent(Rollout(name="main"), None, coordinator.url, "t", "sums-rollout-main-x")
+    agent._state = "ready"
+    (registration, _) = agent._register()
+    assert registration.pod == "sums-rollout-main-x"
+
+
+@pytest.fixture
+def ready(tmp_path, monkeypatch):
+    """File that is there while the pod of the agent is ready."""
+    monkeypatch.setenv(READY, str(tmp_path / "ready"))
+    return tmp_path / "ready"
+
+
+async def test_a_pod_is_ready_while_its_engine_is_well_whether_or_not_it_has_weights(ready, world):
+    await world.registered()
+    assert ready.exists()
+    await world.update()
+    await world.coordinator.next(WeightAck, seconds=5)
+    assert ready.exists()
+    world.engine.die()
+    while ready.exists():
+        await asyncio.sleep(0)
+    while not ready.exists():  # the next one
+        await asyncio.sleep(0.01)
+
+
+async def test_an_agent_that_leaves_says_first_that_it_serves_no_more(ready, world):
+    await world.in_service()
+    await world.say(ask("a"))
+    await world.prompts(1)
+    leaving = asyncio.create_task(world.agent.leave())
+    await asyncio.sleep(0)
+    assert not ready.exists()
+    leaving.cancel()

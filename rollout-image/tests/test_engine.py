@@ -17,6 +17,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from rljob.protocol.messages import (
     Abort,
     AckCompletions,
+    EngineDied,
     Generate,
     GenerationFailed,
     Part,
@@ -110,10 +111,11 @@ class Trainer:
 class Run:
     """An agent process with its coordinator and trainer."""
 
-    def __init__(self, coordinator, trainer, process):
+    def __init__(self, coordinator, trainer, process, model_path):
         self.coordinator = coordinator
         self.trainer = trainer
         self.process = process
+        self.model_path = model_path
         self.engine = ""
         self.turns = 0
 
@@ -175,7 +177,7 @@ async def run(tmp_path_factory, make_coordinator, manifest):
     with (path / "agent.log").open("w") as log:
         command = [sys.executable, "-m", "rljob.rollout.main"]
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-    run = Run(coordinator, trainer, process)
+    run = Run(coordinator, trainer, process, path / "model")
     try:
         registration = await run.registered()
         assert (registration.lineage, registration.version, registration.running) == (-1, -1, [])
@@ -385,6 +387,10 @@ async def test_a_killed_server_is_back_in_service_once_it_has_weights(run):
     family = [server, *server.children(recursive=True)]
     await asyncio.sleep(0.2)
     server.send_signal(signal.SIGKILL)
+    died = await run.coordinator.next(EngineDied, seconds=5)
+    # Now and then the engine core, cut off, says that it is dead before the server's end is seen.
+    assert died.reason.startswith(("the engine server was killed by SIGKILL", "the engine inside the server is dead"))
+    assert not died.starting
     registration = await run.registered()
     assert registration.instance != old
     assert (registration.version, registration.running) == (-1, [])
@@ -394,6 +400,22 @@ async def test_a_killed_server_is_back_in_service_once_it_has_weights(run):
     await run.coordinator.say(lost)
     done = await run.coordinator.completion(lost.part)
     assert len(ints(done.token_ids)) == IN_FLIGHT_TOKENS
+
+
+async def test_settings_that_vllm_refuses_end_the_agent_with_a_sentence(run, tmp_path, manifest, make_coordinator):
+    coordinator = make_coordinator()
+    await coordinator.start()
+    text = manifest(run.model_path, maxModelLength=4 * LONGEST)
+    environment = agent_environment(tmp_path, coordinator.url, text)
+    command = (sys.executable, "-m", "rljob.rollout.main")
+    agent = await asyncio.create_subprocess_exec(*command, env=environment, stderr=subprocess.PIPE)
+    _, said = await agent.communicate()
+    await coordinator.stop()
+    assert agent.returncode == 2
+    last = said.decode().splitlines()[-1]
+    assert "rollouts: pool 'main' cannot start its engine: the engine server exited with code 2: User-specified" in last
+    died = await coordinator.next(EngineDied, seconds=1)
+    assert died.starting and "max_model_len (4096) is greater than" in died.reason
 
 
 async def test_no_server_outlives_a_killed_agent(run, tmp_path, manifest, make_coordinator):

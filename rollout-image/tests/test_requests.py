@@ -4,10 +4,19 @@ import asyncio
 
 import pytest
 
-from rljob.protocol.messages import Completions, Generate, GenerationFailed, Part, SamplingParams, VersionSpan
+from rljob.protocol.messages import (
+    Completion,
+    Completions,
+    Generate,
+    GenerationFailed,
+    Part,
+    SamplingParams,
+    VersionSpan,
+    encode,
+)
 from rljob.rollout import requests
 from rljob.rollout.adapters.base import BadRequestError, EngineGoneError, Output
-from rljob.rollout.requests import RequestTable
+from rljob.rollout.requests import RequestTable, in_messages
 
 TOKENS, LOGPROBS = b"\1\0\0\0", b"\0\0\0\0"
 
@@ -109,7 +118,7 @@ async def test_a_repeated_request_runs_once_and_its_completion_is_repeated_until
     bench.ask("a")
     await bench.settle()
     assert bench.completions() == [(part("a"), "length")] * 2
-    assert [item.part for item in bench.table.unacknowledged()] == [part("a")]
+    assert [item.part for m in bench.table.unacknowledged() for item in m.items] == [part("a")]
     bench.table.acknowledge([part("a")])
     assert bench.table.unacknowledged() == []
     assert bench.engine.requests == {}
@@ -207,7 +216,7 @@ async def test_what_a_dead_engine_had_is_dropped_without_a_word_but_not_what_is_
     await bench.settle()
     assert bench.sent == []
     assert bench.table.in_hand() == []
-    assert [item.part for item in bench.table.unacknowledged()] == [part("a")]
+    assert [item.part for m in bench.table.unacknowledged() for item in m.items] == [part("a")]
     again = FakeEngine()
     bench.table.attach(again)
     bench.ask("b")
@@ -234,3 +243,19 @@ async def test_the_table_is_empty_once_everything_is_acknowledged(bench):
     assert not empty.done()
     bench.table.acknowledge([part("a")])
     await empty
+
+
+def completion(name, tokens):
+    return Completion(part(name), b"\0" * 4 * tokens, b"\0" * 4 * tokens, [VersionSpan(0, 0, tokens)] * 9, "stop", 1.0)
+
+
+def test_completions_are_cut_into_messages_far_below_a_frames_limit():
+    longest = requests.MESSAGE_BYTES // 8
+    sizes = [10, longest // 2, longest // 2, longest, 3 * longest, 0, 1, *[1000] * 500]
+    completions = [completion(str(i), tokens) for i, tokens in enumerate(sizes)]
+    messages = in_messages(completions)
+    assert [item for message in messages for item in message.items] == completions
+    for message in messages:
+        assert len(message.items) == 1 or len(encode(message)) <= requests.MESSAGE_BYTES
+    assert len(messages) < 10
+    assert in_messages([]) == []

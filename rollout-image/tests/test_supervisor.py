@@ -9,6 +9,7 @@ import sys
 import psutil
 import pytest
 
+from rljob.rollout import supervisor
 from rljob.rollout.adapters.base import Launch
 from rljob.rollout.supervisor import EngineProcess, EngineStartError
 
@@ -40,8 +41,44 @@ async def test_a_server_that_does_not_start_is_reported_with_its_last_lines():
     engine = await EngineProcess.start(FakeAdapter(program))
     with pytest.raises(EngineStartError, match="exited with code 1") as failure:
         await engine.wait_healthy()
-    assert str(failure.value).endswith("line 99\nno such model")
-    assert "line 3\n" not in str(failure.value)
+    assert failure.value.last_lines.endswith("line 99\nno such model")
+    assert "line 3\n" not in failure.value.last_lines
+    assert not failure.value.hopeless
+    await engine.kill()
+
+
+async def test_a_server_that_refuses_its_settings_is_hopeless_and_its_error_named():
+    engine = await EngineProcess.start(FakeAdapter("import sys; print('serve.py: error: no --foo'); sys.exit(2)"))
+    with pytest.raises(EngineStartError, match=r"exited with code 2: no --foo") as failure:
+        await engine.wait_healthy()
+    assert failure.value.hopeless
+    await engine.kill()
+
+
+async def test_an_error_of_long_ago_is_not_why_a_server_died(monkeypatch):
+    program = (
+        "import sys; print('ValueError: a bad request', flush=True); sys.stdin.read(); __import__('time').sleep(99)"
+    )
+    adapter = FakeAdapter(program)
+    adapter.is_healthy = True
+    engine = await EngineProcess.start(adapter)
+    await engine.wait_healthy()
+    while not engine.last_lines():
+        await asyncio.sleep(0.005)
+    assert engine.explain("it ended") == "it ended: ValueError: a bad request"
+    monkeypatch.setattr(supervisor, "FINAL_SECONDS", 0.0)
+    assert engine.explain("it ended") == "it ended"
+    await engine.kill()
+
+
+async def test_a_full_disk_under_the_log_does_not_stop_the_server(monkeypatch):
+    class Full:
+        def write(self, text):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(supervisor.sys, "stderr", Full())
+    engine = await EngineProcess.start(FakeAdapter("[print('x' * 1000) for _ in range(1000)]"))
+    assert await asyncio.wait_for(engine.wait_ended(), 10) == "the engine server exited with code 0"
     await engine.kill()
 
 

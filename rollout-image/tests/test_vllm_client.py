@@ -6,7 +6,7 @@ from array import array
 import pytest
 from aiohttp import web
 
-from rljob.api.models import Rollout
+from rljob.api.roles import Rollout
 from rljob.protocol.messages import ParameterMeta, PrepareWeights, Probe, SamplingParams, VersionSpan
 from rljob.rollout.adapters.base import BadRequestError, EngineError, EngineGoneError
 from rljob.rollout.adapters.vllm import VllmAdapter, VllmClient

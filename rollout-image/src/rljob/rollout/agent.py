@@ -1,8 +1,12 @@
 """The agent of one engine: its link to the coordinator, and the life of its server.
 
 The agent is in one of three states. *starting*: there is no server, or it is not healthy yet; the coordinator hears
-heartbeats but no registration. *ready*: registered; it runs requests once it has weights a WeightAck spoke of.
-*updating*: weights are on their way, or an update failed and the engine stays paused for the next.
+heartbeats, and why the server before ended, but no registration. *ready*: registered; it runs requests once it has
+weights a WeightAck spoke of. *updating*: weights are on their way, or an update failed and the engine stays paused for
+the next.
+
+Told to end (SIGTERM), the agent is *leaving*: it takes nothing more, and hands back what it has as far as it is, so
+that another engine goes on from there.
 
 A server that dies is started again with back-off, under a new instance without weights. What it had in hand is
 dropped: the new registration lists nothing as running. A Generate that was under way to the old instance is ignored
@@ -18,13 +22,13 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from rljob.api.models import Rollout
+from rljob.api.roles import Rollout
 from rljob.protocol.link import Link
 from rljob.protocol.messages import (
     Abort,
     AckCompletions,
-    Completions,
     Drain,
+    EngineDied,
     EngineHeartbeat,
     Generate,
     PrepareWeights,
@@ -34,6 +38,7 @@ from rljob.protocol.messages import (
     WeightAck,
     WeightFailed,
 )
+from rljob.protocol.probe import say_ready
 from rljob.rollout.requests import RequestTable
 from rljob.rollout.supervisor import EngineProcess, EngineStartError
 from rljob.rollout.updates import GRACE_SECONDS, UpdateError, WeightUpdater
@@ -41,6 +46,8 @@ from rljob.rollout.updates import GRACE_SECONDS, UpdateError, WeightUpdater
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 5.0
+LAST_WORDS_SECONDS = 0.3  # for a message to leave before the agent ends
+LEAVING_SECONDS = 5.0  # to hand back what is in hand
 FAILED_STARTS = 3
 FIRST_BACKOFF_SECONDS = 0.5
 LAST_BACKOFF_SECONDS = 30.0
@@ -62,12 +69,19 @@ class Agent:
         start_engine: starts a server of it.
         coordinator: its address.
         token: the role's token.
+        pod: name of the pod it runs in; empty outside a cluster.
     """
 
     def __init__(
-        self, pool: Rollout, start_engine: Callable[[], Awaitable[EngineProcess]], coordinator: str, token: str
+        self,
+        pool: Rollout,
+        start_engine: Callable[[], Awaitable[EngineProcess]],
+        coordinator: str,
+        token: str,
+        pod: str = "",
     ) -> None:
         self._pool = pool
+        self._pod = pod
         self._start_engine = start_engine
         self._link = Link(coordinator, "agent", token, ToAgent, self._register)
         self._state = "starting"
@@ -76,19 +90,37 @@ class Agent:
         self._served = False  # this server has had weights
         self._unsaid: WeightAck | WeightFailed | None = None
         self._restarts = 0
+        self._died: EngineDied | None = None  # the server before
         self._engine: EngineProcess | None = None
         self._updater: WeightUpdater | None = None
         self._updates: set[asyncio.Task[None]] = set()
         self._update_lock = asyncio.Lock()
         self._doom: asyncio.Future[tuple[str, bool]] | None = None  # why the server has to go, by its own fault
-        self._ready = asyncio.Event()
         self._requests = RequestTable(pool.max_concurrency, self._link.send, self._spawn, self._check_engine)
+
+    async def leave(self) -> None:
+        """Take nothing more and hand back what is in hand; return when the coordinator has it all, or cannot be told
+        in LEAVING_SECONDS."""
+        if self._state == "starting":
+            return
+        say_ready(False)
+        self._set_state("leaving")
+        self._requests.hold()
+        self._requests.abort(self._requests.in_hand(), discard=False)
+        try:
+            async with asyncio.timeout(LEAVING_SECONDS):
+                emptied = asyncio.create_task(self._requests.wait_empty())
+                while self._link.connected and not emptied.done():
+                    await asyncio.wait({emptied}, timeout=LAST_WORDS_SECONDS)
+                emptied.cancel()
+        except TimeoutError:
+            log.warning("not all that was in hand could be handed back; the coordinator has it generated again")
 
     async def run(self) -> None:
         """Serve until drained.
 
         Raises:
-            EngineStartError: the server failed to start FAILED_STARTS times in a row.
+            EngineStartError: the server failed to start FAILED_STARTS times in a row, or cannot start.
             RefusedError: the coordinator refuses this agent for good.
         """
         try:
@@ -115,19 +147,27 @@ class Agent:
                 log.info("engine healthy after %.1f s", time.monotonic() - began)
                 reason = await self._serve(engine)
                 failures = 0
+                self._report(reason, engine.last_lines(), starting=False)
             except EngineStartError as error:
                 failures += 1
-                if failures == FAILED_STARTS:
-                    raise
                 reason = str(error)
+                self._report(reason, error.last_lines, starting=True)
+                if failures == FAILED_STARTS or error.hopeless:
+                    await asyncio.sleep(LAST_WORDS_SECONDS)
+                    raise
             log.warning("%s; it is started again", reason)
             await engine.kill()
             self._engine = None
-            self._restarts += 1
             if time.monotonic() - began > FORGIVEN_AFTER_SECONDS:
                 backoff = FIRST_BACKOFF_SECONDS
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, LAST_BACKOFF_SECONDS)
+
+    def _report(self, reason: str, last_lines: str, starting: bool) -> None:
+        """Tell the coordinator that a server ended, now and on every connection until the next one is ready."""
+        self._restarts += 1
+        self._died = EngineDied(self._pool.name, reason, last_lines, self._restarts, starting)
+        self._link.send(self._died)
 
     async def _serve(self, engine: EngineProcess) -> str:
         """Serve from a healthy server until it ends or has to; return why.
@@ -140,10 +180,10 @@ class Agent:
         self._updater = WeightUpdater(engine.client)
         self._doom = asyncio.get_running_loop().create_future()
         self._requests.attach(engine.client)
-        self._set_state("ready")
+        self._state = "ready"
+        say_ready(True)
         for message in self._register():
             self._link.send(message)
-        self._ready.set()
         ended = asyncio.create_task(engine.wait_ended())
         either: set[asyncio.Future[Any]] = {ended, self._doom}
         try:
@@ -151,15 +191,15 @@ class Agent:
         finally:
             ended.cancel()
             served, self._served = self._served, False
-            self._ready.clear()
             self._weights, self._updater = NO_WEIGHTS, None
             for update in self._updates:
                 update.cancel()
             self._requests.detach()
+            say_ready(False)
             self._set_state("starting")
         reason, own_fault = (ended.result(), True) if ended.done() else self._doom.result()
         if own_fault and not served:
-            raise EngineStartError(f"{reason} before it served anything; its last lines:\n{engine.last_lines()}")
+            raise EngineStartError(f"{reason} (it had not served anything)", engine.last_lines())
         return reason
 
     def _end_engine(self, reason: str, own_fault: bool) -> None:
@@ -172,29 +212,33 @@ class Agent:
         engine = self._engine
         if engine is not None and await engine.client.healthy():
             return True
-        self._end_engine("the engine inside the server is dead", own_fault=True)
+        reason = "the engine inside the server is dead"
+        self._end_engine(reason if engine is None else engine.explain(reason), own_fault=True)
         return False
 
     # --- the link -----------------------------------------------------------------------------------------------------
 
     def _register(self) -> list[Any]:
         """Return what to say first on a connection, or when a new server is ready."""
-        lineage, version, digest = self._weights
-        messages: list[Any] = [
-            RegisterEngine(
-                self._instance,
-                self._pool.name,
-                self._pool.max_concurrency,
-                self._pool.max_model_length,
-                lineage,
-                version,
-                self._requests.in_hand(),
-                digest,
+        messages: list[Any] = []
+        if self._state != "starting":
+            lineage, version, digest = self._weights
+            messages.append(
+                RegisterEngine(
+                    self._instance,
+                    self._pool.name,
+                    self._pool.max_concurrency,
+                    self._pool.max_model_length,
+                    lineage,
+                    version,
+                    self._requests.in_hand(),
+                    digest,
+                    self._pod,
+                )
             )
-        ]
-        unacknowledged = self._requests.unacknowledged()
-        if unacknowledged:
-            messages.append(Completions(unacknowledged))
+        elif self._died is not None:
+            messages.append(self._died)
+        messages += self._requests.unacknowledged()
         if self._unsaid is not None:
             messages.append(self._unsaid)
             self._unsaid = None
@@ -202,14 +246,13 @@ class Agent:
         return messages
 
     async def _listen(self) -> None:
-        await self._ready.wait()
         async for message in self._link.messages():
             self._handle(message)
 
     def _handle(self, message: Any) -> None:
         match message:
             case Generate():
-                if self._served:  # else it was meant for the server before this one
+                if self._served and self._state != "leaving":  # else: for the server before, or sent again by others
                     self._requests.generate(message)
             case AckCompletions():
                 self._requests.acknowledge(message.parts)
@@ -272,7 +315,7 @@ class Agent:
         return EngineHeartbeat(self._state, self._requests.running, self._requests.waiting, self._restarts)
 
     def _set_state(self, state: str) -> None:
-        if state != self._state:
+        if state != self._state and self._state != "leaving":
             self._state = state
             self._link.send(self._heartbeat())
 

@@ -1,4 +1,5 @@
-"""Entry point of a rollout worker's agent: rljob-agent."""
+"""Entry point of a rollout worker's agent: rljob-agent. With ``--check`` it only says what would keep engines from
+starting."""
 
 import logging
 import sys
@@ -7,16 +8,33 @@ import sys
 def main() -> None:
     """Serve the pool that the environment names; exit 2 when its engine cannot start."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if sys.argv[1:] == ["--check"]:
+        sys.exit(_check())
+    from rljob.protocol.ending import end_on_sigterm
+
+    end_on_sigterm()
     import uvloop
 
     from rljob.protocol.environment import read_environment
-    from rljob.rollout.wiring import GivenUpError, serve
+    from rljob.rollout.wiring import GivenUpError, MachineError, serve
 
     try:
         uvloop.run(serve(read_environment()))
     except (ValueError, GivenUpError) as error:
         logging.error("%s", error)
         sys.exit(2)
+    except MachineError as error:
+        logging.error("%s", error)
+        sys.exit(1)
+
+
+def _check() -> int:
+    """Print what is wrong, a line each, on stderr; return the exit code."""
+    from rljob.protocol.checking import report
+    from rljob.protocol.environment import read_environment
+    from rljob.rollout import preflight
+
+    return report(lambda: preflight.check(read_environment()))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 0.002
 ABORT_AGAIN_SECONDS = 0.1
+MESSAGE_BYTES = 8 << 20  # far below a frame's limit: messages share frames
+SPAN_BYTES, PART_BYTES = 32, 256  # at most, encoded
 
 Key: TypeAlias = tuple[str, int, int]
 
@@ -111,10 +113,10 @@ class RequestTable:
         """Return the requests waiting and running."""
         return [request.message.part for request in self._requests.values() if not request.discarded]
 
-    def unacknowledged(self) -> list[Completion]:
+    def unacknowledged(self) -> list[Completions]:
         """Return finished completions that the coordinator may not have; they need not be sent besides."""
         self._unsent.clear()
-        return list(self._finished.values())
+        return in_messages(self._finished.values())
 
     def generate(self, message: Generate) -> None:
         """Take a request, unless it is in hand; repeat its completion if it is finished."""
@@ -220,9 +222,9 @@ class RequestTable:
 
     def _flush(self) -> None:
         self._flush_due = False
-        if self._unsent:
-            self._send(Completions(self._unsent))
-            self._unsent = []
+        for message in in_messages(self._unsent):
+            self._send(message)
+        self._unsent = []
 
     async def _abort_in_engine(self, requests: list[_Request]) -> None:
         """Abort until all have ended: an abort that overtakes its request does nothing."""
@@ -244,6 +246,20 @@ class RequestTable:
             self._emptied.set()
         else:
             self._emptied.clear()
+
+
+def in_messages(completions: Iterable[Completion]) -> list[Completions]:
+    """Return completions as messages of at most ``MESSAGE_BYTES`` each, but for a single one that is longer."""
+    messages: list[Completions] = []
+    room = 0
+    for completion in completions:
+        size = len(completion.token_ids) + len(completion.logprobs) + SPAN_BYTES * len(completion.spans) + PART_BYTES
+        if size > room:
+            messages.append(Completions([]))
+            room = MESSAGE_BYTES
+        messages[-1].items.append(completion)
+        room -= size
+    return messages
 
 
 def _key(part: Part) -> Key:

@@ -14,57 +14,83 @@ import secrets
 import signal
 import socket
 import sys
-import tempfile
+import time
 from collections import deque
 
+from rljob.rollout import deaths
 from rljob.rollout.adapters.base import Adapter, EngineClient
+from rljob.rollout.scratch import Scratch, remove_orphans
 
 log = logging.getLogger(__name__)
 
 TAIL_LINES = 40
+KEPT_LINES = 1000  # the first error comes before pages of what follows from it
+LINE_CHARACTERS = 2000
 LINE_BYTES = 1 << 20
+FINAL_SECONDS = 10.0
+"""What a server that was healthy wrote in its last seconds tells why it ended; older errors did not end it."""
 HEALTH_POLL_SECONDS = 0.1
 STOP_SECONDS = 3.0
 
 
 class EngineStartError(Exception):
-    """The server ended before it was healthy."""
+    """The server ended before it was healthy, or before it served anything.
+
+    Args:
+        reason: one sentence.
+        last_lines: of its log.
+        hopeless: it refuses its settings: starting it again would end the same.
+    """
+
+    def __init__(self, reason: str, last_lines: str, hopeless: bool = False) -> None:
+        super().__init__(reason)
+        self.last_lines = last_lines
+        self.hopeless = hopeless
 
 
 class EngineProcess:
     """One server, from start to end. Made by :meth:`start`."""
 
-    def __init__(
-        self, process: asyncio.subprocess.Process, client: EngineClient, scratch: tempfile.TemporaryDirectory[str]
-    ) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, client: EngineClient, scratch: Scratch) -> None:
         self.client = client
         self._process = process
         self._scratch = scratch
-        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._oom_kills = deaths.oom_kills()
+        self._healthy = False
+        self._tail: deque[tuple[float, str]] = deque(maxlen=KEPT_LINES)  # monotonic time, line
         self._forwarding = asyncio.create_task(self._forward_output())
 
     @classmethod
     async def start(cls, adapter: Adapter) -> EngineProcess:
-        """Start a server on a free port of loopback, with a key of its own."""
+        """Start a server on a free port of loopback, with a key of its own.
+
+        Raises:
+            OSError: the machine has no room for it.
+        """
+        remove_orphans()
         port, key = _free_port(), secrets.token_urlsafe(32)
         launch = adapter.launch(port, key)
-        scratch = tempfile.TemporaryDirectory(prefix="rljob-engine-", ignore_cleanup_errors=True)
-        environment = dict(os.environ, TMPDIR=scratch.name)  # its sockets and files go with it
+        scratch = Scratch()
+        environment = dict(os.environ, TMPDIR=str(scratch.path))  # its sockets and files go with it
         environment.pop("RLJOB_TOKEN", None)  # the server has no business with the coordinator
         for name, value in launch.environment.items():
             if value is None:
                 environment.pop(name, None)
             else:
                 environment[name] = value
-        process = await asyncio.create_subprocess_exec(
-            *launch.command,
-            env=environment,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-            limit=LINE_BYTES,
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *launch.command,
+                env=environment,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+                limit=LINE_BYTES,
+            )
+        except OSError:
+            scratch.remove()
+            raise
         log.info("engine server started: pid %d, port %d", process.pid, port)
         return cls(process, adapter.connect(port, key), scratch)
 
@@ -77,24 +103,33 @@ class EngineProcess:
         """Return when the server serves.
 
         Raises:
-            EngineStartError: it ended instead; its last lines are in the message.
+            EngineStartError: it ended instead.
         """
         while self._process.returncode is None:
             if await self.client.healthy():
+                self._healthy = True
                 return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), HEALTH_POLL_SECONDS)
-        await self._forwarding
-        raise EngineStartError(f"{self._how_it_ended()}; its last lines:\n{self.last_lines()}")
+        reason = await self.wait_ended()
+        raise EngineStartError(reason, self.last_lines(), self._process.returncode == deaths.REFUSED)
 
     def last_lines(self) -> str:
         """Return the end of what the server wrote."""
-        return "\n".join(self._tail)
+        return "\n".join(line for _, line in list(self._tail)[-TAIL_LINES:])
 
     async def wait_ended(self) -> str:
-        """Return how the server ended, once it has."""
-        await self._process.wait()
-        return self._how_it_ended()
+        """Return how the server ended, and the error it named, once it has."""
+        code = await self._process.wait()
+        with contextlib.suppress(TimeoutError):  # a child of it may hold the pipe open
+            await asyncio.wait_for(asyncio.shield(self._forwarding), 1.0)
+        return self.explain(deaths.describe_end(code, deaths.oom_kills() > self._oom_kills))
+
+    def explain(self, end: str) -> str:
+        """Return how it ended together with the first error that its log names for it."""
+        since = time.monotonic() - FINAL_SECONDS if self._healthy else 0.0
+        error = deaths.first_error(line for written, line in self._tail if written >= since)
+        return f"{end}: {error}" if error else end
 
     async def stop(self) -> None:
         """End the server, politely for a moment."""
@@ -111,17 +146,9 @@ class EngineProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
         await self.client.close()
-        await self._forwarding
-        self._scratch.cleanup()
-
-    def _how_it_ended(self) -> str:
-        code = self._process.returncode
-        assert code is not None
-        return (
-            f"the engine server was killed by {signal.Signals(-code).name}"
-            if code < 0
-            else (f"the engine server exited with code {code}")
-        )
+        with contextlib.suppress(TimeoutError):  # a child in a session of its own may hold the pipe open
+            await asyncio.wait_for(self._forwarding, 1.0)
+        self._scratch.remove()
 
     async def _forward_output(self) -> None:
         assert self._process.stdout is not None
@@ -133,8 +160,9 @@ class EngineProcess:
             if not line:
                 return
             text = line.decode(errors="replace")
-            self._tail.append(text.rstrip("\n"))
-            sys.stderr.write(text)
+            self._tail.append((time.monotonic(), text.rstrip("\n")[:LINE_CHARACTERS]))
+            with contextlib.suppress(OSError):  # the disk of the log is full: the server must not wait for it
+                sys.stderr.write(text)
 
 
 def _free_port() -> int:

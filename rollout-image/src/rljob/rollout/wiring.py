@@ -8,6 +8,7 @@ import signal
 from functools import partial
 
 from rljob.protocol.environment import PartEnvironment
+from rljob.protocol.heartbeat import beating
 from rljob.protocol.link import RefusedError
 from rljob.rollout.adapters import ADAPTERS
 from rljob.rollout.agent import Agent
@@ -18,6 +19,10 @@ log = logging.getLogger(__name__)
 
 class GivenUpError(Exception):
     """Nothing that a restart of the agent could mend."""
+
+
+class MachineError(Exception):
+    """This machine cannot start a server now: no room on its disk, no more processes."""
 
 
 def build(environment: PartEnvironment) -> Agent:
@@ -35,23 +40,48 @@ def build(environment: PartEnvironment) -> Agent:
     if not (model / "config.json").is_file():
         raise ValueError(f"models: {model} holds no Hugging Face model (no config.json); check source {source!r}")
     start_engine = partial(EngineProcess.start, ADAPTERS[pool.engine](pool, model))
-    return Agent(pool, start_engine, environment.coordinator, environment.token)
+    return Agent(pool, start_engine, environment.coordinator, environment.token, environment.instance)
 
 
 async def serve(environment: PartEnvironment) -> None:
-    """Run the agent until it is drained or SIGTERM or SIGINT arrives.
+    """Run the agent until it is drained, or SIGTERM or SIGINT arrives and what it has is handed back; a second signal
+    ends it at once.
 
     Raises:
         ValueError: see :func:`build`.
         GivenUpError: the engine cannot start, or the coordinator refuses the agent.
+        MachineError: the machine cannot start it now.
     """
-    running = asyncio.ensure_future(build(environment).run())
+    agent = build(environment)
+    running = asyncio.ensure_future(agent.run())
+    leaving: list[asyncio.Task[None]] = []
+
+    async def leave() -> None:
+        await agent.leave()
+        running.cancel()
+
+    def end() -> None:
+        if leaving:
+            running.cancel()
+        leaving.append(asyncio.create_task(leave()))
+
     loop = asyncio.get_running_loop()
     for sign in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(sign, running.cancel)
+        loop.add_signal_handler(sign, end)
+    given_up: GivenUpError | MachineError | None = None  # raised in an except* clause it would come in a group
     try:
-        await running
-    except* (EngineStartError, RefusedError) as group:
-        raise GivenUpError(str(group.exceptions[0])) from None
+        with beating():
+            await running
+    except* EngineStartError as group:
+        error = group.exceptions[0]
+        assert isinstance(error, EngineStartError)
+        log.error("the last lines of the engine server:\n%s", error.last_lines)
+        given_up = GivenUpError(f"rollouts: pool {environment.name!r} cannot start its engine: {error}")
+    except* OSError as group:
+        given_up = MachineError(f"pool {environment.name!r} cannot start its engine: {group.exceptions[0]}")
+    except* RefusedError as group:
+        given_up = GivenUpError(str(group.exceptions[0]))
     except* asyncio.CancelledError:
         log.info("stopped")
+    if given_up is not None:
+        raise given_up

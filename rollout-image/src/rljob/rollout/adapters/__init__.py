@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from rljob.api.models import Rollout
+from rljob.api.roles import Rollout
 from rljob.rollout.adapters.base import Adapter
 from rljob.rollout.adapters.vllm import VllmAdapter
 

@@ -5,7 +5,7 @@ The agent knows engines through these types only; one module beside this one per
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -85,6 +85,9 @@ class EngineClient(Protocol):
 
 class Adapter(Protocol):
     """One kind of engine, set up for a pool."""
+
+    def problems(self) -> Iterator[str]:
+        """Yield ``field: sentence`` for what would keep a server from starting here; fields are those of the pool."""
 
     def launch(self, port: int, key: str) -> Launch:
         """Return how to start a server on a port of loopback that only holders of ``key`` may use."""

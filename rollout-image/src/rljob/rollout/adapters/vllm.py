@@ -6,11 +6,13 @@ those of its development mode for pausing and changing weights.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import subprocess
 import sys
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,9 +20,10 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
-from rljob.api.models import Rollout
+from rljob.api.roles import Rollout
 from rljob.protocol.messages import PrepareWeights, SamplingParams, VersionSpan
 from rljob.rollout.adapters.base import BadRequestError, EngineError, EngineGoneError, Launch, Output
+from rljob.rollout.deaths import REFUSED, first_error
 
 ENGINE_MODULE = "rljob.rollout.vllm_engine"
 SERVED_NAME = "model"
@@ -56,6 +59,17 @@ class VllmAdapter:
         self._rollout = rollout
         self._model = model
         self._on_cpu = not _has_gpu()
+
+    def problems(self) -> Iterator[str]:
+        """Yield what would keep a server from starting; see :class:`Adapter`. Takes seconds when there are args."""
+        if importlib.util.find_spec("vllm") is None:
+            yield "engine: vLLM is not installed in this environment; install it beside rljob-rollout"
+        elif self._rollout.args:
+            command = [sys.executable, "-m", f"{ENGINE_MODULE}.arguments", *self._rollout.args]
+            environment = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            if done.returncode == REFUSED:
+                yield f"args: vLLM refuses them ({first_error(done.stderr.splitlines())}); correct them"
 
     def launch(self, port: int, key: str) -> Launch:
         """Return how to start a server on ``port`` of loopback; see :class:`Adapter`."""

@@ -10,7 +10,9 @@ vLLM are imported once.
 import logging
 import multiprocessing
 import sys
+import traceback
 
+from rljob.rollout.deaths import REFUSED
 from rljob.rollout.vllm_engine.parentage import die_with_parent
 
 
@@ -28,7 +30,11 @@ def main() -> None:
         import vllm.v1.worker.cpu_worker  # noqa: F401  imported before the fork, once
 
         engine_processes.get_mp_context = lambda: multiprocessing.get_context("fork")
-    entry.main()
+    try:
+        entry.main()
+    except ValueError:  # settings that vLLM refuses: another start would end the same
+        traceback.print_exc()
+        sys.exit(REFUSED)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ from vllm.model_executor.model_loader.reload.layerwise import (
 from rljob.protocol.messages import ParameterMeta
 from rljob.protocol.weights import plan_buckets
 from rljob.rollout.vllm_engine.parentage import die_with_parent
+from rljob.rollout.vllm_engine.quiet import leave_out_expected
 
 BACKEND = "rljob"
 POLL_SECONDS = 0.001
@@ -85,6 +86,7 @@ class WeightReceiver(WeightTransferEngine[JoinInfo, RoundInfo]):
         self._group: Group | None = None
         self._bucket_bytes = 0
         self._wire_device = "cpu"
+        leave_out_expected(bool(getattr(self.model_config.hf_text_config, "tie_word_embeddings", False)))
         server = multiprocessing.parent_process()
         if server is not None and server.pid is not None:
             die_with_parent(server.pid)
