@@ -27,7 +27,7 @@ from rljob.scheduling.shards import assign
 from rljob.trainer.world import World, join_world, leave_world, make_deterministic
 
 VOCABULARY = 61
-WAIT_SECONDS = 50
+WAIT_SECONDS = 100
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
+import resource
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,7 +15,7 @@ from safetensors.torch import load_file
 
 from rljob.trainer import checkpoint as module
 from rljob.trainer.checkpoint import Checkpoints, OptimizerState, TrainerState, read_configuration, read_state
-from rljob.trainer.errors import ModelError, SupersededError
+from rljob.trainer.errors import ModelError, NoRoomError, SupersededError
 
 
 def state(step: int, incarnation: int = 1) -> TrainerState:
@@ -36,7 +40,7 @@ def test_the_newest_complete_checkpoint_is_found(tmp_path):
     path, found = checkpoints.newest()
     assert (path, found.step) == (tmp_path / "checkpoints" / "step-000100", 100)
     assert load_file(path / "model.safetensors")["w"].tolist() == [[100.0] * 3] * 2
-    assert OptimizerState(path / "optimizer.safetensors", 1).tensor("exp_avg.w").tolist() == [[1.0] * 3] * 2
+    assert OptimizerState(path / "trainer/optimizer.safetensors", 1).tensor("exp_avg.w").tolist() == [[1.0] * 3] * 2
     assert checkpoints.relative(100) == "checkpoints/step-000100"
 
 
@@ -72,6 +76,45 @@ def test_a_crash_at_any_point_leaves_a_complete_checkpoint_or_none(tmp_path, mon
         assert values.unique().tolist() in ([1.0], [2.0])
         assert read_state(found[0]).digest
     assert names(checkpoints) <= {"step-000005"}
+
+
+@pytest.fixture
+def room():
+    """Setter of the longest file, in bytes, that this process can write: as a full disk, without one."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.parametrize("size", [0, 1, 150])  # the configuration, the state and the weights do not fit
+def test_a_checkpoint_that_does_not_fit_leaves_nothing_and_can_be_tried_again(tmp_path, room, size):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.claim(1)
+    write(checkpoints, 1)
+    room(size)
+    with pytest.raises(
+        NoRoomError, match=f"checkpoint of step 2 does not fit the disk of {checkpoints.directory} .*room"
+    ):
+        write(checkpoints, 2)
+    if size == 0:
+        with pytest.raises(NoRoomError, match="note of the trainer's incarnation does not fit"):
+            checkpoints.claim(9)
+    room(1 << 30)
+    assert names(checkpoints) == {"step-000001"}
+    assert (checkpoints.directory / "incarnation").read_text() == "1"
+    write(checkpoints, 2)
+    assert names(checkpoints) == {"step-000001", "step-000002"}
+
+
+def test_an_error_of_the_disk_that_is_not_want_of_room_is_not_hidden(tmp_path, monkeypatch):
+    def broken(path):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(module, "_sync", broken)
+    with pytest.raises(OSError, match="Input/output"):
+        write(Checkpoints(tmp_path), 2)
 
 
 def test_a_replay_with_the_same_content_keeps_the_checkpoint_and_another_replaces_it(tmp_path):
@@ -114,5 +157,26 @@ def test_everything_but_weights_is_copied(tmp_path):
 
 def test_a_damaged_state_is_named(tmp_path):
     (tmp_path / "trainer.json").write_text("{}")
-    with pytest.raises(ModelError, match="remove that checkpoint"):
+    with pytest.raises(ModelError, match=f"remove {tmp_path}"):
         read_state(tmp_path)
+
+
+def test_what_cannot_be_deleted_yet_stops_nothing_and_goes_later(tmp_path, monkeypatch, caplog):
+    """NFS keeps a directory in which a file is open: somebody exports the checkpoint."""
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2, 3):
+        write(checkpoints, step)
+    delete = os.rmdir
+
+    def in_use(path, *arguments, **more):
+        raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
+
+    monkeypatch.setattr(os, "rmdir", in_use)
+    checkpoints.remove([1])
+    checkpoints.remove([2])
+    Checkpoints(tmp_path).clean()
+    assert not checkpoints.has(1) and not checkpoints.has(2) and checkpoints.has(3)
+    assert caplog.text.count("cannot be deleted yet") == 2  # once each time that a trainer lives
+    monkeypatch.setattr(os, "rmdir", delete)
+    checkpoints.remove([])
+    assert sorted(path.name for path in checkpoints.directory.iterdir() if path.is_dir()) == ["step-000003"]

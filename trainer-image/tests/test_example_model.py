@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Tokenizer
 
-from rljob.api.models import Task
+from rljob.api.tasks import Task
 from rljob.protocol.data import is_held_out
 from rljob.trainer import example_lessons as lessons
 from rljob.trainer import example_model as example
@@ -65,6 +65,20 @@ def test_problems_are_the_task_s_own_but_never_held_out_ones():
         assert not is_held_out(problem.prompt.removeprefix("Q: ").removesuffix("\n"))
     terms = [len(problem.expression.split()) // 2 + 1 for problem in problems]
     assert set(terms) == {2, 3, 4, 5}
+
+
+def test_for_a_task_whose_data_is_a_file_sums_are_taught_as_they_are():
+    data = {"jsonl": {"path": "sums.jsonl"}}
+    of_a_file = Task.model_validate({"name": "sums", "prompt": "{terms}?", "data": data, "reward": "sums"})
+    drawn = lessons.draw_problems(of_a_file, seed=1)
+    plain = lessons.draw_problems(task().model_copy(update={"prompt": "{question}\n"}), seed=1)
+    assert list(itertools.islice(drawn, 20)) == list(itertools.islice(plain, 20))
+
+
+def test_a_chat_is_not_taught():
+    chat = task().model_copy(update={"prompt": None})
+    with pytest.raises(ValueError, match="is a chat; this initializer teaches plain prompts only"):
+        next(lessons.draw_problems(chat, seed=1))
 
 
 def test_another_seed_draws_other_problems():

@@ -43,7 +43,8 @@ def objective(new, old, advantages, dual=None):
 )
 def test_every_token_has_the_objective_of_the_paper(tokens, dual):
     new, old, advantages = (list(column) for column in zip(*tokens, strict=True))
-    values, clipped = objective([[x] for x in new], [[x] for x in old], advantages, dual)
+    result = objective([[x] for x in new], [[x] for x in old], advantages, dual)
+    values, clipped = result.values_BK, result.clipped_BK
     expected = [reference_objective(*token, dual) for token in tokens]
     np.testing.assert_allclose(values[:, 0].numpy(), expected, rtol=1e-9, atol=1e-12)
     for (n, o, a), held in zip(tokens, clipped[:, 0].tolist(), strict=True):
@@ -53,7 +54,7 @@ def test_every_token_has_the_objective_of_the_paper(tokens, dual):
 @given(st.lists(st.tuples(logprob, logprob, advantage), min_size=1, max_size=20), st.floats(1.01, 10))
 def test_a_dual_clip_bounds_what_a_bad_sample_can_cost(tokens, dual):
     new, old, advantages = (list(column) for column in zip(*tokens, strict=True))
-    values, _ = objective([[x] for x in new], [[x] for x in old], advantages, dual)
+    values = objective([[x] for x in new], [[x] for x in old], advantages, dual).values_BK
     for value, a in zip(values[:, 0].tolist(), advantages, strict=True):
         assert value >= min(dual * a, 0) * (1 + 1e-12)
 
@@ -61,7 +62,8 @@ def test_a_dual_clip_bounds_what_a_bad_sample_can_cost(tokens, dual):
 def test_the_gradient_is_that_of_the_ratio_and_stops_where_a_clip_holds():
     new = torch.tensor([[-1.0, -1.0, -1.0, -1.0]], dtype=torch.float64, requires_grad=True)
     old = torch.tensor([[-1.0, -1.1, -2.0, 0.0]], dtype=torch.float64)
-    values, clipped = ppo_clip(new, old, torch.tensor([2.0], dtype=torch.float64), LOW, HIGH, None)
+    result = ppo_clip(new, old, torch.tensor([2.0], dtype=torch.float64), LOW, HIGH, None)
+    values, clipped = result.values_BK, result.clipped_BK
     values.sum().backward()
     assert clipped.tolist() == [[False, False, True, False]]
     np.testing.assert_allclose(new.grad[0], [2.0, 2 * math.exp(0.1), 0.0, 2 * math.exp(-1)])
@@ -70,27 +72,27 @@ def test_the_gradient_is_that_of_the_ratio_and_stops_where_a_clip_holds():
 def test_the_denominator_carries_no_gradient():
     """Mistake 5: importance weights that are not detached."""
     new = torch.tensor([[-1.0]], requires_grad=True)
-    values, _ = ppo_clip(new, new, torch.ones(1), LOW, HIGH, None)
+    values = ppo_clip(new, new, torch.ones(1), LOW, HIGH, None).values_BK
     values.sum().backward()
     assert new.grad.item() == 1.0  # with a gradient through the denominator it would be 0
 
 
 def test_a_stale_engine_is_clipped():
     """Mistake 8: clipping that is silently off in asynchronous mode, where the ratio is not 1."""
-    values, clipped = objective([[-1.0, -1.0]], [[-3.0, -1.0]], [1.0])
-    assert clipped.tolist() == [[True, False]]
-    assert values[0, 0].item() == pytest.approx(1 + HIGH)
+    result = objective([[-1.0, -1.0]], [[-3.0, -1.0]], [1.0])
+    assert result.clipped_BK.tolist() == [[True, False]]
+    assert result.values_BK[0, 0].item() == pytest.approx(1 + HIGH)
 
 
 def test_ratios_do_not_grow_with_the_length_of_a_sequence():
     """Mistake 12: 1.1 for each of 100 tokens is a sequence ratio of 14,000."""
     new = torch.full((1, 100), math.log(0.5) + math.log(1.1))
-    values, _ = objective(new, torch.full((1, 100), math.log(0.5)), [1.0])
+    values = objective(new, torch.full((1, 100), math.log(0.5)), [1.0]).values_BK
     assert values.max().item() == pytest.approx(1.1, rel=1e-6)
 
 
 def test_an_absurd_log_ratio_stays_finite():
-    values, _ = objective([[0.0, -1e4]], [[-1e4, 0.0]], [-1.0])
+    values = objective([[0.0, -1e4]], [[-1e4, 0.0]], [-1.0]).values_BK
     assert torch.isfinite(values).all()
     assert values[0, 0].item() == pytest.approx(-math.exp(20))
 

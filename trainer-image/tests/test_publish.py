@@ -40,6 +40,9 @@ class FakeSender:
     def close(self, engine: str) -> None:
         self.events.put(("close", engine))
 
+    def close_idle(self, seconds: float) -> None:
+        assert seconds > 60
+
 
 @pytest.fixture
 def sender() -> FakeSender:

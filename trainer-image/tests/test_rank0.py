@@ -69,6 +69,18 @@ async def test_waiting_ends_when_the_time_is_up(coordinator, rank0):
     assert rank0.next(0.001) is None
 
 
+async def test_what_is_being_tried_again_is_given_up_for_an_order_to_stop_but_not_for_work(coordinator, rank0):
+    rank0.start()
+    await coordinator.hear(m.RegisterTrainer)
+    await coordinator.tell(m.TrainerRegistered(3, 5))
+    await command(rank0)
+    await coordinator.tell(m.SendWeights(3, 1, []))
+    assert not await asyncio.to_thread(rank0.overtaken, 0.1)
+    waiting = asyncio.create_task(asyncio.to_thread(rank0.overtaken, 10))
+    await coordinator.tell(m.Stop("the run failed"))
+    assert await waiting
+
+
 async def test_a_connection_that_broke_for_good_ends_the_process(coordinator, rank0, monkeypatch):
     def broken() -> None:
         raise ZeroDivisionError

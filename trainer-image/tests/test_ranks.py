@@ -19,10 +19,12 @@ from rljob.trainer.batch import lengths
 from rljob.trainer.checkpoint import OPTIMIZER, WEIGHTS, Checkpoints, OptimizerState, TrainerState, read_configuration
 from rljob.trainer.errors import UnrecoverableError
 from rljob.trainer.fsdp import FsdpBackend
+from rljob.trainer.metrics import METRICS
 from rljob.trainer.pull import check_shard
 from rljob.trainer.step import apply_batch
 from rljob.trainer.world import World, join_world, leave_world, make_deterministic
 
+OF_ONE_RANK = {"seconds_forward", "seconds_backward", "seconds_optimizer", "memory_peak_bytes", "padding_share"}
 OPTIMIZER_SETTINGS = {"learningRate": 1e-3, "maxGradNorm": 0.05, "epsilon": 1e-3}
 
 
@@ -58,15 +60,15 @@ def _child(rank: int, size: int, port: int, pipe: Any, work: Callable[..., Any],
 
 
 def train(world: World, source: Path, job: RLJob, steps: list[Any], backend: FsdpBackend | None = None) -> Any:
-    """Return parameters as lists (rank 0) and the last figures after training this rank's shards."""
+    """Return parameters as arrays (rank 0), the last figures and advantages after training this rank's shards."""
     backend = backend or FsdpBackend(source, job.spec.trainer, world)
-    figures = {}
+    applied = None
     for command, tokens in steps:
         mine = assign(lengths(command.samples), world.size)[world.rank]
         rows = check_shard([tokens[i] for i in mine], command.samples, mine)
-        figures = apply_batch(command, rows, job.spec.algorithm, backend, world, job.spec.trainer.microbatch_tokens)
+        applied = apply_batch(command, rows, job.spec.algorithm, backend, world, job.spec.trainer.microbatch_tokens)
     parameters = {name: tensor.numpy().copy() for name, tensor in backend.named_tensors()}
-    return (parameters if world.rank == 0 else None), figures
+    return (parameters if world.rank == 0 else None), applied.figures, applied.advantages_N
 
 
 def compare(results: list[Any], alone: Any) -> None:
@@ -74,8 +76,9 @@ def compare(results: list[Any], alone: Any) -> None:
     for name, expected in alone[0].items():
         torch.testing.assert_close(torch.tensor(parameters[name]), torch.tensor(expected), rtol=0, atol=1e-6)
     for other in results:
-        for name in ("loss", "grad_norm", "tokens", "mismatch_max", "clip_fraction", "kl_k3", "ess", "entropy"):
+        for name in METRICS.keys() & alone[1].keys() - OF_ONE_RANK:
             assert other[1][name] == pytest.approx(alone[1][name], rel=1e-4, abs=1e-6), name
+        assert other[2].tobytes() == alone[2].tobytes()
 
 
 @pytest.mark.parametrize("size", [2, 3])

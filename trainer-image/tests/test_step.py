@@ -9,14 +9,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from rljob.api.models import Algorithm, Optimizer, RLJob
+from rljob.api.algorithm import Algorithm
+from rljob.api.models import RLJob
+from rljob.api.roles import Optimizer
 from rljob.protocol.messages import SampleTokens, Train
 from rljob.trainer.batch import split_minibatches
 from rljob.trainer.errors import ModelError, UnrecoverableError
 from rljob.trainer.fsdp import FsdpBackend, learning_rate
+from rljob.trainer.metrics import METRICS
 from rljob.trainer.probe import probe, probe_tokens
 from rljob.trainer.pull import check_shard
-from rljob.trainer.step import apply_batch
+from rljob.trainer.step import Applied, apply_batch
 from rljob.trainer.weights import digest
 from rljob.trainer.world import World
 
@@ -29,6 +32,15 @@ def reference_advantage(algorithm: Algorithm, rewards: list[float]) -> list[floa
         return [reward - mean for reward in rewards]
     variance = sum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1)
     return [(reward - mean) / (variance**0.5 + 1e-6) for reward in rewards]
+
+
+def reference_advantages(algorithm: Algorithm, train: Train) -> list[float]:
+    result = []
+    for sample in train.samples:
+        members = [other for other in train.samples if other.group == sample.group]
+        values = reference_advantage(algorithm, [other.reward for other in members])
+        result.append(values[[other.sample for other in members].index(sample.sample)])
+    return result
 
 
 def reference_logprobs(model: torch.nn.Module, tokens: SampleTokens, temperature: float) -> torch.Tensor:
@@ -47,6 +59,7 @@ def reference_training(
     )
     for train, shard in steps:
         groups = [sample.group for sample in train.samples]
+        advantages = reference_advantages(algorithm, train)
         with torch.no_grad():
             old = [reference_logprobs(model, t, s.temperature) for t, s in zip(shard, train.samples, strict=True)]
         for minibatch in split_minibatches(groups, algorithm.minibatches):
@@ -54,9 +67,7 @@ def reference_training(
             divisor = sum(train.samples[i].response_tokens for i in minibatch)
             for i in minibatch:
                 sample = train.samples[i]
-                rewards = [other.reward for other in train.samples if other.group == sample.group]
-                place = [other.sample for other in train.samples if other.group == sample.group].index(sample.sample)
-                advantage = reference_advantage(algorithm, rewards)[place]
+                advantage = advantages[i]
                 logprobs = reference_logprobs(model, shard[i], sample.temperature)[sample.prompt_tokens - 1 :]
                 behavior = torch.from_numpy(np.frombuffer(shard[i].logprobs, np.float32).copy())[sample.prompt_tokens :]
                 against = behavior if algorithm.ratio == "behavior" else old[i][sample.prompt_tokens - 1 :]
@@ -76,12 +87,12 @@ def reference_training(
 
 def train_steps(
     backend: FsdpBackend, world: World, job: RLJob, steps: list[tuple[Train, list[SampleTokens]]]
-) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-    """Apply the batches; return the last figures and the last gradient before clipping."""
+) -> tuple[Applied, dict[str, torch.Tensor]]:
+    """Apply the batches; return the last step and the last gradient before clipping."""
     gradients: dict[str, torch.Tensor] = {}
     update = backend.update
 
-    def observed(step: int) -> dict[str, float]:
+    def observed(step: int) -> tuple[float, float]:
         for name, parameter in backend.model.named_parameters():
             gradients[name] = parameter.grad.full_tensor().clone()
         return update(step)
@@ -89,8 +100,8 @@ def train_steps(
     backend.update = observed
     for train, shard in steps:
         rows = check_shard(shard, train.samples, list(range(len(shard))))
-        figures = apply_batch(train, rows, job.spec.algorithm, backend, world, job.spec.trainer.microbatch_tokens)
-    return figures, gradients
+        applied = apply_batch(train, rows, job.spec.algorithm, backend, world, job.spec.trainer.microbatch_tokens)
+    return applied, gradients
 
 
 ALGORITHMS = {
@@ -143,12 +154,12 @@ def first_step(model_directory, world, made, batch, error):
     train = msgspec.structs.replace(train, first_of_run=True)
     backend = FsdpBackend(model_directory, made.spec.trainer, world)
     rows = shards(train, as_sampled(str(model_directory), train, shard, error))
-    return apply_batch(train, rows, made.spec.algorithm, backend, world, 60), backend
+    return apply_batch(train, rows, made.spec.algorithm, backend, world, 60).figures
 
 
 @pytest.mark.parametrize("minibatches", [1, 2])
 def test_at_the_first_step_engine_and_trainer_agree(model_directory, world, job, batch, minibatches):
-    figures, _ = first_step(model_directory, world, job(algorithm={"minibatches": minibatches}), batch, 0.0)
+    figures = first_step(model_directory, world, job(algorithm={"minibatches": minibatches}), batch, 0.0)
     assert figures["first_step_logprob_error"] < 1e-5
     assert figures["mismatch_max"] < 1e-5
     assert figures["ess"] == pytest.approx(1)
@@ -164,7 +175,7 @@ def test_a_first_step_with_other_log_probabilities_ends_the_run_before_weights_c
 
 
 def test_in_bfloat16_a_first_step_that_differs_is_a_warning(model_directory, world, job, batch, caplog):
-    figures, _ = first_step(model_directory, world, job(trainer={"dtype": "bfloat16"}), batch, 0.5)
+    figures = first_step(model_directory, world, job(trainer={"dtype": "bfloat16"}), batch, 0.5)
     assert figures["first_step_logprob_error"] > 0.4
     assert "only a warning" in caplog.text
 
@@ -190,34 +201,71 @@ def test_a_gradient_that_is_not_finite_ends_the_run(model_directory, world, job,
     assert all(torch.equal(tensor, before[name]) for name, tensor in backend.named_tensors())
 
 
-def test_the_figures_say_what_happened(model_directory, world, job, batch):
-    train, shard = batch()
-    made = job()
-    backend = FsdpBackend(model_directory, made.spec.trainer, world)
-    model = AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32)
+def flat(train: Train, shard: list[SampleTokens], source: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return l_old and l_mu of all response tokens, sample by sample, from a plain model."""
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     old, behavior = [], []
     for tokens, sample in zip(shard, train.samples, strict=True):
         with torch.no_grad():
             old.append(reference_logprobs(model, tokens, sample.temperature).double()[sample.prompt_tokens - 1 :])
         behavior.append(torch.from_numpy(np.frombuffer(tokens.logprobs, np.float32).copy())[sample.prompt_tokens :])
-    old, behavior = torch.cat(old), torch.cat(behavior).double()
-    log_ratio = old - behavior
-    figures, _ = train_steps(backend, world, made, [(train, shard)])
+    return torch.cat(old), torch.cat(behavior).double()
+
+
+def test_the_figures_say_what_happened(model_directory, world, job, batch):
+    train, shard = batch()
+    made = job(trainer={"microbatchTokens": 60, "optimizer": OPTIMIZER})
+    backend = FsdpBackend(model_directory, made.spec.trainer, world)
+    old, behavior = flat(train, shard, str(model_directory))
+    log_ratio, ratio = old - behavior, (old - behavior).exp()
+    of_sample = torch.tensor(reference_advantages(made.spec.algorithm, train), dtype=torch.float64)
+    lengths = torch.tensor([sample.response_tokens for sample in train.samples])
+    advantage = of_sample.repeat_interleave(lengths)
+    low, high = (advantage < 0) & (ratio < 0.8), (advantage > 0) & (ratio > 1.2)
+    sizes = sorted((len(tokens.loss_mask) for tokens in shard), reverse=True)
+    real, padded = sum(sizes), 0
+    while sizes:  # the rows of a pass have one width
+        rows, sizes = sizes[: max(1, 60 // sizes[0])], sizes[max(1, 60 // sizes[0]) :]
+        padded += len(rows) * rows[0]
+    applied, gradients = train_steps(backend, world, made, [(train, shard)])
+    figures = applied.figures
     expected = {
+        "loss": -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean(),
+        "grad_norm": torch.stack([gradient.square().sum() for gradient in gradients.values()]).sum().sqrt(),
+        "learning_rate": 1e-3,
         "tokens": len(old),
-        "reward": np.mean([sample.reward for sample in train.samples]),
-        "response_length": len(old) / len(shard),
+        "advantage_abs": of_sample.abs().mean(),
+        "zero_advantage_share": (of_sample == 0).double().mean(),
         "entropy": -old.mean(),
         "mismatch_mean": log_ratio.abs().mean(),
         "mismatch_max": log_ratio.abs().max(),
         "kl_k1": -log_ratio.mean(),
-        "kl_k3": (log_ratio.exp() - 1 - log_ratio).mean(),
-        "ess": log_ratio.exp().sum() ** 2 / (len(old) * log_ratio.exp().square().sum()),
-        "learning_rate": 1e-3,
+        "kl_k3": (ratio - 1 - log_ratio).mean(),
+        "ess": ratio.sum() ** 2 / (len(old) * ratio.square().sum()),
+        "ratio_mean": ratio.mean(),
+        "ratio_max": ratio.max(),
+        "clip_fraction": (low | high).double().mean(),
+        "clip_fraction_low": low.double().mean(),
+        "clip_fraction_high": high.double().mean(),
+        "padding_share": (padded - real) / padded,
     }
     for name, value in expected.items():
         assert figures[name] == pytest.approx(float(value), rel=1e-4), name
-    assert {"loss", "grad_norm", "clip_fraction", "seconds_compute", "seconds_optimizer"} <= figures.keys()
+    assert expected["clip_fraction_low"] > 0 and expected["clip_fraction_high"] > 0 and expected["padding_share"] > 0
+    rest = {"seconds_forward", "seconds_backward", "seconds_optimizer", "memory_peak_bytes"}
+    of_the_loop = {"seconds", "seconds_pull", "tokens_per_second", "first_step_logprob_error"}
+    assert figures.keys() == expected.keys() | rest == METRICS.keys() - of_the_loop
+    assert all(figures[name] > 0 for name in rest)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_advantages_said_are_those_that_were_used(model_directory, world, job, batch, algorithm):
+    made = job(algorithm=ALGORITHMS[algorithm], trainer={"microbatchTokens": 60})
+    train, shard = batch()
+    backend = FsdpBackend(model_directory, made.spec.trainer, world)
+    applied, _ = train_steps(backend, world, made, [(train, shard)])
+    assert applied.advantages_N.dtype == np.float32
+    np.testing.assert_allclose(applied.advantages_N, reference_advantages(made.spec.algorithm, train), rtol=1e-6)
 
 
 def test_the_same_batches_give_the_same_bits(model_directory, world, job, batch):

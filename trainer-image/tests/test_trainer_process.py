@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import socket
 import sys
+from array import array
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from pathlib import Path
@@ -20,8 +22,14 @@ from safetensors.numpy import load_file
 
 from rljob.api.models import RLJob
 from rljob.protocol import messages as m
+from rljob.protocol.environment import PartEnvironment
 from rljob.protocol.weights import parameter_bytes, plan_buckets
+from rljob.trainer.checkpoint import Checkpoints, TrainerState, read_configuration
+from rljob.trainer.errors import ModelError
+from rljob.trainer.fsdp import FsdpBackend
+from rljob.trainer.loop import TrainerLoop
 from rljob.trainer.main import main
+from rljob.trainer.metrics import METRICS
 
 WAIT_SECONDS = 50
 
@@ -67,7 +75,9 @@ async def test_a_killed_trainer_resumes_from_its_checkpoint_and_replays_to_the_s
 
     before = await coordinator.digest()
     done = await coordinator.train(0)
+    assert done.metrics.keys() == METRICS.keys() - {"first_step_logprob_error"}
     assert done.metrics["tokens"] == sum(s.response_tokens for s in coordinator.batches[0][0].samples)
+    assert len(array("f", done.advantages)) == len(coordinator.batches[0][0].samples) and any(done.advantages)
     assert await coordinator.digest() != before
     coordinator.answers = [503, 500]  # the coordinator is restarting: the pull is repeated
     await coordinator.train(1)
@@ -169,3 +179,40 @@ def test_without_its_environment_the_trainer_says_so_and_exits_with_2(monkeypatc
         main()
     assert exit.value.code == 2
     assert "RLJOB_JOB is not set" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "trainer/optimizer.safetensors"])
+def test_a_damaged_checkpoint_is_named(tmp_path, model_directory, job, world, name):
+    backend = FsdpBackend(model_directory, job().spec.trainer, world)
+    state = TrainerState(1, 1, 1, "", {})
+    configuration = read_configuration(model_directory)
+    Checkpoints(tmp_path).write(state, configuration, dict(backend.named_tensors()), dict(backend.named_moments()))
+    checkpoint = tmp_path / "checkpoints" / "step-000001"
+    path = checkpoint / name
+    path.write_bytes(path.read_bytes()[:-10])
+    environment = PartEnvironment(job(), tmp_path, "http://127.0.0.1:9", "t", "", "", "127.0.0.1")
+    with pytest.raises(ModelError, match=rf"{name} is .*; remove {checkpoint} to go on from the checkpoint before"):
+        TrainerLoop(environment, world)
+
+
+async def test_a_trainer_on_a_full_disk_waits_for_room_and_says_so(tmp_path, job, batch, coordinator, start):
+    coordinator.batches = {0: batch()}
+    (process,) = await start(coordinator, job())
+    await coordinator.admit()
+    await coordinator.train(0)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+    await coordinator.tell(m.Checkpoint(1, 1, []))
+    waits = await coordinator.hear(m.TrainerWaits)
+    assert f"the checkpoint of step 1 does not fit the disk of {tmp_path}/storage/checkpoints" in waits.reason
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert await coordinator.hear(m.TrainerWaits) == m.TrainerWaits(1, "")
+    await coordinator.hear(m.Checkpointed)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+    coordinator.batches = {1: batch(step=1)}
+    await coordinator.train(1)
+    await coordinator.tell(m.Checkpoint(1, 2, [1]))
+    await coordinator.hear(m.TrainerWaits)
+    await coordinator.tell(m.Stop("the run failed"))
+    assert await asyncio.wait_for(process.wait(), WAIT_SECONDS) == 0
+    kept = {path.name for path in (tmp_path / "storage" / "checkpoints").iterdir() if path.is_dir()}
+    assert kept == {"step-000001"}

@@ -2,17 +2,23 @@
 
 import multiprocessing
 import os
+import queue
 import signal
+import socket
 import threading
 import time
 from datetime import timedelta
 
 import blake3
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
 
-from rljob.protocol.weights import plan_buckets
+from rljob.protocol.messages import EngineTarget, Probe, SendWeights
+from rljob.protocol.weights import parameter_bytes, plan_buckets
+from rljob.trainer import weights
+from rljob.trainer.publish import Publisher
 from rljob.trainer.weights import WeightSender, WeightTransferError, describe, digest
 
 torch.set_num_threads(1)
@@ -28,20 +34,20 @@ def tensors(scale=1.0):
     ]
 
 
-def sender(seconds=5.0, bucket_bytes=50_000):
-    return WeightSender("127.0.0.1", bucket_bytes, seconds, "gloo")
+def sender(seconds=5.0, bucket_bytes=50_000, host="127.0.0.1"):
+    return WeightSender(host, bucket_bytes, seconds, "gloo")
 
 
 class Peer:
     """The engine's side, by the book of rljob.protocol.weights."""
 
-    def __init__(self, info, seconds=5.0):
+    def __init__(self, info, seconds=5.0, seen_from="127.0.0.1"):
         store = dist.PrefixStore(
             info.group, dist.TCPStore(info.address, info.port, is_master=False, wait_for_workers=False)
         )
         options = dist.ProcessGroupGloo._Options()
         options._timeout = timedelta(seconds=seconds)
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=seen_from)]
         self.group = dist.ProcessGroupGloo(store, 1, info.world_size, options)
         self.received = b""
 
@@ -68,12 +74,13 @@ def in_thread(target, *args, **kwargs):
     return thread
 
 
-def test_every_byte_arrives_in_order_and_the_digest_is_the_receivers():
-    out, arrived = sender(), {}
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_every_byte_arrives_in_order_and_the_digest_is_the_receivers(host):
+    out, arrived = sender(host=host), {}
     info = out.open("e", fresh=False)
 
     def engine():
-        peer = Peer(info)
+        peer = Peer(info, seen_from=host)
         for _ in range(2):  # the same group serves the next update
             peer.receive(describe(tensors()))
         arrived["bytes"] = peer.received
@@ -87,6 +94,12 @@ def test_every_byte_arrives_in_order_and_the_digest_is_the_receivers():
     plain = b"".join(t.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for _, t in tensors(scale=2.0))
     assert arrived["bytes"] == plain
     assert sent == blake3.blake3(plain).hexdigest()
+
+
+def test_where_its_own_address_cannot_be_had_it_listens_on_all_of_both_families():
+    with weights._listen("192.0.2.1") as listener:
+        for host in ("127.0.0.1", "::1"):
+            socket.create_connection((host, listener.getsockname()[1]), 1.0).close()
 
 
 def test_the_digest_does_not_depend_on_how_the_stream_is_cut():
@@ -187,3 +200,75 @@ def test_one_engine_that_hangs_does_not_hold_up_another():
     assert waiting.is_alive()
     waiting.join()
     assert len(failures) == 1
+
+
+def _sockets():
+    return sum(connection.status != "NONE" for connection in psutil.Process().net_connections("tcp"))
+
+
+@pytest.fixture
+def forked():
+    """Starter of processes."""
+    started = []
+
+    def start(target, *args):
+        started.append(multiprocessing.get_context("fork").Process(target=target, args=args, daemon=True))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for process in started:
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+
+
+def test_groups_of_engines_that_are_gone_are_closed_with_their_sockets(forked):
+    out, ready = sender(seconds=1.0), multiprocessing.get_context("fork").Event()
+    before = _sockets()
+    forked(_join_and_wait, out.open("idle", fresh=False), ready)
+    out.send("idle", tensors())
+    dead = forked(_join_and_wait, out.open("stopped", fresh=False), ready)
+    out.send("stopped", tensors())
+    os.kill(dead.pid, signal.SIGSTOP)
+    assert _sockets() >= before + 4
+    out.close_idle(60.0)
+    assert out._opened.keys() == {"idle", "stopped"}
+    with pytest.raises(WeightTransferError):
+        out.send("stopped", tensors())
+    out.close_idle(0.0)
+    assert out._opened == {}
+    deadline = time.monotonic() + 5
+    while _sockets() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert _sockets() <= before
+
+
+def _join_and_freeze(info):
+    torch.set_num_threads(1)
+    peer = Peer(info)
+    peer.broadcast(torch.empty(120_000, dtype=torch.uint8), 0)  # the first bucket, then no more
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def test_an_engine_that_stops_in_mid_update_costs_the_other_nothing(forked):
+    said = queue.Queue()
+    publisher = Publisher(sender(seconds=2.0), "gloo", said.put)
+    order = SendWeights(1, 7, [EngineTarget("frozen", True), EngineTarget("well", True)])
+    large = [*tensors(), ("e", torch.zeros(8 << 20))]  # more than sockets hold
+    publisher.publish(order, large, Probe([], [], 1.0))
+    ready = {message.engine: message for message in (said.get(timeout=5), said.get(timeout=5))}
+    start = time.monotonic()
+    forked(_join_and_freeze, ready["frozen"])
+    peer = Peer(ready["well"])
+    hasher = blake3.blake3()
+    for bucket in plan_buckets(ready["well"].parameters, 50_000):
+        size = sum(parameter_bytes(ready["well"].parameters[i]) for i in bucket)
+        buffer = torch.empty(size, dtype=torch.uint8)
+        peer.broadcast(buffer, 0)
+        hasher.update(buffer.numpy().tobytes())
+    peer.broadcast(torch.frombuffer(bytearray(hasher.digest()), dtype=torch.uint8), 1)
+    well, frozen = said.get(timeout=5), said.get(timeout=5)
+    assert (well.engine, well.digest, well.error) == ("well", digest(large), "")
+    assert well.seconds < 1.5
+    assert frozen.engine == "frozen" and "did not receive the weights" in frozen.error
+    assert time.monotonic() - start < 4

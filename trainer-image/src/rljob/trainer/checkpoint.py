@@ -2,8 +2,9 @@
 
     config.json, tokenizer files…   copied from the model trained from
     model.safetensors               float32, Hugging Face names
-    optimizer.safetensors           exp_avg.NAME, exp_avg_sq.NAME, float32
     trainer.json                    TrainerState
+    trainer/optimizer.safetensors   exp_avg.NAME, exp_avg_sq.NAME, float32; apart, as engines take every
+                                    *.safetensors of a model's directory for weights
 
 A checkpoint is written under a temporary name, synced and renamed, so a directory called step-N is complete. It holds
 whole tensors and can be resumed on any number of ranks. Only rank 0 writes; the highest incarnation alone may.
@@ -11,6 +12,7 @@ whole tensors and can be resumed on any number of ranks. Only rank 0 writes; the
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -25,16 +27,18 @@ from pathlib import Path
 import blake3
 import msgspec
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rljob.trainer.errors import ModelError, SupersededError
+from rljob.trainer.errors import ModelError, NoRoomError, SupersededError
 
 log = logging.getLogger(__name__)
 
-WEIGHTS, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "trainer.json"
+WEIGHTS, OPTIMIZER, STATE = "model.safetensors", "trainer/optimizer.safetensors", "trainer.json"
 NOT_COPIED = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+REMOVED = "tmp-removed"
 _COMPLETE = re.compile(r"step-(\d{6,})")
 _LEFTOVER = re.compile(r"step-\d{6,}\.(tmp|old)-.+")
 
@@ -57,9 +61,16 @@ class OptimizerState:
     updates: int
 
     def tensor(self, name: str) -> Tensor:
-        """Return one moment, for example ``exp_avg.model.norm.weight``."""
-        with safe_open(self.path, "pt") as file:
-            return file.get_tensor(name)
+        """Return one moment, for example ``exp_avg.model.norm.weight``.
+
+        Raises:
+            ModelError: it cannot be read.
+        """
+        try:
+            with safe_open(self.path, "pt") as file:
+                return file.get_tensor(name)
+        except (FileNotFoundError, SafetensorError) as error:
+            raise ModelError(f"{self.path} is missing or damaged ({error})") from None
 
 
 class Checkpoints:
@@ -72,6 +83,7 @@ class Checkpoints:
     def __init__(self, storage: Path) -> None:
         self._storage = storage
         self.directory = storage / "checkpoints"
+        self._told = False
 
     def path(self, step: int) -> Path:
         """Return where the checkpoint of ``step`` is or will be."""
@@ -106,17 +118,21 @@ class Checkpoints:
             if ".old-" in path.name and not target.exists():
                 path.rename(target)
             else:
-                shutil.rmtree(path)
+                self._delete(path)
 
     def claim(self, incarnation: int) -> None:
         """Refuse all lower incarnations from now on.
 
         Raises:
             SupersededError: a higher one was here.
+            NoRoomError: the disk is full.
         """
-        self.directory.mkdir(parents=True, exist_ok=True)
-        with self._exclusive(incarnation):
-            (self.directory / "incarnation").write_text(str(incarnation))
+        with self._needing_room("the note of the trainer's incarnation"):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            with self._exclusive(incarnation):
+                note = self.directory / "incarnation.new"  # renamed: a full disk must not empty what is there
+                note.write_text(str(incarnation))
+                note.rename(self.directory / "incarnation")
 
     @contextmanager
     def _exclusive(self, incarnation: int) -> Iterator[None]:
@@ -145,6 +161,7 @@ class Checkpoints:
 
         Raises:
             SupersededError: a higher incarnation has taken over.
+            NoRoomError: the disk is full; nothing is left of the attempt.
         """
         state.digest = _digest(weights, moments)
         target = self.path(state.step)
@@ -152,31 +169,52 @@ class Checkpoints:
             log.info("%s has this content already", target.name)
             return
         suffix = f"{state.incarnation}-{secrets.token_hex(4)}"
-        self.directory.mkdir(parents=True, exist_ok=True)
         temporary = self.directory / f"{target.name}.tmp-{suffix}"
-        temporary.mkdir()
-        for name, content in configuration.items():
-            (temporary / name).write_bytes(content)
-        save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
-        save_file(moments, temporary / OPTIMIZER, metadata={"format": "pt"})
-        (temporary / STATE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
-        for path in temporary.iterdir():
-            _sync(path)
-        _sync(temporary)
+        try:
+            with self._needing_room(f"the checkpoint of step {state.step}"):
+                (temporary / OPTIMIZER).parent.mkdir(parents=True)
+                for name, content in configuration.items():
+                    (temporary / name).write_bytes(content)
+                save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
+                save_file(moments, temporary / OPTIMIZER, metadata={"format": "pt"})
+                (temporary / STATE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
+                for path in (*temporary.rglob("*"), temporary):
+                    _sync(path)
+        except NoRoomError:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
         with self._exclusive(state.incarnation):
             if target.exists():
                 target.rename(self.directory / f"{target.name}.old-{suffix}")
             temporary.rename(target)
             _sync(self.directory)
-        shutil.rmtree(self.directory / f"{target.name}.old-{suffix}", ignore_errors=True)
+        self._delete(self.directory / f"{target.name}.old-{suffix}")
+
+    @contextmanager
+    def _needing_room(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            if _errno(error) not in NO_ROOM:
+                raise
+            raise NoRoomError(f"{what} does not fit the disk of {self.directory} ({error}); make room") from None
 
     def remove(self, steps: list[int]) -> None:
-        """Delete the checkpoints of ``steps``, those that exist."""
+        """Delete the checkpoints of ``steps``, those that exist, and what could not be deleted before."""
         for step in steps:
             if self.path(step).exists():
-                doomed = self.directory / f"{self.path(step).name}.tmp-removed-{secrets.token_hex(4)}"
+                doomed = self.directory / f"{self.path(step).name}.{REMOVED}-{secrets.token_hex(4)}"
                 self.path(step).rename(doomed)  # first, so that half a directory never looks complete
-                shutil.rmtree(doomed)
+        for doomed in self.directory.glob(f"*.{REMOVED}-*"):
+            self._delete(doomed)
+
+    def _delete(self, doomed: Path) -> None:
+        """Delete a directory as far as it can be: on NFS a file that somebody reads, as for an export, stays until it
+        is closed, and its directory with it."""
+        shutil.rmtree(doomed, ignore_errors=True)
+        if doomed.exists() and not self._told:
+            self._told = True
+            log.warning("%s cannot be deleted yet, as something in it is in use; it is tried again later", doomed)
 
 
 def read_state(checkpoint: Path) -> TrainerState:
@@ -188,7 +226,7 @@ def read_state(checkpoint: Path) -> TrainerState:
     try:
         return msgspec.json.decode((checkpoint / STATE).read_bytes(), type=TrainerState)
     except msgspec.MsgspecError as error:
-        raise ModelError(f"{checkpoint / STATE} cannot be read ({error}); remove that checkpoint") from None
+        raise ModelError(f"{checkpoint / STATE} cannot be read ({error}); remove {checkpoint}") from None
 
 
 def read_configuration(source: Path) -> dict[str, bytes]:
@@ -207,6 +245,13 @@ def _digest(*parts: dict[str, Tensor]) -> str:
             digest.update(name.encode())
             digest.update(memoryview(part[name].contiguous().view(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
     return digest.hexdigest()
+
+
+def _errno(error: OSError | SafetensorError) -> int | None:
+    if isinstance(error, OSError):
+        return error.errno
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    return int(match[1]) if match else None
 
 
 def _sync(path: Path) -> None:

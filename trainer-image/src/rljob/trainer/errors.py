@@ -15,5 +15,9 @@ class ModelError(TrainerError):
     """The model or checkpoint to start from cannot be used; the process exits with code 2, which ends the run."""
 
 
+class NoRoomError(TrainerError):
+    """The disk has no room for what must be written: nothing was changed, it can be tried again."""
+
+
 class SupersededError(TrainerError):
     """A higher incarnation of the trainer has taken over; what this one does no longer counts."""

@@ -10,10 +10,14 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from reasoning_gym.factory import create_dataset
-
-from rljob.api.models import Task
+from rljob.api.resolve import DEFAULT_PROMPT
+from rljob.api.tasks import ReasoningGym, Task
+from rljob.api.templates import fill
 from rljob.protocol.data import is_held_out
+from rljob.protocol.late import imported_late
+
+with imported_late("cellpylib"):  # it imports matplotlib, which takes as long as all of reasoning_gym
+    from reasoning_gym.factory import create_dataset
 
 
 @dataclass(frozen=True)
@@ -32,19 +36,30 @@ class Example:
     answer: str
 
 
+SUMS = ReasoningGym(
+    dataset="chain_sum",
+    config={"min_terms": 2, "max_terms": 5, "min_digits": 1, "max_digits": 1, "allow_negation": False},
+)
+"""What is taught for tasks whose data is a file."""
+
+
 def draw_problems(task: Task, seed: int) -> Iterator[Problem]:
-    """Yield problems of the task that are not held out.
+    """Yield problems that are not held out: the task's own, or :data:`SUMS` in their own words when its data is a file.
 
     Raises:
-        ValueError: the task is not chain_sum, the one kind that is taught here.
+        ValueError: the task is of another kind than chain_sum, the one that is taught here, or it is a chat.
     """
-    gym = task.data.reasoning_gym
+    gym, template = task.data.reasoning_gym or SUMS, task.prompt
     if gym.dataset != "chain_sum":
         raise ValueError(f"task {task.name!r} is {gym.dataset!r}; this initializer teaches chain_sum only")
+    if task.data.reasoning_gym is None:
+        template = DEFAULT_PROMPT
+    if template is None:
+        raise ValueError(f"task {task.name!r} is a chat; this initializer teaches plain prompts only")
     first = random.Random(seed).randrange(2**31)  # the dataset adds the row to it: seeds 1 and 2 would be twins
     for row in create_dataset(gym.dataset, **{**gym.config, "seed": first, "size": 10_000_000}):
         if not is_held_out(row["question"]):
-            yield Problem(task.prompt.replace("{question}", row["question"]), row["metadata"]["expression"])
+            yield Problem(fill(template, row), row["metadata"]["expression"])
 
 
 def work_out(expression: str) -> str:

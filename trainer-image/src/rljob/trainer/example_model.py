@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from rljob.api.models import Task
+from rljob.api.tasks import Task
 from rljob.protocol.environment import read_environment
 from rljob.trainer.example_lessons import Example, draw_problems, lesson
 

@@ -20,7 +20,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from rljob.api.models import Optimizer, Trainer
+from rljob.api.roles import Optimizer, Trainer
+from rljob.trainer import model_directory
 from rljob.trainer.batch import Microbatch
 from rljob.trainer.checkpoint import OptimizerState
 from rljob.trainer.errors import ModelError, UnrecoverableError
@@ -71,8 +72,8 @@ class FsdpBackend:
         """Add the gradient of this rank's share of the global loss; FSDP averages where the sum is wanted."""
         (loss * self._world.size).backward()
 
-    def update(self, step: int) -> dict[str, float]:
-        """Clip the gradient, apply AdamW, clear the gradient; return grad_norm (before clipping) and learning_rate.
+    def update(self, step: int) -> tuple[float, float]:
+        """Clip the gradient, apply AdamW, clear the gradient; return its norm before clipping, and the learning rate.
 
         Args:
             step: training step, for the warm-up.
@@ -90,7 +91,7 @@ class FsdpBackend:
         self._optimizer.zero_grad()
         self.model.zero_grad()
         self.updates += 1
-        return {"grad_norm": norm, "learning_rate": rate}
+        return norm, rate
 
     def _clip(self) -> float:
         gradients = [local.grad for local in self._local.values() if local.grad is not None]
@@ -141,12 +142,16 @@ def learning_rate(settings: Optimizer, step: int) -> float:
 
 
 def _load(source: Path) -> PreTrainedModel:
-    if not (source / "config.json").is_file():
-        raise ModelError(f"{source} holds no Hugging Face model (config.json is missing); set models[policy].source")
+    found = list(model_directory.problems(source))
+    if found:
+        raise ModelError("; ".join(found))
     disable_progress_bar()
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        source, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True, output_loading_info=True
-    )
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True, output_loading_info=True
+        )
+    except ValueError as error:
+        raise ModelError(f"{source} cannot be loaded ({str(error).splitlines()[0]}); take another model") from error
     model, report = loaded
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if report[problem]:

@@ -6,15 +6,18 @@ A command of another incarnation is dropped. Commands may be repeated: a step is
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 
 import torch
 
 from rljob.api.models import RLJob
 from rljob.protocol.environment import PartEnvironment
+from rljob.protocol.initializer import mark_used
 from rljob.protocol.messages import (
     Checkpoint,
     Checkpointed,
@@ -26,12 +29,14 @@ from rljob.protocol.messages import (
     Train,
     TrainerFailed,
     TrainerRegistered,
+    TrainerWaits,
     encode_frame,
     frame_decoder,
 )
+from rljob.protocol.probe import say_ready
 from rljob.trainer.batch import Row
 from rljob.trainer.checkpoint import OPTIMIZER, Checkpoints, OptimizerState, TrainerState, read_configuration
-from rljob.trainer.errors import ModelError, SupersededError, UnrecoverableError
+from rljob.trainer.errors import ModelError, NoRoomError, SupersededError, UnrecoverableError
 from rljob.trainer.fsdp import FsdpBackend
 from rljob.trainer.probe import TOKENS, probe
 from rljob.trainer.publish import Publisher
@@ -45,6 +50,7 @@ log = logging.getLogger(__name__)
 
 STOPPED, REFUSED = 0, 2
 LAST_WORDS_SECONDS = 60.0
+FIRST_ROOM_SECONDS, LAST_ROOM_SECONDS = 1.0, 30.0  # between attempts to write to a full disk
 
 _commands = frame_decoder(ToTrainer)
 
@@ -55,7 +61,11 @@ def run(environment: PartEnvironment) -> int:
     world = join_world()
     make_deterministic(world.device)
     try:
-        return TrainerLoop(environment, world).run()
+        loop = TrainerLoop(environment, world)
+        if world.rank == 0:
+            with contextlib.suppress(OSError):  # on a full disk the next start does it
+                mark_used(environment.storage)
+        return loop.run()
     except ModelError as error:
         log.error("%s", error)
         return REFUSED
@@ -96,6 +106,7 @@ class TrainerLoop:
 
     def run(self) -> int:
         """Execute commands until Stop; return the exit code."""
+        say_ready(True)  # for the pod: its other ranks have loaded too, or all fail
         if self._world.rank != 0:
             return self._obey()
         self._coordinator.start()
@@ -146,12 +157,16 @@ class TrainerLoop:
         policy = next(model for model in self._job.spec.models if model.name == "policy")
         source = self._environment.path(policy.source) if newest is None else newest[0]
         log.info("loading %s", source)
-        self._backend = FsdpBackend(source, self._job.spec.trainer, self._world)
+        self._step = 0 if newest is None else newest[1].step
+        try:
+            self._backend = FsdpBackend(source, self._job.spec.trainer, self._world)
+            if newest is not None:
+                self._backend.load_optimizer(OptimizerState(source / OPTIMIZER, newest[1].updates))
+        except ModelError as error:
+            if newest is None:
+                raise
+            raise ModelError(f"{error}; remove {source} to go on from the checkpoint before it") from None
         self._configuration = read_configuration(source)
-        self._step = 0
-        if newest is not None:
-            self._step = newest[1].step
-            self._backend.load_optimizer(OptimizerState(source / OPTIMIZER, newest[1].updates))
         self._last = StepDone(0, self._step - 1, {})
 
     def _make_publisher(self) -> Publisher:
@@ -171,7 +186,7 @@ class TrainerLoop:
         if self._world.rank == 0:
             self._publisher.forget()
             try:
-                self._checkpoints.claim(answer.incarnation)
+                self._write(lambda: self._checkpoints.claim(answer.incarnation))
             except SupersededError as error:
                 problem = UnrecoverableError(f"{error}; the storage is not that of this run")
         self._world.agree(problem)
@@ -187,15 +202,15 @@ class TrainerLoop:
         rows = self._pull(train)
         pulled = time.perf_counter()
         spec = self._job.spec
-        figures = apply_batch(train, rows, spec.algorithm, self._backend, self._world, spec.trainer.microbatch_tokens)
+        applied = apply_batch(train, rows, spec.algorithm, self._backend, self._world, spec.trainer.microbatch_tokens)
         self._step += 1
         seconds = time.perf_counter() - started
-        figures |= {
+        figures = applied.figures | {
             "seconds_pull": pulled - started,
             "seconds": seconds,
-            "tokens_per_second": figures["tokens"] / seconds,
+            "tokens_per_second": applied.figures["tokens"] / seconds,
         }
-        self._last = StepDone(train.incarnation, train.step, figures)
+        self._last = StepDone(train.incarnation, train.step, figures, applied.advantages_N.tobytes())
         self._post(self._last)
         if self._world.rank == 0:
             log.info("step %d: %s", train.step, " ".join(f"{name}={value:.4g}" for name, value in figures.items()))
@@ -229,11 +244,11 @@ class TrainerLoop:
         if self._world.rank != 0:
             return
         if self._checkpoints.has(command.step):
+            self._checkpoints.remove(command.remove)  # before it is said: a trainer that dies here is told again
             path = self._checkpoints.relative(command.step)
             self._coordinator.post(Checkpointed(command.incarnation, command.step, path))
-            self._checkpoints.remove(command.remove)
         else:
-            log.warning("cannot write a checkpoint of step %d, the weights are of %d", command.step, self._step)
+            log.warning("there is no checkpoint of step %d; the weights are of %d", command.step, self._step)
 
     def _write_checkpoint(self, incarnation: int) -> None:
         weights, moments = (
@@ -243,7 +258,23 @@ class TrainerLoop:
         if self._world.rank == 0:
             versions = {name: version(name) for name in ("rljob-trainer", "torch", "transformers")}
             state = TrainerState(self._step, self._backend.updates, incarnation, "", versions)
-            self._checkpoints.write(state, self._configuration, weights, moments)
+            self._write(lambda: self._checkpoints.write(state, self._configuration, weights, moments))
+
+    def _write(self, attempt: Callable[[], None]) -> None:
+        """Write to the disk, again and again while it is full, until the coordinator wants something else."""
+        pause = FIRST_ROOM_SECONDS
+        while True:
+            try:
+                attempt()
+                break
+            except NoRoomError as error:
+                log.error("%s; it is tried again in %.0f s", error, pause)
+                self._coordinator.post(TrainerWaits(self._incarnation, str(error)))
+            if self._coordinator.overtaken(pause):
+                return
+            pause = min(2 * pause, LAST_ROOM_SECONDS)
+        if pause > FIRST_ROOM_SECONDS:
+            self._coordinator.post(TrainerWaits(self._incarnation, ""))
 
     def _fail(self, reason: str) -> int:
         """Say why and wait to be stopped, so that the reason arrives before the process is gone."""

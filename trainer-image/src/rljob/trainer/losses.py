@@ -7,6 +7,7 @@ The ratio's denominator never carries a gradient, and what is clamped is what is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,6 +17,15 @@ from torch import Tensor
 MAX_LOG_RATIO = 20.0
 
 
+@dataclass(frozen=True)
+class Objective:
+    """The objective of each token, to be maximised; its ratio, and whether a clip holds it, both without gradient."""
+
+    values_BK: Tensor
+    ratio_BK: Tensor
+    clipped_BK: Tensor
+
+
 def ppo_clip(
     logprobs_BK: Tensor,
     denominator_BK: Tensor,
@@ -23,8 +33,8 @@ def ppo_clip(
     clip_low: float,
     clip_high: float,
     dual_clip: float | None,
-) -> tuple[Tensor, Tensor]:
-    """Return the objective of each token, to be maximised, and whether a clip holds it (PPO, arXiv 1707.06347).
+) -> Objective:
+    """Return the objective of each token (PPO, arXiv 1707.06347).
 
     min(r·A, clip(r, 1 − clip_low, 1 + clip_high)·A) with r = exp(logprob − denominator), the log-ratio clamped to
     ±20; for A < 0 and a dual clip c it is at least c·A (arXiv 1912.09729).
@@ -45,7 +55,7 @@ def ppo_clip(
     if dual_clip is not None:
         bounded_BK = torch.maximum(objective_BK, dual_clip * advantages_B1)
         objective_BK = torch.where(advantages_B1 < 0, bounded_BK, objective_BK)
-    return objective_BK, (objective_BK != plain_BK).detach()
+    return Objective(objective_BK, ratio_BK.detach(), (objective_BK != plain_BK).detach())
 
 
 def token_mean(response_tokens: NDArray[np.int64], max_tokens: NDArray[np.int64]) -> NDArray[np.float64]:

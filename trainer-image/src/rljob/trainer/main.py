@@ -1,10 +1,13 @@
-"""Entry point of the trainer: one process per rank, started by torchrun or alone."""
+"""Entry point of the trainer: one process per rank, started by rljob.trainer.launch or alone. With ``--check`` it only
+says what would keep it from starting."""
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+import threading
 
 from rljob.protocol.environment import read_environment
 
@@ -13,14 +16,41 @@ def main() -> None:
     """Read the environment, then import what is heavy and run."""
     rank = os.environ.get("RANK", "0")
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s rank {rank} %(name)s: %(message)s")
+    if sys.argv[1:] == ["--check"]:
+        sys.exit(_check())
     try:
         environment = read_environment()
     except ValueError as error:
         logging.error("%s", error)
         sys.exit(2)
+    _end_on_signal()
     from rljob.trainer.loop import run
 
     sys.exit(run(environment))
+
+
+def _check() -> int:
+    """Print what is wrong, a line each, on stderr; return the exit code."""
+    from rljob.protocol.checking import report
+    from rljob.trainer import preflight
+
+    return report(lambda: preflight.check(read_environment()))
+
+
+def _end_on_signal() -> None:
+    """Have SIGTERM and SIGINT end this process at once, also while its main thread waits inside a collective, and also
+    as the first process of a container. Nothing is lost: what counts was written and renamed, or is done again. The
+    code is not 0: to a Kubernetes Job that would say that the training is complete, and to a launcher that this rank
+    is, for which the others would wait."""
+    signals = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before other threads are started: they inherit it
+
+    def wait() -> None:
+        number = signal.sigwait(signals)
+        logging.info("ended by %s", signal.Signals(number).name)
+        os._exit(128 + number)
+
+    threading.Thread(target=wait, name="signals", daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -1,25 +1,65 @@
-"""Figures of one step, summed over microbatches and ranks.
+"""Figures of one step, summed over microbatches and ranks. ``METRICS`` names all of them; what follows from the ledger
+(rewards, lengths, staleness) the coordinator adds.
 
-"Mismatch" compares the trainer's log-probability l_old of each token, at the weights the batch was taken with, to the
-engine's l_mu when the token was sampled: with one update per batch and no staleness they differ by rounding only.
+l is the log-probability of a token at its sample's temperature: l_old the trainer's at the weights the batch was taken
+with, l_mu the engine's when the token was sampled. With one update per batch and no staleness they differ by rounding.
 """
 
 from __future__ import annotations
 
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from rljob.trainer.losses import MAX_LOG_RATIO
+from rljob.trainer.losses import MAX_LOG_RATIO, Objective
 from rljob.trainer.world import World
 
-SUMS = ("loss", "tokens", "clipped", "abs", "k1", "k3", "weight", "weight_squared", "logprob")
+METRICS: dict[str, str] = {
+    "loss": "what was minimised: mean over the step's optimizer updates",
+    "grad_norm": "norm of the gradient before clipping: mean over the updates",
+    "learning_rate": "of the step's updates",
+    "clip_fraction": "share of the tokens whose objective a clip held; these carry no gradient",
+    "clip_fraction_low": "those held at 1 − clipLow",
+    "clip_fraction_high": "those held at 1 + clipHigh, or by dualClip",
+    "ratio_mean": "probability ratio in the loss (its denominator is algorithm.ratio's): mean over tokens",
+    "ratio_max": "its largest value, at most e^20",
+    "mismatch_mean": "|l_old − l_mu| in nats: mean over tokens",
+    "mismatch_max": "its largest value",
+    "kl_k1": "KL(engine ‖ trainer) in nats a token, estimated by the mean of l_mu − l_old",
+    "kl_k3": "the same, estimated by the mean of r − 1 − ln r with r = exp(l_old − l_mu)",
+    "ess": "effective share of the tokens under weights r: (Σr)² / (n·Σr²); 1 is on policy",
+    "entropy": "mean of −l_old in nats a token",
+    "tokens": "tokens trained on: those the model wrote",
+    "padding_share": "share of the positions computed in forward passes that held no token of a sample",
+    "advantage_abs": "mean of |advantage| over samples",
+    "zero_advantage_share": "share of the samples with an advantage below 1e-6: nothing is learned from them",
+    "seconds": "of the whole step, the pull included",
+    "seconds_pull": "until the samples' tokens were here, on rank 0",
+    "seconds_forward": "in forward passes, on rank 0",
+    "seconds_backward": "in backward passes, on rank 0",
+    "seconds_optimizer": "in gradient clipping and AdamW, on rank 0",
+    "tokens_per_second": "tokens / seconds",
+    "memory_peak_bytes": "largest so far on any rank: of the GPU's memory, or of the process on CPU",
+    "first_step_logprob_error": "largest |l_old − l_mu|; only of the run's first step, where it must be rounding",
+}
+"""Name of each figure in StepDone → its meaning and unit; a share is of 1."""
+
+NO_ADVANTAGE = 1e-6  # equal rewards leave some rounding
+
+SUMS = (
+    *("loss", "tokens", "clipped_low", "clipped_high", "ratio", "abs", "k1", "k3", "weight", "weight_squared"),
+    *("logprob", "positions", "padding"),
+)
 
 
 @dataclass
 class TokenStatistics:
-    """Sums over tokens seen by this rank."""
+    """Sums over tokens seen by this rank, and the largest |l_old − l_mu| and ratio."""
 
     device: torch.device
     sums: Tensor = field(init=False)
@@ -27,60 +67,126 @@ class TokenStatistics:
 
     def __post_init__(self) -> None:
         self.sums = torch.zeros(len(SUMS), dtype=torch.float64, device=self.device)
-        self.largest = torch.zeros((), device=self.device)
+        self.largest = torch.zeros(2, dtype=torch.float64, device=self.device)
 
     @torch.no_grad()
-    def add(self, loss: Tensor, clipped_BK: Tensor, old_BK: Tensor, behavior_BK: Tensor, mask_BK: Tensor) -> None:
+    def add(
+        self,
+        loss: Tensor,
+        objective: Objective,
+        old_BK: Tensor,
+        behavior_BK: Tensor,
+        mask_BK: Tensor,
+        positions: int,
+        padding: int,
+    ) -> None:
         """Count one microbatch.
 
         Args:
             loss: its share of the loss.
-            clipped_BK: whether a clip holds the token's objective.
+            objective: what the loss was made of.
             old_BK: l_old.
             behavior_BK: l_mu.
             mask_BK: where the model wrote.
+            positions: computed in the forward pass.
+            padding: positions among them that hold no token of a sample.
         """
-        old_N, clipped_N = old_BK[mask_BK].double(), clipped_BK[mask_BK].double()
-        log_ratio_N = old_N - behavior_BK[mask_BK].double()
-        ratio_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-        tokens = torch.tensor(float(len(old_N)), dtype=torch.float64, device=self.device)
+        old_N, ratio_N = old_BK[mask_BK].double(), objective.ratio_BK[mask_BK].double()
+        clipped_N = objective.clipped_BK[mask_BK]
+        mismatch_N = old_N - behavior_BK[mask_BK].double()
+        weight_N = mismatch_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
         self.sums += torch.stack(
             [
                 loss.double(),
-                tokens,
-                clipped_N.sum(),
-                log_ratio_N.abs().sum(),
-                -log_ratio_N.sum(),
-                (ratio_N - 1 - log_ratio_N).sum(),
+                old_N.new_tensor(len(old_N)),
+                (clipped_N & (ratio_N < 1)).sum().double(),
+                (clipped_N & (ratio_N > 1)).sum().double(),
                 ratio_N.sum(),
-                ratio_N.square().sum(),
+                mismatch_N.abs().sum(),
+                -mismatch_N.sum(),
+                (weight_N - 1 - mismatch_N).sum(),
+                weight_N.sum(),
+                weight_N.square().sum(),
                 old_N.sum(),
+                old_N.new_tensor(positions),
+                old_N.new_tensor(padding),
             ]
         )
         if len(old_N):
-            self.largest = torch.maximum(self.largest, log_ratio_N.abs().max().float())
+            self.largest = torch.maximum(self.largest, torch.stack([mismatch_N.abs().max(), ratio_N.max()]))
 
     def largest_mismatch(self, world: World) -> float:
         """Return the largest |l_old − l_mu| so far on any rank; all ranks take part."""
-        return float(world.max(self.largest.clone()))
+        return float(world.max(self.largest.clone())[0])
 
     def figures(self, world: World, minibatches: int) -> dict[str, float]:
-        """Return the figures over all ranks; all take part.
-
-        ``kl_k1`` and ``kl_k3`` estimate KL(engine ‖ trainer); ``ess`` is the effective share of the tokens under
-        weights exp(l_old − l_mu), (Σw)²/(n·Σw²); ``entropy`` is the mean of −l_old.
-        """
-        largest = self.largest_mismatch(world)
+        """Return the figures over all ranks, see ``METRICS``; all take part."""
+        mismatch_max, ratio_max = world.max(self.largest.clone()).tolist()
         total = dict(zip(SUMS, world.sum(self.sums.clone()).tolist(), strict=True))
         n = max(1.0, total["tokens"])
         return {
             "loss": total["loss"] / minibatches,
-            "tokens": total["tokens"],
-            "clip_fraction": total["clipped"] / n,
+            "clip_fraction": (total["clipped_low"] + total["clipped_high"]) / n,
+            "clip_fraction_low": total["clipped_low"] / n,
+            "clip_fraction_high": total["clipped_high"] / n,
+            "ratio_mean": total["ratio"] / n,
+            "ratio_max": ratio_max,
             "mismatch_mean": total["abs"] / n,
-            "mismatch_max": largest,
+            "mismatch_max": mismatch_max,
             "kl_k1": total["k1"] / n,
             "kl_k3": total["k3"] / n,
             "ess": total["weight"] ** 2 / (n * total["weight_squared"]) if total["tokens"] else 1.0,
             "entropy": -total["logprob"] / n,
+            "tokens": total["tokens"],
+            "padding_share": total["padding"] / total["positions"],
         }
+
+
+class Stopwatch:
+    """Seconds of the parts of a step by name; a GPU is timed in its stream, so that it is not waited for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._seconds: dict[str, float] = {}
+        self._pairs: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def time(self, name: str) -> Iterator[None]:
+        """Add the time inside to ``name``."""
+        if self._on_gpu:
+            first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            first.record()
+            yield
+            last.record()
+            self._pairs.append((name, first, last))
+        else:
+            started = time.perf_counter()
+            yield
+            self._add(name, time.perf_counter() - started)
+
+    def figures(self) -> dict[str, float]:
+        """Return what was timed, waiting for the GPU."""
+        for name, first, last in self._pairs:
+            last.synchronize()
+            self._add(name, first.elapsed_time(last) / 1000)
+        self._pairs.clear()
+        return self._seconds
+
+    def _add(self, name: str, seconds: float) -> None:
+        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+
+
+def advantage_figures(advantages_N: Tensor) -> dict[str, float]:
+    """Return what the advantages of a batch's samples say, see ``METRICS``."""
+    return {
+        "advantage_abs": float(advantages_N.abs().mean()),
+        "zero_advantage_share": float((advantages_N.abs() < NO_ADVANTAGE).double().mean()),
+    }
+
+
+def memory_peak(world: World) -> float:
+    """Return the most memory any rank has used so far, in bytes; all ranks take part."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if world.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(world.device)
+    return float(world.max(torch.tensor(float(peak), dtype=torch.float64, device=world.device)))

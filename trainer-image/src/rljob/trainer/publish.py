@@ -23,6 +23,10 @@ log = logging.getLogger(__name__)
 NamedTensors: TypeAlias = list[tuple[str, Tensor]]
 Job: TypeAlias = tuple[int, str]  # update, engine
 
+IDLE_SECONDS = 600.0
+"""Nobody says that an engine died between updates: its group is closed after so long. One that only was not updated
+for so long joins a new group, which costs it milliseconds."""
+
 
 class Publisher:
     """Runs the sends of rank 0.
@@ -51,6 +55,7 @@ class Publisher:
             weights: whole tensors in wire order that nobody changes any more.
             probe: under these weights.
         """
+        self._sender.close_idle(IDLE_SECONDS)
         if not command.engines:
             started = time.monotonic()
             value = digest(weights)

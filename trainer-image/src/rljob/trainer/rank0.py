@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from rljob.protocol.heartbeat import beating
 from rljob.protocol.link import Link, RefusedError
 from rljob.protocol.messages import (
     CancelSend,
@@ -29,6 +30,7 @@ from rljob.protocol.messages import (
     Train,
     TrainerFailed,
     TrainerRegistered,
+    TrainerWaits,
     WeightsReady,
     WeightsSent,
 )
@@ -36,7 +38,7 @@ from rljob.protocol.messages import (
 log = logging.getLogger(__name__)
 
 Command: TypeAlias = TrainerRegistered | Train | SendWeights | Checkpoint | Stop | Refuse
-Result: TypeAlias = StepDone | Checkpointed | WeightsReady | WeightsSent | TrainerFailed
+Result: TypeAlias = StepDone | Checkpointed | WeightsReady | WeightsSent | TrainerWaits | TrainerFailed
 
 CLOSE_SECONDS = 5.0
 
@@ -115,6 +117,18 @@ class Coordinator:
                     return None
             return self._commands.popleft()
 
+    def overtaken(self, seconds: float) -> bool:
+        """Wait so long; return True as soon as what is being done is not wanted any more: the coordinator ends the
+        trainer, or has connected anew and says everything again."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: (
+                    any(isinstance(command, Stop | Refuse | TrainerRegistered) for command in self._commands)
+                    or self._broken is not None
+                ),
+                seconds,
+            )
+
     def post(self, result: Result) -> None:
         """Tell the coordinator, now or on the next reconnect. Called from any thread."""
         with self._changed:
@@ -153,8 +167,9 @@ class Coordinator:
     async def _converse(self) -> None:
         self._events, self._task = asyncio.get_running_loop(), asyncio.current_task()
         self._ready.set()
-        async for message in self._link.messages():
-            if isinstance(message, CancelSend):
-                self._cancel(message)
-            else:
-                self._receive(message)
+        with beating():
+            async for message in self._link.messages():
+                if isinstance(message, CancelSend):
+                    self._cancel(message)
+                else:
+                    self._receive(message)

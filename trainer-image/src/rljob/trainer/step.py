@@ -7,7 +7,6 @@ not depend on how samples are spread over ranks and microbatches.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,14 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rljob.api.models import Algorithm
+from rljob.api.algorithm import Algorithm
 from rljob.protocol.messages import BatchSample, Train
 from rljob.trainer.advantages import advantages
 from rljob.trainer.batch import Microbatch, Row, collate, lengths, plan_ranks, split_minibatches
 from rljob.trainer.errors import UnrecoverableError
 from rljob.trainer.fsdp import FsdpBackend
 from rljob.trainer.losses import aggregation_weights, masked_sum, ppo_clip
-from rljob.trainer.metrics import TokenStatistics
+from rljob.trainer.metrics import Stopwatch, TokenStatistics, advantage_figures, memory_peak
 from rljob.trainer.world import World
 
 log = logging.getLogger(__name__)
@@ -35,9 +34,19 @@ FIRST_STEP_TOLERANCE = 1e-4
 class Piece:
     """A microbatch with what the loss needs beside its tokens; where a rank has nothing to do, a row of weight 0."""
 
+    indices: Sequence[int]  # in the batch
     tokens: Microbatch
+    padding: int  # positions without a token of a sample
     advantages_B: Tensor
     weights_B: Tensor
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What a step was."""
+
+    figures: dict[str, float]  # see metrics.METRICS
+    advantages_N: NDArray[np.float32]  # as used, of each sample in the batch's order
 
 
 def plan_step(train: Train, rows: dict[int, Row], algorithm: Algorithm, world: World, budget: int) -> list[list[Piece]]:
@@ -76,7 +85,9 @@ def _piece(
 ) -> Piece:
     tokens = collate([rows[i] for i in indices], [samples[i].temperature for i in indices], device)
     return Piece(
+        indices,
         tokens,
+        tokens.token_ids_BL.numel() - sum(len(rows[i].token_ids_L) for i in indices),
         torch.tensor([advantages_N[i] for i in indices] or [0.0], dtype=torch.float32, device=device),
         torch.tensor([weight[i] for i in indices] or [0.0], dtype=torch.float32, device=device),
     )
@@ -84,8 +95,8 @@ def _piece(
 
 def apply_batch(
     train: Train, rows: dict[int, Row], algorithm: Algorithm, backend: FsdpBackend, world: World, budget: int
-) -> dict[str, float]:
-    """Apply a batch to the weights and return the step's figures. All ranks call this together.
+) -> Applied:
+    """Apply a batch to the weights. All ranks call this together and get the same, but for seconds.
 
     Args:
         train: the batch.
@@ -100,21 +111,26 @@ def apply_batch(
             not the trainer's.
     """
     minibatches = plan_step(train, rows, algorithm, world, budget)
-    statistics = TokenStatistics(world.device)
-    proximal = _proximal(minibatches, backend)
+    statistics, watch = TokenStatistics(world.device), Stopwatch(world.device)
+    with watch.time("seconds_forward"):
+        proximal = _proximal(minibatches, backend)
     figures: dict[str, float] = {}
-    seconds = {"seconds_compute": 0.0, "seconds_optimizer": 0.0}
+    norms = []
     for minibatch, olds in zip(minibatches, proximal, strict=True):
-        started = time.perf_counter()
         for piece, old_BK in zip(minibatch, olds, strict=True):
-            _accumulate(piece, old_BK, algorithm, backend, statistics)
-        computed = time.perf_counter()
+            with watch.time("seconds_forward"):
+                loss = _loss(piece, old_BK, algorithm, backend, statistics)
+            with watch.time("seconds_backward"):
+                backend.backward(loss)
         if train.first_of_run and backend.updates == 0:
             figures |= _compare_first_step(train, statistics.largest_mismatch(world), backend.dtype)
-        figures |= backend.update(train.step)
-        seconds["seconds_compute"] += computed - started
-        seconds["seconds_optimizer"] += time.perf_counter() - computed
-    return figures | statistics.figures(world, len(minibatches)) | seconds | _batch_figures(train.samples)
+        with watch.time("seconds_optimizer"):
+            norm, figures["learning_rate"] = backend.update(train.step)
+        norms.append(norm)
+    used_N = _advantages_used(minibatches, len(train.samples), world)
+    figures |= statistics.figures(world, len(minibatches)) | advantage_figures(used_N) | watch.figures()
+    figures |= {"grad_norm": sum(norms) / len(norms), "memory_peak_bytes": memory_peak(world)}
+    return Applied(figures, used_N.numpy())
 
 
 def _proximal(minibatches: list[list[Piece]], backend: FsdpBackend) -> list[list[Tensor | None]]:
@@ -125,15 +141,16 @@ def _proximal(minibatches: list[list[Piece]], backend: FsdpBackend) -> list[list
         return [[backend.logprobs(piece.tokens) for piece in minibatch] for minibatch in minibatches]
 
 
-def _accumulate(
+def _loss(
     piece: Piece, old_BK: Tensor | None, algorithm: Algorithm, backend: FsdpBackend, statistics: TokenStatistics
-) -> None:
+) -> Tensor:
+    """Return a microbatch's share of its minibatch's loss, counted in ``statistics``."""
     tokens = piece.tokens
     logprobs_BK = backend.logprobs(tokens)
     if old_BK is None:
         old_BK = logprobs_BK.detach()
     assert algorithm.clip_low is not None and algorithm.clip_high is not None
-    objective_BK, clipped_BK = ppo_clip(
+    objective = ppo_clip(
         logprobs_BK,
         tokens.behavior_BK if algorithm.ratio == "behavior" else old_BK,
         piece.advantages_B,
@@ -141,9 +158,27 @@ def _accumulate(
         algorithm.clip_high,
         algorithm.dual_clip,
     )
-    loss = -masked_sum(objective_BK, tokens.mask_BK, piece.weights_B)
-    statistics.add(loss.detach(), clipped_BK, old_BK, tokens.behavior_BK, tokens.mask_BK)
-    backend.backward(loss)
+    loss = -masked_sum(objective.values_BK, tokens.mask_BK, piece.weights_B)
+    statistics.add(
+        loss.detach(),
+        objective,
+        old_BK,
+        tokens.behavior_BK,
+        tokens.mask_BK,
+        tokens.token_ids_BL.numel(),
+        piece.padding,
+    )
+    return loss
+
+
+def _advantages_used(minibatches: list[list[Piece]], samples: int, world: World) -> Tensor:
+    """Return the advantage that went into the loss of each sample of the batch, on whatever rank; all take part."""
+    used_N = torch.zeros(samples, dtype=torch.float32, device=world.device)
+    for minibatch in minibatches:
+        for piece in minibatch:
+            if piece.indices:
+                used_N[torch.tensor(piece.indices, device=world.device)] = piece.advantages_B
+    return world.sum(used_N).cpu()  # each sample is in one piece of one rank: nothing but zeros is added
 
 
 def _compare_first_step(train: Train, error: float, dtype: torch.dtype) -> dict[str, float]:
@@ -159,10 +194,3 @@ def _compare_first_step(train: Train, error: float, dtype: torch.dtype) -> dict[
             raise UnrecoverableError(sentence)
         log.warning("%s (%s: only a warning)", sentence, dtype)
     return {"first_step_logprob_error": error}
-
-
-def _batch_figures(samples: Sequence[BatchSample]) -> dict[str, float]:
-    return {
-        "reward": sum(sample.reward for sample in samples) / len(samples),
-        "response_length": sum(sample.response_tokens for sample in samples) / len(samples),
-    }

@@ -4,7 +4,7 @@ The wire format and the digest are those of :mod:`rljob.protocol.weights`. The t
 :class:`WeightSender`; whoever sends to several engines calls :meth:`WeightSender.send` from one thread for each.
 
 Nothing here waits for ever: every operation has what is left of ``timeout_seconds``. A communicator that failed may
-still hold a thread that waits for a dead peer, so it is set aside and never joined or destroyed.
+still hold a thread that waits for a dead peer, so it is ended in a thread of its own that nobody joins.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Group: TypeAlias = "dist.ProcessGroupGloo | dist.ProcessGroupNCCL"
 
 WORLD_SIZE = 2  # the sender and the one worker of an engine
 POLL_SECONDS = 0.001
-_abandoned: list[Group] = []
+_abandoned: list[Group] = []  # NCCL's, which are never destroyed: that might wait for a dead peer
 
 
 class WeightTransferError(Exception):
@@ -55,6 +55,7 @@ class _Opened:
     info: WeightGroup
     store: dist.TCPStore
     communicator: Group | None = None
+    used: float = field(default_factory=time.monotonic)
     sending: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -84,6 +85,7 @@ class WeightSender:
         with self._lock:
             opened = self._opened.get(engine)
             if opened is not None and not fresh:
+                opened.used = time.monotonic()
                 return opened.info
             if opened is not None:
                 self._forget(engine, opened)
@@ -131,6 +133,15 @@ class WeightSender:
             opened = self._opened.get(engine)
             if opened is not None:
                 self._forget(engine, opened)
+
+    def close_idle(self, seconds: float) -> None:
+        """Forget groups that were not asked for in the last ``seconds``: their engines are gone, or will be given new
+        groups. Each holds sockets and threads."""
+        oldest = time.monotonic() - seconds
+        with self._lock:
+            for engine, opened in list(self._opened.items()):
+                if opened.used < oldest and not opened.sending.locked():
+                    self._forget(engine, opened)
 
     def _send(self, opened: _Opened, tensors: Sequence[tuple[str, torch.Tensor]], deadline: float) -> str:
         if opened.communicator is None:
@@ -217,8 +228,15 @@ def _broadcast(communicator: Group, tensor: torch.Tensor, root: int, deadline: f
 
 
 def _abandon(communicator: Group) -> None:
-    _abandoned.append(communicator)
-    threading.Thread(target=communicator.abort, daemon=True, name="abort-weight-group").start()
+    if isinstance(communicator, dist.ProcessGroupNCCL):
+        _abandoned.append(communicator)
+    doomed = [communicator]
+    del communicator
+
+    def end() -> None:
+        doomed.pop().abort()  # and with the last reference to it its sockets and threads are gone
+
+    threading.Thread(target=end, daemon=True, name="abort-weight-group").start()
 
 
 def _listen(host: str) -> socket.socket:
@@ -228,6 +246,8 @@ def _listen(host: str) -> socket.socket:
     try:
         return socket.create_server((host, 0), family=family)
     except OSError:
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
         return socket.create_server(("", 0))
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -22,6 +24,11 @@ from rljob.trainer.errors import TrainerError, UnrecoverableError
 log = logging.getLogger(__name__)
 
 CONTROL_TIMEOUT = timedelta(days=30)
+ALL_HERE = "rljob/all-here"
+MEETING = "RLJOB_MEETING"
+"""Variable: what this attempt of this job has for itself."""
+JOINING_TIMEOUT = timedelta(minutes=30)
+CONNECT_SECONDS, AWAIT_SECONDS, TELL_SECONDS = 5.0, 0.2, 30.0
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,7 @@ class World:
 
 
 def join_world() -> World:
-    """Form the groups from torchrun's variables, or alone where they are not set."""
+    """Form the groups from the variables of rljob.trainer.launch (or torchrun), or alone where they are not set."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     rank = int(os.environ.get("RANK", "0"))
     local_rank = int(os.environ.get("LOCAL_RANK", str(rank)))
@@ -80,12 +87,45 @@ def join_world() -> World:
     if device.type == "cuda":
         torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl"
-    if size == 1:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    else:
-        dist.init_process_group(backend)
+    store = dist.HashStore() if size == 1 else _meet(rank, size)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     log.info("rank %d of %d on %s", rank, size, device)
     return World(rank, size, device, dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT))
+
+
+def _meet(rank: int, size: int) -> dist.Store:
+    """Return the store of all ranks once all are there: where a node has to be waited for that is hours.
+
+    torch's own waiting ends after half an hour, and says page after page while the first node has no name yet. On the
+    network of nodes another job's rank 0 may be found at the port: it says another meeting.
+    """
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if rank != 0:
+        _await(host, port)
+    store = dist.TCPStore(host, port, size, is_master=rank == 0, timeout=CONTROL_TIMEOUT, wait_for_workers=True)
+    meeting = os.environ.get(MEETING, "")
+    if rank == 0:  # who waited for all
+        store.set(ALL_HERE, meeting)
+    else:
+        store.wait([ALL_HERE], CONTROL_TIMEOUT)
+        if store.get(ALL_HERE).decode() != meeting:
+            raise RuntimeError(f"another job's trainer is at {host}:{port}; the next attempt has another port")
+    store.set_timeout(JOINING_TIMEOUT)  # from here on all that is waited for is under way
+    return dist.PrefixStore("default_pg", store)
+
+
+def _await(host: str, port: int) -> None:
+    """Return when rank 0 listens."""
+    began = told = time.monotonic()
+    while True:
+        try:
+            socket.create_connection((host, port), CONNECT_SECONDS).close()
+            return
+        except OSError as error:  # it has no name yet, no address, or does not listen
+            if time.monotonic() - told >= TELL_SECONDS:
+                told = time.monotonic()
+                log.info("waiting for rank 0 at %s:%d for %.0f s: %s", host, port, told - began, error)
+        time.sleep(AWAIT_SECONDS)
 
 
 def leave_world() -> None:

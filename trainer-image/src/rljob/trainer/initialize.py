@@ -1,0 +1,93 @@
+"""Runs a job's initializer in a cluster, once:
+
+    python -m rljob.trainer.initialize -- COMMAND [ARGUMENT …]
+
+Not again while the storage holds what it makes, or a run works with that (see rljob.protocol.initializer). The command
+sees RLJOB_JOB (the resolved manifest), RLJOB_STORAGE and RLJOB_SEED; job://PATH in an argument is PATH in the storage.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+
+from rljob.api.paths import in_storage
+from rljob.protocol import initializer
+from rljob.protocol.ending import end_on_sigterm
+from rljob.protocol.environment import PartEnvironment, read_environment, search_path
+
+log = logging.getLogger(__name__)
+
+CONFIGURATION_ERROR = 2
+
+
+def initialize(command: list[str], environment: PartEnvironment) -> int:
+    """Run ``command`` unless its work is done; return the exit code.
+
+    Raises:
+        ValueError: it cannot be run, or leaves no model.
+    """
+    job, storage = environment.job, environment.storage
+    if job.spec.initializer is None:
+        raise ValueError("spec.initializer: the job has none; remove this step")
+    storage.mkdir(parents=True, exist_ok=True)
+    key = initializer.content_key(job)
+    if initializer.done(storage, key):
+        log.info("the storage holds what the initializer makes")
+        return 0
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as manifest:
+        manifest.write(job.model_dump_json(by_alias=True))
+        manifest.flush()
+        code = _run([in_storage(argument, storage) for argument in command], manifest.name, job.spec.seed)
+    if code:
+        log.error("the initializer %s", f"was killed by signal {-code}" if code < 0 else f"exited with code {code}")
+        return code if code > 0 else 128 - code
+    for i, model in enumerate(job.spec.models):
+        path = environment.path(model.source)
+        if not path.is_dir():
+            raise ValueError(f"spec.models[{i}].source: the initializer left no directory {path}; correct one of them")
+    initializer.mark_done(storage, key)
+    return 0
+
+
+def _run(command: list[str], manifest: str, seed: int) -> int:
+    """Run to the end; a signal that asks this process to end is passed on."""
+    variables = os.environ | {"PATH": search_path(), "RLJOB_JOB": manifest, "RLJOB_SEED": str(seed)}
+    process: subprocess.Popen[bytes] | None = None
+    early: list[int] = []  # signals that came before there was anybody to pass them on to
+
+    def pass_on(number: int, _: object) -> None:
+        early.append(number) if process is None else process.send_signal(number)
+
+    for asked in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(asked, pass_on)
+    try:
+        process = subprocess.Popen(command, env=variables)
+    except OSError as error:
+        raise ValueError(f"spec.initializer.command: {command[0]!r} cannot be started: {error.strerror}") from None
+    for number in early:
+        process.send_signal(number)
+    return process.wait()
+
+
+def main() -> None:
+    """Initialize the storage of the job that the environment names; exit code 2: no restart helps."""
+    end_on_sigterm()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    mark, *command = sys.argv[1:] or [""]
+    if mark != "--" or not command:
+        log.error("usage: python -m rljob.trainer.initialize -- COMMAND [ARGUMENT …]")
+        sys.exit(CONFIGURATION_ERROR)
+    try:
+        sys.exit(initialize(command, read_environment()))
+    except ValueError as error:
+        log.error("%s", error)
+        sys.exit(CONFIGURATION_ERROR)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""Starts the trainer's processes of this node, one for each rank, and ends as they do:
+
+    python -m rljob.trainer.launch PROCESSES
+
+What torchrun does without its rendezvous, its restarts and a second import of torch; and an exit code arrives as it is:
+2 says that no restart helps.
+
+With several nodes each runs this once: RLJOB_NODES says how many, RLJOB_NODE_RANK which one this is, RLJOB_MASTER where
+the first one is (HOST or HOST:PORT), RLJOB_HOST this one's address. Whoever started them ends all when one ends.
+
+The trainer's heartbeat is that of rank 0, which holds the link to the coordinator. The other ranks wait for it, however
+long, in places where nothing beats; on nodes without rank 0 the launcher beats for its ranks, but not while one is
+stopped or waits for a disk or device that does not answer. What hangs otherwise is seen by whoever waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rljob.protocol.addresses import host_and_port
+from rljob.protocol.probe import HEARTBEAT
+
+log = logging.getLogger(__name__)
+
+CONFIGURATION_ERROR = 2
+POLL_SECONDS = 0.1
+LAST_WORDS_SECONDS = 2.0  # for ranks that fail for the same reason to say so themselves
+KILL_SECONDS = 5.0
+BEAT_SECONDS = 0.3
+MASTER_PORT = 29500  # torch's own
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+GET_ADDRESS = 0x8915  # SIOCGIFADDR
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The nodes of the trainer, seen from one of them."""
+
+    count: int = 1
+    rank: int = 0
+    master: str = ""
+    """Where the ranks meet: HOST or HOST:PORT of the first node; a free port of loopback when there is one node."""
+    host: str = ""
+    """Address of this one."""
+
+    def address(self) -> tuple[str, int]:
+        """Return where the ranks of this node find the others. The first node needs no name for itself: the cluster
+        may not know it yet."""
+        if self.count == 1:
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                return "127.0.0.1", free.getsockname()[1]
+        host, port = host_and_port(self.master)
+        return host if self.rank else "localhost", int(port or MASTER_PORT)
+
+    def variables(self) -> dict[str, str]:
+        """Return what the ranks are told of the network: gloo takes the address that a node's own name stands for,
+        which on some machines is loopback's, so it is told where this node's is."""
+        if self.count == 1 or GLOO_INTERFACE in os.environ:
+            return {}
+        interface = interface_of(self.host)
+        return {GLOO_INTERFACE: interface} if interface else {}
+
+
+def nodes_of(environment: Mapping[str, str]) -> Nodes:
+    """Return what the environment says about nodes.
+
+    Raises:
+        ValueError: it makes no sense.
+    """
+    said = {name: environment.get(f"RLJOB_{name}", "") for name in ("NODES", "NODE_RANK", "MASTER", "HOST")}
+    count, rank = int(said["NODES"] or 1), int(said["NODE_RANK"] or 0)
+    if not 0 <= rank < count:
+        raise ValueError(f"RLJOB_NODE_RANK: {rank} is not one of {count} nodes; set it to 0 … {count - 1}")
+    if count > 1 and not said["MASTER"]:
+        raise ValueError(f"RLJOB_MASTER is not set, and there are {count} nodes; set it to the address of the first")
+    return Nodes(count, rank, said["MASTER"], said["HOST"])
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the network interface that has ``address``; empty if none has, and of IPv6: told an interface
+    gloo may take its link-local address, which others cannot reach, and the name of a pod stands for its address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # it has no address
+                answer = fcntl.ioctl(asked, GET_ADDRESS, struct.pack("256s", name.encode()))
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return ""
+
+
+def launch(command: list[str], processes: int, nodes: Nodes = Nodes()) -> int:
+    """Run ``command`` as each rank until all have ended or one has failed; return the exit code of the whole."""
+    stop = threading.Event()
+    for asked in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(asked, lambda *_: stop.set())
+    ranks = _start(command, processes, nodes)
+    codes = _codes(ranks)
+    beat = _beats(ranks, nodes)
+    while None in codes and not any(codes) and not stop.wait(POLL_SECONDS):
+        codes = _codes(ranks)
+        next(beat)
+    if not stop.is_set():
+        _wait(ranks, LAST_WORDS_SECONDS)
+    codes = _codes(ranks)
+    for rank, code in enumerate(codes):
+        if code:
+            log.error("rank %d %s", rank, f"was killed by signal {-code}" if code < 0 else f"exited with code {code}")
+    _end(ranks)
+    if stop.is_set():
+        return 128 + signal.SIGTERM  # not 0, which would say that the training is complete
+    if CONFIGURATION_ERROR in codes:
+        return CONFIGURATION_ERROR
+    return 1 if any(codes) else 0
+
+
+def _start(command: list[str], processes: int, nodes: Nodes) -> list[subprocess.Popen[bytes]]:
+    host, port = nodes.address()
+    common = {
+        "WORLD_SIZE": nodes.count * processes,
+        "LOCAL_WORLD_SIZE": processes,
+        "MASTER_ADDR": host,
+        "MASTER_PORT": port,
+        **nodes.variables(),
+    }
+    ranks = []
+    for i in range(processes):
+        own = common | {"RANK": nodes.rank * processes + i, "LOCAL_RANK": i}
+        ranks.append(subprocess.Popen(command, env=os.environ | {name: str(value) for name, value in own.items()}))
+    return ranks
+
+
+def _beats(ranks: list[subprocess.Popen[bytes]], nodes: Nodes) -> Iterator[None]:
+    """Touch the heartbeat's file now and then, where no rank does."""
+    path, last = os.environ.get(HEARTBEAT), 0.0
+    while True:
+        yield
+        if path and nodes.rank and time.monotonic() - last >= BEAT_SECONDS and not any(map(_stopped, ranks)):
+            last = time.monotonic()
+            with contextlib.suppress(OSError):  # whoever looks for the file decides
+                Path(path).touch()
+
+
+def _stopped(rank: subprocess.Popen[bytes]) -> bool:
+    """Return whether a rank cannot move: D for a moment is usual, and the next look beats again."""
+    try:
+        state = Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:  # it has just ended
+        return False
+    return state in ("T", "t", "D")
+
+
+def _codes(ranks: list[subprocess.Popen[bytes]]) -> list[int | None]:
+    """Return the exit code of each rank, None while it runs."""
+    return [rank.poll() for rank in ranks]
+
+
+def _wait(ranks: list[subprocess.Popen[bytes]], seconds: float) -> None:
+    """Return when all have ended, or after so long."""
+    deadline = time.monotonic() + seconds
+    while None in _codes(ranks) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+
+
+def _end(ranks: list[subprocess.Popen[bytes]]) -> None:
+    for rank in ranks:
+        rank.terminate()
+    _wait(ranks, KILL_SECONDS)
+    for rank in ranks:
+        rank.kill()
+        rank.wait()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s launcher: %(message)s")
+    try:
+        found = nodes_of(os.environ)
+    except ValueError as error:
+        log.error("%s", error)
+        sys.exit(CONFIGURATION_ERROR)
+    sys.exit(launch([sys.executable, "-m", "rljob.trainer.main"], int(sys.argv[1]), found))

@@ -1,0 +1,98 @@
+"""Whether a Hugging Face directory can be trained from, seen without importing torch or loading a weight."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+INDEX = "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+OTHER_FORMATS = ("pytorch_model.bin", "pytorch_model.bin.index.json")  # not looked into
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+
+
+def problems(directory: Path) -> Iterator[str]:
+    """Yield one sentence for everything that keeps a model from being loaded, without what field names it."""
+    try:
+        configuration = json.loads((directory / "config.json").read_bytes())
+        if not isinstance(configuration, dict):
+            raise ValueError("it is no JSON object")
+    except FileNotFoundError:
+        yield f"{directory} holds no Hugging Face model (config.json is missing); give a directory that does"
+        return
+    except (OSError, ValueError) as error:
+        yield f"{directory / 'config.json'} cannot be read ({error}); save the model again"
+        return
+    kind = configuration.get("model_type")
+    if kind not in known_kinds():
+        yield (
+            f"{directory / 'config.json'}: model_type {kind!r} is no causal language model that the installed "
+            "transformers knows; take another model"
+        )
+        return
+    try:
+        shapes = {name: shape for path in weight_files(directory) for name, shape in _shapes(path)}
+    except (OSError, ValueError) as error:
+        yield str(error)
+        return
+    yield from _misfits(directory, configuration.get("text_config") or configuration, shapes)
+
+
+def known_kinds() -> set[str]:
+    """Return each model_type that AutoModelForCausalLM knows, read from transformers' source: importing it, and torch
+    with it, takes seconds."""
+    package = importlib.util.find_spec("transformers")
+    assert package is not None and package.submodule_search_locations is not None
+    source = Path(package.submodule_search_locations[0]) / "models" / "auto" / "modeling_auto.py"
+    _, _, rest = source.read_text().partition("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES = OrderedDict(")
+    table, _, _ = rest.partition("\n)")
+    return set(re.findall(r'^\s+\("([^"]+)", ', table, re.MULTILINE))
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """Return the safetensors files that hold a model's weights.
+
+    Raises:
+        ValueError: there are none, or the index of several cannot be read.
+    """
+    if any((directory / name).exists() for name in OTHER_FORMATS):
+        return []
+    if not (directory / INDEX).exists():
+        if not (directory / WEIGHTS).exists():
+            raise ValueError(f"{directory} holds no weights ({WEIGHTS} is missing); give a directory that does")
+        return [directory / WEIGHTS]
+    try:
+        files = json.loads((directory / INDEX).read_bytes())["weight_map"].values()
+        return [directory / name for name in sorted(set(files))]
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise ValueError(f"{directory / INDEX} cannot be read; copy it anew") from None
+
+
+def _shapes(path: Path) -> Iterator[tuple[str, list[int]]]:
+    try:
+        with safe_open(path, "np") as file:  # opening it compares its length to what its header says
+            for name in file.keys():  # noqa: SIM118 - it is no mapping
+                yield name, file.get_slice(name).get_shape()
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing; copy the whole model") from None
+    except SafetensorError as error:
+        raise ValueError(f"{path} is cut off or no safetensors file ({error}); copy it anew") from None
+
+
+def _misfits(directory: Path, configuration: dict[str, Any], shapes: dict[str, list[int]]) -> Iterator[str]:
+    """Yield how the weights differ from config.json, as far as names and numbers that most families share tell."""
+    tell = "the weights are of another model than config.json; save both together"
+    vocabulary, width = configuration.get("vocab_size"), configuration.get("hidden_size")
+    for name, shape in shapes.items():
+        if name.endswith("embed_tokens.weight") and None not in (vocabulary, width) and shape != [vocabulary, width]:
+            yield f"{directory}: {name} is {shape} where config.json says {[vocabulary, width]}: {tell}"
+    layers = {int(match[1]) for name in shapes if (match := _LAYER.search(name))}
+    said = configuration.get("num_hidden_layers")
+    if layers and said is not None and len(layers) < said:
+        yield f"{directory}: there are weights of {len(layers)} layers where config.json says {said}: {tell}"

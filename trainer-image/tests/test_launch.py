@@ -1,0 +1,244 @@
+"""The ranks of a node, as real processes: how the whole ends when one of them does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rljob.protocol import messages as m
+from rljob.trainer.launch import Nodes, interface_of, nodes_of
+
+
+@pytest.fixture
+async def launch(tmp_path: Path):
+    """Starter of a launcher: ``launch(coordinator, job, processes, VARIABLE=value)``."""
+    started: list[asyncio.subprocess.Process] = []
+
+    async def starter(coordinator: Any, job: Any, processes: int = 2, **more: str) -> asyncio.subprocess.Process:
+        (tmp_path / "job.json").write_text(job.model_dump_json(by_alias=True))
+        (tmp_path / "storage").mkdir(exist_ok=True)
+        environment = os.environ | {
+            "RLJOB_JOB": str(tmp_path / "job.json"),
+            "RLJOB_STORAGE": str(tmp_path / "storage"),
+            "RLJOB_COORDINATOR": coordinator.url,
+            "RLJOB_TOKEN": coordinator.token,
+            "OMP_NUM_THREADS": "1",
+            **more,
+        }
+        command = (sys.executable, "-m", "rljob.trainer.launch", str(processes))
+        started.append(await asyncio.create_subprocess_exec(*command, env=environment, start_new_session=True))
+        return started[-1]
+
+    yield starter
+    for process in started:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+
+
+FAKE = "import sys; from rljob.trainer import launch; launch.KILL_SECONDS = 0.3; launch.LAST_WORDS_SECONDS = {words}; "
+RANK = "import os, signal, sys, time; rank = int(os.environ['RANK']); "
+
+
+SAY_PID = r"os.write(1, b'%d\n' % os.getpid())"  # in one write: ranks share a pipe
+
+
+def fake(program: str, words: float = 0.5, nodes: Nodes = Nodes(), **variables: str) -> subprocess.Popen[str]:
+    """Start a launcher of two ranks that run ``program``."""
+    command = [sys.executable, "-S", "-c", RANK + program]
+    text = FAKE.format(words=words) + f"sys.exit(launch.launch({command!r}, 2, launch.{nodes!r}))"
+    given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": os.environ | variables}
+    return subprocess.Popen([sys.executable, "-c", text], **given)
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        ("sys.exit(0)", 0),
+        ("sys.exit(2)", 2),
+        ("sys.exit(2) if rank else time.sleep(99)", 2),
+        ("sys.exit(1) if rank else time.sleep(99)", 1),
+        ("os.kill(os.getpid(), signal.SIGKILL) if rank else time.sleep(99)", 1),
+        ("rank or sys.exit(1); time.sleep(0.1); sys.exit(2)", 2),  # the other says why, a moment later
+        ("signal.signal(signal.SIGTERM, signal.SIG_IGN); sys.exit(2) if rank else time.sleep(99)", 2),
+    ],
+)
+def test_the_whole_ends_as_its_ranks_do(program, code):
+    with fake(program) as launcher:
+        assert launcher.wait(20) == code
+
+
+@pytest.mark.parametrize(
+    ("said", "nodes"),
+    [
+        ({}, Nodes()),
+        (
+            {"NODES": "1", "NODE_RANK": "0", "MASTER": "sums-trainer-1-0.sums-trainer"},
+            Nodes(1, 0, "sums-trainer-1-0.sums-trainer"),
+        ),
+        ({"NODES": "4", "NODE_RANK": "3", "MASTER": "first:7"}, Nodes(4, 3, "first:7")),
+    ],
+)
+def test_a_node_knows_which_one_it_is(said, nodes):
+    assert nodes_of({f"RLJOB_{name}": value for name, value in said.items()}) == nodes
+
+
+def test_the_ranks_of_several_nodes_meet_at_the_first_one():
+    assert Nodes(2, 1, "first").address() == ("first", 29500)
+    assert Nodes(2, 0, "first:7").address() == ("localhost", 7)  # the cluster may not know its name yet
+    assert Nodes(2, 1, "[fd00::1]:7").address() == ("fd00::1", 7)
+    assert Nodes(1, 0, "first:7").address()[0] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ({"RLJOB_NODES": "2", "RLJOB_NODE_RANK": "2", "RLJOB_MASTER": "a"}, "RLJOB_NODE_RANK: 2 is not one of 2 nodes"),
+        ({"RLJOB_NODES": "2"}, "RLJOB_MASTER is not set, and there are 2 nodes"),
+    ],
+)
+def test_nodes_that_make_no_sense_are_refused(said, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        nodes_of(said)
+
+
+def test_the_launcher_beats_where_rank_0_is_not_unless_a_rank_is_stopped(tmp_path):
+    beat = tmp_path / "beat"
+
+    def moves(within):
+        before, deadline = beat.stat().st_mtime_ns, time.monotonic() + within
+        while (moved := beat.stat().st_mtime_ns != before) is False and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return moved
+
+    program = f"{SAY_PID}; time.sleep(99)"
+    with fake(program, nodes=Nodes(2, 1, "first:7"), RLJOB_HEARTBEAT=str(beat)) as launcher:
+        ranks = [int(launcher.stdout.readline()) for _ in range(2)]
+        try:
+            while not beat.exists():
+                time.sleep(0.01)
+            assert moves(within=20)
+            os.kill(ranks[1], signal.SIGSTOP)
+            time.sleep(1.0)
+            assert not moves(within=1)
+            os.kill(ranks[1], signal.SIGCONT)
+            assert moves(within=20)
+        finally:
+            launcher.terminate()
+
+
+def test_the_launcher_does_not_beat_for_rank_0(tmp_path):
+    """Rank 0 does so itself, and a launcher that is well says nothing of it."""
+    program = "print(flush=True); time.sleep(99)"
+    with fake(program, nodes=Nodes(2, 0, "first:7"), RLJOB_HEARTBEAT=str(tmp_path / "beat")) as launcher:
+        launcher.stdout.readline()
+        time.sleep(0.6)
+        assert not (tmp_path / "beat").exists()
+        launcher.terminate()
+
+
+def test_gloo_is_told_the_interface_of_the_nodes_address_and_a_persons_word_wins(monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("::1") == ""  # gloo goes by the node's name
+    assert interface_of("192.0.2.1") == ""
+    assert Nodes(2, 1, "first", "127.0.0.1").variables() == {"GLOO_SOCKET_IFNAME": "lo"}
+    assert Nodes(2, 1, "first", "192.0.2.1").variables() == {}
+    assert Nodes(1, 0, "", "127.0.0.1").variables() == {}
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
+    assert Nodes(2, 1, "first", "127.0.0.1").variables() == {}
+
+
+def test_a_signal_ends_all_ranks(tmp_path):
+    program = f"signal.signal(signal.SIGTERM, signal.SIG_IGN); {SAY_PID}; time.sleep(99)"
+    with fake(program) as launcher:
+        ranks = [psutil.Process(int(launcher.stdout.readline())) for _ in range(2)]
+        launcher.terminate()
+        assert launcher.wait(20) == 128 + signal.SIGTERM
+        assert not psutil.wait_procs(ranks, timeout=1)[1]
+
+
+def test_a_trainer_ended_by_a_signal_does_not_say_that_the_training_is_complete():
+    program = "from rljob.trainer import main; import time; main._end_on_signal(); print(flush=True); time.sleep(99)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as trainer:
+        trainer.stdout.readline()
+        trainer.terminate()
+        assert trainer.wait(20) == 128 + signal.SIGTERM
+
+
+@pytest.mark.timeout(150)
+async def test_a_configuration_error_of_a_rank_is_that_of_the_whole(tmp_path, job, coordinator, launch):
+    nothing = {"name": "policy", "source": str(tmp_path / "nothing")}
+    process = await launch(coordinator, job(models=[nothing]), processes=1)  # two that are fakes: see above
+    assert await process.wait() == 2
+
+
+@pytest.mark.timeout(150)
+async def test_two_ranks_in_the_middle_of_a_step_end_in_a_moment(job, batch, coordinator, launch):
+    coordinator.batches = {0: batch()}
+    process = await launch(coordinator, job())
+    await coordinator.admit()
+    await coordinator.train(0)
+    ranks = psutil.Process(process.pid).children()
+    assert len(ranks) == 2
+    coordinator.answers = [503] * 1000
+    await coordinator.tell(m.Train(1, 1, coordinator.batches[0][0].samples, False))
+    while (1, 0, 2) not in coordinator.pulls:
+        await asyncio.sleep(0.01)
+    began = time.monotonic()
+    process.terminate()
+    assert await process.wait() == 128 + signal.SIGTERM
+    assert time.monotonic() - began < 5
+    assert not psutil.wait_procs(ranks, timeout=1)[1]
+
+
+@pytest.mark.timeout(150)
+async def test_two_nodes_train_as_one(job, batch, coordinator, launch):
+    coordinator.batches = {0: batch()}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        master = f"127.0.0.1:{free.getsockname()[1]}"
+    nodes = [
+        await launch(coordinator, job(), 1, RLJOB_NODES="2", RLJOB_NODE_RANK=str(rank), RLJOB_MASTER=master)
+        for rank in (1, 0)
+    ]
+    await coordinator.admit()
+    done = await coordinator.train(0)
+    assert done.step == 0
+    assert {(step, rank, of) for step, rank, of in coordinator.pulls} == {(0, 0, 2), (0, 1, 2)}
+    for node in nodes:
+        node.terminate()
+    assert [await node.wait() for node in nodes] == [128 + signal.SIGTERM] * 2
+
+
+WAITS = """
+import logging, os, sys
+from rljob.trainer import main, world
+main._end_on_signal()
+print("waits", flush=True)
+world._meet(int(os.environ["RANK"]), 2)
+"""
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_node_that_waits_for_the_others_ends_in_a_moment_when_it_is_told_to(rank):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    variables = {"RANK": rank, "MASTER_ADDR": "localhost" if rank == "0" else "first.invalid", "MASTER_PORT": port}
+    command = [sys.executable, "-c", WAITS]
+    with subprocess.Popen(command, env=os.environ | variables, stdout=subprocess.PIPE) as waiting:
+        waiting.stdout.readline()
+        time.sleep(1.0)
+        assert waiting.poll() is None
+        waiting.terminate()
+        assert waiting.wait(5) == 128 + signal.SIGTERM

@@ -1,0 +1,154 @@
+"""What is wrong with a model's directory or a machine is said in a sentence before torch is imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from rljob.protocol.environment import PartEnvironment
+from rljob.trainer import model_directory, preflight
+
+
+@pytest.fixture
+def model(tmp_path: Path, model_directory: Path) -> Path:
+    """A copy to break."""
+    return Path(shutil.copytree(model_directory, tmp_path / "model"))
+
+
+def edit(**values):
+    def change(model: Path) -> None:
+        path = model / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return change
+
+
+def cut(model: Path) -> None:
+    path = model / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def without(name: str):
+    def change(model: Path) -> None:
+        tensors = load_file(model / "model.safetensors")
+        save_file({key: value for key, value in tensors.items() if name not in key}, model / "model.safetensors")
+
+    return change
+
+
+def index(weight_map: object):
+    def change(model: Path) -> None:
+        (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+    return change
+
+
+BROKEN = {
+    "no directory": (shutil.rmtree, "holds no Hugging Face model (config.json is missing)"),
+    "no config": (
+        lambda model: (model / "config.json").unlink(),
+        "holds no Hugging Face model (config.json is missing)",
+    ),
+    "config not JSON": (lambda model: (model / "config.json").write_text("{"), "config.json cannot be read"),
+    "config a list": (lambda model: (model / "config.json").write_text("[]"), "it is no JSON object"),
+    "unknown kind": (edit(model_type="qwen99"), "model_type 'qwen99' is no causal language model"),
+    "no kind": (edit(model_type=None), "model_type None is no causal language model"),
+    "no weights": (
+        lambda model: (model / "model.safetensors").unlink(),
+        "holds no weights (model.safetensors is missing)",
+    ),
+    "weights cut off": (cut, "model.safetensors is cut off or no safetensors file"),
+    "weights empty": (lambda model: (model / "model.safetensors").write_bytes(b""), "model.safetensors is cut off"),
+    "a file of several missing": (index({"w": "model-00001.safetensors"}), "model-00001.safetensors is missing"),
+    "a broken index": (index([]), "model.safetensors.index.json cannot be read"),
+    "another vocabulary": (edit(vocab_size=99), "embed_tokens.weight is [61, 32] where config.json says [99, 32]"),
+    "another width": (edit(hidden_size=64), "embed_tokens.weight is [61, 32] where config.json says [61, 64]"),
+    "fewer layers": (without("layers.1."), "there are weights of 1 layers where config.json says 2"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_model_is_named(model, case):
+    change, sentence = BROKEN[case]
+    change(model)
+    found = list(model_directory.problems(model))
+    assert len(found) == 1 and sentence in found[0] and "\n" not in found[0]
+
+
+def test_a_good_model_has_no_problems(model):
+    assert list(model_directory.problems(model)) == []
+    (model / "model.safetensors").rename(model / "model-1.safetensors")
+    index({"a": "model-1.safetensors", "b": "model-1.safetensors"})(model)
+    assert list(model_directory.problems(model)) == []
+    (model / "pytorch_model.bin").touch()  # not looked into
+    assert list(model_directory.problems(model)) == []
+
+
+def test_the_kinds_are_those_that_transformers_knows():
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    assert model_directory.known_kinds() == set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Maker of a machine with so many GPUs."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(preflight, "DEVICES", tmp_path / "dev")
+    (tmp_path / "dev").mkdir()
+
+    def make(gpus: int) -> None:
+        for i in range(gpus):
+            (tmp_path / "dev" / f"nvidia{i}").touch()
+        (tmp_path / "dev" / "nvidiactl").touch()
+
+    return make
+
+
+def check(job, storage="/nowhere"):
+    return list(preflight.check(PartEnvironment(job, Path(storage), "", "", "", "", "")))
+
+
+def test_devices_are_counted(job, machine, monkeypatch):
+    nccl = job(weightSync={"transport": "nccl"})
+    assert "nccl needs NVIDIA GPUs and this machine has none" in check(nccl)[0]
+    machine(2)
+    assert check(nccl) == []
+    assert check(job(trainer={"processesPerNode": 2})) == []
+    assert "3 processes need a GPU each and this machine has 2" in check(job(trainer={"processesPerNode": 3}))[0]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert "this machine has 1" in check(job(trainer={"processesPerNode": 2}))[0]
+
+
+def test_a_model_that_the_initializer_makes_later_is_left_out(job, machine, tmp_path):
+    later = job(models=[{"name": "policy", "source": "job://model"}])
+    assert check(later, tmp_path) == []
+    (tmp_path / "model").mkdir()
+    assert check(later, tmp_path)[0].startswith("spec.models[0].source: ")
+
+
+def run_check(job, tmp_path, source: Path) -> subprocess.CompletedProcess[str]:
+    made = job(models=[{"name": "policy", "source": str(source)}])
+    (tmp_path / "job.json").write_text(made.model_dump_json(by_alias=True))
+    environment = os.environ | {"RLJOB_JOB": str(tmp_path / "job.json"), "RLJOB_STORAGE": str(tmp_path / "storage")}
+    program = "import sys; from rljob.trainer.main import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
+    command = [sys.executable, "-c", program, "--check"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_check_prints_sentences_and_exits_2_without_importing_torch(job, tmp_path, model):
+    done = run_check(job, tmp_path, model)
+    assert (done.returncode, done.stderr) == (0, "")
+    cut(model)
+    done = run_check(job, tmp_path, model)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"spec.models[0].source: {model}/model.safetensors is cut off")
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "storage").exists()
