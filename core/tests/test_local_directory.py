@@ -1,11 +1,13 @@
 import json
 import socket
+from pathlib import Path
 
 import pytest
 
 from rljob.api.load import validate
 from rljob.api.resolve import resolve
 from rljob.api.scalars import read_yaml
+from rljob.local import runs
 from rljob.local.directory import CHANGEABLE, RunDirectory
 from rljob.local.errors import RunError
 
@@ -116,8 +118,8 @@ def test_a_manifest_of_another_version_is_refused(directory, manifest):
 def test_tokens_are_made_once_and_for_the_owner_only(directory):
     directory.path.mkdir(parents=True)
     tokens = directory.tokens()
-    assert set(tokens) == {"agent", "trainer", "runner"}
-    assert len(set(tokens.values())) == 3
+    assert set(tokens) == {"agent", "trainer", "runner", "operator"}
+    assert len(set(tokens.values())) == 4
     assert directory.tokens() == tokens
     assert (directory.path / "tokens.json").stat().st_mode & 0o777 == 0o600
 
@@ -141,3 +143,23 @@ def test_a_half_written_file_is_as_none(directory):
     (directory.path / "status.json").write_text("")
     assert directory.read_json("ports.json") == {}
     assert directory.status() is None
+
+
+def test_a_place_that_takes_no_files_is_named_as_such(manifest):
+    with pytest.raises(RunError, match=r"^/proc/abc cannot be made: /proc takes no files; choose another --run-dir"):
+        RunDirectory(Path("/proc/abc")).check(job(manifest))
+
+
+def test_a_damaged_manifest_is_not_taken_for_that_of_another_version(directory, manifest):
+    with directory.opened(job(manifest), b""):
+        directory.write("job.json", b"{")
+    with pytest.raises(RunError, match=r"job.json is damaged: it is no JSON any more; restore it"):
+        directory.job()
+
+
+def test_a_run_that_may_not_be_read_is_bad_input(directory, monkeypatch):
+    directory.path.mkdir(parents=True)
+    monkeypatch.setattr(runs.os, "access", lambda path, mode: False)
+    with pytest.raises(RunError, match="sums may not be read; have its owner allow it") as caught:
+        runs.find(str(directory.path))
+    assert caught.value.exit_code == 2

@@ -6,11 +6,11 @@ import sys
 import pytest
 
 from rljob.api.load import validate
+from rljob.api.paths import in_storage
 from rljob.api.resolve import resolve
-from rljob.local import initializer, plan
-from rljob.local.directory import RunDirectory
-from rljob.local.errors import RunError
+from rljob.local import plan
 from rljob.local.plan import Surroundings
+from rljob.protocol import initializer
 from rljob.protocol.environment import read_environment, reward_urls
 
 
@@ -70,28 +70,53 @@ def test_a_part_finds_in_its_environment_what_it_needs(manifest, here, monkeypat
     assert found["reward-exact"].environment["RLJOB_LISTEN"] == "127.0.0.1:7002"
 
 
+def test_a_reward_of_ones_own_is_started_and_one_elsewhere_only_asked(manifest, here):
+    manifest["spec"]["rewards"] = [
+        {"name": "exact", "local": {"command": ["my-reward", "--table=job://words"]}},
+        {"name": "far", "url": "http://rewards.example/v2"},
+    ]
+    found = parts(manifest, here)
+    assert found["reward-exact"].arguments == ["my-reward", f"--table={here.storage}/words"]
+    assert found["reward-exact"].environment == {
+        "RLJOB_JOB": str(here.storage / "job.json"),
+        "RLJOB_STORAGE": str(here.storage),
+        "RLJOB_NAME": "exact",
+        "RLJOB_LISTEN": "127.0.0.1:7002",
+    }
+    assert "reward-far" not in found
+    assert plan.servers(validate(manifest)) == ["coordinator", "reward-exact"]
+    urls = json.loads(found["runner"].environment["RLJOB_REWARD_URLS"])
+    assert urls == {"exact": "http://127.0.0.1:7002", "far": "http://rewards.example/v2"}
+
+
 def test_only_the_part_it_belongs_to_is_told_a_token(manifest, here):
     for name, part in parts(manifest, here).items():
         own = {token for token in here.tokens.values() if token in json.dumps([part.arguments, part.environment])}
         assert len(own) == (name.partition("-")[0] in ("rollout", "trainer", "runner")), name
 
 
-def test_several_trainer_processes_are_started_by_torchrun_without_restarts_of_its_own(manifest, here):
+def test_several_trainer_processes_are_started_by_one_that_ends_as_they_do(manifest, here):
     manifest["spec"]["trainer"] = {"processesPerNode": 2}
     arguments = parts(manifest, here)["trainer"].arguments
-    assert arguments[1:3] == ["-m", "torch.distributed.run"]
-    assert {"--nproc-per-node=2", "--max-restarts=0", "--standalone"} <= set(arguments)
-    assert arguments[-2:] == ["-m", "rljob.trainer.main"]
+    assert arguments[1:] == ["-m", "rljob.trainer.launch", "2"]
 
 
 def test_paths_in_the_storage_are_replaced_wherever_they_stand(here):
-    assert plan.in_storage("job://model", here.storage) == f"{here.storage}/model"
-    assert plan.in_storage("--out=job://a/b", here.storage) == f"--out={here.storage}/a/b"
-    assert plan.in_storage("plain", here.storage) == "plain"
+    assert in_storage("job://model", here.storage) == f"{here.storage}/model"
+    assert in_storage("--out=job://a/b", here.storage) == f"--out={here.storage}/a/b"
+    assert in_storage("plain", here.storage) == "plain"
 
 
 def key(manifest):
     return initializer.content_key(resolve(validate(manifest)))
+
+
+def test_an_initializer_may_be_given_a_program_as_text(manifest):
+    program = "print('a text that is longer than the name of a file may be')  # " + 300 * "x"
+    manifest["spec"]["initializer"]["command"] = ["python", "-c", program, "job://model"]
+    first = key(manifest)
+    manifest["spec"]["initializer"]["command"][2] += "y"
+    assert key(manifest) != first
 
 
 def test_the_initializers_key_follows_from_what_it_can_see(manifest, tmp_path):
@@ -102,6 +127,9 @@ def test_the_initializers_key_follows_from_what_it_can_see(manifest, tmp_path):
     first = key(manifest)
     manifest["spec"]["training"]["steps"] = 99
     manifest["spec"]["checkpoints"] = {"keep": 9}
+    manifest["spec"]["suspend"] = True
+    manifest["spec"]["rollouts"][0]["replicas"] = {"max": 4}
+    manifest["spec"]["trainer"] = {"template": {"metadata": {"labels": {"a": "b"}}}}
     assert key(manifest) == first
     changed = {first}
     manifest["spec"]["seed"] = 7
@@ -121,22 +149,12 @@ def test_the_program_behind_a_console_script_counts_by_its_source():
     assert source.name == "example_model.py"
 
 
-def test_what_cannot_be_initialized_is_refused_before_anything_starts(manifest, tmp_path):
-    directory = RunDirectory(tmp_path / "run")
-    manifest["spec"]["initializer"]["command"] = ["frobnicate"]
-    with pytest.raises(RunError, match=r"spec.initializer.command\[0\]: there is no program 'frobnicate'") as caught:
-        initializer.check(validate(manifest), directory)
-    assert caught.value.exit_code == 2
-    del manifest["spec"]["initializer"]
-    with pytest.raises(RunError, match=r"spec.models\[0\].source: there is no directory .*/run/model; give one"):
-        initializer.check(validate(manifest), directory)
-    manifest["spec"]["models"][0]["source"] = str(tmp_path)
-    initializer.check(validate(manifest), directory)
-    assert not directory.path.exists()
-
-
 def test_a_model_that_a_run_works_with_is_never_made_anew(tmp_path):
-    directory = RunDirectory(tmp_path)
-    directory.write(initializer.STAMP, b'{"key": "k"}')
-    initializer.mark_used(directory)
-    assert directory.read_json(initializer.STAMP) == {"key": "k", "used": True}
+    initializer.mark_used(tmp_path)
+    assert initializer.read(tmp_path) == {}
+    initializer.mark_done(tmp_path, "k")
+    assert initializer.done(tmp_path, "k") and not initializer.done(tmp_path, "other")
+    initializer.mark_used(tmp_path)
+    assert initializer.done(tmp_path, "other")
+    initializer.mark_unused(tmp_path)
+    assert not initializer.done(tmp_path, "other")

@@ -3,104 +3,14 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from rljob.api.scalars import write_yaml
-from rljob.local import processes, sweep
-from rljob.protocol.status import (
-    CheckpointStatus,
-    EvaluationResult,
-    HistoryPoint,
-    Progress,
-    RunStatus,
-    decode_status,
-    encode_status,
-)
-
-FAKES = Path(__file__).parent / "fakes"
-
-
-def status(state="Running", step=2, **more):
-    return RunStatus(
-        state=state,
-        progress=Progress(step=step, steps=3, seconds=12, eta_seconds=4),
-        history=[HistoryPoint(i, 0.1 * i, 0.5, 5000, i) for i in range(step)],
-        **more,
-    )
-
-
-SUCCEEDED = status(
-    "Succeeded",
-    step=3,
-    last_checkpoint=CheckpointStatus(3, "checkpoints/3"),
-    evaluations=[EvaluationResult(0, "sums", 0.25, 1024, 0.25), EvaluationResult(3, "sums", 0.8, 1024, 0.8)],
-)
-
-
-class Launcher:
-    """Starts `rljob run` of the same manifest and directory."""
-
-    def __init__(self, tmp_path, manifest):
-        self.manifest = manifest
-        self.directory = tmp_path / "run"
-        self.status = tmp_path / "answer.json"
-        self.program = tmp_path / "make-model"
-        self.program.write_text(f"#!/bin/sh\nexec {sys.executable} -I -S {FAKES / 'part.py'} make $1 $2 $3\n")
-        self.program.chmod(0o755)
-        manifest["spec"]["initializer"]["command"] = [str(self.program), "job://model"]
-        self.file = tmp_path / "job.yaml"
-        self.answer(status())
-        self.plot = ""  # drawing takes a second
-        self.parts = {
-            "coordinator": ["coordinator", str(self.status)],
-            "trainer": ["wait"],
-            "runner": ["child", "wait"],
-        }
-
-    def answer(self, new):
-        scratch = self.status.with_suffix(".new")
-        scratch.write_bytes(encode_status(new))
-        scratch.replace(self.status)
-
-    def start(self, *options):
-        self.file.write_text(write_yaml(self.manifest))
-        command = [sys.executable, FAKES / "rljob_run.py", self.file, self.directory, json.dumps(self.parts), *options]
-        environment = os.environ | {"FAKE_PLOT": self.plot}
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-
-    def run(self, *options):
-        process = self.start(*options)
-        out, err = process.communicate(timeout=20)
-        return process.returncode, out, err
-
-    def events(self):
-        path = self.directory / "events.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    def wait_for(self, subject, event, count=1):
-        """Wait for an event of the run; what another process writes can only be looked at."""
-        deadline = time.monotonic() + 15
-        while time.monotonic() < deadline:
-            found = [e for e in self.events() if (e["subject"], e["event"]) == (subject, event)]
-            if len(found) >= count:
-                return found[count - 1]
-            time.sleep(0.005)
-        raise AssertionError(f"{subject} {event} did not happen: {self.events()}")
-
-    def alive(self):
-        return sweep.marked(processes.mark(self.directory))
-
-
-@pytest.fixture
-def launcher(tmp_path, manifest):
-    launcher = Launcher(tmp_path, manifest)
-    yield launcher
-    assert sweep.sweep(processes.mark(launcher.directory)) == 0
+from core.tests.fakes.launcher import FAKES, SUCCEEDED, status
+from rljob.protocol.status import CheckpointStatus, decode_status, encode_status
 
 
 def until_none_is_left(launcher):
@@ -174,18 +84,82 @@ def test_an_initializer_that_leaves_no_model_is_a_failure(launcher):
     assert f"spec.models[0].source: the initializer left no directory {launcher.directory}/model" in err
 
 
-def test_ctrl_c_stops_everything_and_the_same_command_resumes(launcher):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_has_a_checkpoint_written_and_the_same_command_resumes(launcher, number):
+    launcher.answer(status(last_checkpoint=CheckpointStatus(2, "checkpoints/step-000002")))
     process = launcher.start()
     launcher.wait_for("run", "Running")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, err = process.communicate(timeout=20)
     assert process.returncode == 130
-    assert err == f"rljob: interrupted; the same command resumes the run in {launcher.directory}\n"
+    assert "writing a checkpoint; Ctrl-C again stops at once" in out
+    assert err == (
+        f"rljob: stopped at step 2, checkpoint of step 2 in {launcher.directory}/checkpoints/step-000002; "
+        f"the same command resumes the run in {launcher.directory}\n"
+    )
+    assert launcher.wait_for("run", "suspended")
+    assert "told to suspend" in (launcher.directory / "logs/coordinator.log").read_text()
     assert launcher.alive() == []
     launcher.answer(SUCCEEDED)
     code, out, _ = launcher.run()
     assert code == 0
     assert f"resuming the run in {launcher.directory}" in out
+
+
+def test_a_run_that_is_up_too_long_fails_and_goes_on_with_a_later_deadline(launcher):
+    launcher.manifest["spec"]["activeDeadlineSeconds"] = 12  # what the coordinator says it has been up
+    launcher.answer(status(last_checkpoint=CheckpointStatus(2, "checkpoints/step-000002")))
+    code, _, err = launcher.run()
+    assert code == 1
+    assert err == (
+        "rljob: spec.activeDeadlineSeconds: the run has been up for 12 s; stopped at step 2, checkpoint of step 2 in "
+        f"{launcher.directory}/checkpoints/step-000002; raise it to go on\n"
+    )
+    assert launcher.alive() == []
+    launcher.manifest["spec"]["activeDeadlineSeconds"] = 13
+    process = launcher.start()
+    launcher.wait_for("run", "Running", 2)
+    launcher.answer(SUCCEEDED)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 0 and "resuming the run" in out
+
+
+def test_a_run_that_trained_nothing_yet_is_stopped_without_a_checkpoint(launcher):
+    launcher.answer(status(step=0))
+    process = launcher.start()
+    launcher.wait_for("run", "Running")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert err == f"rljob: interrupted; the same command resumes the run in {launcher.directory}\n"
+    assert launcher.wait_for("run", "interrupted")
+    assert launcher.alive() == []
+
+
+@pytest.mark.parametrize("pace", [[], ["slow"]])
+def test_a_first_step_that_nobody_has_looked_at_yet_is_kept_too(launcher, pace):
+    launcher.parts["coordinator"] = [*pace, *launcher.parts["coordinator"]]
+    launcher.answer(status(step=0))
+    process = launcher.start()
+    launcher.wait_for("run", "Running")
+    launcher.answer(status(step=2))
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert launcher.wait_for("run", "suspended")
+
+
+def test_a_coordinator_that_does_not_answer_is_not_waited_for_longer_than_the_grace(launcher):
+    launcher.manifest["spec"]["suspendGraceSeconds"] = 0.3
+    process = launcher.start()
+    launcher.wait_for("run", "Running")
+    os.kill(launcher.wait_for("coordinator", "started")["pid"], signal.SIGSTOP)
+    process.send_signal(signal.SIGINT)
+    launcher.wait_for("trainer", "exited")
+    process.send_signal(signal.SIGINT)  # a stopped process does not end by itself
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert launcher.wait_for("run", "interrupted")
 
 
 def test_a_second_ctrl_c_kills_what_does_not_end(launcher):
@@ -273,6 +247,47 @@ def test_a_part_that_refuses_its_configuration_ends_the_run(launcher):
     )
 
 
+def test_a_run_that_a_part_refuses_when_there_is_a_checkpoint_is_not_begun_anew(launcher):
+    checkpoint = launcher.directory / "checkpoints/step-000002"
+    launcher.parts["trainer"] = ["make", str(checkpoint), "exit", "2"]
+    assert launcher.run()[0] == 2
+    launcher.parts["trainer"] = ["wait"]
+    launcher.answer(SUCCEEDED)
+    code, out, _ = launcher.run()
+    assert code == 0
+    assert "resuming the run" in out
+    assert checkpoint.exists()
+
+
+def test_a_part_that_ends_as_the_run_failed_is_not_what_is_told(launcher):
+    launcher.answer(status("Failed", reason="TrainerFailed", message="the loss of batch 3 is not finite"))
+    launcher.parts["trainer"] = ["exit", "2"]
+    code, _, err = launcher.run()
+    assert code == 1
+    assert err.startswith("rljob: the run failed: the loss of batch 3 is not finite\n")
+    assert not (launcher.directory / "refused").exists()
+
+
+def test_a_run_that_a_part_refuses_at_once_may_begin_anew_with_another_manifest(launcher):
+    launcher.answer(status(step=0))
+    launcher.parts["trainer"] = ["say", "there is no GPU here", "exit", "2"]
+    assert launcher.run()[0] == 2
+    (launcher.directory / "ledger.sqlite").write_text("of the refused run")
+    (launcher.directory / "checkpoints/step-000000").mkdir(parents=True)
+    launcher.parts["trainer"] = ["wait"]
+    launcher.answer(SUCCEEDED)
+    launcher.program.write_text("#!/bin/sh\nrm -r $1; exec " + launcher.program.read_text().partition("exec ")[2])
+    code, _, err = launcher.run("--set", "spec.seed=9")
+    assert (code, err) == (0, "")
+    assert not (launcher.directory / "ledger.sqlite").exists()
+    assert not (launcher.directory / "checkpoints").exists()
+    assert json.loads((launcher.directory / "job.json").read_text())["spec"]["seed"] == 9
+    assert len([e for e in launcher.events() if e["subject"] == "initializer" and e["event"] == "started"]) == 2
+    code, _, err = launcher.run("--set", "spec.seed=10")
+    assert code == 2
+    assert "spec.seed: the run in" in err
+
+
 def test_a_part_that_dies_again_and_again_ends_the_run(launcher):
     launcher.manifest["spec"]["failurePolicy"] = {"maxRestarts": 2}
     launcher.parts["runner"] = ["say", "Segmentation fault", "exit", "139"]
@@ -328,9 +343,9 @@ def test_what_does_not_fit_the_run_is_refused_and_nothing_is_overwritten(launche
 
 
 def test_a_manifest_that_cannot_be_used_starts_nothing(launcher):
-    code, out, err = launcher.run("--set", "spec.training.steps=0")
+    code, out, err = launcher.run("--set", "spec.training.steps=-1")
     assert (code, out) == (2, "")
-    assert err == f"rljob: {launcher.file}: spec.training.steps: must be at least 1, not 0\n"
+    assert err == f"rljob: {launcher.file}: spec.training.steps: must be at least 0, not -1\n"
     assert not launcher.directory.exists()
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from rich.console import Console
 
 from rljob.local import screen
-from rljob.local.screen import LiveScreen, PlainScreen, draw, screen_for
+from rljob.local.screen import LiveScreen, PlainScreen, draw, plain_lines, screen_for
 from rljob.local.summary import summary
 from rljob.local.view import PartView, View, clock, one_line, sparkline
 from rljob.protocol.status import EvaluationResult, HistoryPoint, Metric, PartStatus, Progress, RunStatus
@@ -42,9 +42,23 @@ def test_the_panel_shows_what_a_person_wants_to_know():
         "mean 0.50, most 1",
         "4,321 tokens/s",
         "sums 0.250 at version 0",
-        "● trainer  ● runner (2 restarts)  ● x (1 restart)  engine restarts 2",
     ]:
         assert piece in text
+    parts = [line.removeprefix("parts").strip() for line in text.splitlines()[-4:]]
+    assert parts == ["● trainer", "● runner (2 restarts)", "● x (1 restart)", "engine restarts 2"]
+
+
+def test_a_cause_of_death_is_wrapped_on_a_terminal_and_whole_in_a_pipe():
+    shown = view(status=running())
+    shown.parts[1].death = "exited with code 1 (the disk of /mnt/volume/some/where/runs/sums is full)"
+    said = f"runner {shown.parts[1].death}"
+    lines = text_of(draw(shown, 60), 60).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("died"))
+    assert " ".join(" ".join(lines[start:]).removeprefix("died").split()) == said
+    piped = list(plain_lines(shown))
+    assert piped[-1] == f"died       {said}"
+    assert piped[-5:-2] == ["parts      ● trainer", "           ● runner (2 restarts)", "           ● x (1 restart)"]
+    assert all(line == line.rstrip() for line in piped)
 
 
 def test_the_panel_shows_the_phase_and_what_its_log_says_until_the_coordinator_answers():

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -9,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from rljob.api.operation import FailurePolicy
 from rljob.local import processes, sweep
 from rljob.local.errors import RunError
 from rljob.local.processes import Command, Interrupt
-from rljob.local.supervisor import Backoff, Supervisor
+from rljob.local.supervisor import Backoff, End, Supervisor
 
 FAKE = Path(__file__).parent / "fakes" / "part.py"
 QUICK = Backoff(first=0.005, last=0.02, after_success=0.005)
@@ -46,9 +48,10 @@ async def written(path, text):
 
 
 @contextlib.asynccontextmanager
-async def supervised(directory, command, max_restarts=20):
+async def supervised(directory, command, max_restarts=20, hang_seconds=60.0):
     events, interrupt = Events(), Interrupt()
-    supervisor = Supervisor(command, directory, max_restarts, events, QUICK)
+    policy = FailurePolicy.model_construct(max_restarts=max_restarts, hang_seconds=hang_seconds)
+    supervisor = Supervisor(command, directory, policy, events, QUICK)
     task = asyncio.create_task(supervisor.run(interrupt))
     try:
         yield supervisor, events, interrupt, task
@@ -96,6 +99,17 @@ async def test_a_part_that_ignores_sigterm_is_killed_when_its_grace_is_over(tmp_
     assert process.returncode == -signal.SIGKILL
 
 
+async def test_a_stopped_grandchild_in_a_session_of_its_own_that_hides_its_environment_is_seen(tmp_path):
+    shell = "setsid env -i sh -c 'sleep 99 & echo $!; echo ready; wait' & wait"
+    async with supervised(tmp_path, Command("part", ["sh", "-c", shell]), hang_seconds=0.05) as (_, events, _, _):
+        await written(tmp_path / "logs/part.log", "ready")
+        pid = int((tmp_path / "logs/part.log").read_text().splitlines()[-2])
+        os.kill(pid, signal.SIGSTOP)
+        assert (await events.seen("restarting"))["still"] == 0.05
+        while sweep.is_stopped(pid):  # it was sent SIGKILL
+            await asyncio.sleep(0.002)
+
+
 async def test_what_a_killed_part_started_in_another_session_dies_with_it(tmp_path):
     async with supervised(tmp_path, fake("child", "wait")) as (_, events, _, _):
         first = await events.seen("started")
@@ -139,11 +153,13 @@ def test_waits_double_with_quick_deaths_and_begin_anew_after_a_long_life():
 
 
 async def test_a_long_life_forgives_earlier_restarts(tmp_path):
-    supervisor = Supervisor(fake(), tmp_path, 1, lambda *a, **k: None, Backoff(forgiving_life=10))
-    supervisor._charge(1, lived=1)
-    supervisor._charge(1, lived=11)
+    supervisor = Supervisor(
+        fake(), tmp_path, FailurePolicy(max_restarts=1), lambda *a, **k: None, Backoff(forgiving_life=10)
+    )
+    supervisor._charge(End(1), lived=1)
+    supervisor._charge(End(1), lived=11)
     with pytest.raises(RunError):
-        supervisor._charge(1, lived=9)
+        supervisor._charge(End(1), lived=9)
     assert supervisor.restarts == 2
 
 
@@ -152,6 +168,60 @@ async def test_a_program_that_does_not_exist_is_a_configuration_error(tmp_path):
         with pytest.raises(RunError, match="part cannot be started") as caught:
             await task
         assert caught.value.exit_code == 2
+
+
+async def test_a_part_that_is_stopped_is_killed_with_all_it_started_and_restarted(tmp_path):
+    async with supervised(tmp_path, fake("child", "wait"), hang_seconds=0.05) as (_, events, _, _):
+        first = await events.seen("started")
+        await written(tmp_path / "logs/part.log", "waiting\nwaiting")
+        everything = sweep.marked(processes.mark(tmp_path, "part"))
+        os.kill(first["pid"], signal.SIGSTOP)
+        assert await events.seen("restarting") == {"code": -signal.SIGKILL, "still": 0.05}
+        assert not set(everything) & set(sweep.marked(processes.mark(tmp_path, "part")))
+        await events.seen("started", 2)
+
+
+@pytest.mark.parametrize("child", ["child", "titled"])
+async def test_a_part_with_a_stopped_child_is_restarted(tmp_path, child):
+    async with supervised(tmp_path, fake(child, "wait"), hang_seconds=0.05) as (_, events, _, _):
+        first = await events.seen("started")
+        await written(tmp_path / "logs/part.log", "waiting\nwaiting")
+        (child,) = set(sweep.marked(processes.mark(tmp_path, "part"))) - {first["pid"]}
+        os.kill(child, signal.SIGSTOP)
+        assert (await events.seen("restarting"))["still"] == 0.05
+
+
+async def test_a_part_whose_heartbeat_stands_still_is_restarted(tmp_path):
+    async with supervised(tmp_path, fake("beat", "wait"), hang_seconds=0.05) as (_, events, _, _):
+        assert (await events.seen("restarting"))["still"] == 0.05
+
+
+async def test_deaths_on_a_full_disk_name_it_and_are_not_charged_until_there_is_room_again(tmp_path, monkeypatch):
+    class Usage:
+        free = 0
+
+    monkeypatch.setattr("shutil.disk_usage", lambda path: Usage)
+    async with supervised(tmp_path, fake("exit", "1"), max_restarts=1) as (_, events, _, task):
+        full = await events.seen("restarting", 4)
+        assert full == {"code": 1, "full": str(tmp_path)}
+        assert processes.describe_death(full) == f"exited with code 1 (the disk of {tmp_path} is full: make room there)"
+        Usage.free = 1 << 30
+        with pytest.raises(RunError, match="part exited with code 1 and had its 1 restarts"):
+            await task
+
+
+async def test_a_part_that_cannot_be_started_for_want_of_room_is_tried_again(tmp_path, monkeypatch):
+    start, refusals = processes.start, [OSError(errno.ENOSPC, "No space left on device")]
+
+    async def starting(*arguments):
+        if refusals:
+            raise refusals.pop()
+        return await start(*arguments)
+
+    monkeypatch.setattr(processes, "start", starting)
+    async with supervised(tmp_path, fake("wait")) as (supervisor, events, _, _):
+        await events.seen("started")
+        assert supervisor.restarts == 1
 
 
 def test_the_tail_of_a_log_is_of_its_newest_process_only(tmp_path):

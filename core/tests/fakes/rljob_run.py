@@ -5,9 +5,9 @@ import os
 import sys
 from unittest import mock
 
-from rljob.cli import app as commands
+from rljob.cli import running
 from rljob.cli.main import main
-from rljob.local import plan, run
+from rljob.local import plan, preflight, run
 from rljob.local.processes import Command
 from rljob.local.supervisor import Backoff
 
@@ -30,8 +30,10 @@ def run_job(job, manifest, directory, screen):
 
 with (
     mock.patch.object(sys, "argv", ["rljob", "run", manifest, "--run-dir", directory, *sys.argv[4:]]),
-    mock.patch.object(commands, "run_job", run_job),
+    mock.patch.object(running, "run_job", run_job),
+    mock.patch.object(preflight, "CHECKED_PARTS", ()),
     mock.patch.object(run, "POLL_SECONDS", 0.02),
+    mock.patch.object(run, "LAST_WORD_SECONDS", 1.0),
     mock.patch.object(run, "draw_plot", run.draw_plot if os.environ["FAKE_PLOT"] else lambda *_: ""),
 ):
     main()

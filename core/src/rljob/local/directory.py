@@ -1,10 +1,13 @@
 """A run directory: the job's storage, and what a local run keeps in it to be resumed.
 
     job.yaml, job.json   the manifest as given, and resolved
-    lock                 held by the `rljob run` that works here
+    version              of the rljob that works here
+    lock                 held by the `rljob run` that works here; its process id
     tokens.json          role → token, for the owner's eyes only
     ports.json           server → port, so that a restarted server is found where it was
-    logs/PART.log        what each part wrote
+    logs/PART.log        what each part wrote; logs/PART.log.1 is older
+    run.log              what `rljob run --detach` would have printed
+    refused              is there when a part refused what the run began with, before it came to anything
     events.jsonl         what happened when: parts started and ended, states of the run
 
 The rest belongs to the parts.
@@ -13,11 +16,16 @@ The rest belongs to the parts.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import importlib.metadata
 import json
 import os
+import re
 import secrets
+import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,13 +33,29 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rljob.api.changes import differences, shown
 from rljob.api.explain import to_data
 from rljob.api.models import RLJob
 from rljob.local.errors import RunError
+from rljob.local.honours import IDENTITY
+from rljob.protocol.initializer import mark_unused
 from rljob.protocol.status import RunStatus, decode_status
 
-ROLES = ("agent", "trainer", "runner")
-CHANGEABLE = ("spec.failurePolicy.", "spec.checkpoints.keep")
+MANIFEST = "job.json"
+VERSION = importlib.metadata.version("rljob")
+ROLES = ("agent", "trainer", "runner", "operator")
+OWN = re.compile(r"lock|logs|run\.log|\..*\.new")
+"""Files that a run which never began may have left."""
+MADE_BY_PARTS = ("ledger.sqlite*", "payload", "checkpoints", "status.json", "metrics.jsonl", "tensorboard", "data.json")
+"""What goes when a run that was refused is begun anew; what the initializer made stays while it would be the same."""
+LOCK_ATTEMPTS = 5
+LOCK_PAUSE_SECONDS = 0.02
+CHANGEABLE = (
+    "spec.failurePolicy.",
+    "spec.checkpoints.keep",
+    "spec.activeDeadlineSeconds",
+    *(f"metadata.{field}" for field in IDENTITY),
+)
 """Fields that may differ when a run is resumed; spec.training.steps may grow besides."""
 
 
@@ -46,26 +70,86 @@ class RunDirectory:
         """Lock the directory and write down the resolved ``job``; yield whether a run is resumed.
 
         Raises:
-            RunError: with exit code 2 and nothing written: it is in use, holds something else, or another job's run.
+            RunError: with exit code 2 and nothing written: see :meth:`check`.
         """
         self._refuse_foreign()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = (self.path / "lock").open("a")
         except OSError as error:
-            raise RunError(f"{self.path} cannot be made: {error.strerror}; choose another --run-dir", 2) from None
+            raise _cannot_be_made(self.path, error) from None
         with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RunError(f"{self.path} is in use by another rljob run; wait for it or stop it", 2) from None
-            earlier = self._earlier_job()
-            if earlier is not None:
-                refuse_changes(earlier, to_data(job), str(self.path))
+            if not _locked(lock.fileno()):
+                raise self._in_use()
+            resumed = self._refuse_other_job(job)
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
+            if not resumed:
+                self._begin_anew()
             (self.path / "logs").mkdir(exist_ok=True)
+            self.write("version", f"{VERSION}\n".encode())
             self.write("job.yaml", manifest)
-            self.write("job.json", job.model_dump_json(by_alias=True, indent=2).encode())
-            yield earlier is not None
+            self.write(MANIFEST, job.model_dump_json(by_alias=True, indent=2).encode())
+            yield resumed
+
+    def check(self, job: RLJob) -> bool:
+        """Check that ``job`` may run here, and write nothing; return whether a run would be resumed.
+
+        Raises:
+            RunError: with exit code 2: the directory is in use, cannot be written, holds something else, another job's
+                run, or a run of another version of rljob.
+        """
+        self._refuse_foreign()
+        nearest = next(path for path in (self.path, *self.path.parents) if path.exists())
+        if not nearest.is_dir():
+            raise _cannot_be_made(self.path, NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)))
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise RunError(f"{self.path} cannot be written: {nearest} does not allow it; choose another --run-dir", 2)
+        if not os.statvfs(nearest).f_blocks and not _takes_files(nearest):
+            raise RunError(f"{self.path} cannot be made: {nearest} takes no files; choose another --run-dir", 2)
+        if self.running():
+            raise self._in_use()
+        return self._refuse_other_job(job)
+
+    def mark_refused(self) -> None:
+        """Note that a part refused what the run began with: it may begin anew with another manifest. Not when there is
+        a checkpoint: that is nobody's to throw away."""
+        if not any((self.path / "checkpoints").glob("step-*")):
+            self.write("refused", b"")
+
+    def running(self) -> bool:
+        """Return whether an `rljob run` works here."""
+        try:
+            with (self.path / "lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def pid(self) -> int | None:
+        """Return the process id of the `rljob run` that works here, or of the last one that did."""
+        try:
+            return int((self.path / "lock").read_text())
+        except (OSError, ValueError):
+            return None
+
+    def job(self) -> RLJob:
+        """Return the resolved job of the run here.
+
+        Raises:
+            RunError: with exit code 2: it is of another version of rljob.
+        """
+        try:
+            return RLJob.model_validate_json((self.path / MANIFEST).read_bytes())
+        except ValidationError as error:
+            if error.errors()[0]["type"] == "json_invalid":
+                raise RunError(f"{self.path / MANIFEST} is damaged: it is no JSON any more; restore it", 2) from None
+            raise RunError(
+                f"{self.path / MANIFEST} is of another version of rljob; use that version or another --run-dir", 2
+            ) from None
 
     def write(self, name: str, data: bytes, mode: int = 0o644) -> Path:
         """Write a file whole or not at all; return its path."""
@@ -111,31 +195,84 @@ class RunDirectory:
             return None
 
     def tell(self, subject: str, event: str, **figures: Any) -> None:
-        """Append to events.jsonl: one object with unix time, subject (a part, or run) and event."""
-        line = json.dumps({"time": round(time.time(), 3), "subject": subject, "event": event, **figures})
-        with (self.path / "events.jsonl").open("a") as file:
-            file.write(f"{line}\n")
+        """Append to events.jsonl: one object with unix time, subject (a part, or run) and event. Lost on a full disk:
+        what happens to the parts then is said by themselves."""
+        what = {"time": round(time.time(), 3), "subject": subject, "event": event, **figures}
+        line = json.dumps(what).encode() + b"\n"
+        with (self.path / "events.jsonl").open("ab", buffering=0) as file:
+            end = file.tell()
+            try:
+                written = file.write(line)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                written = 0
+            if written < len(line):
+                file.truncate(end)  # no half a line
 
     def _refuse_foreign(self) -> None:
         """Refuse a directory with other people's files in it: the job's storage is cleaned up by its parts."""
         if self.path.exists() and not self.path.is_dir():
             raise RunError(f"{self.path} is not a directory; choose another --run-dir", 2)
-        if self.path.is_dir() and not (self.path / "job.json").exists():
-            others = sorted(entry.name for entry in self.path.iterdir() if entry.name not in ("lock", "logs"))
+        if self.path.is_dir() and not (self.path / MANIFEST).exists():
+            others = sorted(entry.name for entry in self.path.iterdir() if not OWN.fullmatch(entry.name))
             if others:
                 raise RunError(f"{self.path} holds no run but other files ({others[0]}); choose another --run-dir", 2)
 
-    def _earlier_job(self) -> dict[str, Any] | None:
+    def _refuse_other_job(self, job: RLJob) -> bool:
+        """Return whether an earlier run of ``job`` is here; refuse that of another job or another rljob."""
+        if not (self.path / MANIFEST).exists() or (self.path / "refused").exists():
+            return False
         try:
-            data = (self.path / "job.json").read_bytes()
-        except FileNotFoundError:
-            return None
-        try:
-            return to_data(RLJob.model_validate_json(data))
-        except ValidationError:
+            version = (self.path / "version").read_text().strip()
+        except OSError:
+            version = VERSION
+        if version != VERSION:
             raise RunError(
-                f"{self.path / 'job.json'} is of another version of rljob; use that version or another --run-dir", 2
-            ) from None
+                f"the run in {self.path} is of rljob {version} and this is {VERSION}; use that version to resume it, "
+                "or another --run-dir",
+                2,
+            )
+        refuse_changes(to_data(self.job()), to_data(job), str(self.path))
+        return True
+
+    def _begin_anew(self) -> None:
+        """Remove what a run that was refused left."""
+        if not (self.path / "refused").exists():
+            return
+        for pattern in MADE_BY_PARTS:
+            for path in self.path.glob(pattern):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        mark_unused(self.path)
+        (self.path / "refused").unlink()
+
+    def _in_use(self) -> RunError:
+        return RunError(f"{self.path} is in use by another rljob run; wait for it or stop it", 2)
+
+
+def _locked(lock: int) -> bool:
+    """Lock a file; return False when another process works under it. A reader holds it for a moment only."""
+    for _ in range(LOCK_ATTEMPTS):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(LOCK_PAUSE_SECONDS)
+        else:
+            return True
+    return False
+
+
+def _takes_files(directory: Path) -> bool:
+    """Whether a file system without a size, such as /proc or a tmpfs without a limit, is there for files."""
+    try:
+        with tempfile.TemporaryDirectory(dir=directory):
+            return True
+    except OSError:
+        return False
+
+
+def _cannot_be_made(path: Path, error: OSError) -> RunError:
+    return RunError(f"{path} cannot be made: {error.strerror}; choose another --run-dir", 2)
 
 
 def _bound(port: int) -> socket.socket:
@@ -155,7 +292,7 @@ def refuse_changes(before: dict[str, Any], after: dict[str, Any], where: str) ->
     Raises:
         RunError: names the first field that may not change, with exit code 2.
     """
-    for path, old, new in _differences(before, after, ""):
+    for path, old, new in differences(before, after):
         if path.startswith(CHANGEABLE):
             continue
         if path == "spec.training.steps":
@@ -163,24 +300,7 @@ def refuse_changes(before: dict[str, Any], after: dict[str, Any], where: str) ->
                 continue
             raise RunError(f"{path}: the run in {where} has {old}, which may grow but not become {new}", 2)
         raise RunError(
-            f"{path}: the run in {where} was started with {_shown(old)}, not {_shown(new)}; "
+            f"{path}: the run in {where} was started with {shown(old)}, not {shown(new)}; "
             "give it that value, or choose another --run-dir",
             2,
         )
-
-
-def _differences(old: Any, new: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yield path, old and new value of the innermost values that differ."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in [*old, *(key for key in new if key not in old)]:
-            yield from _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
-    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for i, (one, other) in enumerate(zip(old, new, strict=True)):
-            yield from _differences(one, other, f"{path}[{i}]")
-    elif old != new:
-        yield path, old, new
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 80 else f"{text[:79]}…"

@@ -20,4 +20,12 @@ class RunError(Exception):
 
 
 class Interrupted(Exception):
-    """Ctrl-C or SIGTERM; everything was stopped and the run can be resumed."""
+    """Ctrl-C or SIGTERM; everything was stopped and the run can be resumed.
+
+    Args:
+        checkpoint: what the run goes on from, in words; empty when it was stopped without writing a checkpoint.
+    """
+
+    def __init__(self, checkpoint: str = "") -> None:
+        super().__init__(checkpoint)
+        self.checkpoint = checkpoint

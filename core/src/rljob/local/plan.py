@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from rljob.api.models import RLJob
+from rljob.api.paths import in_storage
+from rljob.api.pods import main_container
+from rljob.api.roles import Coordinator, Reward, Rollout, Runner, Trainer
+from rljob.local import machine
 from rljob.local.processes import Command
 
 HOST = "127.0.0.1"
+INITIALIZER = "initializer"
+Templated: TypeAlias = Trainer | Rollout | Reward | Runner | Coordinator
 
 
 @dataclass(frozen=True)
@@ -32,56 +40,94 @@ class Surroundings:
 
 def servers(job: RLJob) -> list[str]:
     """Return the parts that listen on a port."""
-    return ["coordinator", *(f"reward-{reward.name}" for reward in job.spec.rewards)]
+    return ["coordinator", *(f"reward-{reward.name}" for reward in job.spec.rewards if reward.url is None)]
 
 
 def parts(job: RLJob, here: Surroundings) -> list[Command]:
     """Return the parts of a resolved job as commands, in the order in which they are started."""
     common = common_environment(here.storage)
 
-    def part(name: str, arguments: list[str], **own: str) -> Command:
-        environment = common | {"RLJOB_COORDINATOR": here.coordinator_url, "RLJOB_HOST": HOST}
-        return Command(name, [sys.executable, *arguments], environment | own)
+    def part(name: str, arguments: list[str], role: Templated, **own: str) -> Command:
+        environment = common | {"RLJOB_COORDINATOR": here.coordinator_url, "RLJOB_HOST": HOST} | own
+        variables = role.nccl if isinstance(role, Trainer | Rollout) else {}
+        return templated(Command(name, [sys.executable, *arguments], environment), role.template, variables)
 
     def listen(name: str) -> str:
         return f"{HOST}:{here.ports[name]}"
 
-    rewards = [f"reward-{reward.name}" for reward in job.spec.rewards]
-    urls = {name.removeprefix("reward-"): f"http://{listen(name)}" for name in rewards}
+    def reward_part(reward: Reward) -> Command:
+        name = f"reward-{reward.name}"
+        own = {"RLJOB_NAME": reward.name, "RLJOB_LISTEN": listen(name)}
+        if reward.local is None:
+            return part(name, ["-m", "rljob.rewards.main"], reward, **own)
+        return Command(name, [in_storage(argument, here.storage) for argument in reward.local.command], common | own)
+
+    rewards = job.spec.rewards
+    urls = {reward.name: reward.url or f"http://{listen(f'reward-{reward.name}')}" for reward in rewards}
     return [
         *(
             part(
                 f"rollout-{pool.name}-{i}",
                 ["-m", "rljob.rollout.main"],
+                pool,
                 RLJOB_NAME=pool.name,
                 RLJOB_TOKEN=here.tokens["agent"],
+                **machine.environment(pool.accelerator),
             )
             for pool in job.spec.rollouts
             for i in range(pool.replicas.min)
         ),
-        part("trainer", _trainer_arguments(job), RLJOB_TOKEN=here.tokens["trainer"]),
+        part(
+            "trainer",
+            _trainer_arguments(job),
+            job.spec.trainer,
+            RLJOB_TOKEN=here.tokens["trainer"],
+            **machine.environment(job.spec.trainer.accelerator),
+        ),
         part(
             "coordinator",
             ["-m", "rljob.coordinator.main"],
+            job.spec.coordinator,
             RLJOB_LISTEN=listen("coordinator"),
             RLJOB_TOKENS=str(here.storage / "tokens.json"),
         ),
+        *(reward_part(reward) for reward in rewards if reward.url is None),
         *(
             part(
-                name,
-                ["-m", "rljob.rewards.main"],
-                RLJOB_NAME=name.removeprefix("reward-"),
-                RLJOB_LISTEN=listen(name),
+                "runner" if i == 0 else f"runner-{i}",
+                ["-m", "rljob.runner.main"],
+                job.spec.runner,
+                RLJOB_TOKEN=here.tokens["runner"],
+                RLJOB_REWARD_URLS=json.dumps(urls),
             )
-            for name in rewards
-        ),
-        part(
-            "runner",
-            ["-m", "rljob.runner.main"],
-            RLJOB_TOKEN=here.tokens["runner"],
-            RLJOB_REWARD_URLS=json.dumps(urls),
+            for i in range(job.spec.runner.replicas.min)
         ),
     ]
+
+
+def initializer(job: RLJob, storage: Path) -> Command:
+    """Return the initializer of a resolved job as a command; as in a cluster, the trainer's variables are its too."""
+    wanted = job.spec.initializer
+    assert wanted is not None, "asked of jobs that have one"
+    arguments = [in_storage(argument, storage) for argument in wanted.command]
+    environment = common_environment(storage) | {"RLJOB_SEED": str(job.spec.seed)}
+    trainers = _variables(job.spec.trainer.template)
+    return templated(Command(INITIALIZER, arguments, environment), wanted.template, trainers)
+
+
+def templated(command: Command, template: dict[str, Any] | None, variables: Mapping[str, str]) -> Command:
+    """Return ``command`` with ``variables`` and, over them, what its role's pod template says of env, command and args
+    of the main container."""
+    main = main_container(template)
+    arguments = [*(main.get("command") or command.arguments), *(main.get("args") or [])]
+    environment = {**variables, **_variables(template), **command.environment}
+    return replace(command, arguments=arguments, environment=environment)
+
+
+def _variables(template: dict[str, Any] | None) -> dict[str, str]:
+    """Return the variables of a template's main container that have values."""
+    entries = main_container(template).get("env") or []
+    return {entry["name"]: entry["value"] for entry in entries if entry.get("value") is not None}
 
 
 def common_environment(storage: Path) -> dict[str, str]:
@@ -89,14 +135,8 @@ def common_environment(storage: Path) -> dict[str, str]:
     return {"RLJOB_JOB": str(storage / "job.json"), "RLJOB_STORAGE": str(storage)}
 
 
-def in_storage(text: str, storage: Path) -> str:
-    """Return ``text`` with job://PATH replaced by PATH in ``storage``."""
-    return text.replace("job://", f"{storage}/")
-
-
 def _trainer_arguments(job: RLJob) -> list[str]:
     processes = job.spec.trainer.processes_per_node
     if processes == 1:
         return ["-m", "rljob.trainer.main"]
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "--max-restarts=0"]
-    return [*launcher, "-m", "rljob.trainer.main"]
+    return ["-m", "rljob.trainer.launch", str(processes)]

@@ -13,8 +13,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from rljob.local import sweep
+from rljob.protocol.environment import search_path
+from rljob.protocol.probe import HEARTBEAT
 
 GRACE_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
@@ -47,6 +50,11 @@ class Interrupt:
 def log_path(directory: Path, name: str) -> Path:
     """Return the log of part ``name`` of the run in ``directory``."""
     return directory / "logs" / f"{name}.log"
+
+
+def heartbeat_path(directory: Path, name: str) -> Path:
+    """Return the file that part ``name`` of the run in ``directory`` touches while it moves."""
+    return directory / "heartbeats" / name
 
 
 def tail(path: Path, lines: int = 15) -> str:
@@ -100,13 +108,9 @@ def _environment(command: Command, directory: Path) -> dict[str, str]:
         **inherited,
         "PATH": search_path(),
         **command.environment,
+        HEARTBEAT: str(heartbeat_path(directory, command.name)),
         sweep.MARK: mark(directory, command.name),
     }
-
-
-def search_path() -> str:
-    """Return PATH with the programs of this Python environment first."""
-    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
 def mark(directory: Path, name: str = "") -> str:
@@ -139,6 +143,15 @@ def kill_group(process: asyncio.subprocess.Process) -> None:
 def describe_exit(code: int) -> str:
     """Return how a process ended, in words."""
     return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+
+
+def describe_death(event: Mapping[str, Any]) -> str:
+    """Return what a ``restarting`` event of events.jsonl says, in words: its ``code``; ``still``: seconds without a
+    move it was killed for; ``full``: directory whose disk had no room; ``cause``: what it said last."""
+    still, full, cause = event.get("still"), event.get("full"), event.get("cause")
+    how = describe_exit(event["code"]) if still is None else f"has not moved for {still:g} s"
+    why = f"the disk of {full} is full: make room there" if full else cause
+    return f"{how} ({why})" if why else how
 
 
 async def first(*awaitables: object) -> None:

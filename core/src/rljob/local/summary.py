@@ -28,12 +28,22 @@ def summary(status: RunStatus, directory: Path) -> list[str]:
     return lines
 
 
+def checkpoint_line(status: RunStatus, directory: Path) -> str:
+    """Return where a run was stopped and what it goes on from."""
+    checkpoint = status.last_checkpoint
+    kept = "no checkpoint"
+    if checkpoint.path:
+        kept = f"checkpoint of step {checkpoint.step} in {directory / checkpoint.path}"
+    return f"stopped at step {status.progress.step}, {kept}"
+
+
 def _accuracy(results: list[EvaluationResult]) -> str:
     before, after = results[0], results[-1]
     if before.version == after.version:
         return f"held-out accuracy of {after.task}: {after.accuracy:.3f} on {after.problems:,} problems"
+    when = f"at version {before.version}" if before.version else "before"
     return (
-        f"held-out accuracy of {after.task}: {before.accuracy:.3f} before, {after.accuracy:.3f} after "
+        f"held-out accuracy of {after.task}: {before.accuracy:.3f} {when}, {after.accuracy:.3f} after "
         f"({after.accuracy - before.accuracy:+.3f}), on {after.problems:,} problems"
     )
 

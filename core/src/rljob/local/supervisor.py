@@ -1,18 +1,26 @@
-"""Keeps one part running: restarts it with back-off whenever it dies, until the run stops or gives up on it."""
+"""Keeps one part running: restarts it with back-off whenever it dies, until the run stops or gives up on it.
+
+A part that does not move for too long is killed, with everything it started, and restarted like one that died.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rljob.local import processes, sweep
+from rljob.api.operation import FailurePolicy
+from rljob.local import hangs, processes, sweep
 from rljob.local.errors import RunError
 from rljob.local.processes import Command, Interrupt
 
 CONFIGURATION_ERROR = 2
+LITTLE_SPACE_BYTES = 1 << 20
+"""Less room than this on the disk explains a death."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +43,21 @@ class Backoff:
         return min(2 * previous, self.last)
 
 
+@dataclass(frozen=True)
+class End:
+    """How a process ended: its exit code, and how many seconds it had not moved when it was killed for that."""
+
+    code: int
+    still: float | None = None
+
+
 class Supervisor:
     """One part.
 
     Args:
         command: how it is started.
         directory: the run directory.
-        max_restarts: more than these are a failure of the run.
+        policy: how many restarts it has, and after how long without a move it is killed.
         tell: called with every event of the part: its name, what happened, and figures of it.
     """
 
@@ -49,7 +65,7 @@ class Supervisor:
         self,
         command: Command,
         directory: Path,
-        max_restarts: int,
+        policy: FailurePolicy,
         tell: Callable[..., None],
         backoff: Backoff | None = None,
     ) -> None:
@@ -59,7 +75,8 @@ class Supervisor:
         self._charged = 0  # restarts that no long life has forgiven
         self._command = command
         self._directory = directory
-        self._max_restarts = max_restarts
+        self._heartbeat = processes.heartbeat_path(directory, command.name)
+        self._policy = policy
         self._tell = tell
         self._backoff = backoff or Backoff()
 
@@ -72,48 +89,63 @@ class Supervisor:
         wait = 0.0
         while not interrupt.stop.is_set():
             born = time.monotonic()
-            code = await self._live(interrupt)
-            if code is None:
+            end = await self._live(interrupt)
+            if end is None:
                 break
             lived = time.monotonic() - born
-            self._charge(code, lived)
+            self._charge(end, lived)
             self.state = "restarting"
             wait = self._backoff.next(wait, lived)
-            pause = max(wait, self._backoff.after_success) if code == 0 else wait
+            pause = max(wait, self._backoff.after_success) if end.code == 0 else wait
             await processes.first(asyncio.sleep(pause), interrupt.stop.wait())
         self.state = "stopped"
 
-    async def _live(self, interrupt: Interrupt) -> int | None:
-        """Start a process and see it to its end; return its exit code, or None when the run stopped it."""
+    async def _live(self, interrupt: Interrupt) -> End | None:
+        """Start a process and see it to its end; return how it ended, or None when the run stopped it."""
         note = f"(restart {self.restarts})" if self.restarts else ""
         try:
+            hangs.reset(self._heartbeat)
             process = await processes.start(self._command, self._directory, note)
         except OSError as error:
-            wrong = isinstance(error, FileNotFoundError | PermissionError)  # else the machine's trouble: a full disk
+            if error.errno == errno.ENOSPC:
+                return End(1)  # as if it had died of it: there may be room later
+            wrong = isinstance(error, FileNotFoundError | PermissionError)  # else the machine's trouble
             code = CONFIGURATION_ERROR if wrong else 1
             raise RunError(f"{self.name} cannot be started: {error}", exit_code=code) from None
         self.state = "running"
         self._tell(self.name, "started", pid=process.pid, restarts=self.restarts)
-        await processes.first(process.wait(), interrupt.stop.wait())
-        if process.returncode is None:
+        mark = processes.mark(self._directory, self.name)
+        patience = self._policy.hang_seconds
+        hanging = asyncio.create_task(hangs.hung(self._heartbeat, mark, patience))
+        await processes.first(process.wait(), interrupt.stop.wait(), asyncio.wait([hanging]))
+        hung = hanging.done() and process.returncode is None and not interrupt.stop.is_set()
+        hanging.cancel()
+        if process.returncode is None and not hung:
             await processes.end(process, interrupt.kill)
-        else:
-            processes.kill_group(process)
-        sweep.sweep(processes.mark(self._directory, self.name))
-        self._tell(self.name, "exited", pid=process.pid, code=process.returncode)
-        return None if interrupt.stop.is_set() else process.returncode
+        sweep.sweep(mark)  # first: some are known by their parents alone
+        processes.kill_group(process)
+        code = await process.wait()
+        self._tell(self.name, "exited", pid=process.pid, code=code)
+        return None if interrupt.stop.is_set() else End(code, patience if hung else None)
 
-    def _charge(self, code: int, lived: float) -> None:
-        """Count a death, unless it ends the run."""
-        path = processes.log_path(self._directory, self.name)
-        if code == CONFIGURATION_ERROR:
-            raise RunError(f"{self.name} refuses its configuration; see the end of its log", 2, processes.tail(path))
-        self._charged = max(0, self._charged - int(lived / self._backoff.forgiving_life)) + 1
-        if self._charged > self._max_restarts:
-            how = processes.describe_exit(code)
+    def _charge(self, end: End, lived: float) -> None:
+        """Count a death, unless it ends the run. One on a full disk is not charged."""
+        log = processes.log_path(self._directory, self.name)
+        if end.code == CONFIGURATION_ERROR:
+            raise RunError(f"{self.name} refuses its configuration; see the end of its log", 2, processes.tail(log))
+        self._charged = max(0, self._charged - int(lived / self._backoff.forgiving_life))
+        figures: dict[str, object] = {"code": end.code}
+        if end.still is not None:
+            figures["still"] = end.still
+        if shutil.disk_usage(self._directory).free < LITTLE_SPACE_BYTES:
+            figures["full"] = str(self._directory)  # somebody may make room, however long it takes: not charged
+        else:
+            self._charged += 1
+        if self._charged > self._policy.max_restarts:
             raise RunError(
-                f"{self.name} {how} and had its {self._max_restarts} restarts (spec.failurePolicy.maxRestarts)",
-                log=processes.tail(path),
+                f"{self.name} {processes.describe_death(figures)} and had its {self._policy.max_restarts} restarts "
+                "(spec.failurePolicy.maxRestarts)",
+                log=processes.tail(log),
             )
         self.restarts += 1
-        self._tell(self.name, "restarting", code=code)
+        self._tell(self.name, "restarting", **figures)

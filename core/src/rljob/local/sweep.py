@@ -1,8 +1,9 @@
 """Finds the processes of a run by a mark in their environment, wherever they are, and kills them.
 
 A part's children may have left its process group (an engine server in a session of its own, workers of torchrun), and
-survive when the part is killed; they do inherit its environment. Run as a program this is the guardian of a run: it
-waits for the end of its standard input, which is the death of ``rljob run`` however it dies, and then sweeps.
+survive when the part is killed; they do inherit its environment, or have a parent that did. Run as a program this is
+the guardian of a run: it waits for the end of its standard input, which is the death of ``rljob run`` however it dies,
+and then sweeps.
 
 Standard library only: the guardian starts with ``python -I -S`` in milliseconds.
 """
@@ -14,6 +15,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 MARK = "RLJOB_LOCAL_PART"
 """Variable whose value is RUN_DIRECTORY:PART: in every process of a part."""
@@ -21,20 +23,73 @@ MARK = "RLJOB_LOCAL_PART"
 GIVE_UP_SECONDS = 5.0
 
 
+class Process(NamedTuple):
+    """A process as /proc shows it."""
+
+    state: str  # T: stopped, as by SIGSTOP; Z: dead, and its parent has not asked for its exit code
+    parent: int
+
+
 def marked(prefix: str) -> list[int]:
-    """Return the ids of living processes of this user whose mark begins with ``prefix``, but this one's."""
-    wanted = f"{MARK}={prefix}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
-            continue
-        try:
-            environment = (entry / "environ").read_bytes()
-        except OSError:  # gone, or another user's
-            continue
-        if any(variable.startswith(wanted) for variable in environment.split(b"\0")):
-            found.append(int(entry.name))
-    return found
+    """Return the ids of living processes of this user whose mark begins with ``prefix``, and of all they started, but
+    this one's."""
+    return [pid for pid, mark in marks().items() if mark.startswith(prefix)]
+
+
+def marks() -> dict[int, str]:
+    """Return the mark of each living process of this user that has one, or whose ancestor has, but this one's."""
+    processes = _processes()
+    found = {pid: _mark(pid, processes) for pid in processes}
+    return {pid: mark for pid, mark in found.items() if mark is not None}
+
+
+def any_stopped(prefix: str) -> bool:
+    """Return whether one of these processes is stopped, as by SIGSTOP."""
+    processes = _processes()
+    stopped = (_mark(pid, processes) for pid, process in processes.items() if process.state == "T")
+    return any(mark is not None and mark.startswith(prefix) for mark in stopped)
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped, as by SIGSTOP."""
+    process = _look(pid)
+    return process is not None and process.state == "T"
+
+
+def _processes() -> dict[int, Process]:
+    """Return all processes that live, but this one."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    found = {pid: _look(pid) for pid in pids if pid != os.getpid()}
+    return {pid: process for pid, process in found.items() if process is not None and process.state not in "ZX"}
+
+
+def _look(pid: int) -> Process | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:  # gone
+        return None
+    state, parent = stat[stat.rindex(b")") + 2 :].split()[:2]  # the name in brackets before it may hold anything
+    return Process(state.decode(), int(parent))
+
+
+def _mark(pid: int, processes: dict[int, Process]) -> str | None:
+    """Return the mark of a process or its nearest ancestor that has one: a process that gives itself a title, as
+    vLLM's engine does, writes it where its environment was."""
+    while pid in processes:
+        mark = _own_mark(pid)
+        if mark is not None:
+            return mark
+        pid = processes[pid].parent
+    return None
+
+
+def _own_mark(pid: int) -> str | None:
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:  # gone, or another user's
+        return None
+    variable = next((one for one in environment.split(b"\0") if one.startswith(f"{MARK}=".encode())), None)
+    return None if variable is None else os.fsdecode(variable).partition("=")[2]
 
 
 def sweep(prefix: str) -> int:

@@ -1,4 +1,4 @@
-"""What there is to see of a local run at one moment: plain data that screens draw and the run fills."""
+"""What there is to see of a run at one moment: plain data that screens draw."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 @dataclass
 class PartView:
-    """One process of the run."""
+    """One process of the run, in a cluster one role of the job."""
 
     name: str
     state: str
     restarts: int
+    death: str = ""
+    """How it ended last, in words."""
+    detail: str = ""
+    """What is to be known of it besides: in a cluster its pods."""
 
 
 @dataclass
@@ -27,10 +31,16 @@ class View:
     """The run now. ``status`` is None until the coordinator answers."""
 
     job: str
-    directory: Path
+    place: Path | str
+    """The run directory; in a cluster context and namespace."""
     phase: str = "starting"
+    """What goes on while the coordinator does not answer."""
+    ending: str = ""
+    """What goes on since the run was told to end."""
     detail: str = ""
     """Last line of the log of what is under way, while that is one process."""
+    note: str = ""
+    """What is to be known of all this: that it is old, for example."""
     status: RunStatus | None = None
     parts: list[PartView] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
@@ -39,6 +49,14 @@ class View:
     def seconds(self) -> float:
         """Wall clock since this ``rljob run`` began."""
         return time.monotonic() - self.began
+
+    @property
+    def stage(self) -> str:
+        """What goes on, in a few words."""
+        if self.ending or self.status is None:
+            return self.ending or self.phase
+        message = f": {self.status.message}" if self.status.message else ""
+        return f"{self.status.state.lower()}{message}"
 
 
 def clock(seconds: float) -> str:
@@ -66,17 +84,29 @@ def metrics(status: RunStatus) -> dict[str, float]:
     return {metric.name: metric.value for metric in status.metrics}
 
 
+def speed(status: RunStatus) -> float:
+    """Return the tokens sampled in a second: a mean over some steps, of a run that is done over all."""
+    last = status.history[-1].tokens_per_second if status.history else 0.0
+    return metrics(status).get("tokens_per_second", last)
+
+
+def deaths(view: View) -> list[str]:
+    """Return how parts and engine servers that were restarted ended last."""
+    found = [f"{part.name} {part.death}" for part in view.parts if part.death]
+    for part in view.status.parts if view.status else []:
+        if part.message:
+            found.append(f"engine of {part.instance}: {part.message}")
+    return found
+
+
 def one_line(view: View) -> str:
     """Return the run as one line of text."""
     status = view.status
-    if status is None:
-        return f"{clock(view.seconds)}  {view.phase}"
-    if not status.history:
-        waiting = f": {status.message}" if status.message else ""
-        return f"{clock(view.seconds)}  {status.state.lower()}{waiting}"
+    if status is None or not status.history:
+        return f"{clock(view.seconds)}  {view.stage}"
     last = status.history[-1]
     left = f"  {clock(status.progress.eta_seconds)} left" if status.progress.eta_seconds >= 0 else ""
     return (
         f"{clock(view.seconds)}  step {status.progress.step}/{status.progress.steps}  reward {last.reward:.3f}  "
-        f"staleness {last.staleness:.2f}  {last.tokens_per_second:,.0f} tokens/s{left}  {status.state.lower()}"
+        f"staleness {last.staleness:.2f}  {speed(status):,.0f} tokens/s{left}  {view.stage}"
     )

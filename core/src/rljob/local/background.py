@@ -1,0 +1,95 @@
+"""Lets a run go on in the background: `rljob run --detach`."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rljob.local.screen import Output, PlainScreen
+from rljob.local.view import View
+
+LOG = "run.log"
+POLL_SECONDS = 0.2
+UNDER_WAY = b"1"
+
+
+class BackgroundScreen(PlainScreen):
+    """Writes to a file, and says through a pipe when the run is under way.
+
+    Args:
+        log: the file; this process' output goes there while the screen is up and after.
+        waiting: the pipe's end that is written to.
+    """
+
+    def __init__(self, log: Path, waiting: int) -> None:
+        super().__init__(Output())
+        self._log = log
+        self._waiting: int | None = waiting
+
+    def show(self, view: View) -> None:
+        """Print a line if there is something new to say."""
+        super().show(view)
+        status = view.status
+        if self._waiting is not None and status is not None and status.state != "Starting" and not status.message:
+            os.write(self._waiting, UNDER_WAY)
+            os.close(self._waiting)
+            self._waiting = None
+
+    def __enter__(self) -> Self:
+        with self._log.open("ab") as file:
+            for descriptor in (1, 2):
+                os.dup2(file.fileno(), descriptor)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        sys.stdout.flush()
+
+
+def start(directory: Path) -> BackgroundScreen | None:
+    """Fork: return a screen to the process that shall run the job in the background, and None to the one in the
+    foreground, once the run is under way. What is said until then is passed on to stderr.
+
+    Raises:
+        SystemExit: in the foreground, when the run ended instead; with its exit code.
+    """
+    log = directory / LOG
+    seen = log.stat().st_size if log.exists() else 0
+    reading, writing = os.pipe()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        os.setsid()
+        with open(os.devnull, "rb") as nothing:
+            os.dup2(nothing.fileno(), 0)
+        return BackgroundScreen(log, writing)
+    os.close(writing)
+    while not select.select([reading], [], [], POLL_SECONDS)[0]:
+        seen += _pass_on(log, seen)
+    under_way = os.read(reading, 1) == UNDER_WAY
+    os.close(reading)
+    how = 0 if under_way else os.waitpid(pid, 0)[1]
+    _pass_on(log, seen)
+    if under_way:
+        return None
+    sys.exit(os.waitstatus_to_exitcode(how))
+
+
+def _pass_on(log: Path, seen: int) -> int:
+    """Copy to stderr what was appended to ``log`` after ``seen`` bytes; return its length."""
+    try:
+        with log.open("rb") as file:
+            file.seek(seen)
+            news = file.read()
+    except FileNotFoundError:
+        return 0
+    sys.stderr.write(news.decode(errors="replace"))
+    sys.stderr.flush()
+    return len(news)

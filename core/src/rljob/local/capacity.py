@@ -1,0 +1,124 @@
+"""Whether a job fits this machine's memory and disk, as far as the model's size tells before anything is loaded.
+
+Memory of a job on CPU: the trainer's float32 weights, gradients and two moments of AdamW (16 bytes a parameter, sharded
+over its ranks, so as much for any number of them) and the weights it computes with if those are bfloat16; for every
+engine its weights and its key-value cache. On disk a checkpoint is weights and moments in float32.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from rljob.api.models import RLJob
+from rljob.api.paths import in_storage
+from rljob.local import machine, safetensors
+from rljob.local.errors import RunError
+
+BYTES = {"float32": 4, "bfloat16": 2}
+TRAINED_BYTES = 16
+CHECKPOINT_BYTES = 12
+DEFAULT_CACHE_BYTES = 256 << 20
+LEAST_DISK_BYTES = 32 << 20
+CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+MEMINFO = Path("/proc/meminfo")
+
+
+@dataclass(frozen=True)
+class Need:
+    """Memory that something needs."""
+
+    size: int
+    what: str
+    advice: str
+
+
+def check(job: RLJob, storage: Path) -> list[str]:
+    """Return warnings on what is scarce.
+
+    Args:
+        job: resolved, with absolute paths.
+        storage: the run directory; it need not exist yet.
+
+    Raises:
+        RunError: with exit code 2: memory or disk cannot do.
+    """
+    i, source = next((i, model.source) for i, model in enumerate(job.spec.models) if model.name == "policy")
+    parameters = count_parameters(Path(in_storage(source, storage)))
+    _check_disk(job, storage, parameters)
+    if machine.GPU.exists():
+        return []  # what counts is the GPUs' memory, which frameworks divide up themselves
+    needs = _needs(job, f"spec.models[{i}].source", parameters)
+    total, available = _memory()
+    needed, biggest = sum(need.size for need in needs), max(needs, key=lambda need: need.size)
+    sentence = f"the job needs {_shown(needed)} of memory at least, {_shown(biggest.size)} of it for {biggest.what}"
+    if needed > total:
+        raise RunError(f"{sentence}, and this machine has {_shown(total)}; {biggest.advice}", 2)
+    if needed > available:
+        return [f"{sentence}, and {_shown(available)} are free now; {biggest.advice}, or end other programs"]
+    return []
+
+
+def count_parameters(model: Path) -> int:
+    """Return how many parameters the safetensors files of a model's directory hold; 0 when they do not say."""
+    count = 0
+    for path in model.glob("*.safetensors"):
+        try:
+            count += sum(math.prod(tensor["shape"]) for tensor in safetensors.read_header(path).values())
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0  # the trainer's own check says what is wrong with it
+    return count
+
+
+def _needs(job: RLJob, source: str, parameters: int) -> list[Need]:
+    trainer = job.spec.trainer
+    each = TRAINED_BYTES + (BYTES[trainer.dtype] if trainer.dtype != "float32" else 0)
+    needs = [
+        Need(
+            each * parameters,
+            f"the trainer's weights, gradients and optimizer of {parameters:,} parameters",
+            f"take a smaller model in {source}",
+        )
+    ]
+    for i, pool in enumerate(job.spec.rollouts):
+        engines, path = pool.replicas.min, f"spec.rollouts[{i}]"
+        cache = engines * (pool.kv_cache_bytes or DEFAULT_CACHE_BYTES)
+        needs.append(Need(cache, f"the key-value caches of pool {pool.name}", f"lower {path}.kvCacheBytes"))
+        size = engines * BYTES[pool.dtype] * parameters
+        needs.append(Need(size, f"the weights in {engines} engines of pool {pool.name}", f"lower {path}.replicas.min"))
+    return needs
+
+
+def _check_disk(job: RLJob, storage: Path, parameters: int) -> None:
+    nearest = next(path for path in (storage, *storage.parents) if path.exists())
+    free = shutil.disk_usage(nearest).free
+    kept = storage / "checkpoints"
+    there = sum(file.stat().st_size for file in kept.rglob("*") if file.is_file()) if kept.is_dir() else 0
+    written = math.ceil(job.spec.training.steps / job.spec.checkpoints.every_steps)
+    count = min(job.spec.checkpoints.keep + 1, written)  # one is written before the oldest goes
+    needed = count * CHECKPOINT_BYTES * parameters - there
+    if free < LEAST_DISK_BYTES:
+        raise RunError(
+            f"the disk of {storage} is full ({_shown(free)} free); make room, or choose another --run-dir", 2
+        )
+    if needed > free:
+        raise RunError(
+            f"{count} checkpoints of {_shown(CHECKPOINT_BYTES * parameters)} do not fit the disk of {storage} with its "
+            f"{_shown(free)} free; lower spec.checkpoints.keep, make room, or choose another --run-dir",
+            2,
+        )
+
+
+def _memory() -> tuple[int, int]:
+    """Return the bytes of memory this machine, or this container, has, and those that are free now."""
+    lines = (line.split() for line in MEMINFO.read_text().splitlines())
+    known = {line[0].rstrip(":"): int(line[1]) << 10 for line in lines}
+    limits = [int(text) for path in CGROUP_LIMITS if path.exists() and (text := path.read_text().strip()).isdecimal()]
+    total = min([known["MemTotal"], *limits])
+    return total, min(total, known["MemAvailable"])
+
+
+def _shown(size: int) -> str:
+    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.0f} MiB"

@@ -1,0 +1,151 @@
+"""A run's checkpoints as a person uses them: which there are, and one as a model's directory of its own.
+
+The trainer writes RUN/checkpoints/step-N whole: a Hugging Face directory, with its own state beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rljob.local import safetensors
+from rljob.local.directory import RunDirectory
+from rljob.local.errors import RunError
+
+STATE = "trainer.json"
+_COMPLETE = re.compile(r"step-(\d{6,})")
+
+
+def find(directory: RunDirectory, step: int | None) -> tuple[int, Path]:
+    """Return step and path of a checkpoint: the newest when ``step`` is None.
+
+    Raises:
+        RunError: with exit code 2: there is none.
+    """
+    known = steps(directory)
+    if not known:
+        raise RunError(f"the run in {directory.path} has no checkpoint yet; wait for spec.checkpoints.everySteps", 2)
+    if step is None:
+        step = max(known)
+    if step not in known:
+        raise RunError(f"there is no checkpoint of step {step}; there are {', '.join(map(str, sorted(known)))}", 2)
+    return step, known[step]
+
+
+def steps(directory: RunDirectory) -> dict[int, Path]:
+    """Return step → path of the complete checkpoints."""
+    return _complete(directory.path / "checkpoints")
+
+
+def _complete(checkpoints: Path) -> dict[int, Path]:
+    entries = checkpoints.glob("step-*")
+    matches = ((path, _COMPLETE.fullmatch(path.name)) for path in entries)
+    return {int(match[1]): path for path, match in matches if match and (path / STATE).is_file()}
+
+
+def export(checkpoint: Path, destination: Path) -> None:
+    """Copy the model of a checkpoint to ``destination``, which is complete once it is there.
+
+    Raises:
+        RunError: with exit code 2, the destination is taken or cannot be written, or the checkpoint is damaged; else
+            the checkpoint is gone.
+    """
+    if checkpoint.is_dir():
+        refuse_damaged(checkpoint, "the checkpoint", _others(checkpoint))
+    with new_directory(destination) as partial:
+        try:
+            for source in sorted(checkpoint.iterdir()):
+                if source.is_file() and source.name != STATE:
+                    shutil.copyfile(source, partial / source.name)
+                    sync(partial / source.name)
+        except FileNotFoundError:
+            raise RunError(f"{checkpoint} was removed meanwhile, as newer ones came; export one of those") from None
+
+
+def refuse_taken(destination: Path) -> None:
+    """Check that a directory may be made, or filled.
+
+    Raises:
+        RunError: with exit code 2: it is a file, or something is in it.
+    """
+    destination = destination.absolute()
+    if destination.exists() and not destination.is_dir():
+        raise RunError(f"{destination} is a file; give a directory that does not exist yet", 2)
+    if destination.exists() and any(destination.iterdir()):
+        raise RunError(f"{destination} is not empty; give a directory that does not exist yet", 2)
+
+
+@contextlib.contextmanager
+def new_directory(destination: Path) -> Iterator[Path]:
+    """Give a directory to fill; it is called ``destination`` when nothing was raised, and else is gone.
+
+    Raises:
+        RunError: with exit code 2: the destination is taken or cannot be written.
+    """
+    destination = destination.absolute()
+    refuse_taken(destination)
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        for left in destination.parent.glob(f".{destination.name}.partial-*"):
+            shutil.rmtree(left)  # of an export that was killed
+        partial = destination.with_name(f".{destination.name}.partial-{secrets.token_hex(4)}")
+        partial.mkdir()
+    except OSError as error:
+        raise RunError(f"{destination} cannot be made: {error.strerror}; give another directory", 2) from None
+    try:
+        yield partial
+        sync(partial)
+        partial.replace(destination)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def refuse_damaged(checkpoint: Path, what: str, others: Sequence[int] = ()) -> None:
+    """Check that a directory is a model as the trainer writes it.
+
+    Args:
+        checkpoint: the directory.
+        what: it is.
+        others: steps of checkpoints that could be taken instead.
+
+    Raises:
+        RunError: with exit code 2: it is damaged.
+    """
+    for path, problem in _damages(checkpoint):
+        instead = f"; give another --step: {', '.join(map(str, others))}" if others else "; there is no other one"
+        raise RunError(f"{path} {problem}, {what} is damaged{instead}", 2)
+
+
+def _others(checkpoint: Path) -> list[int]:
+    return sorted(step for step, known in _complete(checkpoint.parent).items() if known != checkpoint)
+
+
+def _damages(checkpoint: Path) -> Iterator[tuple[Path, str]]:
+    """Yield files of a checkpoint that cannot be what the trainer wrote, and what is wrong with each."""
+    try:
+        json.loads((checkpoint / "config.json").read_bytes())
+    except FileNotFoundError:
+        yield checkpoint / "config.json", "is not there"
+    except ValueError:
+        yield checkpoint / "config.json", "is not JSON"
+    weights = sorted(checkpoint.glob("*.safetensors"))
+    if not weights:
+        yield checkpoint / "model.safetensors", "is not there"
+    for path in weights:
+        if problem := safetensors.damage(path):
+            yield path, problem
+
+
+def sync(path: Path) -> None:
+    """Have a file or directory on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,44 @@
+"""Ends a run from outside, as Ctrl-C in its terminal would."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from rljob.local.directory import RunDirectory
+from rljob.local.errors import RunError
+from rljob.local.processes import GRACE_SECONDS
+
+POLL_SECONDS = 0.1
+PART_SECONDS = 30.0
+"""What parts may take to end, beyond the checkpoint."""
+
+
+def end(directory: RunDirectory, now: bool) -> None:
+    """Tell the `rljob run` of ``directory`` to end, and return when nothing of it is left.
+
+    Args:
+        directory: of a run that goes on.
+        now: do not wait for a checkpoint.
+
+    Raises:
+        RunError: it does not end.
+    """
+    pid = directory.pid()
+    if pid is None:
+        raise RunError(f"{directory.path / 'lock'} does not say which process the run is; end it in its own terminal")
+    grace = PART_SECONDS if now else PART_SECONDS + directory.job().spec.suspend_grace_seconds + GRACE_SECONDS
+    deadline = time.monotonic() + grace
+    for _ in range(2 if now else 1):
+        try:
+            os.kill(pid, signal.SIGTERM)
+        except ProcessLookupError:
+            break  # it ended by itself
+        except PermissionError:
+            raise RunError(f"process {pid} is another user's run; ask them to stop it", 2) from None
+        time.sleep(POLL_SECONDS)  # so that two signals do not become one
+    while directory.running():
+        if time.monotonic() > deadline:
+            raise RunError(f"the run in {directory.path} (process {pid}) does not end; try rljob stop --now")
+        time.sleep(POLL_SECONDS)

@@ -1,0 +1,71 @@
+"""A checkpoint of a run as a job of its own that evaluates it and trains nothing."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rljob.api.explain import to_data
+from rljob.api.load import override, validate
+from rljob.api.models import RLJob
+from rljob.api.paths import IN_STORAGE, in_storage
+from rljob.local import checkpoints, runs
+from rljob.local.directory import RunDirectory
+
+
+def evaluation_job(
+    job: RLJob, model: Path, storage: Path, problems: int | None, overrides: Sequence[str] = ()
+) -> RLJob:
+    """Return the job that evaluates ``model`` on the held-out problems of ``job``.
+
+    Args:
+        job: resolved, of the run that the model comes from.
+        model: its directory, see :func:`evaluated_model`.
+        storage: the directory of that run, whose files are read where they are.
+        problems: of each task; None: as the job says.
+        overrides: each PATH=VALUE, on the derived job.
+
+    Raises:
+        ManifestError: an override does not fit.
+    """
+    data = _outside(to_data(job), storage)
+    spec = data["spec"]
+    spec["initializer"] = None
+    next(model for model in spec["models"] if model["name"] == "policy")["source"] = str(model)
+    spec["training"]["steps"] = 0
+    spec["evaluation"] = (spec["evaluation"] or {}) | {"engines": "shared", "everySteps": 0}
+    if problems is not None:
+        spec["evaluation"]["problems"] = problems
+    spec["rollouts"] = [pool for pool in spec["rollouts"] if pool["purpose"] == "training"]
+    for entry in overrides:
+        override(data, entry)
+    return validate(data)
+
+
+def evaluated_model(run: RunDirectory, step: int, checkpoint: Path) -> Path:
+    """Return a checkpoint's model in a directory of its own, which stays when the checkpoint is removed."""
+    model = run.path / "evaluations" / f"model-{step:06d}"
+    if not model.exists():
+        checkpoints.export(checkpoint, model)
+    return model
+
+
+def place(run: RunDirectory, step: int, job: RLJob) -> Path:
+    """Return the run directory of the evaluation ``job`` at ``step``: that of the same one before, else a new one."""
+    first = run.path / "evaluations" / f"step-{step:06d}"
+    others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
+    for path in itertools.chain([first], others):
+        if not runs.is_run(path) or to_data(RunDirectory(path).job()) == to_data(job):
+            return path
+    raise AssertionError("numbers do not end")
+
+
+def _outside(value: Any, storage: Path) -> Any:
+    """Return ``value`` with job://PATH, wherever text begins so, as a path from outside."""
+    if isinstance(value, dict):
+        return {key: _outside(inner, storage) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_outside(inner, storage) for inner in value]
+    return in_storage(value, storage) if isinstance(value, str) and value.startswith(IN_STORAGE) else value

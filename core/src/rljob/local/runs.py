@@ -1,0 +1,53 @@
+"""Finds the run that a person means."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rljob.local.directory import MANIFEST, RunDirectory
+from rljob.local.errors import RunError
+
+ROOT = Path("runs")
+
+
+def find(name: str | None) -> RunDirectory:
+    """Return the run called ``name``: a run directory, or a name under runs/. None: the one that goes on, or the
+    newest when none does.
+
+    Raises:
+        RunError: with exit code 2: there is no such run, or several go on and none is named.
+    """
+    if name is not None:
+        for path in (Path(name), ROOT / name):
+            if is_run(path):
+                return RunDirectory(path)
+            if os.path.isdir(path) and not os.access(path, os.R_OK | os.X_OK):
+                raise RunError(f"{path} may not be read; have its owner allow it", 2)
+        raise RunError(f"there is no run {name!r}: give a run directory, or a name under {ROOT}/{_listed()}", 2)
+    going_on = [path for path in known() if RunDirectory(path).running()]
+    if len(going_on) > 1:
+        names = ", ".join(path.name for path in going_on)
+        raise RunError(f"several runs go on ({names}); name one of them", 2)
+    candidates = going_on or known()
+    if not candidates:
+        raise RunError(f"there is no run under {ROOT}/; give a run directory", 2)
+    return RunDirectory(max(candidates, key=lambda path: (path / MANIFEST).stat().st_mtime_ns))
+
+
+def is_run(path: Path) -> bool:
+    """Return whether ``path`` is a run directory."""
+    try:
+        return (path / MANIFEST).is_file()
+    except PermissionError:  # somebody else's
+        return False
+
+
+def known() -> list[Path]:
+    """Return the run directories under runs/."""
+    return sorted(path for path in ROOT.iterdir() if is_run(path)) if ROOT.is_dir() else []
+
+
+def _listed() -> str:
+    names = [path.name for path in known()]
+    return f" (there are {', '.join(names[:8])}{', …' if len(names) > 8 else ''})" if names else ""

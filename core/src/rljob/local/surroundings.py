@@ -1,0 +1,87 @@
+"""What a job needs of this machine that no part looks at: programs to start, and files that nobody will make."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import os
+import shutil
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rljob.api.models import RLJob
+from rljob.api.paths import IN_STORAGE, in_storage
+from rljob.api.tasks import TaskData
+from rljob.protocol.environment import search_path
+
+
+def problems(job: RLJob, storage: Path) -> Iterator[str]:
+    """Yield one sentence for everything that is missing.
+
+    Args:
+        job: resolved, with absolute paths.
+        storage: the run directory; it need not exist yet.
+    """
+    if job.spec.initializer is not None:
+        yield from _program("spec.initializer.command[0]", job.spec.initializer.command[0], storage)
+    for i, reward in enumerate(job.spec.rewards):
+        if reward.local is not None:
+            field = f"spec.rewards[{i}].local.command"
+            yield from _program(f"{field}[0]", reward.local.command[0], storage)
+            yield from _script(field, reward.local.command, storage)
+    for i, model in enumerate(job.spec.models):
+        path = Path(in_storage(model.source, storage))
+        if not (path.is_dir() or _made(job, model.source)):
+            yield f"spec.models[{i}].source: there is no directory {path}; give one with a model"
+    for i, task in enumerate(job.spec.tasks):
+        for field, source in _files(task.data):
+            path = Path(in_storage(source, storage))
+            if source.startswith(IN_STORAGE) and not (path.exists() or _made(job, source)):
+                yield f"spec.tasks[{i}].data.{field}: there is no {path}, and no initializer that makes it; correct it"
+
+
+def _made(job: RLJob, source: str) -> bool:
+    """Whether the initializer may make what is not there."""
+    return job.spec.initializer is not None and source.startswith(IN_STORAGE)
+
+
+def _program(field: str, argument: str, storage: Path) -> Iterator[str]:
+    program = in_storage(argument, storage)
+    if shutil.which(program, path=search_path()) is None:
+        what = "is no program that may be run" if os.path.isfile(program) else "does not exist"
+        yield f"{field}: {program!r} {what}; install it, or correct it"
+
+
+def _script(field: str, command: Sequence[str], storage: Path) -> Iterator[str]:
+    """Look at the Python file that a command runs: ``python reward.py``, or ``./reward.py``."""
+    first = Path(command[0]).name.startswith("python")
+    options = itertools.takewhile(lambda argument: argument not in ("-c", "-m"), command[1:] if first else command[:1])
+    place, argument = next(
+        ((i, argument) for i, argument in enumerate(options, first) if argument.endswith(".py")), (0, None)
+    )
+    if argument is None:
+        return
+    path = Path(in_storage(argument, storage))
+    if not path.is_file():
+        if first and not argument.startswith(IN_STORAGE):  # what the initializer may make is looked at when it is run
+            yield f"{field}: there is no file {str(path.absolute())!r}; correct {argument!r} in entry {place}"
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on the script's style
+            ast.parse(path.read_bytes(), str(path))
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        where, what = f" at line {line}" if line else "", error.args[0]
+        yield f"{field}: {argument} is no Python{where}: {what}; correct it"
+
+
+def _files(data: TaskData) -> Iterator[tuple[str, str]]:
+    for name, table in (("jsonl", data.jsonl), ("parquet", data.parquet)):
+        if table is not None:
+            yield f"{name}.path", table.path
+            if table.held_out_path is not None:
+                yield f"{name}.heldOutPath", table.held_out_path
+    if data.datasets is not None:
+        yield "datasets.path", data.datasets.path

@@ -1,0 +1,180 @@
+"""Fields meant for a cluster: honoured here, ignored with a line, or refused."""
+
+import sys
+
+import pytest
+
+from rljob.api.load import validate
+from rljob.api.resolve import resolve
+from rljob.local import honours, machine, plan
+from rljob.local.plan import Surroundings
+
+POD = {"spec": {"containers": [{"name": "main", "image": "mine:1"}]}}
+
+EXAMPLES = {
+    "storage.size": ("storage", {"size": "10Gi"}),
+    "storage.retention": ("storage", {"retention": "Delete"}),
+    "storage.claim": ("storage", {"claim": "mine"}),
+    "scheduling.gang.provider": ("scheduling", {"gang": {"provider": "none"}}),
+    "scheduling.priorityClassName": ("scheduling", {"priorityClassName": "high"}),
+    "scheduling.topology": ("scheduling", {"topology": {"key": "rack"}}),
+    "rewards[*].replicas.min": ("rewards", [{"name": "exact", "builtin": "reasoning_gym", "replicas": {"min": 2}}]),
+    "rewards[*].replicas.max": ("rewards", [{"name": "exact", "builtin": "reasoning_gym", "replicas": {"max": 2}}]),
+    "rollouts[*].replicas.max": ("rollouts", [{"name": "main", "replicas": {"max": 2}}]),
+    "runner.replicas.max": ("runner", {"replicas": {"max": 2}}),
+    "trainer.sharedMemory": ("trainer", {"sharedMemory": "1Gi"}),
+    "trainer.rdma": ("trainer", {"rdma": {"resource": "rdma/hca"}}),
+    "trainer.hostNetwork": ("trainer", {"hostNetwork": True}),
+    "rollouts[*].sharedMemory": ("rollouts", [{"name": "main", "sharedMemory": "1Gi"}]),
+    "rollouts[*].rdma": ("rollouts", [{"name": "main", "rdma": {"resource": "rdma/hca"}}]),
+    "rollouts[*].hostNetwork": ("rollouts", [{"name": "main", "hostNetwork": True}]),
+    "network.policy": ("network", {"policy": "Disabled"}),
+    "network.allowFrom": ("network", {"allowFrom": [{"name": "a"}]}),
+    "network.egress.policy": ("network", {"egress": {"policy": "Listed"}}),
+    "network.egress.to": ("network", {"egress": {"policy": "Listed", "to": [{"name": "a", "cidr": "10.0.0.0/8"}]}}),
+    "network.nodes": ("network", {"nodes": [{"name": "a", "cidr": "10.0.0.0/8"}]}),
+    "failurePolicy.disruption": ("failurePolicy", {"disruption": "Block"}),
+    "failurePolicy.pendingSeconds": ("failurePolicy", {"pendingSeconds": 60}),
+    "ttlSecondsAfterFinished": ("ttlSecondsAfterFinished", 60),
+    "keepCoordinatorSeconds": ("keepCoordinatorSeconds", 0),
+    "managedBy": ("managedBy", "example.com/other"),
+}
+
+
+def parts(manifest, tmp_path):
+    here = Surroundings(
+        tmp_path, {"coordinator": 1, "reward-exact": 2}, {"agent": "a", "trainer": "t", "runner": "r", "operator": "o"}
+    )
+    return {part.name: part for part in plan.parts(resolve(validate(manifest)), here)}
+
+
+def test_every_ignored_field_has_an_example():
+    assert EXAMPLES.keys() == honours.IGNORED.keys()
+
+
+@pytest.mark.parametrize("path", EXAMPLES)
+def test_an_ignored_field_is_said_in_one_line_and_changes_no_command(manifest, tmp_path, path):
+    before = parts(manifest, tmp_path)
+    assert honours.notes(validate(manifest)) == []
+    field, value = EXAMPLES[path]
+    manifest["spec"][field] = value
+    if path.endswith("hostNetwork"):  # which policies forbid
+        manifest["spec"]["network"] = {"policy": "Disabled"}
+    lines = honours.notes(validate(manifest))
+    expected = f"spec.{path.replace('[*]', '[0]')}: has no effect here, {honours.IGNORED[path]}"
+    assert expected in lines
+    assert len(lines) == (2 if path == "network.egress.to" or path.endswith("hostNetwork") else 1)
+    assert parts(manifest, tmp_path) == before
+
+
+@pytest.mark.parametrize("role", ["trainer", "rollouts"])
+def test_variables_of_nccl_are_honoured_and_the_templates_win(manifest, tmp_path, role):
+    template = {"spec": {"containers": [{"name": "main", "env": [{"name": "NCCL_DEBUG", "value": "INFO"}]}]}}
+    fields = {"nccl": {"NCCL_DEBUG": "WARN", "GLOO_SOCKET_IFNAME": "lo"}, "template": template}
+    manifest["spec"][role] = fields if role == "trainer" else [{"name": "main", **fields}]
+    assert honours.notes(validate(manifest)) == []
+    found = parts(manifest, tmp_path)["trainer" if role == "trainer" else "rollout-main-0"].environment
+    assert (found["NCCL_DEBUG"], found["GLOO_SOCKET_IFNAME"]) == ("INFO", "lo")
+
+
+def test_of_a_template_the_main_containers_command_and_variables_are_honoured(manifest, tmp_path):
+    main = {
+        "name": "main",
+        "command": ["nice", "python"],
+        "args": ["-v"],
+        "env": [{"name": "HF_HOME", "value": "/x"}, {"name": "KEY", "valueFrom": {"secretKeyRef": {}}}],
+    }
+    manifest["spec"]["trainer"] = {"template": {"spec": {"containers": [{"name": "side"}, main]}}}
+    manifest["spec"]["runner"] = {"template": {"spec": {"containers": [{"name": "main", "args": ["--fast"]}]}}}
+    found = parts(manifest, tmp_path)
+    assert found["trainer"].arguments == ["nice", "python", "-v"]
+    assert found["trainer"].environment["HF_HOME"] == "/x"
+    assert "KEY" not in found["trainer"].environment
+    assert found["trainer"].environment["RLJOB_TOKEN"] == "t"
+    assert found["runner"].arguments == [sys.executable, "-m", "rljob.runner.main", "--fast"]
+    assert honours.notes(validate(manifest)) == [
+        "spec.trainer.template: of no effect here, as there are no pods: container side, KEY of main"
+    ]
+
+
+def test_the_initializer_has_the_variables_of_its_template_and_of_the_trainers_as_in_a_cluster(manifest, tmp_path):
+    def pod(**variables):
+        env = [{"name": name, "value": value} for name, value in variables.items()]
+        return {"spec": {"containers": [{"name": "main", "env": env}]}}
+
+    manifest["spec"]["trainer"] = {"template": pod(A="trainer's", B="trainer's")}
+    manifest["spec"]["initializer"]["template"] = pod(B="own")
+    assert honours.notes(validate(manifest)) == []
+    found = plan.initializer(resolve(validate(manifest)), tmp_path)
+    assert (found.environment["A"], found.environment["B"]) == ("trainer's", "own")
+    assert found.arguments == ["make-model", f"{tmp_path}/model"]
+    assert found.environment["RLJOB_SEED"] == str(manifest["spec"].get("seed", 0))
+
+
+@pytest.mark.parametrize("role", ["trainer", "runner", "coordinator", "initializer", "rollouts", "rewards"])
+def test_what_else_a_template_says_is_named_in_one_line(manifest, role):
+    template = {"metadata": {"labels": {"a": "b"}}, "spec": {"nodeSelector": {}, **POD["spec"]}}
+    if role in ("rollouts", "rewards"):
+        manifest["spec"][role][0]["template"] = template
+    else:
+        manifest["spec"].setdefault(role, {})["template"] = template
+    path = f"spec.{role}{'[0]' if role in ('rollouts', 'rewards') else ''}.template"
+    assert honours.notes(validate(manifest)) == [
+        f"{path}: of no effect here, as there are no pods: metadata, spec.nodeSelector, image of main"
+    ]
+
+
+def test_runners_are_started_as_often_as_the_manifest_says(manifest, tmp_path):
+    manifest["spec"]["runner"] = {"replicas": {"min": 3}}
+    found = parts(manifest, tmp_path)
+    assert {"runner", "runner-1", "runner-2"} <= set(found)
+    assert found["runner-2"].environment == found["runner"].environment
+
+
+def test_a_container_of_ones_own_needs_a_command_to_run_here(manifest):
+    manifest["spec"]["rewards"] = [{"name": "exact", "template": POD}]
+    (line,) = honours.refusals(validate(manifest))
+    assert line.startswith("spec.rewards[0].template: a container cannot be run on this machine; add local: {command")
+    manifest["spec"]["rewards"][0]["local"] = {"command": ["./serve"]}
+    assert honours.refusals(validate(manifest)) == []
+    assert honours.notes(validate(manifest)) == [
+        "spec.rewards[0].template: has no effect here, local.command is run instead"
+    ]
+
+
+def test_a_suspended_job_is_not_run(manifest):
+    assert honours.refusals(validate(manifest)) == []
+    manifest["spec"]["suspend"] = True
+    assert honours.refusals(validate(manifest)) == [
+        "spec.suspend: the job asks not to be run; set suspend: false to run it"
+    ]
+
+
+def test_several_nodes_are_refused_on_one_machine(manifest):
+    manifest["spec"]["trainer"] = {"nodes": 2}
+    assert honours.refusals(validate(manifest)) == [
+        "spec.trainer.nodes: 2 nodes are asked for, and this is one machine; set nodes: 1, and processesPerNode for "
+        "more processes"
+    ]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_gpus_are_asked_for_only_where_there_are_some(manifest, tmp_path, monkeypatch, there):
+    gpu = tmp_path / "nvidiactl"
+    monkeypatch.setattr(machine, "GPU", gpu)
+    if there:
+        gpu.touch()
+    manifest["spec"]["trainer"] = {"accelerator": {"kind": "nvidia"}}
+    manifest["spec"]["rollouts"][0]["accelerator"] = {"kind": "nvidia"}
+    sentence = "accelerator.kind: this machine has no NVIDIA GPU; set auto for what there is, or cpu"
+    expected = [] if there else [f"spec.trainer.{sentence}", f"spec.rollouts[0].{sentence}"]
+    assert honours.refusals(validate(manifest)) == expected
+
+
+@pytest.mark.parametrize("role", ["trainer", "rollouts"])
+def test_a_role_that_is_to_compute_on_the_processor_sees_no_gpu(manifest, tmp_path, role):
+    accelerator = {"accelerator": {"kind": "cpu"}}
+    manifest["spec"][role] = accelerator if role == "trainer" else [{"name": "main", **accelerator}]
+    found = parts(manifest, tmp_path)
+    hidden = {name for name, part in found.items() if part.environment.get("CUDA_VISIBLE_DEVICES") == ""}
+    assert hidden == {"trainer" if role == "trainer" else "rollout-main-0"}

@@ -1,0 +1,55 @@
+import pytest
+
+from rljob.api.load import validate
+from rljob.api.resolve import resolve
+from rljob.local import surroundings
+
+
+@pytest.fixture
+def said(manifest, tmp_path, monkeypatch):
+    """Returns what is said of a reward's command; good.py, bad.py and null.py are there."""
+    (tmp_path / "good.py").write_text("print('\\d')\n")
+    (tmp_path / "bad.py").write_text("x = 1\ndef reward(:\n")
+    (tmp_path / "null.py").write_bytes(b"x = 1\0")
+    (tmp_path / "own.py").write_text("#!/usr/bin/env python\nx = (\n")
+    (tmp_path / "own.py").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    manifest["spec"].pop("initializer")
+    manifest["spec"]["models"][0]["source"] = str(tmp_path)
+
+    def said(*command):
+        manifest["spec"]["rewards"][0] = {
+            "name": manifest["spec"]["rewards"][0]["name"],
+            "local": {"command": list(command)},
+        }
+        return list(surroundings.problems(resolve(validate(manifest)), tmp_path / "run"))
+
+    return said
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        (["python", "nothere.py"], "there is no file 'DIR/nothere.py'; correct 'nothere.py' in entry 1"),
+        (["python", "-u", "x/y.py"], "there is no file 'DIR/x/y.py'; correct 'x/y.py' in entry 2"),
+        (["python3", "bad.py"], "bad.py is no Python at line 2: invalid syntax; correct it"),
+        (["python", "null.py"], "null.py is no Python: source code string cannot contain null bytes; correct it"),
+        (["./own.py"], "./own.py is no Python at line 2: '(' was never closed; correct it"),
+    ],
+)
+def test_a_reward_whose_script_cannot_run_is_named(said, tmp_path, command, sentence):
+    assert said(*command) == [f"spec.rewards[0].local.command: {sentence.replace('DIR', str(tmp_path))}"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["python", "good.py", "other.py"],
+        ["python", "-c", "pass", "nothere.py"],
+        ["python", "-m", "module", "nothere.py"],
+        ["sh", "nothere.py"],
+        ["python"],
+    ],
+)
+def test_other_commands_are_taken_as_they_are(said, command):
+    assert said(*command) == []
