@@ -1,0 +1,8 @@
+"""RLJob to Kubernetes objects: a pure function."""
+
+from rljob.manifests.hashes import spec_hash
+from rljob.manifests.names import secret_name
+from rljob.manifests.problems import problems
+from rljob.manifests.render import ALL_TOKENS, TOKEN_ROLES, render, secret
+
+__all__ = ["ALL_TOKENS", "TOKEN_ROLES", "problems", "render", "secret", "secret_name", "spec_hash"]

@@ -1,0 +1,76 @@
+"""Who may talk to the job's pods, and to whom they may talk.
+
+Within the job everything is open: weight groups use ports that are not known before. Pods on the network of their node
+(hostNetwork) are selected by no policy and have the node's address: what they say is let in from network.nodes, and
+nothing keeps others from them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rljob.api.cluster import Destination, Peer
+from rljob.api.pods import PORT
+from rljob.manifests import labels as l
+from rljob.manifests.context import Object, Role
+from rljob.manifests.scene import Identity, Scene
+
+API_PORTS = (443, 6443)
+"""Of the Kubernetes API, as its service and as its servers have it; its addresses cannot be known here."""
+NAME_SERVICE_PORT = 53
+
+
+def network(scene: Scene) -> Role:
+    """Return the role of the network policies; it has no objects with `policy: Disabled`."""
+    spec = scene.job.spec.network
+    role = scene.identity("network", own=scene.inputs.written.get("network"))
+    objects: list[Object] = []
+    if spec.policy == "Enabled":
+        objects.append(_policy(scene, role, "pods", "", _pods(scene)))
+        if coordinator := _coordinator(scene):
+            objects.append(_policy(scene, role, "coordinator", "coordinator", coordinator))
+    return Role(role.name, role.kind, role.hash, tuple(objects))
+
+
+def _policy(scene: Scene, role: Identity, name: str, to_role: str, spec: dict[str, Any]) -> Object:
+    selector = {"matchLabels": l.selector(scene.job.metadata.name, to_role)}
+    body = {"spec": {"podSelector": selector, **spec}}
+    return scene.object(role, "NetworkPolicy", scene.name("network", name), body, api="networking.k8s.io/v1")
+
+
+def _pods(scene: Scene) -> dict[str, Any]:
+    nodes = [_range(each) for each in scene.job.spec.network.nodes]
+    own = [{"podSelector": {"matchLabels": l.selector(scene.job.metadata.name)}}, *nodes]
+    spec: dict[str, Any] = {"policyTypes": ["Ingress"], "ingress": [{"from": own}]}
+    egress = scene.job.spec.network.egress
+    if egress.policy == "Listed":
+        dns = [{"port": NAME_SERVICE_PORT, "protocol": protocol} for protocol in ("UDP", "TCP")]
+        listed = [{"to": [_range(destination)]} for destination in egress.to]
+        spec["policyTypes"].append("Egress")
+        spec["egress"] = [{"to": own}, {"ports": dns}, *listed]
+    return spec
+
+
+def _coordinator(scene: Scene) -> dict[str, Any]:
+    """Return what the coordinator may besides; empty if there is nothing."""
+    wanted = scene.job.spec.network
+    spec: dict[str, Any] = {"policyTypes": []}
+    if wanted.allow_from:
+        spec["policyTypes"].append("Ingress")
+        ports = [{"port": PORT, "protocol": "TCP"}]
+        spec["ingress"] = [{"from": [_peer(peer) for peer in wanted.allow_from], "ports": ports}]
+    if wanted.egress.policy == "Listed":
+        spec["policyTypes"].append("Egress")
+        spec["egress"] = [{"ports": [{"port": port, "protocol": "TCP"} for port in API_PORTS]}]
+    return spec if spec["policyTypes"] else {}
+
+
+def _range(destination: Destination) -> dict[str, Any]:
+    return {"ipBlock": {"cidr": destination.cidr}}
+
+
+def _peer(peer: Peer) -> dict[str, Any]:
+    pods = {"podSelector": {"matchLabels": peer.pod_labels} if peer.pod_labels else {}}
+    if not peer.namespace_labels:
+        return pods
+    return {"namespaceSelector": {"matchLabels": peer.namespace_labels}} | (pods if peer.pod_labels else {})

@@ -1,0 +1,97 @@
+"""What a valid manifest cannot have in a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rljob.api.models import RLJob
+from rljob.api.pods import MAIN, main_container
+from rljob.manifests.gang import ELASTIC
+
+
+def problems(job: RLJob) -> list[str]:
+    """Return a sentence for each field that no cluster can honour."""
+    return [*_paths(job), *_rewards(job), *_pools(job), *_host_network(job), *_processes(job)]
+
+
+def _paths(job: RLJob) -> Iterator[str]:
+    places: dict[str, str | None] = {f"models[{i}].source": model.source for i, model in enumerate(job.spec.models)}
+    for i, task in enumerate(job.spec.tasks):
+        for kind, table in (("jsonl", task.data.jsonl), ("parquet", task.data.parquet)):
+            if table is not None:
+                places[f"tasks[{i}].data.{kind}.path"] = table.path
+                places[f"tasks[{i}].data.{kind}.heldOutPath"] = table.held_out_path
+        if task.data.datasets is not None:
+            places[f"tasks[{i}].data.datasets.path"] = task.data.datasets.path
+    for field, place in places.items():
+        if place is not None and not place.startswith("job://"):
+            yield (
+                f"spec.{field}: {place!r} is a path of one machine, which is for rljob run; in a cluster put it into "
+                "the job's storage and write job://PATH"
+            )
+
+
+def _rewards(job: RLJob) -> Iterator[str]:
+    for i, reward in enumerate(job.spec.rewards):
+        if reward.builtin is not None or reward.url is not None:
+            continue
+        if reward.template is None:
+            yield (
+                f"spec.rewards[{i}].local: is for rljob run; in a cluster give the service's container in template, or "
+                "its url"
+            )
+        elif not main_container(reward.template).get("image"):
+            yield (
+                f"spec.rewards[{i}].template: says no image; name the image of your service in its container {MAIN}, "
+                "or set builtin"
+            )
+
+
+def _pools(job: RLJob) -> Iterator[str]:
+    names = {pool.name for pool in job.spec.rollouts}
+    for i, pool in enumerate(job.spec.rollouts):
+        grown = pool.name.removesuffix(f"-{ELASTIC}")
+        if grown != pool.name and grown in names:
+            yield (
+                f"spec.rollouts[{i}].name: {pool.name} is what engines of pool {grown} beyond its least are called; "
+                "choose another name"
+            )
+
+
+def _host_network(job: RLJob) -> Iterator[str]:
+    """Such pods have their node's address: to a policy that admits the job's pods they are strangers."""
+    spec = job.spec
+    typed = {"trainer": spec.trainer.template}
+    typed |= {f"rollouts[{i}]": pool.template for i, pool in enumerate(spec.rollouts)}
+    for field, template in typed.items():
+        if _on_the_nodes_network(template):
+            yield f"spec.{field}.template.spec.hostNetwork: governed by rljob; set spec.{field}.hostNetwork instead"
+    if spec.network.policy == "Disabled" or spec.network.nodes:
+        return
+    others = {"runner": spec.runner.template, "coordinator": spec.coordinator.template}
+    others |= {f"rewards[{i}]": reward.template for i, reward in enumerate(spec.rewards)}
+    for field, template in others.items():
+        if _on_the_nodes_network(template):
+            yield (
+                f"spec.{field}.template.spec.hostNetwork: network policies would keep such pods away from the job's "
+                "others; give the addresses of nodes in network.nodes, set network.policy: Disabled, or remove it"
+            )
+
+
+def _processes(job: RLJob) -> Iterator[str]:
+    """A probe knows what the container before has said by when the first process began: it has to be its own."""
+    spec = job.spec
+    ours = {"trainer": spec.trainer.template, "runner": spec.runner.template}
+    ours |= {f"rollouts[{i}]": pool.template for i, pool in enumerate(spec.rollouts)}
+    for field, template in ours.items():
+        for shared in ("shareProcessNamespace", "hostPID"):
+            if ((template or {}).get("spec") or {}).get(shared):
+                yield (
+                    f"spec.{field}.template.spec.{shared}: the probes of this role need its container to have "
+                    "processes of its own; remove it"
+                )
+
+
+def _on_the_nodes_network(template: dict[str, Any] | None) -> bool:
+    return bool(((template or {}).get("spec") or {}).get("hostNetwork"))

@@ -1,0 +1,525 @@
+"""What is rendered of any job: names, labels, owners, security, and nothing literal in commands."""
+
+import itertools
+import json
+import re
+
+import pytest
+
+from core.tests.goldens import CONTEXTS, JOB
+from rljob.api.load import load, validate
+from rljob.api.models import RLJob
+from rljob.manifests import ALL_TOKENS, TOKEN_ROLES, problems, render, secret, secret_name
+from rljob.manifests.context import Cluster, Context
+from rljob.manifests.names import NAME_LIMIT, bounded
+
+LONG = "a" + "b-" * 30 + "cd"
+UID = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
+
+
+def roles(manifest, context=None):
+    return {role.name: role for role in render(validate(manifest), context or Context(uid=UID))}
+
+
+def objects(found):
+    return [rendered for role in found.values() for rendered in role.objects]
+
+
+def pod_of(role):
+    return next(o["spec"]["template"] for o in role.objects if "template" in o.get("spec", {}))
+
+
+def main_of(role):
+    return next(c for c in pod_of(role)["spec"]["containers"] if c["name"] == "main")
+
+
+def variables(role):
+    return {entry["name"]: entry.get("value") for entry in main_of(role)["env"]}
+
+
+@pytest.fixture
+def long_manifest(manifest):
+    """Every name is as long as a name may be, and they differ in the last character only."""
+    spec = manifest["spec"]
+    manifest["metadata"]["name"] = LONG
+    spec["rollouts"] = [{"name": f"{LONG[:-1]}{i}", "replicas": {"max": 2}} for i in range(3)]
+    spec["rewards"] += [{"name": f"{LONG[:-1]}{i}", "builtin": "exact_match", "replicas": {"max": 2}} for i in range(3)]
+    spec["runner"] = {"replicas": {"max": 2}}
+    return manifest
+
+
+def test_names_of_the_longest_names_are_short_enough_and_differ(long_manifest):
+    assert len(LONG) == 63
+    found = objects(roles(long_manifest, Context(uid=UID, attempt=10_000)))
+    names = [(rendered["kind"], rendered["metadata"]["name"]) for rendered in found]
+    assert len(set(names)) == len(names)
+    assert all(len(name) <= NAME_LIMIT for _, name in names)
+    assert all(re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])", name) for _, name in names)
+    labels = [value for rendered in found for value in rendered["metadata"]["labels"].values()]
+    assert all(len(value) <= 63 for value in labels)
+
+
+def test_a_name_is_cut_with_a_hash_of_all_of_it():
+    assert bounded("short") == "short"
+    one, other = bounded("x" * 52 + "a"), bounded("x" * 52 + "b")
+    assert len(one) == 52
+    assert one != other
+    assert bounded("x" * 42 + "-" + "y" * 60).count("--") == 0
+
+
+def test_a_pod_refers_to_objects_of_the_job_by_their_names(long_manifest):
+    found = roles(long_manifest)
+    names = {(rendered["kind"], rendered["metadata"]["name"]) for rendered in objects(found)}
+    for role in found.values():
+        for rendered in role.objects:
+            for volume in rendered.get("spec", {}).get("template", {}).get("spec", {}).get("volumes", []):
+                if "configMap" in volume:
+                    assert ("ConfigMap", volume["configMap"]["name"]) in names
+                if "persistentVolumeClaim" in volume:
+                    assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in names
+                if "secret" in volume:
+                    assert volume["secret"]["secretName"] == secret_name(LONG, UID)
+    host = re.match(r"http://([^.]+)\.default\.svc", variables(found["runner"])["RLJOB_COORDINATOR"])
+    assert ("Service", host[1]) in names
+    assert ("Service", pod_of(found["trainer"])["spec"]["subdomain"]) in names
+    assert ("ServiceAccount", pod_of(found["coordinator"])["spec"]["serviceAccountName"]) in names
+    for url in json.loads(variables(found["runner"])["RLJOB_REWARD_URLS"]).values():
+        assert ("Service", re.match(r"http://([^.]+)\.default\.svc", url)[1]) in names
+
+
+def test_the_trainers_master_is_its_first_pod(manifest):
+    trainer = roles(manifest, Context(uid=UID, attempt=4, namespace="research"))["trainer"]
+    assert variables(trainer)["RLJOB_MASTER"] == "sums-trainer-4-0.sums-trainer.research.svc.cluster.local"
+
+
+def test_every_object_says_whose_it_is_and_what_it_was_made_of(manifest):
+    manifest["spec"]["storage"] = {"retention": "Delete"}
+    for role in roles(manifest).values():
+        for rendered in role.objects:
+            metadata = rendered["metadata"]
+            assert metadata["labels"]["rljob.dev/job"] == "sums"
+            assert metadata["labels"]["rljob.dev/role"] == role.name
+            assert metadata["labels"]["app.kubernetes.io/component"] == role.kind
+            assert metadata["annotations"]["rljob.dev/role-hash"] == role.hash
+            assert metadata["annotations"]["rljob.dev/intent"]
+            [owner] = metadata["ownerReferences"]
+            assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (UID, True, True)
+            if "template" in rendered.get("spec", {}):
+                template = rendered["spec"]["template"]["metadata"]
+                assert template["annotations"]["rljob.dev/role-hash"] == role.hash
+                wanted = rendered["spec"].get("selector", {}).get("matchLabels", {})
+                assert wanted.items() <= template["labels"].items()
+
+
+def test_a_retained_claim_belongs_to_nobody_and_says_what_it_is_of(manifest):
+    [claim] = roles(manifest)["storage"].objects
+    assert "ownerReferences" not in claim["metadata"]
+    assert claim["metadata"]["annotations"]["rljob.dev/spec-hash"]
+    manifest["spec"]["storage"] = {"retention": "Delete"}
+    [claim] = roles(manifest)["storage"].objects
+    assert claim["metadata"]["ownerReferences"]
+
+
+def test_without_a_uid_nothing_has_an_owner(manifest):
+    assert all("ownerReferences" not in o["metadata"] for o in objects(roles(manifest, Context())))
+
+
+def test_a_named_claim_is_used_and_none_is_made(manifest):
+    manifest["spec"]["storage"] = {"claim": "mine"}
+    found = roles(manifest)
+    assert found["storage"].objects == ()
+    volumes = {volume["name"]: volume for volume in pod_of(found["trainer"])["spec"]["volumes"]}
+    assert volumes["rljob-storage"]["persistentVolumeClaim"]["claimName"] == "mine"
+
+
+def test_roles_come_in_the_order_in_which_they_are_made(manifest):
+    assert [*roles(manifest)] == [
+        *("storage", "config", "access", "network", "initializer"),
+        *("coordinator", "reward-exact", "runner", "trainer", "rollout-main"),
+    ]
+
+
+def _words(value):
+    """Yield the words of every command and argument."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key in ("command", "args"):
+                yield from inner
+            else:
+                yield from _words(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _words(inner)
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_no_command_holds_a_port_a_path_or_an_address(context):
+    words = {
+        *itertools.chain.from_iterable(map(_words, objects({r.name: r for r in render(load(JOB), CONTEXTS[context])})))
+    }
+    assert words == {
+        *("python", "-m", "--"),
+        *(f"rljob.{part}.main" for part in ("coordinator", "runner", "rollout", "rewards")),
+        *("rljob.trainer.launch", "2", "rljob.trainer.initialize", "rljob.protocol.probe", "moves", "90", "serves"),
+        *("rljob-example-model", "job://model"),  # the user's
+    }
+
+
+def test_pods_are_restricted(manifest):
+    for role in roles(manifest).values():
+        for rendered in role.objects:
+            template = rendered.get("spec", {}).get("template")
+            if template is None:
+                continue
+            pod = template["spec"]
+            assert pod["securityContext"]["runAsNonRoot"] is True
+            assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+            assert pod["automountServiceAccountToken"] is (role.name == "coordinator")
+            for container in pod["containers"]:
+                security = container["securityContext"]
+                assert security["allowPrivilegeEscalation"] is False
+                assert security["readOnlyRootFilesystem"] is True
+                assert security["capabilities"] == {"drop": ["ALL"]}
+                assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
+
+
+def test_a_pod_may_read_its_own_token_only(manifest):
+    keys = {}
+    for role in roles(manifest).values():
+        for rendered in role.objects:
+            for volume in rendered.get("spec", {}).get("template", {}).get("spec", {}).get("volumes", []):
+                if "secret" in volume:
+                    keys[role.kind] = [item["key"] for item in volume["secret"]["items"]]
+    assert keys == {"coordinator": ["coordinator"], "runner": ["runner"], "trainer": ["trainer"], "rollout": ["agent"]}
+
+
+def test_the_secret_has_a_key_for_each_role(manifest):
+    made = secret(validate(manifest), Context(uid=UID), dict.fromkeys((*TOKEN_ROLES, ALL_TOKENS), "x"))
+    assert made["metadata"]["name"] == secret_name("sums", UID) == "sums-tokens-0f1e2d3c"
+    assert {*made["stringData"]} == {"coordinator", "trainer", "agent", "runner", "operator", "reward"}
+    assert made["metadata"]["ownerReferences"]
+
+
+def test_a_container_of_the_users_gets_what_it_needs_to_serve(manifest):
+    template = {"spec": {"containers": [{"name": "main", "image": "judge:1"}, {"name": "side", "image": "a"}]}}
+    manifest["spec"]["rewards"].append({"name": "judge", "template": template})
+    found = roles(manifest)["reward-judge"]
+    assert "command" not in main_of(found)
+    assert main_of(found)["image"] == "judge:1"
+    assert variables(found)["RLJOB_LISTEN"] == ":8080"
+    containers = pod_of(found)["spec"]["containers"]
+    assert [container["terminationMessagePolicy"] for container in containers] == ["FallbackToLogsOnError"] * 2
+
+
+def test_a_reward_elsewhere_has_no_objects_and_the_runner_knows_its_address(manifest):
+    manifest["spec"]["rewards"].append({"name": "far", "url": "http://far:1/x"})
+    found = roles(manifest)
+    assert "reward-far" not in found
+    urls = json.loads(variables(found["runner"])["RLJOB_REWARD_URLS"])
+    assert urls == {"exact": "http://sums-reward-exact.default.svc.cluster.local:8080", "far": "http://far:1/x"}
+
+
+def test_accelerators_are_asked_for_where_there_are_any(manifest):
+    manifest["spec"]["trainer"] = {"processesPerNode": 4}
+    gpu = roles(manifest)
+    assert main_of(gpu["trainer"])["resources"]["limits"] == {"nvidia.com/gpu": "4"}
+    assert main_of(gpu["rollout-main"])["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+    cpu = roles(manifest, Context(Cluster(accelerator="cpu")))
+    assert "limits" not in main_of(cpu["trainer"])["resources"]
+    assert "nvidia.com/gpu" in tainted(gpu["trainer"])
+    assert "nvidia.com/gpu" not in tainted(cpu["trainer"])
+
+
+@pytest.mark.parametrize("role", ["trainer", "rollout-main", "runner", "coordinator", "reward-exact"])
+def test_no_pod_is_the_first_to_go_when_a_node_runs_short(manifest, role):
+    assert main_of(roles(manifest)[role])["resources"]["requests"].keys() == {"cpu", "memory"}
+
+
+def test_a_limit_in_a_template_is_a_request_too(manifest):
+    resources = {"limits": {"memory": "64Gi", "cpu": "8"}, "requests": {"cpu": "4"}}
+    template = {"spec": {"containers": [{"name": "main", "resources": resources}]}}
+    manifest["spec"]["trainer"] = {"template": template}
+    found = main_of(roles(manifest)["trainer"])["resources"]
+    assert found["requests"] == {"cpu": "4"}
+    assert found["limits"] == {"memory": "64Gi", "cpu": "8", "nvidia.com/gpu": "1"}
+
+
+def tainted(role):
+    """Return the taints that a role's pods bear."""
+    return [toleration["key"] for toleration in pod_of(role)["spec"].get("tolerations", ())]
+
+
+def test_a_trainer_waits_for_its_node_as_long_as_is_usual(manifest):
+    assert tainted(roles(manifest)["trainer"]) == ["nvidia.com/gpu"]
+
+
+@pytest.mark.parametrize("role", ["rollout-main", "runner"])
+def test_what_is_cheap_to_replace_is_soon_replaced_when_its_node_is_lost(manifest, role):
+    tolerations = pod_of(roles(manifest)[role])["spec"]["tolerations"]
+    assert {
+        each["key"]: each["tolerationSeconds"] for each in tolerations if each["effect"] == "NoExecute"
+    } == dict.fromkeys(("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"), 30)
+
+
+FABRIC = {
+    "sharedMemory": "64Gi",
+    "rdma": {"resource": "rdma/hca", "count": 8},
+    "nccl": {"NCCL_IB_HCA": "mlx5", "NCCL_DEBUG": "WARN"},
+}
+
+
+@pytest.fixture(params=["trainer", "rollout-main"])
+def fabric(request, manifest):
+    """Renderer of a trainer's or pool's role with more fields of it: ``fabric(hostNetwork=True)``."""
+
+    def made(**fields):
+        spec = manifest["spec"]
+        role = spec.setdefault("trainer", {}) if request.param == "trainer" else spec["rollouts"][0]
+        role |= fields
+        return roles(manifest)[request.param]
+
+    return made
+
+
+def test_shared_memory_has_the_bound_that_is_asked_for(fabric):
+    def shm(role):
+        return next(v for v in pod_of(role)["spec"]["volumes"] if v["name"] == "shm")["emptyDir"]
+
+    assert shm(fabric()) == {"medium": "Memory"}
+    assert shm(fabric(sharedMemory="64Gi")) == {"medium": "Memory", "sizeLimit": "64Gi"}
+
+
+def test_adapters_for_rdma_are_asked_for_beside_the_accelerators(fabric):
+    limits = main_of(fabric(rdma=FABRIC["rdma"]))["resources"]["limits"]
+    assert limits == {"nvidia.com/gpu": "1", "rdma/hca": "8"}
+
+
+def test_variables_of_nccl_are_the_pods_and_the_templates_win(fabric):
+    template = {"spec": {"containers": [{"name": "main", "env": [{"name": "NCCL_DEBUG", "value": "INFO"}]}]}}
+    found = variables(fabric(nccl=FABRIC["nccl"], template=template))
+    assert (found["NCCL_IB_HCA"], found["NCCL_DEBUG"]) == ("mlx5", "INFO")
+
+
+def test_pods_with_a_fabric_stay_restricted(fabric):
+    security = main_of(fabric(**FABRIC))["securityContext"]
+    assert security["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_a_pod_on_its_nodes_network_finds_the_coordinator_by_name(fabric, manifest):
+    manifest["spec"]["network"] = {"policy": "Disabled"}
+    assert "dnsPolicy" not in pod_of(fabric())["spec"]
+    pod = pod_of(fabric(hostNetwork=True))["spec"]
+    assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+
+
+def test_trainers_on_one_node_meet_at_ports_of_their_own(manifest):
+    """On the node's network they would meet others', and each attempt has another port, should one be taken."""
+    manifest["spec"]["network"] = {"policy": "Disabled"}
+    manifest["spec"]["trainer"] = {"nodes": 2, "hostNetwork": True}
+    ports = set()
+    for uid in ("one", "other"):
+        for attempt in (1, 2):
+            master = variables(roles(manifest, Context(uid=uid, attempt=attempt))["trainer"])["RLJOB_MASTER"]
+            host, _, port = master.partition(":")
+            assert host == f"sums-trainer-{attempt}-0.sums-trainer.default.svc.cluster.local"
+            assert 20_000 <= int(port) < 30_000
+            ports.add(port)
+    assert len(ports) == 4
+
+
+def test_every_attempt_of_every_job_is_a_meeting_of_its_own(manifest):
+    """So that who finds another one's trainer at a port does not count as one of its nodes."""
+    contexts = [Context(uid=uid, attempt=attempt) for uid in ("one", "other") for attempt in (1, 2)]
+    found = [variables(roles(manifest, context)["trainer"])["RLJOB_MEETING"] for context in contexts]
+    assert len(set(found)) == 4
+
+
+def test_policies_let_pods_on_the_nodes_network_in_by_the_nodes_addresses(manifest):
+    manifest["spec"]["trainer"] = {"hostNetwork": True}
+    manifest["spec"]["network"] = {"nodes": [{"name": "all", "cidr": "10.1.0.0/16"}], "egress": {"policy": "Listed"}}
+    [policy] = [o for o in roles(manifest)["network"].objects if o["metadata"]["name"] == "sums-network-pods"]
+    peers = [{"podSelector": {"matchLabels": {"rljob.dev/job": "sums"}}}, {"ipBlock": {"cidr": "10.1.0.0/16"}}]
+    assert policy["spec"]["ingress"] == [{"from": peers}]
+    assert policy["spec"]["egress"][0] == {"to": peers}
+
+
+def test_what_pods_are_made_of_restarts_its_role_alone_and_is_not_told_to_parts(manifest):
+    before, told = roles(manifest), json.loads(roles(manifest)["config"].objects[0]["data"]["job.json"])
+    manifest["spec"]["trainer"] = FABRIC
+    manifest["spec"]["rollouts"][0] |= FABRIC
+    after = roles(manifest)
+    assert {n for n in before if before[n].hash != after[n].hash} == {"trainer", "rollout-main"}
+    assert json.loads(after["config"].objects[0]["data"]["job.json"]) == told
+
+
+def budgets(found):
+    return {o["metadata"]["name"]: o["spec"] for o in objects(found) if o["kind"] == "PodDisruptionBudget"}
+
+
+def test_a_drain_takes_engines_and_rewards_one_at_a_time_and_trainers_as_they_are(manifest):
+    found = budgets(roles(manifest))
+    assert {*found} == {"sums-rollout-main", "sums-reward-exact"}
+    for spec in found.values():
+        assert (spec["maxUnavailable"], spec["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+
+
+def test_a_trainer_that_is_not_to_be_disrupted_has_a_budget_of_all_its_pods(manifest):
+    """In numbers of pods there shall be: of the pods of a Job nothing else can be counted."""
+    manifest["spec"]["trainer"] = {"nodes": 4}
+    before = roles(manifest)["trainer"].hash
+    manifest["spec"]["failurePolicy"] = {"disruption": "Block"}
+    found = roles(manifest)
+    spec = budgets(found)["sums-trainer"]
+    assert (spec["minAvailable"], spec["unhealthyPodEvictionPolicy"]) == (4, "AlwaysAllow")
+    assert "maxUnavailable" not in spec
+    assert spec["selector"]["matchLabels"] == {"rljob.dev/job": "sums", "rljob.dev/role": "trainer"}
+    assert found["trainer"].hash == before
+
+
+@pytest.mark.parametrize("role", ["trainer", "rollout-main", "runner"])
+def test_a_part_that_nobody_dials_says_itself_whether_it_serves(manifest, role):
+    main = main_of(roles(manifest)[role])
+    look = ["python", "-m", "rljob.protocol.probe"]
+    assert main["readinessProbe"]["exec"]["command"] == [*look, "serves"]
+    assert main["livenessProbe"]["exec"]["command"] == [*look, "moves", "60"]
+    assert "startupProbe" not in main  # before the first beat nothing is killed
+
+
+@pytest.mark.parametrize(("replicas", "gang", "elastic"), [(None, 2, 0), (2, 2, 0), (3, 2, 1), (5, 2, 3)])
+def test_a_pool_beyond_its_least_engines_is_elastic(manifest, replicas, gang, elastic):
+    manifest["spec"]["rollouts"][0]["replicas"] = {"min": 2, "max": 5}
+    context = Context(uid=UID, replicas={} if replicas is None else {"rollout-main": replicas})
+    role = roles(manifest, context)["rollout-main"]
+    found = {o["metadata"]["name"]: o for o in role.objects if o["kind"] == "Deployment"}
+    assert found["sums-rollout-main"]["spec"]["replicas"] == gang
+    assert found["sums-rollout-main-elastic"]["spec"]["replicas"] == elastic
+    assert role.desired == gang + elastic
+    one, other = (found[name]["spec"]["selector"]["matchLabels"] for name in found)
+    assert not one.items() <= other.items()
+
+
+def test_only_what_may_grow_has_a_scale(manifest):
+    spec = manifest["spec"]
+    assert not [o for o in objects(roles(manifest)) if o["kind"] == "RLJobScale"]
+    spec["rollouts"][0]["replicas"] = spec["rewards"][0]["replicas"] = {"min": 1, "max": 2}
+    spec["runner"] = {"replicas": {"min": 1, "max": 2}}
+    found = [o["spec"] for o in objects(roles(manifest)) if o["kind"] == "RLJobScale"]
+    assert [entry["role"] for entry in found] == ["reward-exact", "runner", "rollout-main"]
+    assert all(entry["replicas"] == 1 and entry["job"] == "sums" for entry in found)
+
+
+def test_job_json_is_a_valid_manifest_without_what_only_the_operator_reads(manifest):
+    spec = manifest["spec"]
+    pod = {"spec": {"containers": [{"name": "main", "image": "a"}]}}
+    spec |= {"suspend": True, "ttlSecondsAfterFinished": 5, "network": {"policy": "Disabled"}}
+    spec |= {"trainer": {"template": pod, "processesPerNode": 2}, "runner": {"template": pod, "replicas": {"min": 3}}}
+    spec["rewards"].append({"name": "judge", "template": pod})
+    [config] = roles(manifest)["config"].objects
+    told = json.loads(config["data"]["job.json"])
+    assert told["spec"]["trainer"] == {"processesPerNode": 2}
+    assert told["spec"]["rewards"][1] == {"name": "judge", "template": {}}
+    assert told["spec"].keys() & {"suspend", "ttlSecondsAfterFinished", "network", "runner", "storage"} == set()
+    assert RLJob.model_validate_json(config["data"]["job.json"]).spec.training.steps == 3
+
+
+def test_the_initializer_takes_image_and_variables_of_the_trainers_template(manifest):
+    main = {
+        "name": "main",
+        "image": "mine",
+        "env": [{"name": "HF_HOME", "value": "/x"}],
+        "resources": {"limits": {"a": 1}},
+    }
+    template = {"spec": {"containers": [main], "nodeSelector": {"a": "b"}, "imagePullSecrets": [{"name": "s"}]}}
+    manifest["spec"]["trainer"] = {"template": template}
+    found = roles(manifest)["initializer"]
+    assert main_of(found)["image"] == "mine"
+    assert variables(found)["HF_HOME"] == "/x"
+    assert "resources" not in main_of(found)
+    assert pod_of(found)["spec"]["imagePullSecrets"] == [{"name": "s"}]
+    assert "nodeSelector" not in pod_of(found)["spec"]
+
+
+def test_the_initializers_own_template_is_merged_over_what_it_takes_of_the_trainers(manifest):
+    main = {"name": "main", "image": "mine", "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]}
+    manifest["spec"]["trainer"] = {"template": {"spec": {"containers": [main]}}}
+    before = roles(manifest)
+    own = {
+        "name": "main",
+        "env": [{"name": "B", "value": None}, {"name": "C", "value": "3"}],
+        "resources": {"limits": {"memory": "64Gi"}},
+    }
+    spec = {"nodeSelector": {"a": "b"}, "tolerations": [{"operator": "Exists"}], "containers": [own]}
+    manifest["spec"]["initializer"]["template"] = {"spec": spec}
+    found = roles(manifest)
+    main = main_of(found["initializer"])
+    assert (main["image"], main["resources"]) == ("mine", own["resources"])
+    assert variables(found["initializer"]).keys() & {"A", "B", "C", "RLJOB_SEED"} == {"A", "C", "RLJOB_SEED"}
+    pod = pod_of(found["initializer"])["spec"]
+    assert (pod["nodeSelector"], pod["tolerations"]) == (spec["nodeSelector"], spec["tolerations"])
+    assert pod["restartPolicy"] == "Never"
+    assert before["config"].objects == found["config"].objects  # no part is told, so no key of its work changes
+
+
+def test_what_only_a_machine_has_is_refused_in_a_cluster(manifest):
+    spec = manifest["spec"]
+    assert problems(validate(manifest)) == []
+    spec["models"][0]["source"] = "/models/a"
+    spec["tasks"][0]["data"] = {"jsonl": {"path": "rows.jsonl", "heldOutPath": "job://b"}}
+    spec["tasks"].append({"name": "more", "data": {"datasets": {"path": "rows"}}, "reward": "mine"})
+    spec["rewards"] = [
+        {"name": "exact", "builtin": "exact_match"},
+        {"name": "mine", "local": {"command": ["python"]}},
+        {"name": "bare", "template": {"spec": {"nodeSelector": {"a": "b"}}}},
+    ]
+    found = problems(validate(manifest))
+    assert [sentence.partition(":")[0] for sentence in found] == [
+        "spec.models[0].source",
+        "spec.tasks[0].data.jsonl.path",
+        "spec.tasks[1].data.datasets.path",
+        "spec.rewards[1].local",
+        "spec.rewards[2].template",
+    ]
+    assert "write job://PATH" in found[0]
+
+
+def test_two_pools_of_which_one_is_called_as_the_other_ones_elastic_engines_are_refused(manifest):
+    manifest["spec"]["rollouts"] = [{"name": "main", "replicas": {"max": 2}}, {"name": "main-elastic"}]
+    [found] = problems(validate(manifest))
+    assert found.startswith("spec.rollouts[1].name: main-elastic is what engines of pool main")
+
+
+@pytest.mark.parametrize("field", ["trainer", "rollouts"])
+def test_the_nodes_network_is_no_matter_of_a_template_where_there_is_a_field_for_it(manifest, field):
+    spec = manifest["spec"]
+    role = spec[field][0] if field == "rollouts" else spec.setdefault(field, {})
+    role["template"] = {"spec": {"hostNetwork": True}}
+    spec["network"] = {"policy": "Disabled"}
+    [found] = problems(validate(manifest))
+    place = f"spec.{field}[0]" if field == "rollouts" else f"spec.{field}"
+    assert found == f"{place}.template.spec.hostNetwork: governed by rljob; set {place}.hostNetwork instead"
+
+
+@pytest.mark.parametrize("shared", ["shareProcessNamespace", "hostPID"])
+@pytest.mark.parametrize("field", ["trainer", "rollouts", "runner"])
+def test_processes_of_others_in_a_container_that_probes_look_into_are_refused(manifest, field, shared):
+    spec = manifest["spec"]
+    role = spec[field][0] if field == "rollouts" else spec.setdefault(field, {})
+    role["template"] = {"spec": {shared: True}}
+    [found] = problems(validate(manifest))
+    place = f"spec.{field}[0]" if field == "rollouts" else f"spec.{field}"
+    assert found.startswith(f"{place}.template.spec.{shared}: the probes of this role need")
+
+
+@pytest.mark.parametrize("field", ["runner", "coordinator", "rewards"])
+def test_a_pod_on_its_nodes_network_is_refused_where_network_policies_are(manifest, field):
+    spec, template = manifest["spec"], {"spec": {"hostNetwork": True}}
+    role = spec[field][0] if field == "rewards" else spec.setdefault(field, {})
+    role["template"] = template
+    [found] = problems(validate(manifest))
+    assert found.startswith(f"spec.{field}{'[0]' if field == 'rewards' else ''}.template.spec.hostNetwork")
+    for enough in ({"policy": "Disabled"}, {"nodes": [{"name": "all", "cidr": "10.1.0.0/16"}]}):
+        spec["network"] = enough
+        assert problems(validate(manifest)) == []
+    spec["network"] = {"policy": "Enabled"}
+    template["spec"]["hostNetwork"] = False
+    assert problems(validate(manifest)) == []
