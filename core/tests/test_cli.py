@@ -10,23 +10,10 @@ from rljob.api.explain import manifest_page
 from rljob.api.load import loads
 from rljob.api.resolve import resolve
 from rljob.api.scalars import write_yaml
-from rljob.cli.main import main
+from rljob.cli.app import app
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def rljob(monkeypatch, capsys):
-    """Run a command in this process; return exit code, stdout and stderr."""
-
-    def command(*arguments):
-        monkeypatch.setattr(sys, "argv", ["rljob", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        captured = capsys.readouterr()
-        return caught.value.code, captured.out, captured.err
-
-    return command
+WHERE = ("--context", "--namespace")
 
 
 @pytest.fixture
@@ -37,14 +24,14 @@ def file(manifest, tmp_path):
 
 
 def test_validate_says_that_a_manifest_is_valid(rljob, file):
-    assert rljob("validate", file) == (0, f"{file}: the RLJob sums is valid\n", "")
+    assert rljob("validate", file, "--no-surroundings") == (0, f"{file}: the RLJob sums is valid\n", "")
 
 
 def test_validate_says_everything_that_is_wrong_a_line_each(rljob, file):
-    code, out, err = rljob("validate", file, "--set", "spec.training.steps=0", "--set", "spec.sed=1")
+    code, out, err = rljob("validate", file, "--set", "spec.training.steps=-1", "--set", "spec.sed=1")
     assert (code, out) == (2, "")
     assert err == (
-        f"rljob: {file}: spec.training.steps: must be at least 1, not 0\n"
+        f"rljob: {file}: spec.training.steps: must be at least 0, not -1\n"
         f"rljob: {file}: spec.sed: unknown field; did you mean seed?\n"
     )
 
@@ -91,25 +78,61 @@ def test_bad_input_exits_2_with_nothing_on_stdout(rljob, arguments):
 def test_the_commands_and_their_options_are_these(rljob):
     """Frozen: people and scripts use them."""
     options = {}
-    for command in ("run", "validate", "explain"):
+    for command in (command.callback.__name__ for command in app.registered_commands):
         _, out, _ = rljob(command, "--help")
         options[command] = sorted({word.strip(",[]") for word in out.split() if word.strip("[").startswith("--")})
-    assert options == {
-        "run": ["--help", "--no-screen", "--run-dir", "--set"],
-        "validate": ["--help", "--set"],
+    expected = {
+        "run": ["--detach", "--help", "--no-screen", "--run-dir", "--set"],
+        "apply": ["--context", "--dry-run", "--force-conflicts", "--help", "--namespace", "--set"],
+        "status": [*WHERE, "--help", "--output", "--watch"],
+        "logs": [*WHERE, "--follow", "--help", "--output", "--tail"],
+        "top": [*WHERE, "--count", "--help", "--output", "--seconds"],
+        "stop": [*WHERE, "--help", "--now"],
+        "resume": [*WHERE, "--help"],
+        "validate": ["--help", "--no-surroundings", "--run-dir", "--set", "--surroundings"],
         "explain": ["--docs", "--field", "--help", "--set"],
+        "render": ["--cluster", "--cpu", "--gpu", "--help", "--namespace", "--output", "--set"],
+        "export": [*WHERE, "--help", "--step"],
+        "evaluate": ["--help", "--output", "--problems", "--set", "--step"],
+        "samples": [
+            *("--context", "--group", "--help", "--kind", "--limit", "--namespace", "--output"),
+            *("--reverse", "--sort", "--state", "--step", "--task"),
+        ],
+        "show": [*WHERE, "--help", "--output"],
+        "audit": [*WHERE, "--help", "--output"],
     }
+    assert options == {name: sorted(found) for name, found in expected.items()}
 
 
-def test_it_runs_as_a_module_too(file):
+def test_it_runs_as_a_module_too():
     done = subprocess.run(
-        [sys.executable, "-m", "rljob.cli.main", "validate", file], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "rljob.cli.main", "explain", "--field", "spec.seed"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    assert done.stdout.endswith("is valid\n")
+    assert done.stdout.startswith("spec.seed: whole number")
 
 
-def test_it_starts_without_what_only_parts_need():
-    program = "import sys, rljob.cli.main; print(*{'torch', 'reasoning_gym', 'matplotlib', 'numpy'} & set(sys.modules))"
+@pytest.mark.parametrize(("entry", "late"), [("main", "calling"), ("plugin", "clusters"), ("plugin", "calling")])
+def test_an_interrupt_while_it_starts_is_no_traceback(entry, late):
+    program = f"""
+import sys
+class Interrupted:
+    def find_spec(name, path, target=None):
+        if name == "rljob.cli.{late}":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted)
+from rljob.cli.main import {entry}
+{entry}()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_it_starts_without_what_only_parts_and_clusters_need():
+    foreign = {"torch", "reasoning_gym", "matplotlib", "numpy", "websockets", "rljob.remote"}
+    program = f"import sys, rljob.cli.calling; print(*{foreign} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "\n"
 
 
@@ -135,3 +158,17 @@ def test_requirement_files_are_pinned_and_carry_no_addresses():
                 name, equals, version = line.partition("==")
                 assert equals and version, f"{path.name}: {line}"
                 assert (name + version).replace(".", "").replace("-", "").replace("_", "").isalnum(), line
+
+
+def test_a_word_that_is_no_choice_is_answered_with_the_choices(rljob):
+    code, out, err = rljob("status", "-o", "yaml")
+    assert (code, out) == (2, "")
+    assert err.endswith("Error: Invalid value for '-o' / '--output': 'yaml' is not one of 'text', 'json'.\n")
+
+
+def test_an_empty_run_directory_is_not_the_working_directory(rljob, file):
+    assert rljob("validate", file, "--run-dir", "") == (
+        2,
+        "",
+        "rljob: --run-dir is empty; give a directory, or leave it out\n",
+    )

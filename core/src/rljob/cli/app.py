@@ -1,98 +1,101 @@
-"""The commands of rljob. Exit codes: 0 done, 1 a failure under way, 2 bad input, 130 interrupted."""
+"""All commands of rljob. Exit codes: 0 done, 1 a failure under way, 2 bad input, 130 interrupted."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from rljob.api.explain import explain as expanded
-from rljob.api.explain import explain_field, manifest_page
-from rljob.api.load import load
-from rljob.local.errors import Interrupted, RunError
-from rljob.local.run import run_job
-from rljob.local.screen import Output, screen_for
+from rljob.cli import clusters, ledger, manifest, models, rendering, running, topping, watching
+from rljob.local.directory import VERSION
+
+HERE = ("run", "evaluate")
+"""What starts processes on this machine, and so is no command of kubectl's."""
+
+
+class _Commands(TyperGroup):
+    """The commands; what is wrong with an argument is said without typer's name for the kind of error."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands."""
+        return [name for name in super().list_commands(ctx) if name not in HERE or not clusters.is_plugin()]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command, None if there is none of that name."""
+        return super().get_command(ctx, cmd_name) if cmd_name in self.list_commands(ctx) else None
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that is named."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            raise
+
 
 app = typer.Typer(
     name="rljob",
+    cls=_Commands,
     help="Reinforcement-learning post-training of language models, described by one manifest.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
-File = Annotated[Path, typer.Argument(help="The manifest, a YAML file.", show_default=False)]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="PATH=VALUE",
-        help="Change a field: spec.training.steps=5, spec.tasks[sums].weight=2. May be repeated.",
-        show_default=False,
-    ),
-]
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"rljob {VERSION}")
+        raise typer.Exit
 
 
-@app.command()
-def run(
-    file: File,
-    overrides: Overrides = None,
-    run_dir: Annotated[
-        Path | None,
-        typer.Option("--run-dir", help="Directory of the run; an earlier run in it is resumed. Default: runs/NAME."),
-    ] = None,
-    no_screen: Annotated[bool, typer.Option("--no-screen", help="Print plain lines, also on a terminal.")] = False,
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+    ] = False,
 ) -> None:
-    """Run a job on this machine, or resume it."""
-    job = load(file, overrides or [])
-    directory = run_dir or Path("runs") / job.metadata.name
-    try:
-        lines = run_job(job, file.read_bytes(), directory, screen_for(Output(), live=not no_screen))
-    except Interrupted:
-        report(f"interrupted; the same command resumes the run in {directory}")
-        raise typer.Exit(130) from None
-    except RunError as error:
-        report(error.sentence)
-        if error.log:
-            typer.echo(error.log, err=True)
-        raise typer.Exit(error.exit_code) from None
-    except OSError as error:
-        report(f"{directory}: {error.strerror or error}; see to it and run the same command again to go on")
-        raise typer.Exit(1) from None
-    for line in lines:
-        typer.echo(line)
+    """Reinforcement-learning post-training of language models, described by one manifest."""
 
 
-@app.command()
-def validate(file: File, overrides: Overrides = None) -> None:
-    """Check a manifest and say everything that is wrong with it."""
-    job = load(file, overrides or [])
-    typer.echo(f"{file}: the RLJob {job.metadata.name} is valid")
+def _examples(*lines: str) -> str:
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-@app.command()
-def explain(
-    file: Annotated[Path | None, typer.Argument(help="The manifest, a YAML file.", show_default=False)] = None,
-    overrides: Overrides = None,
-    field: Annotated[
-        str | None, typer.Option("--field", metavar="PATH", help="Say what one field means instead.")
-    ] = None,
-    docs: Annotated[bool, typer.Option("--docs", help="Print the page on all fields instead.")] = False,
-) -> None:
-    """Show a manifest with presets and defaults expanded, or what a field means."""
-    if (file is not None) + (field is not None) + docs != 1:
-        report("give one of FILE, --field PATH and --docs")
-        raise typer.Exit(2)
-    if file is not None:
-        text = expanded(load(file, overrides or []))
-    else:
-        text = explain_field(field) if field is not None else manifest_page()
-    typer.echo(text, nl=False)
-
-
-def report(message: str) -> None:
-    """Print an error to stderr."""
-    for line in message.splitlines():
-        typer.echo(f"rljob: {line}", err=True)
+app.command(epilog=_examples(
+    "rljob run job.yaml",
+    "rljob run job.yaml --set spec.training.steps=200 --run-dir runs/longer",
+    "rljob run job.yaml --detach",
+))(running.run)  # fmt: skip
+app.command(epilog=_examples(
+    "rljob apply job.yaml", "rljob apply job.yaml -n team-a --set spec.training.steps=200 --dry-run",
+))(running.apply)  # fmt: skip
+app.command(epilog=_examples(
+    "rljob status", "rljob status sums --watch", "rljob status -o json | jq .state", "rljob status sums -n team-a",
+))(watching.status)  # fmt: skip
+app.command(epilog=_examples(
+    "rljob logs", "rljob logs -f trainer", "rljob logs sums trainer runner --tail 50", "rljob logs | grep WARNING",
+    "rljob logs -n team-a sums rollout -f",
+))(watching.logs)  # fmt: skip
+app.command(epilog=_examples("rljob top", "rljob top --count 1", "rljob top sums -o json | jq .parts"))(topping.top)
+app.command(epilog=_examples("rljob stop", "rljob stop sums", "rljob stop --now"))(running.stop)
+app.command(epilog=_examples("rljob resume sums -n team-a"))(running.resume)
+app.command(epilog=_examples("rljob validate job.yaml", "rljob validate job.yaml --no-surroundings"))(manifest.validate)
+app.command(epilog=_examples(
+    "rljob explain job.yaml", "rljob explain --field spec.training.maxStaleness", "rljob explain --field spec.tasks",
+))(manifest.explain)  # fmt: skip
+app.command(epilog=_examples(
+    "rljob render job.yaml", "rljob render job.yaml --cpu --namespace team-a -o json",
+    "rljob render job.yaml --cluster settings.yaml | kubectl diff -f -",
+))(rendering.render)  # fmt: skip
+app.command(epilog=_examples("rljob export model/", "rljob export sums model/ --step 100"))(models.export)
+app.command(epilog=_examples(
+    "rljob evaluate", "rljob evaluate sums --step 100 --problems 1000",
+    "rljob evaluate --set spec.evaluation.temperature=0.6 -o json",
+))(models.evaluate)  # fmt: skip
+app.command(epilog=_examples(
+    "rljob samples", "rljob samples sums --step 10 --sort reward --reverse", "rljob samples --limit 1000 -o jsonl",
+))(ledger.samples)  # fmt: skip
+app.command(epilog=_examples("rljob show g17.3", "rljob show runs/sums g17.3 -o json"))(ledger.show)
+app.command(epilog=_examples("rljob audit", "rljob audit runs/sums -o json | jq .checks"))(ledger.audit)

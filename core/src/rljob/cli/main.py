@@ -1,22 +1,28 @@
-"""Entry point of rljob."""
+"""Entry point of rljob. What takes long to import is imported where Ctrl-C is minded already."""
 
 from __future__ import annotations
 
 import sys
 
-from rljob.api.problems import ManifestError
-from rljob.cli.app import app, report
-
 
 def main() -> None:
-    """Run a command; errors of the user's making are sentences on stderr, never tracebacks."""
+    """Run a command; errors of the user's making, and Ctrl-C at any time, are never tracebacks."""
     try:
-        app()
-    except ManifestError as error:
-        report(str(error))
-        sys.exit(2)
+        from rljob.cli.calling import run
+
+        run()
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def plugin() -> None:
+    """Run a command as `kubectl rljob`: runs are RLJobs of a cluster."""
+    try:
+        from rljob.cli.clusters import be_plugin
+    except KeyboardInterrupt:
+        sys.exit(130)
+    be_plugin()
+    main()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,317 @@
+"""Commands that read a run's ledger: samples, show, audit."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
+
+from rljob.cli import clusters
+from rljob.cli.clusters import Context, Namespace
+from rljob.cli.options import RUN_HELP, Format, Output, RunName, complete_runs, report
+from rljob.coordinator.audit import Report
+from rljob.coordinator.audit import audit as audited
+from rljob.coordinator.reading import (
+    MOST_SAMPLES,
+    Kind,
+    Ledger,
+    NoRunError,
+    SampleRow,
+    Selection,
+    Sort,
+    State,
+    unknown_task,
+    why_empty,
+)
+from rljob.coordinator.reading import samples as selected
+from rljob.coordinator.showing import SampleDetail, TokenDetail, TurnDetail
+from rljob.coordinator.showing import show as shown
+from rljob.coordinator.store import LEDGER
+from rljob.local import runs
+from rljob.local.directory import RunDirectory
+from rljob.local.errors import RunError
+from rljob.local.glance import initializing
+from rljob.local.screen import Terminal
+
+START_OF_TEXT = 80
+STYLES = ((0.9, "green"), (0.5, "yellow"), (0.1, "dark_orange"), (0.0, "red"))
+"""Least probability a token had when it was sampled → its colour on a terminal."""
+
+COLUMNS = (
+    "sample", "task", "state", "step", "reward", "advantage", "tokens", "versions", "staleness", "finish", "text",
+)  # fmt: skip
+DROPPED_FIRST = ("versions", "staleness", "advantage", "task", "tokens", "state", "step")
+"""Columns that a narrow terminal does without, least needed first."""
+LEAST_TEXT = 24  # columns of the terminal that a longer text has in any case
+GAP = 2  # between columns
+
+
+class ListFormat(StrEnum):
+    """How a list is written."""
+
+    TEXT = "text"
+    JSON = "json"
+    JSONL = "jsonl"
+
+
+@contextlib.contextmanager
+def _reading(name: str | None) -> Iterator[Path]:
+    """Give the directory of the run called ``name``; inside, a run that cannot be read is bad input."""
+    directory = runs.find(name)
+    if not (directory.path / LEDGER).exists():
+        raise RunError(f"the run in {directory.path} has no ledger yet: {_not_begun(directory)}", 2)
+    try:
+        yield directory.path
+    except NoRunError as error:
+        raise RunError(str(error), 2) from None
+
+
+def _not_begun(directory: RunDirectory) -> str:
+    if not directory.running():
+        return "it has not begun; rljob run begins it"
+    return f"{'its initializer runs' if initializing(directory) else 'it is starting'}; try again when it trains"
+
+
+def samples(
+    run: RunName = None,
+    task: Annotated[str | None, typer.Option("--task", help="Only samples of this task.")] = None,
+    step: Annotated[int | None, typer.Option("--step", min=0, help="Only samples of this batch.")] = None,
+    state: Annotated[State | None, typer.Option("--state", help="Only samples that are here, or ended so.")] = None,
+    group: Annotated[str | None, typer.Option("--group", help="Only samples of this group, for example g17.")] = None,
+    kind: Annotated[Kind | None, typer.Option("--kind", help="Only samples of training, or of evaluations.")] = None,
+    sort: Annotated[Sort, typer.Option("--sort", help="What comes first: most of this.")] = Sort.NEWEST,
+    reverse: Annotated[bool, typer.Option("--reverse", help="Least first.")] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Most samples listed.")] = 20,
+    output: Annotated[
+        ListFormat, typer.Option("-o", "--output", help="For people, one JSON array, or one JSON object a line.")
+    ] = ListFormat.TEXT,
+    context: Context = None,
+    namespace: Namespace = None,
+) -> None:
+    """List samples of a run, also while it goes on."""
+    selection = Selection(task, step, state, group, kind, sort, reverse, limit)
+    if clusters.meant(context, namespace):
+        if limit > MOST_SAMPLES:
+            raise RunError(f"--limit: at most {MOST_SAMPLES:,} samples of a job in a cluster, not {limit:,}", 2)
+        asked = {name: _asked(value) for name, value in dataclasses.asdict(selection).items()}
+        coordinator = clusters.find(run, context, namespace).coordinator
+        rows, note = coordinator.ask("/v1/samples", list[SampleRow], **asked)
+    else:
+        rows, note = _selected(run, selection)
+    if not rows:
+        report(note)
+    if output is ListFormat.JSON:
+        typer.echo(msgspec.json.encode(rows))
+    elif output is ListFormat.JSONL:
+        for row in rows:
+            typer.echo(msgspec.json.encode(row))
+    else:
+        _print_table([_cells(row) for row in rows])
+
+
+def _asked(value: object) -> object:
+    """Return an argument as it is in an address."""
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _selected(run: str | None, selection: Selection) -> tuple[list[SampleRow], str]:
+    """Return samples of a local run, and why there are none."""
+    with _reading(run) as path, Ledger(path) as ledger:
+        if problem := unknown_task(ledger, selection):
+            raise RunError(problem, 2)
+        rows = selected(ledger, selection)
+        return rows, "" if rows else why_empty(ledger, selection)
+
+
+def _cells(row: SampleRow) -> list[str]:
+    text = _one_line((row.text or row.reason)[:START_OF_TEXT])
+    figures = [_number(value) for value in (row.step, row.reward, row.advantage, row.response_tokens)]
+    return [row.id, row.task, row.state, *figures, _versions(row), _number(row.staleness), row.finish or "", text]
+
+
+def _versions(row: SampleRow) -> str:
+    same = row.min_version == row.max_version
+    return _number(row.min_version) if same else f"{_number(row.min_version)}-{_number(row.max_version)}"
+
+
+def _print_table(rows: list[list[str]]) -> None:
+    """Print a table cut to the terminal's width, or tab-separated lines when piped."""
+    console = Terminal()
+    if not console.is_terminal:
+        for row in [list(COLUMNS), *rows]:
+            typer.echo("\t".join(row))
+        return
+    shown = _fitting(rows, console.width)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for place in shown:
+        whole = None if COLUMNS[place] == "text" else _width(rows, place)
+        table.add_column(COLUMNS[place], no_wrap=True, overflow="ellipsis", min_width=whole)
+    for row in rows:
+        table.add_row(*(Text(row[place]) for place in shown))
+    console.print(table)
+
+
+def _fitting(rows: list[list[str]], width: int) -> list[int]:
+    """Return the columns that leave room for the beginning of the texts on a terminal ``width`` wide."""
+    shown = [place for place, name in enumerate(COLUMNS) if name == "text" or any(row[place] for row in rows)]
+    text = min(LEAST_TEXT, _width(rows, len(COLUMNS) - 1))
+    for name in DROPPED_FIRST:
+        if sum(_width(rows, place) + GAP for place in shown[:-1]) + text <= width:
+            break
+        shown = [place for place in shown if COLUMNS[place] != name]
+    return shown
+
+
+def _width(rows: list[list[str]], place: int) -> int:
+    return max(cell_len(row[place]) for row in [list(COLUMNS), *rows])
+
+
+def show(
+    names: Annotated[list[str], typer.Argument(metavar="[RUN] SAMPLE", help=RUN_HELP, autocompletion=complete_runs)],
+    output: Output = Format.TEXT,
+    context: Context = None,
+    namespace: Namespace = None,
+) -> None:
+    """Show one sample of a run: its tokens with log-probabilities and policy versions, its reward, its group."""
+    if len(names) > 2:
+        raise RunError("give a run and one sample, for example: rljob show runs/sums g17.3", 2)
+    run = names[0] if len(names) == 2 else None
+    if clusters.meant(context, namespace):
+        coordinator = clusters.find(run, context, namespace).coordinator
+        detail, _ = coordinator.ask(f"/v1/samples/{names[-1]}", SampleDetail)
+    else:
+        detail = _shown(names)
+    if output is Format.JSON:
+        typer.echo(msgspec.json.encode(detail))
+        return
+    _print_lines(_described(detail))
+
+
+def _shown(names: list[str]) -> SampleDetail:
+    """Return a sample of a local run."""
+    if len(names) == 1 and (runs.is_run(Path(names[0])) or runs.is_run(runs.ROOT / names[0])):
+        raise RunError(f"name a sample of that run too, for example: rljob show {names[0]} g17.3", 2)
+    with _reading(names[0] if len(names) == 2 else None) as path, Ledger(path) as ledger:
+        return shown(ledger, names[-1])
+
+
+def _print_lines(lines: Iterable[Text]) -> None:
+    """Print lines, with colours on a terminal."""
+    console = Terminal()
+    for line in lines:
+        if console.is_terminal:
+            console.print(line, soft_wrap=True)
+        else:
+            typer.echo(line.plain)
+
+
+def _described(detail: SampleDetail) -> Iterator[Text]:
+    """Yield the lines about a sample."""
+    sample = detail.sample
+    where = f" in batch {sample.step}" if sample.step is not None else ""
+    yield Text.assemble((sample.id, "bold"), f"  {sample.state}{where}{f': {sample.reason}' if sample.reason else ''}")
+    staleness = "" if sample.staleness is None else f", staleness {sample.staleness}"
+    fields = {
+        "task": f"{sample.task}, row {sample.row} of its {'held-out ' * (sample.kind == Kind.EVALUATION)}data",
+        "reward": _number(sample.reward),
+        "advantage": _number(sample.advantage),
+        "metrics": ", ".join(f"{name} {_number(value)}" for name, value in detail.metrics.items()),
+        "tokens": f"{_number(sample.prompt_tokens) or 0} given, {_number(sample.response_tokens) or 0} written",
+        "versions": sample.min_version is not None and f"{_versions(sample)}{staleness}",
+        "end": sample.finish,
+        "attempt": detail.attempt and f"{detail.attempt}: what was generated before was thrown away",
+    }
+    for name, value in fields.items():
+        if value:
+            yield _field(name, value)
+    for i, sibling in enumerate(detail.siblings):
+        text = f"{sibling.id}  {sibling.state}  reward {_number(sibling.reward)}"
+        advantage = "" if sibling.advantage is None else f"  advantage {_number(sibling.advantage)}"
+        yield _field(f"group {sample.group}" if i == 0 else "", f"{text}{advantage}")
+    for note in detail.notes:
+        yield _field("note", note)
+    for turn in detail.turns:
+        yield from _turn(turn)
+    if sample.text is not None and not any(turn.written for turn in detail.turns):
+        yield _title("answer")
+        yield Text(sample.text)
+
+
+def _turn(turn: TurnDetail) -> Iterator[Text]:
+    for piece in turn.pieces:
+        text = f"attempt {piece.attempt} on {piece.engine or 'an engine that is gone'}"
+        yield _field(f"turn {turn.turn}", f"{text}: {piece.tokens} tokens, {piece.finish}")
+    if turn.given_ids:
+        yield _title("prompt" if turn.turn == 0 else "given")
+        yield Text(turn.given if turn.given is not None else " ".join(map(str, turn.given_ids)))
+    if not turn.written:
+        return
+    if turn.given is not None:
+        yield _title("answer")
+        yield Text.assemble(*((token.text or "", _style(token)) for token in turn.written))
+    yield _title("place  token  log-probability  probability  version  text")
+    for place, token in enumerate(turn.written):
+        figures = f"{place:5}  {token.id:5}  {token.logprob:15.6f}  {math.exp(token.logprob):11.4f}  {token.version:7}"
+        yield Text.assemble(f"{figures}  ", (_one_line(token.text or ""), _style(token)))
+
+
+def _style(token: TokenDetail) -> str:
+    return next((style for least, style in STYLES if math.exp(token.logprob) >= least), "")
+
+
+def _field(name: str, value: str) -> Text:
+    return Text.assemble((f"{name:10} ", "dim"), value)
+
+
+def _title(name: str) -> Text:
+    return Text.assemble("\n", (name, "bold"))
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"
+
+
+def _one_line(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
+
+
+def audit(
+    run: RunName = None, output: Output = Format.TEXT, context: Context = None, namespace: Namespace = None
+) -> None:
+    """Prove from the ledger that a run lost nothing, doubled nothing and mixed nothing up.
+
+    The run may go on meanwhile. Exit code: 0 when all properties hold, 1 when one does not.
+    """
+    if clusters.meant(context, namespace):
+        found, _ = clusters.find(run, context, namespace).coordinator.ask("/v1/audit", Report)
+    else:
+        with _reading(run) as path:
+            found = audited(path)
+    if output is Format.JSON:
+        typer.echo(msgspec.json.encode(found))
+    else:
+        _print_lines(_verdict(found))
+    raise typer.Exit(0 if found.ok else 1)
+
+
+def _verdict(found: Report) -> Iterator[Text]:
+    """Yield the lines about an audit."""
+    yield Text(", ".join(f"{count} {name}" for name, count in found.counts.items()))
+    for check in found.checks:
+        verdict = ("holds   ", "green") if check.ok else ("BROKEN  ", "bold red")
+        yield Text.assemble(verdict, f"{check.name} ({check.examined} examined)")
+        for problem in check.problems:
+            yield Text(f"        {problem}")
+    broken = sum(not check.ok for check in found.checks)
+    held = f"{broken} {'property is' if broken == 1 else 'properties are'} broken" if broken else "all properties hold"
+    yield Text(f"{held}{'' if found.finished else '; the run is not finished, what is open counts as open'}")

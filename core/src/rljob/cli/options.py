@@ -1,0 +1,92 @@
+"""What several commands share: their arguments, how they name a run, and how they report."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rljob.local import logs, runs
+from rljob.local.errors import RunError
+
+File = Annotated[Path, typer.Argument(help="The manifest, a YAML file.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        help="Change a field: spec.training.steps=5, spec.tasks[sums].weight=2. May be repeated.",
+        show_default=False,
+    ),
+]
+
+
+def _directory(text: str) -> Path:
+    if not text:
+        raise RunError("--run-dir is empty; give a directory, or leave it out", 2)
+    return Path(text)
+
+
+RunDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--run-dir",
+        parser=_directory,
+        metavar="<path>",
+        help="Directory of the run; an earlier run in it is resumed. Default: runs/NAME.",
+    ),
+]
+
+
+class Format(StrEnum):
+    """How a command writes its result."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+Output = Annotated[Format, typer.Option("-o", "--output", help="For people, or as JSON.")]
+
+DEFAULT_RUN = "Default: the run that goes on, else the newest."
+RUN_HELP = f"A run directory, or a name under runs/; with -n or --context the name of an RLJob. {DEFAULT_RUN}"
+REMOTE_RUN_HELP = f"The name of an RLJob. {DEFAULT_RUN}"
+LOCAL_RUN_HELP = f"A run directory, or a name under runs/. {DEFAULT_RUN}"
+
+
+def complete_runs(incomplete: str) -> list[str]:
+    """Return the names of runs that begin so."""
+    return [path.name for path in runs.known() if path.name.startswith(incomplete)]
+
+
+def complete_parts(incomplete: str) -> list[str]:
+    """Return names of runs, and of parts of the run that is meant when none is named."""
+    try:
+        parts = logs.names(runs.find(None).path)
+    except RunError:
+        parts = []
+    return [*complete_runs(incomplete), *(name for name in parts if name.startswith(incomplete))]
+
+
+RunName = Annotated[
+    str | None,
+    typer.Argument(metavar="RUN", help=RUN_HELP, show_default=False, autocompletion=complete_runs),
+]
+LocalRunName = Annotated[
+    str | None,
+    typer.Argument(metavar="RUN", help=LOCAL_RUN_HELP, show_default=False, autocompletion=complete_runs),
+]
+
+RemoteRunName = Annotated[str | None, typer.Argument(metavar="RUN", help=REMOTE_RUN_HELP, show_default=False)]
+
+
+def default_directory(run_dir: Path | None, name: str) -> Path:
+    """Return the run directory of a job called ``name``."""
+    return run_dir or runs.ROOT / name
+
+
+def report(message: str) -> None:
+    """Print an error to stderr."""
+    for line in message.splitlines():
+        typer.echo(f"rljob: {line}", err=True)

@@ -1,0 +1,125 @@
+"""Commands that start and end a run: run, apply, stop, resume."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rljob.api.load import load
+from rljob.cli import clusters
+from rljob.cli.clusters import Context, Namespace
+from rljob.cli.options import File, Overrides, RemoteRunName, RunDir, RunName, default_directory, report
+from rljob.local import background, preflight, runs
+from rljob.local.directory import RunDirectory
+from rljob.local.ending import end
+from rljob.local.errors import Interrupted
+from rljob.local.glance import Glance, look
+from rljob.local.run import run_job
+from rljob.local.screen import Output, screen_for
+
+if TYPE_CHECKING:
+    from rljob.remote.job import RemoteJob
+
+
+def run(
+    file: File,
+    overrides: Overrides = None,
+    run_dir: RunDir = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return once the run is under way; it goes on in the background.")
+    ] = False,
+    no_screen: Annotated[bool, typer.Option("--no-screen", help="Print plain lines, also on a terminal.")] = False,
+) -> None:
+    """Run a job on this machine, or resume it.
+
+    Ctrl-C has a checkpoint written and stops; a second one stops at once. Nothing is lost either way.
+    """
+    job = load(file, overrides or [])
+    directory = default_directory(run_dir, job.metadata.name)
+    job = preflight.prepare(job, RunDirectory(directory), report)
+    screen = background.start(directory) if detach else screen_for(Output(), live=not no_screen)
+    if screen is None:
+        typer.echo(f"the run goes on in the background, in {directory}")
+        typer.echo(f"watch it:  rljob status --watch {directory}   or   rljob logs -f {directory}")
+        typer.echo(f"stop it:   rljob stop {directory}")
+        return
+    try:
+        lines = run_job(job, file.read_bytes(), directory, screen)
+    except Interrupted as interrupted:
+        report(f"{interrupted.checkpoint or 'interrupted'}; the same command resumes the run in {directory}")
+        raise typer.Exit(130) from None
+    except OSError as error:
+        report(f"{directory}: {error.strerror or error}; see to it and run the same command again to go on")
+        raise typer.Exit(1) from None
+    for line in lines:
+        typer.echo(line)
+
+
+def stop(
+    run: RunName = None,
+    now: Annotated[bool, typer.Option("--now", help="Do not wait for a checkpoint.")] = False,
+    context: Context = None,
+    namespace: Namespace = None,
+) -> None:
+    """Stop a run: a checkpoint is written, then all parts end. `rljob run` resumes it.
+
+    In a cluster the RLJob is suspended; `rljob resume` has it go on.
+    """
+    if clusters.meant(context, namespace):
+        _suspend(clusters.find(run, context, namespace), now)
+        return
+    directory = runs.find(run)
+    if not directory.running():
+        typer.echo(f"the run in {directory.path} does not go on; it is {look(directory).state}")
+        return
+    end(directory, now)
+    glance = look(directory)
+    typer.echo(_ended(glance, f"{directory.path}/", "rljob run resumes it"))
+
+
+def _suspend(job: RemoteJob, now: bool) -> None:
+    glance = job.look()
+    if not glance.going_on:
+        typer.echo(f"the {job.place} does not go on; it is {glance.state}")
+        return
+    clusters.suspend(job, now, report)
+    typer.echo(_ended(job.look(), f"{job.claim()}:", f"{clusters.program()} resume has it go on"))
+
+
+def _ended(glance: Glance, storage: str, resumed: str) -> str:
+    """Return how a run ended that was told to. ``storage``: what comes before a path in it."""
+    step = f" at step {glance.status.progress.step}" if glance.status else ""
+    checkpoint = glance.status.last_checkpoint if glance.status else None
+    kept = f", checkpoint {storage}{checkpoint.path}" if checkpoint and checkpoint.path else ""
+    return f"{glance.state}{step}{kept}{'' if glance.state == 'succeeded' else f'; {resumed}'}"
+
+
+def resume(run: RemoteRunName = None, context: Context = None, namespace: Namespace = None) -> None:
+    """Have an RLJob that was stopped go on."""
+    typer.echo(clusters.resume(run, context, namespace))
+
+
+def apply(
+    file: File,
+    overrides: Overrides = None,
+    context: Context = None,
+    namespace: Namespace = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Have the cluster check it, and change nothing.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force-conflicts", help="Take over fields that somebody else has set.")
+    ] = False,
+) -> None:
+    """Make an RLJob of a manifest in a cluster, or change the one that is there.
+
+    Default of the namespace: the manifest's, else the context's.
+    """
+    job = load(file, overrides or [])
+    where, outcome = clusters.apply(job, file, context, namespace, dry_run, force)
+    name, tried = job.metadata.name, " (dry run)" if dry_run else ""
+    typer.echo(f"the RLJob {name} in namespace {where} is {outcome}{tried}")
+    if not dry_run:
+        at = f"-n {where} {name}" if context is None else f"--context {context} -n {where} {name}"
+        program = clusters.program()
+        typer.echo(f"watch it:  {program} status --watch {at}   or   {program} logs -f {at}")
+        typer.echo(f"stop it:   {program} stop {at}")

@@ -1,0 +1,1 @@
+"""How the Kubernetes API is reached and by whom: shared by operator and command line. No requests are made here."""

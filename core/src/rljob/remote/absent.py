@@ -1,0 +1,63 @@
+"""Why a job in a cluster has no pod of a part, and what to look at instead. Pure: of an RLJob as it was read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rljob.manifests.names import role_name
+from rljob.remote.api import Object
+from rljob.remote.finding import COORDINATOR, conditions, holds
+
+INITIALIZER = "initializer"
+UNSEEN = "no operator has looked at it yet; see that the chart rljob is installed and its pod runs"
+
+
+def roles(body: Object) -> list[str]:
+    """Return the roles of an RLJob that have pods at some time of its life."""
+    spec = body["spec"]
+    rewards = [each["name"] for each in spec.get("rewards") or [] if not each.get("url")]
+    return [
+        *([INITIALIZER] if spec.get("initializer") else []),
+        *(COORDINATOR, "runner", "trainer"),
+        *(role_name("reward", name) for name in rewards),
+        *(role_name("rollout", pool["name"]) for pool in spec.get("rollouts") or []),
+    ]
+
+
+def is_of(part: str, role: str) -> bool:
+    """Return whether a part as a person writes it is a role or a kind of roles: rollout, rollout-main."""
+    return part == role or role.startswith(f"{part}-")
+
+
+def why(body: Object, part: str, there: Sequence[str] = ()) -> str:
+    """Return why an RLJob has no pod of a part, and what to look at.
+
+    Args:
+        body: the RLJob.
+        part: one of its roles, or a kind of them; empty: it has no pod at all.
+        there: roles that have pods.
+    """
+    name, namespace = (str(body["metadata"][field]) for field in ("name", "namespace"))
+    but = f" but for {', '.join(there)}" if there else ""
+    met = conditions(body)
+    for condition, ended in (("Complete", "has succeeded"), ("Failed", "has failed")):
+        if holds(body, condition):
+            return f"{name} {ended} and its pods{but} went with their logs; rljob status shows how it ended"
+    if holds(body, "Suspended"):
+        return f"{name} is suspended; rljob resume goes on with it"
+    if "Ready" not in met:
+        return UNSEEN
+    reason, message = met["Ready"]["reason"], met["Ready"]["message"]
+    if part == INITIALIZER:
+        initialized = met.get("Initialized", {})
+        if initialized.get("status") == "True":
+            return f"{initialized['message']}; rljob status shows what came after"
+    elif part and reason == "Initializing":
+        return f"it waits for the initializer; rljob logs -n {namespace} {name} {INITIALIZER} shows what that does"
+    said = [
+        f"{role['name']}: {role['summary']}"
+        for role in (body.get("status") or {}).get("roles") or []
+        if is_of(part, str(role["name"])) and role.get("summary")
+    ]
+    state = f"the RLJob says {reason}: {message}" if holds(body, "Ready") or not said else "; ".join(said)
+    return f"{state}; kubectl describe rlj {name} -n {namespace} tells more"

@@ -1,0 +1,129 @@
+"""Finds the RLJob that a person means, and the pods of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from urllib.parse import quote
+
+from rljob.api.models import API_VERSION
+from rljob.local.errors import RunError
+from rljob.manifests.labels import selector_text
+from rljob.remote.api import BAD_REQUEST, FORBIDDEN, Api, ApiError, Object, connect
+
+MOST_NAMED = 8
+NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+DEFAULT = "default"
+COORDINATOR = "coordinator"
+
+
+def conditions(body: Object) -> dict[str, Object]:
+    """Return type → condition of an RLJob."""
+    return {each["type"]: each for each in (body.get("status") or {}).get("conditions") or []}
+
+
+def holds(body: Object, condition: str) -> bool:
+    """Return whether an RLJob has a condition that is true."""
+    return bool(conditions(body).get(condition, {}).get("status") == "True")
+
+
+def goes_on(body: Object) -> bool:
+    """Return whether an RLJob has neither ended nor been suspended."""
+    return not any(holds(body, condition) for condition in ("Complete", "Failed", "Suspended"))
+
+
+class Namespace:
+    """A namespace with RLJobs.
+
+    Args:
+        api: of its cluster.
+        name: of it.
+    """
+
+    def __init__(self, api: Api, name: str) -> None:
+        self.api, self.name = api, name
+
+    @property
+    def place(self) -> str:
+        """Where this is, for sentences."""
+        return f"namespace {self.name} of {self.api.place}"
+
+    def path(self, job: str = "") -> str:
+        """Return the path of an RLJob, or of all."""
+        collection = f"/apis/{API_VERSION}/namespaces/{self.name}/rljobs"
+        return f"{collection}/{quote(job, safe='')}" if job else collection
+
+    def find(self, name: str | None) -> Object:
+        """Return the RLJob called ``name``. None: the one that goes on, or the newest when none does.
+
+        Raises:
+            RunError: with exit code 2: there is no such RLJob, or several go on and none is named.
+        """
+        if name is not None:
+            try:
+                return self.api.get(self.path(name))
+            except ApiError as error:
+                if not error.missing_object:
+                    raise
+            raise RunError(f"there is no RLJob {name!r} in {self.place}; {self._instead()}", 2)
+        known = self._all()
+        going_on = [body for body in known if goes_on(body)]
+        if len(going_on) > 1:
+            raise RunError(f"several RLJobs go on in {self.place} ({_listed(_names(going_on))}); name one of them", 2)
+        candidates = going_on or known
+        if not candidates:
+            raise RunError(f"there is no RLJob in {self.place}; {self._instead()}", 2)
+        return max(candidates, key=lambda body: str(body["metadata"]["creationTimestamp"]))
+
+    def has(self, name: str) -> bool:
+        """Return whether there is an RLJob called ``name``."""
+        try:
+            return bool(self.api.get(self.path(name)))
+        except ApiError as error:
+            if error.missing_object or error.code == BAD_REQUEST:  # such as a path
+                return False
+            raise
+
+    def pods(self, job: str, role: str = "") -> list[Object]:
+        """Return the pods of an RLJob, or of one of its roles, the oldest first."""
+        path = f"/api/v1/namespaces/{self.name}/pods"
+        found = self.api.get(path, labelSelector=selector_text(job, role))["items"]
+        return sorted(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+
+    def _all(self) -> list[Object]:
+        found: list[Object] = self.api.get(self.path())["items"]
+        return found
+
+    def _instead(self) -> str:
+        """Say which RLJobs there are instead."""
+        try:
+            known = _names(self._all())
+            if not known:
+                self.api.get(f"/api/v1/namespaces/{self.name}")
+        except ApiError as error:
+            if error.missing_object:
+                return "the namespace is not there; give another with -n"
+            if error.code != FORBIDDEN:
+                raise
+            known = []
+        return f"there are {_listed(known)}" if known else "there is none; give another namespace with -n"
+
+
+def _names(bodies: Sequence[Object]) -> list[str]:
+    return sorted(str(body["metadata"]["name"]) for body in bodies)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:MOST_NAMED]) + (", …" if len(names) > MOST_NAMED else "")
+
+
+def namespace(context: str | None, name: str | None) -> Namespace:
+    """Return a namespace of a context: the current context, and its own namespace, where none is named.
+
+    Raises:
+        RunError: with exit code 2: there is no such context, or it cannot be used.
+    """
+    api = connect(context)
+    if name is not None and not NAME.fullmatch(name):
+        raise RunError(f"{name!r} is no name of a namespace; write it like team-a", 2)
+    return Namespace(api, name or api.access.namespace or DEFAULT)

@@ -1,0 +1,216 @@
+"""Logs of a job's pods as one stream, by time; also of containers before their last restart, and of later pods.
+
+A pod is called as it is without the job's name: coordinator-0, trainer-1-0-x7k2p, rollout-main-5c9d8-abcde.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import http.client
+import queue
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from rljob.local.errors import RunError
+from rljob.local.logs import Line
+from rljob.manifests.labels import ROLE
+from rljob.remote import absent
+from rljob.remote.api import BAD_REQUEST, NOT_FOUND, ApiError, Object
+from rljob.remote.finding import goes_on
+from rljob.remote.job import RemoteJob
+
+LOOK_SECONDS = 2.0
+PATIENCE_SECONDS = 60.0
+"""So long an API server that is away is waited for."""
+LAST_SECONDS = 1.0
+"""Without a line, after the run has ended: all is read."""
+MOST_LAST_SECONDS = 10.0
+READERS = 8
+WAITING = 10_000  # lines, in memory
+
+
+@dataclass(frozen=True)
+class Source:
+    """A container of a pod, in one of its lives."""
+
+    pod: str
+    container: str
+    part: str
+    life: str
+    """Of the container: its id; empty before it has run."""
+    restarts: int
+
+
+class Logs:
+    """Reads the logs of a job's pods.
+
+    Args:
+        job: whose they are.
+        parts: roles (trainer), kinds of roles (rollout, reward) or pods; all when empty.
+        named: whether the job was; else the first part may have been meant for its name.
+        follow: pods that are to come are waited for.
+
+    Raises:
+        RunError: with exit code 2: one of the parts is none; with 1: it has no pods, and is not followed.
+    """
+
+    def __init__(self, job: RemoteJob, parts: Sequence[str], *, named: bool = True, follow: bool = False) -> None:
+        self._job, self._wanted = job, parts
+        self._last: dict[Source, float] = {}
+        self._lines: queue.Queue[Line | Source] = queue.Queue(WAITING)
+        self._followed: set[Source] = set()
+        pods, waits = self._pods(), follow and goes_on(job.body)
+        for part in parts:
+            if not any(_is(pod, self._name(pod), part) for pod in pods):
+                self._check(part, pods, waits, unnamed=not named and part == parts[0])
+        if not pods and not waits:
+            raise RunError(f"{job.place} has no pods: {absent.why(job.body, '')}")
+        self.parts = sorted({source.part for source in self._sources()})
+
+    def history(self, tail: int | None = None) -> list[Line]:
+        """Return the lines there are by time, the last ``tail`` of them."""
+        sources = list(self._sources())
+        with ThreadPoolExecutor(READERS) as readers:
+            found = list(readers.map(lambda source: self._read(source, tail), sources))
+        for source, lines in zip(sources, found, strict=True):
+            self._last[source] = lines[-1].time if lines else 0.0
+        merged = list(heapq.merge(*found, key=lambda line: line.time))
+        return merged if tail is None else merged[max(0, len(merged) - tail) :]
+
+    def follow(self) -> Iterator[Line]:
+        """Yield lines as they are written after those read, until the run no longer goes on."""
+        heard, looked, ended = time.monotonic(), float("-inf"), float("inf")
+        while True:
+            now = time.monotonic()
+            if now - looked > LOOK_SECONDS:
+                try:
+                    self._take_up(self._sources())
+                    if not goes_on(self._job.read()):
+                        ended = min(ended, now)
+                    looked = now
+                except RunError as error:
+                    if error.exit_code == 2 or now - max(looked, heard) > PATIENCE_SECONDS:
+                        raise
+            if now - ended > MOST_LAST_SECONDS:  # a coordinator that serves on may have something to say for ever
+                return
+            try:
+                found = self._lines.get(timeout=LAST_SECONDS)
+            except queue.Empty:
+                if now >= ended:
+                    return
+                continue
+            if isinstance(found, Source):
+                self._followed.discard(found)  # it ended, or broke off: the next look takes it up where it goes on
+            else:
+                heard = time.monotonic()
+                yield found
+
+    def _take_up(self, sources: Mapping[Source, bool]) -> None:
+        for source, running in sources.items():
+            if source.life and source not in self._followed and (running or source not in self._last):
+                self._followed.add(source)
+                self._last.setdefault(source, 0.0)
+                threading.Thread(target=self._stream, args=(source,), daemon=True).start()
+
+    def _stream(self, source: Source) -> None:
+        """Put the lines of one container into the queue until there are no more."""
+        last = self._last.get(source, 0.0)
+        query = {"follow": "true", **_since(last)}
+        broken = contextlib.suppress(OSError, RunError, http.client.HTTPException, ValueError)
+        with broken, self._open(source, query, timeout=None) as answer:
+            for line in _lines(answer, source.part, last):
+                self._last[source] = line.time
+                self._lines.put(line)
+        self._lines.put(source)
+
+    def _read(self, source: Source, tail: int | None) -> list[Line]:
+        """Return what a container wrote, before its last restart too."""
+        lines: list[Line] = []
+        for before in (True, False) if source.restarts else (False,):
+            query = {"previous": "true"} if before else {}
+            if tail is not None:
+                query["tailLines"] = str(tail)
+            try:
+                with self._open(source, query) as answer:
+                    lines += _lines(answer, source.part)
+            except ApiError as error:
+                if error.code not in (BAD_REQUEST, NOT_FOUND):  # it has not begun, or is gone
+                    raise
+            except (OSError, http.client.HTTPException) as error:
+                raise self._job.namespace.api.unreachable(error) from None
+        return lines
+
+    def _open(self, source: Source, query: dict[str, str], timeout: float | None = 30.0) -> http.client.HTTPResponse:
+        path = f"/api/v1/namespaces/{self._job.namespace.name}/pods/{source.pod}/log"
+        query = {"container": source.container, "timestamps": "true", **query}
+        return self._job.namespace.api.open("GET", path, query, timeout=timeout)
+
+    def _pods(self) -> list[Object]:
+        return self._job.namespace.pods(self._job.name)
+
+    def _sources(self) -> dict[Source, bool]:
+        """Return the containers, and whether each runs."""
+        found = {}
+        for pod in self._pods():
+            name = self._name(pod)
+            if self._wanted and not any(_is(pod, name, part) for part in self._wanted):
+                continue
+            containers = [container["name"] for container in pod["spec"]["containers"]]
+            lives = {each["name"]: each for each in pod.get("status", {}).get("containerStatuses") or []}
+            for container in containers:
+                life = lives.get(container, {})
+                part = name if len(containers) == 1 else f"{name}/{container}"
+                ident, restarts = life.get("containerID", ""), life.get("restartCount", 0)
+                source = Source(pod["metadata"]["name"], container, part, ident, restarts)
+                found[source] = "running" in life.get("state", {})
+        return found
+
+    def _name(self, pod: Object) -> str:
+        return str(pod["metadata"]["name"]).removeprefix(f"{self._job.name}-")
+
+    def _check(self, part: str, pods: Sequence[Object], waits: bool, unnamed: bool) -> None:
+        """Raise what is to be said of a part that has no pod, unless it may be waited for."""
+        job, known = self._job, absent.roles(self._job.body)
+        there = sorted({str(pod["metadata"]["labels"].get(ROLE)) for pod in pods})
+        if not any(absent.is_of(part, role) for role in known):
+            other = f"no RLJob {part!r}, and " if unnamed else ""
+            names = ", ".join(sorted({*known, *there}))
+            raise RunError(f"there is {other}no part {part!r} of {job.place}; name one of {names}", 2)
+        if not waits:
+            raise RunError(f"there is no pod of {part} of {job.place}: {absent.why(job.body, part, there)}")
+
+
+def _is(pod: Object, name: str, part: str) -> bool:
+    role = str(pod["metadata"]["labels"].get(ROLE))
+    return part in (role, name, pod["metadata"]["name"]) or role.startswith(f"{part}-")
+
+
+def _since(last: float) -> dict[str, str]:
+    """Return the query for what was written after ``last``; whole seconds, as Kubernetes has them."""
+    return {"sinceTime": datetime.fromtimestamp(int(last), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")} if last else {}
+
+
+def _lines(answer: http.client.HTTPResponse, part: str, after: float = 0.0) -> Iterator[Line]:
+    """Yield the lines of a log with timestamps; those without (the API server's own) belong to the line before."""
+    at = after
+    for raw in answer:
+        stamp, _, text = raw.decode(errors="replace").rstrip("\r\n").partition(" ")
+        try:
+            at = _time(stamp)
+        except ValueError:
+            text = f"{stamp} {text}".rstrip()
+        else:
+            if at <= after:
+                continue
+        yield Line(at, part, text)
+
+
+def _time(stamp: str) -> float:
+    """Return the unix time of 2026-01-31T12:00:00.123456789Z."""
+    whole, _, rest = stamp.rstrip("Z").partition(".")
+    return datetime.fromisoformat(f"{whole}+00:00").timestamp() + (float(f"0.{rest}") if rest else 0.0)

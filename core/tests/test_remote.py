@@ -1,0 +1,358 @@
+"""Jobs in a cluster, without one: the frames of forwarded ports, lines of logs, quantities, and what an RLJob says."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.exceptions import InvalidMessage
+from websockets.sync.server import ServerConnection, serve
+
+from rljob.kube.access import Access
+from rljob.kube.plugin import Credential
+from rljob.local.errors import RunError
+from rljob.local.screen import plain_lines
+from rljob.remote import exporting, forwarding
+from rljob.remote.api import Api, ApiError
+from rljob.remote.coordinator import Coordinator, SilentError
+from rljob.remote.finding import Namespace
+from rljob.remote.forwarding import ForwardError, HandshakeError
+from rljob.remote.job import RemoteJob, glance
+from rljob.remote.logs import _lines
+from rljob.remote.usage import quantity
+
+PORT = (8080).to_bytes(2, "little")
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\nRljob-Note: well\r\n\r\nhello!"
+Forward = Callable[[], http.client.HTTPResponse]
+
+
+@pytest.fixture
+def forward() -> Iterator[Callable[[Callable[[ServerConnection], None]], Forward]]:
+    """An API server that forwards a port as a function says."""
+    servers: list[Any] = []
+
+    def start(handle: Callable[[ServerConnection], None]) -> Forward:
+        server = serve(handle, "127.0.0.1", 0, subprotocols=[forwarding.PROTOCOL], compression=None)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        host, port = server.socket.getsockname()
+        api = Api(Access(f"http://{host}:{port}/prefix", token="t", context="c"))
+        return lambda: forwarding.get(api, "team-a", "sums-coordinator-0", 8080, "/v1/status")
+
+    yield start
+    for server in servers:
+        server.shutdown()
+
+
+def answering(frame: bytes) -> Callable[[ServerConnection], None]:
+    """Answer what is asked with one frame."""
+
+    def handle(connection: ServerConnection) -> None:
+        connection.recv()
+        connection.send(frame)
+
+    return handle
+
+
+def test_http_goes_through_the_frames_of_a_forwarded_port(forward: Any) -> None:
+    asked: list[Any] = []
+
+    def handle(connection: ServerConnection) -> None:
+        assert connection.request is not None
+        asked.append((connection.request.path, connection.request.headers["Authorization"]))
+        for frame in (b"\0" + PORT, b"\1" + PORT):
+            connection.send(frame)
+        asked.append(connection.recv())
+        for i in range(0, len(ANSWER), 7):  # pieces that end anywhere
+            connection.send(b"\0" + ANSWER[i : i + 7])
+
+    with forward(handle)() as answer:
+        assert (answer.status, answer.getheader("Rljob-Note"), answer.read()) == (200, "well", b"hello!")
+    path = "/prefix/api/v1/namespaces/team-a/pods/sums-coordinator-0/portforward?ports=8080"
+    assert asked[0] == (path, "Bearer t")
+    assert asked[1].startswith(b"\0GET /v1/status HTTP/1.1\r\n")
+
+
+def test_the_number_of_the_port_may_come_together_with_the_first_bytes(forward: Any) -> None:
+    with forward(answering(b"\0" + PORT + ANSWER))() as answer:
+        assert answer.read() == b"hello!"
+
+
+def test_a_port_that_is_not_open_is_said_in_the_nodes_words(forward: Any) -> None:
+    def handle(connection: ServerConnection) -> None:
+        connection.send(b"\0" + PORT)
+        connection.send(b"\1" + PORT + b"error forwarding port 8080: connection refused\n")
+
+    with pytest.raises(ForwardError, match=r"^pod sums-coordinator-0 .* port 8080: connection refused$"):
+        forward(handle)()
+
+
+def test_a_connection_that_ends_without_an_answer_is_a_sentence(forward: Any) -> None:
+    with pytest.raises(ForwardError, match=r"pod sums-coordinator-0 .*; try again$"):
+        forward(lambda connection: connection.close())()
+
+
+def test_an_answer_that_breaks_off_is_not_taken_for_whole(forward: Any) -> None:
+    with (
+        forward(answering(b"\0" + PORT + ANSWER[:-2]))() as answer,
+        pytest.raises(http.client.IncompleteRead),
+    ):
+        answer.read()
+
+
+def test_a_handshake_that_breaks_off_is_tried_again(forward: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried, known = [], forwarding.connect
+
+    def connect(*arguments: Any, **options: Any) -> Any:
+        tried.append(options["sock"])
+        if len(tried) < 3:
+            raise InvalidMessage("did not receive a valid HTTP response")
+        return known(*arguments, **options)
+
+    monkeypatch.setattr(forwarding, "connect", connect)
+    monkeypatch.setattr(forwarding, "HANDSHAKE_PAUSE_SECONDS", 0)
+    with forward(answering(b"\0" + PORT + ANSWER))() as answer:
+        assert answer.read() == b"hello!"
+    assert [sock.fileno() for sock in tried[:2]] == [-1, -1], "they are closed"
+
+
+def test_a_connection_that_is_gone_before_its_handshake_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forwarding, "HANDSHAKE_PAUSE_SECONDS", 0)
+    dialled: list[socket.socket] = []
+
+    def dial(self: Api) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        dialled.append(ours)
+        return ours
+
+    monkeypatch.setattr(Api, "dial", dial)
+    api = Api(Access("http://localhost:1", context="c"))
+    with pytest.raises(HandshakeError, match=r"^port 8080 of pod sums-coordinator-0 is not forwarded: .*; try again$"):
+        forwarding.get(api, "team-a", "sums-coordinator-0", 8080, "/")
+    assert len(dialled) == forwarding.HANDSHAKE_TRIES and all(sock.fileno() == -1 for sock in dialled)
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1\r\n\r\n"])
+def test_a_port_whose_forwarding_never_begins_is_not_blamed_on_the_api_server_or_the_job(
+    monkeypatch: pytest.MonkeyPatch, answer: bytes
+) -> None:
+    monkeypatch.setattr(forwarding, "HANDSHAKE_PAUSE_SECONDS", 0)
+    monkeypatch.setattr(Namespace, "pods", lambda self, job, role="": [pod("sums-coordinator-0")])
+    tries = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def refuse() -> None:
+            for _ in range(forwarding.HANDSHAKE_TRIES):
+                connection, _ = server.accept()
+                with connection:
+                    tries.append(connection.recv(1 << 16))
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=refuse, daemon=True)
+        thread.start()
+        host, port = server.getsockname()
+        where = Namespace(Api(Access(f"http://{host}:{port}", context="c")), "team-a")
+        with pytest.raises(SilentError) as caught:
+            RemoteJob(where, {"metadata": {"name": "sums"}, "spec": {}}).coordinator.ask("/v1/samples", list[int])
+        thread.join()
+    assert len(tries) == forwarding.HANDSHAKE_TRIES
+    assert re.fullmatch(
+        r"port \d+ of pod sums-coordinator-0 is not forwarded: did not receive a valid HTTP response; try again",
+        caught.value.sentence,
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "sentence"),
+    [
+        (
+            401,
+            {},
+            "context c does not accept the credentials of user jane: they have expired or are wrong; log in again",
+        ),
+        (
+            403,
+            {"message": "pods is forbidden"},
+            "context c does not allow it: pods is forbidden; ask its administrator",
+        ),
+        (404, {"message": "not found", "details": {"name": "x"}}, "context c refuses: not found"),
+        (404, {"message": "the server could not find it"}, "context c knows no RLJobs; install the chart rljob-crds"),
+        (500, {"message": "etcd is away"}, "context c refuses: etcd is away"),
+    ],
+)
+def test_a_refusal_is_one_sentence(code: int, status: dict[str, Any], sentence: str) -> None:
+    api = Api(Access("https://k:1", context="c", user="jane"))
+    error = api.refusal(code, json.dumps({"kind": "Status", **status}).encode())
+    assert error.sentence.startswith(sentence) and error.exit_code == (1 if code == 500 else 2)
+    assert error.missing_object == ("details" in status)
+
+
+def test_an_answer_of_something_that_is_no_api_server_is_a_sentence_too() -> None:
+    api = Api(Access("https://k:1", context="c"))
+    assert api.refusal(502, b"<html>bad gateway</html>").sentence == "context c refuses: <html>bad gateway</html>"
+    assert isinstance(api.refusal(404, b"\xff"), ApiError)
+
+
+def test_a_proxy_of_another_kind_is_refused() -> None:
+    with pytest.raises(RunError, match="the proxy socks5://p cannot be used"):
+        Api(Access("https://k:1", proxy="socks5://me:secret@p:1")).connection()
+
+
+def test_this_machine_is_behind_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert (Api(Access("http://127.0.0.1:1")).connection().host) == "127.0.0.1"
+    monkeypatch.setenv("http_proxy", "http://user:pw@proxy:3128")
+    through = Api(Access("http://k:1")).connection()
+    assert (through.host, through.port) == ("proxy", 3128)
+    assert through._tunnel_host == "k"  # type: ignore[attr-defined]
+
+
+def test_no_proxy_may_name_networks_and_a_proxy_may_have_no_scheme(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY", "http_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "proxy:3128")
+    assert (Api(Access("http://10.1.2.3:1")).connection().host) == "proxy"
+    monkeypatch.setenv("no_proxy", "example.com, 10.0.0.0/8")
+    assert (Api(Access("http://10.1.2.3:1")).connection().host) == "10.1.2.3"
+
+
+def test_secrets_are_in_no_representation() -> None:
+    assert "hidden" not in repr(Access("https://k", token="hidden")) + repr(Credential("hidden", "c", "hidden"))
+
+
+def pod(name: str) -> dict[str, Any]:
+    return {"metadata": {"name": name, "creationTimestamp": ""}, "status": {"phase": "Running"}, "spec": {}}
+
+
+class _Breaking(io.BytesIO):
+    """An answer whose connection breaks off after some bytes."""
+
+    status = 200
+
+    def __init__(self, data: bytes, whole: bool) -> None:
+        super().__init__(data)
+        self._whole = whole
+
+    def read(self, size: int | None = -1) -> bytes:
+        found = super().read(size)
+        if not found and not self._whole:
+            raise ForwardError("the connection broke off")
+        return found
+
+    def getheader(self, name: str) -> str | None:
+        return None
+
+
+def test_an_export_goes_on_where_its_connection_broke_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    header = b'{"w": {"dtype": "U8", "shape": [90], "data_offsets": [0, 90]}}'
+    files = {"config.json": b"{}", "model.safetensors": len(header).to_bytes(8, "little") + header + bytes(range(90))}
+    asked = []
+
+    def get(api: Api, namespace: str, pod: str, port: int, path: str, patience: float) -> Any:
+        asked.append(path)
+        name, _, query = path.removeprefix("/v1/checkpoints").removeprefix("/8/").partition("?offset=")
+        if not name:
+            kept = [{"step": 8, "files": {name: len(data) for name, data in files.items()}}]
+            return _Breaking(json.dumps(kept).encode(), True)
+        rest = files[name][int(query) :]
+        return _Breaking(rest[:50], len(rest) <= 50)
+
+    monkeypatch.setattr(forwarding, "get", get)
+    monkeypatch.setattr(exporting, "PAUSE_SECONDS", 0)
+    monkeypatch.setattr(Namespace, "pods", lambda self, job, role="": [pod("sums-coordinator-0")])
+    body = {"metadata": {"name": "sums"}, "spec": {}}
+    job = RemoteJob(Namespace(Api(Access("https://k:1")), "team-a"), body)
+    assert exporting.export(job, tmp_path / "model", None) == 8
+    assert {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()} == files
+    assert [path.partition("=")[2] for path in asked] == ["", "0", "0", "50", "100", "150"][: len(asked)]
+    assert len(asked) > 3
+
+
+@pytest.mark.parametrize(
+    "pods, sentence",
+    [
+        ([pod("sums-coordinator-0")], "the coordinator of sums does not answer: the port is closed; try again"),
+        ([], "sums has succeeded and its coordinator has gone"),
+    ],
+    ids=["it runs", "it left meanwhile"],
+)
+def test_only_a_coordinator_without_a_pod_is_said_to_have_gone(
+    monkeypatch: pytest.MonkeyPatch, pods: list[dict[str, Any]], sentence: str
+) -> None:
+    seen = iter([[pod("sums-coordinator-0")], pods])
+
+    def get(*_: object) -> Any:
+        raise ForwardError("the port is closed")
+
+    monkeypatch.setattr(forwarding, "get", get)
+    monkeypatch.setattr(Namespace, "pods", lambda self, job, role="": next(seen))
+    ended = {"metadata": {"name": "sums"}, "spec": {}, "status": {"conditions": [condition("Complete")]}}
+    with pytest.raises(SilentError, match=re.escape(sentence)):
+        Coordinator(Namespace(Api(Access("https://k:1")), "team-a"), ended).ask("/v1/status", dict)
+
+
+def condition(kind: str) -> dict[str, str]:
+    return {"type": kind, "status": "True", "reason": kind, "message": ""}
+
+
+class _Answer(io.BytesIO):
+    """Lines of a log as the API server sends them."""
+
+
+def test_lines_of_logs_have_the_times_that_kubernetes_gives_them() -> None:
+    text = (
+        b"2026-01-31T12:00:00.5Z one two\n2026-01-31T12:00:01Z \nunable to retrieve logs\n2026-01-31T12:00:02Z \xff\n"
+    )
+    lines = list(_lines(_Answer(text), "trainer"))  # type: ignore[arg-type]
+    assert [line.text for line in lines] == ["one two", "", "unable to retrieve logs", "\ufffd"]
+    begin = 1769860800.0
+    assert [line.time - begin for line in lines] == [0.5, 1.0, 1.0, 2.0]
+    later = list(_lines(_Answer(text), "trainer", begin + 0.5))  # type: ignore[arg-type]
+    assert [line.text for line in later] == ["", "unable to retrieve logs", "\ufffd"]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("250m", 0.25), ("12345678n", 0.012345678), ("3", 3.0), ("64Mi", 2.0**26), ("1500k", 1.5e6)]
+)
+def test_quantities(text: str, value: float) -> None:
+    assert quantity(text) == pytest.approx(value)
+
+
+def test_a_job_is_drawn_with_its_roles_and_what_keeps_them() -> None:
+    roles = [
+        {"name": "trainer", "ready": 1, "desired": 1, "restarts": 2, "lastExit": "exit code 137: OOMKilled"},
+        {
+            "name": "rollout-main",
+            "ready": 1,
+            "desired": 2,
+            "summary": "1 of 2 pods pending: insufficient nvidia.com/gpu",
+        },
+    ]
+    ready = {"type": "Ready", "status": "False", "reason": "PodsPending", "message": "1 of 2 pods pending"}
+    body = {
+        "metadata": {"name": "sums", "creationTimestamp": "2026-01-31T12:00:00Z"},
+        "spec": {},
+        "status": {"roles": roles, "conditions": [ready]},
+    }
+    api = Api(Access("https://k:1", context="prod"))
+    found = glance(Namespace(api, "team-a"), body, None)
+    head, *lines = plain_lines(found.view())
+    assert head.startswith("sums  prod/team-a  ")
+    assert lines == [
+        "state      starting: 1 of 2 pods pending",
+        "parts      ● trainer 1/1 (2 restarts)",
+        "           ● rollout-main 1/2: 1 of 2 pods pending: insufficient nvidia.com/gpu",
+        "died       trainer exit code 137: OOMKilled",
+    ]
+    assert found.exit_code == 0 and found.data()["parts"][1]["state"] == "waiting"

@@ -1,0 +1,142 @@
+"""What is said where a job in a cluster has no pod of a part, or a pod has no figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rljob.cli import topping
+from rljob.kube.access import Access
+from rljob.local.errors import RunError
+from rljob.local.usage import Usage
+from rljob.local.view import PartView
+from rljob.remote import usage
+from rljob.remote.absent import roles, why
+from rljob.remote.api import Api
+from rljob.remote.finding import Namespace
+from rljob.remote.job import RemoteJob, glance
+from rljob.remote.logs import Logs
+
+SPEC = {
+    "initializer": {"command": ["make"]},
+    "rewards": [{"name": "exact", "builtin": "exact_match"}, {"name": "far", "url": "http://far"}],
+    "rollouts": [{"name": "main"}],
+}
+
+
+def rljob(*conditions: tuple[str, bool, str, str], **status: Any) -> dict[str, Any]:
+    written = [
+        {"type": kind, "status": str(holds), "reason": reason, "message": message}
+        for kind, holds, reason, message in conditions
+    ]
+    metadata = {"name": "sums", "namespace": "team-a", "creationTimestamp": "2026-01-31T12:00:00Z"}
+    return {"metadata": metadata, "spec": SPEC, "status": {"conditions": written, **status}}
+
+
+INITIALIZING = ("Ready", False, "Initializing", "the initializer runs")
+PENDING = ("Ready", False, "PodsPending", "1 of 2 rollout-main pods pending: insufficient nvidia.com/gpu")
+QUOTA = {"name": "trainer", "summary": "1 of 1 trainer pod refused: exceeded quota"}
+
+
+def test_the_roles_of_a_job_are_those_that_have_pods_of_it() -> None:
+    assert roles(rljob()) == ["initializer", "coordinator", "runner", "trainer", "reward-exact", "rollout-main"]
+
+
+@pytest.mark.parametrize(
+    ("body", "part", "there", "said"),
+    [
+        (rljob(), "trainer", [], "no operator has looked at it yet; see that the chart rljob is installed"),
+        (rljob(INITIALIZING), "trainer", [], "it waits for the initializer; rljob logs -n team-a sums initializer sh"),
+        (rljob(INITIALIZING), "initializer", [], "the RLJob says Initializing: the initializer runs; kubectl describe"),
+        (
+            rljob(PENDING, ("Initialized", True, "Initialized", "the initializer has completed")),
+            "initializer",
+            ["trainer"],
+            "the initializer has completed; rljob status shows what came after",
+        ),
+        (rljob(PENDING, roles=[QUOTA]), "trainer", [], "trainer: 1 of 1 trainer pod refused: exceeded quota; kubectl "),
+        (rljob(PENDING), "rollout", [], "the RLJob says PodsPending: 1 of 2 rollout-main pods pending"),
+        (rljob(PENDING), "rollout", [], "; kubectl describe rlj sums -n team-a tells more"),
+        (rljob(("Suspended", True, "Suspended", "")), "trainer", [], "sums is suspended; rljob resume goes on with it"),
+        (
+            rljob(("Complete", True, "Succeeded", "")),
+            "trainer",
+            ["coordinator"],
+            "sums has succeeded and its pods but for coordinator went with their logs; rljob status shows how",
+        ),
+        (rljob(("Failed", True, "x", "")), "trainer", [], "sums has failed and its pods went with their logs; rljob"),
+    ],
+)
+def test_why_a_part_has_no_pod_and_what_to_look_at(
+    body: dict[str, Any], part: str, there: list[str], said: str
+) -> None:
+    assert said in why(body, part, there)
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> RemoteJob:
+    monkeypatch.setattr(Namespace, "pods", lambda self, job, role="": [])
+    return RemoteJob(Namespace(Api(Access("https://k:1", context="prod")), "team-a"), rljob(INITIALIZING))
+
+
+def test_a_part_that_has_no_pods_yet_is_no_unknown_one(job: RemoteJob) -> None:
+    with pytest.raises(RunError) as caught:
+        Logs(job, ["rollout"])
+    assert caught.value.exit_code == 1
+    assert str(caught.value).startswith(
+        "there is no pod of rollout of RLJob sums in namespace team-a of context prod: it waits for the initializer"
+    )
+    with pytest.raises(RunError) as caught:
+        Logs(job, ["trainr"])
+    assert caught.value.exit_code == 2
+    assert str(caught.value).endswith(
+        "; name one of coordinator, initializer, reward-exact, rollout-main, runner, trainer"
+    )
+    with pytest.raises(RunError, match=r"^RLJob sums in .* has no pods: the RLJob says Initializing: the initializer"):
+        Logs(job, [])
+
+
+def test_a_part_that_is_followed_is_waited_for(job: RemoteJob) -> None:
+    assert Logs(job, ["trainer"], follow=True).parts == []
+    job.body = rljob(("Complete", True, "Succeeded", ""))
+    with pytest.raises(RunError, match="has succeeded and its pods went"):
+        Logs(job, ["trainer"], follow=True)
+
+
+POD, NEW, WAITS = (
+    PartView("trainer-1-0-a", "running", 0),
+    PartView("runner-b", "running", 0),
+    PartView("x", "pending", 0),
+)
+TAKEN = {"trainer-1-0-a": Usage(None, 1.5, 64 << 20)}
+
+
+@pytest.mark.parametrize(
+    ("parts", "figures", "note"),
+    [
+        ([POD], TAKEN, ""),
+        ([POD, WAITS], TAKEN, usage.NOT_RUNNING),
+        ([POD, NEW, WAITS], TAKEN, usage.NOT_MEASURED),
+        ([POD], {}, usage.UNKNOWN),
+        ([WAITS], {}, usage.NOT_RUNNING),
+        ([], {}, usage.NO_PODS),
+    ],
+)
+def test_figures_that_are_missing_are_explained(parts: list[PartView], figures: dict[str, Usage], note: str) -> None:
+    assert usage.missing(parts, figures) == note
+
+
+def test_no_cell_of_top_is_empty(capsys: pytest.CaptureFixture[str]) -> None:
+    found = glance(Namespace(Api(Access("https://k:1", context="prod")), "team-a"), rljob(INITIALIZING), None)
+    found.parts[:] = [POD, WAITS]
+    table = topping._parts(found, TAKEN)
+    assert [[*column.cells] for column in table.columns] == [
+        ["trainer-1-0-a", "x"],
+        ["running", "pending"],
+        ["150", "–"],
+        ["64 MiB", "–"],
+        ["0", "0"],
+    ]
+    counted = topping._parts(found, {"trainer-1-0-a": Usage(3, 1.5, 1 << 20)})
+    assert [*counted.columns[4].cells] == ["3", "–"]
