@@ -1,0 +1,202 @@
+"""What was seen of one kind of object, by job. Informers fill it; the operator's own writes go into it at once.
+
+Two sources tell of an object, watches and answers to writes, in any order. The newer one wins: resource versions are
+compared as integers, which Kubernetes guarantees for the objects of a resource since 1.35.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+
+from rljob.operator.plan import Key
+from rljob.operator.resources import RLJOBS, Resource
+from rljob.operator.seen import JOB_LABEL, Child, Meta, Pod
+
+REMEMBERED_DELETIONS = 10_000
+"""Deletions of ours whose events are still to come; more is never waited for."""
+
+
+class SeenJob(msgspec.Struct, gc=False):
+    """An RLJob as it came: parts that change by themselves are decoded when somebody wants them."""
+
+    metadata: Meta
+    spec: msgspec.Raw = msgspec.Raw(b"{}")
+    status: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class HasMeta(Protocol):
+    """What a cache can hold."""
+
+    @property
+    def metadata(self) -> Meta: ...
+
+
+T = TypeVar("T", bound=HasMeta)
+
+
+class _HeadMeta(msgspec.Struct, rename="camel", gc=False):
+    namespace: str = ""
+    name: str = ""
+    resource_version: str = "0"
+
+
+class _Head(msgspec.Struct, gc=False):
+    metadata: _HeadMeta
+
+
+_head = msgspec.json.Decoder(_Head)
+_pod = msgspec.json.Decoder(Pod)
+_job = msgspec.json.Decoder(SeenJob)
+_NOTHING: Mapping[str, Any] = {}
+
+
+def version_of(raw: bytes | msgspec.Raw) -> int:
+    """Return the resource version of an object's JSON."""
+    return int(_head.decode(raw).metadata.resource_version)
+
+
+def read_pod(raw: bytes | msgspec.Raw) -> Pod:
+    """Return the pod in ``raw``."""
+    return _pod.decode(raw)
+
+
+def read_job(raw: bytes | msgspec.Raw) -> SeenJob:
+    """Return the RLJob in ``raw``, in memory of its own: ``raw`` may be a part of something large."""
+    job = _job.decode(raw)
+    return SeenJob(job.metadata, job.spec.copy(), job.status.copy())
+
+
+def child_reader(kind: str) -> Callable[[bytes | msgspec.Raw], Child]:
+    """Return what reads a child of ``kind``; items of a list do not say theirs."""
+
+    def read(raw: bytes | msgspec.Raw) -> Child:
+        body: dict[str, Any] = msgspec.json.decode(raw)
+        body["metadata"].pop("managedFields", None)
+        return Child(kind, msgspec.convert(body["metadata"], Meta), body)
+
+    return read
+
+
+def job_by_label(meta: Meta) -> str | None:
+    """Return the name of the job that a child belongs to."""
+    return meta.labels.get(JOB_LABEL)
+
+
+class Cache(Generic[T]):
+    """The objects of one resource.
+
+    Args:
+        resource: which one.
+        read: makes an object of its JSON.
+        matters: whether a change of an object, from one to the other, is news; every one if not given.
+    """
+
+    def __init__(
+        self,
+        resource: Resource,
+        read: Callable[[bytes | msgspec.Raw], T],
+        matters: Callable[[T, T], bool] = lambda before, now: True,
+    ) -> None:
+        self.resource = resource
+        self.read = read
+        self._matters = matters
+        self._job_of = (lambda meta: meta.name) if resource is RLJOBS else job_by_label
+        self._jobs: dict[Key, dict[str, T]] = {}
+        self._names: dict[Key, str] = {}
+        """Namespace and name of an object → its job."""
+        self._deleted: dict[str, None] = {}
+        """uids of objects that we deleted and whose event is still to come."""
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def keys(self) -> Iterable[Key]:
+        """Return the jobs there are objects of."""
+        return self._jobs.keys()
+
+    def of_job(self, key: Key) -> Mapping[str, T]:
+        """Return a job's objects by name."""
+        return self._jobs.get(key, _NOTHING)
+
+    def find(self, namespace: str, name: str) -> T | None:
+        """Return an object."""
+        job = self._names.get((namespace, name))
+        return None if job is None else self._jobs[namespace, job][name]
+
+    def put(self, raw: bytes | msgspec.Raw) -> tuple[Key, ...]:
+        """Take in an object from a write's answer or a watch; return the jobs that this is news of."""
+        head = _head.decode(raw).metadata
+        known = self.find(head.namespace, head.name)
+        if known is not None and int(head.resource_version) <= int(known.metadata.resource_version):
+            return ()  # most often the event of a write of our own: not worth decoding
+        return self.take(self.read(raw))
+
+    def take(self, item: T) -> tuple[Key, ...]:
+        """Take in an object unless a newer one is known; return the jobs that this is news of.
+
+        Two are told when its label names another job than before: the one that has it, and the one that lost it.
+        """
+        meta = item.metadata
+        known = self.find(meta.namespace, meta.name)
+        if known is not None and int(meta.resource_version) <= int(known.metadata.resource_version):
+            return ()
+        if meta.uid in self._deleted:
+            return ()
+        job = self._job_of(meta)
+        news: tuple[Key, ...] = ()
+        if known is not None and self._names[meta.namespace, meta.name] != job:
+            news = (self._forget(meta.namespace, meta.name),)
+        if job is None:
+            return news
+        self._jobs.setdefault((meta.namespace, job), {})[meta.name] = item
+        self._names[meta.namespace, meta.name] = job
+        if known is None or news or self._matters(known, item):
+            news = ((meta.namespace, job), *news)
+        return news
+
+    def deleted(self, namespace: str, name: str, uid: str) -> None:
+        """Take note that an object was deleted by us, and is gone."""
+        self._deleted[uid] = None
+        if len(self._deleted) > REMEMBERED_DELETIONS:
+            self._deleted.pop(next(iter(self._deleted)))
+        known = self.find(namespace, name)
+        if known is not None and known.metadata.uid == uid:
+            self._forget(namespace, name)
+
+    def drop(self, raw: msgspec.Raw) -> tuple[Key, ...]:
+        """Take in a watch's word that an object is gone; return its job if this is news."""
+        meta = self.read(raw).metadata
+        self._deleted.pop(meta.uid, None)
+        known = self.find(meta.namespace, meta.name)
+        if known is None or int(known.metadata.resource_version) > int(meta.resource_version):
+            return ()
+        return (self._forget(meta.namespace, meta.name),)
+
+    def replace(self, namespace: str, items: Iterable[T], version: int) -> set[Key]:
+        """Take in a whole list, of one namespace or all (empty), that was read at ``version``.
+
+        Returns:
+            The jobs of which something is new or gone. What we wrote after the list was read stays.
+        """
+        seen: set[tuple[str, str]] = set()
+        changed: set[Key] = set()
+        for item in items:
+            seen.add((item.metadata.namespace, item.metadata.name))
+            changed.update(self.take(item))
+        gone = [place for place in self._names if place not in seen and namespace in ("", place[0])]
+        for place in gone:
+            known = self.find(*place)
+            if known is not None and int(known.metadata.resource_version) <= version:
+                changed.add(self._forget(*place))
+        return changed
+
+    def _forget(self, namespace: str, name: str) -> Key:
+        key = namespace, self._names.pop((namespace, name))
+        objects = self._jobs[key]
+        del objects[name]
+        if not objects:
+            del self._jobs[key]
+        return key

@@ -1,0 +1,139 @@
+"""Settings of the operator: a YAML or JSON file, named by --config or RLJOB_OPERATOR_CONFIG. The chart writes it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from rljob.api.base import Model
+from rljob.api.problems import sentences
+from rljob.kube.access import Access, in_cluster
+from rljob.kube.kubeconfig import from_kubeconfig
+from rljob.manifests.context import Cluster
+from rljob.manifests.settings import Settings as ClusterSettings
+from rljob.manifests.settings import read_cluster
+from rljob.protocol.addresses import host_and_port
+
+_Line = Annotated[str, Field(min_length=1, max_length=1024)]
+_Namespace = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
+
+
+LEAST_WRITE_SECONDS = 1.0
+"""A write that has less time fails on a busy API server."""
+
+
+class LeaseSettings(Model):
+    """Election of the leader."""
+
+    name: _Line = "rljob-operator"
+    """Of the Lease, in the operator's own namespace."""
+    duration_seconds: Annotated[float, Field(ge=1, le=3600)] = 15.0
+    """How long the others wait for a leader that is silent."""
+    renew_seconds: Annotated[float, Field(gt=0, le=3600)] = 10.0
+    """How long a leader tries to renew before it gives up."""
+    retry_seconds: Annotated[float, Field(gt=0, le=3600)] = 2.0
+    """Between attempts to take or renew the lease."""
+
+    @model_validator(mode="after")
+    def _check_order(self) -> LeaseSettings:
+        if not self.retry_seconds < self.renew_seconds < self.duration_seconds:
+            raise ValueError("retrySeconds: must be less than renewSeconds, and that less than durationSeconds")
+        if self.write_seconds < LEAST_WRITE_SECONDS:
+            least = f"at least {LEAST_WRITE_SECONDS:g} more than renewSeconds"
+            raise ValueError(f"durationSeconds: must be {least}, as writes may last for as long as is between them")
+        return self
+
+    @property
+    def write_seconds(self) -> float:
+        """Longest time for one write. The last may begin when the lease is about to run out of `renewSeconds`, and
+        must have ended when another operator may lead."""
+        return self.duration_seconds - self.renew_seconds
+
+
+class Settings(Model):
+    """Settings of the operator."""
+
+    cluster: ClusterSettings = ClusterSettings()
+    """What rendering needs to know of the cluster."""
+    namespaces: Annotated[list[_Namespace], Field(max_length=64)] = []  # noqa: RUF012 (pydantic copies it)
+    """Where RLJobs are looked after; everywhere when empty."""
+    workers: Annotated[int, Field(ge=1, le=256)] = 16
+    """Jobs that are reconciled at the same time."""
+    connections: Annotated[int, Field(ge=1, le=1024)] = 32
+    """Most requests to the API server at a time."""
+    request_seconds: Annotated[float, Field(gt=0, le=300)] = 15.0
+    """Longest time for one request to the API server; writes have less: what is between the lease's two times."""
+    listen: _Line = ":8080"
+    """host:port of /metrics, /healthz and /readyz; without a host all addresses, of IPv4 and IPv6; port 0 takes a free
+    one."""
+    lease: LeaseSettings = LeaseSettings()
+    """Election of the leader."""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """How much is logged."""
+
+    @model_validator(mode="after")
+    def _check_listen(self) -> Settings:
+        port = host_and_port(self.listen)[1]
+        if not port.isdecimal() or int(port) > 65_535:
+            raise ValueError(f"listen: must be host:port, such as :8080, not {self.listen!r}")
+        return self
+
+    def for_rendering(self) -> Cluster:
+        """Return the settings of the cluster as rendering takes them."""
+        return read_cluster(self.cluster.model_dump(mode="json", by_alias=True))
+
+
+@dataclass(frozen=True)
+class Start:
+    """All that an operator is started with."""
+
+    settings: Settings
+    access: Access
+    namespace: str
+    """Its own: the Lease is there."""
+    identity: str
+    """Of this process among the candidates for the Lease."""
+
+
+def read_settings(path: Path) -> Settings:
+    """Return the settings in a file.
+
+    Raises:
+        ValueError: one line for each thing that is wrong.
+    """
+    try:
+        # JSON is YAML.
+        data = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: the settings cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict | None):
+        raise ValueError(f"{path}: the settings are not a mapping; see the values of the chart")
+    try:
+        return Settings.model_validate_json(json.dumps(data or {}), strict=True, by_alias=True, by_name=False)
+    except ValidationError as error:
+        raise ValueError("\n".join(f"{path}: {problem}" for problem in sentences(error, Settings))) from None
+
+
+def start_of(arguments: Sequence[str] | None = None) -> Start:
+    """Return what an operator is started with, from its command line and its environment.
+
+    Raises:
+        ValueError: what is wrong with them.
+    """
+    parser = argparse.ArgumentParser(prog="rljob-operator", description="Looks after the RLJobs of a cluster.")
+    parser.add_argument("--config", default=os.environ.get("RLJOB_OPERATOR_CONFIG"), help="file of settings")
+    parser.add_argument("--kubeconfig", default=os.environ.get("KUBECONFIG"), help="outside a cluster")
+    given = parser.parse_args(arguments)
+    settings = read_settings(Path(given.config)) if given.config else Settings()
+    access = from_kubeconfig(Path(given.kubeconfig)) if given.kubeconfig else in_cluster()
+    identity = f"{os.environ.get('POD_NAME') or platform.node()}_{os.urandom(4).hex()}"
+    return Start(settings, access, os.environ.get("POD_NAMESPACE", "default"), identity)

@@ -1,0 +1,230 @@
+"""Keeps caches up to date: lists with pages, then watches with bookmarks, for as long as the operator runs.
+
+An informer has a reflector for each namespace it looks at, or one for all. Whatever goes wrong is tried again with
+back-off: a watch that ends or stalls goes on from where it was, one whose version is too old (410) begins with a list.
+Changes only name a job, for the queue; nobody is called back with objects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from rljob.operator.cache import Cache, SeenJob, child_reader, read_job, read_pod, version_of
+from rljob.operator.errors import ApiError, GoneError, error_of
+from rljob.operator.kube import Client
+from rljob.operator.metrics import Metrics
+from rljob.operator.news import matters
+from rljob.operator.plan import Key
+from rljob.operator.resources import CHILDREN, PODS, RLJOBS
+from rljob.operator.seen import JOB_LABEL, Child, Pod
+
+log = logging.getLogger(__name__)
+
+WATCH_SECONDS = (240, 300)
+"""How long a watch is asked to last; spread, so that not all end together."""
+FIRST_BACKOFF_SECONDS = 0.5
+LAST_BACKOFF_SECONDS = 30.0
+
+
+class _ListMeta(msgspec.Struct, rename="camel"):
+    resource_version: str = "0"
+    next: str = msgspec.field(default="", name="continue")
+
+
+class _Page(msgspec.Struct):
+    metadata: _ListMeta
+    items: list[msgspec.Raw] | None = None
+
+
+class _Event(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+class _ErrorObject(msgspec.Struct):
+    code: int = 500
+
+
+_page = msgspec.json.Decoder(_Page)
+_event = msgspec.json.Decoder(_Event)
+
+
+class Informer:
+    """Fills one cache.
+
+    Args:
+        cache: to fill.
+        selector: label selector.
+        namespaces: to look at; all when empty.
+        on_change: told each job of which something changed.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        cache: Cache[Any],
+        selector: str,
+        namespaces: Sequence[str],
+        on_change: Callable[[Key], None],
+        metrics: Metrics,
+    ) -> None:
+        self.cache = cache
+        self._reflectors = [
+            Reflector(client, cache, selector, namespace, on_change, metrics) for namespace in namespaces or ("",)
+        ]
+
+    async def run(self) -> None:
+        """Keep the cache up to date, for ever."""
+        async with asyncio.TaskGroup() as group:
+            for reflector in self._reflectors:
+                group.create_task(reflector.run())
+
+    async def synced(self) -> None:
+        """Return when all that there is has been seen."""
+        for reflector in self._reflectors:
+            await reflector.synced.wait()
+
+    @property
+    def age(self) -> float:
+        """Seconds since a watch said anything, the longest of them; bookmarks come once a minute."""
+        return max(time.monotonic() - reflector.heard_at for reflector in self._reflectors)
+
+
+class Reflector:
+    """Lists and watches one resource in one namespace or in all (empty)."""
+
+    def __init__(
+        self,
+        client: Client,
+        cache: Cache[Any],
+        selector: str,
+        namespace: str,
+        on_change: Callable[[Key], None],
+        metrics: Metrics,
+    ) -> None:
+        self.synced = asyncio.Event()
+        self.heard_at = time.monotonic()
+        self._client, self._cache, self._selector, self._namespace = client, cache, selector, namespace
+        self._on_change = on_change
+        self._metrics = metrics
+        self._version = ""
+        """To watch from; empty: list first."""
+
+    async def run(self) -> None:
+        """List and watch, for ever."""
+        backoff = FIRST_BACKOFF_SECONDS
+        while True:
+            began = time.monotonic()
+            try:
+                await self._list_and_watch()
+                reason = "ended"
+            except GoneError:
+                self._version, reason = "", "gone"
+            except ApiError as error:
+                reason = "error"
+                # A connection that breaks or is silent is nothing; a refusal (rights, a missing CRD) is.
+                level = logging.INFO if error.code in (0, 429) else logging.WARNING
+                log.log(level, "watch of %s: %s", self._cache.resource.plural, error)
+            except msgspec.MsgspecError as error:
+                # Begin anew: an event that was not understood is an object that is not known.
+                self._version, reason = "", "error"
+                log.warning("watch of %s: an answer that is not understood: %s", self._cache.resource.plural, error)
+            self._metrics.watch_restarts.labels(self._cache.resource.plural, reason).inc()
+            if time.monotonic() - began > LAST_BACKOFF_SECONDS:
+                backoff = FIRST_BACKOFF_SECONDS
+            await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
+            backoff = min(backoff * 2, LAST_BACKOFF_SECONDS)
+
+    async def _list_and_watch(self) -> None:
+        if not self._version:
+            await self._list()
+            self.synced.set()
+        seconds = random.randint(*WATCH_SECONDS)
+        events = self._client.watch(
+            self._cache.resource,
+            self._namespace,
+            selector=self._selector,
+            version=self._version,
+            seconds=seconds,
+        )
+        async for line in events:
+            self.heard_at = time.monotonic()
+            self._handle(_event.decode(line))
+
+    async def _list(self) -> None:
+        # Objects are read page by page, so that the bytes of only one page are in memory.
+        items: list[Any] = []
+        version = "0"
+        async for page in self._pages():
+            version = page.metadata.resource_version
+            items.extend(map(self._cache.read, page.items or ()))
+        self.heard_at = time.monotonic()
+        for key in self._cache.replace(self._namespace, items, int(version)):
+            self._on_change(key)
+        self._version = version
+
+    async def _pages(self) -> AsyncIterator[_Page]:
+        token = ""
+        while True:
+            raw = await self._client.list(self._cache.resource, self._namespace, selector=self._selector, token=token)
+            page = _page.decode(raw)
+            yield page
+            token = page.metadata.next
+            if not token:
+                return
+
+    def _handle(self, event: _Event) -> None:
+        if event.type == "ERROR":
+            raise error_of(msgspec.json.decode(event.object, type=_ErrorObject).code, bytes(event.object))
+        keys: tuple[Key, ...] = ()
+        if event.type in ("ADDED", "MODIFIED"):
+            keys = self._cache.put(event.object)
+        elif event.type == "DELETED":
+            keys = self._cache.drop(event.object)
+        self._version = str(version_of(event.object))
+        for key in keys:
+            self._on_change(key)
+
+
+class Caches:
+    """All caches of an operator and the informers that fill them.
+
+    Args:
+        namespaces: to look at; all when empty.
+        on_change: told each job of which an object changed.
+        on_pod: told each job of which a pod changed.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        namespaces: Sequence[str],
+        *,
+        on_change: Callable[[Key], None],
+        on_pod: Callable[[Key], None],
+        metrics: Metrics,
+    ) -> None:
+        self.jobs: Cache[SeenJob] = Cache(RLJOBS, read_job, matters)
+        self.pods: Cache[Pod] = Cache(PODS, read_pod)
+        self.children: dict[str, Cache[Child]] = {
+            resource.kind: Cache(resource, child_reader(resource.kind)) for resource in CHILDREN
+        }
+        """By kind."""
+        labelled: list[Cache[Any]] = [self.pods, *self.children.values()]
+        caches: list[tuple[Cache[Any], str]] = [(self.jobs, ""), *((cache, JOB_LABEL) for cache in labelled)]
+        self.informers = [
+            Informer(client, cache, selector, namespaces, on_pod if cache is self.pods else on_change, metrics)
+            for cache, selector in caches
+        ]
+
+    async def synced(self) -> None:
+        """Return when all that there is has been seen."""
+        for informer in self.informers:
+            await informer.synced()

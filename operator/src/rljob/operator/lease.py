@@ -1,0 +1,201 @@
+"""Leader election by a Lease of coordination.k8s.io, with the semantics of client-go's leaderelection.
+
+Clocks of machines are never compared: a lease of somebody else is over when it has not changed for its duration by
+*our* monotonic clock. A leader that could not renew for ``renew_seconds`` (less than the duration) writes nothing any
+more and its process ends; a write that it has sent is given up before the duration is over. Whoever follows can be
+sure that it is alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from rljob.operator.errors import AlreadyExistsError, ApiError, NotFoundError
+from rljob.operator.kube import Client
+from rljob.operator.resources import LEASES
+
+log = logging.getLogger(__name__)
+
+JITTER = 1.2
+
+
+class LeaseLostError(Exception):
+    """The lease could not be renewed in time, or is another's."""
+
+
+class LeaseSpec(msgspec.Struct, rename="camel"):
+    """`spec` of a Lease, as far as it matters."""
+
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    acquire_time: str | None = None
+    renew_time: str | None = None
+    lease_transitions: int | None = None
+
+
+class _Meta(msgspec.Struct, rename="camel"):
+    resource_version: str = ""
+
+
+class _Lease(msgspec.Struct):
+    metadata: _Meta
+    spec: LeaseSpec = msgspec.field(default_factory=LeaseSpec)
+
+
+class Lease:
+    """One candidate.
+
+    Args:
+        identity: who we are; no two candidates may have the same.
+        duration_seconds: how long the others wait for a leader that is silent.
+        renew_seconds: how long a leader tries to renew; less than the duration.
+        retry_seconds: between attempts.
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        namespace: str,
+        name: str,
+        identity: str,
+        *,
+        duration_seconds: float = 15.0,
+        renew_seconds: float = 10.0,
+        retry_seconds: float = 2.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client, self._namespace, self._name, self._identity = client, namespace, name, identity
+        self._duration, self._renew, self._retry = duration_seconds, renew_seconds, retry_seconds
+        self._clock = clock
+        self._seen: _Lease | None = None
+        self._seen_at = 0.0
+        self._stale = False
+        """A write was not answered, or refused: the lease may be another than the one seen last."""
+        self._renewed_at = float("-inf")
+        """When the request that renewed it last was sent: it is ours from then on."""
+
+    @property
+    def held(self) -> bool:
+        """Whether we are the leader and may write."""
+        return self._clock() < self._renewed_at + self._renew
+
+    async def acquire(self) -> None:
+        """Return when we are the leader."""
+        while not await self._try():
+            await asyncio.sleep(self._retry * random.uniform(1.0, JITTER))
+        log.info("%s leads by lease %s/%s", self._identity, self._namespace, self._name)
+
+    async def keep(self) -> None:
+        """Renew the lease for ever.
+
+        Raises:
+            LeaseLostError: it could not be renewed in time.
+        """
+        while True:
+            await asyncio.sleep(self._retry)
+            left = self._renewed_at + self._renew - self._clock()
+            try:
+                async with asyncio.timeout(max(0.0, left)):
+                    renewed = await self._try()
+            except TimeoutError:
+                renewed = False
+            if not renewed and (not self.held or self._is_anothers()):
+                self._renewed_at = float("-inf")
+                raise LeaseLostError(f"the lease {self._namespace}/{self._name} could not be renewed in time")
+
+    async def release(self) -> None:
+        """Let the next one lead at once. Nothing may be written after this."""
+        if not self.held or self._seen is None:
+            return
+        self._renewed_at = float("-inf")
+        try:
+            # Looked at again: the last renewal may have been broken off without its answer.
+            self.observe(msgspec.json.decode(await self._client.get(LEASES, self._namespace, self._name), type=_Lease))
+            if self._is_anothers():
+                return
+            spec = LeaseSpec("", 1, _now(), _now(), self._seen.spec.lease_transitions)
+            await self._client.update(LEASES, self._namespace, self._name, self._body(self._seen, spec))
+        except ApiError as error:
+            log.warning("the lease could not be released, the next leader waits until it is over: %s", error)
+
+    def may_take(self, spec: LeaseSpec) -> bool:
+        """Return whether a lease as it was seen last can be taken: nobody's, ours, or over."""
+        if not spec.holder_identity or spec.holder_identity == self._identity:
+            return True
+        return self._clock() >= self._seen_at + (spec.lease_duration_seconds or self._duration)
+
+    def observe(self, lease: _Lease) -> None:
+        """Take note of the lease as it is; its time begins anew when it has changed."""
+        if self._seen is None or self._seen.metadata.resource_version != lease.metadata.resource_version:
+            self._seen, self._seen_at = lease, self._clock()
+
+    def _is_anothers(self) -> bool:
+        return self._seen is not None and self._seen.spec.holder_identity not in (self._identity, "", None)
+
+    async def _try(self) -> bool:
+        """Take or renew the lease; return whether it is ours now."""
+        began = self._clock()
+        try:
+            written = await self._write()
+        except ApiError as error:
+            log.info("lease %s/%s: %s", self._namespace, self._name, error)
+            self._stale = True
+            return False
+        if written is None:
+            return False
+        self.observe(msgspec.json.decode(written, type=_Lease))
+        self._renewed_at = began
+        return True
+
+    async def _write(self) -> bytes | None:
+        if self._stale or not self.held:  # else a leader knows what it wrote
+            try:
+                raw = await self._client.get(LEASES, self._namespace, self._name)
+            except NotFoundError:
+                return await self._create()
+            self.observe(msgspec.json.decode(raw, type=_Lease))
+            self._stale = False
+        assert self._seen is not None, "observed just now, or when it was renewed last"
+        seen = self._seen.spec
+        if not self.may_take(seen):
+            return None
+        ours = seen.holder_identity == self._identity
+        spec = LeaseSpec(
+            self._identity,
+            max(1, round(self._duration)),
+            seen.acquire_time if ours else _now(),
+            _now(),
+            (seen.lease_transitions or 0) + (0 if ours else 1),
+        )
+        return await self._client.update(LEASES, self._namespace, self._name, self._body(self._seen, spec))
+
+    async def _create(self) -> bytes | None:
+        spec = LeaseSpec(self._identity, max(1, round(self._duration)), _now(), _now(), 0)
+        try:
+            return await self._client.create(LEASES, self._namespace, self._body(None, spec))
+        except AlreadyExistsError:
+            return None
+
+    def _body(self, lease: _Lease | None, spec: LeaseSpec) -> dict[str, Any]:
+        metadata = {"name": self._name, "namespace": self._namespace}
+        if lease is not None:
+            metadata["resourceVersion"] = lease.metadata.resource_version
+        return {
+            "apiVersion": LEASES.api_version,
+            "kind": LEASES.kind,
+            "metadata": metadata,
+            "spec": {key: value for key, value in msgspec.to_builtins(spec).items() if value is not None},
+        }
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,159 @@
+"""What keeps objects that do not say it themselves: the newest warning among their events.
+
+Asked for when an object is late, and now and then while it stays so: one list of a namespace's warnings serves all jobs
+in it. Events are a courtesy: what cannot be asked for is done without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from rljob.operator.errors import ApiError
+from rljob.operator.kube import Client
+from rljob.operator.planning.pending import key_of_claim
+from rljob.operator.planning.stuck import ASK_SECONDS
+from rljob.operator.planning.times import seconds_of
+from rljob.operator.resources import EVENTS
+
+log = logging.getLogger(__name__)
+
+MOST_PAGES = 8
+"""Of a list of events that are read; a namespace with more warnings than that has other troubles."""
+FRESH_SECONDS = 150.0
+"""A kubelet tries again within so long what it could not do to a pod: a warning that is older is over."""
+CLAIM_SECONDS = 600.0
+"""A warning of a claim that is known by its name alone counts so long: an older one may be of another that
+had the name. What keeps a claim is told again every five minutes at least."""
+FORGOTTEN_SECONDS = 60.0
+"""After so long without a question what is known of a namespace is forgotten."""
+REASONS = frozenset(
+    {"FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox", "FailedCreate",
+     "ProvisioningFailed", "FailedBinding"}
+)  # fmt: skip
+_MOUNT = re.compile(r'^MountVolume\.\w+ failed for volume "(?P<volume>[^"]*)"\s*: (?P<why>.*)$', re.DOTALL)
+_RANDOM = re.compile(r' "[0-9a-f]{32,}"')
+
+
+class _Involved(msgspec.Struct, frozen=True):
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+
+
+class _Event(msgspec.Struct, rename="camel"):
+    involved_object: _Involved = _Involved()
+    reason: str = ""
+    message: str = ""
+    last_timestamp: str | None = None
+    event_time: str | None = None
+
+    @property
+    def at(self) -> float:
+        """When it happened last (Unix seconds)."""
+        return seconds_of(self.last_timestamp or self.event_time or "") or 0.0
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    token: str = msgspec.field(name="continue", default="")
+
+
+class _Events(msgspec.Struct):
+    items: list[_Event] = []
+    metadata: _Metadata = _Metadata()
+
+
+@dataclass
+class _Heard:
+    """What is known of a namespace, and since when."""
+
+    at: float = float("-inf")
+    told: dict[str, str] = field(default_factory=dict)
+    """uid of an object, or key of a claim → sentence."""
+    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Mishaps:
+    """Remembers what was answered. ``clock``: seconds that never go back; ``wall``: Unix seconds."""
+
+    def __init__(self, client: Client, clock: Callable[[], float], wall: Callable[[], float]) -> None:
+        self._client, self._clock, self._wall = client, clock, wall
+        self._heard: dict[str, _Heard] = {}
+
+    async def of(self, namespace: str, late: Mapping[str, float]) -> dict[str, str]:
+        """Return uid → sentence for those objects of which there is one.
+
+        Args:
+            namespace: of the objects.
+            late: see :func:`rljob.operator.planning.stuck.stuck`.
+        """
+        due = [uid for uid, left in late.items() if left <= 0]
+        if not due:
+            return {}
+        heard = self._heard.setdefault(namespace, _Heard())
+        async with heard.asking:
+            now = self._clock()
+            if now - heard.at >= ASK_SECONDS:
+                heard.told, heard.at = await self._ask(namespace), now
+        self._forget(now)
+        return {uid: heard.told[uid] for uid in due if uid in heard.told}
+
+    def _forget(self, now: float) -> None:
+        for namespace, heard in list(self._heard.items()):
+            if now - heard.at > FORGOTTEN_SECONDS and not heard.asking.locked():
+                del self._heard[namespace]
+
+    async def _ask(self, namespace: str) -> dict[str, str]:
+        try:
+            newest: dict[str, _Event] = {}
+            for event in await self._list(namespace, "type=Warning"):
+                known = newest.get(event.involved_object.uid)
+                if event.reason in REASONS and (known is None or event.at >= known.at):
+                    newest[event.involved_object.uid] = event
+            pods = any(event.involved_object.kind == "Pod" for event in newest.values())
+            pulls = await self._list(namespace, "reason=Pulling") if pods else []
+        except ApiError as error:  # no rights to it, or the server has enough to do
+            log.debug("events in %s cannot be read: %s", namespace, error)
+            return {}
+        pulled = {event.involved_object.uid: event.at for event in pulls}
+        return self._of_claims(newest.values()) | {
+            uid: in_words(event.message)
+            for uid, event in newest.items()
+            if event.involved_object.kind != "Pod" or self._lasts(event, pulled.get(uid, 0.0))
+        }
+
+    def _of_claims(self, events: Iterable[_Event]) -> dict[str, str]:
+        return {
+            key_of_claim(event.involved_object.name): in_words(event.message)
+            for event in sorted(events, key=lambda event: event.at)
+            if event.involved_object.kind == "PersistentVolumeClaim" and self._wall() - event.at <= CLAIM_SECONDS
+        }
+
+    def _lasts(self, event: _Event, pulled: float) -> bool:
+        """Return whether what a pod was warned of still is so: its images are pulled once its volumes are mounted."""
+        return event.at > pulled and self._wall() - event.at <= FRESH_SECONDS
+
+    async def _list(self, namespace: str, fields: str) -> list[_Event]:
+        found: list[_Event] = []
+        token = ""
+        for _ in range(MOST_PAGES):
+            page = msgspec.json.decode(
+                await self._client.list(EVENTS, namespace, fields=fields, token=token), type=_Events
+            )
+            found += page.items
+            token = page.metadata.token
+            if not token:
+                break
+        return found
+
+
+def in_words(message: str) -> str:
+    """Return an event's message without what is another in each of its kind: a status would be written for it."""
+    found = _MOUNT.match(message)
+    text = f"volume {found['volume']} cannot be mounted: {found['why']}" if found else message
+    return _RANDOM.sub("", text).strip()

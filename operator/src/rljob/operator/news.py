@@ -1,0 +1,51 @@
+"""Which changes of an RLJob a decision may depend on. Coordinators report every few seconds, and most of that is for
+people: it must cost next to nothing.
+
+Whoever has planning look at more of `status.run` adds it here; else it is seen only when something else changes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from rljob.operator.cache import SeenJob
+
+_EMPTY = msgspec.Raw(b"")
+
+
+class _Decisive(msgspec.Struct, rename="camel", frozen=True):
+    """What planning reads of `status.run`, besides the engines."""
+
+    state: str = ""
+    reason: str = ""
+    message: str = ""
+    observed_generation: int = 0
+
+
+class _Run(msgspec.Struct):
+    engines: msgspec.Raw = _EMPTY
+
+
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_decisive = msgspec.json.Decoder(_Decisive)
+_run = msgspec.json.Decoder(_Run)
+
+
+def matters(before: SeenJob, now: SeenJob) -> bool:
+    """Return whether a job is to be decided on again because of this change."""
+    old, new = before.metadata, now.metadata
+    if (old.uid, old.generation, old.deletion_timestamp) != (new.uid, new.generation, new.deletion_timestamp):
+        return True
+    if (old.labels, old.annotations) != (new.labels, new.annotations):
+        return True
+    was, status = _fields.decode(before.status), _fields.decode(now.status)
+    run_was, run = was.pop("run", None), status.pop("run", None)
+    if {name: bytes(raw) for name, raw in was.items()} != {name: bytes(raw) for name, raw in status.items()}:
+        return True
+    if run_was is None or run is None:
+        return run_was is not run
+    if _decisive.decode(run_was) != _decisive.decode(run):
+        return True
+    # Which engines are done matters while some are being drained; who is to be drained is chosen of the present ones.
+    draining = len(bytes(status.get("draining", b"[]"))) > len(b"[]")
+    return draining and bytes(_run.decode(run_was).engines) != bytes(_run.decode(run).engines)

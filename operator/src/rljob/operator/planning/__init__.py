@@ -1,0 +1,11 @@
+"""Decisions of the operator: what is seen of a job leads to a plan. Pure: no clock, no I/O, no randomness.
+
+`life` is the order of a job's life; each other file decides one thing.
+"""
+
+from __future__ import annotations
+
+from rljob.operator.planning.life import plan
+from rljob.operator.planning.rendering import Render, Rendering
+
+__all__ = ["Render", "Rendering", "plan"]

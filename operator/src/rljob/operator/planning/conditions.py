@@ -1,0 +1,91 @@
+"""Conditions, and the events that tell of their transitions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from rljob.api.status import Condition, RLJobStatus
+from rljob.operator.plan import Event
+from rljob.operator.planning import reasons
+from rljob.operator.planning.draft import Draft
+
+Type = Literal["Ready", "Initialized", "Suspended", "Complete", "Failed"]
+ORDER: Sequence[Type] = ("Ready", "Initialized", "Suspended", "Complete", "Failed")
+LONGEST_MESSAGE = 4096
+NORMAL = frozenset(
+    {
+        reasons.INITIALIZING,
+        reasons.STARTING,
+        reasons.RUNNING,
+        reasons.EVALUATING,
+        reasons.FINISHING,
+        reasons.SUSPENDING,
+        reasons.SUSPENDED,
+        reasons.RESUMED,
+        reasons.SUCCEEDED,
+        reasons.INITIALIZED,
+        reasons.NO_INITIALIZER,
+        reasons.ROLES_NOT_READY,
+    }
+)
+"""Reasons that are part of a job's ordinary life: their events are no warnings."""
+_UNTOLD = frozenset({(reasons.NO_INITIALIZER, "True"), (reasons.INITIALIZING, "False")})
+
+
+def find(status: RLJobStatus, kind: Type) -> Condition | None:
+    """Return a condition."""
+    return next((each for each in status.conditions if each.type == kind), None)
+
+
+def is_true(status: RLJobStatus, kind: Type) -> bool:
+    """Return whether a condition is there and true."""
+    found = find(status, kind)
+    return found is not None and found.status == "True"
+
+
+def set_condition(draft: Draft, kind: Type, true: bool, reason: str, message: str) -> None:
+    """Set a condition; its time moves only when its status does."""
+    before = find(draft.status, kind)
+    value: Literal["True", "False"] = "True" if true else "False"
+    message = message[:LONGEST_MESSAGE]
+    generation = draft.observed.metadata.generation
+    if before is not None and before.status == value and before.reason == reason and before.message == message:
+        if before.observed_generation == generation:
+            return
+        after = before.model_copy(update={"observed_generation": generation})
+    else:
+        since = before.last_transition_time if before is not None and before.status == value else draft.instant
+        after = Condition(
+            type=kind,
+            status=value,
+            reason=reason,
+            message=message,
+            last_transition_time=since,
+            observed_generation=generation,
+        )
+    others = {each.type: each for each in draft.status.conditions}
+    others[kind] = after
+    draft.status.conditions = [others[each] for each in ORDER if each in others]
+
+
+def transitions(before: RLJobStatus, after: RLJobStatus) -> list[Event]:
+    """Return an event for every condition whose status or reason has changed.
+
+    What ended a job is told once, by Complete or Failed, and what Suspended and Initialized tell is not told again by
+    Ready.
+    """
+    changed = [each for each in after.conditions if _differs(find(before, each.type), each)]
+    told: list[Event] = []
+    for condition in sorted(changed, key=lambda each: each.type == "Ready"):
+        reason = condition.reason
+        if condition.type == "Initialized" and (reason, condition.status) in _UNTOLD:
+            continue
+        if condition.type == "Ready" and (reason == reasons.FAILED or any(reason == each.reason for each in told)):
+            continue
+        told.append(Event("Normal" if reason in NORMAL else "Warning", reason, condition.message))
+    return told
+
+
+def _differs(before: Condition | None, after: Condition) -> bool:
+    return before is None or (before.status, before.reason) != (after.status, after.reason)

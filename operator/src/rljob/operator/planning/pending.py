@@ -1,0 +1,208 @@
+"""Why pods are not ready, in words, and of several reasons the one that a person should hear of first.
+
+The words come from what Kubernetes says; what changes from minute to minute in it (counts of nodes, times, random
+names) is left out, so that a status is written when something happened and not because time passed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rljob.operator.planning import exits, reasons
+from rljob.operator.planning.scene import condition, pod_condition
+from rljob.operator.seen import Child, ContainerStatus, Pod
+
+SEVERITY = (
+    reasons.ROLES_NOT_READY,
+    reasons.TRAINER_RESTARTING,
+    reasons.PODS_PENDING,
+    reasons.CRASHING,
+    reasons.CLAIM,
+    reasons.PODS_REFUSED,
+    reasons.QUOTA_EXCEEDED,
+    reasons.CONTAINER,
+    reasons.IMAGE,
+)
+"""From what mends itself to what somebody has to mend."""
+_IMAGE = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
+     "RegistryUnavailable", "SignatureValidationFailed"}
+)  # fmt: skip
+_CONTAINER = frozenset(
+    {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError", "StartError"}
+)
+_NODES = re.compile(r"^\d+/\d+ nodes are available: (?P<why>.*?)\.?(?: (?:preemption|no new claims).*)?$", re.DOTALL)
+_WORDS = {"were unschedulable": "nodes are cordoned"}
+"""What the scheduler says that is no sentence without its count."""
+_COUNT = re.compile(r"^\d+ (?:node\(s\) )?")
+_BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*"(?:: )?')
+_PULL = re.compile(
+    r'^(?:ErrImagePull: )?(?:rpc error: code = \w+ desc = )?(?:failed to pull and unpack image "[^"]*": )?'
+)
+_FORBIDDEN = re.compile(r'^(?:Error creating: )?(?:.*?pods? "[^"]*" is forbidden: )?')
+_NO_CLAIM = re.compile(r'persistentvolumeclaim "(?P<name>[^"]*)" not found')
+_BAD_CLAIM = re.compile(
+    r'persistentvolumeclaim "(?P<name>[^"]*)" (?P<why>is being deleted|bound to non-existent \w+ "[^"]*")'
+)
+_NO_CLASS = re.compile(r'storageclass\.storage\.k8s\.io "(?P<name>[^"]*)" not found')
+ENDED = "ended"
+"""State of pods that run no more."""
+_UNBOUND = ("unbound immediate PersistentVolumeClaims", "didn't find available persistent volumes to bind")
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """What keeps a pod, or all pods of a workload, from being ready. ``text`` follows "2 of 4 main pods pending: "."""
+
+    reason: str
+    state: str
+    text: str
+    image: str = ""
+
+    @property
+    def severity(self) -> int:
+        """Higher is worse."""
+        return SEVERITY.index(self.reason)
+
+
+@dataclass(frozen=True)
+class Around:
+    """What is known besides of a job whose pods are looked at. ``claims``: those that it made; ``named``: the one that
+    it was given (spec.storage.claim); ``mishaps``: see :class:`rljob.operator.plan.Observed`."""
+
+    claims: Sequence[Child] = ()
+    named: str = ""
+    mishaps: Mapping[str, str] = field(default_factory=dict)
+
+
+def key_of_claim(name: str) -> str:
+    """Return what stands for the uid of a claim that is not the job's own: it is never read."""
+    return f"PersistentVolumeClaim/{name}"
+
+
+def waits_for_claim(pod: Pod) -> bool:
+    """Return whether a pod finds no node because a claim is not bound."""
+    scheduled = pod_condition(pod, "PodScheduled")
+    return scheduled is not None and scheduled.status == "False" and _is_unbound(scheduled.message)
+
+
+def of_pod(pod: Pod, around: Around = Around()) -> Obstacle:
+    """Return what keeps a pod from being ready, which it is not."""
+    scheduled = pod_condition(pod, "PodScheduled")
+    if scheduled is not None and scheduled.status == "False":
+        return _unscheduled(scheduled.message, scheduled.reason, around)
+    containers = [*pod.status.init_container_statuses, *pod.status.container_statuses]
+    found = [obstacle for container in containers if (obstacle := _of_container(container)) is not None]
+    if found:
+        return max(found, key=lambda obstacle: obstacle.severity)
+    if pod.status.phase == "Failed":
+        end = exits.newest_end([pod])
+        return Obstacle(reasons.ROLES_NOT_READY, ENDED, exits.with_last_words(end) if end else "its node ended it")
+    if pod.status.phase == "Running":
+        return Obstacle(reasons.ROLES_NOT_READY, "not ready", "started, and not answering yet")
+    if mishap := around.mishaps.get(pod.metadata.uid):
+        return Obstacle(reasons.CONTAINER, "waiting", mishap)
+    return Obstacle(reasons.ROLES_NOT_READY, "starting", "containers are being made")
+
+
+def of_workload(child: Child, mishaps: Mapping[str, str]) -> Obstacle | None:
+    """Return what keeps a workload from having all its pods, as far as it says so, in its status or in events."""
+    failure = condition(child, "ReplicaFailure")
+    said = str(failure.get("message", "")) if failure is not None else mishaps.get(child.metadata.uid)
+    return refusal(said) if said is not None else None
+
+
+def refusal(message: str) -> Obstacle:
+    """Return what the API server's refusal to make a pod comes to."""
+    text = _FORBIDDEN.sub("", message).strip()
+    if "exceeded quota" in text:
+        return Obstacle(reasons.QUOTA_EXCEEDED, "refused", text)
+    return Obstacle(reasons.PODS_REFUSED, "refused", text)
+
+
+def _unscheduled(message: str, reason: str, around: Around) -> Obstacle:
+    if reason == "SchedulingGated":
+        return Obstacle(reasons.PODS_PENDING, "pending", "held back by scheduling gates")
+    missing = _NO_CLAIM.search(message)
+    if missing:
+        other = "make a new job with another spec.storage.claim"  # which cannot be changed
+        if missing["name"] != around.named:
+            other = "correct the template that names it"
+        text = f"claim {missing['name']} is not there; make it, or {other}"
+        return Obstacle(reasons.CLAIM, "pending", text)
+    if bad := _BAD_CLAIM.search(message):
+        return Obstacle(reasons.CLAIM, "pending", f"claim {bad['name']} {bad['why'].rstrip('.')}")
+    if _is_unbound(message):
+        return Obstacle(reasons.CLAIM, "pending", _unbound(around))
+    return Obstacle(reasons.PODS_PENDING, "pending", scheduling(message))
+
+
+def scheduling(message: str) -> str:
+    """Return the scheduler's message without its counts: "insufficient nvidia.com/gpu"."""
+    if "no nodes available" in message or message.startswith("0/0 nodes"):
+        return "there are no nodes"
+    found = _NODES.match(message.strip())
+    if found is None:
+        return message.strip().rstrip(".") or "no node was found yet"
+    causes = [_COUNT.sub("", part.strip()).rstrip(".") for part in re.split(r", (?=\d)", found["why"].split(". ")[0])]
+    return ", ".join(sorted({_WORDS.get(cause, cause[:1].lower() + cause[1:]) for cause in causes if cause}))
+
+
+def _is_unbound(message: str) -> bool:
+    return any(each in message for each in _UNBOUND)
+
+
+def _unbound(around: Around) -> str:
+    waiting = [claim for claim in around.claims if claim.body.get("status", {}).get("phase") != "Bound"]
+    named = around.named
+    if not waiting:
+        claim_named = f"claim {named} (spec.storage.claim)" if named else "a claim of the pod's template"
+        if named and (mishap := around.mishaps.get(key_of_claim(named))):
+            return f"{claim_named} {_unprovided(mishap)}"
+        return f"{claim_named} is not bound: kubectl describe pvc {named}".rstrip() + " tells why"
+    claim = waiting[0]
+    spec, status = claim.body.get("spec", {}), claim.body.get("status", {})
+    said = next((str(each.get("message", "")) for each in status.get("conditions", ()) if each.get("message")), "")
+    size = spec.get("resources", {}).get("requests", {}).get("storage", "?")
+    modes = " ".join(spec.get("accessModes", ()))
+    if status.get("phase") == "Lost":
+        said = "its volume is lost"
+    elif not said and (mishap := around.mishaps.get(claim.metadata.uid)):
+        return f"claim {claim.metadata.name} {_unprovided(mishap)}"
+    elif not said and not spec.get("storageClassName"):
+        said = (
+            "the cluster has no default storage class; set the chart's jobs.storage.className, or make a new job with "
+            "spec.storage.claim"
+        )
+    elif not said:
+        said = (
+            f"storage class {spec['storageClassName']} has given no volume of {size} with {modes} yet; there has to be "
+            "such a class, and it has to have room"
+        )
+    return f"claim {claim.metadata.name} is not bound: {said}"
+
+
+def _unprovided(mishap: str) -> str:
+    """Return in words what an event says of a claim that is not bound."""
+    if missing := _NO_CLASS.search(mishap):
+        mend = "make the class, or the claim anew with one that is there (kubectl get storageclass)"
+        return f"wants StorageClass {missing['name']}, which is not there; {mend}"
+    return f"is not bound: {mishap}"
+
+
+def _of_container(container: ContainerStatus) -> Obstacle | None:
+    waiting = container.state.waiting
+    if waiting is None:
+        return None
+    if waiting.reason in _IMAGE:
+        text = _PULL.sub("", _BACK_OFF.sub("", waiting.message)).strip() or waiting.reason
+        return Obstacle(reasons.IMAGE, "waiting for their image", text, container.image)
+    if waiting.reason in _CONTAINER:
+        return Obstacle(reasons.CONTAINER, "waiting", waiting.message or waiting.reason)
+    if waiting.reason == "CrashLoopBackOff":
+        end = exits.last_end(container)
+        where = "" if container.name == exits.MAIN else f"container {container.name}: "
+        return Obstacle(reasons.CRASHING, "crashing", where + (exits.with_last_words(end) if end else "it ends again"))
+    return None

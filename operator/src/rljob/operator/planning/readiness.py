@@ -1,0 +1,94 @@
+"""The reason of Ready: the one word that a person reads of a job, and the sentence behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rljob.api.status import Attempt, Run
+from rljob.operator.plan import Ref
+from rljob.operator.planning import pending, reasons
+from rljob.operator.planning.initializer import Stage
+from rljob.operator.planning.roles import Lack
+from rljob.operator.planning.trainer import TRAINER
+
+STATES = {"Running": reasons.RUNNING, "Evaluating": reasons.EVALUATING, "Finishing": reasons.FINISHING}
+"""States of a run that is under way."""
+_URGENT = pending.SEVERITY.index(reasons.CLAIM)
+"""From here on somebody has to do something."""
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """The Ready condition."""
+
+    ready: bool
+    reason: str
+    message: str
+
+
+def of_job(
+    stage: Stage,
+    lacks: Sequence[Lack],
+    attempt: Attempt | None,
+    run: Run | None,
+    foreign: Mapping[Ref, str],
+    refused: Mapping[Ref, str],
+) -> Readiness:
+    """Return the readiness of a job that is neither suspended nor over."""
+    blocked = _blocked(foreign, refused)
+    if blocked is not None:
+        return blocked
+    if not stage.done:
+        if stage.lack is not None and stage.lack.reason != reasons.ROLES_NOT_READY:
+            return Readiness(False, stage.lack.reason, stage.lack.text)
+        return Readiness(False, stage.reason, stage.message)
+    essential = sorted((lack for lack in lacks if lack.essential), key=lambda lack: -lack.severity)
+    if not essential:
+        return _under_way(run, lacks)
+    worst = essential[0]
+    held = {lack.reason for lack in essential if lack.role == TRAINER}  # for want of a node: that does not mend itself
+    restarting = attempt is not None and attempt.cause and held and reasons.PODS_PENDING not in held
+    if restarting and worst.severity < _URGENT:
+        assert attempt is not None
+        return Readiness(False, reasons.TRAINER_RESTARTING, _restarting(attempt))
+    # Those that are merely starting are not worth a word beside one that somebody has to look after.
+    held_up = [each for each in essential if each.reason != reasons.ROLES_NOT_READY] or essential
+    message = worst.text + _others(len(held_up) - 1, "role", "not ready")
+    if worst.reason == reasons.ROLES_NOT_READY and not (run is not None and run.state in STATES):
+        return Readiness(False, reasons.STARTING, message)
+    return Readiness(False, worst.reason, message)
+
+
+def _blocked(foreign: Mapping[Ref, str], refused: Mapping[Ref, str]) -> Readiness | None:
+    if foreign:
+        first = foreign[min(foreign)]
+        return Readiness(False, reasons.FOREIGN_OBJECT, first + _others(len(foreign) - 1, "object", "taken"))
+    if refused:
+        kind, name = ref = min(refused)
+        obstacle = pending.refusal(refused[ref])
+        reason = reasons.QUOTA_EXCEEDED if obstacle.reason == reasons.QUOTA_EXCEEDED else reasons.API_REFUSED
+        text = f"{kind} {name} cannot be made: {obstacle.text}"
+        return Readiness(False, reason, text + _others(len(refused) - 1, "object", "refused"))
+    return None
+
+
+def _under_way(run: Run | None, lacks: Sequence[Lack]) -> Readiness:
+    more = "".join(f"; {lack.text}" for lack in lacks)
+    said = f"; {run.message}" if run is not None and run.message else ""  # a pod is ready before its part is
+    if run is None or run.state not in STATES:
+        return Readiness(
+            False, reasons.STARTING, f"all roles are ready{said or ', the first batch is being made'}{more}"
+        )
+    return Readiness(True, STATES[run.state], f"all roles are ready{said}{more}")
+
+
+def _restarting(attempt: Attempt) -> str:
+    begins = f"begins at {attempt.not_before}" if attempt.not_before else "begins"
+    return f"attempt {attempt.number} of the trainer {begins}; attempt {attempt.number - 1} ended: {attempt.cause}"
+
+
+def _others(count: int, noun: str, what: str) -> str:
+    if count <= 0:
+        return ""
+    return f"; {count} more {noun}s are {what}" if count > 1 else f"; 1 more {noun} is {what}"

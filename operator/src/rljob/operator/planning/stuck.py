@@ -1,0 +1,64 @@
+"""Objects that do not come to anything and do not say why: a pod whose volumes cannot be mounted, a Job whose pods are
+refused, a claim whose class is not there. What keeps them is told in events alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from rljob.operator.plan import Ref
+from rljob.operator.planning.pending import key_of_claim, waits_for_claim
+from rljob.operator.planning.scene import DISRUPTED, condition, controller, pod_condition
+from rljob.operator.planning.times import remaining
+from rljob.operator.seen import Child, ContainerStatus, Pod
+
+PATIENCE = 8.0
+"""Seconds that mounting volumes, making pods and binding a claim may take before it is asked what keeps them."""
+ASK_SECONDS = 10.0
+"""Between two questions."""
+_SILENT = frozenset({"", "ContainerCreating", "PodInitializing"})
+_ENDINGS = ("Complete", "SuccessCriteriaMet", "Failed", "FailureTarget", "Suspended")
+
+
+def stuck(pods: Iterable[Pod], children: Mapping[Ref, Child], now: float, claim: str = "") -> dict[str, float]:
+    """Return uid → seconds until it is to be asked what keeps an object; 0 or less once it is.
+
+    Args:
+        pods: the job's.
+        children: the job's.
+        now: Unix seconds.
+        claim: that the job was given (spec.storage.claim); it is found by its key, not by its uid.
+    """
+    pods = list(pods)
+    owners = {owner.uid for pod in pods if (owner := controller(pod)) is not None}
+    found = {}
+    for pod in pods:
+        scheduled = pod_condition(pod, "PodScheduled")
+        if scheduled is not None and scheduled.status == "True" and _silent(pod):
+            found[pod.metadata.uid] = remaining(scheduled.last_transition_time, PATIENCE, now)
+        if claim and scheduled is not None and waits_for_claim(pod):
+            left, key = remaining(scheduled.last_transition_time, PATIENCE, now), key_of_claim(claim)
+            found[key] = min(left, found.get(key, left))
+    for (kind, _), child in children.items():
+        if child.metadata.deletion_timestamp is not None:
+            continue
+        no_pods = kind == "Job" and child.metadata.uid not in owners and condition(child, *_ENDINGS) is None
+        unbound = kind == "PersistentVolumeClaim" and child.body.get("status", {}).get("phase") == "Pending"
+        if no_pods or unbound:
+            found[child.metadata.uid] = remaining(child.metadata.creation_timestamp, PATIENCE, now)
+    return found
+
+
+def _silent(pod: Pod) -> bool:
+    """Return whether a pod has found a node and its containers say nothing of why they do not start."""
+    if pod.status.phase != "Pending" or pod.metadata.deletion_timestamp is not None:
+        return False
+    if pod_condition(pod, DISRUPTED) is not None:
+        return False
+    return all(map(_waits_silently, (*pod.status.init_container_statuses, *pod.status.container_statuses)))
+
+
+def _waits_silently(container: ContainerStatus) -> bool:
+    waiting = container.state.waiting
+    if waiting is not None:
+        return waiting.reason in _SILENT
+    return container.state.terminated is None and not container.ready

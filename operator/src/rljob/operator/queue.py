@@ -1,0 +1,175 @@
+"""Which job is reconciled next.
+
+:class:`Schedule` is the logic, without time or tasks of its own; :class:`Queue` gives it a clock and workers that
+wait. A job is there once however often it is added, is never with two workers, and is done again if it was added
+while a worker had it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+
+FIRST_BACKOFF_SECONDS = 0.1
+LAST_BACKOFF_SECONDS = 60.0
+
+
+class Schedule(Generic[K]):
+    """Keys that wait, keys that are due later, and keys that somebody works on. Times are seconds of any clock."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[K, float] = {}
+        """Key → since when, in the order they are served."""
+        self._working: set[K] = set()
+        self._again: dict[K, float] = {}
+        """Keys that were added while somebody worked on them → since when."""
+        self._due: dict[K, float] = {}
+        self._heap: list[tuple[float, int, K]] = []
+        """Of _due; an entry that does not agree with it is void."""
+        self._count = 0
+        self._failures: dict[K, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._again)
+
+    def add(self, key: K, now: float) -> None:
+        """Have ``key`` done as soon as may be."""
+        if key in self._working:
+            self._again.setdefault(key, now)
+        else:
+            self._waiting.setdefault(key, now)
+
+    def add_after(self, key: K, seconds: float, now: float) -> None:
+        """Have ``key`` done in ``seconds``, or earlier if that was asked for already."""
+        if seconds <= 0:
+            self.add(key, now)
+        elif now + seconds < self._due.get(key, float("inf")):
+            self._due[key] = now + seconds
+            self._count += 1
+            heapq.heappush(self._heap, (now + seconds, self._count, key))
+
+    def failed(self, key: K, now: float, at_least: float = 0.0) -> float:
+        """Have ``key`` done again after its back-off, which doubles with every failure; return that."""
+        failures = self._failures[key] = self._failures.get(key, 0) + 1
+        back_off = float(min(FIRST_BACKOFF_SECONDS * 2 ** min(failures - 1, 20), LAST_BACKOFF_SECONDS))
+        seconds = max(back_off, min(at_least, LAST_BACKOFF_SECONDS))
+        self.add_after(key, seconds, now)
+        return seconds
+
+    def succeeded(self, key: K) -> None:
+        """Forget the failures of ``key``."""
+        self._failures.pop(key, None)
+
+    def take(self, now: float) -> tuple[K, float] | None:
+        """Return the next key to work on, and for how long it has waited; None if there is none just now.
+
+        What was to be done later of this key is forgotten: who works on it says anew when it wants to.
+        """
+        while self._heap and self._heap[0][0] <= now:
+            due, _, key = heapq.heappop(self._heap)
+            if self._due.get(key) == due:
+                del self._due[key]
+                self.add(key, due)
+        if not self._waiting:
+            return None
+        key = next(iter(self._waiting))
+        since = self._waiting.pop(key)
+        self._due.pop(key, None)
+        self._working.add(key)
+        return key, max(0.0, now - since)
+
+    def done(self, key: K) -> None:
+        """Say that nobody works on ``key`` any more."""
+        self._working.discard(key)
+        since = self._again.pop(key, None)
+        if since is not None:
+            self._waiting[key] = since
+
+    def next_due(self) -> float | None:
+        """Return when :meth:`take` may have something that it has not now."""
+        while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+
+class ClosedError(Exception):
+    """Nothing is given out any more."""
+
+
+class Queue(Generic[K]):
+    """A schedule for workers of one event loop. ``clock`` gives seconds and must not go back."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._schedule: Schedule[K] = Schedule()
+        self._clock = clock
+        self._waiters: list[asyncio.Future[None]] = []
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._schedule)
+
+    def add(self, key: K) -> None:
+        """Have ``key`` done as soon as may be."""
+        self._schedule.add(key, self._clock())
+        self._wake_one()
+
+    def add_after(self, key: K, seconds: float) -> None:
+        """Have ``key`` done in ``seconds``, or earlier if that was asked for already."""
+        self._schedule.add_after(key, seconds, self._clock())
+        self._wake_one()
+
+    def failed(self, key: K, at_least: float = 0.0) -> float:
+        """Have ``key`` done again after its back-off; return that."""
+        seconds = self._schedule.failed(key, self._clock(), at_least)
+        self._wake_one()
+        return seconds
+
+    def succeeded(self, key: K) -> None:
+        """Forget the failures of ``key``."""
+        self._schedule.succeeded(key)
+
+    async def get(self) -> tuple[K, float]:
+        """Return the next key to work on, and for how long it has waited; say :meth:`done` after it.
+
+        Raises:
+            ClosedError: the queue was closed.
+        """
+        while self._closed or (taken := self._schedule.take(self._clock())) is None:
+            if self._closed:
+                raise ClosedError
+            due = self._schedule.next_due()
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            try:
+                await asyncio.wait([waiter], timeout=None if due is None else max(0.0, due - self._clock()))
+            except asyncio.CancelledError:
+                self._wake_one()  # the call that woke us is for somebody else
+                raise
+            finally:
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+        if len(self) or self._schedule.next_due() is not None:
+            self._wake_one()  # who waits does not know of what is due since it began to
+        return taken
+
+    def done(self, key: K) -> None:
+        """Say that nobody works on ``key`` any more."""
+        self._schedule.done(key)
+        self._wake_one()
+
+    def close(self) -> None:
+        """Give out nothing any more."""
+        self._closed = True
+        while self._waiters:
+            self._wake_one()
+
+    def _wake_one(self) -> None:
+        if self._waiters:
+            waiter = self._waiters.pop(0)
+            if not waiter.done():
+                waiter.set_result(None)

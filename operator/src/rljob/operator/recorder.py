@@ -1,0 +1,118 @@
+"""Events on RLJobs: what `kubectl describe` shows. Told, never waited for.
+
+An event that is said again is counted, not made again. Its name follows from what it says, so that an operator that
+was restarted counts on. Events are a courtesy: what cannot be recorded is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import hashlib
+import logging
+from collections import OrderedDict
+from typing import Any
+
+import msgspec
+
+from rljob.operator.errors import AlreadyExistsError, ApiError, FencedError, NotFoundError
+from rljob.operator.kube import Client
+from rljob.operator.metrics import Metrics
+from rljob.operator.plan import Event
+from rljob.operator.resources import EVENTS, RLJOBS
+from rljob.operator.seen import Meta
+
+log = logging.getLogger(__name__)
+
+COMPONENT = "rljob-operator"
+WAITING = 1000
+REMEMBERED = 4096
+MESSAGE_CHARACTERS = 1024
+"""The API's bound."""
+NAME_CHARACTERS = 200
+
+
+class _Counted(msgspec.Struct):
+    count: int = 1
+
+
+class Recorder:
+    """Writes events one after the other. ``instance``: of this operator."""
+
+    def __init__(self, client: Client, metrics: Metrics, instance: str) -> None:
+        self._client, self._metrics, self._instance = client, metrics, instance
+        self._queue: asyncio.Queue[tuple[Meta, Event]] = asyncio.Queue(WAITING)
+        self._counts: OrderedDict[str, int] = OrderedDict()
+        """Name of an event → how often it was said."""
+
+    def record(self, job: Meta, event: Event) -> None:
+        """Have an event on ``job`` written soon."""
+        try:
+            self._queue.put_nowait((job, event))
+        except asyncio.QueueFull:
+            self._metrics.events_dropped.inc()
+
+    async def run(self) -> None:
+        """Write what was recorded, for ever."""
+        while True:
+            job, event = await self._queue.get()
+            try:
+                await self._write(job, event)
+            except (ApiError, FencedError) as error:
+                self._metrics.events_dropped.inc()
+                log.info("event %s of %s/%s: %s", event.reason, job.namespace, job.name, error)
+
+    async def _write(self, job: Meta, event: Event) -> None:
+        body = event_body(job, event, self._instance, datetime.datetime.now(datetime.UTC))
+        name = body["metadata"]["name"]
+        count = self._counts.get(name, 0)
+        if not count:
+            try:
+                await self._client.create(EVENTS, job.namespace, body)
+                self._remember(name, 1)
+                return
+            except AlreadyExistsError:
+                raw = await self._client.get(EVENTS, job.namespace, name)
+                count = msgspec.json.decode(raw, type=_Counted).count
+        again = {"count": count + 1, "lastTimestamp": body["lastTimestamp"], "message": body["message"]}
+        try:
+            await self._client.merge_patch(EVENTS, job.namespace, name, again)
+            self._remember(name, count + 1)
+        except NotFoundError:  # events are deleted after an hour
+            await self._client.create(EVENTS, job.namespace, body)
+            self._remember(name, 1)
+
+    def _remember(self, name: str, count: int) -> None:
+        self._counts[name] = count
+        self._counts.move_to_end(name)
+        if len(self._counts) > REMEMBERED:
+            self._counts.popitem(last=False)
+
+
+def event_body(job: Meta, event: Event, instance: str, now: datetime.datetime) -> dict[str, Any]:
+    """Return the Event object that says ``event`` of ``job`` for the first time."""
+    said = "\0".join((job.uid, event.type, event.reason, event.message))
+    digest = hashlib.sha256(said.encode()).hexdigest()[:16]
+    time = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "apiVersion": EVENTS.api_version,
+        "kind": EVENTS.kind,
+        "metadata": {"name": f"{job.name[:NAME_CHARACTERS]}.{digest}", "namespace": job.namespace},
+        "involvedObject": {
+            "apiVersion": RLJOBS.api_version,
+            "kind": RLJOBS.kind,
+            "namespace": job.namespace,
+            "name": job.name,
+            "uid": job.uid,
+            "resourceVersion": job.resource_version,
+        },
+        "type": event.type,
+        "reason": event.reason,
+        "message": event.message[:MESSAGE_CHARACTERS],
+        "source": {"component": COMPONENT},
+        "reportingComponent": COMPONENT,
+        "reportingInstance": instance[:128],
+        "firstTimestamp": time,
+        "lastTimestamp": time,
+        "count": 1,
+    }

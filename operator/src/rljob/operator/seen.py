@@ -1,0 +1,104 @@
+"""What the operator looks at of the cluster: the few fields that decisions need, decoded straight from the API's JSON.
+
+Caches hold these, not whole objects: thousands of pods fit into little memory. All are read-only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+JOB_LABEL = "rljob.dev/job"
+ROLE_LABEL = "rljob.dev/role"
+HASH_ANNOTATION = "rljob.dev/role-hash"
+"""Hash of the inputs that a role was rendered for."""
+INTENT_ANNOTATION = "rljob.dev/intent"
+"""Hash of the object as it was rendered, replicas left out."""
+
+
+class _Camel(msgspec.Struct, rename="camel", gc=False, omit_defaults=True, frozen=True):
+    pass
+
+
+class OwnerReference(_Camel, frozen=True):
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool = False
+
+
+class Meta(_Camel, frozen=True):
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    generation: int = 0
+    creation_timestamp: str = ""
+    deletion_timestamp: str | None = None
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    owner_references: list[OwnerReference] = []
+
+
+class ObjectCondition(_Camel, frozen=True):
+    type: str
+    status: str = "Unknown"
+    reason: str = ""
+    message: str = ""
+    last_transition_time: str = ""
+
+
+class Terminated(_Camel, frozen=True):
+    exit_code: int = 0
+    signal: int = 0
+    reason: str = ""
+    message: str = ""
+    started_at: str = ""
+    finished_at: str = ""
+
+
+class Waiting(_Camel, frozen=True):
+    reason: str = ""
+    message: str = ""
+
+
+class ContainerState(_Camel, frozen=True):
+    waiting: Waiting | None = None
+    terminated: Terminated | None = None
+
+
+class ContainerStatus(_Camel, frozen=True):
+    name: str
+    image: str = ""
+    ready: bool = False
+    restart_count: int = 0
+    state: ContainerState = ContainerState()
+    last_state: ContainerState = ContainerState()
+
+
+class PodStatus(_Camel, frozen=True):
+    phase: str = ""
+    conditions: list[ObjectCondition] = []
+    init_container_statuses: list[ContainerStatus] = []
+    container_statuses: list[ContainerStatus] = []
+
+
+class PodSpec(_Camel, frozen=True):
+    node_name: str = ""
+
+
+class Pod(_Camel, frozen=True):
+    """A pod of a job."""
+
+    metadata: Meta
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+
+class Child(msgspec.Struct, frozen=True):
+    """Any other object of a job; ``body`` is whole, without managedFields."""
+
+    kind: str
+    metadata: Meta
+    body: dict[str, Any]

@@ -1,0 +1,228 @@
+"""An operator at work: stands by for the lease, then fills its caches and reconciles for as long as it holds it.
+
+The caches are filled after the lease is held, by consistent lists: so the first decision of a new leader knows of every
+write of the one before. Any background task that ends, ends the operator; losing the lease does too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
+
+from rljob.manifests.context import Cluster
+from rljob.operator.config import Settings, Start
+from rljob.operator.errors import ApiError, FencedError
+from rljob.operator.informers import Caches
+from rljob.operator.kube import Client
+from rljob.operator.lease import Lease, LeaseLostError
+from rljob.operator.metrics import Metrics
+from rljob.operator.plan import Key, Observed, Plan
+from rljob.operator.planning import Rendering, plan
+from rljob.operator.queue import ClosedError, Queue
+from rljob.operator.reconcile import Planner, Reconciler
+from rljob.operator.recorder import Recorder
+from rljob.operator.server import build_app, serving
+
+log = logging.getLogger(__name__)
+
+FINISH_SECONDS = 8.0
+"""How long reconciles in hand may take to end when the operator is told to."""
+POD_SECONDS = 0.2
+"""Pods change many at a time, each in several steps: they are looked at together."""
+
+
+class RLJobPlanner:
+    """The planner of RLJobs, with its renderings remembered."""
+
+    def __init__(self) -> None:
+        self._rendering = Rendering()
+
+    def __call__(self, observed: Observed, cluster: Cluster) -> Plan:
+        """Return what is to be done."""
+        return plan(observed, cluster, self._rendering)
+
+    def forget(self, uid: str) -> None:
+        """Forget a job that is gone."""
+        self._rendering.forget(uid)
+
+
+class Operator:
+    """One operator process, or one of several in a test's."""
+
+    def __init__(
+        self,
+        client: Client,
+        settings: Settings,
+        namespace: str,
+        identity: str,
+        metrics: Metrics,
+        planner: Planner | None = None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.client, self.metrics = client, metrics
+        lease = settings.lease
+        self.lease = Lease(
+            client,
+            namespace,
+            lease.name,
+            identity,
+            duration_seconds=lease.duration_seconds,
+            renew_seconds=lease.renew_seconds,
+            retry_seconds=lease.retry_seconds,
+        )
+        self.queue: Queue[Key] = Queue()
+        self.caches = Caches(
+            client,
+            settings.namespaces,
+            on_change=self.queue.add,
+            on_pod=lambda key: self.queue.add_after(key, POD_SECONDS),
+            metrics=metrics,
+        )
+        self._recorder = Recorder(client, metrics, identity)
+        self._reconciler = Reconciler(
+            client, self.caches, settings.for_rendering(), planner or RLJobPlanner(), self._recorder, wall
+        )
+        self._workers = settings.workers
+        self.leads, self.synced = asyncio.Event(), asyncio.Event()
+        client.may_write = lambda: self.lease.held
+        client.limit_writes(lease.write_seconds)
+        metrics.leader.set_function(lambda: float(self.lease.held))
+        metrics.queue_depth.set_function(lambda: len(self.queue))
+        metrics.at_scrape(self._conditions, self._cached, self._ages)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it works, or stands by for the one that does."""
+        return self.synced.is_set() or not self.leads.is_set()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Be an operator until ``stop`` is set.
+
+        Raises:
+            LeaseLostError: another may lead by now. The process must end.
+        """
+        await _until(stop, [self.lease.acquire()])
+        if stop.is_set():
+            return
+        self.leads.set()
+        workers = [asyncio.create_task(self._work()) for _ in range(self._workers)]
+        informers = [informer.run() for informer in self.caches.informers]
+        try:
+            await _until(
+                stop, [self.lease.keep(), self._recorder.run(), self._end_of(workers), self._say_synced(), *informers]
+            )
+            await self._finish(workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+        await self.lease.release()
+
+    async def _say_synced(self) -> None:
+        await self.caches.synced()
+        self.synced.set()
+        log.info("caches are filled: %s", self._cached())
+        await asyncio.Event().wait()
+
+    async def _work(self) -> None:
+        await self.synced.wait()
+        while True:
+            try:
+                key, waited = await self.queue.get()
+            except ClosedError:
+                return
+            self.metrics.queue_wait_seconds.observe(waited)
+            try:
+                await self._reconcile(key)
+            finally:
+                self.queue.done(key)
+
+    async def _reconcile(self, key: Key) -> None:
+        began, what = time.perf_counter(), "error"
+        try:
+            result = await self._reconciler.reconcile(key)
+        except ApiError as error:
+            seconds = self.queue.failed(key, error.retry_after)
+            log.info("%s/%s: %s; again in %.1f s", *key, error, seconds)
+        except FencedError:
+            raise
+        except Exception as error:
+            # A job that planning or doing trips over (a bug) must not take the other jobs with it.
+            seconds = self.queue.failed(key)
+            log.exception("%s/%s: %s; again in %.1f s", *key, type(error).__name__, seconds)
+        else:
+            what = result.what
+            self.queue.succeeded(key)
+            if what == "retry":
+                self.queue.add(key)
+            elif result.after is not None:
+                self.queue.add_after(key, result.after)
+        self.metrics.reconcile_seconds.labels(what).observe(time.perf_counter() - began)
+
+    async def _end_of(self, workers: Sequence[asyncio.Task[None]]) -> None:
+        """Raise what a worker raises. The workers go on when this is cancelled."""
+        done, _ = await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
+        for worker in done:
+            worker.result()
+
+    async def _finish(self, workers: list[asyncio.Task[None]]) -> None:
+        """Let reconciles in hand end; what waits is the next leader's."""
+        self.queue.close()
+        await asyncio.wait(workers, timeout=FINISH_SECONDS)
+
+    def _conditions(self) -> Iterable[tuple[str, str]]:
+        return self._reconciler.conditions()
+
+    def _cached(self) -> dict[str, int]:
+        return {informer.cache.resource.plural: len(informer.cache) for informer in self.caches.informers}
+
+    def _ages(self) -> dict[str, float]:
+        if not self.leads.is_set():
+            return {}
+        return {informer.cache.resource.plural: informer.age for informer in self.caches.informers}
+
+
+async def _until(stop: asyncio.Event, doings: Iterable[Coroutine[Any, Any, Any]]) -> None:
+    """Return when ``stop`` is set or one of ``doings`` ends, with its error; all have ended then."""
+    tasks = [asyncio.create_task(doing) for doing in (stop.wait(), *doings)]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def serve(start: Start) -> int:
+    """Run an operator until SIGTERM or SIGINT; return the exit code."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+    metrics = Metrics()
+    settings = start.settings
+    client = Client(
+        start.access,
+        connections=settings.connections,
+        timeout_s=settings.request_seconds,
+        count=metrics.count_request,
+    )
+    async with client:
+        operator = Operator(client, settings, start.namespace, start.identity, metrics)
+        lag = asyncio.create_task(metrics.measure_lag())
+        try:
+            async with serving(build_app(metrics, lambda: operator.ready), settings.listen) as port:
+                log.info("serves /metrics at port %d", port)
+                await operator.run(stop)
+        except (LeaseLostError, FencedError) as error:
+            log.critical("%s: this process ends, so that only one operator acts", error)
+            return 1
+        finally:
+            lag.cancel()
+    return 0

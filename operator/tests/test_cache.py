@@ -1,0 +1,100 @@
+"""Caches: the newer word wins, whoever says it first."""
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rljob.operator.cache import Cache, child_reader, read_job, read_pod
+from rljob.operator.resources import BY_KIND, PODS, RLJOBS
+
+KEY = ("research", "sums")
+
+
+def pods():
+    return Cache(PODS, read_pod)
+
+
+def raw(version, name="p", uid="u1", job="sums", **body):
+    labels = {"rljob.dev/job": job} if job else {}
+    meta = {"name": name, "namespace": "research", "uid": uid, "resourceVersion": str(version), "labels": labels}
+    return msgspec.Raw(msgspec.json.encode({"metadata": meta, **body}))
+
+
+def versions(cache):
+    return {name: int(pod.metadata.resource_version) for name, pod in cache.of_job(KEY).items()}
+
+
+def test_an_older_event_does_not_undo_our_own_write():
+    cache = pods()
+    assert cache.put(raw(9)) == (KEY,)
+    assert cache.put(raw(8)) == ()
+    assert cache.put(raw(9)) == (), "the event of our own write is no news"
+    assert cache.put(raw(10)) == (KEY,)
+    assert versions(cache) == {"p": 10}
+
+
+def test_an_event_from_before_our_deletion_does_not_bring_the_object_back():
+    cache = pods()
+    cache.put(raw(3))
+    cache.deleted("research", "p", "u1")
+    assert cache.put(raw(4)) == () and versions(cache) == {}
+    assert cache.put(raw(6, uid="u2")) == (KEY,), "a new object of the name is another"
+    assert cache.drop(raw(5)) == (), "the deletion was of the old one"
+    assert versions(cache) == {"p": 6}
+
+
+def test_a_list_removes_what_is_gone_but_not_what_was_written_after_it_was_read():
+    cache = pods()
+    cache.put(raw(3, "old"))
+    cache.put(raw(12, "new"))
+    cache.put(raw(4, "kept"))
+    changed = cache.replace("", [read_pod(raw(5, "kept")), read_pod(raw(6, "found", job="other"))], 10)
+    assert changed == {KEY, ("research", "other")}
+    assert versions(cache) == {"new": 12, "kept": 5}
+    assert len(cache) == 3
+
+
+def test_a_list_of_one_namespace_says_nothing_of_the_others():
+    cache = pods()
+    cache.put(raw(3))
+    assert cache.replace("elsewhere", [], 10) == set()
+    assert cache.replace("research", [], 10) == {KEY}
+
+
+def test_an_object_that_loses_its_label_is_not_the_jobs_any_more():
+    cache = pods()
+    cache.put(raw(3))
+    cache.put(raw(4, job=""))
+    assert versions(cache) == {} and len(cache) == 0
+
+
+def test_an_object_that_changes_hands_is_news_of_both_jobs():
+    cache = pods()
+    cache.put(raw(3))
+    assert cache.put(raw(4, job="other")) == (("research", "other"), KEY)
+    assert versions(cache) == {}
+    assert cache.put(raw(5, job="")) == (("research", "other"),), "one that is nobody's now is news of the last"
+
+
+def test_a_job_is_found_by_its_own_name_and_its_parts_are_kept_as_they_came():
+    cache = Cache(RLJOBS, read_job)
+    assert cache.put(raw(3, "sums", job="", spec={"a": 1}, status={"b": 2})) == (KEY,)
+    seen = cache.find(*KEY)
+    assert bytes(seen.spec) == b'{"a":1}' and bytes(seen.status) == b'{"b":2}'
+
+
+def test_managed_fields_are_not_kept():
+    body = raw(3, "d", spec={"replicas": 2})
+    data = msgspec.json.decode(body)
+    data["metadata"]["managedFields"] = [{"manager": "x"}]
+    child = child_reader("Deployment")(msgspec.json.encode(data))
+    assert child.kind == "Deployment" and "managedFields" not in child.body["metadata"]
+    assert Cache(BY_KIND["Deployment"], child_reader("Deployment")).take(child) == (KEY,)
+
+
+@given(st.permutations([("put", 1), ("put", 2), ("put", 5), ("put", 9)]))
+def test_in_any_order_the_newest_stays(steps):
+    cache = pods()
+    for _, version in steps:
+        cache.put(raw(version))
+    assert versions(cache) == {"p": 9}

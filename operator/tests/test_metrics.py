@@ -1,0 +1,42 @@
+"""The metrics are a surface: dashboards and alerts use their names."""
+
+from prometheus_client import generate_latest
+
+from rljob.operator.metrics import Metrics
+
+NAMES = {
+    "rljob_operator_api_requests": ("verb", "code"),
+    "rljob_operator_cached_objects": ("resource",),
+    "rljob_operator_event_loop_lag_seconds": (),
+    "rljob_operator_events_dropped": (),
+    "rljob_operator_jobs": ("condition", "status"),
+    "rljob_operator_leader": (),
+    "rljob_operator_queue_depth": (),
+    "rljob_operator_queue_wait_seconds": (),
+    "rljob_operator_reconcile_seconds": ("result",),
+    "rljob_operator_watch_age_seconds": ("resource",),
+    "rljob_operator_watch_restarts": ("resource", "reason"),
+}
+
+
+def metrics():
+    made = Metrics()
+    made.at_scrape(lambda: [("Ready", "True"), ("Ready", "True")], lambda: {"pods": 3}, lambda: {"pods": 1.5})
+    return made
+
+
+def test_names_and_labels_of_the_metrics_stay():
+    made = metrics()
+    made.count_request("get", "200")
+    made.watch_restarts.labels("pods", "gone").inc()
+    made.reconcile_seconds.labels("done").observe(0.1)
+    labels = {family.name: set() for family in made.registry.collect()}
+    for family in made.registry.collect():
+        for sample in family.samples:
+            labels[family.name] |= set(sample.labels) - {"le"}
+    assert labels == {name: set(of) for name, of in NAMES.items()}
+
+
+def test_jobs_are_counted_by_condition_and_never_named():
+    text = generate_latest(metrics().registry).decode()
+    assert 'rljob_operator_jobs{condition="Ready",status="True"} 2.0' in text

@@ -1,0 +1,42 @@
+"""Whose an object is, and what of it is ours."""
+
+from rljob.operator.ownership import applied_fields, foreign_sentence, is_ours
+from rljob.operator.seen import Meta, OwnerReference
+
+JOB = Meta(name="sums", namespace="research", uid="u1")
+
+
+def owned(uid, kind="RLJob", name="sums", **more):
+    owner = OwnerReference(kind=kind, name=name, uid=uid, controller=True)
+    return Meta(name="sums-x", labels={"rljob.dev/job": "sums"}, owner_references=[owner], **more)
+
+
+def test_ours_is_what_the_very_job_controls_and_a_claim_that_nobody_does():
+    assert is_ours(JOB, "Deployment", owned("u1"))
+    assert not is_ours(JOB, "Deployment", owned("u0"))
+    unowned = Meta(name="sums-x", labels={"rljob.dev/job": "sums"})
+    assert not is_ours(JOB, "Deployment", unowned)
+    assert is_ours(JOB, "PersistentVolumeClaim", unowned)
+    assert not is_ours(JOB, "PersistentVolumeClaim", Meta(name="sums-x"))
+
+
+def test_a_foreign_object_is_told_with_its_owner_and_what_to_do():
+    assert "an earlier RLJob of this name" in foreign_sentence(JOB, "Service", owned("u0"))
+    assert "still being deleted" in foreign_sentence(JOB, "Service", owned("u0", deletion_timestamp="2026-01-01"))
+    assert "Sandwich lunch" in foreign_sentence(JOB, "Service", owned("u9", "Sandwich", "lunch"))
+    assert "delete it" in foreign_sentence(JOB, "Service", Meta(name="sums-x"))
+
+
+def test_what_we_created_becomes_applied_together_with_what_we_applied():
+    entries = [
+        {"manager": "kubectl", "operation": "Update", "fieldsV1": {"f:a": {}}},
+        {"manager": "rljob-operator", "operation": "Apply", "apiVersion": "v1", "fieldsV1": {"f:b": {"f:c": {}}}},
+        {"manager": "rljob-operator", "operation": "Update", "apiVersion": "v1", "fieldsV1": {"f:b": {"f:d": {}}}},
+        {"manager": "rljob-operator", "operation": "Update", "subresource": "status", "fieldsV1": {"f:s": {}}},
+    ]
+    fields = applied_fields(entries)
+    ours = [entry for entry in fields if entry["manager"] == "rljob-operator" and not entry.get("subresource")]
+    assert len(ours) == 1 and ours[0]["operation"] == "Apply"
+    assert ours[0]["fieldsV1"] == {"f:b": {"f:c": {}, "f:d": {}}}
+    assert entries[0] in fields and entries[3] in fields
+    assert applied_fields(fields) is None

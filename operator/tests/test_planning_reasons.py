@@ -1,0 +1,52 @@
+"""Reasons of conditions and events are names that people and programs wait for: they are added to, never changed."""
+
+from rljob.operator.planning import conditions, pending, reasons
+
+FROZEN = {
+    "ApiRefused",
+    "ClaimInUse",
+    "ClaimNotBound",
+    "ConfigurationError",
+    "ContainerCannotBeMade",
+    "DeadlineExceeded",
+    "Evaluating",
+    "Failed",
+    "Finishing",
+    "ForeignObject",
+    "ImageCannotBePulled",
+    "Initialized",
+    "InitializerFailed",
+    "Initializing",
+    "InvalidSpec",
+    "MaxRestartsExceeded",
+    "NoInitializer",
+    "PodsPending",
+    "PodsPendingTooLong",
+    "PodsRefused",
+    "QuotaExceeded",
+    "Resumed",
+    "RolesCrashing",
+    "RolesNotReady",
+    "RunFailed",
+    "Running",
+    "Starting",
+    "Succeeded",
+    "Suspended",
+    "Suspending",
+    "TrainerRestarted",
+    "TrainerRestarting",
+}
+ALL = {value for name, value in vars(reasons).items() if name.isupper()}
+
+
+def test_the_reasons_are_those_that_people_know():
+    assert ALL == FROZEN
+
+
+def test_every_reason_is_one_word_that_kubernetes_takes():
+    assert all(each.isalpha() and each[0].isupper() and len(each) < 64 for each in ALL)
+
+
+def test_tables_of_reasons_hold_no_other():
+    assert ALL >= conditions.NORMAL
+    assert set(pending.SEVERITY) <= ALL

@@ -1,0 +1,30 @@
+"""Events as they are written."""
+
+import datetime
+
+from rljob.operator.plan import Event
+from rljob.operator.recorder import MESSAGE_CHARACTERS, event_body
+from rljob.operator.seen import Meta
+
+JOB = Meta(name="sums", namespace="research", uid="u1", resource_version="7")
+NOW = datetime.datetime(2026, 1, 31, 12, tzinfo=datetime.UTC)
+
+
+def body(message="it runs", reason="Running"):
+    return event_body(JOB, Event("Normal", reason, message), "operator-1", NOW)
+
+
+def test_an_event_names_the_job_and_who_says_it():
+    event = body()
+    assert event["involvedObject"]["uid"] == "u1" and event["involvedObject"]["kind"] == "RLJob"
+    assert event["reportingComponent"] == "rljob-operator" and event["reportingInstance"] == "operator-1"
+    assert event["firstTimestamp"] == "2026-01-31T12:00:00Z"
+
+
+def test_the_same_event_has_the_same_name_in_every_operator_and_another_has_another():
+    assert body()["metadata"]["name"] == body()["metadata"]["name"]
+    assert len({body()["metadata"]["name"], body("x")["metadata"]["name"], body(reason="X")["metadata"]["name"]}) == 3
+
+
+def test_a_long_message_is_cut_to_what_the_api_takes():
+    assert len(body("x" * 5000)["message"]) == MESSAGE_CHARACTERS
