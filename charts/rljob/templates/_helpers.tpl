@@ -1,0 +1,74 @@
+{{- /* Name of what the release makes: rljob-operator when the release is called rljob, as the page on Kubernetes does. */ -}}
+{{- define "rljob.name" -}}
+{{- printf "%s-operator" (trunc 43 .Release.Name | trimSuffix "-") -}}
+{{- end -}}
+
+{{- define "rljob.serviceAccountName" -}}
+{{- default (include "rljob.name" .) .Values.serviceAccount.name -}}
+{{- end -}}
+
+{{- /* Names of objects of the whole cluster: two releases in two namespaces must not meet. */ -}}
+{{- define "rljob.clusterName" -}}
+{{- printf "%s:%s" .Release.Namespace (include "rljob.name" .) -}}
+{{- end -}}
+
+{{- define "rljob.selector" -}}
+app.kubernetes.io/name: rljob-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "rljob.labels" -}}
+{{ include "rljob.selector" . }}
+app.kubernetes.io/component: operator
+app.kubernetes.io/part-of: rljob
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end -}}
+
+{{- /* An image by the name that it has in the values, with registry and tag where it says none: (dict "root" $ "part" "trainer"). */ -}}
+{{- define "rljob.image" -}}
+{{- $images := .root.Values.images -}}
+{{- $image := get $images .part -}}
+{{- $first := index (splitList "/" $image) 0 -}}
+{{- $hasHost := and (contains "/" $image) (or (contains "." $first) (contains ":" $first) (eq $first "localhost")) -}}
+{{- if and $images.registry (not $hasHost) -}}
+{{- $image = printf "%s/%s" (trimSuffix "/" $images.registry) $image -}}
+{{- end -}}
+{{- $last := last (splitList "/" $image) -}}
+{{- if not (or (contains ":" $last) (contains "@" $last)) -}}
+{{- $image = printf "%s:%s" $image (default .root.Chart.AppVersion $images.tag) -}}
+{{- end -}}
+{{- $image -}}
+{{- end -}}
+
+{{- /* What the operator reads: rljob.operator.config. */ -}}
+{{- define "rljob.settings" -}}
+{{- $images := dict -}}
+{{- range $part := list "coordinator" "runner" "trainer" "rollout" "rewards" -}}
+{{- $_ := set $images $part (include "rljob.image" (dict "root" $ "part" $part)) -}}
+{{- end -}}
+{{- $cluster := dict
+  "images" $images
+  "imagePullPolicy" .Values.images.pullPolicy
+  "imagePullSecrets" .Values.images.pullSecrets
+  "domain" .Values.clusterDomain
+  "storageClass" .Values.jobs.storage.className
+  "storageSize" .Values.jobs.storage.size
+  "accessModes" .Values.jobs.storage.accessModes
+  "accelerator" .Values.jobs.accelerator
+  "gang" .Values.jobs.gang -}}
+{{- $seconds := int .Values.leaseSeconds -}}
+{{- $lease := dict
+  "name" (include "rljob.name" .)
+  "durationSeconds" $seconds
+  "renewSeconds" (div (mul 2 $seconds) 3)
+  "retrySeconds" (max 1 (div $seconds 7)) -}}
+{{- dict
+  "cluster" $cluster
+  "namespaces" .Values.watchNamespaces
+  "workers" (int .Values.workers)
+  "listen" (printf ":%d" (int .Values.metrics.port))
+  "logLevel" .Values.logLevel
+  "lease" $lease | toPrettyJson -}}
+{{- end -}}
