@@ -1,0 +1,56 @@
+"""The cluster's own part of the tree of cgroups, the one thing that does not go with its namespaces."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+WEIGHTS = {"cpu.shares": "8192", "cpu.weight": "800"}
+"""Eight times the usual, as all pods together compete with each single process of the machine."""
+_GONE_SECONDS = 10.0
+
+
+def hierarchies(mounts: Path = Path("/proc/self/mounts")) -> list[Path]:
+    """Return where cgroups are mounted: one place, or one for each controller (version 1)."""
+    lines = [line.split() for line in mounts.read_text().splitlines()]
+    return sorted({Path(fields[1]) for fields in lines if fields[2] in ("cgroup", "cgroup2")})
+
+
+def make(name: str) -> None:
+    """Make the root that the kubelet is told to stay below."""
+    found = hierarchies()
+    if len(found) == 1:
+        _pass_on(found[0])
+    for hierarchy in found:
+        (hierarchy / name).mkdir(exist_ok=True)
+        for weight, value in WEIGHTS.items():
+            if (file := hierarchy / name / weight).exists():
+                file.write_text(value)
+
+
+def _pass_on(root: Path) -> None:
+    """Let cgroups below ``root`` have all controllers (version 2), which the kubelet wants to find in its own."""
+    if not (root / "cgroup.controllers").exists():
+        return
+    for controller in (root / "cgroup.controllers").read_text().split():
+        with contextlib.suppress(OSError):  # some cannot be passed on; the kubelet says which it misses
+            (root / "cgroup.subtree_control").write_text(f"+{controller}")
+
+
+def remove(name: str) -> None:
+    """Remove it with all that is below, once nobody is in there any more."""
+    deadline = time.monotonic() + _GONE_SECONDS
+    while left := [path for path in hierarchies() if not _remove(path / name)]:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{left[0] / name} cannot be removed: processes of the cluster still run in it")
+        time.sleep(0.05)
+
+
+def _remove(root: Path) -> bool:
+    """Try to remove a cgroup and those below; return whether it is gone."""
+    for directory, _, _ in os.walk(root, topdown=False):
+        with contextlib.suppress(OSError):  # busy, or gone in the meantime
+            os.rmdir(directory)
+    return not root.exists()

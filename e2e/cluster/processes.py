@@ -1,0 +1,86 @@
+"""Processes of a cluster: each with a log, gone when the program that started it is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import random
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+_TAIL_BYTES = 3000
+
+
+class Process:
+    """A running program of a cluster. It is killed, not asked: nothing of a test's cluster is worth keeping."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        # The kernel ends the child with the *thread* that started it, and only the main thread lives as long as tests.
+        assert threading.current_thread() is threading.main_thread(), "start components in the main thread"
+        self.name = name
+        self.log = log
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=dict(environment),
+                cwd=log.parent,
+                start_new_session=True,  # Ctrl-C is for us to handle
+                preexec_fn=_die_with_parent,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def check(self) -> None:
+        """Raise if it has ended by itself, with the end of its log."""
+        if (code := self._process.poll()) is not None:
+            raise RuntimeError(f"{self.name} ended with code {code}; the end of {self.log}:\n{tail(self.log)}")
+
+    def resident_bytes(self) -> int:
+        """Return how much memory it holds now."""
+        fields = Path(f"/proc/{self.pid}/statm").read_text().split()
+        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def pause(self) -> None:
+        """Stop it from running, as a machine that hangs would."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on after :meth:`pause`."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End it and wait until it is gone."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def tail(log: Path) -> str:
+    """Return the last lines of a log."""
+    return log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
+
+
+def free_port(address: str) -> int:
+    """Return a port nobody listens on, none that the kernel gives to clients: it may have to be taken again later."""
+    while True:
+        port = random.SystemRandom().randrange(20000, 32000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((address, port))
+            return port
