@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from e2e.fakes.tokens import Stream, begin, weights_key
 from rljob.protocol import messages as m
 from rljob.protocol.environment import read_environment
+from rljob.protocol.heartbeat import beating
 from rljob.protocol.link import Link
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class FakeEngine:
         max_concurrency: sequences it writes at a time.
         seconds_per_token: see the module.
         faults: what goes wrong.
+        pod: name of the pod it is in.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class FakeEngine:
         max_concurrency: int = 64,
         seconds_per_token: float = 0.0,
         faults: Faults | None = None,
+        pod: str = "",
     ) -> None:
         self.instance = f"fake-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.faults = faults or Faults()
@@ -70,6 +73,7 @@ class FakeEngine:
         self.digest = ""
         self.tokens_written = 0
         self._pool = pool
+        self._pod = pod
         self._max_concurrency = max_concurrency
         self._seconds_per_token = seconds_per_token
         self._weights = 0
@@ -111,7 +115,15 @@ class FakeEngine:
     def _register(self) -> list[object]:
         held = [running.part for running in (*self._running.values(), *self._waiting.values())]
         registration = m.RegisterEngine(
-            self.instance, self._pool, self._max_concurrency, 4096, self.lineage, self.version, held, self.digest
+            self.instance,
+            self._pool,
+            self._max_concurrency,
+            4096,
+            self.lineage,
+            self.version,
+            held,
+            self.digest,
+            self._pod,
         )
         return [registration, *([m.Completions(list(self._unacknowledged.values()))] if self._unacknowledged else [])]
 
@@ -251,14 +263,16 @@ def main() -> None:
     environment = read_environment()
 
     async def run() -> None:
-        await FakeEngine(
+        engine = FakeEngine(
             environment.coordinator,
             environment.token,
             environment.name,
             options.max_concurrency,
             options.seconds_per_token,
             Faults(die_after_tokens=options.die_after_tokens),
-        ).run()
+        )
+        with beating():
+            await engine.run()
 
     asyncio.run(run())
 

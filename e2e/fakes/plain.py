@@ -12,10 +12,12 @@ from dataclasses import dataclass
 import msgspec
 
 from e2e.fakes.tokens import FIRST_STATE, next_state, reward, write
-from rljob.api.models import RLJobSpec, Task
+from rljob.api.models import RLJobSpec
+from rljob.api.resolve import DEFAULT_PROMPT
+from rljob.api.tasks import Task
+from rljob.api.templates import fill
 from rljob.protocol.messages import BatchSample, SampleTokens, VersionSpan
-from rljob.runner.data import ReasoningGymSource
-from rljob.runner.prompts import render
+from rljob.runner.data.reasoning_gym import ReasoningGymSource
 from rljob.runner.text import TextCodec
 from rljob.scheduling.mixture import Mixture
 from rljob.scheduling.seeds import derive
@@ -41,7 +43,7 @@ def plain_batches(spec: RLJobSpec, codec: TextCodec) -> Iterator[PlainBatch]:
         tokens: list[SampleTokens] = []
         while len(scalars) < spec.training.prompts_per_step * spec.training.samples_per_prompt:
             name, row = prompts.next()
-            prompt = codec.encode(render(tasks[name].prompt, sources[name].problem("train", row)["question"]))
+            prompt = codec.encode(fill(tasks[name].prompt or DEFAULT_PROMPT, sources[name].problem("train", row)))
             group = [
                 _answer(spec, tasks[name], codec, state, step, f"g{admitted}", member, prompt)
                 for member in range(spec.training.samples_per_prompt)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import TypeAlias
 
 import msgspec
@@ -11,6 +11,7 @@ from aiohttp import web
 
 from e2e.fakes.tokens import reward
 from rljob.protocol.environment import read_environment
+from rljob.protocol.heartbeat import beating
 from rljob.protocol.rewards import Score, ScoreItem, ScoreReply, ScoreRequest
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,12 @@ def build_app(verdict: Verdict = by_text) -> web.Application:
             )
         return web.Response(body=msgspec.json.encode(ScoreReply(scores)), content_type="application/json")
 
+    async def beat(_: web.Application) -> AsyncIterator[None]:
+        with beating():
+            yield
+
     app = web.Application()
+    app.cleanup_ctx.append(beat)
     app.router.add_post("/v1/score", score)
     return app
 

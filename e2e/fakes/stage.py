@@ -12,7 +12,7 @@ import signal
 import socket
 import sqlite3
 import sys
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,11 @@ from e2e.fakes.trainer import FakeTrainer
 from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
 from rljob.protocol.environment import PartEnvironment
-from rljob.runner.wiring import prepare, serve
+from rljob.runner.main import find_readers
+from rljob.runner.preparation import prepare
+from rljob.runner.wiring import serve
 
-TOKENS = {"agent": "agent-secret", "runner": "runner-secret", "trainer": "trainer-secret"}
+TOKENS = {role: f"{role}-secret" for role in ("agent", "runner", "trainer", "operator")}
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = {
     "coordinator": ["-m", "rljob.coordinator.main"],
@@ -75,13 +77,16 @@ class Stage:
     Args:
         job: the resolved manifest.
         storage: the run directory; parts log to NAME.log in it.
+        more: variables of parts that are processes, besides those that every part is told.
     """
 
-    def __init__(self, job: RLJob, storage: Path) -> None:
+    def __init__(self, job: RLJob, storage: Path, more: Mapping[str, str] | None = None) -> None:
         self.job = job
         self.storage = storage
         self.restarts: dict[str, int] = {}
+        self.codes: dict[str, int] = {}  # part → exit code of its last process
         self._urls = {part: f"127.0.0.1:{_free_port()}" for part in ("coordinator", "reward")}
+        self._more = dict(more or {})
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._tasks: dict[str, asyncio.Task[Any]] = {}
         self._lines: list[tuple[str, str]] = []  # part, line: in the order in which they came
@@ -113,6 +118,20 @@ class Stage:
             name=self.job.spec.rollouts[0].name,
             host="127.0.0.1",
         )
+
+    def variables(self, part: str) -> dict[str, str]:
+        """Return the environment variables of a part that is a process."""
+        return {
+            "RLJOB_JOB": str(self.storage / "job.json"),
+            "RLJOB_STORAGE": str(self.storage),
+            "RLJOB_COORDINATOR": self.coordinator_url,
+            "RLJOB_TOKEN": TOKENS.get(part, ""),
+            "RLJOB_TOKENS": str(self.storage / "tokens.json"),
+            "RLJOB_LISTEN": self._urls.get(part, ""),
+            "RLJOB_NAME": self.job.spec.rollouts[0].name,
+            "RLJOB_REWARD_URLS": json.dumps(self.reward_urls),
+            **self._more,
+        }
 
     def trainer(self, **options: Any) -> FakeTrainer:
         """Return a trainer to be run inside this process."""
@@ -172,18 +191,7 @@ class Stage:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _keep(self, part: str, arguments: tuple[str, ...]) -> None:
-        environment = os.environ | {
-            "RLJOB_JOB": str(self.storage / "job.json"),
-            "RLJOB_STORAGE": str(self.storage),
-            "RLJOB_COORDINATOR": self.coordinator_url,
-            "RLJOB_TOKEN": TOKENS.get(part, ""),
-            "RLJOB_TOKENS": str(self.storage / "tokens.json"),
-            "RLJOB_LISTEN": self._urls.get(part, ""),
-            "RLJOB_NAME": self.job.spec.rollouts[0].name,
-            "RLJOB_REWARD_URLS": json.dumps(self.reward_urls),
-            "PYTHONWARNINGS": "ignore",
-            "PYTHONPATH": str(ROOT),
-        }
+        environment = os.environ | self.variables(part) | {"PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT)}
         while not self._stopping:
             self.restarts[part] += 1
             process = await asyncio.create_subprocess_exec(
@@ -197,7 +205,7 @@ class Stage:
                     log.flush()
                     self._lines.append((part, line.decode(errors="replace")))
                     self._news.set()
-            code = await process.wait()
+            code = self.codes[part] = await process.wait()
             if code == 0:
                 return
             if code == 2:
@@ -211,6 +219,8 @@ async def on_stage(
     engines: Sequence[Faults] = (Faults(),),
     seconds_per_token: float = 0.0,
     verdict: Verdict = by_text,
+    pods: Sequence[str] = (),
+    more: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Stage]:
     """Run all parts but the trainer: the coordinator as a process, the others inside this one.
 
@@ -220,18 +230,24 @@ async def on_stage(
         engines: one engine for each, with what goes wrong in it.
         seconds_per_token: of every engine.
         verdict: of the reward service.
+        pods: names of the engines' pods.
+        more: variables of the coordinator.
     """
-    stage = Stage(job, storage)
+    stage = Stage(job, storage, more)
     reward = web.AppRunner(build_app(verdict), access_log=None)
     await reward.setup()
     where = stage.environment("reward")
     await web.TCPSite(reward, where.listen_host, where.listen_port).start()
     try:
         await stage.start("coordinator")
-        stage.play("runner", serve(prepare(stage.environment("runner"), stage.reward_urls)))
+        stage.play("runner", serve(prepare(stage.environment("runner"), find_readers(job)), stage.reward_urls))
         for i, faults in enumerate(engines):
             engine = FakeEngine(
-                stage.coordinator_url, TOKENS["agent"], seconds_per_token=seconds_per_token, faults=faults
+                stage.coordinator_url,
+                TOKENS["agent"],
+                seconds_per_token=seconds_per_token,
+                faults=faults,
+                pod=pods[i] if pods else "",
             )
             stage.play(f"agent-{i}", engine.run())
         yield stage

@@ -27,6 +27,7 @@ from e2e.fakes.tokens import FIRST_STATE, next_state
 from rljob.api.models import RLJob
 from rljob.protocol import messages as m
 from rljob.protocol.environment import read_environment
+from rljob.protocol.heartbeat import beating
 from rljob.protocol.link import Link
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class FakeTrainer:
         url: address of the coordinator.
         token: the trainer's token.
         job: the resolved manifest.
-        storage: of the job; checkpoints go to checkpoints/step-N, the journal to fake-trainer.jsonl.
+        storage: of the job; checkpoints go to checkpoints/step-00000N, the journal to fake-trainer.jsonl.
         seconds_per_step: how long applying a batch takes.
         salt: mixed into the weights at every batch: a trainer with another salt does not reproduce what it replays.
     """
@@ -83,6 +84,7 @@ class FakeTrainer:
         self._salt = salt
         self._instance = f"fake-trainer-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._incarnation = 0
+        self._last: m.StepDone | None = None  # said again after every reconnect
         self._weights = self._newest_checkpoint()
         self._link = Link(url, "trainer", token, m.ToTrainer, self._register)
 
@@ -109,7 +111,8 @@ class FakeTrainer:
                         return
 
     def _register(self) -> list[object]:
-        return [m.RegisterTrainer(self._instance, self._incarnation, self._weights.step)]
+        registration = m.RegisterTrainer(self._instance, self._incarnation, self._weights.step)
+        return [registration, *([self._last] if self._last is not None and self._incarnation else [])]
 
     # --- batches ---
 
@@ -131,7 +134,8 @@ class FakeTrainer:
         self._weights = Weights(train.step + 1, state, [*self._weights.batches, names])
         log.info("applied batch %d.", train.step)
         self.applied.append(Applied(train, shard, state))
-        self._link.send(m.StepDone(self._incarnation, train.step, {"loss": 0.0}))
+        self._last = m.StepDone(self._incarnation, train.step, {"loss": 0.0})
+        self._link.send(self._last)
         async with self.has_applied:
             self.has_applied.notify_all()
 
@@ -200,14 +204,16 @@ class FakeTrainer:
             self._link.send(m.WeightsSent(self._incarnation, command.update, target.engine, state, 0.0, ""))
 
     def _checkpoint(self, command: m.Checkpoint) -> None:
-        directory = self._storage / "checkpoints" / f"step-{command.step}"
+        directory = self._storage / "checkpoints" / f"step-{command.step:06d}"
         directory.mkdir(parents=True, exist_ok=True)
         log.info("writing checkpoint %d.", command.step)
         temporary = directory / f"weights.{os.getpid()}"
         temporary.write_bytes(msgspec.json.encode(self._weights))
         temporary.replace(directory / "weights.json")
         for step in command.remove:
-            shutil.rmtree(self._storage / "checkpoints" / f"step-{step}", ignore_errors=True)
+            shutil.rmtree(self._storage / "checkpoints" / f"step-{step:06d}", ignore_errors=True)
+        state = {"step": command.step, "incarnation": self._incarnation}  # what the audit reads of a real one
+        (directory / "trainer.json").write_text(json.dumps(state))
         path = str(directory.relative_to(self._storage))
         self._link.send(m.Checkpointed(self._incarnation, command.step, path))
 
@@ -230,9 +236,11 @@ def main() -> None:
     environment = read_environment()
 
     async def run() -> None:
-        await FakeTrainer(
+        trainer = FakeTrainer(
             environment.coordinator, environment.token, environment.job, environment.storage, options.seconds_per_step
-        ).run()
+        )
+        with beating():
+            await trainer.run()
 
     asyncio.run(run())
 

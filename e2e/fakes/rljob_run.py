@@ -1,0 +1,51 @@
+"""`rljob` with a fake engine and a fake trainer in the places of the real ones; everything else is real.
+
+    python -m e2e.fakes.rljob_run run job.yaml --run-dir DIR
+
+FAKES, if it is set, names other modules in their places: {"rollout": "e2e.fakes.impatient_agent"}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from unittest import mock
+
+from e2e.fakes.stage import ROOT
+from rljob.api.models import RLJob
+from rljob.cli import running
+from rljob.cli.main import main
+from rljob.local import plan, preflight, run
+from rljob.local.plan import Surroundings
+from rljob.local.processes import Command
+from rljob.local.supervisor import Backoff
+
+FAKES = {"rollout": "e2e.fakes.engine", "trainer": "e2e.fakes.trainer"} | json.loads(os.environ.get("FAKES", "{}"))
+
+
+def planner(job: RLJob, here: Surroundings) -> list[Command]:
+    """Return the job's parts with fakes among them."""
+    return [_with_fake(command) for command in plan.parts(job, here)]
+
+
+def _with_fake(command: Command) -> Command:
+    environment = command.environment | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    fake = FAKES.get(command.name.partition("-")[0])
+    arguments = [sys.executable, "-m", fake] if fake is not None else command.arguments
+    return replace(command, arguments=arguments, environment=environment)
+
+
+def run_job(job, manifest, directory, screen):
+    return run.run_job(job, manifest, directory, screen, planner, Backoff(first=0.01, after_success=0.1))
+
+
+if __name__ == "__main__":
+    with (
+        mock.patch.object(running, "run_job", run_job),
+        mock.patch.object(preflight, "CHECKED_PARTS", ()),
+        mock.patch.object(run, "POLL_SECONDS", 0.05),
+        mock.patch.object(run, "draw_plot", lambda *_: ""),
+    ):
+        main()

@@ -1,0 +1,100 @@
+"""A fake engine with real weights: it joins the trainer's weight groups and tells log-probabilities of a real model.
+
+What it writes is still that of e2e.fakes.tokens, by the digest of the weights: fast, and another answer for every bit
+that differs. So the real trainer takes its samples, and shows whether it learns the same from them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import blake3
+import torch
+import torch.distributed as dist
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from e2e.fakes.engine import FakeEngine, Running
+from e2e.fakes.model import STOP
+from e2e.fakes.tokens import weights_key
+from rljob.protocol import messages as m
+from rljob.protocol.weights import parameter_bytes, plan_buckets
+
+VOCABULARY = 257  # of e2e/fakes/model.py
+
+
+def write_tiny_model(directory: Path) -> None:
+    """Add a Qwen2 of one layer to the tokenizer in ``directory``: the same at every call."""
+    torch.manual_seed(7)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=512, initializer_range=0.2, eos_token_id=STOP,
+    )  # fmt: skip
+    Qwen2ForCausalLM(config).save_pretrained(directory)
+
+
+class TinyEngine(FakeEngine):
+    """See the module.
+
+    Args:
+        url: address of the coordinator.
+        token: the agents' token.
+        model: directory of :func:`write_tiny_model`.
+    """
+
+    def __init__(self, url: str, token: str, model: Path) -> None:
+        super().__init__(url, token)
+        self._model = Qwen2ForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        self._groups: dict[str, Any] = {}
+        self._prompts: dict[str, bytes] = {}
+
+    def _generate(self, request: m.Generate) -> None:
+        self._prompts[request.part.sample] = request.token_ids
+        super()._generate(request)
+
+    def _complete(self, finished: list[tuple[Running, str]]) -> None:
+        for running, _ in finished:
+            running.stream.logprobs = self._logprobs(self._prompts[running.part.sample], running.stream.token_ids)
+        super()._complete(finished)
+
+    @torch.no_grad()
+    def _logprobs(self, prompt: bytes, written: array[int]) -> array[float]:
+        given = array("i", prompt)
+        tokens_T = torch.tensor([*given, *written])
+        logprobs_TV = self._model(tokens_T[None]).logits[0].log_softmax(-1)
+        chosen = logprobs_TV[len(given) - 1 : -1].gather(1, tokens_T[len(given) :, None])
+        return array("f", chosen[:, 0].tolist())
+
+    def _update_when_due(self) -> None:
+        if self._updates:
+            update = self._updates.pop()
+            self._updates.clear()
+            self._receiving = asyncio.create_task(self._take(update))
+
+    async def _take(self, update: m.PrepareWeights) -> None:
+        self.digest = await asyncio.to_thread(self._receive, update)
+        self.lineage, self.version = update.lineage, update.version
+        self._weights = weights_key(self.digest)
+        self._link.send(m.WeightAck(update.update, update.lineage, update.version, self.digest, 0.0, 0.0))
+
+    def _receive(self, update: m.PrepareWeights) -> str:
+        """Take all weights as the trainer sends them; return the digest of what came."""
+        if update.group not in self._groups:
+            tcp = dist.TCPStore(update.address, update.port, is_master=False, wait_for_workers=False)
+            store = dist.PrefixStore(update.group, tcp)
+            self._groups[update.group] = dist.ProcessGroupGloo(store, 1, update.world_size, timedelta(seconds=30))
+        group, hasher, state = self._groups[update.group], blake3.blake3(), {}
+        for bucket in plan_buckets(update.parameters, update.bucket_bytes):
+            buffer = torch.empty(sum(parameter_bytes(update.parameters[i]) for i in bucket), dtype=torch.uint8)
+            group.broadcast(buffer, 0).wait()
+            hasher.update(buffer.numpy().tobytes())
+            for i in bucket:
+                meta = update.parameters[i]
+                data, buffer = buffer[: parameter_bytes(meta)], buffer[parameter_bytes(meta) :]
+                state[meta.name] = data.clone().view(torch.float32).view(meta.shape)
+        group.broadcast(torch.frombuffer(bytearray(hasher.digest()), dtype=torch.uint8), 1).wait()
+        self._model.load_state_dict(state, strict=False)
+        return hasher.hexdigest()

@@ -1,0 +1,202 @@
+"""Runs cases of the matrix, many in one run, several runs at once: python -m e2e.faults.campaign DIRECTORY [NAME...].
+
+A case is well when the run goes on after it: everything works again when the next batch is applied. A run is well when
+it succeeds and its accounts are right (see verdict); else all its cases are not. Prints JSON: name of the case → what
+is wrong, empty when nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import random
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from e2e.fakes.stage import make_job
+from e2e.faults.cases import Case, all_cases
+from e2e.faults.disk import BALLAST, small_disk
+from e2e.faults.nursery import Nursery
+from e2e.faults.scene import Scene
+from e2e.faults.verdict import check
+from rljob.api.models import RLJob
+
+log = logging.getLogger(__name__)
+
+CASES_PER_RUN = 24
+STEPS_PER_CASE = 4
+RUNS_AT_ONCE = 6
+PATIENCE_SECONDS = 45.0
+"""For one case, from arming it to the next batch applied."""
+DISK_BYTES = 24 << 20
+
+FLAVOURS: list[dict[str, Any]] = [
+    {"alpha": 0},
+    {
+        "alpha": 1,
+        "scheduling": {"redundancy": {"groups": 1, "members": 1}, "onDeadline": "regenerate"},
+        "weightSync": {"inFlight": "abort", "timeoutSeconds": 0.5},
+    },
+    {
+        "alpha": 0,
+        "evaluation": {"everySteps": 4, "problems": 4},
+        "weightSync": {"inFlight": "abort", "timeoutSeconds": 0.5},
+    },
+    {"alpha": 2, "scheduling": {"redundancy": {"groups": 2, "members": 0}, "onDeadline": "wait"}},
+]
+"""Kinds of jobs that the runs take in turn."""
+
+
+def job_of(flavour: dict[str, Any], steps: int) -> RLJob:
+    """Return a small job."""
+    changes = {"weightSync": {"timeoutSeconds": 0.5}, **flavour}
+    alpha = changes.pop("alpha")
+    training = {"steps": steps, "promptsPerStep": 2, "samplesPerPrompt": 3, "maxStaleness": alpha}
+    return make_job(training=training, checkpoints={"everySteps": 2, "keep": 2}, **changes)
+
+
+class Campaign:
+    """Some cases, and what came of them.
+
+    Args:
+        cases: in the order in which they are tried.
+        directory: runs get directories in it.
+        nursery: what starts parts.
+    """
+
+    def __init__(self, cases: Sequence[Case], directory: Path, nursery: Nursery) -> None:
+        self.outcomes: dict[str, str] = {}
+        self._directory = directory
+        self._nursery = nursery
+        self._slots = asyncio.Semaphore(RUNS_AT_ONCE)
+        self._runs = 0
+        ends = [case for case in cases if case.phase == "shutdown"]
+        others = [case for case in cases if case.phase != "shutdown"]
+        self._lots = [lot for some in (others, ends) for lot in _lots(some)]
+
+    async def run(self) -> None:
+        """Try all cases."""
+        async with asyncio.TaskGroup() as tasks:
+            for lot in self._lots:
+                tasks.create_task(self._exhaust(lot))
+
+    async def _exhaust(self, cases: list[Case]) -> None:
+        """Try all of ``cases``: a run that stands still is given up, and those left get another."""
+        while cases:
+            async with self._slots:
+                tried = await self._one_run(cases)
+            cases = cases[tried:]
+
+    async def _one_run(self, cases: list[Case]) -> int:
+        """Try cases in one run until it ends or stands still; return how many were tried."""
+        number, self._runs = self._runs, self._runs + 1
+        storage = self._directory / f"run-{number}"
+        storage.mkdir(parents=True)
+        shutdown = cases[0].phase == "shutdown"
+        steps = 2 if shutdown else STEPS_PER_CASE * len(cases) + 4
+        tried = 0
+        began = time.monotonic()
+        with small_disk(storage, DISK_BYTES) if cases[0].fault == "full" else contextlib.nullcontext():
+            job = job_of(FLAVOURS[number % len(FLAVOURS)], steps)
+            scene = Scene(job, storage, self._nursery)
+            try:
+                async with scene:
+                    for case in cases:
+                        tried += 1
+                        if shutdown and tried > 1:
+                            await scene.resume(job_of(FLAVOURS[number % len(FLAVOURS)], steps + tried - 1))
+                        self.outcomes[case.name] = await _try(scene, case)
+                        if self.outcomes[case.name]:
+                            break
+                    else:
+                        await _finish(scene)
+                if not self.outcomes[case.name]:
+                    check(scene)
+            except Exception as error:  # noqa: BLE001 (whatever it is, it is what came of these cases)
+                for case in cases[:tried]:
+                    self.outcomes[case.name] = f"the run in {storage} ({tried} cases): {error!r}"
+            if any(self.outcomes[case.name] for case in cases[:tried]):
+                shutil.copytree(storage, f"{storage}-failed", ignore=shutil.ignore_patterns(BALLAST))
+        log.info("run %d: %d cases in %.1f s, restarts %s", number, tried, time.monotonic() - began, scene.restarts)
+        return tried
+
+
+async def _try(scene: Scene, case: Case) -> str:
+    """Let one case happen and wait until the run is well again; return what is wrong."""
+    log.debug("%s", case.name)
+    striking = asyncio.create_task(scene.struck(case.moment, lambda: case.strike(scene)))
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            if case.phase == "start":
+                scene.kill_9(case.moment.part)  # it registers when it comes back
+            if case.phase == "suspend":
+                await _suspend_until(scene, striking)
+            await striking
+            if case.phase == "shutdown":
+                await scene.ended("trainer")
+                await scene.succeeded()
+            else:
+                await scene.until_applied(scene.applied + 1)
+    except TimeoutError:
+        struck = "after it" if striking.done() and not striking.cancelled() else "before it"
+        return f"the run in {scene.storage} stands still {struck}; {await scene.describe()}"
+    return ""
+
+
+async def _finish(scene: Scene) -> None:
+    """Wait until the run ends, as long as it goes on."""
+    while not scene.has_ended("trainer"):
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await scene.until_applied(scene.applied + 1)
+    await scene.ended("trainer")
+
+
+async def _suspend_until(scene: Scene, struck: asyncio.Task[None]) -> None:
+    """Suspend and resume the run until ``struck``: a version that has its checkpoint already is given no other."""
+    while not struck.done():
+        await scene.suspend()
+        await scene.resume(scene.job)
+        if not struck.done():
+            await scene.until_applied(scene.applied + 1)
+
+
+def _lots(cases: Sequence[Case]) -> list[list[Case]]:
+    """Return the cases in runs' worth, mixed so that a run sees many victims and moments; same every time."""
+    lots = []
+    for disk in (False, True):
+        some = [case for case in cases if (case.fault == "full") == disk]
+        random.Random(1).shuffle(some)
+        lots += [some[i : i + CASES_PER_RUN] for i in range(0, len(some), CASES_PER_RUN)]
+    return lots
+
+
+def main() -> None:
+    """Run the cases named, or all."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--verbose", action="store_true")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.DEBUG if options.verbose else logging.INFO, format="%(asctime)s %(message)s")
+    for chatty in ("aiohttp", "asyncio"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    cases = [case for case in all_cases() if not options.names or case.name in options.names]
+
+    async def run() -> dict[str, str]:
+        async with Nursery() as nursery:
+            campaign = Campaign(cases, options.directory, nursery)
+            await campaign.run()
+            return campaign.outcomes
+
+    json.dump(asyncio.run(run()), sys.stdout, indent=1)
+
+
+if __name__ == "__main__":
+    main()

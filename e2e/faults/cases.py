@@ -1,0 +1,111 @@
+"""The matrix: which part suffers which fault in which phase of a run, each case with a name of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from e2e.faults.nursery import DETECTION_SECONDS
+from e2e.faults.proxy import Moment
+from e2e.faults.scene import PARTS, Scene
+
+PHASES: dict[str, list[tuple[str, str]]] = {
+    "start": [("runner", "RegisterRunner"), ("agent", "RegisterEngine"), ("trainer", "RegisterTrainer"),
+              ("trainer", "TrainerRegistered")],
+    "generation": [("runner", "Drive"), ("runner", "NeedGeneration"), ("agent", "Generate"), ("agent", "Completions"),
+                   ("agent", "AckCompletions"), ("runner", "Generated")],
+    "reward": [("reward", "Score"), ("runner", "Scored"), ("runner", "AckScored")],
+    "batch": [("trainer", "Train"), ("trainer", "Pull")],
+    "training": [("trainer", "StepDone")],
+    "checkpoint": [("trainer", "Checkpoint"), ("trainer", "Checkpointed")],
+    "update": [("trainer", "SendWeights"), ("trainer", "WeightsReady"), ("agent", "PrepareWeights"),
+               ("agent", "WeightAck"), ("trainer", "WeightsSent")],
+    "suspend": [("trainer", "Checkpoint"), ("trainer", "Checkpointed"), ("trainer", "Stop")],
+    "shutdown": [("trainer", "Stop")],
+}  # fmt: skip
+"""Phase → the messages that mark it: the part they are of or to, and their name."""
+
+FAULTS = {
+    "kill": ("before", "after"),
+    "cut": ("before", "after"),
+    "stop": ("before",),
+    "hang": ("after",),
+    "full": ("before", "after"),
+}
+"""Fault → when it strikes. ``kill``: kill -9. ``cut``: its connections break. ``stop``: SIGSTOP for longer than
+anybody's patience, then SIGCONT. ``hang``: SIGSTOP for good, until a supervisor notices. ``full``: a full disk."""
+
+FULL_SECONDS = 0.5
+THOROUGH = "RLJOB_THOROUGH"
+"""Variable of the environment that, when it is set, has the whole matrix tried."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One cell: ``fault`` strikes ``victim`` at ``moment``, in ``phase``."""
+
+    fault: str
+    victim: str
+    phase: str
+    moment: Moment
+
+    @property
+    def name(self) -> str:
+        """Name of the case, unique."""
+        return f"{self.fault}-{self.victim}-{self.phase}-{self.moment.when}-{self.moment.message}"
+
+    def strike(self, scene: Scene) -> None:
+        """Let it happen."""
+        if self.fault == "kill":
+            scene.kill_9(self.victim)
+        elif self.fault == "cut":
+            scene.cut(self.victim)
+        elif self.fault == "stop":
+            scene.stop(self.victim, DETECTION_SECONDS)
+        elif self.fault == "hang":
+            scene.stop(self.victim, None)
+        else:
+            scene.fill_disk(FULL_SECONDS)
+
+
+def all_cases() -> list[Case]:
+    """Return the whole matrix. The disk is everybody's: its victim is called ``all``."""
+    return [
+        Case(fault, victim, phase, Moment(part, message, when))
+        for fault in FAULTS
+        for victim in _victims(fault)
+        for phase, messages in PHASES.items()
+        for part, message in messages
+        for when in FAULTS[fault]
+    ]
+
+
+def cases_of_every_change() -> list[Case]:
+    """Return of every fault, victim and message one of the moments before and after it.
+
+    They alternate: each message is met by some victims before it and by others after it, and each victim is struck now
+    before, now after a message.
+    """
+    return [
+        Case(fault, victim, phase, Moment(part, message, FAULTS[fault][(v + m) % len(FAULTS[fault])]))
+        for fault in FAULTS
+        for v, victim in enumerate(_victims(fault))
+        for m, (phase, part, message) in enumerate(_messages())
+    ]
+
+
+def selected_cases() -> list[Case]:
+    """Return what is to be tried: all when RLJOB_THOROUGH is set (`make thorough`)."""
+    return all_cases() if os.environ.get(THOROUGH) else cases_of_every_change()
+
+
+def _victims(fault: str) -> tuple[str, ...]:
+    return PARTS if fault != "full" else ("all",)
+
+
+def _messages() -> Iterator[tuple[str, str, str]]:
+    """Yield phase, part and message of every moment."""
+    for phase, messages in PHASES.items():
+        for part, message in messages:
+            yield phase, part, message

@@ -1,0 +1,52 @@
+"""Small disks, and filling them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+BALLAST = "ballast"
+
+
+class NoMountsError(Exception):
+    """No disk can be mounted here."""
+
+
+def private_mounts() -> list[str]:
+    """Return a command that runs another where it may mount disks that nobody else sees.
+
+    Raises:
+        NoMountsError: says why that is impossible here.
+    """
+    namespace = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
+    probe = subprocess.run([*namespace, "mount", "-t", "tmpfs", "rljob-test", "/mnt"], capture_output=True, text=True)
+    if probe.returncode:
+        raise NoMountsError(f"no small disk can be mounted here, not even in a namespace: {probe.stderr.strip()}")
+    return namespace
+
+
+@contextlib.contextmanager
+def small_disk(directory: Path, size: int) -> Iterator[None]:
+    """While inside, ``directory`` is a disk of ``size`` bytes of its own."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "rljob-test", directory], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", directory], check=True)
+
+
+def fill(directory: Path) -> None:
+    """Leave no room on the disk of ``directory``."""
+    with (directory / BALLAST).open("ab", buffering=0) as file:
+        for size in (1 << 20, 1 << 12, 1):
+            with contextlib.suppress(OSError):
+                while file.write(bytes(size)) == size:
+                    pass
+
+
+def empty(directory: Path) -> None:
+    """Give the room back."""
+    (directory / BALLAST).unlink(missing_ok=True)

@@ -1,0 +1,193 @@
+"""Starts parts in milliseconds: a process that has imported all of them forks one whenever it is asked.
+
+A part is a process like any other, killed and stopped like any other; only its import is saved, which is what a restart
+costs most. Time constants that a matrix of faults would wait for are a tenth and less of what they are in earnest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import json
+import logging
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from rljob.coordinator import connections, policy
+from rljob.protocol import heartbeat, link
+from rljob.runner import scoring
+
+PING_SECONDS = 0.4
+DETECTION_SECONDS = 2 * PING_SECONDS + 0.4
+"""Whoever is silent for so long has been noticed by everybody: two pings, the grace of a lost connection, and some."""
+
+COMMANDS = {
+    "coordinator": "rljob.coordinator.main",
+    "runner": "rljob.runner.main",
+    "agent": "e2e.fakes.engine",
+    "trainer": "e2e.fakes.trainer",
+    "reward": "e2e.fakes.reward",
+}
+IMPORTED_LATER = (
+    "rljob.coordinator.service",
+    "rljob.runner.wiring",
+    "rljob.runner.data.reasoning_gym",
+    "uvicorn.protocols.http.httptools_impl",
+    "uvloop",
+    "websockets.server",
+    "pydantic.v1",
+    "encodings.idna",
+)
+"""What parts import when they start."""
+
+
+@dataclass
+class Child:
+    """A part's process."""
+
+    pid: int
+    ended: asyncio.Future[int]  # exit code, as subprocess gives it
+
+    def signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if not self.ended.done():
+            os.kill(self.pid, number)
+
+
+class Nursery:
+    """The forking process, seen from the test. Use :meth:`start` inside ``async with``."""
+
+    async def __aenter__(self) -> Nursery:
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "e2e.faults.nursery",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=os.environ | {"PYTHONHASHSEED": "0"},
+        )
+        self._asked: list[asyncio.Future[Child]] = []
+        self._children: dict[int, Child] = {}
+        self._reading = asyncio.create_task(self._read())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        await self._process.wait()
+        await self._reading
+
+    async def start(self, part: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Child:
+        """Start a part that appends what it says to ``log``."""
+        assert self._process.stdin is not None
+        self._asked.append(asyncio.get_running_loop().create_future())
+        order = {"part": part, "arguments": list(arguments), "environment": dict(environment), "log": str(log)}
+        self._process.stdin.write(json.dumps(order).encode() + b"\n")
+        return await self._asked[-1]
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            said = json.loads(line)
+            if "code" in said:
+                self._children.pop(said["pid"]).ended.set_result(said["code"])
+            else:
+                child = Child(said["pid"], asyncio.get_running_loop().create_future())
+                self._children[child.pid] = child
+                self._asked.pop(0).set_result(child)
+
+
+# --- the forking process ----------------------------------------------------------------------------------------------
+
+
+def _import_all() -> None:
+    for module in (*COMMANDS.values(), *IMPORTED_LATER):
+        import_module(module)
+    gc.freeze()  # a child's collections would copy the pages of all that was imported
+    link.PING_SECONDS = PING_SECONDS
+    link.LAST_BACKOFF_SECONDS = 0.1
+    connections.GRACE_SECONDS = 0.2
+    policy.GRACE_SECONDS = 0.5
+    scoring.FIRST_BACKOFF_SECONDS, scoring.LAST_BACKOFF_SECONDS = 0.02, 0.1
+    heartbeat.BEAT_SECONDS = 0.1
+
+
+def _fork(order: dict[str, Any], ours: Sequence[int]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        for descriptor in ours:
+            os.close(descriptor)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.environ.update(order["environment"])
+        sys.argv = [order["part"], *order["arguments"]]
+        import_module(COMMANDS[order["part"]]).main()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001 (as the interpreter does)
+        traceback.print_exc()
+    finally:
+        logging.shutdown()
+        os._exit(code)
+
+
+def main() -> None:
+    """Fork on request until standard input ends; then kill what is left."""
+    _import_all()
+    wake, woken = os.pipe()
+    for descriptor in (wake, woken):
+        os.set_blocking(descriptor, False)
+    signal.set_wakeup_fd(woken)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    living: set[int] = set()
+    out = os.dup(1)
+    pending = b""
+
+    def say(**what: int) -> None:
+        os.write(out, json.dumps(what).encode() + b"\n")
+
+    while True:
+        readable, _, _ = select.select([0, wake], [], [])
+        if wake in readable:
+            os.read(wake, 4096)
+        if 0 in readable:
+            data = os.read(0, 65536)
+            if not data:
+                break
+            *lines, pending = (pending + data).split(b"\n")
+            for line in lines:
+                pid = _fork(json.loads(line), [0, out, wake, woken])
+                living.add(pid)
+                say(pid=pid)
+        while living:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            living.discard(pid)
+            say(pid=pid, code=os.waitstatus_to_exitcode(status))
+    for pid in living:
+        os.kill(pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

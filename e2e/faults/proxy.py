@@ -1,0 +1,228 @@
+"""A proxy between the parts of a run that strikes exactly before or after a given message passes.
+
+Parts dial the coordinator, and the runner its rewards, through the proxy. Frames of the WebSockets are decoded with
+the protocol's decoders and relayed message by message, pings and pongs as they come; plain HTTP is forwarded, and
+counts as a message too: ``Pull`` is the trainer's pull of a shard, ``Score`` the runner's question to a reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from aiohttp import WSMsgType, web
+
+from rljob.protocol import messages as m
+
+log = logging.getLogger(__name__)
+
+UP = {"agent": m.FromAgent, "runner": m.FromRunner, "trainer": m.FromTrainer}
+DOWN = {"agent": m.ToAgent, "runner": m.ToRunner, "trainer": m.ToTrainer}
+HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "content-encoding", "host"}
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When something happens: ``when`` (before | after) a ``message`` of, or to, ``part`` passes."""
+
+    part: str
+    message: str
+    when: str
+
+
+@dataclass
+class Trigger:
+    """Strikes once, at its moment."""
+
+    moment: Moment
+    strike: Callable[[], None]
+    struck: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(eq=False)
+class Line:
+    """A part's connection through the proxy: both ends, to be cut."""
+
+    part: str
+    transports: list[asyncio.Transport]
+
+    def cut(self) -> None:
+        """Break it without a farewell."""
+        for transport in self.transports:
+            transport.abort()
+
+
+class Proxy:
+    """One run's proxy.
+
+    Args:
+        coordinator: the coordinator's own address.
+        rewards: name of each reward → its own address.
+        heard: called with every message that passes: the part it is of or to, and the message.
+    """
+
+    def __init__(self, coordinator: str, rewards: dict[str, str], heard: Callable[[str, Any], None]) -> None:
+        self.trigger: Trigger | None = None
+        self.coordinator = coordinator
+        self.rewards = rewards
+        self._heard = heard
+        self._lines: set[Line] = set()
+        self._up = {part: m.frame_decoder(union) for part, union in UP.items()}
+        self._down = {part: m.frame_decoder(union) for part, union in DOWN.items()}
+
+    async def __aenter__(self) -> Proxy:
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False, connector=aiohttp.TCPConnector(limit=0)
+        )
+        app = web.Application(client_max_size=m.MAX_FRAME_BYTES)
+        app.router.add_get("/v1/connect/{part}", self._connect)
+        app.router.add_post("/rewards/{reward}/{path:.*}", self._score)
+        app.router.add_route("*", "/{path:.*}", self._forward_to_coordinator)
+        self._app = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._app.setup()
+        site = web.TCPSite(self._app, "127.0.0.1", 0)
+        await site.start()
+        host, port = self._app.addresses[0][:2]
+        self.url = f"http://{host}:{port}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for line in list(self._lines):
+            line.cut()
+        await self._app.cleanup()
+        await self._session.close()
+
+    @property
+    def reward_urls(self) -> dict[str, str]:
+        """Address of every reward through the proxy."""
+        return {name: f"{self.url}/rewards/{name}" for name in self.rewards}
+
+    def cut(self, part: str) -> None:
+        """Break all connections of ``part``."""
+        for line in [line for line in self._lines if part in (line.part, "coordinator")]:
+            if not (part == "coordinator" and line.part == "reward"):
+                line.cut()
+
+    # --- passing messages ---
+
+    def _strike_if_due(self, part: str, message: str, when: str) -> None:
+        trigger = self.trigger
+        if trigger is not None and trigger.moment == Moment(part, message, when):
+            self.trigger = None
+            trigger.strike()
+            trigger.struck.set()
+
+    async def _connect(self, request: web.Request) -> web.WebSocketResponse:
+        part = request.match_info["part"]
+        headers = {name: request.headers[name] for name in ("Authorization",) if name in request.headers}
+        try:
+            upper = await self._session.ws_connect(
+                f"{self.coordinator}/v1/connect/{part}",
+                headers=headers,
+                max_msg_size=m.MAX_FRAME_BYTES,
+                autoping=False,
+                autoclose=False,
+            )
+        except aiohttp.WSServerHandshakeError as error:
+            raise web.HTTPForbidden if error.status == 403 else web.HTTPBadGateway from None
+        except (aiohttp.ClientError, OSError):
+            raise web.HTTPBadGateway from None
+        lower = web.WebSocketResponse(
+            autoping=False, autoclose=False, max_msg_size=m.MAX_FRAME_BYTES, compress=False, timeout=0.1
+        )
+        await lower.prepare(request)
+        assert upper._conn is not None  # no public way leads to it
+        ends = (request.transport, upper._conn.transport)
+        line = Line(part, [end for end in ends if end is not None])
+        self._lines.add(line)
+        ways = [
+            asyncio.create_task(self._relay(part, lower, upper, self._up[part])),
+            asyncio.create_task(self._relay(part, upper, lower, self._down[part])),
+        ]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+            self._lines.discard(line)
+            line.cut()
+        return lower
+
+    async def _relay(self, part: str, source: Any, sink: Any, decoder: Any) -> None:
+        """Pass frames on until either end is gone."""
+        try:
+            while True:
+                frame = await source.receive()
+                if frame.type is WSMsgType.BINARY:
+                    await self._pass(part, decoder.decode(frame.data), sink)
+                elif frame.type is WSMsgType.PING:
+                    await sink.ping(frame.data)
+                elif frame.type is WSMsgType.PONG:
+                    await sink.pong(frame.data)
+                elif frame.type is WSMsgType.CLOSE:
+                    await sink.close(code=frame.data or 1000, message=(frame.extra or "").encode())
+                    return
+                else:
+                    return
+        except (aiohttp.ClientError, OSError) as error:
+            log.debug("line of %s: %s", part, error)
+
+    async def _pass(self, part: str, messages: list[Any], sink: Any) -> None:
+        waiting: list[Any] = []
+
+        async def flush() -> None:
+            if waiting:
+                frame = m.encode_frame(waiting)
+                waiting.clear()
+                await sink.send_bytes(frame)
+
+        for message in messages:
+            name = type(message).__name__
+            if self._due(part, name, "before"):
+                await flush()
+                self._strike_if_due(part, name, "before")
+            waiting.append(message)
+            self._heard(part, message)
+            if self._due(part, name, "after"):
+                await flush()
+                self._strike_if_due(part, name, "after")
+        await flush()
+
+    def _due(self, part: str, message: str, when: str) -> bool:
+        return self.trigger is not None and self.trigger.moment == Moment(part, message, when)
+
+    # --- plain HTTP ---
+
+    async def _forward_to_coordinator(self, request: web.Request) -> web.StreamResponse:
+        pull = request.path.startswith("/v1/batches/")
+        return await self._forward(request, f"{self.coordinator}{request.path_qs}", "trainer", "Pull" if pull else "")
+
+    async def _score(self, request: web.Request) -> web.StreamResponse:
+        url = f"{self.rewards[request.match_info['reward']]}/{request.match_info['path']}"
+        return await self._forward(request, url, "reward", "Score")
+
+    async def _forward(self, request: web.Request, url: str, part: str, message: str) -> web.StreamResponse:
+        assert request.transport is not None
+        line = Line(part, [request.transport])
+        self._lines.add(line)
+        try:
+            body = await request.read()
+            self._strike_if_due(part, message, "before")
+            headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
+            async with self._session.request(request.method, url, data=body, headers=headers) as answer:
+                data = await answer.read()
+            kept = {name: value for name, value in answer.headers.items() if name.lower() not in HOP_BY_HOP}
+            response = web.Response(body=data, status=answer.status, headers=kept)
+            await response.prepare(request)
+            await response.write_eof()
+            self._strike_if_due(part, message, "after")
+            return response
+        except (aiohttp.ClientError, OSError):
+            raise web.HTTPBadGateway from None
+        finally:
+            self._lines.discard(line)

@@ -1,0 +1,38 @@
+"""`rljob` whose parts meet in a proxy: python -m e2e.faults.through_proxy PROXY_URL run job.yaml ..."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from unittest import mock
+
+from rljob.api.models import RLJob
+from rljob.cli import running
+from rljob.cli.main import main
+from rljob.local import plan, run
+from rljob.local.plan import Surroundings
+from rljob.local.processes import Command
+
+PROXY = sys.argv.pop(1)
+
+
+def planner(job: RLJob, here: Surroundings) -> list[Command]:
+    """Return the job's parts, told the proxy's address instead of the others'."""
+    rewards = {reward.name: f"{PROXY}/rewards/{reward.name}" for reward in job.spec.rewards}
+    told = {"RLJOB_COORDINATOR": PROXY, "RLJOB_REWARD_URLS": json.dumps(rewards)}
+    return [
+        replace(command, environment={name: told.get(name, value) for name, value in command.environment.items()})
+        for command in plan.parts(job, here)
+    ]
+
+
+def run_job(job, manifest, directory, screen):
+    return run.run_job(job, manifest, directory, screen, planner)
+
+
+if __name__ == "__main__":
+    os.environ["PYTHONWARNINGS"] = "ignore"
+    with mock.patch.object(running, "run_job", run_job):
+        main()

@@ -1,0 +1,35 @@
+"""The scene of the fault matrix keeps parts alive as `rljob run` does, or it would find faults of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from e2e.fakes.stage import make_job
+from e2e.faults.nursery import Nursery
+from e2e.faults.proxy import Moment
+from e2e.faults.scene import Scene
+from e2e.faults.verdict import check
+
+TRAINING = {"steps": 12, "promptsPerStep": 2, "samplesPerPrompt": 3, "maxStaleness": 0}
+
+
+@pytest.mark.timeout(180)
+async def test_a_trainer_told_to_stop_by_a_coordinator_that_dies_is_there_when_the_run_goes_on(tmp_path: Path) -> None:
+    async with Nursery() as nursery, Scene(make_job(training=TRAINING), tmp_path, nursery) as scene:
+        await scene.until_applied(2)
+        suspending = asyncio.create_task(scene.suspend())
+
+        def die() -> None:
+            suspending.cancel()  # nobody asks the next coordinator to suspend
+            scene.kill_9("coordinator")
+
+        await scene.struck(Moment("trainer", "Stop", "after"), die)
+        told = scene.applied
+        await scene.until_applied(told + 2)
+        assert scene.applied >= told + 2
+        await scene.ended("trainer")
+        await scene.succeeded()
+    check(scene)

@@ -1,0 +1,74 @@
+"""Every part × every phase × every fault: the run goes on, and in the end its accounts are right.
+
+The coordinator and the runner are real, engine, trainer and reward are fakes; all are processes. Cases of one fault
+share runs (see e2e/faults/campaign.py), so this file runs everything at its first test and the others look up what
+came of theirs. One case by itself: RLJOB_THOROUGH=1 pytest e2e/test_kill_matrix.py -k NAME.
+
+Where a fault may strike before or after a message, `make test` tries one of both (see e2e/faults/cases.py), and
+`make thorough` both.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from e2e.faults.cases import Case, all_cases, cases_of_every_change, selected_cases
+from e2e.faults.disk import NoMountsError, private_mounts
+
+ROOT = Path(__file__).resolve().parents[1]
+CASES = {case.name: case for case in selected_cases()}
+PATIENCE_SECONDS = 900
+
+Outcomes = dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], str]:
+    """Return what came of a case: run on first need, with all selected cases that can run together with it."""
+    here = [item for item in request.session.items if item.path == request.path]
+    selected = [item.callspec.params["name"] for item in here if item.originalname == "test_the_run_survives"]
+    directory = tmp_path_factory.mktemp("matrix")
+
+    @functools.cache
+    def outcomes(disk: bool) -> Outcomes:
+        names = [name for name in selected if (CASES[name].fault == "full") == disk]
+        command = [sys.executable, "-W", "ignore", "-m", "e2e.faults.campaign", str(directory / f"disk-{disk}"), *names]
+        namespace = where_disks_can_be_mounted() if disk else []
+        done = subprocess.run([*namespace, *command], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+        found: Outcomes = json.loads(done.stdout)
+        return found
+
+    return lambda case: outcomes(case.fault == "full")[case.name]
+
+
+def where_disks_can_be_mounted() -> list[str]:
+    try:
+        return private_mounts()
+    except NoMountsError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.timeout(PATIENCE_SECONDS)
+@pytest.mark.parametrize("name", CASES)
+def test_the_run_survives(name: str, outcome: Callable[[Case], str]) -> None:
+    problem = outcome(CASES[name])
+    assert not problem, problem
+
+
+def test_every_fault_meets_every_part_at_every_message_before_or_after_it() -> None:
+    def cells(cases: list[Case]) -> set[tuple[str, ...]]:
+        return {(case.fault, case.victim, case.phase, case.moment.part, case.moment.message) for case in cases}
+
+    some = cases_of_every_change()
+    assert cells(some) == cells(all_cases()) and len(some) == len(cells(some))
+    assert {case.name for case in some} < {case.name for case in all_cases()}
+    met = {(case.phase, case.moment.message, case.moment.when) for case in some if case.fault == "kill"}
+    assert met == {(case.phase, case.moment.message, case.moment.when) for case in all_cases() if case.fault == "kill"}
