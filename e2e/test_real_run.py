@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -11,7 +12,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -19,15 +19,18 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
-from rljob.api.models import Task
+from rljob.api.resolve import DEFAULT_PROMPT
+from rljob.api.tasks import Task
+from rljob.coordinator.audit import audit
 from rljob.trainer.example_model import Recipe, build
 
 ENDS = {"trained", "filtered", "surplus", "expired", "failed"}
-STEPS = 21
+STEPS = 15
 VICTIMS = ["runner", "reward-sums", "server", "trainer", "rollout-main-0", "coordinator"]
 SUMS: dict[str, Any] = {
     "name": "sums",
     "data": {"reasoningGym": {"dataset": "chain_sum", "config": {"max_terms": 3, "max_digits": 1}}},
+    "prompt": DEFAULT_PROMPT,
     "reward": "sums",
     "sampling": {"maxTokens": 32},
 }
@@ -73,7 +76,7 @@ class Running:
         except (OSError, ValueError, KeyError):
             return -1
 
-    def wait(self, reached: Callable[[], bool], seconds: float = 120.0) -> None:
+    def wait(self, reached: Callable[[], bool], seconds: float = 300.0) -> None:
         """Wait until something is so while the run goes on."""
         deadline = time.monotonic() + seconds
         while not reached():
@@ -95,11 +98,23 @@ class Running:
         events = [json.loads(line) for line in (self.directory / "events.jsonl").read_text().splitlines()]
         return [event["pid"] for event in events if event["subject"] == part and event["event"] == "started"][-1]
 
+    def living(self, part: str) -> int:
+        """Wait for a process of a part and return its pid; never -1, which kill takes for everything there is."""
+        found = -1
+
+        def there() -> bool:
+            nonlocal found
+            found = self.pid(part)
+            return found > 0
+
+        self.wait(there)
+        return found
+
     def output(self) -> str:
         return self.directory.with_suffix(".out").read_text()[-3000:]
 
 
-@contextmanager
+@contextlib.contextmanager
 def rljob_run(manifest: Path, directory: Path) -> Iterator[Running]:
     with directory.with_suffix(".out").open("wb") as out:
         command = [
@@ -122,21 +137,49 @@ def rljob_run(manifest: Path, directory: Path) -> Iterator[Running]:
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("alpha", [0, 1])
 def test_one_kill_9_of_every_part_costs_time_and_nothing_else(tmp_path: Path, model: Path, alpha: int) -> None:
     directory = tmp_path / "run"
     with rljob_run(write_manifest(tmp_path / "job.yaml", model, maxStaleness=alpha), directory) as run:
         for number, victim in enumerate(VICTIMS, start=1):
-            run.wait(lambda number=number: run.step() >= 3 * number)  # type: ignore[misc]
-            pid = run.pid(victim)
+            run.wait(lambda number=number: run.step() >= 2 * number)  # type: ignore[misc]
+            pid = run.living(victim)
             os.kill(pid, signal.SIGKILL)
             run.wait(lambda victim=victim, pid=pid: run.pid(victim) not in (pid, -1))  # type: ignore[misc]
-        assert run.process.wait(200) == 0, run.output()
+        assert run.process.wait(300) == 0, run.output()
     check_ledger(directory, alpha)
     check_metrics(directory)
     assert (directory / f"checkpoints/step-{STEPS:06d}/model.safetensors").is_file()
     assert (directory / "reward.png").is_file()
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(900)
+def test_a_run_suspended_and_then_killed_whole_goes_on_and_its_accounts_are_clean(tmp_path: Path, model: Path) -> None:
+    directory = tmp_path / "run"
+    manifest = write_manifest(tmp_path / "job.yaml", model, steps=8, maxStaleness=1)
+    with rljob_run(manifest, directory) as run:
+        run.wait(lambda: run.step() >= 2)
+        run.process.terminate()
+        assert run.process.wait(120) == 130, run.output()
+    suspended = json.loads((directory / "status.json").read_bytes())
+    assert suspended["state"] == "Suspended"
+    assert suspended["lastCheckpoint"]["step"] == suspended["progress"]["step"] >= 2
+    with rljob_run(manifest, directory) as run:
+        run.wait(lambda: run.step() >= suspended["progress"]["step"] + 2)
+        victims = [run.process.pid, *(run.living(part) for part in VICTIMS)]
+        for pid in victims:
+            with contextlib.suppress(ProcessLookupError):  # the rest dies with the first
+                os.kill(pid, signal.SIGKILL)
+        run.process.wait()
+    with rljob_run(manifest, directory) as run:
+        assert run.process.wait(300) == 0, run.output()
+    report = audit(directory)
+    assert report.ok and report.finished, [problem for check in report.checks for problem in check.problems]
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "step"] == list(range(8))
+    assert [line["version"] for line in lines if line["kind"] == "evaluation"] == [0, 8]
 
 
 def check_ledger(directory: Path, alpha: int) -> None:

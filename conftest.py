@@ -1,0 +1,58 @@
+"""For all tests: their order when several processes share them out, the examples of hypothesis, a clean process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("repeatable", derandomize=True)
+if not os.environ.get("RLJOB_THOROUGH"):  # what a change is judged by is no matter of luck; make thorough draws anew
+    settings.load_profile("repeatable")
+
+LONGEST_FIRST = (
+    "e2e/test_real_run.py",
+    "e2e/test_kill_matrix.py",
+    "rollout-image/tests/test_engine.py",
+    "core/tests/test_local_run.py",
+    "e2e/test_bad_input.py",
+    "trainer-image/tests/test_launch.py",
+    "trainer-image/tests/test_trainer_process.py",
+    "e2e/test_docs.py",
+    "e2e/test_resume.py",
+    "e2e/test_every_field.py",
+    "core/tests/test_cli_watching.py",
+    "coordinator/tests/test_run.py",
+    "e2e/integration/test_operator_faults_restart.py",
+    "e2e/integration/test_benchmark.py",
+    "e2e/integration/test_coordinator.py",
+    "e2e/integration/test_pages.py",
+    "e2e/integration/test_crd_install.py",
+    "e2e/integration/test_cluster_life.py",
+    "e2e/integration/test_operator_life.py",
+    "e2e/integration/test_operator_faults_others.py",
+    "e2e/integration/test_operator_faults.py",
+)
+"""Files of a quarter of a minute and more; the others fill the gaps."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the longest files first, in a worker of pytest-xdist only: alone, short tests come first."""
+    if not hasattr(config, "workerinput"):
+        return
+    place = {config.rootpath / name: i for i, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
+@pytest.fixture(autouse=True)
+def process_as_it_was() -> Iterator[None]:
+    """Keep what an entry point does to its process, when a test calls it in this one, from all tests after it."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    yield
+    logging.disable(logging.NOTSET)
+    after = signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    assert after == mask, f"the test blocked signals, and left them so: {after - mask}"

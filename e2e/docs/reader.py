@@ -1,0 +1,43 @@
+"""What a reader of the documentation does: runs the commands of its pages and compares what they print.
+
+Apart from the tests, as those of pages on a cluster have no use for torch, whose import takes seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BIN = ROOT / "e2e" / "docs" / "bin"
+
+
+def shell(command: str, where: Path, code: int = 0) -> str:
+    """Run a command as a reader does; return what it prints."""
+    environment = os.environ | {
+        "PATH": f"{BIN}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "200",
+    }
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=where,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=55,
+    )
+    assert done.returncode == code, f"{command}: exit code {done.returncode}\n{done.stdout}"
+    return done.stdout
+
+
+def matches(expected: str, printed: str) -> bool:
+    """Return whether ``printed`` is ``expected``, in which … stands for anything, also for lines; spaces may differ."""
+    parts = [r"\s+".join(map(re.escape, part.split())) for part in expected.split("…")]
+    return re.search(r"[\s\S]*?".join(part and rf"\s*{part}\s*" for part in parts), printed) is not None

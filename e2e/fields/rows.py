@@ -1,0 +1,257 @@
+"""For every field of the manifest: a value of it, and what shows that the value makes a difference."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from e2e.fields import consumers as c
+from rljob.api.models import RLJob
+
+Consumer = Callable[[RLJob, Path], Any]
+
+
+@dataclass(frozen=True)
+class Shows:
+    """Set to ``value``, what ``consumer`` makes of the job is another. ``given`` is set before and after; ``also`` is
+    set after, as the value demands it."""
+
+    consumer: Consumer
+    value: Any
+    given: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Set to ``value``, the manifest is refused with a sentence that names the field and says so."""
+
+    value: Any
+    said: str = "is not supported yet"
+
+
+@dataclass(frozen=True)
+class Ignored:
+    """Set to ``value``, `rljob run` says in a line that the field has no effect on one machine."""
+
+    value: Any
+    given: tuple[str, ...] = ()
+
+
+Outcome = Shows | Refused | Ignored
+
+
+def given(**fields: Any) -> tuple[str, ...]:
+    """Return `--set` entries for fields of the spec, their dots written as __."""
+    return tuple(f"spec.{name.replace('__', '.')}={json.dumps(value)}" for name, value in fields.items())
+
+
+def source(kind: str, **fields: Any) -> tuple[str, ...]:
+    """Return the entries that give the first task data of ``kind`` and a reward that takes them."""
+    exact = {"name": "column", "builtin": "exact_match"}
+    gym = {"name": "exact", "builtin": "reasoning_gym"}
+    return (
+        f"spec.rewards={json.dumps([gym, exact])}",
+        "spec.tasks[0].reward=column",
+        f"spec.tasks[0].data={json.dumps({kind: fields})}",
+    )
+
+
+POD = {"spec": {"containers": [{"name": "main", "env": [{"name": "MINE", "value": "1"}]}]}}
+EVALUATED = given(evaluation={"everySteps": 2, "problems": 2})
+DEDICATED = given(
+    evaluation__engines="dedicated",
+    rollouts=[{"name": "one", "purpose": "training"}, {"name": "two", "purpose": "evaluation"}],
+)
+JSONL = source("jsonl", path="job://rows.jsonl")
+PARQUET = source("parquet", path="job://rows.parquet")
+DATASETS = source("datasets", path="job://rows")
+MESSAGES = (*JSONL, 'spec.tasks[0].messages=[{"role": "user", "content": "{question}"}]')
+
+RDMA = {"name": "main", "rdma": {"resource": "rdma/hca"}}
+SPARE = given(rewards=[{"name": "spare", "builtin": "reasoning_gym"}, {"name": "exact", "builtin": "reasoning_gym"}])
+
+KUBERNETES = {"metadata.namespace", "metadata.labels", "metadata.annotations"}
+"""Fields that say nothing to rljob: a cluster files its objects by them."""
+
+ROWS: dict[str, Outcome] = {
+    "apiVersion": Refused("rljob.dev/v2", "must be 'rljob.dev/v1alpha1'"),
+    "kind": Refused("Job", "must be 'RLJob'"),
+    "metadata.name": Shows(c.directory, "other"),
+    "metadata.namespace": Ignored("research"),
+    "metadata.labels": Ignored({"team": "a"}),
+    "metadata.annotations": Ignored({"note": "mine"}),
+    "spec.seed": Shows(c.prompts, 2),
+    "spec.storage.size": Ignored("1Gi"),
+    "spec.storage.retention": Ignored("Delete"),
+    "spec.storage.claim": Ignored("mine"),
+    "spec.storage.uri": Refused("s3://bucket/path"),
+    "spec.initializer.command": Shows(
+        c.initialized, ["make-other", "job://model"], given(initializer={"command": ["make-model", "job://model"]})
+    ),
+    "spec.initializer.template": Shows(c.prepared, POD, given(initializer={"command": ["make-model", "job://model"]})),
+    "spec.models.name": Refused("base", "none is called 'policy'"),
+    "spec.models.source": Shows(c.trained, "job://other-model"),
+    "spec.models.adapter": Refused("job://adapter"),
+    "spec.models.placement": Refused("service"),
+    "spec.training.steps": Shows(c.told, 3),
+    "spec.training.promptsPerStep": Shows(c.told, 3),
+    "spec.training.samplesPerPrompt": Shows(c.told, 3),
+    "spec.training.maxStaleness": Shows(c.admitted, 0),
+    "spec.scheduling.redundancy.groups": Shows(c.told, 1),
+    "spec.scheduling.redundancy.members": Shows(c.told, 1),
+    "spec.scheduling.onDeadline": Shows(c.scheduled, "regenerate"),
+    "spec.scheduling.gang.provider": Refused("volcano"),
+    "spec.scheduling.gang.queue": Refused("mine"),
+    "spec.scheduling.priorityClassName": Ignored("high"),
+    "spec.scheduling.topology.key": Ignored("rack"),
+    "spec.algorithm.preset": Shows(c.trained, "dr_grpo"),
+    "spec.algorithm.advantage": Shows(c.trained, "group_centered"),
+    "spec.algorithm.aggregation": Shows(c.trained, "token_sum_constant"),
+    "spec.algorithm.clipLow": Shows(c.trained, 0.4),
+    "spec.algorithm.clipHigh": Shows(c.trained, 0.4),
+    "spec.algorithm.dualClip": Shows(c.trained, 1.1),
+    "spec.algorithm.ratio": Shows(c.trained, "proximal"),
+    "spec.algorithm.minibatches": Shows(c.trained, 2),
+    "spec.algorithm.groupFilter": Shows(c.told, "nonconstant"),
+    "spec.tasks.name": Shows(c.told, "other"),
+    "spec.tasks.weight": Shows(c.admitted, 3.0),
+    "spec.tasks.data.reasoningGym.dataset": Shows(c.prompts, "products"),
+    "spec.tasks.data.reasoningGym.config": Shows(c.prompts, {"min_terms": 5, "max_terms": 5}),
+    "spec.tasks.data.jsonl.path": Shows(c.prompts, "job://others.jsonl", JSONL),
+    "spec.tasks.data.jsonl.heldOutPath": Shows(c.prompts, "job://others.jsonl", JSONL),
+    "spec.tasks.data.jsonl.heldOutFraction": Shows(c.prompts, 0.5, JSONL),
+    "spec.tasks.data.jsonl.shuffle": Shows(c.prompts, False, JSONL),
+    "spec.tasks.data.parquet.path": Shows(c.prompts, "job://others.parquet", PARQUET),
+    "spec.tasks.data.parquet.heldOutPath": Shows(c.prompts, "job://others.parquet", PARQUET),
+    "spec.tasks.data.parquet.heldOutFraction": Shows(c.prompts, 0.5, PARQUET),
+    "spec.tasks.data.parquet.shuffle": Shows(c.prompts, False, PARQUET),
+    "spec.tasks.data.datasets.path": Shows(c.prompts, "job://others", DATASETS),
+    "spec.tasks.data.datasets.split": Shows(c.prompts, "third", DATASETS),
+    "spec.tasks.data.datasets.heldOutSplit": Shows(c.prompts, "test", DATASETS),
+    "spec.tasks.data.datasets.heldOutFraction": Shows(c.prompts, 0.5, DATASETS),
+    "spec.tasks.data.datasets.shuffle": Shows(c.prompts, False, DATASETS),
+    "spec.tasks.data.columns": Shows(c.prompts, {"question": "prompt"}, JSONL),
+    "spec.tasks.prompt": Shows(c.prompts, "{question} ="),
+    "spec.tasks.messages.role": Shows(c.prompts, "system", MESSAGES),
+    "spec.tasks.messages.content": Shows(c.prompts, "{answer}", MESSAGES),
+    "spec.tasks.messagesColumn": Shows(c.prompts, "chat", JSONL),
+    "spec.tasks.reward": Shows(
+        c.asked,
+        "far",
+        given(rewards=[{"name": "exact", "builtin": "reasoning_gym"}, {"name": "far", "url": "http://a"}]),
+    ),
+    "spec.tasks.sampling.temperature": Shows(c.asked, 0.5),
+    "spec.tasks.sampling.maxTokens": Shows(c.asked, 17),
+    "spec.evaluation.everySteps": Shows(c.told, 3, EVALUATED),
+    "spec.evaluation.tasks": Shows(c.told, ["more"], EVALUATED),
+    "spec.evaluation.problems": Shows(c.told, 3, EVALUATED),
+    "spec.evaluation.engines": Shows(
+        c.told, "dedicated", EVALUATED, given(rollouts=[{"name": "main"}, {"name": "judge", "purpose": "evaluation"}])
+    ),
+    "spec.evaluation.temperature": Shows(c.asked, 0.5, EVALUATED),
+    "spec.rewards.name": Shows(c.commands, "other", SPARE),
+    "spec.rewards.builtin": Shows(c.scored, "exact_match"),
+    "spec.rewards.config": Shows(
+        c.scored, {"column": "result"}, given(rewards=[{"name": "exact", "builtin": "exact_match"}])
+    ),
+    "spec.rewards.url": Shows(c.commands, "http://far", given(rewards=[{"name": "exact", "url": "http://near"}])),
+    "spec.rewards.local.command": Shows(
+        c.commands, ["./other"], given(rewards=[{"name": "exact", "local": {"command": ["./serve"]}}])
+    ),
+    "spec.rewards.template": Shows(c.commands, POD),
+    "spec.rewards.replicas.min": Ignored(2),
+    "spec.rewards.replicas.max": Ignored(2),
+    "spec.rewards.processes": Shows(c.served, 2),
+    "spec.rewards.timeoutSeconds": Shows(c.served, 20),
+    "spec.environments.name": Refused("maze", "not supported yet"),
+    "spec.environments.builtin": Refused("maze", "not supported yet"),
+    "spec.environments.url": Refused("http://maze", "not supported yet"),
+    "spec.environments.template": Refused(POD, "not supported yet"),
+    "spec.environments.local.command": Refused(["maze"], "not supported yet"),
+    "spec.environments.replicas.min": Refused(2, "not supported yet"),
+    "spec.environments.replicas.max": Refused(2, "not supported yet"),
+    "spec.trainer.backend": Refused("megatron"),
+    "spec.trainer.parallelism.tensor": Refused(2),
+    "spec.trainer.parallelism.pipeline": Refused(2),
+    "spec.trainer.parallelism.context": Refused(2),
+    "spec.trainer.parallelism.expert": Refused(2),
+    "spec.trainer.nodes": Shows(c.refusals, 2),
+    "spec.trainer.processesPerNode": Shows(c.commands, 2),
+    "spec.trainer.accelerator.kind": Shows(c.commands, "cpu"),
+    "spec.trainer.sharedMemory": Ignored("1Gi"),
+    "spec.trainer.rdma.resource": Ignored("rdma/other", given(trainer__rdma={"resource": "rdma/hca"})),
+    "spec.trainer.rdma.count": Ignored(2, given(trainer__rdma={"resource": "rdma/hca"})),
+    "spec.trainer.nccl": Shows(c.commands, {"NCCL_DEBUG": "INFO"}),
+    "spec.trainer.hostNetwork": Ignored(True, given(network__policy="Disabled")),
+    "spec.trainer.template": Shows(c.commands, POD),
+    "spec.trainer.dtype": Shows(c.trained, "bfloat16"),
+    "spec.trainer.microbatchTokens": Shows(c.trained, 16),
+    "spec.trainer.optimizer.learningRate": Shows(c.trained, 1e-3),
+    "spec.trainer.optimizer.betas": Shows(c.trained, [0.5, 0.9]),
+    "spec.trainer.optimizer.epsilon": Shows(c.trained, 1e-2),
+    "spec.trainer.optimizer.weightDecay": Shows(c.trained, 1.0, given(trainer__optimizer__learningRate=1e-2)),
+    "spec.trainer.optimizer.maxGradNorm": Shows(c.trained, 1e-3, given(trainer__optimizer__epsilon=1e-2)),
+    "spec.trainer.optimizer.warmupSteps": Shows(c.trained, 10),
+    "spec.rollouts.name": Shows(c.commands, "other"),
+    "spec.rollouts.model": Refused("judge"),
+    "spec.rollouts.engine": Refused("sglang"),
+    "spec.rollouts.purpose": Shows(
+        c.told, "evaluation", (*EVALUATED, *DEDICATED), ("spec.rollouts[1].purpose=training",)
+    ),
+    "spec.rollouts.hosts": Refused(2),
+    "spec.rollouts.parallelism.tensor": Refused(2),
+    "spec.rollouts.parallelism.pipeline": Refused(2),
+    "spec.rollouts.parallelism.data": Refused(2),
+    "spec.rollouts.accelerator.kind": Shows(c.commands, "cpu"),
+    "spec.rollouts.placement": Refused("Colocated"),
+    "spec.rollouts.sharedMemory": Ignored("1Gi"),
+    "spec.rollouts.rdma.resource": Ignored("rdma/other", given(rollouts=[RDMA])),
+    "spec.rollouts.rdma.count": Ignored(2, given(rollouts=[RDMA])),
+    "spec.rollouts.nccl": Shows(c.commands, {"NCCL_DEBUG": "INFO"}),
+    "spec.rollouts.hostNetwork": Ignored(True, given(network__policy="Disabled")),
+    "spec.rollouts.template": Shows(c.commands, POD),
+    "spec.rollouts.replicas.min": Shows(c.commands, 2),
+    "spec.rollouts.replicas.max": Ignored(2),
+    "spec.rollouts.maxConcurrency": Shows(c.launched, 8),
+    "spec.rollouts.maxModelLength": Shows(c.launched, 512),
+    "spec.rollouts.dtype": Shows(c.launched, "bfloat16"),
+    "spec.rollouts.kvCacheBytes": Shows(c.launched, 1 << 24),
+    "spec.rollouts.args": Shows(c.launched, ["--seed=1"]),
+    "spec.runner.replicas.min": Shows(c.commands, 2),
+    "spec.runner.replicas.max": Ignored(2),
+    "spec.runner.template": Shows(c.commands, POD),
+    "spec.coordinator.template": Shows(c.commands, POD),
+    "spec.weightSync.transport": Shows(c.published, "nccl"),
+    "spec.weightSync.inFlight": Shows(c.told, "abort"),
+    "spec.weightSync.groups": Refused("shared"),
+    "spec.weightSync.bucketBytes": Shows(c.told, 1 << 20),
+    "spec.weightSync.timeoutSeconds": Shows(c.told, 30),
+    "spec.weightSync.probeTolerance": Shows(c.told, 1e-6),
+    "spec.checkpoints.everySteps": Shows(c.told, 1),
+    "spec.checkpoints.keep": Shows(c.told, 1, given(checkpoints__everySteps=1)),
+    "spec.tracking.tensorboard": Shows(c.tracked, False),
+    "spec.network.policy": Ignored("Disabled"),
+    "spec.network.allowFrom.name": Ignored("mine"),
+    "spec.network.allowFrom.namespaceLabels": Ignored({"a": "b"}, given(network__allowFrom=[{"name": "mine"}])),
+    "spec.network.allowFrom.podLabels": Ignored({"a": "b"}, given(network__allowFrom=[{"name": "mine"}])),
+    "spec.network.egress.policy": Ignored("Listed"),
+    "spec.network.egress.to.name": Ignored("mine", given(network__egress__policy="Listed")),
+    "spec.network.egress.to.cidr": Ignored("10.0.0.0/8", given(network__egress__policy="Listed")),
+    "spec.network.nodes.name": Ignored("mine"),
+    "spec.network.nodes.cidr": Ignored("10.0.0.0/8"),
+    "spec.suspend": Shows(c.refusals, True),
+    "spec.suspendGraceSeconds": Shows(c.grace, 5),
+    "spec.failurePolicy.maxRestarts": Shows(c.restarts, 1),
+    "spec.failurePolicy.hangSeconds": Shows(c.restarts, 5),
+    "spec.failurePolicy.disruption": Ignored("Block"),
+    "spec.failurePolicy.pendingSeconds": Ignored(60),
+    "spec.activeDeadlineSeconds": Shows(c.overtime, 60),
+    "spec.ttlSecondsAfterFinished": Ignored(60),
+    "spec.keepCoordinatorSeconds": Ignored(60),
+    "spec.managedBy": Ignored("example.com/other"),
+}
+"""Path without indices → what comes of setting it. Of a list the first entry is changed, made where there is none."""

@@ -1,0 +1,609 @@
+"""Broken surroundings, and what goes wrong under way: one clear sentence, an exit code, nothing left, nothing spoilt.
+
+Manifests that are wrong by themselves are in core/tests/test_bad_manifests.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import io
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from e2e.fakes.model import write_model
+from rljob.api.load import validate
+from rljob.api.paths import with_absolute_paths
+from rljob.api.resolve import resolve
+from rljob.api.scalars import write_yaml
+from rljob.cli import running
+from rljob.cli.main import main
+from rljob.local import capacity, directory, preflight, sweep
+from rljob.local.directory import RunDirectory
+
+ROOT = Path(__file__).parents[1]
+SPEC: dict[str, Any] = {
+    "models": [{"name": "policy", "source": "model"}],
+    "training": {"steps": 2, "promptsPerStep": 2, "samplesPerPrompt": 2, "maxStaleness": 0},
+    "tasks": [
+        {
+            "name": "sums",
+            "data": {"reasoningGym": {"dataset": "chain_sum"}},
+            "reward": "exact",
+            "sampling": {"maxTokens": 16},
+        }
+    ],
+    "rewards": [{"name": "exact", "builtin": "reasoning_gym"}],
+    "rollouts": [{"name": "main", "maxModelLength": 128}],
+    "failurePolicy": {"maxRestarts": 1},
+}
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a tiny model that nothing is wrong with."""
+    path = tmp_path_factory.mktemp("model") / "model"
+    write_model(path)
+    config = Qwen2Config(
+        vocab_size=257,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        eos_token_id=0,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(path)
+    return path
+
+
+class World:
+    """A directory with a manifest, a model and a place for a run, in which a row of the table breaks something."""
+
+    def __init__(self, root: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self.model = root / "model"
+        shutil.copytree(model, self.model)
+        self.data: dict[str, Any] = {
+            "apiVersion": "rljob.dev/v1alpha1",
+            "kind": "RLJob",
+            "metadata": {"name": "bad"},
+            "spec": copy.deepcopy(SPEC),
+        }
+        self.spec = self.data["spec"]
+        self.task = self.spec["tasks"][0]
+        self.run = root / "run"
+        self.patch = monkeypatch
+        self.closing = contextlib.ExitStack()
+
+    def rows(self, text: str, **task: Any) -> None:
+        """Have the task read a file with this text."""
+        (self.root / "rows.jsonl").write_text(text)
+        self.task.update({"data": {"jsonl": {"path": "rows.jsonl"}}, "prompt": "{question}\n", **task})
+        self.spec["rewards"] = [{"name": "exact", "builtin": "exact_match"}]
+
+    def begun(self) -> RunDirectory:
+        """Return the run directory of a run of the manifest as it is now."""
+        run = RunDirectory(self.run)
+        job = with_absolute_paths(resolve(validate(copy.deepcopy(self.data))), self.root)
+        with run.opened(job, b""):
+            pass
+        return run
+
+    def write(self, name: str, text: str = "", mode: int = 0o644) -> str:
+        """Write a file; return its path."""
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(mode)
+        return str(path)
+
+    def tree(self) -> dict[str, bytes | None]:
+        """Return all files with their content."""
+        return {str(p): p.read_bytes() if p.is_file() else None for p in self.root.rglob("*") if not p.is_socket()}
+
+
+@pytest.fixture
+def world(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    world = World(tmp_path, model, monkeypatch)
+    with world.closing:
+        yield world
+    assert sweep.marked(str(tmp_path)) == []
+
+
+def check_inside(job: Any, storage: Path) -> list[str]:
+    """Do what preflight.check_parts does inside this process, which takes a hundredth of the time."""
+    said = io.StringIO()
+    file = storage.parent / ".checked.json"
+    file.write_text(job.model_dump_json(by_alias=True))
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
+        patch.setenv("RLJOB_JOB", str(file))
+        patch.setenv("RLJOB_STORAGE", str(storage))
+        for part in preflight.CHECKED_PARTS:
+            importlib.import_module(f"rljob.{part}.main")._check()
+    file.unlink()
+    return said.getvalue().splitlines()
+
+
+def rljob(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    """Run a command in this process; return exit code, stdout and stderr."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as caught:
+        patch.setattr(sys, "argv", ["rljob", *map(str, arguments)])
+        main()
+    captured = capsys.readouterr()
+    code = caught.value.code
+    return (code if isinstance(code, int) else 1), captured.out, captured.err
+
+
+def named(row: str) -> str:
+    """Return the id of a row's test: one word, as reports of failed tests cut ids at a space."""
+    return row.replace(" ", "-")
+
+
+def put(place: Any, *path: Any) -> Callable[[World], object]:
+    """Return a row's act: set a field of the spec."""
+
+    def act(world: World) -> None:
+        here = world.spec
+        for step in path[:-1]:
+            here = here.setdefault(step, {}) if isinstance(here, dict) else here[step]
+        here[path[-1]] = place
+
+    return act
+
+
+def other_config(world: World, **changes: Any) -> None:
+    file = world.model / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def forget_digits(world: World) -> None:
+    """Have the tokenizer lose what it does not know: some digits."""
+    file = world.model / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    for digit in "12345":
+        vocabulary[f"{digit}-{digit}"] = vocabulary.pop(digit)
+    file.write_text(json.dumps(tokenizer))
+
+
+def held(world: World) -> None:
+    run = RunDirectory(world.run)
+    job = with_absolute_paths(resolve(validate(copy.deepcopy(world.data))), world.root)
+    world.closing.enter_context(run.opened(job, b""))
+
+
+def full_disk(free: int) -> Callable[[World], object]:
+    def act(world: World) -> None:
+        usage = shutil.disk_usage("/")._replace(free=free)
+        world.patch.setattr(capacity.shutil, "disk_usage", lambda _: usage)
+
+    return act
+
+
+def little_memory(world: World) -> None:
+    world.patch.setattr(capacity, "CGROUP_LIMITS", ())
+    world.patch.setattr(capacity, "MEMINFO", Path(world.write("meminfo", "MemTotal: 200000 kB\nMemAvailable: 9 kB\n")))
+
+
+ROWS: dict[str, tuple[Callable[[World], object], str]] = {
+    # the model
+    "no model": (
+        put("elsewhere", "models", 0, "source"),
+        r"spec.models\[0\].source: there is no directory .*elsewhere; ",
+    ),
+    "a model that is a file": (
+        lambda w: put(w.write("weights.bin"), "models", 0, "source")(w),
+        r"spec.models\[0\].source: there is no directory .*weights.bin; give one with a model",
+    ),
+    "a model without config.json": (
+        lambda w: (w.model / "config.json").unlink(),
+        r"spec.models\[0\].source: .*config.json",
+    ),
+    "a config.json cut off": (
+        lambda w: (w.model / "config.json").write_text('{"model_type": "qw'),
+        r"spec.models\[0\].source: .*config.json cannot be read \(.*\); save the model again",
+    ),
+    "a model of no known kind": (
+        lambda w: other_config(w, model_type="abacus"),
+        r"source: .*model_type 'abacus' is no caus",
+    ),
+    "a model without weights": (
+        lambda w: (w.model / "model.safetensors").unlink(),
+        r"spec.models\[0\].source: .*weights",
+    ),
+    "weights cut off": (
+        lambda w: os.truncate(w.model / "model.safetensors", 4000),
+        r"spec.models\[0\].source: .*model.safetensors",
+    ),
+    "a shard that is missing": (
+        lambda w: (
+            (w.model / "model.safetensors").rename(w.model / "model-1.safetensors"),
+            w.write("model/model.safetensors.index.json", '{"weight_map": {"a": "model-2.safetensors"}}'),
+        ),
+        r"spec.models\[0\].source: .*model-2.safetensors",
+    ),
+    "weights of another model": (lambda w: other_config(w, hidden_size=64), r"spec.models\[0\].source: .*64"),
+    "no tokenizer": (lambda w: (w.model / "tokenizer.json").unlink(), r"spec.models\[0\].source: .*tokenizer"),
+    "a tokenizer that is none": (
+        lambda w: w.write("model/tokenizer.json", "{}"),
+        r"spec.models\[0\].source: .*tokenizer",
+    ),
+    "a tokenizer that does not survive its round trip": (
+        forget_digits,
+        r"spec.tasks\[0\]: .*tokenizer.json: the tokenizer does not survive its round trip: .* comes back as",
+    ),
+    "a chat for a model without a chat template": (
+        put([{"role": "user", "content": "{question}"}], "tasks", 0, "messages"),
+        r"spec.models\[0\].source: .*chat.template",
+    ),
+    "longer sequences than the model takes": (
+        put(512, "rollouts", 0, "maxModelLength"),
+        r"spec.rollouts\[0\].maxModelLength: 512 is more than the 256 positions .*; lower it",
+    ),
+    # data
+    "no such dataset": (
+        put("chain_sun", "tasks", 0, "data", "reasoningGym", "dataset"),
+        r"spec.tasks\[0\].data.*chain_sun",
+    ),
+    "a parameter that the dataset does not have": (
+        put({"frob": 1}, "tasks", 0, "data", "reasoningGym", "config"),
+        r"spec.tasks\[0\].data.reasoningGym.*frob",
+    ),
+    "a parameter that the dataset refuses": (
+        put({"min_terms": 9, "max_terms": 2}, "tasks", 0, "data", "reasoningGym", "config"),
+        r"spec.tasks\[0\].data.reasoningGym",
+    ),
+    "no data file": (
+        lambda w: (w.rows(""), (w.root / "rows.jsonl").unlink()),
+        r"spec.tasks\[0\].data.jsonl.path: there is no file .*rows.jsonl",
+    ),
+    "an empty data file": (lambda w: w.rows(""), r"spec.tasks\[0\].data.jsonl.*"),
+    "a line that is no JSON": (
+        lambda w: w.rows('{"question": "1", "answer": "1"}\nnone\n'),
+        r"spec.tasks\[0\].data.jsonl.*line 2",
+    ),
+    "a line that is no object": (lambda w: w.rows("[1]\n"), r"spec.tasks\[0\].data.jsonl.*"),
+    "data without a column of the prompt": (
+        lambda w: w.rows('{"text": "1", "answer": "1"}\n' * 40),
+        r"spec.tasks\[0\].*question",
+    ),
+    "data without a column of the reward": (
+        lambda w: w.rows('{"question": "1"}\n' * 40),
+        r"spec.tasks\[0\].*answer",
+    ),
+    "a Parquet file that is none": (
+        lambda w: (w.rows(""), w.task.update(data={"parquet": {"path": w.write("rows.parquet", "none")}})),
+        r"spec.tasks\[0\].data.parquet",
+    ),
+    "a datasets directory that is none": (
+        lambda w: (w.rows(""), w.task.update(data={"datasets": {"path": str(w.root)}})),
+        r"spec.tasks\[0\].data.datasets",
+    ),
+    "data that nobody makes": (
+        lambda w: (w.rows(""), w.task.update(data={"jsonl": {"path": "job://rows.jsonl"}})),
+        r"spec.tasks\[0\].data.jsonl.path: there is no .*run/rows.jsonl, and no initializer that makes it",
+    ),
+    "prompts longer than the engine takes": (
+        put("{question}" + "x" * 200, "tasks", 0, "prompt"),
+        r"spec.tasks\[0\]: .*maxModelLength 128",
+    ),
+    # rewards and other programs
+    "a reward's program that is not there": (
+        put([{"name": "exact", "local": {"command": ["frobnicate"]}}], "rewards"),
+        r"spec.rewards\[0\].local.command\[0\]: 'frobnicate' does not exist; install it, or correct it",
+    ),
+    "a reward's program that may not be run": (
+        lambda w: put([{"name": "exact", "local": {"command": [w.write("judge.py")]}}], "rewards")(w),
+        r"spec.rewards\[0\].local.command\[0\]: '.*judge.py' is no program that may be run",
+    ),
+    "a reward of which there is only a container": (
+        put([{"name": "exact", "template": {"spec": {"containers": [{"name": "main", "image": "a"}]}}}], "rewards"),
+        r"spec.rewards\[0\].template: a container cannot be run on this machine; add local",
+    ),
+    "an initializer that is not there": (
+        put({"command": ["frobnicate", "job://model"]}, "initializer"),
+        r"spec.initializer.command\[0\]: 'frobnicate' does not exist; install it, or correct it",
+    ),
+    "a job that is suspended": (put(True, "suspend"), r"spec.suspend: the job asks not to be run; set suspend: false"),
+    # the machine
+    "a transport without its device": (
+        put("nccl", "weightSync", "transport"),
+        "spec.weightSync.transport: nccl needs NVIDIA",
+    ),
+    "a cache larger than the machine": (
+        put(1 << 50, "rollouts", 0, "kvCacheBytes"),
+        r"the job needs .* of memory at least, .*the key-value caches of pool main, .*; lower spec.rollouts\[0\].kvC",
+    ),
+    "more memory than there is": (
+        little_memory,
+        "the job needs 256 MiB of memory at least, .* and this machine has 195 MiB",
+    ),
+    "a full disk": (
+        full_disk(1 << 20),
+        r"the disk of .*run is full \(1 MiB free\); make room, or choose another --run-dir",
+    ),
+    "a disk too small for its checkpoints": (
+        lambda w: (full_disk(40 << 20)(w), w.patch.setattr(capacity, "CHECKPOINT_BYTES", 12_000)),
+        r"checkpoints of .* do not fit the disk of .*run with its 40 MiB free; lower spec.checkpoints.keep",
+    ),
+    # the run directory
+    "a file in the run directory's place": (
+        lambda w: w.write("run"),
+        r"run is not a directory; choose another --run-dir",
+    ),
+    "a file on the way to it": (
+        lambda w: (w.write("runs"), setattr(w, "run", w.root / "runs/bad")),
+        r"runs/bad cannot be made: Not a directory; choose another --run-dir",
+    ),
+    "other files in it": (
+        lambda w: w.write("run/thesis.tex"),
+        r"holds no run but other files \(thesis.tex\); choose another",
+    ),
+    "a directory that may not be written": (
+        lambda w: w.patch.setattr(directory.os, "access", lambda path, _: path != w.root),
+        r"run cannot be written: .* does not allow it; choose another --run-dir",
+    ),
+    "a run that goes on": (held, r"run is in use by another rljob run; wait for it or stop it"),
+    "a run of another rljob": (
+        lambda w: (w.begun().path / "version").write_text("0.0.7"),
+        r"the run in .*run is of rljob 0.0.7 and this is .*; use that version to resume it, or another --run-dir",
+    ),
+    "a run whose manifest cannot be read": (
+        lambda w: (w.begun().path / "job.json").write_text('{"spec": {"frobnicate": 1}}'),
+        r"run/job.json is of another version of rljob; use that version or another --run-dir",
+    ),
+    "a run of another seed": (
+        lambda w: (w.begun(), w.spec.update(seed=9)),
+        r"spec.seed: the run in .*run was started with 0, not 9; give it that value, or choose another --run-dir",
+    ),
+    "a run of more steps": (
+        lambda w: (w.begun(), w.spec["training"].update(steps=1)),
+        r"spec.training.steps: the run in .*run has 2, which may grow but not become 1",
+    ),
+    "a run of another model": (
+        lambda w: (w.begun(), shutil.copytree(w.model, w.root / "new"), put("new", "models", 0, "source")(w)),
+        r"spec.models\[0\].source: the run in .*run was started with .*model.*, not .*new.*; give it that value",
+    ),
+}
+
+
+@pytest.mark.parametrize(("act", "sentence"), ROWS.values(), ids=map(named, ROWS))
+def test_what_cannot_run_here_is_refused_and_leaves_no_trace(
+    world: World, capsys: pytest.CaptureFixture[str], act: Callable[[World], object], sentence: str
+) -> None:
+    world.patch.setattr(preflight, "check_parts", check_inside)
+    world.patch.delattr(running, "run_job")  # nothing may come so far
+    act(world)
+    world.write("job.yaml", write_yaml(world.data))
+    before = world.tree()
+    code, out, err = rljob(capsys, "run", "job.yaml", "--run-dir", world.run)
+    assert (code, out) == (2, "")
+    assert "Traceback" not in err
+    assert all(line.startswith("rljob: ") for line in err.splitlines()), err
+    if not any(re.search(sentence, line) for line in err.splitlines()):
+        raise AssertionError(f"not said: {sentence}; but: {err}")
+    assert world.tree() == before
+
+
+def test_nothing_is_wrong_with_what_the_table_breaks(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.write("job.yaml", write_yaml(world.data))
+    before = world.tree()
+    done = subprocess.run(
+        [sys.executable, "-m", "rljob.cli.main", "validate", "job.yaml", "--run-dir", str(world.run)],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "job.yaml: the RLJob bad is valid\n", "")
+    assert world.tree() == before
+
+
+COMMANDS: dict[str, tuple[Callable[[World], object], list[str], str]] = {
+    "no manifest": (
+        lambda w: None,
+        ["run", "none.yaml"],
+        "none.yaml: there is no such file; give the path of a manifest",
+    ),
+    "a directory for a manifest": (lambda w: None, ["validate", "model"], "model: cannot be read: is a directory"),
+    "a manifest that is no text": (
+        lambda w: (w.root / "job.yaml").write_bytes(b"\xff\xfe"),
+        ["explain", "job.yaml"],
+        "job.yaml: not UTF-8 at byte 0; save it as UTF-8",
+    ),
+    "no run": (lambda w: None, ["status"], "there is no run under runs/; give a run directory"),
+    "no such run": (lambda w: None, ["logs", "trainer"], "there is no run under runs/; give a run directory"),
+    "a run that is not there": (
+        lambda w: None,
+        ["stop", "sums"],
+        "there is no run 'sums': give a run directory, or a name",
+    ),
+    "no such part": (
+        lambda w: w.begun(),
+        ["logs", "run", "engine"],
+        "there is no log of 'engine' in .*run/logs; name one of",
+    ),
+    "nothing to export": (
+        lambda w: w.begun(),
+        ["export", "run", "out"],
+        "has no checkpoint yet; wait for spec.checkpoints",
+    ),
+    "nothing to evaluate": (
+        lambda w: w.begun(),
+        ["evaluate", "run"],
+        "has no checkpoint yet; wait for spec.checkpoints",
+    ),
+    "a run that is over": (lambda w: w.begun(), ["top", "run"], "has ended: interrupted; rljob status shows it"),
+    "an export onto files": (
+        lambda w: (w.begun(), w.write("run/checkpoints/step-000001/trainer.json"), w.write("out/thesis.tex")),
+        ["export", "run", "out"],
+        "out is not empty; give a directory that does not exist yet",
+    ),
+    "no such field": (lambda w: None, ["explain", "--field", "spec.none"], "spec.none: .*"),
+}
+
+
+@pytest.mark.parametrize(("act", "arguments", "sentence"), COMMANDS.values(), ids=map(named, COMMANDS))
+def test_a_command_that_cannot_be_done_says_why(
+    world: World,
+    capsys: pytest.CaptureFixture[str],
+    act: Callable[[World], object],
+    arguments: list[str],
+    sentence: str,
+) -> None:
+    act(world)
+    before = world.tree()
+    code, out, err = rljob(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert "Traceback" not in err
+    assert re.search(sentence, err), err
+    assert world.tree() == before
+
+
+# --- what goes wrong under way: real coordinator, runner and rewards, fake engine and trainer -------------------------
+
+JUDGE = """\
+import http.server, json, os, sys
+VERDICT = {verdict}
+class Judge(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        items = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["items"]
+        scores = [dict(sample=item["sample"], reward=VERDICT, metrics={{}}, error="") for item in items]
+        body = json.dumps(dict(scores=scores)).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *arguments): pass
+host, _, port = os.environ["RLJOB_LISTEN"].rpartition(":")
+http.server.ThreadingHTTPServer((host, int(port)), Judge).serve_forever()
+"""
+
+
+def judged_by(program: str) -> Callable[[World], object]:
+    """Return a row's act: a reward of one's own."""
+
+    def act(world: World) -> None:
+        command = [sys.executable, world.write("judge.py", program)]
+        world.spec["rewards"] = [{"name": "exact", "local": {"command": command}}]
+
+    return act
+
+
+def initialized_by(script: str) -> Callable[[World], object]:
+    """Return a row's act: an initializer that is this shell script."""
+    return lambda world: world.spec.update(
+        initializer={"command": [world.write("make", f"#!/bin/sh\n{script}\n", 0o755)]},
+        models=[{"name": "policy", "source": "job://made"}],
+    )
+
+
+def taken_port(world: World) -> None:
+    listener = world.closing.enter_context(socket.create_server(("127.0.0.1", 0)))
+    world.begun().write("ports.json", json.dumps({"coordinator": listener.getsockname()[1]}).encode())
+
+
+UNDER_WAY: dict[str, tuple[Callable[[World], object], int, str]] = {
+    "a port in use": (taken_port, 0, ""),
+    "a reward that answers NaN": (
+        judged_by(JUDGE.format(verdict='float("nan")')),
+        1,
+        "reward exact answered something else than scores",
+    ),
+    "a reward that answers text": (judged_by(JUDGE.format(verdict='"good"')), 1, "no sample could be finished"),
+    "a reward that dies at once": (
+        judged_by("raise SystemExit(3)"),
+        1,
+        "reward-exact exited with code 3 .*its 1 restarts",
+    ),
+    "a reward that refuses": (
+        judged_by("raise SystemExit(2)"),
+        2,
+        "reward-exact refuses its configuration; see the end",
+    ),
+    "an initializer that fails": (
+        initialized_by("echo no network; exit 3"),
+        1,
+        "the initializer exited with code 3; see",
+    ),
+    "an initializer that refuses": (
+        initialized_by("exit 2"),
+        2,
+        "the initializer exited with code 2; see the end of its",
+    ),
+    "an initializer that makes no model": (
+        initialized_by("exit 0"),
+        1,
+        "source: the initializer left no directory .*made",
+    ),
+}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("act", "expected", "sentence"), UNDER_WAY.values(), ids=map(named, UNDER_WAY))
+def test_what_goes_wrong_under_way_ends_the_run_with_a_sentence(
+    world: World, act: Callable[[World], object], expected: int, sentence: str
+) -> None:
+    act(world)
+    world.write("job.yaml", write_yaml(world.data))
+    command = [sys.executable, "-m", "e2e.fakes.rljob_run", "run", "job.yaml", "--run-dir", str(world.run)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100)
+    assert done.returncode == expected, done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+    assert re.search(sentence, done.stderr), done.stderr
+    assert sweep.marked(str(world.root)) == []
+
+
+def test_a_check_that_dies_is_no_refusal(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.patch.setattr(preflight, "CHECKED_PARTS", ("nobody",))
+    world.write("job.yaml", write_yaml(world.data))
+    code, _, err = rljob(capsys, "run", "job.yaml", "--run-dir", world.run)
+    assert code == 1
+    assert "rljob: nobody could not be checked; it said" in err
+    assert not world.run.exists()
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(200)
+def test_an_argument_that_the_engine_does_not_know_is_refused_by_it(world: World) -> None:
+    world.spec["rollouts"][0]["args"] = ["--frobnicate"]
+    world.write("job.yaml", write_yaml(world.data))
+    before = world.tree()
+    command = [sys.executable, "-m", "rljob.cli.main", "run", "job.yaml", "--run-dir", str(world.run)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.search(r"^rljob: spec.rollouts\[0\].args: .*--frobnicate", done.stderr, re.MULTILINE), done.stderr
+    assert world.tree() == before
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(400)
+def test_an_engine_that_cannot_start_ends_the_run_with_the_last_lines_of_its_log(world: World) -> None:
+    other_config(world, max_position_embeddings=1 << 16)
+    world.spec["rollouts"][0] |= {"kvCacheBytes": 1 << 20, "maxModelLength": 1 << 16}  # one sequence does not fit
+    world.write("job.yaml", write_yaml(world.data))
+    world.patch.setenv("FAKES", json.dumps({"rollout": "e2e.fakes.impatient_agent"}))
+    world.patch.setenv("PYTHONPATH", str(ROOT))
+    command = [sys.executable, "-m", "e2e.fakes.rljob_run", "run", "job.yaml", "--run-dir", str(world.run)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=380)
+    assert done.returncode in (1, 2)
+    assert "Traceback (most recent call last)" not in done.stderr.partition(str(world.run))[0]
+    assert re.search(r"^rljob: rollout-main-0 ", done.stderr, re.MULTILINE), done.stderr
+    log = done.stderr.partition("rollout-main-0.log:\n")[2]
+    assert len(log.splitlines()) > 1, done.stderr
+    assert "KV cache" in log
+    assert sweep.marked(str(world.root)) == []

@@ -1,0 +1,45 @@
+"""How a run's processes end: nothing is left to be written when the status says that the run has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+
+from e2e.fakes.stage import Stage, make_job, on_stage
+from rljob.protocol.status import decode_status
+
+STEPS = 3
+
+
+async def succeeded(stage: Stage) -> None:
+    """Ask the coordinator without a pause until it says so, as nothing is logged then."""
+    async with aiohttp.ClientSession() as session:
+        state = ""
+        while state != "Succeeded":
+            with contextlib.suppress(aiohttp.ClientConnectionError):  # it is starting
+                async with session.get(f"{stage.coordinator_url}/v1/status") as response:
+                    state = decode_status(await response.read()).state
+            await asyncio.sleep(0.002)
+
+
+@pytest.mark.parametrize("way", ["killed at once", "ended"])
+async def test_the_last_evaluation_s_figures_are_there_once_the_run_has_succeeded(tmp_path: Path, way: str) -> None:
+    training = {"steps": STEPS, "promptsPerStep": 2, "samplesPerPrompt": 2, "maxStaleness": 0}
+    job = make_job(training=training, evaluation={"problems": 4})
+    async with on_stage(job, tmp_path) as stage:
+        training_ = asyncio.create_task(stage.trainer().run())
+        await succeeded(stage)
+        if way == "killed at once":
+            stage.kill("coordinator")
+        await training_
+    lines = [msgspec.json.decode(line) for line in (tmp_path / "metrics.jsonl").read_bytes().splitlines()]
+    assert {line["version"] for line in lines if line["kind"] == "evaluation"} == {0, STEPS}
+    if way == "ended":
+        assert stage.codes["coordinator"] == 0
+        assert (tmp_path / "ledger.sqlite").exists() and not (tmp_path / "ledger.sqlite-wal").exists()
+        assert decode_status((tmp_path / "status.json").read_bytes()).state == "Succeeded"

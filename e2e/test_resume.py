@@ -1,0 +1,96 @@
+"""A run that is stopped and goes on gives bit for bit what it gives when nobody stops it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from e2e.fakes.stage import TOKENS, Stage, make_job, on_stage
+from e2e.fakes.trainer import FakeTrainer
+from rljob.api.models import RLJob
+from rljob.protocol.status import decode_status
+
+STEPS = 6
+
+
+def synchronous_job(**changes: Any) -> RLJob:
+    """Return a job at α = 0 whose checkpoints fall between the steps it is stopped at."""
+    training = {"steps": STEPS, "promptsPerStep": 4, "samplesPerPrompt": 4, "maxStaleness": 0}
+    return make_job(training=training, checkpoints={"everySteps": 4, "keep": 2}, **changes)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The last checkpoint of the run that nobody stops."""
+    directory = tmp_path_factory.mktemp("unbroken")
+
+    async def run() -> None:
+        async with on_stage(synchronous_job(), directory) as stage:
+            await stage.trainer().run()
+
+    asyncio.run(run())
+    return checkpoint(directory)
+
+
+def checkpoint(directory: Path) -> bytes:
+    return (directory / f"checkpoints/step-{STEPS:06d}/weights.json").read_bytes()
+
+
+async def suspend(stage: Stage) -> None:
+    """Ask the coordinator to stop until it has, or was done before."""
+    headers = {"Authorization": f"Bearer {TOKENS['operator']}"}
+    state = ""
+    async with aiohttp.ClientSession(headers=headers, raise_for_status=True) as session:
+        while state not in ("Suspended", "Succeeded"):
+            async with session.post(f"{stage.coordinator_url}/v1/suspend") as response:
+                state = decode_status(await response.read()).state
+            await asyncio.sleep(0.01)  # nothing is logged in this process
+
+
+async def run_until(stage: Stage, trainer: FakeTrainer, step: int, way: str, said: str = "is incarnation") -> None:
+    """Run until ``trainer`` has applied ``step`` batches, or for step 0 until the coordinator has ``said`` something,
+    then end all of it one way or the other."""
+    running = asyncio.create_task(trainer.run())
+    if step == 0:
+        await stage.until("coordinator", said)
+    async with trainer.has_applied:
+        await trainer.has_applied.wait_for(lambda: len(trainer.applied) >= step)
+    if way == "suspended":
+        await suspend(stage)
+        await running
+    else:
+        stage.kill("coordinator")
+        running.cancel()  # the others are cut off in the middle of what they do when the stage closes
+        await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.parametrize("way", ["suspended", "killed"])
+@pytest.mark.parametrize("step", range(STEPS))
+async def test_a_run_stopped_at_any_step_gives_the_checkpoint_of_the_run_never_stopped(
+    tmp_path: Path, unbroken: bytes, step: int, way: str
+) -> None:
+    async with on_stage(synchronous_job(), tmp_path) as stage:
+        await run_until(stage, stage.trainer(), step, way)
+    async with on_stage(synchronous_job(), tmp_path) as stage:
+        second = stage.trainer()
+        await second.run()
+    assert checkpoint(tmp_path) == unbroken
+    lines = [msgspec.json.decode(line) for line in (tmp_path / "metrics.jsonl").read_bytes().splitlines()]
+    assert [line["step"] for line in lines] == list(range(STEPS)), "what was written last before the end too"
+    if way == "suspended":
+        assert all(one.train.step >= step for one in second.applied), "its checkpoint spares it what was done"
+
+
+async def test_a_run_stopped_again_and_again_in_evaluations_too_gives_the_same(tmp_path: Path, unbroken: bytes) -> None:
+    job = synchronous_job(evaluation={"everySteps": 2, "problems": 16})
+    for way in ("suspended", "killed", "suspended", "killed"):
+        async with on_stage(job, tmp_path) as stage:
+            await run_until(stage, stage.trainer(), 1 if way == "suspended" else 0, way, said="evaluating version")
+    async with on_stage(job, tmp_path) as stage:
+        await stage.trainer().run()
+    assert checkpoint(tmp_path) == unbroken

@@ -1,0 +1,77 @@
+"""A run with the real trainer that is stopped and goes on gives bit for bit what it gives when nobody stops it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, here and in the trainer
+
+import pytest
+
+from e2e.fakes.stage import COMMANDS, TOKENS, Stage, make_job, on_stage
+from e2e.fakes.tiny import TinyEngine, write_tiny_model
+from e2e.test_resume import suspend
+from rljob.api.models import RLJob
+
+STEPS = 4
+
+
+def tiny_job() -> RLJob:
+    training = {"steps": STEPS, "promptsPerStep": 2, "samplesPerPrompt": 4, "maxStaleness": 0}
+    optimizer = {"learningRate": 1e-2}
+    return make_job(training=training, trainer={"optimizer": optimizer}, checkpoints={"everySteps": 2, "keep": 9})
+
+
+@asynccontextmanager
+async def on_real_stage(directory: Path) -> AsyncIterator[Stage]:
+    """Run all parts: a fake engine with real weights in this process, the real trainer as its own."""
+    async with on_stage(tiny_job(), directory, engines=[]) as stage:
+        write_tiny_model(directory / "model")
+        engine = TinyEngine(stage.coordinator_url, TOKENS["agent"], directory / "model")
+        stage.play("agent", engine.run())
+        await stage.start("trainer")
+        yield stage
+
+
+async def train(directory: Path) -> dict[str, bytes]:
+    """Run to the end; return the files of the last checkpoint that hold what was learned."""
+    async with on_real_stage(directory) as stage:
+        await stage.ended("trainer")
+    last = directory / f"checkpoints/step-{STEPS:06d}"
+    return {path.name: path.read_bytes() for path in sorted(last.rglob("*.safetensors"))}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def real_trainer() -> object:
+    """Stages start the real trainer."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(COMMANDS, "trainer", ["-m", "rljob.trainer.main"])
+        yield
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory, real_trainer: object) -> dict[str, bytes]:
+    """What the run learns that nobody stops."""
+    learned = asyncio.run(train(tmp_path_factory.mktemp("unbroken")))
+    assert learned.keys() == {"model.safetensors", "optimizer.safetensors"}
+    return learned
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("way", "step"), [("suspended", 1), ("killed", 3)])
+async def test_the_real_trainer_learns_the_same_bit_for_bit_when_the_run_was_stopped(
+    tmp_path: Path, unbroken: dict[str, bytes], way: str, step: int
+) -> None:
+    async with on_real_stage(tmp_path) as stage:
+        await stage.until("trainer", f"step {step - 1}:")
+        if way == "suspended":
+            await suspend(stage)
+            await stage.ended("trainer")
+        else:
+            stage.kill("coordinator")
+            stage.kill("trainer")
+    assert await train(tmp_path) == unbroken
