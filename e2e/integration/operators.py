@@ -1,0 +1,238 @@
+"""Operators for tests: in this process, so that faults can be injected and clocks set, or as processes that are killed.
+
+In-process::
+
+    async with running_operator(cluster.kubeconfig, [namespace]) as operator: ...
+
+As a process::
+
+    with OperatorProcess(cluster.kubeconfig, [namespace], tmp_path) as process: process.kill()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from rljob.kube.kubeconfig import from_kubeconfig
+from rljob.manifests.context import Cluster
+from rljob.operator.config import Settings
+from rljob.operator.kube import Client
+from rljob.operator.metrics import Metrics
+from rljob.operator.reconcile import Planner
+from rljob.operator.service import Operator
+
+Object = dict[str, Any]
+LEASE = {"durationSeconds": 15, "renewSeconds": 10, "retrySeconds": 0.5}
+QUICK_LEASE = {"durationSeconds": 4, "renewSeconds": 2.5, "retrySeconds": 0.3}
+"""A lease whose loss and takeover a test can wait for; a busy machine may lose it by itself."""
+
+
+def settings(namespaces: Sequence[str], **changes: Any) -> Settings:
+    """Return settings for tests: the lease of the first namespace, CPU, a claim that every class can bind."""
+    data: Object = {
+        "namespaces": [*namespaces],
+        "cluster": {"accelerator": "cpu", "accessModes": ["ReadWriteOnce"]},
+        "lease": LEASE,
+        "listen": "127.0.0.1:0",
+        "workers": 8,
+    }
+    return Settings.model_validate({**data, **changes}, by_alias=True, by_name=False)
+
+
+@dataclass
+class RunningOperator:
+    """An operator in this process."""
+
+    operator: Operator
+    client: Client
+    task: asyncio.Task[None]
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def writes(self) -> dict[str, int]:
+        """Writes it has sent, by verb and plural, without Leases."""
+        return {what: count for what, count in self.client.writes.items() if not what.endswith(" leases")}
+
+    async def wait_synced(self, seconds: float = 20.0) -> None:
+        """Return when it leads and its caches are filled."""
+        async with asyncio.timeout(seconds):
+            await self.operator.synced.wait()
+
+    async def idle(self, quiet: float = 1.0, seconds: float = 30.0) -> None:
+        """Return when it has written nothing for ``quiet`` seconds and has nothing to do."""
+        deadline, last, since = time.monotonic() + seconds, self.writes, time.monotonic()
+        while time.monotonic() - since < quiet:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the operator still writes: {self.writes}")
+            await asyncio.sleep(0.05)
+            if self.writes != last or len(self.operator.queue):
+                last, since = self.writes, time.monotonic()
+
+    async def end(self) -> None:
+        """Stop it in good order, as SIGTERM does; raises what it ended with."""
+        self.stop.set()
+        await self.task
+
+    async def kill(self) -> None:
+        """Stop it at once: nothing more is written, the lease is not given back."""
+        self.client.may_write = lambda: False
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def running_operator(
+    kubeconfig: Path,
+    namespaces: Sequence[str],
+    *,
+    client: type[Client] = Client,
+    planner: Planner | None = None,
+    cluster: Cluster | None = None,
+    wall: Callable[[], float] = time.time,
+    synced: bool = True,
+    **changes: Any,
+) -> AsyncIterator[RunningOperator]:
+    """Run an operator in this event loop; it is ended in good order afterwards, unless the test did that itself.
+
+    Args:
+        namespaces: it looks at; its lease is in the first.
+        client: class of the client; one of a test's own injects faults.
+        planner: in the place of the real one.
+        cluster: settings that rendering sees, in the place of those of :func:`settings`.
+        wall: Unix seconds, as decisions see them.
+        synced: wait until it leads and its caches are filled.
+        changes: settings, as in the file.
+    """
+    metrics = Metrics()
+    chosen = settings(namespaces, **changes)
+    if cluster is not None:
+        object.__setattr__(chosen, "for_rendering", lambda: cluster)
+    access = from_kubeconfig(kubeconfig)
+    async with client(access, count=metrics.count_request, timeout_s=chosen.request_seconds) as kube:
+        operator = Operator(kube, chosen, namespaces[0], f"test-{uuid.uuid4().hex[:8]}", metrics, planner, wall)
+        stop = asyncio.Event()
+        running = RunningOperator(operator, kube, asyncio.create_task(operator.run(stop)), stop)
+        try:
+            if synced:
+                waiting = asyncio.create_task(running.wait_synced())
+                await asyncio.wait([waiting, running.task], return_when=asyncio.FIRST_COMPLETED)
+                if running.task.done():
+                    waiting.cancel()
+                    running.task.result()
+                await waiting
+            yield running
+        finally:
+            if not running.task.done():
+                stop.set()
+                await running.task
+
+
+class OperatorProcess:
+    """An operator as a process of its own.
+
+    Args:
+        namespaces: it looks at; its lease is in the first.
+        directory: for its settings and its log.
+        changes: settings, as in the file.
+    """
+
+    def __init__(self, kubeconfig: Path, namespaces: Sequence[str], directory: Path, **changes: Any) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        name = f"operator-{uuid.uuid4().hex[:8]}"
+        chosen = settings(namespaces, **{"listen": f"127.0.0.1:{self.port}", **changes})
+        config = directory / f"{name}.json"
+        config.write_text(json.dumps(chosen.model_dump(mode="json", by_alias=True)))
+        self.log = directory / f"{name}.log"
+        environment = {**os.environ, "POD_NAMESPACE": namespaces[0], "POD_NAME": name}
+        arguments = ["--config", str(config), "--kubeconfig", str(kubeconfig)]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "rljob.operator.main", *arguments],
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def __enter__(self) -> OperatorProcess:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+    async def metric(self, name: str) -> float | None:
+        """Return the value of a metric without labels; None while it does not answer."""
+        text = await self.text("/metrics")
+        lines = [line for line in (text or "").splitlines() if line.startswith(f"{name} ")]
+        return float(lines[0].split()[1]) if lines else None
+
+    async def text(self, path: str) -> str | None:
+        """Return what it serves at ``path`` with 200; None otherwise."""
+        try:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(f"http://127.0.0.1:{self.port}{path}", timeout=aiohttp.ClientTimeout(total=5)) as response,
+            ):
+                return await response.text() if response.status == 200 else None
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return None
+
+    async def wait_leader(self, seconds: float = 30.0) -> None:
+        """Return when it leads and is ready."""
+        async with asyncio.timeout(seconds):
+            while await self.metric("rljob_operator_leader") != 1.0 or await self.text("/readyz") is None:
+                assert self.process.poll() is None, f"the operator ended: {self.log.read_text()[-2000:]}"
+                await asyncio.sleep(0.1)
+
+    def kill(self) -> None:
+        """Kill it (SIGKILL) and wait for its end."""
+        self.process.kill()
+        self.process.wait()
+
+    def terminate(self, seconds: float = 20.0) -> int:
+        """End it in good order (SIGTERM); return its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(seconds)
+
+
+_JOB: Object = {
+    "apiVersion": "rljob.dev/v1alpha1",
+    "kind": "RLJob",
+    "metadata": {"name": "sums"},
+    "spec": {
+        "models": [{"name": "policy", "source": "job://model"}],
+        "training": {"steps": 5},
+        "tasks": [
+            {"name": "sums", "data": {"reasoningGym": {"dataset": "chain_sum"}}, "reward": "sums"},
+        ],
+        "rewards": [{"name": "sums", "builtin": "reasoning_gym"}],
+        "rollouts": [{"name": "main", "replicas": {"min": 2, "max": 4}}],
+    },
+}
+
+
+def job(namespace: str, name: str = "sums", **spec: Any) -> Object:
+    """Return a small RLJob; ``spec`` replaces fields of its spec."""
+    body = copy.deepcopy(_JOB)
+    body["metadata"] = {"name": name, "namespace": namespace}
+    body["spec"].update(copy.deepcopy(spec))
+    return body

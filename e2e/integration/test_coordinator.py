@@ -1,0 +1,387 @@
+"""A real coordinator with its RLJob in a real API server, with the rights that a rendered job gives it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.cluster.client import ApiError
+from e2e.cluster.controlplane import ControlPlane
+from e2e.fakes.engine import Faults
+from e2e.fakes.stage import Stage, make_job, on_stage
+from rljob.api.models import RLJob
+from rljob.coordinator import own_job
+from rljob.coordinator.own_job import OwnJob, Place
+from rljob.manifests import render
+from rljob.manifests.context import Context
+
+API = "rljob.dev/v1alpha1"
+RBAC = "rbac.authorization.k8s.io/v1"
+PODS = ("sums-rollout-main-one", "sums-rollout-main-two")
+Probe = Callable[[dict[str, Any]], Any]
+
+
+def manifest(namespace: str, name: str, job: RLJob) -> dict[str, Any]:
+    """Return ``job`` as it is sent to an API server."""
+    body: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
+    return body | {"apiVersion": API, "kind": "RLJob", "metadata": {"name": name, "namespace": namespace}}
+
+
+@dataclass
+class InCluster:
+    """One RLJob in the API server."""
+
+    cluster: ControlPlane
+    namespace: str
+    body: dict[str, Any]
+    account: Path
+
+    @property
+    def name(self) -> str:
+        return str(self.body["metadata"]["name"])
+
+    @property
+    def place(self) -> Place:
+        return Place(self.cluster.url, self.namespace, self.name, self.body["metadata"]["uid"], self.account)
+
+    @property
+    def path(self) -> str:
+        return str(self.cluster.api.path(API, "RLJob", self.namespace, self.name))
+
+    def variables(self) -> dict[str, str]:
+        """Return what the coordinator's pod is told, and the kubelet adds."""
+        return {
+            "RLJOB_NAMESPACE": self.namespace,
+            "RLJOB_JOB_NAME": self.name,
+            "RLJOB_JOB_UID": self.body["metadata"]["uid"],
+            "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+            "KUBERNETES_SERVICE_PORT": str(self.cluster.ports["apiserver"]),
+            "RLJOB_SERVICE_ACCOUNT": str(self.account),
+        }
+
+    def get(self) -> dict[str, Any]:
+        return self.cluster.api.get(self.path)
+
+    def set_spec(self, **fields: Any) -> int:
+        """Change the spec; return its generation."""
+        return int(self.cluster.api.patch(self.path, {"spec": fields})["metadata"]["generation"])
+
+    def apply_status(self, **fields: Any) -> None:
+        """Apply a part of the status as the operator does."""
+        identity = {"apiVersion": API, "kind": "RLJob", "metadata": {"name": self.name}}
+        self.cluster.api.apply(f"{self.path}/status", {**identity, "status": fields}, "rljob-operator")
+
+    async def until(self, probe: Probe, seconds: float = 40.0) -> dict[str, Any]:
+        """Return status.run once ``probe`` is true of it."""
+
+        def look() -> dict[str, Any] | None:
+            run = self.get().get("status", {}).get("run")
+            return run if run and probe(run) else None
+
+        return await asyncio.to_thread(self.cluster.api.wait_for, look, seconds)
+
+
+def make(cluster: ControlPlane, namespace: str, tmp_path: Path, job: RLJob, name: str = "sums") -> InCluster:
+    """Make the RLJob, and the account of its coordinator with the rights that are rendered for it."""
+    body = cluster.api.create(manifest(namespace, name, job))
+    named = job.model_copy(update={"metadata": job.metadata.model_copy(update={"name": name})})
+    roles = render(named, Context(namespace=namespace, uid=body["metadata"]["uid"]))
+    for found in next(role for role in roles if role.kind == "access").objects:
+        cluster.api.create(found)
+    cluster.wait_allowed(f"{namespace}:{name}-coordinator", namespace, "patch", "rljobs/status", "rljob.dev", name)
+    account = tmp_path / f"account-{name}"
+    account.mkdir()
+    (account / "token").write_text(cluster.service_account_token(namespace, f"{name}-coordinator"))
+    shutil.copy(cluster.authority, account / "ca.crt")
+    return InCluster(cluster, namespace, body, account)
+
+
+@asynccontextmanager
+async def running(
+    cluster: ControlPlane, namespace: str, tmp_path: Path, job: RLJob, slow: float = 0.0
+) -> AsyncIterator[tuple[InCluster, Stage]]:
+    """Run ``job`` with two engines and without a trainer."""
+    rljob = make(cluster, namespace, tmp_path, job)
+    storage = tmp_path / "storage"
+    storage.mkdir()
+    async with on_stage(job, storage, (Faults(), Faults()), slow, pods=PODS, more=rljob.variables()) as stage:
+        yield rljob, stage
+
+
+def step(stage: Stage) -> int:
+    """Return how far the coordinator says it is."""
+    with urllib.request.urlopen(f"{stage.coordinator_url}/v1/status", timeout=10) as answer:
+        return int(json.load(answer)["progress"]["step"])
+
+
+async def goes_on(stage: Stage, steps: int = 1) -> int:
+    """Return when the coordinator is so many steps further; return how far that is."""
+    wanted = await asyncio.to_thread(step, stage) + steps
+    while await asyncio.to_thread(step, stage) < wanted:
+        await asyncio.sleep(0.05)
+    return wanted
+
+
+def engines(run: dict[str, Any]) -> dict[str, bool]:
+    return {engine["name"]: engine.get("drained", False) for engine in run["engines"]}
+
+
+@pytest.mark.timeout(120)
+async def test_a_run_is_told_in_the_rljobs_status_and_its_columns(
+    cluster: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    async with running(cluster, namespace, tmp_path, make_job()) as (rljob, stage):
+        first = await rljob.until(lambda run: len(run["engines"]) == 2)
+        assert first["state"] in ("Starting", "Running") and "waiting for the trainer" in first["message"]
+        assert set(engines(first)) == set(PODS)
+        stage.play("trainer", stage.trainer().run())
+        run = await rljob.until(lambda run: run["state"] == "Succeeded")
+        assert run["progress"]["text"] == "8/8 100%"
+        assert run["policy"]["version"] == 7 and run["lastCheckpoint"]["step"] == 8
+        assert run["observedGeneration"] == 1
+        managers = {entry["manager"]: entry for entry in rljob.get()["metadata"]["managedFields"]}
+        owned = managers["rljob-coordinator"]
+        assert (owned["operation"], owned["subresource"], set(owned["fieldsV1"])) == ("Apply", "status", {"f:status"})
+        assert set(owned["fieldsV1"]["f:status"]) == {"f:run"}
+        shown = cluster.kubectl("get", "rlj", "-n", namespace)
+        assert "8/8 100%" in shown
+        with urllib.request.urlopen(f"{stage.coordinator_url}/metrics", timeout=10) as answer:
+            metrics = answer.read().decode()
+        assert "rljob_status_applied_age_seconds" in metrics
+        assert 'rljob_api_requests_total{code="200",verb="apply"}' in metrics
+
+
+@pytest.mark.timeout(120)
+async def test_a_job_that_is_suspended_writes_a_checkpoint_and_goes_on_where_it_was(
+    cluster: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    job = make_job(checkpoints={"everySteps": 100})
+    async with running(cluster, namespace, tmp_path, job, slow=0.001) as (rljob, stage):
+        await stage.start("trainer", "--seconds-per-step", "0.1")
+        await stage.until("trainer", "applied batch 1.")
+        generation = rljob.set_spec(suspend=True)
+        run = await rljob.until(lambda run: run["state"] == "Suspended")
+        assert run["observedGeneration"] == generation
+        assert run["lastCheckpoint"]["step"] == run["progress"]["step"] >= 2
+        await stage.ended("trainer")
+        resumed = rljob.set_spec(suspend=False)
+        await stage.ended("coordinator")  # it was too late to take that back: its container starts anew
+        run = rljob.get()["status"]["run"]
+        assert (run["state"], run["observedGeneration"]) == ("Suspended", generation)
+        await stage.start("coordinator")
+        await stage.start("trainer")
+        run = await rljob.until(lambda run: run["state"] == "Succeeded")
+        assert run["observedGeneration"] == resumed
+
+
+@pytest.mark.timeout(120)
+async def test_a_suspension_that_is_taken_back_in_time_costs_nothing(
+    cluster: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    async with running(cluster, namespace, tmp_path, make_job(), slow=0.001) as (rljob, stage):
+        await stage.start("trainer", "--seconds-per-step", "2")
+        await stage.until("trainer", "applying batch 0.")
+        rljob.set_spec(suspend=True)
+        await stage.until("coordinator", "suspending at version 0")
+        generation = rljob.set_spec(suspend=False)
+        await stage.until("coordinator", "not suspending after all")
+        await rljob.until(lambda run: run["observedGeneration"] == generation)
+        await stage.until("trainer", "applied batch 1.")
+        assert rljob.get()["status"]["run"]["state"] == "Running"
+
+
+@pytest.mark.timeout(120)
+async def test_engines_that_the_operator_drains_end_what_they_have_and_get_nothing_more(
+    cluster: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    job = make_job(training={"steps": 200, "promptsPerStep": 4, "samplesPerPrompt": 4, "maxStaleness": 1})
+    async with running(cluster, namespace, tmp_path, job, slow=0.002) as (rljob, stage):
+        stage.play("trainer", stage.trainer().run())
+        await rljob.until(lambda run: run["progress"]["step"] > 0 and len(run["engines"]) == 2)
+        rljob.apply_status(draining=[PODS[1]])
+        run = await rljob.until(lambda run: engines(run).get(PODS[1]))
+        assert engines(run) == {PODS[0]: False, PODS[1]: True}
+        await goes_on(stage)  # one engine is enough
+        rljob.apply_status(draining=[])
+        await rljob.until(lambda run: not any(engines(run).values()))
+
+
+@pytest.mark.timeout(180)
+async def test_the_run_goes_on_while_the_api_server_is_away_and_says_so_when_it_is_back(
+    cluster: ControlPlane, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job(training={"steps": 500, "promptsPerStep": 4, "samplesPerPrompt": 4, "maxStaleness": 1})
+    async with running(cluster, namespace, tmp_path, job, slow=0.002) as (rljob, stage):
+        stage.play("trainer", stage.trainer().run())
+        await rljob.until(lambda run: run["progress"]["step"] > 0)
+        cluster.stop("apiserver")
+        await stage.until("coordinator", "and the run goes on")
+        reached = await goes_on(stage, 5)
+        cluster.start("apiserver")  # in this thread, see Process
+        await rljob.until(lambda run: run["progress"]["step"] >= reached, 60.0)
+        generation = rljob.set_spec(suspend=True)
+        run = await rljob.until(lambda run: run["state"] == "Suspended", 60.0)
+        assert run["observedGeneration"] == generation
+        assert stage.restarts["coordinator"] == 0
+        said = (tmp_path / "storage" / "coordinator.log").read_text()
+        assert said.count("following the job's RLJob: it works again") == 1
+
+
+@pytest.mark.timeout(60)
+def test_the_coordinator_may_touch_nothing_but_its_own_job(
+    cluster: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    mine = make(cluster, namespace, tmp_path, make_job())
+    other = make(cluster, namespace, tmp_path, make_job(), "other")
+    client = cluster.client((mine.account / "token").read_text())
+    assert client.get(mine.path)["metadata"]["name"] == "sums"
+    everything = cluster.api.path(API, "RLJob", namespace)
+    assert client.list(everything, fieldSelector="metadata.name=sums")
+    forbidden: list[Callable[[], Any]] = [
+        lambda: client.get(other.path),
+        lambda: client.list(everything),
+        lambda: client.list(everything, fieldSelector="metadata.name=other"),
+        lambda: client.patch(mine.path, {"spec": {"suspend": True}}),
+        lambda: client.patch(f"{other.path}/status", {"status": {"run": {"state": "Failed"}}}),
+        lambda: client.delete(mine.path),
+        lambda: client.list(f"/api/v1/namespaces/{namespace}/secrets"),
+        lambda: client.list(f"/api/v1/namespaces/{namespace}/pods"),
+    ]
+    for attempt in forbidden:
+        with pytest.raises(ApiError) as refused:
+            attempt()
+        assert refused.value.code == 403
+
+
+@pytest.mark.timeout(60)
+async def test_operator_and_coordinator_write_one_status_without_taking_each_others_fields(
+    cluster: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    rljob = make(cluster, namespace, tmp_path, make_job())
+    own = OwnJob(rljob.place)
+    try:
+        await own.apply_run({"state": "Running", "queues": [{"name": "waiting", "value": 3}]})
+        rljob.apply_status(observedGeneration=1, draining=["a"])
+        await own.apply_run({"state": "Running", "message": "now without queues"})
+        rljob.apply_status(observedGeneration=2)  # unknown to the coordinator, which writes with the version it knows
+        await own.apply_run({"state": "Running", "message": "now without queues"})
+        status = rljob.get()["status"]
+        assert status["run"]["message"] == "now without queues" and not status["run"].get("queues")
+        assert (status["observedGeneration"], status.get("draining", [])) == (2, [])
+    finally:
+        await own.close()
+        await asyncio.sleep(0.1)  # TLS connections take a moment to close
+
+
+@pytest.mark.timeout(60)
+async def test_a_job_of_the_same_name_that_is_not_its_own_is_not_obeyed_and_known_as_such(
+    cluster: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    rljob = make(cluster, namespace, tmp_path, make_job())
+    old, new = OwnJob(replace(rljob.place, uid="of-one-that-was-deleted")), OwnJob(rljob.place)
+    tasks: list[asyncio.Task[None]] = []
+    heard: list[tuple[OwnJob, str]] = []
+    try:
+        for job in (old, new):
+            tasks.append(asyncio.create_task(job.follow(lambda seen, job=job: heard.append((job, seen.metadata.uid)))))
+        while not (old.heard_at and new.heard_at):
+            await asyncio.sleep(0.01)
+        assert old.gone and not new.gone
+        cluster.api.delete(rljob.path)
+        while not new.gone:
+            await asyncio.sleep(0.01)
+        assert {(job, uid) for job, uid in heard} == {(new, rljob.place.uid)}
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await old.close()
+        await new.close()
+        await asyncio.sleep(0.1)  # TLS connections take a moment to close
+
+
+@pytest.mark.timeout(60)
+async def test_nothing_is_told_to_another_job_of_the_same_name(
+    cluster: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    rljob = make(cluster, namespace, tmp_path, make_job())
+    old, own = OwnJob(replace(rljob.place, uid="11111111-2222-3333-4444-555555555555")), OwnJob(rljob.place)
+    try:
+        with pytest.raises(own_job.ApiError, match="is another one by now") as refused:
+            await old.apply_run({"state": "Succeeded"})
+        assert refused.value.code == 409
+        version = await own.apply_run({"state": "Running"})
+        assert str(version) == rljob.get()["metadata"]["resourceVersion"]
+        for kind, group in (("ServiceAccount", "v1"), ("Role", RBAC), ("RoleBinding", RBAC)):  # outlive it here
+            path = cluster.api.path(group, kind, namespace, "sums-coordinator")
+            cluster.api.patch(path, {"metadata": {"ownerReferences": None}})
+        cluster.api.delete(rljob.path)
+        await asyncio.to_thread(cluster.api.wait_gone, rljob.path)
+        cluster.api.create(manifest(namespace, "sums", make_job()))
+        with pytest.raises(own_job.ApiError, match="is another one by now"):
+            await own.apply_run({"state": "Succeeded"})
+        assert own.gone and "run" not in rljob.get().get("status", {})
+    finally:
+        await old.close()
+        await own.close()
+        await asyncio.sleep(0.1)  # TLS connections take a moment to close
+
+
+@pytest.mark.timeout(120)
+async def test_an_end_that_somebody_wiped_from_the_status_is_told_again(
+    cluster: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    async with running(cluster, namespace, tmp_path, make_job()) as (rljob, stage):
+        stage.play("trainer", stage.trainer().run())
+        await rljob.until(lambda run: run["state"] == "Succeeded")
+        for lost in ({"run": None}, {"run": {"state": "Running", "reason": None}}):
+            cluster.api.patch(f"{rljob.path}/status", {"status": lost})
+            await rljob.until(lambda run: run["state"] == "Succeeded" and run["progress"]["step"] == 8)
+
+
+@pytest.mark.timeout(60)
+async def test_no_change_is_missed_when_watches_end_or_their_version_is_gone(
+    cluster: ControlPlane, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_job, "WATCH_SECONDS", 1)
+    monkeypatch.setattr(own_job, "FIRST_BACKOFF_SECONDS", 0.01)
+    rljob = make(cluster, namespace, tmp_path, make_job())
+    own = OwnJob(rljob.place)
+    decoder, gone = own_job._list_decoder, [True]
+
+    class ForgetfulDecoder:
+        """Gives a version at first that the API server does not know any more."""
+
+        def decode(self, body: bytes) -> Any:
+            listed = decoder.decode(body)
+            if gone:
+                gone.pop()
+                listed.metadata.resource_version = "1"
+            return listed
+
+    monkeypatch.setattr(own_job, "_list_decoder", ForgetfulDecoder())
+    heard: asyncio.Queue[own_job.Seen] = asyncio.Queue()
+    following = asyncio.create_task(own.follow(heard.put_nowait))
+    try:
+        await heard.get()
+        for generation in range(2, 6):
+            await asyncio.sleep(0.4)
+            rljob.set_spec(suspend=generation % 2 == 0)
+            while (seen := await heard.get()).metadata.generation < generation:
+                pass
+            assert seen.spec.suspend == (generation % 2 == 0)
+        assert gone == []
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await own.close()
+        await asyncio.sleep(0.1)  # TLS connections take a moment to close

@@ -1,0 +1,362 @@
+"""Operators that are killed, replaced, too many or down, and clocks that step: on a real API server."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import dataclasses
+import os
+import time
+from typing import Any
+
+import pytest
+
+from e2e.cluster.client import ApiError
+from e2e.cluster.controlplane import ControlPlane
+from e2e.faults.cases import THOROUGH
+from e2e.integration.faulty import dying
+from e2e.integration.operators import QUICK_LEASE, OperatorProcess, RunningOperator, job
+from e2e.integration.scene import Scene
+from rljob.manifests import render
+from rljob.manifests.hashes import intent
+from rljob.manifests.labels import INTENT
+from rljob.operator.planning import Rendering, plan
+from rljob.operator.resources import CHILDREN, PODS, SECRETS
+
+pytestmark = pytest.mark.timeout(120)
+
+DEATHS = {"after": True, "before": False} if os.environ.get(THOROUGH) else {"after": True}
+"""Where an operator dies of a write. `make test` tries one: what it knew is gone with it, so the next operator finds
+the same after one write as before the one that would have followed."""
+
+
+@pytest.fixture
+def scene(cluster: ControlPlane, namespace: str) -> Scene:
+    return Scene(cluster, namespace)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("after", DEATHS.values(), ids=DEATHS)
+async def test_an_operator_killed_at_any_write_is_followed_by_one_that_comes_to_the_same_end(
+    cluster: ControlPlane, scene: Scene, after: bool
+):
+    async with scene.operator() as operator:
+        await scene.create(job(scene.namespace))
+        await scene.up()
+        await operator.idle()
+        expected = await scene.picture()
+
+    async def all_written(here: Scene, first: RunningOperator) -> None:
+        await here.up()
+        await first.idle(quiet=3.0, seconds=60.0)
+
+    async def killed_at(at: int) -> bool:
+        """Return whether the operator came to write so often, and died of it."""
+        here = Scene(cluster, await asyncio.to_thread(cluster.namespace))
+        async with here.operator(client=dying(at, after)) as first:
+            await here.create(job(here.namespace))
+            done = asyncio.create_task(all_written(here, first))
+            died = asyncio.create_task(first.client.died.wait())
+            await asyncio.wait([done, died], return_when=asyncio.FIRST_COMPLETED)
+            reached = first.client.died.is_set()
+            if not reached:
+                done.result()
+            done.cancel()
+            died.cancel()
+            await first.kill()
+        await here.drop_lease()
+        jobs = await here.uids("Job")
+        async with here.operator() as second:
+            await here.up()
+            await second.idle(quiet=0.5)
+
+            async def same() -> bool:
+                return await here.picture() == expected
+
+            try:
+                await here.until(same)
+            except AssertionError:
+                assert await here.picture() == expected, f"killed at write {at}: {first.client.last}"
+        assert jobs.items() <= (await here.uids("Job")).items(), "no trainer's Job was made twice"
+        await asyncio.to_thread(cluster.api.delete, f"/api/v1/namespaces/{here.namespace}")
+        return reached
+
+    deaths, alive, together = 0, 0, 4
+    while not alive:
+        died = await asyncio.gather(*(killed_at(deaths + 1 + i) for i in range(together)))
+        deaths, alive = deaths + sum(died), died.count(False)
+    # How many statuses are written on the way depends on how things come to pass; what must be made does not.
+    made = sum("/" in name for name in expected) + expected["secrets"]
+    assert deaths > made, f"each of the {made} objects is made in a write of its own, and the job's status is written"
+
+
+async def test_of_two_operators_one_acts_and_the_other_takes_over_when_it_is_killed(scene: Scene, tmp_path):
+    with (
+        OperatorProcess(scene.cluster.kubeconfig, [scene.namespace], tmp_path, lease=QUICK_LEASE) as first,
+        OperatorProcess(scene.cluster.kubeconfig, [scene.namespace], tmp_path, lease=QUICK_LEASE) as second,
+    ):
+
+        async def leader() -> OperatorProcess | None:
+            leading = [each for each in (first, second) if await each.metric("rljob_operator_leader") == 1.0]
+            assert len(leading) <= 1
+            return leading[0] if leading else None
+
+        leads = await scene.until(leader)
+        standby = second if leads is first else first
+        await scene.create(job(scene.namespace))
+        await scene.up()
+        assert await standby.text("/readyz") == "ok\n", "who stands by is ready"
+        # Of what it asked to be made, the Lease at most, which the other one had made a moment before: 409.
+        assert 'code="201",verb="create"' not in await standby.text("/metrics")
+        leads.kill()
+        began = time.monotonic()
+        await scene.delete("Service", "sums-coordinator")
+        await scene.until(lambda: scene.get("Service", "sums-coordinator"))
+        assert time.monotonic() - began < 4 + 4, "the lease's duration, and a few seconds to fill the caches"
+        assert standby.terminate() == 0
+        lease = f"/apis/coordination.k8s.io/v1/namespaces/{scene.namespace}/leases/rljob-operator"
+        assert not (await asyncio.to_thread(scene.cluster.api.get, lease))["spec"].get("holderIdentity")
+
+
+async def test_an_operator_that_loses_its_lease_ends_and_writes_nothing_more(scene: Scene, tmp_path):
+    with OperatorProcess(scene.cluster.kubeconfig, [scene.namespace], tmp_path) as process:
+        await process.wait_leader()
+        lease = f"/apis/coordination.k8s.io/v1/namespaces/{scene.namespace}/leases/rljob-operator"
+        stolen = {"spec": {"holderIdentity": "somebody-else"}}
+        await asyncio.to_thread(scene.cluster.api.patch, lease, stolen)
+        assert await asyncio.to_thread(process.process.wait, 15) == 1
+        assert "lease" in process.log.read_text()
+
+
+@pytest.mark.parametrize("step", [-86_400.0, 86_400.0], ids=["back", "forward"])
+async def test_a_step_of_the_clock_restarts_and_ends_nothing(scene: Scene, step: float):
+    offset = 0.0
+    async with scene.operator(wall=lambda: time.time() + offset) as operator:
+        await scene.create(job(scene.namespace))
+        await scene.up()
+        await operator.idle()
+        pods, writes = await scene.uids("Pod"), operator.writes
+        offset = step
+        for i in range(3):
+            await scene.patch("RLJob", "sums", {"metadata": {"labels": {"n": str(i)}}})
+            await asyncio.sleep(0.5)
+        assert await scene.uids("Pod") == pods
+        assert operator.writes == writes
+
+
+async def test_at_rest_nothing_is_written_but_the_lease(scene: Scene):
+    async with scene.operator() as operator:
+        await scene.create(job(scene.namespace))
+        await scene.up()
+        await operator.idle(quiet=2.0)
+        await run(scene, 0)
+        await operator.idle(quiet=2.0)
+        writes, leases = operator.writes, operator.client.writes["update leases"]
+        for i in range(1, 15):
+            await run(scene, i)
+            await asyncio.sleep(0.3)
+        assert operator.writes == writes
+        assert operator.client.writes["update leases"] > leases
+
+
+async def run(scene: Scene, step: int) -> None:
+    """Apply status.run as a coordinator does."""
+    body = {
+        "apiVersion": "rljob.dev/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": "sums"},
+        "status": {
+            "run": {
+                "state": "Running",
+                "progress": {"step": step, "steps": 5, "text": f"{step}/5"},
+                "observedGeneration": 1,
+            }
+        },
+    }
+    path = scene.path("RLJob", "sums", "status")
+    await asyncio.to_thread(scene.cluster.api.apply, path, body, "rljob-coordinator")
+
+
+class OlderPlanner:
+    """The planner of another version of the operator: its images and its pods are others."""
+
+    def __init__(self) -> None:
+        self.rendering = Rendering(self.render)
+
+    def __call__(self, observed: Any, cluster: Any) -> Any:
+        return plan(observed, cluster, self.rendering)
+
+    def forget(self, uid: str) -> None:
+        self.rendering.forget(uid)
+
+    @staticmethod
+    def render(of: Any, context: Any) -> Any:
+
+        roles = []
+        for role in render(of, context):
+            objects = copy.deepcopy(role.objects)
+            for body in objects:
+                pod = body.get("spec", {}).get("template", {}).get("spec")
+                if pod is not None:
+                    pod["containers"][0]["image"] += ":older"
+                    pod["containers"][0].setdefault("env", []).append({"name": "OLDER", "value": "1"})
+                    body["metadata"]["annotations"].pop(INTENT)
+                    body["metadata"]["annotations"][INTENT] = intent(body)
+            roles.append(dataclasses.replace(role, objects=tuple(objects)))
+        return roles
+
+
+async def test_an_operator_of_another_version_changes_no_pod_until_a_role_is_restarted(scene: Scene):
+    async with scene.operator(planner=OlderPlanner()) as older:
+        await scene.create(job(scene.namespace))
+        await scene.up()
+        await older.idle()
+        pods = await scene.uids("Pod")
+    async with scene.operator() as newer:
+        await newer.idle(quiet=2.0)
+        assert await scene.uids("Pod") == pods
+        assert not any("deployments" in what or "jobs" in what.split()[1:] for what in newer.writes)
+        # A change of the runner's own fields restarts the runner, as the newer version renders it, and nothing else.
+        template = {"spec": {"containers": [{"name": "main", "env": [{"name": "MINE", "value": "1"}]}]}}
+        await scene.patch("RLJob", "sums", {"spec": {"runner": {"template": template}}})
+
+        async def renewed() -> bool:
+            main = (await scene.get("Deployment", "sums-runner"))["spec"]["template"]["spec"]["containers"][0]
+            names = {entry["name"] for entry in main["env"]}
+            return not main["image"].endswith(":older") and "MINE" in names and "OLDER" not in names
+
+        await scene.until(renewed)
+        await scene.up()
+        await newer.idle()
+        left = await scene.uids("Pod")
+        gone = {name for name in pods if name not in left}
+        assert gone and all("runner" in name for name in gone)
+
+
+async def test_replicas_are_set_in_what_another_version_rendered(scene: Scene):
+    async with scene.operator(planner=OlderPlanner()) as older:
+        await scene.create(job(scene.namespace))
+        await scene.up()
+        await older.idle()
+        pods = await scene.uids("Pod")
+    async with scene.operator():
+        await scene.patch("RLJob", "sums", {"spec": {"rollouts": [{"name": "main", "replicas": {"min": 3, "max": 4}}]}})
+
+        async def three() -> bool:
+            return (await scene.get("Deployment", "sums-rollout-main"))["spec"]["replicas"] == 3
+
+        await scene.until(three)
+        await scene.up()
+        assert pods.items() <= (await scene.uids("Pod")).items()
+
+
+async def test_a_job_of_a_hundred_kilobytes_is_a_job_like_any_other(scene: Scene):
+    environment = [{"name": f"TEXT_{i}", "value": "x" * 4000} for i in range(25)]
+    template = {"spec": {"containers": [{"name": "main", "env": environment}]}}
+    async with scene.operator() as operator:
+        await scene.create(job(scene.namespace, runner={"template": template}))
+        await scene.up()
+        await operator.idle()
+        writes = operator.writes
+        await scene.patch("RLJob", "sums", {"metadata": {"labels": {"a": "b"}}})
+        await asyncio.sleep(1.0)
+        assert operator.writes == writes
+
+
+async def test_a_burst_of_spec_changes_ends_at_the_last_of_them(scene: Scene):
+    async with scene.operator() as operator:
+        await scene.create(job(scene.namespace, rollouts=[{"name": "main", "replicas": {"min": 2, "max": 2}}]))
+        await scene.up()
+        for count in (5, 3):
+            pools = [{"name": "main", "replicas": {"min": count, "max": count}}]
+            await scene.patch("RLJob", "sums", {"spec": {"rollouts": pools}})
+
+        async def settled() -> bool:
+            roles = {role["name"]: role for role in (await scene.status())["roles"]}
+            replicas = (await scene.get("Deployment", "sums-rollout-main"))["spec"]["replicas"]
+            return replicas == 3 and (roles["rollout-main"]["ready"], roles["rollout-main"]["desired"]) == (3, 3)
+
+        await scene.until(settled, 90.0)
+        await operator.idle()
+        pods = [name for name in await scene.uids("Pod") if "rollout" in name]
+        assert len(pods) == 3
+
+
+async def test_what_happened_while_the_operator_was_down_is_made_good(scene: Scene):
+    async with scene.operator() as operator:
+        for i in range(4):
+            await scene.create(job(scene.namespace, f"sums-{i}"))
+        for i in range(4):
+            await scene.up(f"sums-{i}")
+        await operator.idle()
+    await scene.delete("Service", "sums-0-coordinator")
+    await scene.delete("Deployment", "sums-1-runner")
+    await scene.delete("ConfigMap", "sums-2-job")
+    pools = [{"name": "main", "replicas": {"min": 3, "max": 4}}]
+    await scene.patch("RLJob", "sums-3", {"spec": {"rollouts": pools}})
+    await scene.delete("RLJob", "sums-0")
+    await scene.create(job(scene.namespace, "sums-4"))
+    async with scene.operator():
+
+        async def made_good() -> bool:
+            scaled = (await scene.get("Deployment", "sums-3-rollout-main"))["spec"]["replicas"] == 3
+            return scaled and bool(await scene.get("Deployment", "sums-1-runner"))
+
+        await scene.until(made_good)
+        await scene.until(lambda: scene.get("ConfigMap", "sums-2-job"))
+        for i in range(1, 5):
+            await scene.up(f"sums-{i}")
+
+
+async def test_a_job_that_is_deleted_while_the_operator_is_down_leaves_only_its_claim(scene: Scene):
+    async with scene.operator() as operator:
+        await scene.create(job(scene.namespace))
+        await scene.up()
+        await operator.idle()
+    await scene.delete("RLJob", "sums")
+
+    async def gone() -> bool:
+        left = [
+            f"{resource.kind}/{body['metadata']['name']}"
+            for resource in (*CHILDREN, PODS, SECRETS)
+            for body in await asyncio.to_thread(scene.cluster.api.list, resource.path(scene.namespace))
+            if body["metadata"]["name"].startswith("sums-")
+        ]
+        return left == ["PersistentVolumeClaim/sums-storage"]
+
+    await scene.until(gone, 60.0)
+
+
+async def test_a_job_made_anew_under_the_name_of_one_that_is_going_comes_up(scene: Scene):
+    async with scene.operator() as operator:
+        await scene.create(job(scene.namespace))
+        await scene.up()
+        await operator.idle()
+        old = await scene.get("RLJob", "sums")
+        await scene.delete("RLJob", "sums")
+        while True:
+            try:
+                new = await scene.create(job(scene.namespace))
+                break
+            except ApiError:
+                await asyncio.sleep(0.1)
+        assert new["metadata"]["uid"] != old["metadata"]["uid"]
+        await scene.up(seconds=60)
+        for resource in CHILDREN:
+            for body in await scene.list(resource.kind):
+                for owner in body["metadata"].get("ownerReferences", ()):
+                    assert owner["uid"] != old["metadata"]["uid"] or "deletionTimestamp" in body["metadata"]
+
+
+async def test_what_the_operator_serves_says_how_it_is(scene: Scene, tmp_path):
+    with OperatorProcess(scene.cluster.kubeconfig, [scene.namespace], tmp_path) as process:
+        await process.wait_leader()
+        await scene.create(job(scene.namespace))
+        await scene.up()
+        assert await process.text("/healthz") == "ok\n"
+        text = await process.text("/metrics") or ""
+        assert 'rljob_operator_jobs{condition="Initialized",status="True"} 1.0' in text
+        assert 'rljob_operator_api_requests_total{code="201",verb="create"}' in text
+        assert 'rljob_operator_reconcile_seconds_count{result="done"}' in text
+        assert 'rljob_operator_cached_objects{resource="rljobs"} 1.0' in text
+        assert "sums" not in text, "no job's name is a label"

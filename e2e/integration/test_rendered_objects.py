@@ -1,0 +1,172 @@
+"""What is rendered is what the API server takes, strictly, also from kubectl and in a namespace of restricted pods."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from core.tests.goldens import CONTEXTS, JOB
+from e2e.cluster.client import ApiError
+from e2e.cluster.controlplane import ControlPlane
+from rljob.api.load import load, validate
+from rljob.api.models import RLJob
+from rljob.api.scalars import read_yaml
+from rljob.manifests import ALL_TOKENS, TOKEN_ROLES, render, secret
+from rljob.manifests.context import Context, Object
+from rljob.manifests.text import to_yaml
+
+PRIORITY = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "research"}, "value": 1}
+LONG = "a" + "b-" * 30 + "cd"
+CHECKED = {"dryRun": "All", "fieldValidation": "Strict"}
+
+
+@pytest.fixture
+def restricted(cluster: ControlPlane, namespace: str) -> str:
+    """A namespace that admits no pod but restricted ones, with what the job's pods refer to."""
+    cluster.api.patch(
+        f"/api/v1/namespaces/{namespace}",
+        {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}},
+    )
+    cluster.api.apply("/apis/scheduling.k8s.io/v1/priorityclasses/research", PRIORITY)
+    return namespace
+
+
+def jobs() -> dict[str, RLJob]:
+    """Return jobs that between them say something to every role, and one with the longest names."""
+    long = {"replicas": {"max": 2}}
+    written = (
+        f"metadata.name={LONG}",
+        f"spec.rollouts={[{'name': LONG, **long}]}",
+        f"spec.rewards[gym].name={LONG}",
+        f"spec.tasks[sums].reward={LONG}",
+    )
+    bare = ("spec.network.egress.policy=Any", "spec.network.egress.to=[]", "spec.storage={claim: mine}")
+    return {
+        "golden": load(JOB),
+        "long": load(JOB, written),
+        "another": load(JOB, (*bare, "spec.trainer.nodes=4", "spec.trainer.accelerator.kind=cpu")),
+    }
+
+
+def rendered(job: RLJob, context: Context, namespace: str) -> list[Object]:
+    """Return the job's objects, its Secret among them."""
+    here = dataclasses.replace(context, namespace=namespace)
+    tokens = secret(job, here, dict.fromkeys((*TOKEN_ROLES, ALL_TOKENS), "token"))
+    return [tokens, *(made for role in render(job, here) for made in role.objects)]
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("name", jobs())
+def test_every_object_is_taken_strictly_and_without_a_warning(cluster, namespace, name, context):
+    api = cluster.api
+    api.warnings.clear()
+    for made in rendered(jobs()[name], CONTEXTS[context], namespace):
+        collection = api.path(made["apiVersion"], made["kind"], namespace)
+        api.post(collection, made, **CHECKED)
+        api.apply(f"{collection}/{made['metadata']['name']}", made, **CHECKED)
+    assert api.warnings == []
+
+
+def test_a_field_that_kubernetes_does_not_have_would_be_noticed(cluster, namespace):
+    [config] = [made for made in rendered(load(JOB), Context(), namespace) if made["kind"] == "ConfigMap"]
+    with pytest.raises(ApiError, match="strict decoding error"):
+        cluster.api.post(cluster.api.path("v1", "ConfigMap", namespace), config | {"dta": {}}, **CHECKED)
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_every_pod_is_admitted_where_pods_must_be_restricted(cluster, restricted, context):
+    objects = rendered(load(JOB), CONTEXTS[context], restricted)
+    [account] = [made for made in objects if made["kind"] == "ServiceAccount"]
+    account["metadata"].pop("ownerReferences", None)  # else the garbage collector takes it
+    cluster.api.create(account)
+    templates = [made["spec"]["template"] for made in objects if "template" in made.get("spec", {})]
+    assert len(templates) == 8  # initializer, coordinator, two rewards, runner, trainer, gang and elastic engines
+    for i, template in enumerate(templates):
+        metadata = {**template["metadata"], "name": f"pod-{i}"}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+        cluster.api.post(cluster.api.path("v1", "Pod", restricted), pod, **CHECKED)
+
+
+def test_a_pod_that_is_not_restricted_is_refused_there(cluster, restricted):
+    job = load(JOB, ["spec.runner.template={spec: {securityContext: {runAsNonRoot: null, seccompProfile: null}}}"])
+    [deployment] = [
+        made
+        for made in rendered(job, Context(), restricted)
+        if made["kind"] == "Deployment" and made["metadata"]["name"] == "sums-runner"
+    ]
+    template = deployment["spec"]["template"]
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "runner"}, "spec": template["spec"]}
+    with pytest.raises(ApiError, match="violates PodSecurity"):
+        cluster.api.post(cluster.api.path("v1", "Pod", restricted), pod, **CHECKED)
+
+
+def test_kubectl_takes_what_render_prints(cluster, namespace):
+    objects = rendered(load(JOB), Context(), namespace)
+    cluster.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", stdin=to_yaml(objects))
+
+
+def test_what_the_api_server_keeps_is_what_was_rendered(cluster, namespace):
+    """Reading back changes nothing that we say: else the operator would fight the API server's defaults."""
+    for made in rendered(load(JOB), CONTEXTS["gpu"], namespace):
+        collection = cluster.api.path(made["apiVersion"], made["kind"], namespace)
+        kept = cluster.api.post(collection, made, **CHECKED)
+        if made["kind"] != "Secret":  # stringData is never read back
+            assert _differing(made, kept, made["kind"]) == []
+
+
+def _differing(said, kept, path):
+    """Return the places at which ``kept`` is not what ``said`` says."""
+    if isinstance(said, dict):
+        if not said:
+            return [] if kept in ({}, None) else [path]
+        if not isinstance(kept, dict):
+            return [path]
+        return [found for key in said for found in _differing(said[key], kept.get(key), f"{path}.{key}")]
+    if isinstance(said, list) and isinstance(kept, list) and len(said) == len(kept):
+        return [
+            found for i, (a, b) in enumerate(zip(said, kept, strict=True)) for found in _differing(a, b, f"{path}[{i}]")
+        ]
+    return [] if said == kept else [f"{path}: {said!r} is kept as {kept!r}"]
+
+
+def test_the_coordinators_account_may_read_its_own_job_and_write_its_status_and_nothing_else(cluster, namespace):
+    for name in ("sums", "other"):
+        data = read_yaml(JOB.read_text())
+        data["metadata"] = {"name": name, "namespace": namespace}
+        cluster.api.create(data)
+    for made in rendered(load(JOB), Context(), namespace):
+        if made["kind"] in ("ServiceAccount", "Role", "RoleBinding"):
+            cluster.api.create(made)
+    own = cluster.api.path("rljob.dev/v1alpha1", "RLJob", namespace, "sums")
+    other = cluster.api.path("rljob.dev/v1alpha1", "RLJob", namespace, "other")
+    collection = own.removesuffix("/sums")
+    identity = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "sums"}}
+    api = cluster.client(cluster.service_account_token(namespace, "sums-coordinator"))
+    cluster.wait_allowed(f"{namespace}:sums-coordinator", namespace, "patch", "rljobs/status", "rljob.dev", "sums")
+    assert api.get(own)["metadata"]["name"] == "sums"
+    assert len(api.list(collection, fieldSelector="metadata.name=sums")) == 1
+    api.apply(f"{own}/status", identity | {"status": {"run": {"state": "Running"}}}, manager="rljob-coordinator")
+    forbidden = {
+        "another job": lambda: api.get(other),
+        "all jobs": lambda: api.list(collection),
+        "its spec": lambda: api.patch(own, {"spec": {"suspend": True}}),
+        "another's status": lambda: api.patch(f"{other}/status", {"status": {"run": {"state": "Failed"}}}),
+        "secrets": lambda: api.list(f"/api/v1/namespaces/{namespace}/secrets"),
+        "pods": lambda: api.list(f"/api/v1/namespaces/{namespace}/pods"),
+    }
+    for what, attempt in forbidden.items():
+        with pytest.raises(ApiError) as caught:
+            attempt()
+        assert caught.value.code == 403, what
+
+
+def test_a_job_that_the_api_server_gives_back_is_rendered_as_its_file(cluster, namespace):
+    """Defaults that the API server fills in are no fields of the user's: they change no hash and no object."""
+    data = read_yaml(JOB.read_text())
+    data["spec"]["training"]["maxStaleness"] = 1  # what a default says, written
+    cluster.api.create(data | {"metadata": {"name": "sums", "namespace": namespace}})
+    kept = cluster.api.get(cluster.api.path("rljob.dev/v1alpha1", "RLJob", namespace, "sums"))
+    assert kept["spec"] != read_yaml(JOB.read_text())["spec"]
+    job = validate(kept | {"metadata": {"name": "sums"}})
+    assert render(job, CONTEXTS["gpu"]) == render(load(JOB), CONTEXTS["gpu"])
