@@ -1,0 +1,73 @@
+"""Fixtures of the tests whose pods run: one real cluster for all of them, with rljob installed from its images."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster import build
+from e2e.cluster.node import Cluster, chosen, install
+from e2e.cluster.node.install import Installation
+from e2e.pods.told import told
+
+HERE = Path(__file__).parent
+TIMEOUT_SECONDS = 300
+START_SECONDS = 900
+"""What the first test gets besides, as the cluster is started within it and all images are unpacked, the first time."""
+collect_ignore = [] if os.environ.get("RLJOB_E2E_FULL") else ["full"]
+"""What is too long for every change; `make e2e-full` sets the variable."""
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, None, None]:
+    """Mark the tests of this folder, so that -m can leave them out, give them time, and have them run last of all."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker("cluster")
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(TIMEOUT_SECONDS))
+    yield
+    items.sort(key=lambda item: item.get_closest_marker("cluster") is not None)
+    if first := next((item for item in items if "node" in getattr(item, "fixturenames", ())), None):
+        marker = first.get_closest_marker("timeout")
+        assert marker is not None
+        first.add_marker(pytest.mark.timeout(marker.args[0] + START_SECONDS), append=False)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build before the first test, as the minutes that it takes the first time are not that test's own."""
+    if session.config.option.collectonly or not any(item.get_closest_marker("cluster") for item in session.items):
+        return
+    terminal = session.config.pluginmanager.getplugin("terminalreporter")
+    for name in ("controlplane", "coredns", "pause", "helm"):
+        build.ensure(name, say=terminal.write_line)
+
+
+@pytest.fixture(scope="session")
+def node() -> Iterator[Cluster]:
+    """The real cluster: the one that runs (`make cluster`), or one that is started for these tests and stopped.
+
+    RLJOB_E2E_CONTEXT names the context of another one, for tests, that is used instead.
+    """
+    with chosen() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def installed(node: Cluster) -> Installation:
+    """The operator and its types, installed by helm, with all images of rljob in the cluster."""
+    return install.from_layout(node)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Let every failure say what was in the test's namespace."""
+    report = yield
+    given = getattr(item, "funcargs", {})
+    namespace = given["job"].namespace if "job" in given else given.get("namespace")
+    if report.failed and report.when in ("setup", "call") and "node" in given and namespace:
+        report.sections.append((f"namespace {namespace}", told(given["node"], namespace)))
+    return report

@@ -1,0 +1,157 @@
+"""The cluster of the tests itself: what it leaves, and what becomes of it when somebody kills a part of it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.cluster.node import NoClusterError, Node, life
+from e2e.cluster.node.configs import PAUSE
+from e2e.cluster.node.place import outside
+from e2e.cluster.node.system import CommandError
+from e2e.cluster.node.traces import processes, traces
+
+CLUSTER = "life"
+PLACE = outside(CLUSTER)
+"""A cluster beside the others' one, which may run."""
+ROOT = Path(__file__).parents[2]
+PROGRAM = f"""
+from e2e.cluster.node import Node
+with Node({CLUSTER!r}) as node:
+    print(node.nodes, flush=True)
+    input()
+"""
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    """Another run of these tests on the machine would kill this one's cluster: one waits for the other."""
+    PLACE.root.mkdir(parents=True, exist_ok=True)
+    with (PLACE.root / "tests.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(alone: None) -> Iterator[None]:
+    """What was on the machine is there after each test, and nothing else."""
+    life.stop(PLACE)
+    before = traces(PLACE.name)
+    yield
+    life.stop(PLACE)
+    after = traces(PLACE.name)
+    for kind, found in before.items():
+        assert after[kind] == found, f"{kind}: {sorted(after[kind] ^ found)}"
+    assert not PLACE.state.exists()
+    assert not PLACE.running.exists()
+
+
+def pod(name: str) -> dict[str, Any]:
+    claim = {"name": "storage", "persistentVolumeClaim": {"claimName": "storage"}}
+    container = {"name": "main", "image": PAUSE, "volumeMounts": [{"name": "storage", "mountPath": "/storage"}]}
+    spec = {"containers": [container], "volumes": [claim], "terminationGracePeriodSeconds": 1}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+
+
+def apply(node: Node, namespace: str, body: dict[str, Any]) -> None:
+    node.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(body))
+
+
+def init() -> int:
+    """Return the process id of the running cluster's init."""
+    found = life.running(PLACE)
+    assert found is not None
+    return found
+
+
+def ends(pid: int) -> None:
+    """Wait until all processes of a cluster have ended, whose init is ``pid``."""
+    deadline = time.monotonic() + 20
+    while life.alive(pid):
+        assert time.monotonic() < deadline, "it does not end"
+        time.sleep(0.05)
+
+
+def test_a_cluster_empties_and_offers_volumes_again_and_leaves_nothing():
+    with Node(CLUSTER) as node:
+        namespace = node.namespace()
+        size = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+        claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "storage"}, "spec": size}
+        apply(node, namespace, claim)
+        apply(node, namespace, pod("one"))
+        found = node.api.wait_condition(f"/api/v1/namespaces/{namespace}/pods/one", "Ready", seconds=120)
+        assert found["status"]["podIP"].startswith("10.244.")
+        path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/storage"
+        volume = node.api.get(path)["spec"]["volumeName"]
+        directory = PLACE.volumes / volume
+        (directory / "deep").mkdir()
+        (directory / "deep" / "file").write_text("of the first claim")
+        everybody = processes(init())
+        for kind in ("links", "routes", "cgroups"):
+            assert traces(PLACE.name)[kind], f"{kind}: the test looks for what is not there"
+        node.kubectl("delete", "-n", namespace, "pod/one", "pvc/storage")
+        path = f"/api/v1/persistentvolumes/{volume}"
+        node.api.wait_for(lambda: node.api.get(path)["status"]["phase"] == "Available", 60.0)
+        assert list(directory.iterdir()) == []
+        apply(node, namespace, claim)
+        apply(node, namespace, pod("two"))
+        node.api.wait_condition(f"/api/v1/namespaces/{namespace}/pods/two", "Ready", seconds=120)
+        everybody |= processes(init())
+        assert len(everybody) > 12
+    assert not [pid for pid in everybody if life.alive(pid)]
+
+
+def test_a_cluster_that_is_killed_is_swept_by_the_next_which_ends_with_its_tests_even_if_these_are_killed():
+    Node(CLUSTER).start(wait=False)
+    os.kill(first := init(), signal.SIGKILL)
+    ends(first)
+    with pytest.raises(NoClusterError, match="no cluster runs"):
+        Node(CLUSTER).attach()
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    ) as tests:
+        assert tests.stdout is not None
+        assert PLACE.name.encode() in tests.stdout.readline()
+        second = init()
+        tests.kill()
+    ends(second)
+
+
+def test_a_cluster_goes_on_after_who_used_it_and_ends_with_any_component_saying_which():
+    Node(CLUSTER).start()
+    with Node(CLUSTER) as node:
+        assert node.nodes == [PLACE.name]
+    found = init()
+    (etcd,) = [pid for pid in processes(found) if Path(f"/proc/{pid}/comm").read_text() == "etcd\n"]
+    os.kill(etcd, signal.SIGKILL)
+    ends(found)
+    with pytest.raises(NoClusterError, match="etcd ended with code -9"):
+        Node(CLUSTER).attach()
+    assert not Node(CLUSTER).stop()
+
+
+def test_a_cluster_that_cannot_be_connected_is_not_left_half_started(monkeypatch: pytest.MonkeyPatch):
+    seen: list[int] = []
+
+    def fail(_: object, pid: int) -> None:
+        seen.append(pid)
+        raise CommandError("no link")
+
+    monkeypatch.setattr(life.network, "connect", fail)
+    with pytest.raises(CommandError, match="no link"):
+        Node(CLUSTER).start()
+    ends(seen[0])

@@ -1,0 +1,150 @@
+"""What a job says and does in a cluster when no engine runs: what is missing, what is taken, how it ends and goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from e2e.cluster.client import Object
+from e2e.cluster.node import Cluster
+from e2e.pods.job import RESTRICTED, Job, quickstart
+
+SOON = 30.0
+"""What is wrong is to be said within so many seconds."""
+START_SECONDS = 90.0
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def namespace(node: Cluster, installed: Any) -> Iterator[str]:
+    """A namespace of the test's own that takes restricted pods only."""
+    name = node.namespace("engineless", RESTRICTED)
+    yield name
+    node.api.delete(f"/api/v1/namespaces/{name}")
+
+
+def job_in(node: Cluster, namespace: str, **spec: Any) -> Job:
+    """Apply the quickstart without its initializer, with other fields."""
+    body = quickstart(**spec)
+    body["spec"] = {name: value for name, value in body["spec"].items() if name != "initializer"}
+    job = Job(node, namespace, body)
+    job.apply()
+    return job
+
+
+def idle() -> Object:
+    """Return fields of the spec of a job whose trainer, engines and runner are there and do nothing."""
+    wait = "import signal; signal.sigwait([signal.SIGTERM])"
+    fine = {"exec": {"command": ["true"]}}
+    probes = {"livenessProbe": fine, "readinessProbe": fine}
+    container = {"name": "main", "command": ["python", "-c", wait], **probes}
+    template = {"spec": {"containers": [container]}}
+    spec = quickstart()["spec"]
+    rollouts = [spec["rollouts"][0] | {"template": template}]
+    return {
+        "trainer": spec["trainer"] | {"template": template},
+        "rollouts": rollouts,
+        "runner": {"template": template},
+    }
+
+
+def all_up(job: Job) -> None:
+    """Wait until every role of a job is ready."""
+
+    def up() -> bool:
+        roles = job.status().get("roles", ())
+        return bool(roles) and all(role["ready"] == role["desired"] for role in roles)
+
+    job.until(up, START_SECONDS, "all roles to be ready")
+
+
+def test_an_image_that_does_not_exist_shows_in_the_conditions_within_30_seconds(node: Cluster, namespace: str) -> None:
+    image = "localhost/there-is-none:1"
+    template = {"spec": {"containers": [{"name": "main", "image": image, "imagePullPolicy": "IfNotPresent"}]}}
+    spec = idle()
+    job = job_in(node, namespace, **spec | {"trainer": spec["trainer"] | {"template": template}})
+    message = job.has_reason("Ready", "ImageCannotBePulled", SOON)
+    assert image in message and "trainer" in message and "correct" in message, message
+
+
+def test_a_model_that_does_not_exist_shows_in_the_conditions_within_30_seconds(node: Cluster, namespace: str) -> None:
+    job = job_in(node, namespace, models=[{"name": "policy", "source": "job://there-is-none"}])
+    message = job.has_reason("Failed", "ConfigurationError", SOON)
+    assert "there-is-none" in message, message
+
+
+def test_a_volume_that_does_not_exist_shows_in_the_conditions_within_30_seconds(node: Cluster, namespace: str) -> None:
+    job = job_in(node, namespace, storage={"claim": "there-is-none"})
+    message = job.has_reason("Ready", "ClaimNotBound", SOON)
+    assert "claim there-is-none is not there" in message and "spec.storage.claim" in message, message
+
+
+def test_a_foreign_deployment_of_the_same_name_is_left_alone(node: Cluster, namespace: str) -> None:
+    labels = {"app": "theirs"}
+    container = {"name": "theirs", "image": "localhost/theirs:1"}
+    theirs = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "quickstart-runner", "namespace": namespace},
+        "spec": {
+            "replicas": 0,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}},
+        },
+    }
+    made = node.api.create(theirs)
+    job = job_in(node, namespace, **idle())
+    message = job.has_reason("Ready", "ForeignObject", SOON)
+    assert "Deployment" in message and "quickstart-runner" in message, message
+    assert not job.pods(), "the runner comes late: nothing that waits for it is started"
+    found = job.get("Deployment", "quickstart-runner")
+    assert found is not None and found["metadata"]["uid"] == made["metadata"]["uid"]
+    assert found["metadata"]["generation"] == made["metadata"]["generation"], "it was changed"
+    job.kubectl("delete", "deployment", "quickstart-runner")
+    all_up(job)
+
+
+def test_a_finished_job_is_removed_after_its_ttl_and_its_claim_stays(node: Cluster, namespace: str) -> None:
+    missing = [{"name": "policy", "source": "job://there-is-none"}]
+    job = job_in(node, namespace, models=missing, ttlSecondsAfterFinished=5)
+    job.has_reason("Failed", "ConfigurationError", SOON)
+    ended = time.monotonic()
+    node.api.wait_gone(job._path("RLJob", job.name), 20)
+    assert time.monotonic() - ended >= 3, "it was removed at once"
+    job.until_gone(60, "PersistentVolumeClaim/quickstart-storage")
+
+
+def test_a_node_drain_ends_and_the_job_goes_on_when_there_is_a_node_again(node: Cluster, namespace: str) -> None:
+    job = job_in(node, namespace, **idle())
+    all_up(job)
+    before, (name,) = job.lives(), node.nodes
+    try:
+        began = time.monotonic()
+        job.kubectl(
+            "drain", name, "--delete-emptydir-data", "--ignore-daemonsets", f"--pod-selector=rljob.dev/job={job.name}",
+            "--timeout=90s",
+        )  # fmt: skip
+        assert time.monotonic() - began < 60
+        assert all(pod["status"]["phase"] == "Pending" for pod in job.pods()), "somebody stayed"
+        assert "nodes are cordoned" in job.has_reason("Ready", "PodsPending", SOON)
+    finally:
+        node.kubectl("uncordon", name)
+    all_up(job)
+    assert not {uid for uid, _ in before.values()} & {uid for uid, _ in job.lives().values()}
+    trainer = job.status()["trainer"]
+    assert trainer["number"] == 2 and trainer.get("charged", 0) == 0, "a drain is nobody's fault"
+
+
+def test_deleting_the_rljob_removes_all_but_its_claim(node: Cluster, namespace: str) -> None:
+    job = job_in(node, namespace, **idle())
+    all_up(job)
+    assert {each.partition("/")[0] for each in job.children()} >= {"Job", "Deployment", "StatefulSet", "Service", "Pod"}
+    secrets = [each["metadata"]["name"] for each in node.api.list(f"/api/v1/namespaces/{namespace}/secrets")]
+    assert any(secret.startswith("quickstart-tokens-") for secret in secrets)
+    job.delete()
+    job.until_gone(60, "PersistentVolumeClaim/quickstart-storage")
+    assert node.api.list(f"/api/v1/namespaces/{namespace}/secrets") == []
