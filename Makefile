@@ -17,7 +17,7 @@ STAMP := .venv/setup-$(shell cat requirements/*.txt $(addsuffix /pyproject.toml,
 
 .PHONY: help
 help: ## List the commands
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 .PHONY: setup
 setup: $(STAMP) ## Install everything into .venv (the other commands do it by themselves)
@@ -37,16 +37,49 @@ quickstart: setup ## Train a tiny language model by reinforcement learning, live
 	$(BIN)/rljob run examples/quickstart.yaml --set spec.seed=$(SEED) --run-dir runs/quickstart-seed-$(SEED)
 
 .PHONY: test
-test: lint types layers ## Check style, types and layers, then run all tests
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: setup ## Check style, types and layers, then run all tests (PYTEST_ARGS: one after the other, those alone)
+	@$(BIN)/python -m e2e.phases $(PYTEST_ARGS)
+
+.PHONY: thorough
+thorough: setup ## The same with all cases of the matrix of faults
+	@RLJOB_THOROUGH=1 $(BIN)/python -m e2e.phases $(PYTEST_ARGS)
 
 .PHONY: unit
-unit: setup ## Run the tests that need no engine
-	$(BIN)/python -m pytest -m "not engine" $(PYTEST_ARGS)
+unit: setup ## Run the tests that need no engine, no API server and no cluster
+	$(BIN)/python -m pytest -m "not engine and not apiserver and not cluster" $(PYTEST_ARGS)
 
 .PHONY: engine
 engine: setup ## Run the tests that start a real vLLM server
 	$(BIN)/python -m pytest -m engine $(PYTEST_ARGS)
+
+.PHONY: integration
+integration: programs ## Run the tests on a real Kubernetes API server
+	$(BIN)/python -m pytest -m apiserver $(PYTEST_ARGS)
+
+.PHONY: pods
+pods: programs ## Run the tests in pods on a real Kubernetes cluster
+	$(BIN)/python -m pytest -m cluster $(PYTEST_ARGS)
+
+.PHONY: controlplane
+controlplane: programs ## Start a Kubernetes control plane with nodes that are played, until Ctrl-C
+	@$(BIN)/python -m e2e.cluster up
+
+.PHONY: images
+images: setup ## Build the container images that have changed (TAG=dev REGISTRY= VARIANT=cpu|gpu BASE= ENGINE=)
+	@$(BIN)/python -m images build $(if $(TAG),--tag '$(TAG)') $(if $(REGISTRY),--registry '$(REGISTRY)') \
+		$(if $(VARIANT),--variant '$(VARIANT)') $(if $(BASE),--base '$(BASE)') $(if $(ENGINE),--engine '$(ENGINE)')
+
+.PHONY: cluster
+cluster: setup ## Start a real Kubernetes cluster here, with rljob installed where make images has been run (TAG=dev)
+	@$(BIN)/python -m e2e.cluster start $(if $(TAG),--tag '$(TAG)') $(if $(CONTEXT),--context '$(CONTEXT)')
+
+.PHONY: cluster-down
+cluster-down: setup ## End that cluster and remove everything of it
+	@$(BIN)/python -m e2e.cluster stop
+
+.PHONY: programs
+programs: setup ## Build etcd, Kubernetes, CoreDNS, kwok and helm (12 minutes, once)
+	@$(BIN)/python -m e2e.cluster build >/dev/null
 
 .PHONY: lint
 lint: setup ## Check style and formatting
@@ -60,7 +93,7 @@ format: setup ## Format, and mend what can be mended
 
 .PHONY: types
 types: setup ## Check types, strictly where scheduling and accounting are
-	$(BIN)/mypy --strict core/src coordinator/src
+	$(BIN)/mypy --strict core/src coordinator/src images
 	$(BIN)/mypy $(SOURCES)
 
 .PHONY: layers
@@ -70,11 +103,29 @@ layers: setup ## Check that imports follow the layers of docs/design.md
 .PHONY: docs
 docs: setup ## Write the generated pages of docs/ anew
 	$(BIN)/rljob explain --docs > docs/manifest.md
+	$(BIN)/python -m rljob.cli.reference > docs/cli.md
+
+.PHONY: crds
+crds: setup ## Write the CustomResourceDefinitions and their chart anew
+	$(BIN)/python -m core.scripts.generate
+
+.PHONY: verify
+verify: setup ## Check that everything generated is what its sources give
+	$(BIN)/python -m core.scripts.generate --check
 
 .PHONY: bench
 bench: setup ## Run the benchmarks; each prints one JSON object (minutes)
 	$(BIN)/python -m benchmarks.rollout --json
 	$(BIN)/python -m benchmarks.time_to_reward --json
+	$(BIN)/python -m benchmarks.operator --json
+
+.PHONY: soak
+soak: setup ## Let a run with everything real suffer twenty faults (a quarter of an hour)
+	$(BIN)/python -W ignore -m e2e.soak --json
+
+.PHONY: e2e-full
+e2e-full: programs ## Run the long list of tests in pods, on the real cluster (the better part of an hour)
+	$(BIN)/python -m e2e.pods.full --json
 
 .PHONY: clean
 clean: ## Remove .venv and caches; runs/ stays
