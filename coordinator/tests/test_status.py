@@ -73,7 +73,9 @@ async def test_the_clock_of_a_run_that_is_done_stands(new_world: Any, tmp_path: 
     world.connect_all()
     await world.settle()
     assert world.run.finished
-    assert status_of(world.run).progress.seconds == status_of(world.run).progress.seconds > 0
+    progress = status_of(world.run).progress
+    assert status_of(world.run).progress.seconds == progress.seconds > 0
+    assert progress.eta_seconds == -1, "nothing is left to wait for"
 
 
 async def test_the_speed_of_a_run_that_is_done_is_that_of_the_whole_run(new_world: Any, tmp_path: Path) -> None:

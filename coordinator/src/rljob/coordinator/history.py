@@ -62,8 +62,8 @@ class History:
             self._ended = time.monotonic()
 
     def eta(self, step: int, steps: int) -> float:
-        """Return seconds left by the pace since this process' first step; -1 when unknown."""
-        if self._first_step is None or step <= self._first_step[0]:
+        """Return seconds left by the pace since this process' first step; -1 when unknown, or when the run is over."""
+        if self._ended is not None or self._first_step is None or step <= self._first_step[0]:
             return -1.0
         first, since = self._first_step
         return (steps - step) * (time.monotonic() - since) / (step - first)

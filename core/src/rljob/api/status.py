@@ -94,7 +94,7 @@ class RunProgress(Model):
     seconds: Annotated[float, Field(ge=0)] = 0
     """Wall clock that the run has been up."""
     eta_seconds: float = -1
-    """Wall clock left; -1: not known yet."""
+    """Wall clock left; -1: not known, or it does not go on."""
 
 
 class RunPolicy(Model):

@@ -25,7 +25,7 @@ class Progress(msgspec.Struct, rename="camel"):
     step: int = 0  # batches applied: the version of the policy
     steps: int = 0  # training.steps
     seconds: float = 0.0  # wall clock the run has been up, over all coordinator starts
-    eta_seconds: float = -1.0  # wall clock left; -1: not known yet
+    eta_seconds: float = -1.0  # wall clock left; -1: not known, or it does not go on
     text: str = ""  # for a column: 12/50 24%
 
 
