@@ -98,7 +98,12 @@ def test_a_part_that_has_no_pods_yet_is_no_unknown_one(job: RemoteJob) -> None:
 
 
 def test_a_part_that_is_followed_is_waited_for(job: RemoteJob) -> None:
-    assert Logs(job, ["trainer"], follow=True).parts == []
+    logs = Logs(job, ["trainer"], follow=True)
+    assert logs.parts == []
+    assert logs.awaited().startswith(
+        "waiting for trainer of RLJob sums in namespace team-a of context prod: it waits for the initializer; rljob logs"
+    )
+    assert Logs(job, [], follow=True).awaited().startswith("waiting for pods of RLJob sums in")
     job.body = rljob(("Complete", True, "Succeeded", ""))
     with pytest.raises(RunError, match="has succeeded and its pods went"):
         Logs(job, ["trainer"], follow=True)

@@ -324,7 +324,10 @@ def test_top_says_why_figures_are_missing(rljob: Command, job: Job) -> None:
 def test_followed_logs_wait_for_the_pods_of_a_job_that_goes_on(rljob: Command, job: Job) -> None:
     timer = threading.Timer(2.0, job.tell, [condition("Complete", True, "Succeeded")])
     timer.start()
-    assert rljob("logs", "-n", job.namespace, "quickstart", "-f") == (0, "", "")
+    code, out, err = rljob("logs", "-n", job.namespace, "quickstart", "-f")
+    assert (code, out) == (0, "")
+    assert err.startswith(f"rljob: waiting for pods of RLJob quickstart in namespace {job.namespace} of context test: ")
+    assert len(err.splitlines()) == 1
     timer.join()
 
 
@@ -477,7 +480,8 @@ def test_as_a_plugin_every_run_is_an_rljob(rljob: Command, cluster: ControlPlane
     assert "Usage: kubectl rljob resume" in out
     _, out, _ = rljob("--help", entry=plugin)
     assert "  audit " in out and "  run " not in out and "  evaluate " not in out
-    assert rljob("run", QUICKSTART, entry=plugin)[0] == 2
+    code, _, err = rljob("evaluate", "quickstart", entry=plugin)
+    assert code == 2 and err.endswith("evaluate works on this machine and not in a cluster; write: rljob evaluate\n")
 
 
 def test_a_cluster_is_not_asked_unless_it_is_meant(rljob: Command, job: Job, monkeypatch: Any, tmp_path: Path) -> None:

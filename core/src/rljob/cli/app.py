@@ -25,6 +25,12 @@ class _Commands(TyperGroup):
         """Return a command, None if there is none of that name."""
         return super().get_command(ctx, cmd_name) if cmd_name in self.list_commands(ctx) else None
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that is named, and its arguments."""
+        if args[0] in HERE and clusters.is_plugin():
+            ctx.fail(f"{args[0]} works on this machine and not in a cluster; write: rljob {args[0]}")
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command that is named."""
         try:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from rljob.cli import clusters
 from rljob.cli.clusters import Context, Namespace
-from rljob.cli.options import RUN_HELP, Format, Output, RunName, complete_parts
+from rljob.cli.options import RUN_HELP, Format, Output, RunName, complete_parts, report
 from rljob.local import logs as part_logs
 from rljob.local import runs
 from rljob.local.directory import RunDirectory
@@ -117,6 +117,8 @@ def logs(
         job, parts = clusters.find_among(names or [], context, namespace)
         reader = clusters.logs(job, parts, named=len(parts) < len(names or []), follow=follow)
         chosen, following = reader.parts, reader.follow
+        if follow and (why := reader.awaited()):
+            report(why)
     else:
         directory, parts = _run_and_parts(names or [])
         chosen = part_logs.chosen(directory.path, parts)

@@ -72,6 +72,13 @@ class Logs:
             raise RunError(f"{job.place} has no pods: {absent.why(job.body, '')}")
         self.parts = sorted({source.part for source in self._sources()})
 
+    def awaited(self) -> str:
+        """Return why there is nothing to read yet; empty when there is something."""
+        if self.parts:
+            return ""
+        part = self._wanted[0] if len(self._wanted) == 1 else ""
+        return f"waiting for {part or 'pods'} of {self._job.place}: {absent.why(self._job.body, part)}"
+
     def history(self, tail: int | None = None) -> list[Line]:
         """Return the lines there are by time, the last ``tail`` of them."""
         sources = list(self._sources())
