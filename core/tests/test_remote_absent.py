@@ -101,7 +101,7 @@ def test_a_part_that_is_followed_is_waited_for(job: RemoteJob) -> None:
     logs = Logs(job, ["trainer"], follow=True)
     assert logs.parts == []
     assert logs.awaited().startswith(
-        "waiting for trainer of RLJob sums in namespace team-a of context prod: it waits for the initializer; rljob logs"
+        "waiting for trainer of RLJob sums in namespace team-a of context prod: it waits for the initializer; rljob"
     )
     assert Logs(job, [], follow=True).awaited().startswith("waiting for pods of RLJob sums in")
     job.body = rljob(("Complete", True, "Succeeded", ""))
