@@ -128,16 +128,17 @@ def grace(job: RLJob, storage: Path) -> Any:
     """Return how long a run that is told to stop waits for its checkpoint."""
     given: list[float] = []
 
-    async def suspend(url: str, token: str, ended: Any, give_up: Any, seconds: float) -> None:
-        ended.close()
+    async def sleep(seconds: float) -> None:
         given.append(seconds)
 
     async def stop() -> None:
         run = local_run._Run(job, RunDirectory(storage), mock.Mock(), plan.parts, None)
         run._view.status = RunStatus(state="Running", progress=Progress(step=1))
         here = Surroundings(storage, {"coordinator": 1}, dict.fromkeys(ROLES, "token"))
-        with mock.patch.object(local_run, "suspend", suspend):
-            await run._suspend(Interrupt(), here, [])
+        going_on = asyncio.create_task(asyncio.Event().wait())
+        with mock.patch.object(asyncio, "sleep", sleep), mock.patch.object(run, "_save", lambda _: asyncio.Event().wait()):
+            await run._suspend(Interrupt(), here, [going_on])
+        going_on.cancel()
 
     asyncio.run(stop())
     return given

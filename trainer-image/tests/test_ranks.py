@@ -29,10 +29,14 @@ OPTIMIZER_SETTINGS = {"learningRate": 1e-3, "maxGradNorm": 0.05, "epsilon": 1e-3
 
 
 def on_ranks(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Run ``work(world, *arguments)`` in ``size`` forked processes; return what each returned."""
+    """Run ``work(world, *arguments)`` in ``size`` processes; return what each returned.
+
+    They are forks of a process that has never computed a gradient: PyTorch cannot in a fork of one that has.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["rljob.trainer.fsdp"])
     pipes = [context.Pipe(duplex=False) for _ in range(size)]
     processes = [
         context.Process(target=_child, args=(rank, size, port, pipes[rank][1], work, arguments)) for rank in range(size)
