@@ -131,12 +131,15 @@ def grace(job: RLJob, storage: Path) -> Any:
     async def sleep(seconds: float) -> None:
         given.append(seconds)
 
+    async def for_ever(_: Surroundings) -> None:
+        await asyncio.Event().wait()
+
     async def stop() -> None:
         run = local_run._Run(job, RunDirectory(storage), mock.Mock(), plan.parts, None)
         run._view.status = RunStatus(state="Running", progress=Progress(step=1))
         here = Surroundings(storage, {"coordinator": 1}, dict.fromkeys(ROLES, "token"))
-        going_on = asyncio.create_task(asyncio.Event().wait())
-        with mock.patch.object(asyncio, "sleep", sleep), mock.patch.object(run, "_save", lambda _: asyncio.Event().wait()):
+        going_on = asyncio.create_task(for_ever(here))
+        with mock.patch.object(asyncio, "sleep", sleep), mock.patch.object(run, "_save", for_ever):
             await run._suspend(Interrupt(), here, [going_on])
         going_on.cancel()
 
