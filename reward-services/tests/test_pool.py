@@ -7,6 +7,7 @@ import select
 import signal
 import time
 
+import psutil
 import pytest
 
 from rljob.protocol.rewards import Score, ScoreItem
@@ -101,14 +102,15 @@ async def test_a_request_that_is_given_up_is_not_scored():
 
 
 async def test_closing_the_pool_ends_workers_that_are_stuck():
+    before = psutil.Process().children()
     async with Pool(score, "r", processes=2, timeout_seconds=60) as pool:
         (verdict,) = await pool.score([item("a")])
         stuck = asyncio.create_task(pool.score([item("b", HANG), item("c", HANG)]))
         await asyncio.sleep(0)
+        assert len(psutil.Process().children()) == len(before) + 2
     stuck.cancel()
     assert gone(int(verdict.reward))
-    with pytest.raises(ChildProcessError):  # there is none left, not even to be reaped
-        os.waitpid(-1, os.WNOHANG)
+    assert psutil.Process().children() == before, "one is left, if only to be reaped"
 
 
 def test_workers_die_with_a_service_that_is_killed():
