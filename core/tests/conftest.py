@@ -34,6 +34,9 @@ def manifest():
 def launcher(tmp_path, manifest):
     launcher = Launcher(tmp_path, manifest)
     yield launcher
+    for process in launcher.started:  # that a test which failed has left
+        process.kill()
+        process.communicate()
     assert sweep.sweep(processes.mark(launcher.directory)) == 0
 
 

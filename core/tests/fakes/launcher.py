@@ -57,6 +57,7 @@ class Launcher:
         manifest["spec"]["initializer"]["command"] = [str(self.program), "job://model"]
         self.file = tmp_path / "job.yaml"
         self.answer(status())
+        self.started = []
         self.plot = ""  # drawing takes a second
         self.parts = {
             "coordinator": ["coordinator", str(self.status)],
@@ -73,7 +74,9 @@ class Launcher:
         self.file.write_text(write_yaml(self.manifest))
         command = [sys.executable, FAKES / "rljob_run.py", self.file, self.directory, json.dumps(self.parts), *options]
         environment = os.environ | {"FAKE_PLOT": self.plot}
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        self.started.append(process)
+        return process
 
     def run(self, *options):
         process = self.start(*options)
