@@ -39,8 +39,7 @@ from rljob.operator.service import Operator
 
 Object = dict[str, Any]
 LEASE = {"durationSeconds": 15, "renewSeconds": 10, "retrySeconds": 0.5}
-QUICK_LEASE = {"durationSeconds": 4, "renewSeconds": 2.5, "retrySeconds": 0.3}
-"""A lease whose loss and takeover a test can wait for; a busy machine may lose it by itself."""
+"""A lease whose end a test can wait for, and that a busy machine does not lose by itself."""
 
 
 def settings(namespaces: Sequence[str], **changes: Any) -> Settings:

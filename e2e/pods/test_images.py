@@ -32,6 +32,8 @@ MAINS = {
 }
 """Image → the module that it runs, and the one with everything that it imports to work."""
 CODE_BYTES = 4 << 20
+PYTHON_SECONDS = 0.055
+"""That Python takes to start with asyncio and ssl, where nothing is slower than it should be."""
 SCRIPT = """
 import importlib.util, json, os, resource, shutil, subprocess, sys
 heavy, programs, main, service = json.loads(sys.argv[1])
@@ -40,8 +42,13 @@ def there(module):
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
         return False
-done = subprocess.run([sys.executable, "-c", f"import {service}"], capture_output=True, text=True)
-used = resource.getrusage(resource.RUSAGE_CHILDREN)
+def seconds_of(program):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+tries = [(seconds_of("import asyncio, ssl")[1], *seconds_of(f"import {service}")) for _ in range(3)]
+done = tries[0][1]
 outside = {name: value for name, value in os.environ.items() if not name.startswith("KUBERNETES_")}
 started = subprocess.run([sys.executable, "-m", main], env=outside, capture_output=True, text=True)
 print(json.dumps({
@@ -49,7 +56,8 @@ print(json.dumps({
     "modules": [module for module in heavy if there(module)],
     "programs": [program for program in programs if shutil.which(program)],
     "imported": done.returncode == 0 or done.stderr,
-    "seconds": used.ru_utime + used.ru_stime,
+    "python": min(bare for bare, _, _ in tries),
+    "seconds": min(whole for _, _, whole in tries),
     "exit": started.returncode,
     "said": started.stderr,
 }))
@@ -210,4 +218,6 @@ def test_an_image_works_in_a_restricted_pod_and_is_light_where_it_should_be(
     assert found["exit"] == 2 and "is not set" in found["said"]  # it runs, and says what it lacks
     if part in LIGHT:
         assert found["modules"] == []
-        assert found["seconds"] < 1.0  # of CPU: other pods and tests use the same cores
+        # Of CPU, as other pods use the same cores, and of a machine that is not kept waiting itself.
+        pace = max(1.0, found["python"] / PYTHON_SECONDS)
+        assert found["seconds"] < 1.0 * pace, f"where Python and asyncio take {found['python']:.2f} s"
