@@ -66,6 +66,7 @@ def goes_on(job: Job, steps: int = 70) -> None:
         job.change(training={"steps": wanted})
         job.until(lambda: job.live()["progress"]["steps"] == wanted, 60, f"a coordinator that knows of {wanted} steps")
         job.has_pods("coordinator", 1, 60)
+        job.reaches(job.step() + 1, REPLACED_SECONDS)  # it has its trainer again
 
 
 def test_kubectl_apply_trains_in_pods(job: Job) -> None:
