@@ -30,7 +30,7 @@ CHECKS = ("lint", "types", "layers")
 BUILDS = ("programs", "images")
 API_SERVER, PODS = "e2e/integration", "e2e/pods"
 WORKERS, API_SERVERS = 2, 3
-NOTHING_SELECTED = 5  # pytest's exit code
+TESTS_FAILED, NOTHING_SELECTED = 1, 5  # pytest's exit codes
 NICENESS = 10
 LAST_LINES = 60
 MOST_UNSTEADY = 3
@@ -118,12 +118,12 @@ def _make(targets: Sequence[str]) -> bool:
 
 
 def _pytest(*arguments: str, failed: set[str] | None = None) -> bool:
-    """Run pytest; return whether all went well. The tests that did not are added to ``failed``."""
+    """Run pytest; return whether all went well. The tests that did not are added to ``failed``, of a run to its end."""
     with tempfile.TemporaryDirectory() as cache:
         command = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}", *arguments]
         done = subprocess.run(command, cwd=ROOT)
         noted = Path(cache) / "v/cache/lastfailed"
-        if failed is not None and noted.exists():
+        if failed is not None and done.returncode == TESTS_FAILED and noted.exists():
             failed.update(json.loads(noted.read_text()))
     return done.returncode in (0, NOTHING_SELECTED)
 

@@ -94,6 +94,13 @@ def test_what_failed_is_told(tmp_path, capfd):
     assert phases._pytest(str(tmp_path), f"--rootdir={tmp_path}", "-k", "test_a")
 
 
+def test_a_run_that_was_cut_off_tells_of_no_test(tmp_path, capfd):
+    (tmp_path / "test_some.py").write_text("def test_a(): assert False\n\ndef test_b(): raise KeyboardInterrupt\n")
+    failed = set()
+    assert not phases._pytest(str(tmp_path), f"--rootdir={tmp_path}", "-p", "no:xdist", failed=failed)
+    assert failed == set(), "it must not pass for one in which all others passed"
+
+
 def test_a_build_that_fails_is_shown_and_nothing_that_needs_it_is_run(tried, monkeypatch, capsys):
     builds_that_end_with(3, monkeypatch)
     assert phases.main([]) == 1
