@@ -9,7 +9,11 @@ from rljob.remote.api import Object
 from rljob.remote.finding import COORDINATOR, conditions, holds
 
 INITIALIZER = "initializer"
-UNSEEN = "no operator has looked at it yet; see that the chart rljob is installed and its pod runs"
+
+
+def unseen(name: str = "it") -> str:
+    """Return what is to be said of an RLJob without conditions."""
+    return f"no operator has looked at {name} yet; see that the chart rljob is installed and its pod runs"
 
 
 def roles(body: Object) -> list[str]:
@@ -46,7 +50,7 @@ def why(body: Object, part: str, there: Sequence[str] = ()) -> str:
     if holds(body, "Suspended"):
         return f"{name} is suspended; rljob resume goes on with it"
     if "Ready" not in met:
-        return UNSEEN
+        return unseen()
     reason, message = met["Ready"]["reason"], met["Ready"]["message"]
     if part == INITIALIZER:
         initialized = met.get("Initialized", {})

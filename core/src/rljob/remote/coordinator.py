@@ -14,6 +14,7 @@ from rljob.api.pods import READERS_PORT
 from rljob.local.errors import RunError
 from rljob.manifests.names import claim_name
 from rljob.remote import forwarding
+from rljob.remote.absent import unseen
 from rljob.remote.api import FORBIDDEN, UNAUTHORIZED, ApiError, Object
 from rljob.remote.finding import COORDINATOR, Namespace, conditions, goes_on, holds
 
@@ -125,7 +126,7 @@ class Coordinator:
                 "keeps ledger and checkpoints"
             )
         if "Ready" not in met:
-            return f"no operator has looked at {name} yet; see that the chart rljob is installed and its pod runs"
+            return unseen(name)
         reason, message = met["Ready"]["reason"], met["Ready"]["message"]
         return f"the coordinator of {name} does not answer; the RLJob says {reason}: {message}"
 

@@ -12,7 +12,7 @@ from rljob.local.errors import RunError
 from rljob.local.glance import Glance
 from rljob.local.view import PartView
 from rljob.protocol.status import RunStatus
-from rljob.remote.absent import UNSEEN
+from rljob.remote.absent import unseen
 from rljob.remote.api import FORBIDDEN, ApiError, Object
 from rljob.remote.coordinator import Coordinator, SilentError
 from rljob.remote.finding import Namespace, conditions, goes_on, holds, namespace
@@ -106,7 +106,7 @@ def _state(body: Object, status: RunStatus | None) -> tuple[str, str]:
     if "deletionTimestamp" in body["metadata"]:
         return state, "it is being deleted"
     if not ready:
-        return state, UNSEEN
+        return state, unseen()
     if status is not None and status.message:
         return state, status.message
     return state, "" if ready["status"] == "True" else str(ready["message"])
