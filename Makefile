@@ -62,24 +62,24 @@ pods: programs ## Run the tests in pods on a real Kubernetes cluster
 
 .PHONY: controlplane
 controlplane: programs ## Start a Kubernetes control plane with nodes that are played, until Ctrl-C
-	@$(BIN)/python -m e2e.cluster up
+	@$(BIN)/python -m tools.cluster up
 
 .PHONY: images
 images: setup ## Build the container images that have changed (TAG=dev REGISTRY= VARIANT=cpu|gpu BASE= ENGINE=)
-	@$(BIN)/python -m images build $(if $(TAG),--tag '$(TAG)') $(if $(REGISTRY),--registry '$(REGISTRY)') \
+	@$(BIN)/python -m tools.images build $(if $(TAG),--tag '$(TAG)') $(if $(REGISTRY),--registry '$(REGISTRY)') \
 		$(if $(VARIANT),--variant '$(VARIANT)') $(if $(BASE),--base '$(BASE)') $(if $(ENGINE),--engine '$(ENGINE)')
 
 .PHONY: cluster
 cluster: setup ## Start a real Kubernetes cluster here, with rljob installed where make images has been run (TAG=dev)
-	@$(BIN)/python -m e2e.cluster start $(if $(TAG),--tag '$(TAG)') $(if $(CONTEXT),--context '$(CONTEXT)')
+	@$(BIN)/python -m tools.cluster start $(if $(TAG),--tag '$(TAG)') $(if $(CONTEXT),--context '$(CONTEXT)')
 
 .PHONY: cluster-down
 cluster-down: setup ## End that cluster and remove everything of it
-	@$(BIN)/python -m e2e.cluster stop
+	@$(BIN)/python -m tools.cluster stop
 
 .PHONY: programs
 programs: setup ## Build etcd, Kubernetes, CoreDNS, kwok and helm (12 minutes, once)
-	@$(BIN)/python -m e2e.cluster build >/dev/null
+	@$(BIN)/python -m tools.cluster build >/dev/null
 
 .PHONY: lint
 lint: setup ## Check style and formatting
@@ -93,7 +93,7 @@ format: setup ## Format, and mend what can be mended
 
 .PHONY: types
 types: setup ## Check types, strictly where scheduling and accounting are
-	$(BIN)/mypy --strict core/src coordinator/src images
+	$(BIN)/mypy --strict core/src cli/src coordinator/src tools/images/*.py tools/images/torch/no_cuda.py tools/images/build/whose.py
 	$(BIN)/mypy $(SOURCES)
 
 .PHONY: layers
@@ -107,11 +107,11 @@ docs: setup ## Write the generated pages of docs/ anew
 
 .PHONY: crds
 crds: setup ## Write the CustomResourceDefinitions and their chart anew
-	$(BIN)/python -m core.scripts.generate
+	$(BIN)/python -m tools.generate
 
 .PHONY: verify
 verify: setup ## Check that everything generated is what its sources give
-	$(BIN)/python -m core.scripts.generate --check
+	$(BIN)/python -m tools.generate --check
 
 .PHONY: bench
 bench: setup ## Run the benchmarks; each prints one JSON object (minutes)

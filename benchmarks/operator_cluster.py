@@ -20,11 +20,11 @@ import yaml
 
 from benchmarks.operator_audit import POLICY, AuditLog
 from benchmarks.operator_jobs import CLUSTER, STORAGE_CLASS
-from e2e.cluster import build
-from e2e.cluster.controlplane import ControlPlane
-from e2e.cluster.processes import Process, free_port, tail
 from rljob.kube.access import Access
 from rljob.kube.kubeconfig import from_kubeconfig
+from tools.cluster import build
+from tools.cluster.controlplane import ControlPlane
+from tools.cluster.processes import Process, free_port, tail
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMESPACE = "rljob-system"

@@ -1,6 +1,6 @@
 """Broken surroundings, and what goes wrong under way: one clear sentence, an exit code, nothing left, nothing spoilt.
 
-Manifests that are wrong by themselves are in core/tests/test_bad_manifests.py.
+Manifests that are wrong by themselves are in cli/tests/test_bad_manifests.py.
 """
 
 from __future__ import annotations

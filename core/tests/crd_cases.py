@@ -10,7 +10,7 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
-from core.tests.conftest import MANIFEST
+from core.tests.manifests import MANIFEST
 from rljob.api.load import override
 
 LISTED = "a list map: the API server says which entry is there twice"

@@ -7,7 +7,6 @@ import tomllib
 import pytest
 import yaml
 
-from core.scripts.generate import ROOT, problems
 from core.tests.crd_cases import BOUNDS, CHANGES, FIELDS, GOOD, ONLY_IN_A_CLUSTER, UNSUPPORTED, Case, changed
 from rljob.api.crd import definitions
 from rljob.api.crd_text import text
@@ -19,6 +18,7 @@ from rljob.api.rules import rules
 from rljob.api.scalars import read_yaml
 from rljob.api.structural import structural
 from rljob.manifests.problems import problems as problems_in_a_cluster
+from tools.generate import ROOT, problems
 
 LARGEST = 700 * 1024
 """Bytes; etcd's limit is 1.5 MiB, and the definition is stored with managed fields beside it."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from core.tests.conftest import MANIFEST
+from core.tests.manifests import MANIFEST
 from core.tests.test_api_properties import overrides_of
 from rljob.api.load import loads, validate
 from rljob.api.problems import ManifestError

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from core.tests.conftest import MANIFEST
+from core.tests.manifests import MANIFEST
 from rljob.api.load import validate
 from rljob.api.pods import SCHEMA
 from rljob.local import honours

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster import build
-from e2e.cluster.controlplane import ControlPlane
+from tools.cluster import build
+from tools.cluster.controlplane import ControlPlane
 
 ROOT = Path(__file__).parents[2]
 NODES, GPUS = 4, 8

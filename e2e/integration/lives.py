@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from e2e.cluster.client import API, VERSIONS
-from e2e.cluster.controlplane import ControlPlane
 from e2e.integration.operators import Object, job
 from e2e.integration.scene import SECONDS
 from rljob.manifests.context import Cluster
+from tools.cluster.client import API, VERSIONS
+from tools.cluster.controlplane import ControlPlane
 
 GPUS = Cluster(accelerator="nvidia", access_modes=("ReadWriteOnce",))
 """Settings of a cluster with accelerators."""

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from e2e.cluster import build
-from e2e.cluster.client import ApiError
-from e2e.cluster.controlplane import ControlPlane
 from rljob.operator.config import read_settings
 from rljob.operator.resources import CHILDREN
+from tools.cluster import build
+from tools.cluster.client import ApiError
+from tools.cluster.controlplane import ControlPlane
 
 CHART = Path(__file__).parents[2] / "charts" / "rljob"
 KUBERNETES = "1.36.0"

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.cluster.client import Object
-from e2e.cluster.controlplane import ControlPlane
-from e2e.cluster.processes import free_port
 from rljob.cli.main import main, plugin
+from tools.cluster.client import Object
+from tools.cluster.controlplane import ControlPlane
+from tools.cluster.processes import free_port
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
 API = "rljob.dev/v1alpha1"

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster import directory
-from e2e.cluster.client import ApiError, Object
-from e2e.cluster.controlplane import ADDRESS, ControlPlane
+from tools.cluster import directory
+from tools.cluster.client import ApiError, Object
+from tools.cluster.controlplane import ADDRESS, ControlPlane
 
 SMALL = ("etcd", "apiserver")
 ROOT = Path(__file__).parents[2]
@@ -57,7 +57,7 @@ def test_a_control_plane_that_cannot_start_says_why_and_leaves_nothing():
 
 OWNER = """
 import json, sys, time
-from e2e.cluster.controlplane import ControlPlane
+from tools.cluster.controlplane import ControlPlane
 with ControlPlane(("etcd", "apiserver")) as plane:
     print(json.dumps([str(plane.directory), *(p.pid for p in plane.processes.values())]), flush=True)
     time.sleep(600)

@@ -1,4 +1,4 @@
-"""What kwok does with pods, as e2e/cluster/pods.py promises it."""
+"""What kwok does with pods, as tools/cluster/pods.py promises it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster.client import ApiError, Object
-from e2e.cluster.controlplane import ControlPlane
-from e2e.cluster.pods import BEHAVIOUR, EXIT_CODE, MESSAGE
+from tools.cluster.client import ApiError, Object
+from tools.cluster.controlplane import ControlPlane
+from tools.cluster.pods import BEHAVIOUR, EXIT_CODE, MESSAGE
 
 Make = Callable[..., str]
 

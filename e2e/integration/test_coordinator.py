@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster.client import ApiError
-from e2e.cluster.controlplane import ControlPlane
 from e2e.fakes.engine import Faults
 from e2e.fakes.stage import Stage, make_job, on_stage
 from rljob.api.models import RLJob
@@ -23,6 +21,8 @@ from rljob.coordinator import own_job
 from rljob.coordinator.own_job import OwnJob, Place
 from rljob.manifests import render
 from rljob.manifests.context import Context
+from tools.cluster.client import ApiError
+from tools.cluster.controlplane import ControlPlane
 
 API = "rljob.dev/v1alpha1"
 RBAC = "rbac.authorization.k8s.io/v1"

@@ -9,12 +9,12 @@ import re
 import pytest
 from pydantic import ValidationError
 
-from core.tests.conftest import MANIFEST
-from e2e.cluster.client import ApiError
+from core.tests.manifests import MANIFEST
 from rljob.api.crd import definitions
 from rljob.api.models import RLJob
 from rljob.api.problems import path_text
 from rljob.api.rules import rules
+from tools.cluster.client import ApiError
 
 SCHEMA = definitions()["rljobs"]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 SENTENCES = {rule.message for rule in rules()}

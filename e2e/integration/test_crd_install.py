@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from core.tests.conftest import MANIFEST
-from e2e.cluster import build
-from e2e.cluster.client import ApiError
+from core.tests.manifests import MANIFEST
 from rljob.api.crd import definitions
+from tools.cluster import build
+from tools.cluster.client import ApiError
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "rljob-crds"

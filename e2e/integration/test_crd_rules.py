@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from core.tests.crd_cases import BOUNDS, CHANGES, FIELDS, GOOD, UNSUPPORTED, WRITTEN_NULL, Case, changed
-from e2e.cluster.client import ApiError
 from rljob.api.crd import definitions
 from rljob.api.explain import to_data
 from rljob.api.immutable import CHANGED, immutability
@@ -20,6 +19,7 @@ from rljob.api.scalars import write_yaml
 from rljob.manifests.problems import problems
 from rljob.operator.cache import SeenJob
 from rljob.operator.jobs import read_manifest
+from tools.cluster.client import ApiError
 
 API = "rljob.dev/v1alpha1"
 STRICT = {"fieldValidation": "Strict"}

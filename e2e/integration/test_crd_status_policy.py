@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from core.tests.crd_cases import changed
-from e2e.cluster import build
-from e2e.cluster.client import ApiError
 from rljob.manifests.names import object_name
+from tools.cluster import build
+from tools.cluster.client import ApiError
 
 CHART = Path(__file__).parents[2] / "charts" / "rljob"
 API = "rljob.dev/v1alpha1"

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster.client import ApiError
-from e2e.cluster.controlplane import ControlPlane
 from e2e.integration.lives import Life
 from e2e.integration.operators import running_operator
 from rljob.operator.planning import budgets
+from tools.cluster.client import ApiError
+from tools.cluster.controlplane import ControlPlane
 
 pytestmark = pytest.mark.timeout(120)
 

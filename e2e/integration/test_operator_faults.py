@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster.controlplane import ControlPlane
 from e2e.integration.faulty import BreakingClient, HoldingClient, MeddlingClient, PagingClient, unreliable
 from e2e.integration.operators import Object, job, running_operator
 from e2e.integration.scene import Scene
 from rljob.operator import kube
 from rljob.operator.resources import CHILDREN
+from tools.cluster.controlplane import ControlPlane
 
 pytestmark = pytest.mark.timeout(120)
 

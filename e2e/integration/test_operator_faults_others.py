@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster.controlplane import ControlPlane
 from e2e.integration.faulty import MeddlingClient
 from e2e.integration.lives import Life
 from e2e.integration.operators import Object, RunningOperator, running_operator
 from rljob.operator.errors import ForbiddenError
 from rljob.operator.kube import Client
 from rljob.operator.resources import Resource
+from tools.cluster.controlplane import ControlPlane
 
 pytestmark = pytest.mark.timeout(120)
 LONG_AGO = "2026-01-01T00:00:00Z"

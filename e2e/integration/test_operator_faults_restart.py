@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster.client import ApiError
-from e2e.cluster.controlplane import ControlPlane
 from e2e.faults.cases import THOROUGH
 from e2e.integration.faulty import dying
 from e2e.integration.operators import OperatorProcess, RunningOperator, job
@@ -22,6 +20,8 @@ from rljob.manifests.hashes import intent
 from rljob.manifests.labels import INTENT
 from rljob.operator.planning import Rendering, plan
 from rljob.operator.resources import CHILDREN, PODS, SECRETS
+from tools.cluster.client import ApiError
+from tools.cluster.controlplane import ControlPlane
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster.controlplane import ControlPlane
 from e2e.integration.lives import GPUS, Life
 from e2e.integration.operators import Object, running_operator
+from tools.cluster.controlplane import ControlPlane
 
 pytestmark = pytest.mark.timeout(120)
 

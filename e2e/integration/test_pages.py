@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster import build
-from e2e.cluster.controlplane import ControlPlane
 from e2e.docs.blocks import Block, blocks
 from e2e.docs.reader import PAGES, matches, shell
+from tools.cluster import build
+from tools.cluster.controlplane import ControlPlane
 
 ROOT = Path(__file__).parents[2]
 SYSTEM, OPERATOR = "rljob-system", "rljob-operator"

@@ -7,14 +7,14 @@ import dataclasses
 import pytest
 
 from core.tests.goldens import CONTEXTS, JOB
-from e2e.cluster.client import ApiError
-from e2e.cluster.controlplane import ControlPlane
 from rljob.api.load import load, validate
 from rljob.api.models import RLJob
 from rljob.api.scalars import read_yaml
 from rljob.manifests import ALL_TOKENS, TOKEN_ROLES, render, secret
 from rljob.manifests.context import Context, Object
 from rljob.manifests.text import to_yaml
+from tools.cluster.client import ApiError
+from tools.cluster.controlplane import ControlPlane
 
 PRIORITY = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "research"}, "value": 1}
 LONG = "a" + "b-" * 30 + "cd"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster import build
-from e2e.cluster.node import Cluster, chosen, install
-from e2e.cluster.node.install import Installation
 from e2e.pods.told import told
+from tools.cluster import build
+from tools.cluster.node import Cluster, chosen, install
+from tools.cluster.node.install import Installation
 
 HERE = Path(__file__).parent
 TIMEOUT_SECONDS = 300

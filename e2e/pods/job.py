@@ -13,8 +13,8 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
-from e2e.cluster.client import VERSIONS, ApiError, Object, Objects
-from e2e.cluster.node import Cluster
+from tools.cluster.client import VERSIONS, ApiError, Object, Objects
+from tools.cluster.node import Cluster
 
 QUICKSTART = Path(__file__).parents[2] / "examples/quickstart.yaml"
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}

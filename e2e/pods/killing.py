@@ -7,7 +7,7 @@ import os
 import signal
 from pathlib import Path
 
-from e2e.cluster.client import Object
+from tools.cluster.client import Object
 
 PAUSE = "pause"
 """The process that holds a pod's namespaces: not one of its containers."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from e2e.cluster.client import Object, Objects
-from e2e.cluster.node import Cluster
+from tools.cluster.client import Object, Objects
+from tools.cluster.node import Cluster
 
 _SELECTOR = "app.kubernetes.io/name=rljob-operator,app.kubernetes.io/component=operator"
 

@@ -19,13 +19,13 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster.client import API
-from e2e.cluster.node import Node
-from e2e.cluster.node.install import Installation
 from e2e.fakes.model import write_model
 from e2e.fakes.stage import make_job, on_stage
 from e2e.pods.job import RESTRICTED, Job
 from rljob.cli.main import main
+from tools.cluster.client import API
+from tools.cluster.node import Node
+from tools.cluster.node.install import Installation
 
 Answer = tuple[int, str, str]
 DONE, WAITING = "done", "waiting"

@@ -15,18 +15,18 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster.node import NoClusterError, Node, life
-from e2e.cluster.node.configs import PAUSE
-from e2e.cluster.node.place import outside
-from e2e.cluster.node.system import CommandError
-from e2e.cluster.node.traces import processes, traces
+from tools.cluster.node import NoClusterError, Node, life
+from tools.cluster.node.configs import PAUSE
+from tools.cluster.node.place import outside
+from tools.cluster.node.system import CommandError
+from tools.cluster.node.traces import processes, traces
 
 CLUSTER = "life"
 PLACE = outside(CLUSTER)
 """A cluster beside the others' one, which may run."""
 ROOT = Path(__file__).parents[2]
 PROGRAM = f"""
-from e2e.cluster.node import Node
+from tools.cluster.node import Node
 with Node({CLUSTER!r}) as node:
     print(node.nodes, flush=True)
     input()

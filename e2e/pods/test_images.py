@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster.node import Cluster
-from e2e.cluster.node.install import layout, names
-from e2e.cluster.node.real import LOCAL
-from images import base, host, lists, plan
-from images.layout import Layout
+from tools.cluster.node import Cluster
+from tools.cluster.node.install import layout, names
+from tools.cluster.node.real import LOCAL
+from tools.images import base, host, lists, plan
+from tools.images.layout import Layout
 
 LIGHT = {"operator", "coordinator", "runner", "rewards"}
 HEAVY_MODULES = ("torch", "vllm", "transformers", "triton", "nvidia", "pip", "uv")

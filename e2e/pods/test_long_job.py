@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 import pytest
 
-from e2e.cluster.client import Object
-from e2e.cluster.node import Cluster
 from e2e.pods.checks import check_prompts
 from e2e.pods.job import GPU_ROLES, RESTRICTED, Job, quickstart, restarts_of
 from e2e.pods.killing import kill_containers
 from e2e.pods.operators import Operators
+from tools.cluster.client import Object
+from tools.cluster.node import Cluster
 
 STEPS = 160
 EVERY = 10

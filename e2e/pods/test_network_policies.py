@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster.node import Cluster
-from e2e.cluster.node.install import Installation
+from tools.cluster.node import Cluster
+from tools.cluster.node.install import Installation
 
 PORT = 8000
 CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2)"

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster import build
-from e2e.cluster.node import Cluster
-from e2e.cluster.node.install import Installation
 from e2e.docs.blocks import blocks
 from e2e.docs.reader import PAGES, matches, shell
+from tools.cluster import build
+from tools.cluster.node import Cluster
+from tools.cluster.node.install import Installation
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster.client import Object
-from e2e.cluster.node import Cluster
 from e2e.pods.job import RESTRICTED, Job, quickstart
+from tools.cluster.client import Object
+from tools.cluster.node import Cluster
 
 SOON = 30.0
 """What is wrong is to be said within so many seconds."""

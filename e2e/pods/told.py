@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from e2e.cluster.node import Cluster
+from tools.cluster.node import Cluster
 
 LOG_LINES = 25
 LINE_CHARACTERS = 300

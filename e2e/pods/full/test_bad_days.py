@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster.node import Cluster
 from e2e.pods.full.test_many_deaths import complete, small
 from e2e.pods.job import RESTRICTED, Job, quickstart
 from e2e.pods.killing import kill_containers
+from tools.cluster.node import Cluster
 
 SECONDS = 240.0
 TAINT = "rljob.dev/test"

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster.client import Object
-from e2e.cluster.node import Cluster
 from e2e.pods.checks import check_prompts
 from e2e.pods.job import RESTRICTED, SMALL_MODEL, Job, quickstart
 from e2e.pods.killing import kill_containers
 from e2e.pods.operators import Operators
+from tools.cluster.client import Object
+from tools.cluster.node import Cluster
 
 SECONDS = 240.0
 KILLING_SECONDS = 240.0

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster.node import Cluster
 from e2e.pods.job import RESTRICTED, SMALL_MODEL, Job, quickstart
+from tools.cluster.node import Cluster
 
 STEPS = 30
 SECONDS = 240.0

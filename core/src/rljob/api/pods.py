@@ -1,6 +1,6 @@
 """Pod templates: Kubernetes' own PodTemplateSpec, in which nothing is required.
 
-pod_template.json holds its schema (Kubernetes 1.33, without descriptions; core/scripts/make_pod_schema.py writes it).
+pod_template.json holds its schema (Kubernetes 1.33, without descriptions; tools/make_pod_schema.py writes it).
 A role's template is merged over the pod that rljob renders, by the API's merge keys; the main container is `main`.
 """
 

@@ -1,0 +1,41 @@
+"""A manifest that tests change one thing of, a run of it, and the command line in this process."""
+
+import copy
+import sys
+
+import pytest
+
+from cli.tests.fakes.launcher import Launcher
+from core.tests.manifests import MANIFEST
+from rljob.cli.main import main
+from rljob.local import processes, sweep
+
+
+@pytest.fixture
+def manifest():
+    """The smallest useful manifest as data; each test gets its own."""
+    return copy.deepcopy(MANIFEST)
+
+
+@pytest.fixture
+def launcher(tmp_path, manifest):
+    launcher = Launcher(tmp_path, manifest)
+    yield launcher
+    for process in launcher.started:  # that a test which failed has left
+        process.kill()
+        process.communicate()
+    assert sweep.sweep(processes.mark(launcher.directory)) == 0
+
+
+@pytest.fixture
+def rljob(monkeypatch, capsys):
+    """Run a command in this process; return exit code, stdout and stderr."""
+
+    def command(*arguments):
+        monkeypatch.setattr(sys, "argv", ["rljob", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        captured = capsys.readouterr()
+        return caught.value.code, captured.out, captured.err
+
+    return command

@@ -1,0 +1,238 @@
+"""export, evaluate and top."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from cli.tests.fakes.launcher import SUCCEEDED, status
+from rljob.api.load import validate
+from rljob.api.problems import ManifestError
+from rljob.api.resolve import resolve
+from rljob.local import checkpoints, evaluation
+from rljob.local.directory import RunDirectory
+from rljob.local.errors import RunError
+from rljob.local.usage import Meter
+from rljob.protocol.status import Metric, PartStatus, Queue, encode_status
+
+_HEADER = b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
+WEIGHTS = len(_HEADER).to_bytes(8, "little") + _HEADER + b"01234567"
+
+
+@pytest.fixture
+def run(manifest, tmp_path):
+    """A run directory with checkpoints of steps 2 and 10, and one that is not complete."""
+    directory = RunDirectory(tmp_path / "run")
+    with directory.opened(resolve(validate(manifest)), b""):
+        pass
+    for step in (2, 10, 12):
+        path = directory.path / f"checkpoints/step-{step:06d}"
+        (path / "trainer").mkdir(parents=True)
+        for name in ("config.json", "model.safetensors", "tokenizer.json", "trainer.json", "trainer/optimizer"):
+            (path / name).write_text(f'"{name} of {step}"')
+        (path / "model.safetensors").write_bytes(WEIGHTS)
+    (directory.path / "checkpoints/step-000012/trainer.json").unlink()
+    (directory.path / "checkpoints/step-000014.tmp-1").mkdir()
+    return directory
+
+
+def names(path):
+    return sorted(file.name for file in path.iterdir())
+
+
+def test_the_newest_complete_checkpoint_is_exported_without_the_trainers_state(run, tmp_path):
+    step, checkpoint = checkpoints.find(run, None)
+    assert step == 10
+    checkpoints.export(checkpoint, tmp_path / "out/model")
+    assert names(tmp_path / "out") == ["model"]
+    assert names(tmp_path / "out/model") == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert (tmp_path / "out/model/config.json").read_text() == '"config.json of 10"'
+
+
+def test_an_empty_directory_is_as_none_and_another_is_left_alone(run, tmp_path):
+    empty, full = tmp_path / "empty", tmp_path / "full"
+    empty.mkdir()
+    full.mkdir()
+    (full / "thesis.tex").write_text("mine")
+    _, checkpoint = checkpoints.find(run, 2)
+    checkpoints.export(checkpoint, empty)
+    assert len(names(empty)) == 3
+    with pytest.raises(RunError, match="full is not empty; give a directory") as caught:
+        checkpoints.export(checkpoint, full)
+    assert caught.value.exit_code == 2
+    assert names(full) == ["thesis.tex"]
+    with pytest.raises(RunError, match=r"thesis.tex/model cannot be made: (File exists|Not a directory); give another"):
+        checkpoints.export(checkpoint, full / "thesis.tex/model")
+
+
+def test_a_destination_that_is_taken_is_refused_before_anything_else(rljob, tmp_path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    for where in ([], ["-n", "team-a", "--context", "nowhere"]):
+        code, out, err = rljob("export", *where, "no-run", tmp_path)
+        assert (code, out) == (2, "")
+        assert err == f"rljob: {tmp_path} is not empty; give a directory that does not exist yet\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("config.json", b"{", "config.json is not JSON"),
+        ("model.safetensors", WEIGHTS[:-1], "model.safetensors has 69 bytes instead of 70"),
+        ("model.safetensors", b"01234567", "model.safetensors does not begin with a header"),
+        ("model.safetensors", None, "model.safetensors is not there"),
+    ],
+)
+def test_a_damaged_checkpoint_is_not_exported(run, tmp_path, name, content, problem):
+    _, checkpoint = checkpoints.find(run, 10)
+    if content is None:
+        (checkpoint / name).unlink()
+    else:
+        (checkpoint / name).write_bytes(content)
+    with pytest.raises(RunError, match=f"{problem}, the checkpoint is damaged; give another --step: 2$") as caught:
+        checkpoints.export(checkpoint, tmp_path / "out")
+    assert caught.value.exit_code == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_is_no_place_for_an_export(run, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(RunError, match="file is a file; give a directory"):
+        checkpoints.export(checkpoints.find(run, 10)[1], tmp_path / "file")
+
+
+def test_an_export_that_fails_half_way_leaves_nothing(run, tmp_path, monkeypatch):
+    _, checkpoint = checkpoints.find(run, 2)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / ".model.partial-killed").mkdir()
+    copied = []
+
+    def copy(source, target):
+        copied.append(source)
+        if len(copied) == 2:
+            raise OSError(28, "No space left on device")
+        target.write_bytes(source.read_bytes())
+
+    monkeypatch.setattr(checkpoints.shutil, "copyfile", copy)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoints.export(checkpoint, out / "model")
+    assert names(out) == []
+
+
+def test_a_checkpoint_that_is_not_there_is_named(run, tmp_path):
+    with pytest.raises(RunError, match="there is no checkpoint of step 12; there are 2, 10"):
+        checkpoints.find(run, 12)
+    with pytest.raises(RunError, match="has no checkpoint yet"):
+        checkpoints.find(RunDirectory(tmp_path / "none"), None)
+
+
+def derived(run, manifest, problems=None, *overrides):
+    return evaluation.evaluation_job(
+        resolve(validate(manifest)), run.path / "checkpoints/step-000010", run.path, problems, overrides
+    )
+
+
+def test_a_checkpoint_is_evaluated_as_a_job_of_its_own_that_trains_nothing(run, manifest):
+    spec = manifest["spec"]
+    spec["evaluation"] = {"everySteps": 5, "engines": "dedicated"}
+    spec["rollouts"].append({"name": "judges", "purpose": "evaluation"})
+    spec["tasks"].append({"name": "own", "data": {"jsonl": {"path": "job://rows.jsonl"}}, "reward": "match"})
+    spec["rewards"].append({"name": "match", "builtin": "exact_match"})
+    spec["tasks"][1]["prompt"] = "{question} job://stays"
+    job = derived(run, manifest, 7).spec
+    assert job.initializer is None
+    assert [model.source for model in job.models] == [f"{run.path}/checkpoints/step-000010"]
+    assert job.training.steps == 0
+    assert (job.evaluation.problems, job.evaluation.engines, job.evaluation.tasks) == (7, "shared", ["sums", "own"])
+    assert [pool.name for pool in job.rollouts] == ["main"]
+    assert job.tasks[1].data.jsonl.path == f"{run.path}/rows.jsonl"
+    assert job.tasks[1].prompt == "{question} job://stays"
+    assert derived(run, manifest, None, "spec.evaluation.temperature=0.5").spec.evaluation.temperature == 0.5
+    with pytest.raises(ManifestError, match=r"spec.evaluation.problems: must be at least 1"):
+        derived(run, manifest, 0)
+
+
+def test_a_job_without_evaluation_is_evaluated_all_the_same(run, manifest):
+    assert derived(run, manifest).spec.evaluation.problems == 256
+
+
+def test_the_same_evaluation_has_one_directory_and_another_its_own(run, manifest):
+    first, other = resolve(derived(run, manifest, 8)), resolve(derived(run, manifest, 9))
+    place = evaluation.place(run, 10, first)
+    assert place == run.path / "evaluations/step-000010"
+    with RunDirectory(place).opened(first, b""):
+        pass
+    assert evaluation.place(run, 10, first) == place
+    assert evaluation.place(run, 10, other) == run.path / "evaluations/step-000010-2"
+
+
+def test_top_shows_what_each_part_takes_and_does(launcher):
+    agent = PartStatus("agent", "main-7f3a", "ready", 1, running=12, waiting=3)
+    figures = [Metric("seconds_training", 41.0), Metric("tokens_per_second", 5000.0)]
+    launcher.answer(status(parts=[agent], queues=[Queue("groups_open", 17)], metrics=figures))
+    process = launcher.start()
+    launcher.wait_for("run", "Running")
+    code, out, err = launcher.rljob("top", launcher.directory)
+    assert (code, err) == (0, "")
+    lines = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.strip()}
+    assert lines["trainer"][0] == "running"
+    assert int(lines["trainer"][2]) > 0  # MiB
+    assert lines["runner"][4:] == ["2", "0"]  # it has a child in a session of its own
+    assert lines["main-7f3a"] == ["ready", "12", "3", "1"]
+    assert lines["groups_open"] == ["17"]
+    assert lines["seconds"] == ["training", "41"]
+    code, out, _ = launcher.rljob("top", launcher.directory, "-o", "json", "--count", "2", "--seconds", "0.1")
+    pictures = [json.loads(line) for line in out.splitlines()]
+    assert len(pictures) == 2
+    assert {part["name"] for part in pictures[1]["parts"] if part["memory"] > 0} == {"coordinator", "runner", "trainer"}
+    launcher.answer(SUCCEEDED)
+    process.communicate(timeout=20)
+    code, out, err = launcher.rljob("top", launcher.directory)
+    assert (code, out) == (2, "")
+    assert err == f"rljob: the run in {launcher.directory} has ended: succeeded; rljob status shows it\n"
+
+
+def test_a_meter_counts_the_processor_time_between_two_readings(tmp_path, monkeypatch):
+    seconds = iter([10.0, 11.5])
+    times = iter([100.0, 100.0, 103.0])
+    monkeypatch.setattr("rljob.local.usage.time.monotonic", lambda: next(times))
+    monkeypatch.setattr("rljob.local.usage._figures", lambda entry: (next(seconds), 1 << 20))
+    monkeypatch.setattr(
+        "rljob.local.usage.sweep.marks", lambda: {7: f"{tmp_path}:trainer:", 8: "/another/run:trainer:"}
+    )
+    meter = Meter(tmp_path)
+    meter.read()
+    (usage,) = meter.read().values()
+    assert (usage.processor, usage.memory, usage.processes) == (0.5, 1 << 20, 1)
+
+
+def test_an_evaluation_prints_its_results_by_task(run, tmp_path):
+    results = json.loads(encode_status(SUCCEEDED))["evaluations"]
+    place = run.path / "evaluations/step-000010"
+    code = (
+        "import sys; from unittest import mock; from rljob.cli import models; from rljob.cli.main import main\n"
+        "from rljob.local.directory import RunDirectory; from rljob.protocol.status import decode_status\n"
+        f"status = decode_status(open({str(tmp_path / 'status.json')!r}, 'rb').read())\n"
+        "def run_job(job, manifest, where, screen): screen.note('it runs')\n"
+        "with mock.patch.object(models, 'run_job', run_job), mock.patch.object(models.preflight, 'prepare',\n"
+        "    lambda job, where, warn: job), mock.patch.object(RunDirectory, 'status', lambda self: status):\n"
+        "    main()\n"
+    )
+    (tmp_path / "status.json").write_bytes(encode_status(SUCCEEDED))
+    (tmp_path / "evaluate.py").write_text(code)
+
+    def evaluate(*options):
+        command = [sys.executable, str(tmp_path / "evaluate.py"), "evaluate", str(run.path), *options]
+        return subprocess.run(command, capture_output=True, text=True, check=True)
+
+    done = evaluate()
+    assert done.stderr == "it runs\n"
+    assert [line.split() for line in done.stdout.splitlines()] == [
+        ["step", "10", "accuracy", "mean", "reward", "problems"],
+        ["sums", "0.250", "0.250", "1,024"],
+        ["sums", "0.800", "0.800", "1,024"],
+    ]
+    assert names(run.path / "evaluations/model-000010") == ["config.json", "model.safetensors", "tokenizer.json"]
+    data = json.loads(evaluate("-o", "json", "--step", "10").stdout)
+    assert data == {"step": 10, "directory": str(place), "results": results}

@@ -1,0 +1,362 @@
+"""`rljob run` as a process, with fake parts: what it prints, leaves and kills."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cli.tests.fakes.launcher import FAKES, SUCCEEDED, status
+from rljob.protocol.status import CheckpointStatus, decode_status, encode_status
+
+
+def until_none_is_left(launcher):
+    deadline = time.monotonic() + 10
+    while launcher.alive() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert launcher.alive() == []
+
+
+def test_a_run_that_succeeds_says_what_came_of_it(launcher):
+    launcher.plot = "yes"
+    process = launcher.start()
+    launcher.wait_for("run", "Running")
+    launcher.answer(SUCCEEDED)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (0, "")
+    lines = out.splitlines()
+    assert any("step 2/3  reward 0.100  staleness 0.50  5,000 tokens/s  0:04 left" in line for line in lines)
+    assert "held-out accuracy of sums: 0.250 before, 0.800 after (+0.550), on 1,024 problems" in lines
+    assert f"checkpoint (Hugging Face format): {launcher.directory}/checkpoints/3" in lines
+    assert f"logs: {launcher.directory}/logs" in lines
+    assert f"plot of the reward: {launcher.directory}/reward.png" in lines
+    assert (launcher.directory / "reward.png").read_bytes().startswith(b"\x89PNG")
+    assert (launcher.directory / "job.yaml").read_text() == launcher.file.read_text()
+    assert (launcher.directory / "tokens.json").stat().st_mode & 0o777 == 0o600
+    assert launcher.alive() == []
+
+
+def test_a_run_that_has_succeeded_says_so_again_and_starts_nothing(launcher):
+    launcher.answer(SUCCEEDED)
+    assert launcher.run()[0] == 0
+    (launcher.directory / "status.json").write_bytes(encode_status(SUCCEEDED))  # the coordinator's, which is a fake
+    events = launcher.events()
+    code, out, _ = launcher.run()
+    assert code == 0
+    assert out.startswith("this run has already succeeded\n3 steps in 0:12\nheld-out accuracy of sums: 0.250 before")
+    assert launcher.events() == events
+    code, out, _ = launcher.run("--set", "spec.training.steps=4")
+    assert code == 0
+    assert "resuming the run" in out
+    assert json.loads((launcher.directory / "job.json").read_text())["spec"]["training"]["steps"] == 4
+
+
+def test_the_initializer_runs_once(launcher):
+    launcher.answer(SUCCEEDED)
+    assert launcher.run()[0] == 0
+    launcher.answer(status())
+    process = launcher.start()
+    launcher.wait_for("initializer", "cached")
+    assert len([e for e in launcher.events() if e["subject"] == "initializer" and e["event"] == "started"]) == 1
+    process.terminate()
+    process.communicate(timeout=20)
+
+
+@pytest.mark.parametrize(("code", "expected"), [("2", 2), ("3", 1)])
+def test_an_initializer_that_fails_ends_the_run_with_the_end_of_its_log(launcher, code, expected):
+    launcher.program.write_text(f"#!/bin/sh\necho out of memory; exit {code}\n")
+    returned, _, err = launcher.run()
+    assert returned == expected
+    assert err == (
+        f"rljob: the initializer exited with code {code}; see the end of its log\n"
+        f"{launcher.directory}/logs/initializer.log:\n  out of memory\n"
+    )
+    assert not [e for e in launcher.events() if e["subject"] == "trainer"]
+
+
+def test_an_initializer_that_leaves_no_model_is_a_failure(launcher):
+    launcher.program.write_text("#!/bin/sh\n")
+    code, _, err = launcher.run()
+    assert code == 1
+    assert f"spec.models[0].source: the initializer left no directory {launcher.directory}/model" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_has_a_checkpoint_written_and_the_same_command_resumes(launcher, number):
+    launcher.answer(status(last_checkpoint=CheckpointStatus(2, "checkpoints/step-000002")))
+    process = launcher.start()
+    launcher.wait_for("run", "Running")
+    process.send_signal(number)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "writing a checkpoint; Ctrl-C again stops at once" in out
+    assert err == (
+        f"rljob: stopped at step 2, checkpoint of step 2 in {launcher.directory}/checkpoints/step-000002; "
+        f"the same command resumes the run in {launcher.directory}\n"
+    )
+    assert launcher.wait_for("run", "suspended")
+    assert "told to suspend" in (launcher.directory / "logs/coordinator.log").read_text()
+    assert launcher.alive() == []
+    launcher.answer(SUCCEEDED)
+    code, out, _ = launcher.run()
+    assert code == 0
+    assert f"resuming the run in {launcher.directory}" in out
+
+
+def test_a_run_that_is_up_too_long_fails_and_goes_on_with_a_later_deadline(launcher):
+    launcher.manifest["spec"]["activeDeadlineSeconds"] = 12  # what the coordinator says it has been up
+    launcher.answer(status(last_checkpoint=CheckpointStatus(2, "checkpoints/step-000002")))
+    code, _, err = launcher.run()
+    assert code == 1
+    assert err == (
+        "rljob: spec.activeDeadlineSeconds: the run has been up for 12 s; stopped at step 2, checkpoint of step 2 in "
+        f"{launcher.directory}/checkpoints/step-000002; raise it to go on\n"
+    )
+    assert launcher.alive() == []
+    launcher.manifest["spec"]["activeDeadlineSeconds"] = 13
+    process = launcher.start()
+    launcher.wait_for("run", "Running", 2)
+    launcher.answer(SUCCEEDED)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 0 and "resuming the run" in out
+
+
+def test_a_run_that_trained_nothing_yet_is_stopped_without_a_checkpoint(launcher):
+    launcher.answer(status(step=0))
+    process = launcher.start()
+    launcher.wait_for("run", "Running")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert err == f"rljob: interrupted; the same command resumes the run in {launcher.directory}\n"
+    assert launcher.wait_for("run", "interrupted")
+    assert launcher.alive() == []
+
+
+@pytest.mark.parametrize("pace", [[], ["slow"]])
+def test_a_first_step_that_nobody_has_looked_at_yet_is_kept_too(launcher, pace):
+    launcher.parts["coordinator"] = [*pace, *launcher.parts["coordinator"]]
+    launcher.answer(status(step=0))
+    process = launcher.start()
+    launcher.wait_for("run", "Running")
+    launcher.answer(status(step=2))
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert launcher.wait_for("run", "suspended")
+
+
+def test_a_coordinator_that_does_not_answer_is_not_waited_for_longer_than_the_grace(launcher):
+    launcher.manifest["spec"]["suspendGraceSeconds"] = 0.3
+    process = launcher.start()
+    launcher.wait_for("run", "Running")
+    os.kill(launcher.wait_for("coordinator", "started")["pid"], signal.SIGSTOP)
+    process.send_signal(signal.SIGINT)
+    launcher.wait_for("trainer", "exited")
+    process.send_signal(signal.SIGINT)  # a stopped process does not end by itself
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert launcher.wait_for("run", "interrupted")
+
+
+def test_a_second_ctrl_c_kills_what_does_not_end(launcher):
+    launcher.parts["trainer"] = ["ignore"]
+    process = launcher.start()
+    launcher.wait_for("run", "Running")
+    log = launcher.directory / "logs/trainer.log"
+    while "ignoring" not in log.read_text():
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    launcher.wait_for("runner", "exited")
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert launcher.wait_for("trainer", "exited")["code"] == -signal.SIGKILL
+
+
+def test_ctrl_c_during_the_initializer_stops_it(launcher):
+    launcher.program.write_text(f"#!/bin/sh\nexec {sys.executable} -I -S {FAKES / 'part.py'} wait\n")
+    process = launcher.start()
+    launcher.wait_for("initializer", "started")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert launcher.alive() == []
+
+
+def test_kill_9_of_rljob_run_leaves_nothing_running(launcher):
+    process = launcher.start()
+    launcher.wait_for("run", "Running")
+    log = launcher.directory / "logs/runner.log"
+    while log.read_text().count("waiting") < 2:
+        time.sleep(0.005)
+    assert len(launcher.alive()) == 4  # a child of the runner's in a session of its own among them
+    process.kill()
+    process.communicate(timeout=20)
+    until_none_is_left(launcher)
+
+
+def test_kill_9_of_rljob_run_and_its_guardian_leaves_nothing_that_a_new_run_would_meet(launcher):
+    launcher.parts["runner"] = ["wait"]
+    process = launcher.start()
+    launcher.wait_for("run", "Running")
+    for guardian in _guardians_of(process.pid):
+        os.kill(guardian, signal.SIGKILL)
+    process.kill()
+    process.communicate(timeout=20)
+    until_none_is_left(launcher)
+
+
+def _guardians_of(pid):
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in children if b"sweep.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def test_a_killed_part_is_restarted_and_the_run_goes_on(launcher):
+    process = launcher.start()
+    os.kill(launcher.wait_for("trainer", "started")["pid"], signal.SIGKILL)
+    launcher.wait_for("trainer", "started", count=2)
+    os.kill(launcher.wait_for("coordinator", "started")["pid"], signal.SIGKILL)
+    launcher.wait_for("coordinator", "started", count=2)
+    launcher.answer(SUCCEEDED)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "trainer was killed by signal 9; restarting it" in out
+
+
+def test_a_coordinator_comes_back_at_the_same_port_also_in_a_later_run(launcher):
+    launcher.answer(SUCCEEDED)
+    assert launcher.run()[0] == 0
+    ports = json.loads((launcher.directory / "ports.json").read_text())
+    assert set(ports) == {"coordinator", "reward-exact"}
+    assert launcher.run()[0] == 0
+    assert json.loads((launcher.directory / "ports.json").read_text()) == ports
+
+
+def test_a_part_that_refuses_its_configuration_ends_the_run(launcher):
+    launcher.parts["trainer"] = ["say", "there is no GPU here", "exit", "2"]
+    code, _, err = launcher.run()
+    assert code == 2
+    assert err == (
+        "rljob: trainer refuses its configuration; see the end of its log\n"
+        f"{launcher.directory}/logs/trainer.log:\n  there is no GPU here\n"
+    )
+
+
+def test_a_run_that_a_part_refuses_when_there_is_a_checkpoint_is_not_begun_anew(launcher):
+    checkpoint = launcher.directory / "checkpoints/step-000002"
+    launcher.parts["trainer"] = ["make", str(checkpoint), "exit", "2"]
+    assert launcher.run()[0] == 2
+    launcher.parts["trainer"] = ["wait"]
+    launcher.answer(SUCCEEDED)
+    code, out, _ = launcher.run()
+    assert code == 0
+    assert "resuming the run" in out
+    assert checkpoint.exists()
+
+
+def test_a_part_that_ends_as_the_run_failed_is_not_what_is_told(launcher):
+    launcher.answer(status("Failed", reason="TrainerFailed", message="the loss of batch 3 is not finite"))
+    launcher.parts["trainer"] = ["exit", "2"]
+    code, _, err = launcher.run()
+    assert code == 1
+    assert err.startswith("rljob: the run failed: the loss of batch 3 is not finite\n")
+    assert not (launcher.directory / "refused").exists()
+
+
+def test_a_run_that_a_part_refuses_at_once_may_begin_anew_with_another_manifest(launcher):
+    launcher.answer(status(step=0))
+    launcher.parts["trainer"] = ["say", "there is no GPU here", "exit", "2"]
+    assert launcher.run()[0] == 2
+    (launcher.directory / "ledger.sqlite").write_text("of the refused run")
+    (launcher.directory / "checkpoints/step-000000").mkdir(parents=True)
+    launcher.parts["trainer"] = ["wait"]
+    launcher.answer(SUCCEEDED)
+    launcher.program.write_text("#!/bin/sh\nrm -r $1; exec " + launcher.program.read_text().partition("exec ")[2])
+    code, _, err = launcher.run("--set", "spec.seed=9")
+    assert (code, err) == (0, "")
+    assert not (launcher.directory / "ledger.sqlite").exists()
+    assert not (launcher.directory / "checkpoints").exists()
+    assert json.loads((launcher.directory / "job.json").read_text())["spec"]["seed"] == 9
+    assert len([e for e in launcher.events() if e["subject"] == "initializer" and e["event"] == "started"]) == 2
+    code, _, err = launcher.run("--set", "spec.seed=10")
+    assert code == 2
+    assert "spec.seed: the run in" in err
+
+
+def test_a_part_that_dies_again_and_again_ends_the_run(launcher):
+    launcher.manifest["spec"]["failurePolicy"] = {"maxRestarts": 2}
+    launcher.parts["runner"] = ["say", "Segmentation fault", "exit", "139"]
+    code, _, err = launcher.run()
+    assert code == 1
+    assert "rljob: runner exited with code 139 and had its 2 restarts (spec.failurePolicy.maxRestarts)\n" in err
+    assert err.endswith("  Segmentation fault\n")
+
+
+def test_a_run_that_fails_says_why_and_shows_the_log_of_the_part_that_is_named(launcher):
+    launcher.parts["trainer"] = ["say", "loss is not finite", "wait"]
+    process = launcher.start()
+    log = launcher.directory / "logs/trainer.log"
+    while not log.exists() or "waiting" not in log.read_text():
+        time.sleep(0.005)
+    launcher.answer(status("Failed", reason="TrainerFailed", message="the loss of batch 3 is not finite"))
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert err == (
+        f"rljob: the run failed: the loss of batch 3 is not finite\n{log}:\n  loss is not finite\n  waiting\n"
+    )
+
+
+def test_one_directory_has_one_run_at_a_time(launcher):
+    process = launcher.start()
+    launcher.wait_for("run", "Running")
+    code, _, err = launcher.run()
+    assert code == 2
+    assert err == f"rljob: {launcher.directory} is in use by another rljob run; wait for it or stop it\n"
+    assert process.poll() is None
+    process.terminate()
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+
+
+def tree(path):
+    return {
+        str(file): (file.read_bytes(), file.stat().st_mtime_ns) for file in sorted(path.rglob("*")) if file.is_file()
+    }
+
+
+def test_what_does_not_fit_the_run_is_refused_and_nothing_is_overwritten(launcher):
+    launcher.answer(SUCCEEDED)
+    assert launcher.run()[0] == 0
+    before = tree(launcher.directory)
+    code, out, err = launcher.run("--set", "spec.seed=9")
+    assert (code, out) == (2, "")
+    assert err == (
+        f"rljob: spec.seed: the run in {launcher.directory} was started with 0, not 9; give it that value, "
+        "or choose another --run-dir\n"
+    )
+    assert tree(launcher.directory) == before
+
+
+def test_a_manifest_that_cannot_be_used_starts_nothing(launcher):
+    code, out, err = launcher.run("--set", "spec.training.steps=-1")
+    assert (code, out) == (2, "")
+    assert err == f"rljob: {launcher.file}: spec.training.steps: must be at least 0, not -1\n"
+    assert not launcher.directory.exists()
+
+
+def test_a_reader_that_goes_away_ends_the_run_without_a_traceback(launcher):
+    process = launcher.start()
+    process.stdout.close()
+    assert process.wait(timeout=20) == 1
+    with process.stderr:
+        assert process.stderr.read().startswith("rljob: nobody reads the output any more, so the run was stopped")
+    until_none_is_left(launcher)
+
+
+def test_a_status_of_this_version_survives_its_way():
+    assert decode_status(encode_status(SUCCEEDED)) == SUCCEEDED

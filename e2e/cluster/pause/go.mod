@@ -1,3 +1,0 @@
-module rljob.dev/e2e/cluster/pause
-
-go 1.26.0

@@ -1,0 +1,163 @@
+"""Builds the programs of a cluster from Go modules, once: control plane, kwok, helm, CoreDNS, the pause of pods.
+
+No registry and no release page is needed, only Go's module proxy. A program lies in the cache under the hash of what it
+is built from, so that nothing is built twice and a change of a version is a change of one go.mod.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tools.cluster import toolchain
+
+HERE = Path(__file__).parent
+KUBERNETES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler", "kubectl", "kubelet")
+_log = logging.getLogger(__name__)
+
+
+class BuildError(RuntimeError):
+    """A program could not be built."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A Go program to build from the module in the directory ``name``."""
+
+    name: str
+    package: str
+    """What is built: a path within the module, or an import path."""
+    stamps: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Go variable → (module, text), where {version}, {major}, {minor} in the text are of the module in go.mod."""
+    names: Sequence[str] = ()
+    """What the program can be called as, where it is several."""
+
+    @property
+    def directory(self) -> Path:
+        """The directory of its module."""
+        return HERE / self.name
+
+    def flags(self) -> list[str]:
+        """Return the flags of ``go build``.
+
+        Raises:
+            BuildError: go.mod does not name the module.
+        """
+        stamps = [f"-X {name}={self._stamp(*stamp)}" for name, stamp in self.stamps.items()]
+        return ["-trimpath", "-ldflags", " ".join(["-s", "-w", *stamps])]
+
+    def _stamp(self, module: str, text: str) -> str:
+        path = self.directory / "go.mod"
+        found = re.search(rf"^\s*{re.escape(module)} v((\d+)\.(\d+)\S*)", path.read_text(), re.MULTILINE)
+        if found is None:
+            raise BuildError(f"{path} does not require {module}")
+        return text.format(**dict(zip(("version", "major", "minor"), found.groups(), strict=True)))
+
+    def key(self, go_version: str) -> str:
+        """Return the hash of everything that the program is made from."""
+        digest = hashlib.sha256()
+        sources = sorted(self.directory.glob("*.go"))
+        for path in [self.directory / "go.mod", self.directory / "go.sum", *sources]:
+            digest.update(f"{path.name}\0".encode() + path.read_bytes() + b"\0")
+        digest.update("\0".join([self.package, go_version, *self.flags(), *self.names]).encode())
+        return digest.hexdigest()[:16]
+
+
+KUBERNETES_STAMPS = {
+    f"k8s.io/component-base/version.{variable}": ("k8s.io/kubernetes", text)  # without them it calls itself v0.0.0
+    for variable, text in {"gitVersion": "v{version}", "gitMajor": "{major}", "gitMinor": "{minor}"}.items()
+}
+HELM_STAMPS = {
+    "helm.sh/helm/v3/internal/version.version": ("helm.sh/helm/v3", "v{version}"),
+    # The Kubernetes that `helm template` and `helm lint` stand for; without it, 1.20.
+    "helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor": ("k8s.io/client-go", "{minor}"),
+    "helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor": ("k8s.io/client-go", "{minor}"),
+}
+KWOK_STAMPS = {"sigs.k8s.io/kwok/pkg/consts.Version": ("sigs.k8s.io/kwok", "{version}")}
+PROGRAMS = {
+    program.name: program
+    for program in [
+        Program("controlplane", ".", KUBERNETES_STAMPS, KUBERNETES),
+        Program("kwok", "sigs.k8s.io/kwok/cmd/kwok", KWOK_STAMPS),
+        Program("coredns", "."),
+        Program("helm", "helm.sh/helm/v3/cmd/helm", HELM_STAMPS),
+        Program("pause", "."),
+    ]
+}
+
+
+def cache_directory() -> Path:
+    """Return where programs are kept: rljob/cluster of the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rljob" / "cluster"
+
+
+def ensure(name: str, say: Callable[[str], object] = _log.info) -> Path:
+    """Return the directory with the program ``name`` under each of its names, building it unless it is there.
+
+    ``say`` hears of what takes long.
+
+    Raises:
+        BuildError: it cannot be built.
+        NoToolchainError: there is no Go to build it with.
+    """
+    program, cache = PROGRAMS[name], cache_directory()
+    cache.mkdir(parents=True, exist_ok=True)
+    with _lock(cache / f"{name}.lock"):  # a second builder waits, and finds it done
+        go, version = toolchain.find(program.directory, cache)
+        home = cache / f"{name}-{program.key(version)}"
+        if not home.exists():
+            _build(program, go, home, say)
+    return home
+
+
+def _build(program: Program, go: Path, home: Path, say: Callable[[str], object]) -> None:
+    say(f"building {program.name} from {program.directory} (minutes, the first time)")
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=home.parent, prefix=f"{program.name}-") as scratch:
+        binary = Path(scratch, "new", program.name)
+        command = [
+            str(go),
+            "build",
+            *program.flags(),
+            "-mod=readonly",
+            "-buildvcs=false",
+            "-o",
+            str(binary),
+            program.package,
+        ]
+        done = subprocess.run(
+            command, cwd=program.directory, env=os.environ | {"CGO_ENABLED": "0"}, capture_output=True, text=True
+        )
+        if done.returncode != 0:
+            raise BuildError(f"go build of {program.directory} failed:\n{done.stderr.strip()[-4000:]}")
+        install(program, binary, home)
+    say(f"built {program.name} in {time.monotonic() - start:.0f} s")
+
+
+def install(program: Program, binary: Path, home: Path) -> None:
+    """Give ``binary`` its names beside it and make its directory appear as ``home``, all at once."""
+    for name in program.names:
+        binary.with_name(name).symlink_to(binary.name)
+    os.rename(binary.parent, home)
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def ensure_all(names: Sequence[str]) -> dict[str, Path]:
+    """Return the directory of each program, building what is missing."""
+    return {name: ensure(name) for name in names}

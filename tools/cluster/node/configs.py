@@ -1,0 +1,148 @@
+"""The settings of the node's components, and the objects that a cluster has from the start."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tools.cluster.client import Object, Objects
+from tools.cluster.node.network import BRIDGE, PODS
+from tools.cluster.node.place import SOCKET, Place
+
+DNS = "10.96.0.10"
+DOMAIN = "cluster.local"
+DNS_READY = "127.0.0.1:8181"
+PAUSE = "localhost/pause:rljob"
+_EVICTION = ("memory.available", "nodefs.available", "nodefs.inodesFree", "imagefs.available")
+
+
+def write(place: Place, plugins: Path) -> None:
+    """Write the files that components are started with."""
+    _json(place.state / "cni" / "10-pods.conflist", _cni())
+    _json(place.state / "kubelet.json", _kubelet(place))
+    (place.state / "containerd.toml").write_text(_containerd(place, plugins))
+    (place.state / "Corefile").write_text(_corefile(place))
+
+
+def objects(address: str) -> Objects:
+    """Return the name server's objects; it runs on the node, as a process behind the Service that pods ask."""
+    ports = [
+        {"name": name, "port": 53, "protocol": protocol} for name, protocol in (("dns", "UDP"), ("dns-tcp", "TCP"))
+    ]
+    kube_dns = {"name": "kube-dns", "namespace": "kube-system"}
+    reads = [
+        {"apiGroups": [""], "resources": ["services", "pods", "namespaces"], "verbs": ["list", "watch"]},
+        {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
+    ]
+    rbac = "rbac.authorization.k8s.io"
+    role = {"apiGroup": rbac, "kind": "ClusterRole", "name": "coredns"}
+    return [
+        {"apiVersion": "v1", "kind": "Service", "metadata": kube_dns, "spec": {"clusterIP": DNS, "ports": ports}},
+        {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {**kube_dns, "labels": {"kubernetes.io/service-name": "kube-dns"}},
+            "addressType": "IPv4",
+            "endpoints": [{"addresses": [address], "conditions": {"ready": True}}],
+            "ports": ports,
+        },
+        {"apiVersion": f"{rbac}/v1", "kind": "ClusterRole", "metadata": {"name": "coredns"}, "rules": reads},
+        {
+            "apiVersion": f"{rbac}/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": "coredns"},
+            "roleRef": role,
+            "subjects": [{"apiGroup": rbac, "kind": "User", "name": "coredns"}],
+        },
+    ]
+
+
+def _json(path: Path, content: Object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1))
+
+
+def _cni() -> Object:
+    bridge = {
+        "type": "bridge",
+        "bridge": BRIDGE,
+        "isGateway": True,
+        "hairpinMode": True,  # a pod may be sent to itself by its Service
+        "ipam": {"type": "host-local", "ranges": [[{"subnet": PODS}]], "routes": [{"dst": "0.0.0.0/0"}]},
+    }
+    return {
+        "cniVersion": "0.4.0",
+        "name": "pods",
+        "plugins": [bridge, {"type": "portmap", "capabilities": {"portMappings": True}}],
+    }
+
+
+def _kubelet(place: Place) -> dict[str, Any]:
+    return {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "containerRuntimeEndpoint": f"unix://{SOCKET}",
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": f"/{place.name}",
+        "failCgroupV1": False,
+        "failSwapOn": False,
+        "oomScoreAdj": 0,  # a lower one needs CAP_SYS_RESOURCE
+        "clusterDNS": [DNS],
+        "clusterDomain": DOMAIN,
+        "resolvConf": str(place.state / "resolv.conf"),
+        "volumePluginDir": str(place.state / "volume-plugins"),
+        # Only the API server comes here (network.py): it has no certificate that the kubelet could check.
+        "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+        "authorization": {"mode": "AlwaysAllow"},
+        # Images are the machine's cache, and its disk is not the cluster's to keep free.
+        "imageGCHighThresholdPercent": 100,
+        "evictionHard": {
+            signal: "1%"
+            for signal in ("memory.available", "nodefs.available", "nodefs.inodesFree", "imagefs.available")
+        },
+        "maxPods": 250,
+        "podPidsLimit": -1,
+        "serializeImagePulls": False,
+        "registryPullQPS": 0,
+        "eventRecordQPS": 0,
+        "kubeAPIQPS": 500,
+        "kubeAPIBurst": 1000,
+    }
+
+
+def _containerd(place: Place, plugins: Path) -> str:
+    return f"""version = 2
+root = "{place.content}"
+state = "/run/containerd"
+# Not needed; the second would make directories in /opt.
+disabled_plugins = [
+  "io.containerd.tracing.processor.v1.otlp", "io.containerd.internal.v1.opt", "io.containerd.snapshotter.v1.aufs",
+  "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs",
+]
+
+[grpc]
+  address = "{SOCKET}"
+
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{PAUSE}"
+  restrict_oom_score_adj = true # without CAP_SYS_RESOURCE no sandbox starts otherwise
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{plugins}"
+    conf_dir = "{place.state / "cni"}"
+"""
+
+
+def _corefile(place: Place) -> str:
+    return f""".:53 {{
+  errors
+  ready {DNS_READY}
+  kubernetes {DOMAIN} in-addr.arpa {{
+    kubeconfig {place.state / "coredns.kubeconfig"}
+    pods insecure
+    ttl 5
+  }}
+}}
+"""

@@ -1,0 +1,112 @@
+"""Clusters that are there already, which may be used instead of starting one.
+
+Tests delete and drain, so a cluster is used only if the variable RLJOB_E2E_CONTEXT names its context, or if it is asked
+for and its context is called as kind calls its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from tools.cluster import build
+from tools.cluster.client import Api
+from tools.cluster.node import oci
+from tools.cluster.node.real import LOCAL, Cluster
+from tools.images.layout import Layout
+
+ALLOWED = "RLJOB_E2E_CONTEXT"
+REGISTRY = "RLJOB_E2E_REGISTRY"
+KIND = "kind-"
+
+
+class NotAllowedError(RuntimeError):
+    """A cluster is not to be used for tests; says what would allow it."""
+
+
+def context(asked: str | None = None) -> str | None:
+    """Return the context to use; None: none of those that are there.
+
+    Raises:
+        NotAllowedError: the one that is asked for is not allowed.
+    """
+    named = os.environ.get(ALLOWED) or None
+    if asked is None or asked == named or asked.startswith(KIND):
+        return asked or named
+    raise NotAllowedError(
+        f"the cluster of context {asked} is not used, as tests delete and drain: set {ALLOWED}={asked} if it is there "
+        "for tests"
+    )
+
+
+class Existing(Cluster):
+    """The cluster of a context in one's kubeconfig; use it as a context manager."""
+
+    def __init__(self, name: str) -> None:
+        self.context = name
+        self._stack = contextlib.ExitStack()
+        self._kind = name.removeprefix(KIND) if name.startswith(KIND) else None
+        self.registry = LOCAL if self._kind else os.environ.get(REGISTRY, "")
+
+    def __enter__(self) -> Self:
+        self.bin = build.ensure("controlplane")
+        self.directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="rljob-context-")))
+        self.kubeconfig = self.directory / "kubeconfig"
+        try:
+            view = ("config", "view", "--minify", "--flatten", f"--context={self.context}")
+            done = subprocess.run([self.bin / "kubectl", *view, "--raw"], capture_output=True, text=True)
+            if done.returncode != 0:
+                raise NotAllowedError(f"there is no context {self.context}: {done.stderr.strip()}")
+            self.kubeconfig.touch(mode=0o600)
+            self.kubeconfig.write_text(done.stdout)
+            self.api = self._proxy()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _proxy(self) -> Api:
+        """Return a client by way of kubectl, which knows all ways to prove who one is."""
+        process = self._stack.enter_context(
+            subprocess.Popen(
+                [self.bin / "kubectl", "proxy", "--port=0", f"--kubeconfig={self.kubeconfig}"],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+        self._stack.callback(process.kill)
+        assert process.stdout is not None
+        found = re.search(r"(\S+):(\d+)$", process.stdout.readline().strip())
+        assert found, "kubectl proxy says where it serves"
+        api = Api(found[1], int(found[2]))
+        self._stack.callback(api.close)
+        return api
+
+    def load(self, layout: Path, references: Sequence[str]) -> list[str]:
+        """Bring images of an OCI layout directory into a cluster of kind; others pull theirs.
+
+        Raises:
+            NotAllowedError: there is no program kind.
+        """
+        if self._kind is None:
+            return []
+        if (kind := shutil.which("kind")) is None:
+            raise NotAllowedError(f"images get into the cluster of {self.context} by the program kind: install it")
+        with tempfile.NamedTemporaryFile(suffix=".tar", dir=self.directory) as file:
+            oci.write(Layout(layout), references, (), file)
+            file.flush()
+            subprocess.run([kind, "load", "image-archive", file.name, f"--name={self._kind}"], check=True)
+        return list(references)
+
+    def keep(self, references: Sequence[str]) -> None:
+        """Leave the cluster's images alone."""

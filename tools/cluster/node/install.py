@@ -1,0 +1,128 @@
+"""Installs rljob in a cluster as its users do: both charts by helm, with the images that `make images` built."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tools.cluster import build
+from tools.cluster.access import Access
+from tools.cluster.client import ApiError
+from tools.cluster.node.real import LOCAL, Cluster
+from tools.images.layout import Layout
+
+NAMESPACE = "rljob-system"
+TAG = "dev"
+PARTS = ("operator", "coordinator", "runner", "trainer", "rollout", "rewards")
+"""The charts' names of the images, which are rljob-PART."""
+_CHARTS = Path(__file__).parents[3] / "charts"
+_TIMEOUT = "3m"
+_log = logging.getLogger(__name__)
+
+
+class InstallError(RuntimeError):
+    """rljob could not be installed; says why."""
+
+
+class NoImagesError(InstallError):
+    """An image has not been built; says which."""
+
+
+@dataclass(frozen=True)
+class Installation:
+    """rljob as it is installed in a cluster."""
+
+    cluster: Access
+    images: Mapping[str, str] = field(default_factory=dict)
+    """Part → image."""
+    namespace: str = NAMESPACE
+
+
+def layout() -> Path:
+    """Return the directory with the images that were built."""
+    return build.cache_directory().parent / "images" / "oci"
+
+
+def names(registry: str = LOCAL, tag: str = TAG) -> dict[str, str]:
+    """Return part → image."""
+    return {part: f"{registry}/rljob-{part}:{tag}".lstrip("/") for part in PARTS}
+
+
+def from_layout(cluster: Cluster, tag: str = TAG) -> Installation:
+    """Bring the images that were built into the cluster and install rljob with them; or with those of its registry.
+
+    Raises:
+        NoImagesError: the operator's is not built; without one of the others, jobs say so in their conditions.
+        InstallError: helm failed.
+    """
+    images = names(cluster.registry, tag)
+    if cluster.registry != LOCAL:
+        return install(cluster, images)
+    built = Layout(layout()).references()
+    lacking = [image for image in images.values() if image not in built]
+    if images["operator"] in lacking:
+        raise NoImagesError(f"{images['operator']} is not built: run make images")
+    if lacking:
+        _log.warning("not built: %s; run make images", ", ".join(lacking))
+    cluster.load(layout(), [image for image in images.values() if image in built])
+    cluster.keep(list(built))
+    return install(cluster, images, built[images["operator"]])
+
+
+def install(cluster: Access, images: Mapping[str, str], version: str = "") -> Installation:
+    """Install both charts, or bring them to what they are now; ``version`` tells an operator from one of its name.
+
+    Raises:
+        InstallError: helm failed; the charts are left as far as they got.
+    """
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}}
+    try:
+        cluster.api.apply_object(body, "cluster")
+    except ApiError as error:
+        raise InstallError(f"the namespace {NAMESPACE} cannot be made: {error}") from error
+    _helm(cluster, "rljob-crds", {})
+    _helm(cluster, "rljob", values(images, version))
+    return Installation(cluster, dict(images))
+
+
+def values(images: Mapping[str, str], version: str) -> dict[str, Any]:
+    """Return what the chart is told: these images, and a small cluster."""
+    return {
+        "replicas": 1,
+        "images": {**images, "pullPolicy": "IfNotPresent"},
+        "jobs": {"accelerator": "cpu"},
+        "podAnnotations": {"rljob.dev/image": version},  # so that another image of the same name is run
+    }
+
+
+def _helm(cluster: Access, chart: str, told: Mapping[str, Any]) -> None:
+    command = [
+        str(build.ensure("helm") / "helm"),
+        "upgrade",
+        chart,
+        str(_CHARTS / chart),
+        "--install",
+        f"--namespace={NAMESPACE}",
+        "--values=-",
+        "--wait",
+        f"--timeout={_TIMEOUT}",
+    ]
+    home = {"HOME": str(cluster.directory), "KUBECONFIG": str(cluster.kubeconfig)}
+    done = subprocess.run(command, input=json.dumps(told), capture_output=True, text=True, env=os.environ | home)
+    if done.returncode != 0:
+        raise InstallError(f"helm upgrade {chart} failed: {done.stderr.strip()[-2000:]}\n{_pods(cluster)}")
+
+
+def _pods(cluster: Access) -> str:
+    """Return what became of the operator's pods, as helm says only that they did not get ready."""
+    try:
+        return cluster.kubectl("get", "pods,events", "-n", NAMESPACE)
+    except RuntimeError as error:
+        return str(error)

@@ -1,0 +1,205 @@
+"""Starts, finds and ends the machine's cluster, from outside of it.
+
+Whoever starts or stops holds the lock `door` for the moment it takes; the cluster's own processes hold the lock `life`,
+so that it is known, whatever became of who started it, whether one lives. What a killed one left is swept by the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tools.cluster import build
+from tools.cluster.node import cgroups, machine, network
+from tools.cluster.node.place import Place
+from tools.cluster.node.settings import Settings
+from tools.cluster.processes import tail
+
+READY_SECONDS = 180.0
+_GONE_SECONDS = 30.0
+_NAMESPACES = ("--net", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc")
+_ROOT = Path(__file__).parents[3]
+_children: list[subprocess.Popen[bytes]] = []
+"""What this process has started, to be buried by it."""
+_log = logging.getLogger(__name__)
+
+
+class NoClusterError(RuntimeError):
+    """No cluster runs, or it ended."""
+
+
+def start(place: Place, tether: int | None = None) -> bool:
+    """Start the cluster unless one runs; return whether it was started. It is not waited for.
+
+    ``tether``: the read end of a pipe; the cluster ends when nobody has the write end any more.
+
+    Raises:
+        MachineError: it cannot run on this machine.
+    """
+    machine.prepare(place.root)
+    programs = {name: build.ensure(name).name for name in ("controlplane", "coredns", "pause")}
+    with _door(place):
+        life = place.lock.open("w")
+        with life:
+            if not _take(life.fileno()):
+                return False
+            _sweep(place)
+            link = network.free(place.name)
+            told = Settings(
+                cluster=place.root.name,
+                cache=str(build.cache_directory()),
+                plugins=str(machine.plugins()),
+                address=link.cluster,
+                prefix=link.prefix,
+                tether=tether,
+                **programs,
+            )
+            _launch(place, told, life.fileno(), link)
+    return True
+
+
+def _launch(place: Place, told: Settings, life: int, link: network.Link) -> None:
+    place.state.mkdir()
+    place.content.mkdir(exist_ok=True)
+    inside = ("tini", "--", sys.executable, "-m", "tools.cluster.node.supervisor", told.text())
+    with place.log.open("ab") as log:
+        process = subprocess.Popen(
+            ("unshare", *_NAMESPACES, *inside),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            env={"PATH": machine.PATH, "PYTHONPATH": str(_ROOT), "PYTHONUNBUFFERED": "1"},
+            pass_fds=[life, *([] if told.tether is None else [told.tether])],
+            start_new_session=True,
+        )
+    _children.append(process)
+    try:
+        init = _child(process, place)
+        place.running.write_text(json.dumps({"init": init, "born": _born(init)}))
+        network.connect(link, init)
+    except BaseException:
+        process.kill()  # and with it the init
+        raise
+
+
+def _child(process: subprocess.Popen[bytes], place: Place) -> int:
+    """Return the process id of the init that unshare has made."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while process.poll() is None:
+        with contextlib.suppress(OSError):
+            if found := children.read_text().split():
+                return int(found[0])
+        time.sleep(0.005)
+    raise NoClusterError(f"the cluster's namespaces could not be made: {tail(place.log)}")
+
+
+def running(place: Place) -> int | None:
+    """Return the process id of the living cluster's init, or None."""
+    try:
+        found = json.loads(place.running.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return found["init"] if _born(found["init"]) == found["born"] else None
+
+
+def wait(place: Place, seconds: float = READY_SECONDS) -> None:
+    """Wait until the running cluster can be used.
+
+    Raises:
+        NoClusterError: none runs, or it ended; says its last words.
+        TimeoutError: it is not ready in time.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        if running(place) is None:
+            said = f"the last words of the last one:\n{tail(place.log)}" if place.log.exists() else "none was started"
+            raise NoClusterError(f"no cluster runs; {said}")
+        if place.ready.exists():
+            return
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the cluster is not ready within {seconds:g} s; see {place.state}")
+        time.sleep(0.05)
+
+
+def stop(place: Place) -> bool:
+    """End the cluster at once and remove all that it left; return whether one ran."""
+    if not place.root.exists():
+        return False
+    with _door(place), place.lock.open("w") as life:
+        init = running(place)
+        if init is not None:
+            _kill(init)
+        deadline = time.monotonic() + _GONE_SECONDS
+        while not _take(life.fileno()):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the cluster does not end; see who holds {place.lock}")
+            time.sleep(0.02)
+        _sweep(place)
+    return init is not None
+
+
+def _kill(init: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(init, signal.SIGKILL)  # the kernel ends the others of its namespace before it is gone
+    deadline = time.monotonic() + _GONE_SECONDS
+    while alive(init):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"process {init}, the cluster's init, does not end")
+        time.sleep(0.02)
+
+
+def _sweep(place: Place) -> None:
+    """Remove what a cluster that is dead has left."""
+    for child in [found for found in _children if found.poll() is not None]:
+        _children.remove(child)
+    network.disconnect(place.name)
+    cgroups.remove(place.name)
+    shutil.rmtree(place.state, ignore_errors=True)
+    place.running.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _door(place: Place) -> Iterator[None]:
+    place.root.mkdir(parents=True, exist_ok=True)
+    with place.door.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _take(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _born(pid: int) -> str | None:
+    """Return when a process began, in the kernel's ticks, which tells it from a later one of the same number."""
+    fields = _stat(pid)
+    return fields[19] if fields else None
+
+
+def alive(pid: int) -> bool:
+    """Return whether a process runs."""
+    fields = _stat(pid)
+    return fields is not None and fields[0] != "Z"
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Return the fields of /proc/PID/stat from the state on (proc_pid_stat(5))."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None

@@ -1,0 +1,62 @@
+"""What the cluster sees of the machine's files: all of them, but for places that would otherwise be written to."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tools.cluster.node.place import INSIDE, Place
+from tools.cluster.node.system import run
+
+HIDDEN = ("/run", "/var/lib", "/var/log")
+"""Directories that the cluster has of its own, in memory."""
+TUNABLES = {
+    "vm/overcommit_memory": "1",
+    "vm/panic_on_oom": "0",
+    "kernel/panic": "10",
+    "kernel/panic_on_oops": "1",
+    "kernel/keys/root_maxkeys": "1000000",
+    "kernel/keys/root_maxbytes": "25000000",
+}
+"""Settings of the whole machine that a kubelet would change → what it wants them to be."""
+
+
+def set_up(cache: Path, place: Place, name_server: str) -> None:
+    """Mount what the cluster has of its own, within its mount namespace; ``cache`` appears at INSIDE."""
+    run("mount", "--make-rshared", "/")  # volumes that the kubelet mounts are to be seen in containers
+    handle = os.open(cache, os.O_PATH)  # it may be below what is about to be hidden
+    for path in HIDDEN:
+        run("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", path)
+    INSIDE.mkdir()
+    run("mount", "--no-canonicalize", "--bind", f"/proc/{os.getpid()}/fd/{handle}", str(INSIDE))
+    os.close(handle)
+    _bind_directory(place.state / "kubelet", Path("/var/lib/kubelet"))
+    _bind_directory(place.state / "pods", Path("/var/log/pods"))
+    _name_server(place.state / "resolv.conf", name_server)
+    _tunables(place.state / "tunables")
+
+
+def _bind_directory(source: Path, target: Path) -> None:
+    source.mkdir()
+    target.mkdir()
+    run("mount", "--bind", str(source), str(target))
+
+
+def _name_server(file: Path, address: str) -> None:
+    """Let the node ask the cluster's own name server only."""
+    file.write_text(f"nameserver {address}\n")
+    target = Path(os.path.realpath("/etc/resolv.conf"))
+    if not target.exists():  # it was below /run
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.touch()
+    run("mount", "--bind", str(file), str(target))
+
+
+def _tunables(directory: Path) -> None:
+    """Show the kubelet what it wants to see, so that it changes nothing: these settings are not a namespace's."""
+    for name, value in TUNABLES.items():
+        file = directory / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{value}\n")
+        if (target := Path("/proc/sys", name)).exists():
+            run("mount", "--bind", str(file), str(target))

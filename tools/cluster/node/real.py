@@ -1,0 +1,47 @@
+"""What is done with a cluster whose pods run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tools.cluster.access import Access
+
+LOCAL = "localhost"
+"""The "registry" of images that are brought into a cluster, not pulled."""
+
+
+class Cluster(Access):
+    """A cluster whose pods run."""
+
+    registry = LOCAL
+    """Where its images come from; nothing is pulled from LOCAL."""
+
+    @property
+    def nodes(self) -> list[str]:
+        """The names of its nodes."""
+        return [found["metadata"]["name"] for found in self.api.list("/api/v1/nodes")]
+
+    def load(self, layout: Path, references: Sequence[str]) -> list[str]:
+        """Bring images of an OCI layout directory into the cluster; return the names of those that were not there.
+
+        Raises:
+            KeyError: the layout does not have one of them.
+        """
+        raise NotImplementedError
+
+    def keep(self, references: Sequence[str]) -> None:
+        """Remove the images that were brought in, but for these."""
+        raise NotImplementedError
+
+    def exec(self, namespace: str, pod: str, *command: str, container: str | None = None) -> str:
+        """Run a command in a pod and return what it writes."""
+        return self.kubectl("exec", "-n", namespace, pod, *_container(container), "--", *command)
+
+    def logs(self, namespace: str, pod: str, container: str | None = None, previous: bool = False) -> str:
+        """Return the log of a pod's container."""
+        return self.kubectl("logs", "-n", namespace, pod, *_container(container), *(["--previous"] if previous else []))
+
+
+def _container(name: str | None) -> list[str]:
+    return ["-c", name] if name else []

@@ -1,0 +1,29 @@
+"""Runs the system's own programs: ip, mount, iptables, ctr."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+
+from tools.cluster.node.machine import PATH
+
+
+class CommandError(RuntimeError):
+    """A program of the system failed; says what it wrote."""
+
+
+def run(*command: str, stdin: bytes | None = None) -> str:
+    """Run a command and return what it writes.
+
+    Raises:
+        CommandError: it failed.
+    """
+    done = subprocess.run(command, input=stdin, capture_output=True, env={"PATH": PATH, "LC_ALL": "C"})
+    if done.returncode != 0:
+        raise CommandError(failure(command, done.returncode, done.stderr))
+    return done.stdout.decode()
+
+
+def failure(command: Sequence[str], code: int, said: bytes) -> str:
+    """Return the sentence about a command that failed."""
+    return f"{' '.join(command)} failed with code {code}: {said.decode(errors='replace').strip()[-2000:]}"

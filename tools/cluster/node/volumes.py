@@ -1,0 +1,53 @@
+"""Persistent volumes of the node: directories, each taken by one claim at a time and emptied after it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from tools.cluster.client import Api, Object, Objects
+
+COUNT = 32
+CLASS = "node-volume"
+_COLLECTION = "/api/v1/persistentvolumes"
+_ANYBODY = 0o777  # the kubelet gives such directories to nobody's group, and pods run as users of all sorts
+
+
+def make(directory: Path) -> Objects:
+    """Make the directories and return their PersistentVolumes; their size is only a number."""
+    return [_volume(f"volume-{i:02}", directory) for i in range(COUNT)]
+
+
+def _volume(name: str, directory: Path) -> Object:
+    path = directory / name
+    path.mkdir(parents=True)
+    path.chmod(_ANYBODY)
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": name},
+        "spec": {
+            "capacity": {"storage": "1Ti"},
+            "accessModes": ["ReadWriteOnce", "ReadWriteMany"],
+            "persistentVolumeReclaimPolicy": "Retain",
+            "storageClassName": CLASS,
+            "hostPath": {"path": str(path), "type": "Directory"},
+        },
+    }
+
+
+def recycle(api: Api) -> None:
+    """Empty the volumes whose claim is gone and offer them again."""
+    for volume in api.list(_COLLECTION):
+        if volume["spec"].get("storageClassName") == CLASS and volume["status"].get("phase") == "Released":
+            _empty(Path(volume["spec"]["hostPath"]["path"]))
+            change = [{"op": "remove", "path": "/spec/claimRef"}]
+            api.patch(f"{_COLLECTION}/{volume['metadata']['name']}", change, "json")
+
+
+def _empty(directory: Path) -> None:
+    for path in directory.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)  # what a pod that still ends writes meanwhile stays
+        else:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,68 @@
+"""What becomes of the pods on kwok's nodes, and how a test decides it.
+
+Left alone, a pod runs and is Ready at once and stays so; an initializer's completes; a deleted one ends with code 143
+and goes. Annotations change that, in a pod template (for all pods to come) or on a pod that is there:
+
+    kwok.rljob.dev/behaviour   never-ready: it runs, but is not Ready, until the annotation is taken away
+                               image-pull-backoff, creating: it does not get to run
+                               lingering: once deleted, it does not end
+    kwok.rljob.dev/exit-code   its containers end with this code; they are restarted into CrashLoopBackOff where the
+                               restart policy is Always
+    kwok.rljob.dev/message     what they leave as termination message
+"""
+
+from __future__ import annotations
+
+from tools.cluster.client import Api, Object
+
+BEHAVIOUR = "kwok.rljob.dev/behaviour"
+BEHAVIOURS = ("never-ready", "image-pull-backoff", "creating", "lingering")
+EXIT_CODE = "kwok.rljob.dev/exit-code"
+MESSAGE = "kwok.rljob.dev/message"
+
+
+class Pods:
+    """Steers pods through the API of one cluster; kwok follows within a fraction of a second."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    def behave(self, namespace: str, name: str, behaviour: str | None) -> None:
+        """Make the pod behave as one of BEHAVIOURS, or well."""
+        assert behaviour is None or behaviour in BEHAVIOURS, behaviour
+        self._annotate(namespace, name, {BEHAVIOUR: behaviour})
+
+    def exit(self, namespace: str, name: str, code: int, message: str = "") -> None:
+        """End the pod's containers with ``code``."""
+        self._annotate(namespace, name, {EXIT_CODE: str(code), MESSAGE: message})
+
+    def recover(self, namespace: str, name: str) -> None:
+        """Let a pod that loops in crashes run again."""
+        self._annotate(namespace, name, {EXIT_CODE: None, MESSAGE: None, BEHAVIOUR: None})
+
+    def restart(self, namespace: str, name: str, code: int, message: str = "") -> Object:
+        """Let every container of the pod have ended with ``code`` and run again, as after a restart; return the pod."""
+        path = _path(namespace, name)
+        pod = self._api.get(path)
+        for container in pod["status"]["containerStatuses"]:
+            started = container["state"].get("running", {}).get("startedAt", pod["status"]["startTime"])
+            ended = {"exitCode": code, "reason": "Error" if code else "Completed", "message": message}
+            container["lastState"] = {"terminated": {**ended, "startedAt": started, "finishedAt": started}}
+            container["restartCount"] += 1
+        return self._api.put(f"{path}/status", pod)
+
+    def evict(self, namespace: str, name: str) -> None:
+        """Evict the pod, as the drain of a node does: it gets the condition DisruptionTarget and is deleted.
+
+        Raises:
+            ApiError: a PodDisruptionBudget forbids it (429).
+        """
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": namespace}}
+        self._api.post(f"{_path(namespace, name)}/eviction", body)
+
+    def _annotate(self, namespace: str, name: str, annotations: dict[str, str | None]) -> None:
+        self._api.patch(_path(namespace, name), {"metadata": {"annotations": annotations}})
+
+
+def _path(namespace: str, name: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/pods/{name}"

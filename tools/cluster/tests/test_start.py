@@ -1,0 +1,33 @@
+"""What `make cluster` says, without a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools.cluster import __main__ as command
+from tools.cluster.node import Node, install
+
+
+@pytest.mark.parametrize(
+    ("ran", "said"), [(False, "The cluster is up after 0.0 s. "), (True, "The cluster ran already. ")]
+)
+def test_a_cluster_that_ran_is_not_said_to_have_come_up(
+    ran: bool, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    class Played(Node):
+        runs = ran
+        kubeconfig = bin = Path("here")
+
+        def __init__(self):
+            pass
+
+        def start(self, wait=True):
+            self.runs = True
+            return self
+
+    monkeypatch.setattr(command, "chosen", lambda asked: Played())
+    monkeypatch.setattr(install, "from_layout", lambda cluster, tag: None)
+    assert command._start("dev", None) == 0
+    assert capsys.readouterr().out.startswith(f"{said}Installed: rljob from the images dev. In a shell:\n")

@@ -1,0 +1,64 @@
+"""Everything in the repository that is generated, and whether it is what its sources give.
+
+`python -m tools.generate` writes the CustomResourceDefinitions and their chart (`make crds`); with --check it
+writes nothing, and says of each generated file that differs which command to run (`make verify`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from rljob.api.crd import GROUP, definitions
+from rljob.api.crd_text import text
+from rljob.api.explain import manifest_page
+from rljob.cli.reference import page as command_page
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("crds", "charts/rljob-crds/files")
+"""Every file of these folders is generated."""
+
+
+def crds() -> dict[str, str]:
+    """Return the definitions by their path in the repository: for people, and as files of the chart."""
+    files = {f"{GROUP}_{name}.yaml": text(definition) for name, definition in definitions().items()}
+    return {f"{folder}/{name}": content for folder in FOLDERS for name, content in files.items()}
+
+
+COMMANDS: Mapping[str, Callable[[], Mapping[str, str]]] = {
+    "make crds": crds,
+    "make docs": lambda: {"docs/manifest.md": manifest_page(), "docs/cli.md": command_page()},
+}
+"""Command → what it writes: content by path."""
+
+
+def problems(root: Path = ROOT) -> list[str]:
+    """Return a sentence for every generated file that is not what its sources give."""
+    found, generated = [], set()
+    for command, contents in COMMANDS.items():
+        for path, content in contents().items():
+            generated.add(root / path)
+            if not (root / path).is_file():
+                found.append(f"{path}: is not there; run {command}")
+            elif (root / path).read_text() != content:
+                found.append(f"{path}: differs from what its sources give; run {command}")
+    strays = (path for folder in FOLDERS for path in sorted((root / folder).glob("*")))
+    return found + [
+        f"{path.relative_to(root)}: nothing generates it; remove it" for path in strays if path not in generated
+    ]
+
+
+def main() -> None:
+    """Write the definitions, or with --check say what differs and exit with 1."""
+    if "--check" in sys.argv[1:]:
+        if found := problems():
+            sys.exit("\n".join(found))
+        return
+    for path, content in crds().items():
+        (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
+        (ROOT / path).write_text(content)
+
+
+if __name__ == "__main__":
+    main()
