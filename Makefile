@@ -37,28 +37,24 @@ quickstart: setup ## Train a tiny language model by reinforcement learning, live
 	$(BIN)/rljob run examples/quickstart.yaml --set spec.seed=$(SEED) --run-dir runs/quickstart-seed-$(SEED)
 
 .PHONY: test
-test: setup ## Check style, types and layers, then run all tests (PYTEST_ARGS: one after the other, those alone)
-	@$(BIN)/python -m e2e.phases $(PYTEST_ARGS)
+test: setup ## Run the checks and all tests that need no Kubernetes programs (PYTEST_ARGS: only these tests, one process)
+	@$(BIN)/python -m tools.run_tests machine $(PYTEST_ARGS)
+
+.PHONY: test-cluster
+test-cluster: setup ## Run the tests on a real API server and in pods; builds what they need (PYTEST_ARGS as above)
+	@$(BIN)/python -m tools.run_tests cluster $(PYTEST_ARGS)
 
 .PHONY: thorough
-thorough: setup ## The same with all cases of the matrix of faults
-	@RLJOB_THOROUGH=1 $(BIN)/python -m e2e.phases $(PYTEST_ARGS)
+thorough: setup ## make test with all cases of the fault matrix
+	@RLJOB_THOROUGH=1 $(BIN)/python -m tools.run_tests machine $(PYTEST_ARGS)
 
 .PHONY: unit
-unit: setup ## Run the tests that need no engine, no API server and no cluster
+unit: setup ## Run the tests that need no engine and no Kubernetes programs
 	$(BIN)/python -m pytest -m "not engine and not apiserver and not cluster" $(PYTEST_ARGS)
 
 .PHONY: engine
 engine: setup ## Run the tests that start a real vLLM server
 	$(BIN)/python -m pytest -m engine $(PYTEST_ARGS)
-
-.PHONY: integration
-integration: programs ## Run the tests on a real Kubernetes API server
-	$(BIN)/python -m pytest -m apiserver $(PYTEST_ARGS)
-
-.PHONY: pods
-pods: programs ## Run the tests in pods on a real Kubernetes cluster
-	$(BIN)/python -m pytest -m cluster $(PYTEST_ARGS)
 
 .PHONY: controlplane
 controlplane: programs ## Start a Kubernetes control plane with nodes that are played, until Ctrl-C

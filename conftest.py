@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+pytest_plugins = ("tools.cluster.fixtures",)
+
 settings.register_profile("repeatable", derandomize=True)
 if not os.environ.get("RLJOB_THOROUGH"):  # what a change is judged by is no matter of luck; make thorough draws anew
     settings.load_profile("repeatable")
@@ -32,7 +34,6 @@ LONGEST_FIRST = (
     "e2e/integration/test_coordinator.py",
     "e2e/integration/test_pages.py",
     "e2e/integration/test_crd_install.py",
-    "e2e/integration/test_cluster_life.py",
     "e2e/integration/test_operator_life.py",
     "e2e/integration/test_operator_faults_others.py",
     "e2e/integration/test_operator_faults.py",

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from e2e.pods.told import told
-from tools.cluster import build
 from tools.cluster.node import Cluster, chosen, install
 from tools.cluster.node.install import Installation
 
@@ -30,20 +29,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, N
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(TIMEOUT_SECONDS))
     yield
-    items.sort(key=lambda item: item.get_closest_marker("cluster") is not None)
     if first := next((item for item in items if "node" in getattr(item, "fixturenames", ())), None):
         marker = first.get_closest_marker("timeout")
         assert marker is not None
         first.add_marker(pytest.mark.timeout(marker.args[0] + START_SECONDS), append=False)
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Build before the first test, as the minutes that it takes the first time are not that test's own."""
-    if session.config.option.collectonly or not any(item.get_closest_marker("cluster") for item in session.items):
-        return
-    terminal = session.config.pluginmanager.getplugin("terminalreporter")
-    for name in ("controlplane", "coredns", "pause", "helm"):
-        build.ensure(name, say=terminal.write_line)
 
 
 @pytest.fixture(scope="session")

@@ -21,10 +21,11 @@ from tools.cluster.node.place import outside
 from tools.cluster.node.system import CommandError
 from tools.cluster.node.traces import processes, traces
 
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 CLUSTER = "life"
 PLACE = outside(CLUSTER)
 """A cluster beside the others' one, which may run."""
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PROGRAM = f"""
 from tools.cluster.node import Node
 with Node({CLUSTER!r}) as node:

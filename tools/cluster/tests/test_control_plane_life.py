@@ -18,8 +18,9 @@ from tools.cluster import directory
 from tools.cluster.client import ApiError, Object
 from tools.cluster.controlplane import ADDRESS, ControlPlane
 
+pytestmark = pytest.mark.apiserver
 SMALL = ("etcd", "apiserver")
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def runs(pid: int) -> bool:

@@ -11,6 +11,7 @@ from tools.cluster.client import ApiError, Object
 from tools.cluster.controlplane import ControlPlane
 from tools.cluster.pods import BEHAVIOUR, EXIT_CODE, MESSAGE
 
+pytestmark = pytest.mark.apiserver
 Make = Callable[..., str]
 
 

@@ -1,0 +1,177 @@
+"""Runs the tests in phases that use both cores: `make test` and `make test-cluster`.
+
+python -m tools.run_tests machine [PYTEST_ARG...]   everything that needs no Kubernetes programs
+    checks    style, types, layers
+    tests     all tests but those below, on two processes that take a file at a time
+    tools     the tests of tools/images and tools/cluster
+
+python -m tools.run_tests cluster [PYTEST_ARG...]   everything that does
+    programs    builds the Kubernetes programs that are not built yet
+    API server  the tests on a real API server, on three processes with one API server each: they wait more than they
+                compute. The images are built at the same time, with low priority.
+    images      waits for the images
+    pods        the tests in pods of a real cluster, alone
+    tools       the tests of tools/cluster that need these programs
+
+The tests of a folder in tools/ run only if the folder has changed since they last passed on this machine.
+A failed phase does not stop the following phases, except a failed check or build. The last lines show the duration of
+each phase. With pytest arguments, pytest runs once with these arguments, one test after the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).parents[1]
+CHECKS = ("lint", "types", "layers")
+API_SERVER, PODS = "e2e/integration", "e2e/pods"
+TOOLS = ("tools/images", "tools/cluster")
+"""Folders whose tests run only after a change of the folder."""
+WORKERS, API_SERVERS = 2, 3
+NEEDS_KUBERNETES = "apiserver or cluster"
+NOTHING_SELECTED = 5  # pytest's exit code
+NICENESS = 10
+LAST_LINES = 60
+IGNORED = ("__pycache__", ".egg-info")
+
+
+class Phases:
+    """Runs phases one after the other and records their durations and results."""
+
+    def __init__(self) -> None:
+        self.results: list[tuple[str, float, bool]] = []
+
+    def run(self, name: str, work: Callable[[], bool]) -> bool:
+        """Run ``work`` and return its result: whether the phase passed."""
+        _print(f"==> {name}")
+        start = time.monotonic()
+        ok = work()
+        self.results.append((name, time.monotonic() - start, ok))
+        return ok
+
+    @property
+    def ok(self) -> bool:
+        """Whether all phases passed."""
+        return all(ok for _, _, ok in self.results)
+
+    def summary(self) -> str:
+        """Return a table of the phases."""
+        lines = [f"{name:14}{_clock(seconds):>8}{'' if ok else '  failed'}" for name, seconds, ok in self.results]
+        return "\n".join([*lines, f"{'all':14}{_clock(sum(seconds for _, seconds, _ in self.results)):>8}"])
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the phases of a target, or pytest with the arguments after it; return the exit code."""
+    target, *pytest_arguments = arguments
+    phases = Phases()
+    {"machine": _machine, "cluster": _cluster}[target](phases, pytest_arguments)
+    _print(phases.summary())
+    return 0 if phases.ok else 1
+
+
+def _machine(phases: Phases, arguments: Sequence[str]) -> None:
+    without = ("-m", f"not ({NEEDS_KUBERNETES})")
+    if not phases.run("checks", lambda: _make(*CHECKS)):
+        return
+    if arguments:
+        phases.run("tests", lambda: _pytest(*without, *arguments))
+        return
+    phases.run("tests", lambda: _pytest(*without, *_spread(WORKERS, "loadfile"), *_ignored(API_SERVER, PODS, *TOOLS)))
+    for folder in TOOLS:
+        _if_changed(phases, "machine", folder, *without)
+
+
+def _cluster(phases: Phases, arguments: Sequence[str]) -> None:
+    if not phases.run("programs", lambda: _make("programs")):
+        return
+    with tempfile.TemporaryFile("w+") as log:
+        images = _start_images(log)
+        try:
+            if arguments:
+                if phases.run("images", lambda: _wait(images, log)):
+                    phases.run("tests", lambda: _pytest("-m", NEEDS_KUBERNETES, *arguments))
+                return
+            # Test by test, because every process has its own control plane.
+            phases.run("API server", lambda: _pytest(*_spread(API_SERVERS, "loadgroup"), API_SERVER))
+            if phases.run("images", lambda: _wait(images, log)):
+                phases.run("pods", lambda: _pytest(PODS))
+        finally:
+            images.terminate()
+            images.wait()
+    _if_changed(phases, "cluster", "tools/cluster", "-m", NEEDS_KUBERNETES)
+
+
+def _if_changed(phases: Phases, target: str, folder: str, *arguments: str) -> None:
+    """Run the tests of a folder unless they passed on this machine with the same content of the folder."""
+    stamp = _passed() / f"{folder.replace('/', '-')}-{target}-{content_hash(ROOT / folder)}"
+    if stamp.exists():
+        _print(f"==> {folder}: unchanged since its tests passed")
+    elif phases.run(folder, lambda: _pytest(*arguments, folder)):
+        stamp.parent.mkdir(parents=True, exist_ok=True)
+        stamp.touch()
+
+
+def content_hash(folder: Path) -> str:
+    """Return a hash of the names, modes and contents of all files in ``folder``."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if path.is_file() and not any(part.endswith(IGNORED) for part in name.parts):
+            digest.update(f"{name}\0{path.stat().st_mode & 0o111}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _passed() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "rljob", "passed")
+
+
+def _spread(workers: int, how: str) -> list[str]:
+    """Return the pytest arguments for several processes; the longest files start first."""
+    return ["-n", str(workers), "--dist", how, "--no-loadscope-reorder"]
+
+
+def _ignored(*folders: str) -> list[str]:
+    return [f"--ignore={folder}" for folder in folders]
+
+
+def _make(*targets: str) -> bool:
+    return subprocess.run(["make", "--no-print-directory", *targets], cwd=ROOT).returncode == 0
+
+
+def _pytest(*arguments: str) -> bool:
+    done = subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=ROOT)
+    return done.returncode in (0, NOTHING_SELECTED)
+
+
+def _start_images(log: IO[str]) -> subprocess.Popen[str]:
+    command = ["nice", f"-n{NICENESS}", "make", "--no-print-directory", "images"]
+    return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, text=True)
+
+
+def _wait(build: subprocess.Popen[str], log: IO[str]) -> bool:
+    ok = build.wait() == 0
+    if not ok:
+        log.seek(0)
+        _print("".join(log.readlines()[-LAST_LINES:]))
+    return ok
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,121 @@
+"""The phases of `make test` and `make test-cluster`: which run, which failed, and which are skipped as unchanged."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import conftest
+from tools import run_tests
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The make targets that ran; all pass."""
+    targets: list[str] = []
+
+    def make(*asked: str) -> bool:
+        targets.extend(asked)
+        return True
+
+    monkeypatch.setattr(run_tests, "_make", make)
+    return targets
+
+
+@pytest.fixture
+def tried(made: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The last argument of each pytest run; the first run fails."""
+    asked: list[str] = []
+
+    def run(*arguments: str) -> bool:
+        asked.append(arguments[-1])
+        return len(asked) > 1
+
+    monkeypatch.setattr(run_tests, "_pytest", run)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return asked
+
+
+def images_that_exit_with(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(log: object) -> subprocess.Popen[str]:
+        program = f"print('the cause'); raise SystemExit({code})"
+        return subprocess.Popen([sys.executable, "-S", "-c", program], stdout=log, text=True)
+
+    monkeypatch.setattr(run_tests, "_start_images", start)
+
+
+def test_a_failed_phase_does_not_stop_the_next_and_is_named(tried, monkeypatch, capsys):
+    images_that_exit_with(0, monkeypatch)
+    assert run_tests.main(["cluster"]) == 1
+    assert tried == ["e2e/integration", "e2e/pods", "tools/cluster"]
+    *_, programs, server, images, pods, tools, _all = capsys.readouterr().out.splitlines()
+    assert server.split() == ["API", "server", "0:00", "failed"]
+    assert not [line for line in (programs, images, pods, tools) if "failed" in line]
+
+
+def test_a_failed_check_ends_the_run(monkeypatch):
+    monkeypatch.setattr(run_tests, "_make", lambda *targets: False)
+    monkeypatch.setattr(run_tests, "_pytest", lambda *arguments: pytest.fail("it ran"))
+    assert run_tests.main(["machine"]) == 1
+
+
+def test_a_failed_build_is_shown_and_the_pods_are_not_tried(tried, monkeypatch, capsys):
+    images_that_exit_with(3, monkeypatch)
+    assert run_tests.main(["cluster"]) == 1
+    assert "e2e/pods" not in tried
+    assert "the cause\n" in capsys.readouterr().out
+
+
+def test_tools_that_have_not_changed_since_their_tests_passed_are_skipped(tried, made, capsys):
+    assert run_tests.main(["machine"]) == 1, "the first run fails"
+    assert made == list(run_tests.CHECKS)
+    assert tried[1:] == ["tools/images", "tools/cluster"]
+    assert run_tests.main(["machine"]) == 0
+    assert len(tried) == 4
+    assert "tools/cluster: unchanged" in capsys.readouterr().out
+
+
+def test_tests_of_tools_that_failed_run_again(made, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    tried = []
+    monkeypatch.setattr(run_tests, "_pytest", lambda *arguments: tried.append(arguments[-1]))
+    assert run_tests.main(["machine"]) == run_tests.main(["machine"]) == 1
+    assert tried.count("tools/images") == 2
+
+
+def test_the_hash_of_a_folder_follows_names_modes_and_contents(tmp_path):
+    (file := tmp_path / "a" / "b.py").parent.mkdir()
+    file.write_text("1")
+    seen = [run_tests.content_hash(tmp_path)]
+    file.write_text("2")
+    seen.append(run_tests.content_hash(tmp_path))
+    file.chmod(0o755)
+    seen.append(run_tests.content_hash(tmp_path))
+    file.rename(tmp_path / "a" / "c.py")
+    seen.append(run_tests.content_hash(tmp_path))
+    assert len(set(seen)) == 4
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "b.pyc").write_text("3")
+    assert run_tests.content_hash(tmp_path) == seen[-1]
+
+
+@pytest.mark.parametrize("target", ["machine", "cluster"])
+def test_arguments_are_passed_to_pytest(target, tried, monkeypatch):
+    images_that_exit_with(0, monkeypatch)
+    run_tests.main([target, "-k", "some"])
+    assert tried == ["some"]
+
+
+def test_a_run_without_tests_passes(tmp_path):
+    (tmp_path / "test_some.py").write_text("def test_a(): pass\n")
+    assert run_tests._pytest(str(tmp_path), f"--rootdir={tmp_path}", "-p", "no:xdist", "-k", "none")
+    assert not run_tests._pytest(str(tmp_path / "missing.py"), f"--rootdir={tmp_path}", "-p", "no:xdist")
+
+
+def test_the_files_that_start_first_exist():
+    assert not [name for name in conftest.LONGEST_FIRST if not (ROOT / name).is_file()]
