@@ -125,7 +125,7 @@ class Buildah(Engine):
     def export(self, tag: str, layout: Layout) -> None:
         word = "{{.Store.GraphRoot}}" if Path(self.command[0]).name == "podman" else "{{.store.GraphRoot}}"
         root = self.output("info", "--format", word).strip()
-        program = [sys.executable, "-m", "images.storage", root, str(layout.path), tag, self.id(tag)]
+        program = [sys.executable, "-m", "tools.images.storage", root, str(layout.path), tag, self.id(tag)]
         unshared = program if os.geteuid() == 0 else [self.command[0], "unshare", *program]
         done = subprocess.run(unshared, cwd=ROOT, capture_output=True, text=True)
         if done.returncode != 0:

@@ -143,7 +143,7 @@ def test_only_images_for_gpus_get_a_compiler():
 )
 def test_a_wrong_word_is_refused_before_anything_is_built(argument, sentence, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["images", "build", *argument])
-    monkeypatch.delattr("images.__main__.build")
+    monkeypatch.delattr("tools.images.__main__.build")
     with pytest.raises(SystemExit) as caught:
         command_line()
     assert caught.value.code == 2
