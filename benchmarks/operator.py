@@ -26,10 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import operator_phases as phases
+from benchmarks import time_limit
 from benchmarks.operator_cluster import OperatorProcess, Place, Script, place
 from benchmarks.operator_jobs import namespace
 from benchmarks.report import report, target
 
+TIMEOUT_SECONDS = 7200.0  # the programs of the control plane are built first, once, in a dozen minutes
 _log = logging.getLogger("benchmark")
 
 
@@ -133,7 +135,9 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=10.0, help="seconds between two words of a coordinator")
     parser.add_argument("--pairs", type=int, default=3, help="of floor and operator")
     parser.add_argument("--keep", action="store_true", help="also write benchmarks/results/operator.json")
+    time_limit.add_option(parser, TIMEOUT_SECONDS)
     options = parser.parse_args()
+    time_limit.limit("benchmarks.operator", options.timeout)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
     with tempfile.TemporaryDirectory(prefix="rljob-bench-") as scratch:
         measured = measure(options.jobs, options.pods, options.seconds, options.every, options.pairs, Path(scratch))

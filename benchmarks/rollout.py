@@ -24,27 +24,29 @@ import sys
 import tempfile
 import time
 from array import array
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
-import msgspec
 import torch
-import zstandard
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from benchmarks import time_limit
 from benchmarks.report import report, target
+from benchmarks.rollout_trainer import IdleTrainer
 from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
 from rljob.local import plan, processes
 from rljob.local.plan import Surroundings
 from rljob.protocol import messages as m
-from rljob.protocol.link import Link
 from rljob.protocol.status import decode_status
 from rljob.scheduling.seeds import derive
 from rljob.trainer.example_model import train_tokenizer
-from rljob.trainer.weights import WeightSender, describe
 
+T = TypeVar("T")
+
+TIMEOUT_SECONDS = 7200.0
 SEED = 5
 GROUP = 8
 END = 319
@@ -118,53 +120,6 @@ def make_model(directory: Path) -> Qwen2ForCausalLM:
     return model
 
 
-class IdleTrainer:
-    """A trainer that publishes its weights and hands every batch to ``on_batch``."""
-
-    def __init__(self, url: str, token: str, model: Qwen2ForCausalLM, job: RLJob) -> None:
-        sync = job.spec.weight_sync
-        self._url, self._token = url, token
-        self._weights = [(name, tensor.detach().clone()) for name, tensor in model.named_parameters()]
-        self._sender = WeightSender("127.0.0.1", sync.bucket_bytes, sync.timeout_seconds, "gloo")
-        self._step, self._incarnation = 0, 0
-        self._link = Link(url, "trainer", token, m.ToTrainer, self._register)
-
-    def _register(self) -> list[Any]:
-        return [m.RegisterTrainer("idle", self._incarnation, self._step)]
-
-    async def batches(self) -> Any:
-        """Yield (step, shard) of each batch; the next is asked for when the caller comes back."""
-        async for message in self._link.messages():
-            if isinstance(message, m.TrainerRegistered):
-                self._incarnation = message.incarnation
-            elif isinstance(message, m.SendWeights):
-                for engine in message.engines:
-                    await self._send(message.update, engine)
-            elif isinstance(message, m.Train):
-                yield message.step, await self._pull(message)
-                self._step = message.step + 1
-                self._link.send(m.StepDone(self._incarnation, message.step, {}))
-            elif isinstance(message, m.Checkpoint):
-                self._link.send(m.Checkpointed(self._incarnation, message.step, "checkpoints/none"))
-
-    async def _send(self, update: int, engine: m.EngineTarget) -> None:
-        group = self._sender.open(engine.engine, engine.fresh)
-        place = (group.group, group.address, group.port, group.world_size, "gloo")
-        probe = m.Probe([], [], 1e-4)
-        self._link.send(
-            m.WeightsReady(self._incarnation, update, engine.engine, *place, describe(self._weights), probe)
-        )
-        digest = await asyncio.to_thread(self._sender.send, engine.engine, self._weights)
-        self._link.send(m.WeightsSent(self._incarnation, update, engine.engine, digest, 0.0, ""))
-
-    async def _pull(self, train: m.Train) -> list[m.SampleTokens]:
-        url = f"{self._url}/v1/batches/{train.step}/shards/0?of=1&incarnation={self._incarnation}"
-        headers = {"Authorization": f"Bearer {self._token}"}
-        async with aiohttp.ClientSession(headers=headers) as session, session.get(url) as response:
-            response.raise_for_status()
-            return msgspec.msgpack.decode(zstandard.decompress(await response.read()), type=list[m.SampleTokens])
-
-
 class DirectClient:
     """The same requests by the shortest way: no rljob between."""
 
@@ -183,7 +138,8 @@ class DirectClient:
                     reply = json.loads(await response.read())
                     tokens += len(reply["choices"][0]["token_ids"])
 
-        async with aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(limit=0)) as session:
+        connector, no_limit = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
+        async with aiohttp.ClientSession(headers=headers, connector=connector, timeout=no_limit) as session:
             began = time.perf_counter()
             await asyncio.gather(*(work() for _ in range(self._concurrency)))
             return time.perf_counter() - began, tokens
@@ -239,17 +195,45 @@ async def measure(length: int, concurrency: int, repeats: int) -> dict[str, Any]
         (storage / "tokens.json").write_text(json.dumps(tokens))
         here = Surroundings(storage, _free_ports(plan.servers(job)), tokens)
         commands = [command for command in plan.parts(job, here) if command.name != "trainer"]
-        parts = {command.name: await processes.start(command, storage) for command in commands}
+        started: dict[str, asyncio.subprocess.Process] = {}
+        trainer = IdleTrainer(here.coordinator_url, tokens["trainer"], model, job)
         try:
-            trainer = IdleTrainer(here.coordinator_url, tokens["trainer"], model, job)
-            return await _pairs(
-                trainer, here.coordinator_url, parts["rollout-main-0"].pid, length, concurrency, repeats
-            )
+            for command in commands:
+                started[command.name] = await processes.start(command, storage)
+            agent = started["rollout-main-0"].pid
+            pairs = _pairs(trainer, here.coordinator_url, agent, length, concurrency, repeats)
+            return await fail_on_exit(pairs, started, storage)
         finally:
-            for process in parts.values():
-                if process.returncode is None:
-                    process.terminate()
-            await asyncio.gather(*(process.wait() for process in parts.values()))
+            await trainer.close()
+            await asyncio.gather(*(processes.end(process, asyncio.Event()) for process in started.values()))
+
+
+async def fail_on_exit(
+    work: Coroutine[Any, Any, T], started: Mapping[str, asyncio.subprocess.Process], directory: Path
+) -> T:
+    """Return the result of ``work``, during which no component may exit.
+
+    Args:
+        work: what to await.
+        started: name → process of each component.
+        directory: of the run, for the logs.
+
+    Raises:
+        RuntimeError: a component has exited; the message ends with the last lines of its log.
+    """
+    task = asyncio.create_task(work)
+    exits = {asyncio.create_task(process.wait()): name for name, process in started.items()}
+    try:
+        await asyncio.wait({task, *exits}, return_when=asyncio.FIRST_COMPLETED)
+        for exited, name in exits.items():
+            if exited.done() and not task.done():
+                how = processes.describe_exit(exited.result())
+                raise RuntimeError(f"{name} {how}; {processes.tail(processes.log_path(directory, name))}")
+        return await task
+    finally:
+        for pending in (task, *exits):
+            pending.cancel()
+        await asyncio.gather(task, *exits, return_exceptions=True)
 
 
 async def _pairs(
@@ -257,20 +241,21 @@ async def _pairs(
 ) -> dict[str, Any]:
     through, direct = [], []
     before = 0.0
-    async for step, samples in trainer.batches():
-        after, _ = await generating(url)
-        generated = sum(sum(sample.loss_mask) for sample in samples)
-        assert generated == length * len(samples), "an answer ended early"
-        client = DirectClient(*server_of(agent), concurrency)
-        seconds, received = await client.run(requests_of(samples, length, f"direct-{step}"))
-        assert received == generated
-        if step > 0:
-            through.append(generated / (after - before))
-            direct.append(received / seconds)
-            sys.stderr.write(f"{length}x{concurrency}: {through[-1]:.0f} through rljob, {direct[-1]:.0f} direct\n")
-        before = after
-        if step == repeats:
-            break
+    async with contextlib.aclosing(trainer.batches()) as batches:
+        async for step, samples in batches:
+            after, _ = await generating(url)
+            generated = sum(sum(sample.loss_mask) for sample in samples)
+            assert generated == length * len(samples), "an answer ended early"
+            client = DirectClient(*server_of(agent), concurrency)
+            seconds, received = await client.run(requests_of(samples, length, f"direct-{step}"))
+            assert received == generated
+            if step > 0:
+                through.append(generated / (after - before))
+                direct.append(received / seconds)
+                sys.stderr.write(f"{length}x{concurrency}: {through[-1]:.0f} through rljob, {direct[-1]:.0f} direct\n")
+            before = after
+            if step == repeats:
+                break
     return {
         "rljob_tokens_per_second": statistics.median(through),
         "direct_tokens_per_second": statistics.median(direct),
@@ -293,7 +278,9 @@ def main() -> None:
     parser.add_argument("--cells", help="cells as LENGTHxCONCURRENCY, comma-separated")
     parser.add_argument("--repeats", type=int, default=3, help="counted pairs of each cell")
     parser.add_argument("--keep", action="store_true", help="write benchmarks/results/rollout.json")
+    time_limit.add_option(parser, TIMEOUT_SECONDS)
     options = parser.parse_args()
+    time_limit.limit("benchmarks.rollout", options.timeout)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     cells = CELLS
     if options.cells:

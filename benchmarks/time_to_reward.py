@@ -21,9 +21,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks import time_limit
 from benchmarks.report import report, target
 from rljob.protocol.status import RunStatus, decode_status
 
+TIMEOUT_SECONDS = 3600.0
 WINDOW = 10
 GOAL = 0.75
 QUICKSTART = Path(__file__).parents[1] / "examples/quickstart.yaml"
@@ -88,7 +90,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON (there is no other format)")
     parser.add_argument("--seeds", default="1,2,3", help="comma-separated")
     parser.add_argument("--keep", action="store_true", help="write benchmarks/results/time_to_reward.json")
+    time_limit.add_option(parser, TIMEOUT_SECONDS)
     options = parser.parse_args()
+    time_limit.limit("benchmarks.time_to_reward", options.timeout)
     runs = {}
     with tempfile.TemporaryDirectory(prefix="rljob-bench-") as folder:
         for seed in (int(seed) for seed in options.seeds.split(",")):

@@ -21,6 +21,7 @@ from typing import Any
 
 import yaml
 
+from benchmarks import time_limit
 from benchmarks.report import report, target
 from e2e.faults import disk
 from e2e.faults.proxy import Moment, Proxy, Trigger
@@ -30,6 +31,7 @@ from rljob.coordinator.audit import audit
 from rljob.protocol import messages as m
 from rljob.trainer.example_model import Recipe, build
 
+TIMEOUT_SECONDS = 5400.0
 HANG_SECONDS = 5.0
 FULL_SECONDS = 5.0
 PATIENCE_SECONDS = 180.0
@@ -236,10 +238,12 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="cases; all when left out")
     parser.add_argument("--json", action="store_true", help="keep the figures")
     parser.add_argument("--model", type=Path, help="the policy to begin with; built when left out")
+    time_limit.add_option(parser, TIMEOUT_SECONDS)
     options = parser.parse_args()
     if NAMESPACE not in os.environ:
         command = [*disk.private_mounts(), sys.executable, "-W", "ignore", "-m", "e2e.soak", *sys.argv[1:]]
         os.execvpe(command[0], command, os.environ | {NAMESPACE: "1", "PYTHONPATH": os.getcwd()})
+    time_limit.limit("e2e.soak", options.timeout)
     cases = [case for case in CASES if not options.names or name_of(*case) in options.names]
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="rljob-soak-", ignore_cleanup_errors=True) as scratch:

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import time_limit
 from benchmarks.report import report, target
 
+TIMEOUT_SECONDS = 10_800.0
 VARIABLE = "RLJOB_E2E_FULL"
 """Set: the folder of this program is collected."""
 HERE = Path(__file__).parent
@@ -49,10 +51,14 @@ def main() -> None:
     """Run all of it; exit code 1 when something failed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", action="store_true", help="keep the figures")
+    time_limit.add_option(parser, TIMEOUT_SECONDS)
     options, more = parser.parse_known_args()
+    time_limit.limit("e2e.pods.full", options.timeout)
     os.environ[VARIABLE] = "1"
     record = Record()
     code = pytest.main(["-q", "-p", "no:randomly", *(more or [str(HERE.parent)])], plugins=[record])
+    if code == pytest.ExitCode.INTERRUPTED:
+        sys.exit(int(code))  # the results of some tests are missing
     known = {case["case"]: case for case in _kept()} if more else {}
     cases = [case for _, case in sorted((known | record.cases).items())]
     bad = sum(bool(case["problem"]) for case in cases)
