@@ -17,7 +17,8 @@ import zstandard
 from aiohttp import WSMsgType, web
 from aiohttp.test_utils import TestServer
 
-from benchmarks.rollout import DirectClient, manifest, requests_of
+from benchmarks.rollout import SEED, manifest
+from benchmarks.rollout_direct import DirectClient, make_requests
 from benchmarks.rollout_trainer import IdleTrainer
 from rljob.protocol import messages as m
 
@@ -136,7 +137,7 @@ async def train(url: str, steps: int) -> list[int]:
     try:
         async with contextlib.aclosing(trainer.batches()) as batches:
             async for step, samples in batches:
-                await DirectClient(url, "key", 1).run(requests_of(samples, 1, "direct"))
+                await DirectClient(url, "key", 1).run(make_requests(samples, 1, SEED, 0, "direct"))
                 done.append(step)
                 if len(done) == steps:
                     return done
