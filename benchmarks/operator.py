@@ -1,17 +1,18 @@
-"""The operator with many jobs: how fast, how quiet at rest, how soon after a restart or a change, how large.
+"""The operator with many jobs: objects per second, writes and CPU when idle, time after a restart or a change, memory.
 
     python -m benchmarks.operator --json [--jobs 200] [--pods 16] [--seconds 60] [--pairs 3] [--keep]
 
-On a real API server, with kwok's nodes. The *floor* is the same client with the same verbs, concurrency and
-credentials, and nothing to decide: it makes the objects of all jobs, rendered beforehand, in other namespaces of a
-control plane of its own. The operator is timed from the first RLJob that is applied to the last child that is stored,
-so the time to apply the jobs, its status and its events are on its side only (`floor_with_jobs` applies the jobs too,
-and is a figure). Floor and operator alternate, each on a fresh control plane with controllers stopped. The last
-operator then goes on: controllers start and make the pods; a rest, in which a script applies status.run of every job
-each ten seconds as coordinators do; spec changes, one after another; a restart after a twentieth of the children was
-deleted and a twentieth of the specs changed behind its back.
+The benchmark uses a real API server and nodes simulated by kwok. The *floor* is a program that uses the operator's
+client with the same verbs, concurrency and credentials, but plans nothing: it creates the objects of all jobs, rendered
+in advance, in other namespaces of its own control plane. The operator's time is from the first applied RLJob to the
+last stored child, so it includes applying the jobs and writing status and events (the figure `floor_with_jobs` is a
+floor that also applies the jobs). Floor and operator alternate; each has a fresh control plane without controllers.
 
-Times are of the API server's audit log and of this machine's clock, and so is what the operator wrote.
+The last operator keeps running for the other phases. The controllers start and create the pods. While nothing changes,
+a script applies status.run of every job every ten seconds, as coordinators do. The specs change one after another.
+The operator restarts after 5 % of the children were deleted and 5 % of the specs were changed while it was stopped.
+
+Times and writes are those of the API server's audit log; the API server runs on this machine and uses the same clock.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import operator_phases as phases
-from benchmarks.operator_cluster import OperatorProcess, Place, Script, place
+from benchmarks import time_limit
+from benchmarks.operator_cluster import BenchmarkCluster, OperatorProcess, Script, benchmark_cluster
 from benchmarks.operator_jobs import namespace
 from benchmarks.report import report, target
 
+TIMEOUT_SECONDS = 7200.0  # includes 12 minutes to build the programs of the control plane, the first time
 _log = logging.getLogger("benchmark")
 
 
@@ -39,19 +42,19 @@ async def measure(
     """Return figures and targets of the whole benchmark."""
     floors, floors_with_jobs, operators = [], [], []
     for pair in range(pairs):
-        with place(scratch / f"floor-{pair}") as here:
-            floors.append(await phases.floor(here, jobs, pods))
-            async with Script(here.plane) as script:
-                floors_with_jobs.append(await phases.floor(here, jobs, pods, script))
-        with place(scratch / f"operator-{pair}") as here:
-            here.namespaces(sorted({namespace(i) for i in range(jobs)}))
-            operator = OperatorProcess(here, scratch / f"operator-{pair}", "operator-a")
-            await operator.at_work(here)
-            async with Script(here.plane) as script:
-                operators.append(await phases.create(here, script, jobs, pods))
+        with benchmark_cluster(scratch / f"floor-{pair}") as cluster:
+            floors.append(await phases.measure_floor(cluster, jobs, pods))
+            async with Script(cluster.plane) as script:
+                floors_with_jobs.append(await phases.measure_floor(cluster, jobs, pods, script))
+        with benchmark_cluster(scratch / f"operator-{pair}") as cluster:
+            cluster.namespaces(sorted({namespace(i) for i in range(jobs)}))
+            operator = OperatorProcess(cluster, scratch / f"operator-{pair}", "operator-a")
+            await operator.wait_for_lease(cluster)
+            async with Script(cluster.plane) as script:
+                operators.append(await phases.measure_create(cluster, script, jobs, pods))
                 _log.info("pair %d: floor %s, operator %s", pair, floors[-1], operators[-1])
                 if pair == pairs - 1:
-                    later = await live(here, script, operator, jobs, pods, seconds, every, scratch)
+                    later = await measure_running_jobs(cluster, script, operator, jobs, pods, seconds, every, scratch)
             operator.stop()
     ratios = _ratios(operators, floors)
     figures = {
@@ -81,8 +84,8 @@ def _ratios(operators: list[dict[str, Any]], floors: list[dict[str, Any]]) -> li
     return [round(one / other, 3) for one, other in speeds]
 
 
-async def live(
-    here: Place,
+async def measure_running_jobs(
+    cluster: BenchmarkCluster,
     script: Script,
     operator: OperatorProcess,
     jobs: int,
@@ -91,24 +94,24 @@ async def live(
     every: float,
     scratch: Path,
 ) -> dict[str, Any]:
-    """Return what is measured while jobs live: pods, rest, changes, restart, memory."""
-    made = await phases.start_pods(here, script, jobs * pods)
+    """Return the figures of running jobs: pods, idle operator, changes, restart, memory."""
+    made = await phases.measure_start_pods(cluster, script, jobs * pods)
     _log.info("pods: %s", made)
-    async with phases.coordinators(script, jobs, pods, every):
-        settled = await phases.settle(here, every)
-        rest = await phases.rest(here, operator, seconds)
-        _log.info("settled after %.1f s, rest: %s", settled, rest)
-        changes = await phases.changes(here, script, jobs, pods)
+    async with phases.simulate_coordinators(script, jobs, pods, every):
+        settled = await phases.wait_until_idle(cluster, every)
+        rest = await phases.measure_rest(cluster, operator, seconds)
+        _log.info("idle after %.1f s, idle phase: %s", settled, rest)
+        changes = await phases.measure_changes(cluster, script, jobs, pods)
         _log.info("changes: %s", changes)
-        await phases.settle(here, every)
+        await phases.wait_until_idle(cluster, every)
         metrics = await operator.metrics()
         operator.stop()
         first_peak = operator.peak
-        down = await phases.meddle(script, jobs, pods)
-        second = OperatorProcess(here, scratch, "operator-b")
-        restart = await phases.converged(here, second, script, down)
+        down = await phases.change_offline(script, jobs, pods)
+        second = OperatorProcess(cluster, scratch, "operator-b")
+        restart = await phases.measure_restart(cluster, second, script, down)
         _log.info("restart: %s", restart)
-        await phases.settle(here, every)
+        await phases.wait_until_idle(cluster, every)
         second.stop()
     return {
         "pods_made": made,
@@ -124,16 +127,20 @@ async def live(
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure and print; return 1 when a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object (it always does)")
     parser.add_argument("--jobs", type=int, default=200)
-    parser.add_argument("--pods", type=int, default=16, help="of each job, at least 6")
-    parser.add_argument("--seconds", type=float, default=60.0, help="length of the rest")
-    parser.add_argument("--every", type=float, default=10.0, help="seconds between two words of a coordinator")
-    parser.add_argument("--pairs", type=int, default=3, help="of floor and operator")
+    parser.add_argument("--pods", type=int, default=16, help="pods of each job, at least 6")
+    parser.add_argument("--seconds", type=float, default=60.0, help="length of the idle phase")
+    parser.add_argument(
+        "--every", type=float, default=10.0, help="seconds between two updates of status.run by one coordinator"
+    )
+    parser.add_argument("--pairs", type=int, default=3, help="pairs of floor and operator")
     parser.add_argument("--keep", action="store_true", help="also write benchmarks/results/operator.json")
+    time_limit.add_option(parser, TIMEOUT_SECONDS)
     options = parser.parse_args()
+    time_limit.limit("benchmarks.operator", options.timeout)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
     with tempfile.TemporaryDirectory(prefix="rljob-bench-") as scratch:
         measured = measure(options.jobs, options.pods, options.seconds, options.every, options.pairs, Path(scratch))

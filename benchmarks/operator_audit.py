@@ -1,4 +1,4 @@
-"""What the API server's audit log says of one user's writes: the benchmark measures from outside, by one clock."""
+"""Writes of one user, read from the API server's audit log, so that all times come from one clock."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ rules:
   verbs: [create, update, patch, delete, deletecollection]
 - level: None
 """
-"""Only writes of one user are logged, so that the log costs little, and the same for the floor as for the operator."""
+"""Logs the writes of one user only: the log then costs little, and equally much for the floor and the operator."""
 
 
 @dataclass(frozen=True)
 class Write:
-    """A write that was answered. Times are Unix seconds."""
+    """A completed write. Times are Unix seconds."""
 
     verb: str
     resource: str
@@ -37,17 +37,17 @@ class Write:
 
     @property
     def of_child(self) -> bool:
-        """Whether it is of an object that a job consists of."""
+        """Whether the object is a child of an RLJob."""
         return self.resource not in ("rljobs", "leases", "events") and not self.subresource
 
     @property
-    def at_rest(self) -> bool:
-        """Whether it would be too many at rest: every write but of the Lease."""
+    def forbidden_when_idle(self) -> bool:
+        """Whether an idle operator must not do this write: every write except to the Lease."""
         return self.resource != "leases"
 
 
 class AuditLog:
-    """The log, read on as it grows."""
+    """The audit log, read incrementally."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -55,7 +55,7 @@ class AuditLog:
         self.writes: list[Write] = []
 
     def read(self) -> list[Write]:
-        """Read what is new and return all writes so far."""
+        """Read new lines and return all writes so far."""
         if self._path.exists():
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -93,7 +93,7 @@ def _seconds(text: str) -> float:
 
 
 def counted(writes: list[Write]) -> dict[str, int]:
-    """Return how many writes there are by verb, kind and answer, the most first."""
+    """Return the number of writes by verb, resource and HTTP status, largest first."""
     found = Counter(
         f"{write.verb} {write.resource}{f'/{write.subresource}' if write.subresource else ''} {write.code}"
         for write in writes

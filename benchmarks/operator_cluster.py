@@ -1,4 +1,4 @@
-"""Where the operator's benchmark takes place: a control plane, the chart's rights, operators, and a client."""
+"""The cluster of the operator benchmark: a control plane, the RBAC of the chart, operator processes, and a client."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def camel(name: str) -> str:
-    """Return a Python name as JSON has it."""
+    """Return a snake_case name in camelCase."""
     first, *rest = name.split("_")
     return first + "".join(word.capitalize() for word in rest)
 
 
-class Place:
-    """A control plane of etcd and API server, in which RLJobs are known and the operator has the chart's rights."""
+class BenchmarkCluster:
+    """A control plane of etcd and API server with the CRDs and the RBAC of the chart installed."""
 
     def __init__(self, plane: ControlPlane, audit: Path) -> None:
         self.plane = plane
@@ -54,23 +54,23 @@ class Place:
 
     @property
     def operator_access(self) -> Access:
-        """The operator's own credentials: system:masters would pass the API server's queues by."""
+        """Credentials of the operator's ServiceAccount; system:masters would bypass the API server's flow control."""
         return from_kubeconfig(self.operator_kubeconfig)
 
     def namespaces(self, names: list[str]) -> None:
-        """Make namespaces in which pods can be made without controllers' help."""
+        """Create namespaces; they need no controller before pods can be created."""
         for name in names:
             self.plane.api.post("/api/v1/namespaces", {"metadata": {"name": name}})
 
     def start_controllers(self) -> None:
-        """Start what makes pods, binds them and plays their nodes."""
+        """Start the controllers, the scheduler and kwok, which simulates the nodes."""
         for name in LATER:
             self.plane.start(name)
 
 
 @contextlib.contextmanager
-def place(scratch: Path) -> Iterator[Place]:
-    """Yield a fresh place; ``scratch`` holds its audit log."""
+def benchmark_cluster(scratch: Path) -> Iterator[BenchmarkCluster]:
+    """Yield a fresh cluster; ``scratch`` holds its audit log."""
     scratch.mkdir(parents=True)
     policy, audit = scratch / "policy.yaml", scratch / "audit.log"
     policy.write_text(POLICY.format(user=f"system:serviceaccount:{NAMESPACE}:{ACCOUNT}"))
@@ -82,7 +82,7 @@ def place(scratch: Path) -> Iterator[Place]:
         plane.api.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
         plane.install([ROOT / "e2e" / "cluster" / "storage-class.yaml"])
         assert plane.api.exists(f"/apis/storage.k8s.io/v1/storageclasses/{STORAGE_CLASS}")
-        yield Place(plane, audit)
+        yield BenchmarkCluster(plane, audit)
 
 
 def _chart() -> list[dict[str, Any]]:
@@ -96,9 +96,9 @@ def _chart() -> list[dict[str, Any]]:
 
 
 class OperatorProcess:
-    """An operator as it runs in a pod, but outside of one."""
+    """An operator with the configuration that it has in a pod, run as a process of this machine."""
 
-    def __init__(self, where: Place, scratch: Path, identity: str) -> None:
+    def __init__(self, cluster: BenchmarkCluster, scratch: Path, identity: str) -> None:
         self.port = free_port("127.0.0.1")
         settings = {
             "cluster": {camel(key): value for key, value in asdict(CLUSTER).items()},
@@ -109,14 +109,14 @@ class OperatorProcess:
         config = scratch / f"{identity}.json"
         config.write_text(json.dumps(settings))
         command = [sys.executable, "-m", "rljob.operator.main", "--config", str(config)]
-        command += ["--kubeconfig", str(where.operator_kubeconfig)]
+        command += ["--kubeconfig", str(cluster.operator_kubeconfig)]
         environment = dict(os.environ) | {"POD_NAME": identity, "POD_NAMESPACE": NAMESPACE}
         self.process = Process(identity, command, scratch / f"{identity}.log", environment)
         self.peak = 0.0
-        """The most memory it ever held, in MiB, once it was stopped."""
+        """Peak resident memory in MiB, set by :meth:`stop`."""
 
     def cpu_seconds(self) -> float:
-        """Return the processor time that it has used."""
+        """Return the CPU time used so far."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
@@ -126,7 +126,11 @@ class OperatorProcess:
         return int(line.split()[1]) / 1024
 
     def stop(self) -> None:
-        """Tell it to end, as Kubernetes does, and wait until it has."""
+        """Send SIGTERM, as Kubernetes does, and wait for the exit.
+
+        Raises:
+            TimeoutError: the operator still runs after _STOP_SECONDS.
+        """
         if not self.running():
             return
         self.peak = self._peak_mib()
@@ -134,11 +138,13 @@ class OperatorProcess:
         deadline = time.monotonic() + _STOP_SECONDS
         while self.running():
             if time.monotonic() > deadline:
-                raise TimeoutError(f"the operator did not end:\n{tail(self.process.log)}")
+                raise TimeoutError(
+                    f"the operator did not exit within {_STOP_SECONDS:g} s of SIGTERM:\n{tail(self.process.log)}"
+                )
             time.sleep(0.02)
 
     def running(self) -> bool:
-        """Return whether it has not ended."""
+        """Return whether the process runs."""
         try:
             self.process.check()
         except RuntimeError:
@@ -146,19 +152,23 @@ class OperatorProcess:
         return True
 
     async def metrics(self) -> dict[str, float]:
-        """Return its metrics: name with labels → value."""
+        """Return the operator's metrics: name with labels → value."""
         async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{self.port}/metrics") as answer:
             lines = (await answer.text()).splitlines()
         pairs = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in pairs}
 
-    async def at_work(self, where: Place, seconds: float = 60.0) -> None:
-        """Wait until it holds the Lease."""
+    async def wait_for_lease(self, cluster: BenchmarkCluster, seconds: float = 60.0) -> None:
+        """Wait until the operator holds the Lease.
+
+        Raises:
+            TimeoutError: it does not within ``seconds``.
+        """
         path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{ACCOUNT}"
         deadline = time.monotonic() + seconds
         while True:
             self.process.check()
-            lease = where.plane.api.get_or_none(path) or {}
+            lease = cluster.plane.api.get_or_none(path) or {}
             if self.process.name in (lease.get("spec", {}).get("holderIdentity") or ""):
                 return
             if time.monotonic() > deadline:
@@ -166,8 +176,8 @@ class OperatorProcess:
             await asyncio.sleep(0.1)
 
 
-class RefusedError(Exception):
-    """The API server refused what the script wanted; ``code`` is HTTP's."""
+class RequestError(Exception):
+    """The API server rejected a request; ``code`` is the HTTP status."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -175,7 +185,7 @@ class RefusedError(Exception):
 
 
 class Script:
-    """What people and coordinators do in the benchmark, as administrator or in somebody's name."""
+    """A client for the actions of users and coordinators: as administrator, or impersonating a user."""
 
     def __init__(self, plane: ControlPlane) -> None:
         access = from_kubeconfig(plane.kubeconfig)
@@ -191,7 +201,19 @@ class Script:
     async def request(
         self, method: str, path: str, body: Any = None, kind: str = "json", user: str = "", **query: str
     ) -> Any:
-        """Do a request; ``kind`` of a patch: merge-patch+json, apply-patch+yaml; ``user``: in whose name."""
+        """Send a request and return the body of the response.
+
+        Args:
+            method: of HTTP.
+            path: below the API server's address.
+            body: sent as JSON.
+            kind: subtype of the content type; for a patch merge-patch+json or apply-patch+yaml.
+            user: user to impersonate.
+            query: parameters.
+
+        Raises:
+            RequestError: the status is 400 or more.
+        """
         headers = {**self._headers, "Content-Type": f"application/{kind}"}
         if user:
             headers["Impersonate-User"] = user
@@ -201,11 +223,11 @@ class Script:
         ) as answer:
             found = await answer.json(content_type=None)
             if answer.status >= 400:
-                raise RefusedError(answer.status, f"{method} {path}: {answer.status} {found.get('message')}")
+                raise RequestError(answer.status, f"{method} {path}: {answer.status} {found.get('message')}")
             return found
 
     async def watch(self, path: str, query: Mapping[str, str]) -> AsyncIterator[str]:
-        """Yield the types of a watch's events; of objects only the metadata is sent."""
+        """Yield the types of the events of a watch that requests only the metadata of objects."""
         partial = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
         timeout = aiohttp.ClientTimeout(total=None)
         async with self._session.get(

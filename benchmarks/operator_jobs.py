@@ -1,4 +1,4 @@
-"""The jobs of the operator's benchmark: what they are, what they are made of, and what their coordinators would say."""
+"""The RLJobs of the operator benchmark, their children, their changes, and the status that their coordinators write."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def name(index: int) -> str:
 
 
 def spec(pods: int) -> dict[str, Any]:
-    """Return the spec of a job of so many pods: coordinator, runner, two of a reward, trainer, engines."""
+    """Return the spec of a job with ``pods`` pods: coordinator, runner, two of a reward, trainer, engines."""
     assert pods >= 6, "a job has six pods at least: four of CPU roles, one trainer, one engine"
     trainers = max(1, (pods - 4) // 3)
     engines = pods - 4 - trainers
@@ -40,7 +40,7 @@ def spec(pods: int) -> dict[str, Any]:
 
 
 def manifest(index: int, pods: int, prefix: str = "bench") -> Object:
-    """Return an RLJob as it is applied."""
+    """Return the manifest of an RLJob."""
     return {
         "apiVersion": "rljob.dev/v1alpha1",
         "kind": "RLJob",
@@ -50,7 +50,7 @@ def manifest(index: int, pods: int, prefix: str = "bench") -> Object:
 
 
 def children(index: int, pods: int, uid: str, prefix: str) -> list[Object]:
-    """Return all objects of a job as the operator renders them, and the Secret of its tokens."""
+    """Return all children of a job as the operator renders them, and the Secret of its tokens."""
     job = RLJob.model_validate({**manifest(index, pods), "metadata": {"name": name(index)}})
     context = Context(cluster=CLUSTER, namespace=namespace(index, prefix), uid=uid)
     tokens = {role: secrets.token_hex(16) for role in (*TOKEN_ROLES, ALL_TOKENS)}
@@ -59,7 +59,13 @@ def children(index: int, pods: int, uid: str, prefix: str) -> list[Object]:
 
 
 def changed_spec(index: int, pods: int, how: str) -> dict[str, Any]:
-    """Return a merge patch of a job: ``more`` engines (a change of replicas), or another ``template`` (of objects)."""
+    """Return a merge patch of a job.
+
+    Args:
+        index: of the job.
+        pods: of the job.
+        how: ``more``: one more engine; any other text: an annotation of the runner's pod template.
+    """
     if how == "more":
         rollouts = spec(pods)["rollouts"]
         rollouts[0]["replicas"]["min"] += 1
@@ -68,7 +74,7 @@ def changed_spec(index: int, pods: int, how: str) -> dict[str, Any]:
 
 
 def run_status(index: int, pods: int, tick: int) -> dict[str, Any]:
-    """Return what a job's coordinator would apply to status.run at its ``tick``-th word: figures change each time."""
+    """Return the status.run that a coordinator applies in its ``tick``-th update; metrics differ between updates."""
     engines = spec(pods)["rollouts"][0]["replicas"]["min"]
     return {
         "state": "Running",

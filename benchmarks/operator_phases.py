@@ -1,4 +1,4 @@
-"""The phases of the operator's benchmark; :mod:`benchmarks.operator` puts them together."""
+"""The phases of the operator benchmark, called by :mod:`benchmarks.operator`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import random
 import statistics
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.operator_audit import Write, counted
-from benchmarks.operator_cluster import WORKERS, OperatorProcess, Place, RefusedError, Script
+from benchmarks.operator_cluster import WORKERS, BenchmarkCluster, OperatorProcess, RequestError, Script
 from benchmarks.operator_jobs import changed_spec, children, manifest, name, namespace, run_status
 from rljob.manifests.context import Object
 from rljob.operator.executor import AT_A_TIME
@@ -24,8 +24,8 @@ from rljob.operator.resources import BY_KIND, CHILDREN, RLJOBS, SECRETS
 
 SEED = 5
 SCRIPT_CONCURRENCY = 16
-QUIET = 1.2
-"""The operator is at rest when it has written nothing for so many rounds of the coordinators' words."""
+IDLE_PERIODS = 1.2
+"""The operator is idle when it has written nothing for this many periods of the coordinators' updates."""
 CHANGES_PER_SECOND = 5.0
 NODES = 20
 GPUS = 256
@@ -34,12 +34,14 @@ _SECONDS = 900.0
 _log = logging.getLogger("benchmark")
 
 
-async def floor(here: Place, jobs: int, pods: int, script: Script | None = None) -> dict[str, Any]:
-    """Make the objects of all jobs as the operator does, rendered beforehand; with ``script`` apply the jobs too."""
+async def measure_floor(
+    cluster: BenchmarkCluster, jobs: int, pods: int, script: Script | None = None
+) -> dict[str, Any]:
+    """Create the pre-rendered objects of all jobs as the operator does; with ``script`` also apply the jobs."""
     prefix = "bare" if script is None else "owned"
     rendered = enumerate([children(i, pods, str(uuid.uuid4()), prefix) for i in range(jobs)])
-    here.namespaces(sorted({namespace(i, prefix) for i in range(jobs)}))
-    async with Client(here.operator_access) as client:
+    cluster.namespaces(sorted({namespace(i, prefix) for i in range(jobs)}))
+    async with Client(cluster.operator_access) as client:
 
         async def make(bodies: Iterable[Object]) -> None:
             slots = asyncio.Semaphore(AT_A_TIME)
@@ -62,7 +64,7 @@ async def floor(here: Place, jobs: int, pods: int, script: Script | None = None)
         async with asyncio.TaskGroup() as group:
             for _ in range(WORKERS):
                 group.create_task(worker())
-    return _made(here, start, jobs * len(children(0, pods, "", prefix)))
+    return _made(cluster, start, jobs * len(children(0, pods, "", prefix)))
 
 
 async def _apply(script: Script, job: Object) -> None:
@@ -71,24 +73,24 @@ async def _apply(script: Script, job: Object) -> None:
 
 
 def _stage(kind: str) -> int:
-    """Return when an object is made, as the executor does: a binding after its role, what pods follow from last."""
+    """Return the executor's stage of a kind: 1 for what needs an object of stage 0, 2 for what creates pods."""
     return 2 if RESOURCES[kind].pods else int(kind in ("RoleBinding", "Secret"))
 
 
-def _made(here: Place, start: float, expected: int) -> dict[str, Any]:
-    stored = here.audit.since(start, lambda write: write.of_child and write.verb == "create" and write.code == 201)
-    assert len(stored) == expected, f"{len(stored)} objects were stored, and not {expected}"
+def _made(cluster: BenchmarkCluster, start: float, expected: int) -> dict[str, Any]:
+    stored = cluster.audit.since(start, lambda write: write.of_child and write.verb == "create" and write.code == 201)
+    assert len(stored) == expected, f"{len(stored)} objects were stored instead of {expected}"
     seconds = max(write.answered for write in stored) - start
     return {
         "objects": expected,
         "seconds": round(seconds, 2),
         "objects_per_second": round(expected / seconds, 1),
-        "writes": counted(here.audit.since(start)),
+        "writes": counted(cluster.audit.since(start)),
     }
 
 
-async def create(here: Place, script: Script, jobs: int, pods: int) -> dict[str, Any]:
-    """Apply all jobs and wait until the operator has made all that they consist of."""
+async def measure_create(cluster: BenchmarkCluster, script: Script, jobs: int, pods: int) -> dict[str, Any]:
+    """Apply all jobs and wait until the operator has created all children."""
     expected = sum(len(children(i, pods, str(uuid.uuid4()), "bench")) for i in range(jobs))
     queue = iter(range(jobs))
 
@@ -103,20 +105,20 @@ async def create(here: Place, script: Script, jobs: int, pods: int) -> dict[str,
     applied = time.time() - start
 
     def stored() -> int:
-        return len(here.audit.since(start, lambda write: write.of_child and write.code == 201))
+        return len(cluster.audit.since(start, lambda write: write.of_child and write.code == 201))
 
     await _until(
-        lambda: stored() >= expected, f"{expected} objects to be stored", lambda: counted(here.audit.since(start))
+        lambda: stored() >= expected, f"{expected} objects to be stored", lambda: counted(cluster.audit.since(start))
     )
-    await asyncio.sleep(2.0)  # nothing more is to come
-    return {**_made(here, start, expected), "apply_seconds": round(applied, 2)}
+    await asyncio.sleep(2.0)  # so that surplus objects would be counted
+    return {**_made(cluster, start, expected), "apply_seconds": round(applied, 2)}
 
 
-async def start_pods(here: Place, script: Script, pods: int) -> dict[str, Any]:
-    """Start controllers, scheduler and nodes; wait until all pods run."""
+async def measure_start_pods(cluster: BenchmarkCluster, script: Script, pods: int) -> dict[str, Any]:
+    """Start controllers, scheduler and nodes; measure the time until all pods run."""
     start = time.time()
-    here.start_controllers()
-    here.plane.nodes(NODES, gpus=GPUS, cpu="4096", memory="64Ti")
+    cluster.start_controllers()
+    cluster.plane.nodes(NODES, gpus=GPUS, cpu="4096", memory="64Ti")
     running = 0
     async with asyncio.timeout(_SECONDS):
         async for kind in script.watch("/api/v1/pods", {"fieldSelector": "status.phase=Running"}):
@@ -128,10 +130,10 @@ async def start_pods(here: Place, script: Script, pods: int) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def coordinators(script: Script, jobs: int, pods: int, every: float) -> AsyncIterator[None]:
-    """Apply status.run of every job each ``every`` seconds, evenly, as their coordinators do."""
+async def simulate_coordinators(script: Script, jobs: int, pods: int, every: float) -> AsyncIterator[None]:
+    """Apply status.run of every job every ``every`` seconds, evenly spread in time, as coordinators do."""
 
-    async def speak() -> None:
+    async def update_status() -> None:
         start, n = time.monotonic(), 0
         while True:
             await asyncio.sleep(max(0.0, start + n * every / jobs - time.monotonic()))
@@ -147,12 +149,12 @@ async def coordinators(script: Script, jobs: int, pods: int, every: float) -> As
             manager = {"fieldManager": "rljob-coordinator", "force": "true"}
             try:
                 await script.request("PATCH", path, body, "apply-patch+yaml", user, **manager)
-            except RefusedError as error:
+            except RequestError as error:
                 if error.code != 403:  # its Role may be among the children that were deleted
                     raise
             n += 1
 
-    task = asyncio.create_task(speak())
+    task = asyncio.create_task(update_status())
     try:
         yield
         if task.done():
@@ -163,30 +165,30 @@ async def coordinators(script: Script, jobs: int, pods: int, every: float) -> As
             await task
 
 
-async def settle(here: Place, every: float) -> float:
-    """Wait until the operator writes no more, and return after how many seconds it wrote last."""
+async def wait_until_idle(cluster: BenchmarkCluster, every: float) -> float:
+    """Wait until the operator is idle; return the seconds from the call to its last write."""
     start = time.time()
 
     def last() -> float:
-        return max([start, *(write.answered for write in here.audit.since(start, _not_lease))])
+        return max([start, *(write.answered for write in cluster.audit.since(start, _not_lease))])
 
-    def said() -> dict[str, int]:
-        return counted(here.audit.since(time.time() - QUIET * every, _not_lease))
+    def recent_writes() -> dict[str, int]:
+        return counted(cluster.audit.since(time.time() - IDLE_PERIODS * every, _not_lease))
 
-    await _until(lambda: time.time() - last() > QUIET * every, "the operator to be at rest", said)
+    await _until(lambda: time.time() - last() > IDLE_PERIODS * every, "the operator to be idle", recent_writes)
     return last() - start
 
 
 def _not_lease(write: Write) -> bool:
-    return write.at_rest
+    return write.forbidden_when_idle
 
 
-async def rest(here: Place, operator: OperatorProcess, seconds: float) -> dict[str, Any]:
-    """Measure what the operator writes and computes while nothing is to be done."""
+async def measure_rest(cluster: BenchmarkCluster, operator: OperatorProcess, seconds: float) -> dict[str, Any]:
+    """Measure writes and CPU time of the operator for ``seconds`` in which nothing changes."""
     start, used = time.time(), operator.cpu_seconds()
     await asyncio.sleep(seconds)
     wall, used = time.time() - start, operator.cpu_seconds() - used
-    writes = here.audit.since(start, _not_lease)
+    writes = cluster.audit.since(start, _not_lease)
     return {
         "seconds": round(wall, 1),
         "writes": counted(writes),
@@ -195,8 +197,8 @@ async def rest(here: Place, operator: OperatorProcess, seconds: float) -> dict[s
     }
 
 
-async def changes(here: Place, script: Script, jobs: int, pods: int) -> dict[str, Any]:
-    """Change every spec once, evenly in time: engines of one job, a template of the next."""
+async def measure_changes(cluster: BenchmarkCluster, script: Script, jobs: int, pods: int) -> dict[str, Any]:
+    """Change every spec once at a constant rate, in turn replicas and a pod template; measure the time to the child."""
     sent: dict[int, float] = {}
     stored = []
     begin = time.monotonic()
@@ -209,7 +211,7 @@ async def changes(here: Place, script: Script, jobs: int, pods: int) -> dict[str
         )
         stored.append(time.time() - sent[i])
     await asyncio.sleep(5.0)
-    first = {i: _first_write(here, i, since) for i, since in sent.items()}
+    first = {i: _first_child_write(cluster, i, since) for i, since in sent.items()}
     waits = sorted((write.answered - sent[i] if write else math.inf) for i, write in first.items())
     p99 = waits[math.ceil(0.99 * len(waits)) - 1]
     return {
@@ -223,23 +225,23 @@ async def changes(here: Place, script: Script, jobs: int, pods: int) -> dict[str
 
 
 def _finite(seconds: float) -> float:
-    """Return what JSON can hold: a day stands for never."""
+    """Return seconds as finite JSON: a day stands for never."""
     return round(min(seconds, 86_400.0), 3)
 
 
-def _first_write(here: Place, i: int, since: float) -> Write | None:
+def _first_child_write(cluster: BenchmarkCluster, i: int, since: float) -> Write | None:
     def of_job(write: Write) -> bool:
         return write.of_child and write.namespace == namespace(i) and write.name.startswith(f"{name(i)}-")
 
-    return min(here.audit.since(since, of_job), key=lambda write: write.answered, default=None)
+    return min(cluster.audit.since(since, of_job), key=lambda write: write.answered, default=None)
 
 
 @dataclass(frozen=True)
-class Meddled:
-    """What was done behind the operator's back, and what there was before."""
+class OfflineChanges:
+    """Changes made while no operator ran, and the children before them."""
 
     before: frozenset[tuple[str, str, str]]
-    """Kind, namespace and name of all children; of trainers' Jobs without the attempt."""
+    """(kind, namespace, name) of all children; the name of a trainer's Job without the number of its attempt."""
     deleted: int
     changed: tuple[int, ...]
     """Jobs whose spec was changed."""
@@ -257,10 +259,10 @@ def _without_attempts(found: Iterable[tuple[str, str, str]]) -> frozenset[tuple[
     return frozenset((k, ns, n.rpartition("-")[0] if k == "Job" and "-trainer-" in n else n) for k, ns, n in found)
 
 
-async def meddle(script: Script, jobs: int, pods: int) -> Meddled:
-    """Delete a twentieth of the children and change a twentieth of the specs."""
+async def change_offline(script: Script, jobs: int, pods: int) -> OfflineChanges:
+    """Delete 5 % of the children and change 5 % of the specs."""
     found = await _children(script)
-    # A claim in use is not gone until its pods are; a Secret the operator never looks at again.
+    # A claim in use is deleted only after its pods, and the operator does not watch Secrets.
     candidates = sorted(child for child in found if child[0] != "PersistentVolumeClaim")
     chosen = random.Random(SEED).sample(candidates, max(1, len(found) // 20))
     for kind, where, what in chosen:
@@ -269,14 +271,16 @@ async def meddle(script: Script, jobs: int, pods: int) -> Meddled:
     for i in changed:
         patch = changed_spec(i, pods, "second")
         await script.request("PATCH", RLJOBS.path(namespace(i), name(i)), patch, "merge-patch+json")
-    return Meddled(_without_attempts(found), len(chosen), changed)
+    return OfflineChanges(_without_attempts(found), len(chosen), changed)
 
 
-async def converged(here: Place, operator: OperatorProcess, script: Script, done: Meddled) -> dict[str, Any]:
-    """Wait until all is as it shall be again, and return how long after the operator's start that was."""
+async def measure_restart(
+    cluster: BenchmarkCluster, operator: OperatorProcess, script: Script, done: OfflineChanges
+) -> dict[str, Any]:
+    """Measure the time from the operator's start until all children exist again and all changes are applied."""
     start = time.time()
 
-    async def wanting() -> list[str]:
+    async def missing_objects() -> list[str]:
         missing = done.before - _without_attempts(await _children(script))
         listed = await script.request("GET", RLJOBS.path())
         unseen = [
@@ -284,16 +288,16 @@ async def converged(here: Place, operator: OperatorProcess, script: Script, done
             for job in listed["items"]
             if job["status"].get("observedGeneration") != job["metadata"]["generation"]
         ]
-        unchanged = [name(i) for i in done.changed if _first_write(here, i, start) is None]
+        unchanged = [name(i) for i in done.changed if _first_child_write(cluster, i, start) is None]
         return [*(f"{kind} {where}/{what}" for kind, where, what in sorted(missing)), *unseen, *unchanged]
 
     async with asyncio.timeout(_SECONDS):
-        while left := await wanting():
+        while left := await missing_objects():
             if not operator.running():
                 operator.process.check()
-            _log.info("%d not as they shall be yet, such as %s", len(left), left[0])
+            _log.info("%d objects missing or out of date, for example %s", len(left), left[0])
             await asyncio.sleep(1.0)
-    writes = here.audit.since(start, _not_lease)
+    writes = cluster.audit.since(start, _not_lease)
     last = max(write.answered for write in writes if write.of_child)
     return {
         "deleted": done.deleted,
@@ -305,9 +309,9 @@ async def converged(here: Place, operator: OperatorProcess, script: Script, done
     }
 
 
-async def _until(holds: Any, what: str, said: Any) -> None:
+async def _until(holds: Callable[[], bool], what: str, writes: Callable[[], object]) -> None:
     deadline = time.monotonic() + _SECONDS
     while not holds():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: not within {_SECONDS:g} s; writes: {said()}")
+            raise TimeoutError(f"{what}: not within {_SECONDS:g} s; writes: {writes()}")
         await asyncio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""What every benchmark prints: one JSON object of figures and targets."""
+"""The output of every benchmark: one JSON object of figures and targets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COMPARISONS = {">=": operator.ge, "<=": operator.le}
 
 
 def target(value: float, comparison: str, bound: float) -> dict[str, Any]:
-    """Return a target: what was reached, what is asked, and whether it holds."""
+    """Return a target: the value reached, the bound, and whether the value meets it."""
     return {"value": value, "target": bound, "holds": bool(COMPARISONS[comparison](value, bound))}
 
 
@@ -26,7 +26,7 @@ def report(name: str, figures: dict[str, Any], targets: dict[str, Any], keep: bo
 
 
 def cpu() -> str:
-    """Return the processor's features that decide about speed here."""
+    """Return the architecture of the CPU and its widest vector extension."""
     try:
         flags = Path("/proc/cpuinfo").read_text()
     except OSError:

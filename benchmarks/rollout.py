@@ -1,13 +1,16 @@
-"""Tokens per second through rljob, against the same vLLM server driven directly.
+"""Tokens per second through rljob, compared with direct requests to the same vLLM server.
 
-    python -m benchmarks.rollout --json [--cells 64x32,512x256] [--repeats 3] [--keep]
+    python -m benchmarks.rollout --json [--cells 64x32,512x256] [--repeats 3] [--keep] [--timeout SECONDS]
 
-For each cell (answer length × concurrency) the parts of a job run as with ``rljob run``, except that this program is
-the trainer: it sends weights, takes each batch and does nothing with it. At α = 0 nothing is generated while it holds
-a batch, and in that pause it sends the same prompts, seeds and lengths to the same server with a minimal aiohttp
-client of the same concurrency. So both sides alternate on one server. A batch through rljob is timed from the first
-dispatch to the last completion taken (the coordinator's own stopwatch); every sample is also recorded in the ledger,
-fsynced, decoded and scored by the reward service while that goes on. The first pair is a warm-up and not counted.
+For each cell (response length × concurrency) the components of a job run as with ``rljob run``, except for the trainer:
+this program takes its place, sends weights, receives each batch and does not train. At α = 0 nothing is generated while
+the trainer holds a batch. In this pause the program sends the same prompts, seeds and lengths to the same server with a
+minimal aiohttp client of the same concurrency, so rljob and direct requests alternate on one server. The time of a
+batch through rljob is from the first dispatch to the last completion (a counter of the coordinator); it includes
+recording every sample in the ledger with fsync, decoding, and scoring by the reward service. The first pair is a
+warm-up and not counted.
+
+The benchmark fails when a component exits, and when the time of --timeout is over.
 """
 
 from __future__ import annotations
@@ -22,50 +25,49 @@ import socket
 import statistics
 import sys
 import tempfile
-import time
-from array import array
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
-import msgspec
 import torch
-import zstandard
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from benchmarks import time_limit
 from benchmarks.report import report, target
+from benchmarks.rollout_direct import DirectClient, find_server, make_requests
+from benchmarks.rollout_trainer import IdleTrainer
 from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
 from rljob.local import plan, processes
 from rljob.local.plan import Surroundings
-from rljob.protocol import messages as m
-from rljob.protocol.link import Link
 from rljob.protocol.status import decode_status
-from rljob.scheduling.seeds import derive
 from rljob.trainer.example_model import train_tokenizer
-from rljob.trainer.weights import WeightSender, describe
 
+T = TypeVar("T")
+
+TIMEOUT_SECONDS = 7200.0
 SEED = 5
 GROUP = 8
-END = 319
+END = 319  # id of the end token
 CELLS = [(length, concurrency) for length in (64, 512) for concurrency in (32, 128, 256)]
 TOKENS_PER_BATCH = {64: 32_768, 512: 65_536}
 ROLES = ("agent", "trainer", "runner")
 
 
-def samples_of(length: int, concurrency: int) -> int:
-    """Return the samples of a batch: at least two waves, and some seconds of work."""
+def samples_per_batch(length: int, concurrency: int) -> int:
+    """Return the number of samples: at least twice the concurrency, and TOKENS_PER_BATCH."""
     return max(2 * concurrency, TOKENS_PER_BATCH[length] // length) // GROUP * GROUP
 
 
 def manifest(length: int, concurrency: int, repeats: int) -> RLJob:
-    """Return the job of one cell."""
+    """Return the job of one cell; ``repeats`` is the number of counted batches."""
     spec = {
         "seed": SEED,
         "models": [{"name": "policy", "source": "job://model"}],
         "training": {
             "steps": repeats + 5,
-            "promptsPerStep": samples_of(length, concurrency) // GROUP,
+            "promptsPerStep": samples_per_batch(length, concurrency) // GROUP,
             "samplesPerPrompt": GROUP,
             "maxStaleness": 0,
         },
@@ -84,10 +86,10 @@ def manifest(length: int, concurrency: int, repeats: int) -> RLJob:
 
 
 def make_model(directory: Path) -> Qwen2ForCausalLM:
-    """Write the quickstart's architecture with random weights under which it never ends by itself.
+    """Write a model of the quickstart's architecture with random weights that never generates the end token.
 
-    The first hidden dimension is 1 for every token and no layer writes to it; the end's output row is far below zero
-    there, so every answer is as long as it may be.
+    The first hidden dimension is 1 for every token and no layer writes to it. The output row of the end token is far
+    below zero in this dimension, so every response has the maximum length.
     """
     torch.manual_seed(SEED)
     config = Qwen2Config(
@@ -118,113 +120,11 @@ def make_model(directory: Path) -> Qwen2ForCausalLM:
     return model
 
 
-class IdleTrainer:
-    """A trainer that publishes its weights and hands every batch to ``on_batch``."""
-
-    def __init__(self, url: str, token: str, model: Qwen2ForCausalLM, job: RLJob) -> None:
-        sync = job.spec.weight_sync
-        self._url, self._token = url, token
-        self._weights = [(name, tensor.detach().clone()) for name, tensor in model.named_parameters()]
-        self._sender = WeightSender("127.0.0.1", sync.bucket_bytes, sync.timeout_seconds, "gloo")
-        self._step, self._incarnation = 0, 0
-        self._link = Link(url, "trainer", token, m.ToTrainer, self._register)
-
-    def _register(self) -> list[Any]:
-        return [m.RegisterTrainer("idle", self._incarnation, self._step)]
-
-    async def batches(self) -> Any:
-        """Yield (step, shard) of each batch; the next is asked for when the caller comes back."""
-        async for message in self._link.messages():
-            if isinstance(message, m.TrainerRegistered):
-                self._incarnation = message.incarnation
-            elif isinstance(message, m.SendWeights):
-                for engine in message.engines:
-                    await self._send(message.update, engine)
-            elif isinstance(message, m.Train):
-                yield message.step, await self._pull(message)
-                self._step = message.step + 1
-                self._link.send(m.StepDone(self._incarnation, message.step, {}))
-            elif isinstance(message, m.Checkpoint):
-                self._link.send(m.Checkpointed(self._incarnation, message.step, "checkpoints/none"))
-
-    async def _send(self, update: int, engine: m.EngineTarget) -> None:
-        group = self._sender.open(engine.engine, engine.fresh)
-        place = (group.group, group.address, group.port, group.world_size, "gloo")
-        probe = m.Probe([], [], 1e-4)
-        self._link.send(
-            m.WeightsReady(self._incarnation, update, engine.engine, *place, describe(self._weights), probe)
-        )
-        digest = await asyncio.to_thread(self._sender.send, engine.engine, self._weights)
-        self._link.send(m.WeightsSent(self._incarnation, update, engine.engine, digest, 0.0, ""))
-
-    async def _pull(self, train: m.Train) -> list[m.SampleTokens]:
-        url = f"{self._url}/v1/batches/{train.step}/shards/0?of=1&incarnation={self._incarnation}"
-        headers = {"Authorization": f"Bearer {self._token}"}
-        async with aiohttp.ClientSession(headers=headers) as session, session.get(url) as response:
-            response.raise_for_status()
-            return msgspec.msgpack.decode(zstandard.decompress(await response.read()), type=list[m.SampleTokens])
-
-
-class DirectClient:
-    """The same requests by the shortest way: no rljob between."""
-
-    def __init__(self, url: str, key: str, concurrency: int) -> None:
-        self._url, self._key, self._concurrency = f"{url}/inference/v1/generate", key, concurrency
-
-    async def run(self, requests: list[dict[str, Any]]) -> tuple[float, int]:
-        """Send all requests; return seconds and tokens received."""
-        waiting, tokens = iter(requests), 0
-        headers = {"Authorization": f"Bearer {self._key}"}
-
-        async def work() -> None:
-            nonlocal tokens
-            for request in waiting:
-                async with session.post(self._url, json=request) as response:
-                    reply = json.loads(await response.read())
-                    tokens += len(reply["choices"][0]["token_ids"])
-
-        async with aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(limit=0)) as session:
-            began = time.perf_counter()
-            await asyncio.gather(*(work() for _ in range(self._concurrency)))
-            return time.perf_counter() - began, tokens
-
-
-def requests_of(samples: list[m.SampleTokens], length: int, tag: str) -> list[dict[str, Any]]:
-    """Return the batch's requests as the engine got them."""
-    requests = []
-    for sample in sorted(samples, key=lambda s: [int(part) for part in s.sample[1:].split(".")]):
-        prompt = array("i", sample.token_ids).tolist()[: -sum(sample.loss_mask)]
-        sampling = {
-            "temperature": 1.0,
-            "max_tokens": length,
-            "stop_token_ids": [END],
-            "ignore_eos": True,
-            "seed": derive(SEED, sample.sample, 0, 0),
-            "logprobs": 0,
-            "detokenize": False,
-        }
-        requests.append({"request_id": f"{tag}-{sample.sample}", "token_ids": prompt, "sampling_params": sampling})
-    return requests
-
-
-async def generating(url: str) -> tuple[float, float]:
-    """Return the coordinator's stopwatch: seconds in which engines had work; and now."""
+async def seconds_generating(url: str) -> float:
+    """Return the coordinator's counter of seconds in which engines had requests."""
     async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/status") as response:
         status = decode_status(await response.read())
-    return next(metric.value for metric in status.metrics if metric.name == "seconds_generating"), time.perf_counter()
-
-
-def server_of(agent: int) -> tuple[str, str]:
-    """Return address and key of the engine server that the agent started."""
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            if entry.name.isdigit() and int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == agent:
-                arguments = (entry / "cmdline").read_bytes().decode().split("\0")
-                variables = dict(
-                    v.split("=", 1) for v in (entry / "environ").read_bytes().decode().split("\0") if "=" in v
-                )
-                return f"http://127.0.0.1:{arguments[arguments.index('--port') + 1]}", variables["VLLM_API_KEY"]
-    raise RuntimeError("the agent's engine server was not found")
+    return next(metric.value for metric in status.metrics if metric.name == "seconds_generating")
 
 
 async def measure(length: int, concurrency: int, repeats: int) -> dict[str, Any]:
@@ -237,19 +137,47 @@ async def measure(length: int, concurrency: int, repeats: int) -> dict[str, Any]
         (storage / "job.json").write_text(job.model_dump_json(by_alias=True))
         tokens = {role: secrets.token_urlsafe(16) for role in ROLES}
         (storage / "tokens.json").write_text(json.dumps(tokens))
-        here = Surroundings(storage, _free_ports(plan.servers(job)), tokens)
-        commands = [command for command in plan.parts(job, here) if command.name != "trainer"]
-        parts = {command.name: await processes.start(command, storage) for command in commands}
+        context = Surroundings(storage, _free_ports(plan.servers(job)), tokens)
+        commands = [command for command in plan.parts(job, context) if command.name != "trainer"]
+        started: dict[str, asyncio.subprocess.Process] = {}
+        trainer = IdleTrainer(context.coordinator_url, tokens["trainer"], model, job)
         try:
-            trainer = IdleTrainer(here.coordinator_url, tokens["trainer"], model, job)
-            return await _pairs(
-                trainer, here.coordinator_url, parts["rollout-main-0"].pid, length, concurrency, repeats
-            )
+            for command in commands:
+                started[command.name] = await processes.start(command, storage)
+            agent = started["rollout-main-0"].pid
+            pairs = _pairs(trainer, context.coordinator_url, agent, length, concurrency, repeats)
+            return await fail_on_exit(pairs, started, storage)
         finally:
-            for process in parts.values():
-                if process.returncode is None:
-                    process.terminate()
-            await asyncio.gather(*(process.wait() for process in parts.values()))
+            await trainer.close()
+            await asyncio.gather(*(processes.end(process, asyncio.Event()) for process in started.values()))
+
+
+async def fail_on_exit(
+    work: Coroutine[Any, Any, T], started: Mapping[str, asyncio.subprocess.Process], directory: Path
+) -> T:
+    """Return the result of ``work``, during which no component may exit.
+
+    Args:
+        work: what to await.
+        started: name → process of each component.
+        directory: of the run, for the logs.
+
+    Raises:
+        RuntimeError: a component has exited; the message ends with the last lines of its log.
+    """
+    task = asyncio.create_task(work)
+    exits = {asyncio.create_task(process.wait()): name for name, process in started.items()}
+    try:
+        await asyncio.wait({task, *exits}, return_when=asyncio.FIRST_COMPLETED)
+        for exited, name in exits.items():
+            if exited.done() and not task.done():
+                how = processes.describe_exit(exited.result())
+                raise RuntimeError(f"{name} {how}; {processes.tail(processes.log_path(directory, name))}")
+        return await task
+    finally:
+        for pending in (task, *exits):
+            pending.cancel()
+        await asyncio.gather(task, *exits, return_exceptions=True)
 
 
 async def _pairs(
@@ -257,20 +185,21 @@ async def _pairs(
 ) -> dict[str, Any]:
     through, direct = [], []
     before = 0.0
-    async for step, samples in trainer.batches():
-        after, _ = await generating(url)
-        generated = sum(sum(sample.loss_mask) for sample in samples)
-        assert generated == length * len(samples), "an answer ended early"
-        client = DirectClient(*server_of(agent), concurrency)
-        seconds, received = await client.run(requests_of(samples, length, f"direct-{step}"))
-        assert received == generated
-        if step > 0:
-            through.append(generated / (after - before))
-            direct.append(received / seconds)
-            sys.stderr.write(f"{length}x{concurrency}: {through[-1]:.0f} through rljob, {direct[-1]:.0f} direct\n")
-        before = after
-        if step == repeats:
-            break
+    async with contextlib.aclosing(trainer.batches()) as batches:
+        async for step, samples in batches:
+            after = await seconds_generating(url)
+            generated = sum(sum(sample.loss_mask) for sample in samples)
+            assert generated == length * len(samples), "a response ended early"
+            client = DirectClient(*find_server(agent), concurrency)
+            seconds, received = await client.run(make_requests(samples, length, SEED, END, f"direct-{step}"))
+            assert received == generated
+            if step > 0:
+                through.append(generated / (after - before))
+                direct.append(received / seconds)
+                sys.stderr.write(f"{length}x{concurrency}: {through[-1]:.0f} through rljob, {direct[-1]:.0f} direct\n")
+            before = after
+            if step == repeats:
+                break
     return {
         "rljob_tokens_per_second": statistics.median(through),
         "direct_tokens_per_second": statistics.median(direct),
@@ -293,7 +222,9 @@ def main() -> None:
     parser.add_argument("--cells", help="cells as LENGTHxCONCURRENCY, comma-separated")
     parser.add_argument("--repeats", type=int, default=3, help="counted pairs of each cell")
     parser.add_argument("--keep", action="store_true", help="write benchmarks/results/rollout.json")
+    time_limit.add_option(parser, TIMEOUT_SECONDS)
     options = parser.parse_args()
+    time_limit.limit("benchmarks.rollout", options.timeout)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     cells = CELLS
     if options.cells:

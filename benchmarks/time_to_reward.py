@@ -1,11 +1,11 @@
-"""Seconds until the quickstart's model is right three times out of four, and where they go.
+"""Seconds until the model of the quickstart answers three of four problems correctly, by activity.
 
-    python -m benchmarks.time_to_reward --json [--seeds 1,2,3] [--keep]
+    python -m benchmarks.time_to_reward --json [--seeds 1,2,3] [--keep] [--timeout SECONDS]
 
-Runs `rljob run examples/quickstart.yaml` once for each seed, as `make quickstart SEED=n` does, and reads the run's own
-records. `seconds_to_0_75` ends with the first step at which the mean reward of the last ten batches (sampled answers to
-training problems not seen before) is at least 0.75; null when that never happens. Generating, training, updating
-weights and the trainer's waiting overlap, so they do not add up to the run.
+Runs `rljob run examples/quickstart.yaml` once for each seed, as `make quickstart SEED=n` does, and reads the files of
+the run. `seconds_to_0_75` is the time of the first step at which the mean reward of the last ten batches (sampled
+answers to new training problems) is at least 0.75; null when no step reaches it. Generation, training, weight updates
+and the trainer's waiting overlap, so their times do not add up to the time of the run.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks import time_limit
 from benchmarks.report import report, target
 from rljob.protocol.status import RunStatus, decode_status
 
+TIMEOUT_SECONDS = 3600.0
 WINDOW = 10
 GOAL = 0.75
 QUICKSTART = Path(__file__).parents[1] / "examples/quickstart.yaml"
@@ -31,7 +33,11 @@ ACTIVITIES = ("generating", "training", "updating_weights", "trainer_waiting")
 
 
 def run(seed: int, directory: Path) -> float:
-    """Run the quickstart; return its seconds."""
+    """Run the quickstart; return its time in seconds.
+
+    Raises:
+        subprocess.CalledProcessError: the run failed.
+    """
     command = [sys.executable, "-m", "rljob.cli.main", "run", str(QUICKSTART), "--set", f"spec.seed={seed}"]
     began = time.perf_counter()
     subprocess.run([*command, "--run-dir", str(directory), "--no-screen"], check=True, stdout=sys.stderr)
@@ -88,7 +94,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON (there is no other format)")
     parser.add_argument("--seeds", default="1,2,3", help="comma-separated")
     parser.add_argument("--keep", action="store_true", help="write benchmarks/results/time_to_reward.json")
+    time_limit.add_option(parser, TIMEOUT_SECONDS)
     options = parser.parse_args()
+    time_limit.limit("benchmarks.time_to_reward", options.timeout)
     runs = {}
     with tempfile.TemporaryDirectory(prefix="rljob-bench-") as folder:
         for seed in (int(seed) for seed in options.seeds.split(",")):

@@ -1,7 +1,9 @@
-"""The twenty faults that matter most, with everything real: `rljob run`, vLLM, the FSDP trainer. Prints a table.
+"""The most important faults, injected into a real run: `rljob run`, vLLM, the FSDP trainer. Prints a table.
 
-python -m e2e.soak [--json] [NAME...]. One run suffers all of them, one after the other; it must go on after each, end
-well, and pass its audit. --json also writes benchmarks/results/soak.json.
+    python -m e2e.soak [--json] [--model DIRECTORY] [--timeout SECONDS] [NAME...]
+
+All faults are injected into one run, one after the other. The run must apply another batch after each fault, finish
+with exit code 0 and pass its audit. --json also writes benchmarks/results/soak.json.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Any
 
 import yaml
 
+from benchmarks import time_limit
 from benchmarks.report import report, target
 from e2e.faults import disk
 from e2e.faults.proxy import Moment, Proxy, Trigger
@@ -30,13 +33,14 @@ from rljob.coordinator.audit import audit
 from rljob.protocol import messages as m
 from rljob.trainer.example_model import Recipe, build
 
+TIMEOUT_SECONDS = 5400.0
 HANG_SECONDS = 5.0
 FULL_SECONDS = 5.0
-PATIENCE_SECONDS = 180.0
+CASE_TIMEOUT_SECONDS = 180.0
 DISK_BYTES = 256 << 20
 STEPS_PER_CASE = 3
 NAMESPACE = "RLJOB_SOAK_NAMESPACE"
-PARTS = {"agent": "rollout-main-0", "reward": "reward-sums"}  # what they are called in a run, where that differs
+COMPONENTS = {"agent": "rollout-main-0", "reward": "reward-sums"}  # victim → component, where the names differ
 
 CASES = [
     ("kill", "server", "generation", Moment("agent", "Generate", "after")),
@@ -75,7 +79,7 @@ SUMS: dict[str, Any] = {
 
 @dataclass
 class Outcome:
-    """What came of a case: seconds from the fault to the next batch applied."""
+    """The result of a case: ``seconds`` from the fault to the next applied batch; ``problem`` is empty on success."""
 
     case: str
     seconds: float
@@ -83,12 +87,12 @@ class Outcome:
 
 
 def name_of(fault: str, victim: str, phase: str, moment: Moment) -> str:
-    """Return the case's name."""
+    """Return the name of the case."""
     return f"{fault}-{victim}-{phase}-{moment.when}-{moment.message}"
 
 
 def write_manifest(path: Path, model: Path, steps: int) -> None:
-    """Write the job that suffers."""
+    """Write the manifest of the run."""
     spec = {
         "seed": 7,
         "models": [{"name": "policy", "source": str(model)}],
@@ -105,8 +109,8 @@ def write_manifest(path: Path, model: Path, steps: int) -> None:
     path.write_text(yaml.safe_dump(job))
 
 
-class RunEndedError(Exception):
-    """The run ended before all cases had happened."""
+class RunExitedError(Exception):
+    """The run exited before all cases were done."""
 
 
 class Soak:
@@ -119,11 +123,11 @@ class Soak:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.applied = 0
-        self._news = asyncio.Event()
-        self.proxy = Proxy("http://127.0.0.1:1", {"sums": "http://127.0.0.1:1"}, self._hear)
+        self._batch_applied = asyncio.Event()
+        self.proxy = Proxy("http://127.0.0.1:1", {"sums": "http://127.0.0.1:1"}, self._on_message)
 
     async def run(self, manifest: Path, cases: list[tuple[str, str, str, Moment]]) -> list[Outcome]:
-        """Start the run, let all cases happen, and see it to its end."""
+        """Start the run, run all cases, and wait for the run's exit; return the outcome of each."""
         outcomes = []
         async with self.proxy:
             with self.directory.with_suffix(".out").open("wb") as out:
@@ -131,67 +135,69 @@ class Soak:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable, *command, "--run-dir", str(self.directory), "--no-screen", stdout=out, stderr=out
                 )
-            ended = asyncio.create_task(process.wait())
+            exited = asyncio.create_task(process.wait())
             try:
-                await self._find_servers(ended)
+                await self._find_servers(exited)
                 for case in cases:
-                    outcomes.append(await self._try(*case, ended))
-                    if ended.done():
+                    outcomes.append(await self._run_case(*case, exited))
+                    if exited.done():
                         break
                     sys.stderr.write(f"{outcomes[-1].case:50} {outcomes[-1].seconds:6.1f} s {outcomes[-1].problem}\n")
-                async with asyncio.timeout(2 * PATIENCE_SECONDS):
-                    outcomes.append(Outcome("the run ends well", 0.0, "" if await ended == 0 else self._last_words()))
+                async with asyncio.timeout(2 * CASE_TIMEOUT_SECONDS):
+                    outcomes.append(Outcome("the run finishes", 0.0, "" if await exited == 0 else self._log_tail()))
             finally:
                 if process.returncode is None:
                     process.send_signal(signal.SIGTERM)
                     process.send_signal(signal.SIGTERM)
-                    await ended
+                    await exited
         return outcomes
 
-    async def _find_servers(self, ended: asyncio.Task[int]) -> None:
+    async def _find_servers(self, exited: asyncio.Task[int]) -> None:
         file = self.directory / "ports.json"
         while not file.exists():
-            assert not ended.done(), self._last_words()
+            assert not exited.done(), self._log_tail()
             await asyncio.sleep(0.1)  # another process writes it
         ports = json.loads(file.read_bytes())
         self.proxy.coordinator = f"http://127.0.0.1:{ports['coordinator']}"
         self.proxy.rewards = {"sums": f"http://127.0.0.1:{ports['reward-sums']}"}
 
-    async def _try(self, fault: str, victim: str, phase: str, moment: Moment, ended: asyncio.Task[int]) -> Outcome:
+    async def _run_case(
+        self, fault: str, victim: str, phase: str, moment: Moment, exited: asyncio.Task[int]
+    ) -> Outcome:
         name, began, problem = name_of(fault, victim, phase, moment), time.monotonic(), ""
 
-        def strike() -> None:
+        def inject() -> None:
             nonlocal began
             began = time.monotonic()
-            self._strikes(victim)[fault]()
+            self._faults(victim)[fault]()
 
-        trigger = self.proxy.trigger = Trigger(moment, strike)
+        trigger = self.proxy.trigger = Trigger(moment, inject)
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                await self._first(trigger.struck.wait(), ended)
+            async with asyncio.timeout(CASE_TIMEOUT_SECONDS):
+                await self._wait_unless_exited(trigger.struck.wait(), exited)
                 wanted = self.applied + 1
                 while self.applied < wanted:
-                    self._news.clear()
-                    await self._first(self._news.wait(), ended)
+                    self._batch_applied.clear()
+                    await self._wait_unless_exited(self._batch_applied.wait(), exited)
         except TimeoutError:
-            problem = f"no batch was applied after it; {self._last_words()}"
-        except RunEndedError as error:
+            problem = f"no batch was applied after the fault; {self._log_tail()}"
+        except RunExitedError as error:
             problem = str(error)
         return Outcome(name, time.monotonic() - began, problem)
 
-    async def _first(self, awaitable: Any, ended: asyncio.Task[int]) -> None:
+    async def _wait_unless_exited(self, awaitable: Any, exited: asyncio.Task[int]) -> None:
         waiting = asyncio.ensure_future(awaitable)
-        await asyncio.wait({waiting, ended}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({waiting, exited}, return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
             waiting.cancel()
-            raise RunEndedError(f"the run ended with {ended.result()}: {self._last_words()}")
+            raise RunExitedError(f"the run exited with code {exited.result()}: {self._log_tail()}")
 
-    def _hear(self, part: str, message: Any) -> None:
+    def _on_message(self, part: str, message: Any) -> None:
         if isinstance(message, m.StepDone) and message.step >= self.applied:
             self.applied = message.step + 1
-            self._news.set()
+            self._batch_applied.set()
 
-    def _strikes(self, victim: str) -> dict[str, Callable[[], None]]:
+    def _faults(self, victim: str) -> dict[str, Callable[[], None]]:
         def fill() -> None:
             disk.fill(self.directory)
             asyncio.get_running_loop().call_later(FULL_SECONDS, disk.empty, self.directory)
@@ -209,10 +215,10 @@ class Soak:
             children = [int(stat.parent.name) for stat in Path("/proc").glob("[0-9]*/stat") if _parent(stat) == agent]
             return children[0]
         lines = (self.directory / "events.jsonl").read_text().splitlines()
-        part = PARTS.get(victim, victim)
+        part = COMPONENTS.get(victim, victim)
         return [e["pid"] for e in map(json.loads, lines) if (e["subject"], e["event"]) == (part, "started")][-1]
 
-    def _last_words(self) -> str:
+    def _log_tail(self) -> str:
         return self.directory.with_suffix(".out").read_text()[-1500:]
 
 
@@ -223,23 +229,27 @@ def _parent(stat: Path) -> int:
         return -1
 
 
-def verdict(directory: Path) -> Outcome:
-    """Return what the audit says."""
+def check_ledger(directory: Path) -> Outcome:
+    """Return the outcome of the audit."""
     found = audit(directory)
     problems = [problem for check in found.checks for problem in check.problems]
-    return Outcome("its accounts are right", 0.0, "" if found.ok and found.finished else "; ".join(problems) or "open")
+    return Outcome(
+        "the ledger passes its audit", 0.0, "" if found.ok and found.finished else "; ".join(problems) or "open"
+    )
 
 
 def main() -> None:
-    """Run all of it; exit code 1 when something did not survive."""
+    """Run all cases; exit code 1 when the run did not survive one."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("names", nargs="*", help="cases; all when left out")
-    parser.add_argument("--json", action="store_true", help="keep the figures")
-    parser.add_argument("--model", type=Path, help="the policy to begin with; built when left out")
+    parser.add_argument("names", nargs="*", help="cases to run (default: all)")
+    parser.add_argument("--json", action="store_true", help="also write benchmarks/results/soak.json")
+    parser.add_argument("--model", type=Path, help="directory of the initial model (default: build one)")
+    time_limit.add_option(parser, TIMEOUT_SECONDS)
     options = parser.parse_args()
     if NAMESPACE not in os.environ:
         command = [*disk.private_mounts(), sys.executable, "-W", "ignore", "-m", "e2e.soak", *sys.argv[1:]]
         os.execvpe(command[0], command, os.environ | {NAMESPACE: "1", "PYTHONPATH": os.getcwd()})
+    time_limit.limit("e2e.soak", options.timeout)
     cases = [case for case in CASES if not options.names or name_of(*case) in options.names]
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="rljob-soak-", ignore_cleanup_errors=True) as scratch:
@@ -250,7 +260,7 @@ def main() -> None:
         write_manifest(manifest, options.model or model, STEPS_PER_CASE * len(cases) + 3)
         with disk.small_disk(directory, DISK_BYTES):
             outcomes = asyncio.run(Soak(directory).run(manifest, cases))
-            outcomes.append(verdict(directory))
+            outcomes.append(check_ledger(directory))
     for outcome in outcomes:
         sys.stderr.write(f"{outcome.case:50} {outcome.seconds:6.1f} s  {outcome.problem or 'survived'}\n")
     bad = sum(bool(outcome.problem) for outcome in outcomes)

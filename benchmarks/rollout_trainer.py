@@ -1,0 +1,80 @@
+"""The trainer of the rollout benchmark: it publishes its weights and hands out each batch without training."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import aiohttp
+import msgspec
+import zstandard
+from torch import nn
+
+from rljob.api.models import RLJob
+from rljob.protocol import messages as m
+from rljob.trainer.publish import Publisher
+from rljob.trainer.rank0 import Coordinator
+from rljob.trainer.weights import WeightSender
+
+POLL_SECONDS = 1.0
+TRANSPORT = "gloo"
+
+
+class IdleTrainer:
+    """A trainer that yields every batch instead of training.
+
+    Like the real trainer it serves its connection in a thread of its own, which answers pings and repeats results after
+    a reconnect, so the caller may hold a batch for any time.
+
+    Args:
+        url: address of the coordinator.
+        token: of the trainer.
+        model: its parameters are the weights of every version.
+        job: what is run.
+    """
+
+    def __init__(self, url: str, token: str, model: nn.Module, job: RLJob) -> None:
+        sync = job.spec.weight_sync
+        self._url, self._token = url, token
+        self._weights = [(name, tensor.detach().clone()) for name, tensor in model.named_parameters()]
+        sender = WeightSender("127.0.0.1", sync.bucket_bytes, sync.timeout_seconds, TRANSPORT)
+        self._publisher = Publisher(sender, TRANSPORT, lambda result: self._coordinator.post(result))
+        self._coordinator = Coordinator(url, token, "idle", 0, self._publisher.cancel)
+        self._incarnation = 0
+
+    async def batches(self) -> AsyncGenerator[tuple[int, list[m.SampleTokens]], None]:
+        """Yield (step, samples) of each batch; the step is done when the caller asks for the next batch.
+
+        Raises:
+            RuntimeError: the coordinator ended the run or rejected this trainer.
+        """
+        self._coordinator.start()
+        next_step = 0
+        while True:
+            # With a time-out: a thread of asyncio that waits for ever would keep the program from exiting.
+            command = await asyncio.to_thread(self._coordinator.next, POLL_SECONDS)
+            match command:
+                case m.TrainerRegistered():
+                    self._incarnation = command.incarnation
+                    self._publisher.forget()
+                case m.SendWeights():
+                    self._publisher.publish(command, self._weights, m.Probe([], [], 1e-4))
+                case m.Train() if command.step >= next_step:  # an earlier one was repeated after a reconnect
+                    yield command.step, await self._pull(command)
+                    next_step = command.step + 1
+                    self._coordinator.post(m.StepDone(self._incarnation, command.step, {}))
+                case m.Checkpoint():
+                    self._coordinator.post(m.Checkpointed(self._incarnation, command.step, "checkpoints/none"))
+                case m.Stop() | m.Refuse():
+                    raise RuntimeError(f"the coordinator ended the benchmark's trainer: {command.reason}")
+
+    async def close(self) -> None:
+        """Disconnect from the coordinator."""
+        await asyncio.to_thread(self._coordinator.close)
+
+    async def _pull(self, train: m.Train) -> list[m.SampleTokens]:
+        url = f"{self._url}/v1/batches/{train.step}/shards/0?of=1&incarnation={self._incarnation}"
+        headers = {"Authorization": f"Bearer {self._token}"}
+        async with aiohttp.ClientSession(headers=headers) as session, session.get(url) as response:
+            response.raise_for_status()
+            return msgspec.msgpack.decode(zstandard.decompress(await response.read()), type=list[m.SampleTokens])
