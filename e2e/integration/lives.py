@@ -10,8 +10,7 @@ from typing import Any
 
 from e2e.cluster.client import API, VERSIONS
 from e2e.cluster.controlplane import ControlPlane
-from e2e.integration.operators import Object, job
-from e2e.integration.scene import SECONDS
+from e2e.integration.operators import SECONDS, Object, job
 from rljob.manifests.context import Cluster
 
 GPUS = Cluster(accelerator="nvidia", access_modes=("ReadWriteOnce",))

@@ -15,7 +15,7 @@ from e2e.cluster.client import ApiError
 from e2e.cluster.controlplane import ControlPlane
 from e2e.faults.cases import THOROUGH
 from e2e.integration.faulty import dying
-from e2e.integration.operators import OperatorProcess, RunningOperator, job
+from e2e.integration.operators import Object, OperatorProcess, RunningOperator, job
 from e2e.integration.scene import Scene
 from rljob.manifests import render
 from rljob.manifests.hashes import intent
@@ -141,8 +141,8 @@ async def test_a_step_of_the_clock_restarts_and_ends_nothing(scene: Scene, step:
         pods, writes = await scene.uids("Pod"), operator.writes
         offset = step
         for i in range(3):
-            await scene.patch("RLJob", "sums", {"metadata": {"labels": {"n": str(i)}}})
-            await asyncio.sleep(0.5)
+            await operator.sees(await scene.patch("RLJob", "sums", {"metadata": {"labels": {"n": str(i)}}}))
+            await operator.settled()
         assert await scene.uids("Pod") == pods
         assert operator.writes == writes
 
@@ -151,19 +151,23 @@ async def test_at_rest_nothing_is_written_but_the_lease(scene: Scene):
     async with scene.operator() as operator:
         await scene.create(job(scene.namespace))
         await scene.up()
-        await operator.idle(quiet=2.0)
-        await run(scene, 0)
-        await operator.idle(quiet=2.0)
+        await operator.idle()
+        await operator.sees(await run(scene, 0))
+        await operator.idle()
         writes, leases = operator.writes, operator.client.writes["update leases"]
+
+        async def renewed() -> bool:
+            return operator.client.writes["update leases"] > leases
+
         for i in range(1, 15):
-            await run(scene, i)
-            await asyncio.sleep(0.3)
+            await operator.sees(await run(scene, i))
+            await operator.settled()
+        await scene.until(renewed)
         assert operator.writes == writes
-        assert operator.client.writes["update leases"] > leases
 
 
-async def run(scene: Scene, step: int) -> None:
-    """Apply status.run as a coordinator does."""
+async def run(scene: Scene, step: int) -> Object:
+    """Apply status.run as a coordinator does; return the RLJob with it."""
     body = {
         "apiVersion": "rljob.dev/v1alpha1",
         "kind": "RLJob",
@@ -177,7 +181,7 @@ async def run(scene: Scene, step: int) -> None:
         },
     }
     path = scene.path("RLJob", "sums", "status")
-    await asyncio.to_thread(scene.cluster.api.apply, path, body, "rljob-coordinator")
+    return await asyncio.to_thread(scene.cluster.api.apply, path, body, "rljob-coordinator")
 
 
 class OlderPlanner:
@@ -216,7 +220,7 @@ async def test_an_operator_of_another_version_changes_no_pod_until_a_role_is_res
         await older.idle()
         pods = await scene.uids("Pod")
     async with scene.operator() as newer:
-        await newer.idle(quiet=2.0)
+        await newer.settled()
         assert await scene.uids("Pod") == pods
         assert not any("deployments" in what or "jobs" in what.split()[1:] for what in newer.writes)
         # A change of the runner's own fields restarts the runner, as the newer version renders it, and nothing else.
@@ -261,8 +265,8 @@ async def test_a_job_of_a_hundred_kilobytes_is_a_job_like_any_other(scene: Scene
         await scene.up()
         await operator.idle()
         writes = operator.writes
-        await scene.patch("RLJob", "sums", {"metadata": {"labels": {"a": "b"}}})
-        await asyncio.sleep(1.0)
+        await operator.sees(await scene.patch("RLJob", "sums", {"metadata": {"labels": {"a": "b"}}}))
+        await operator.settled()
         assert operator.writes == writes
 
 
