@@ -14,7 +14,7 @@ from rljob.protocol.status import CheckpointStatus, decode_status, encode_status
 
 
 def until_none_is_left(launcher):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 100
     while launcher.alive() and time.monotonic() < deadline:
         time.sleep(0.005)
     assert launcher.alive() == []

@@ -12,7 +12,7 @@ from e2e.cluster.controlplane import ControlPlane
 
 ROOT = Path(__file__).parents[2]
 NODES, GPUS = 4, 8
-TIMEOUT_SECONDS = 180
+TIMEOUT_SECONDS = 300
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -44,7 +44,7 @@ Object = dict[str, Any]
 SOON = 1.0
 """Seconds. A reconcile that asks for another one within this time is not the last: a status is held back for a second,
 and the first retries of a refused write follow after a second and less."""
-SECONDS = 60.0
+SECONDS = 120.0
 """Of a wait: on a busy machine what takes two seconds has taken thirty."""
 LEASE = {"durationSeconds": 15, "renewSeconds": 10, "retrySeconds": 0.5}
 """A lease whose end a test can wait for, and that a busy machine does not lose by itself."""
@@ -108,12 +108,12 @@ class RunningOperator:
         """Writes it has sent, by verb and plural, without Leases."""
         return {what: count for what, count in self.client.writes.items() if not what.endswith(" leases")}
 
-    async def wait_synced(self, seconds: float = 20.0) -> None:
+    async def wait_synced(self, seconds: float = SECONDS) -> None:
         """Return when it leads and its caches are filled."""
         async with asyncio.timeout(seconds):
             await self.operator.synced.wait()
 
-    async def idle(self, quiet: float = 1.0, seconds: float = 30.0) -> None:
+    async def idle(self, quiet: float = 1.0, seconds: float = SECONDS) -> None:
         """Return when it has written nothing for ``quiet`` seconds and has nothing to do."""
         deadline, last, since = time.monotonic() + seconds, self.writes, time.monotonic()
         while time.monotonic() - since < quiet:
@@ -265,7 +265,7 @@ class OperatorProcess:
         except (aiohttp.ClientError, OSError, TimeoutError):
             return None
 
-    async def wait_leader(self, seconds: float = 30.0) -> None:
+    async def wait_leader(self, seconds: float = SECONDS) -> None:
         """Return when it leads and is ready."""
         async with asyncio.timeout(seconds):
             while await self.metric("rljob_operator_leader") != 1.0 or await self.text("/readyz") is None:
@@ -277,7 +277,7 @@ class OperatorProcess:
         self.process.kill()
         self.process.wait()
 
-    def terminate(self, seconds: float = 20.0) -> int:
+    def terminate(self, seconds: float = SECONDS) -> int:
         """End it in good order (SIGTERM); return its exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(seconds)

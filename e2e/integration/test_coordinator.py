@@ -80,7 +80,7 @@ class InCluster:
         identity = {"apiVersion": API, "kind": "RLJob", "metadata": {"name": self.name}}
         self.cluster.api.apply(f"{self.path}/status", {**identity, "status": fields}, "rljob-operator")
 
-    async def until(self, probe: Probe, seconds: float = 40.0) -> dict[str, Any]:
+    async def until(self, probe: Probe, seconds: float = 120.0) -> dict[str, Any]:
         """Return status.run once ``probe`` is true of it."""
 
         def look() -> dict[str, Any] | None:
@@ -144,7 +144,7 @@ def engines(run: dict[str, Any]) -> dict[str, bool]:
     return {engine["name"]: engine.get("drained", False) for engine in run["engines"]}
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 async def test_a_run_is_told_in_the_rljobs_status_and_its_columns(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
@@ -169,7 +169,7 @@ async def test_a_run_is_told_in_the_rljobs_status_and_its_columns(
         assert 'rljob_api_requests_total{code="200",verb="apply"}' in metrics
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 async def test_a_job_that_is_suspended_writes_a_checkpoint_and_goes_on_where_it_was(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
@@ -192,7 +192,7 @@ async def test_a_job_that_is_suspended_writes_a_checkpoint_and_goes_on_where_it_
         assert run["observedGeneration"] == resumed
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 async def test_a_suspension_that_is_taken_back_in_time_costs_nothing(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
@@ -208,7 +208,7 @@ async def test_a_suspension_that_is_taken_back_in_time_costs_nothing(
         assert rljob.get()["status"]["run"]["state"] == "Running"
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 async def test_engines_that_the_operator_drains_end_what_they_have_and_get_nothing_more(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
@@ -224,7 +224,7 @@ async def test_engines_that_the_operator_drains_end_what_they_have_and_get_nothi
         await rljob.until(lambda run: not any(engines(run).values()))
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 async def test_the_run_goes_on_while_the_api_server_is_away_and_says_so_when_it_is_back(
     cluster: ControlPlane, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,16 +236,16 @@ async def test_the_run_goes_on_while_the_api_server_is_away_and_says_so_when_it_
         await stage.until("coordinator", "and the run goes on")
         reached = await goes_on(stage, 5)
         cluster.start("apiserver")  # in this thread, see Process
-        await rljob.until(lambda run: run["progress"]["step"] >= reached, 60.0)
+        await rljob.until(lambda run: run["progress"]["step"] >= reached)
         generation = rljob.set_spec(suspend=True)
-        run = await rljob.until(lambda run: run["state"] == "Suspended", 60.0)
+        run = await rljob.until(lambda run: run["state"] == "Suspended")
         assert run["observedGeneration"] == generation
         assert stage.restarts["coordinator"] == 0
         said = (tmp_path / "storage" / "coordinator.log").read_text()
         assert said.count("following the job's RLJob: it works again") == 1
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_the_coordinator_may_touch_nothing_but_its_own_job(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
@@ -271,7 +271,7 @@ def test_the_coordinator_may_touch_nothing_but_its_own_job(
         assert refused.value.code == 403
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 async def test_operator_and_coordinator_write_one_status_without_taking_each_others_fields(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
@@ -290,7 +290,7 @@ async def test_operator_and_coordinator_write_one_status_without_taking_each_oth
         await close(own)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 async def test_a_job_of_the_same_name_that_is_not_its_own_is_not_obeyed_and_known_as_such(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
@@ -315,7 +315,7 @@ async def test_a_job_of_the_same_name_that_is_not_its_own_is_not_obeyed_and_know
         await close(old, new)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 async def test_nothing_is_told_to_another_job_of_the_same_name(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
@@ -340,7 +340,7 @@ async def test_nothing_is_told_to_another_job_of_the_same_name(
         await close(old, own)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 async def test_an_end_that_somebody_wiped_from_the_status_is_told_again(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
@@ -352,7 +352,7 @@ async def test_an_end_that_somebody_wiped_from_the_status_is_told_again(
             await rljob.until(lambda run: run["state"] == "Succeeded" and run["progress"]["step"] == 8)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 async def test_no_change_is_missed_when_watches_end_or_their_version_is_gone(
     cluster: ControlPlane, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

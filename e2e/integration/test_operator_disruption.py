@@ -13,7 +13,7 @@ from e2e.integration.lives import Life
 from e2e.integration.operators import running_operator
 from rljob.operator.planning import budgets
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 TOO_MANY_REQUESTS = 429
 

@@ -16,7 +16,7 @@ from e2e.integration.scene import Scene
 from rljob.operator import kube
 from rljob.operator.resources import CHILDREN
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ async def test_what_a_quota_refuses_is_reported_and_made_once_there_is_room(scen
     )
     quota = f"/api/v1/namespaces/{scene.namespace}/resourcequotas/small"
     api = scene.cluster.api
-    await asyncio.to_thread(api.wait_for, lambda: "hard" in api.get(quota).get("status", {}), 30)
+    await asyncio.to_thread(api.wait_for, lambda: "hard" in api.get(quota).get("status", {}), 120)
     async with scene.operator():
         await scene.create(job(scene.namespace))
 
@@ -193,14 +193,14 @@ async def test_what_a_quota_refuses_is_reported_and_made_once_there_is_room(scen
 
         await scene.until(refused)
         await asyncio.to_thread(api.patch, quota, {"spec": {"hard": {"count/deployments.apps": "9"}}})
-        await scene.up(seconds=60)
+        await scene.up()
 
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_a_job_comes_up_though_a_third_of_all_requests_fails(scene: Scene, seed: int):
     async with scene.operator(client=unreliable(0.33, seed)) as operator:
         await scene.create(job(scene.namespace))
-        await scene.up(seconds=90)
+        await scene.up()
         assert operator.client.injected >= 5
         assert [name for name in await scene.uids("Job")] == ["sums-trainer-1"]
         assert (await scene.status())["trainer"]["number"] == 1

@@ -17,7 +17,7 @@ from rljob.operator.errors import ForbiddenError
 from rljob.operator.kube import Client
 from rljob.operator.resources import Resource
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 LONG_AGO = "2026-01-01T00:00:00Z"
 
 
@@ -143,7 +143,7 @@ async def test_a_secret_that_cannot_be_made_is_reported_and_nothing_starts_witho
     quota["metadata"] = {"name": "none", "namespace": life.namespace}
     api, path = life.cluster.api, f"/api/v1/namespaces/{life.namespace}/resourcequotas/none"
     await asyncio.to_thread(api.create, quota)
-    await asyncio.to_thread(api.wait_for, lambda: "hard" in api.get(path).get("status", {}), 30)
+    await asyncio.to_thread(api.wait_for, lambda: "hard" in api.get(path).get("status", {}), 120)
     async with operator(life) as running:
         await life.apply()
         assert "Secret sums-tokens-" in await life.reason("QuotaExceeded")

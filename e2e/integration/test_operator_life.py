@@ -14,7 +14,7 @@ from e2e.cluster.controlplane import ControlPlane
 from e2e.integration.lives import GPUS, Life
 from e2e.integration.operators import Object, running_operator
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 POOL = "rollout-main"
 
@@ -256,7 +256,7 @@ async def test_a_claim_of_the_users_whose_class_is_not_there_has_its_class_named
         async def named() -> bool:
             return "claim mine (spec.storage.claim) wants StorageClass nope" in (await life.condition("Ready"))[2]
 
-        await life.until(named, 60)
+        await life.until(named)
 
 
 async def test_a_quota_that_is_exceeded_is_named(life: Life):

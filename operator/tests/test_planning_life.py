@@ -518,7 +518,6 @@ def test_a_job_of_16_pods_at_rest_is_decided_on_in_few_calls():
     assert calls["call"] < 1200, "1616 of a job that is rendered again"
 
 
-
 def test_a_claim_that_is_lost_is_not_replaced_by_an_empty_one_and_the_job_waits_for_it():
     world = World()
     world.run_up()

@@ -31,7 +31,7 @@ from rljob.protocol.messages import (
 )
 from rljob.trainer.weights import WeightSender, WeightTransferError, describe, digest
 
-pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
 BUCKET_BYTES = 200_000
 LONGEST = 1024

@@ -199,7 +199,7 @@ def test_a_trainer_ended_by_a_signal_does_not_say_that_the_training_is_complete(
         assert trainer.wait(60) == 128 + signal.SIGTERM
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 async def test_a_configuration_error_of_a_rank_is_that_of_the_whole(tmp_path, job, coordinator, launch):
     nothing = {"name": "policy", "source": str(tmp_path / "nothing")}
     process = await launch(coordinator, job(models=[nothing]), processes=1)  # two that are fakes: see above
@@ -214,7 +214,7 @@ sys.exit(launch.launch([sys.executable, "-m", "rljob.trainer.main"], int(sys.arg
 """
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 async def test_two_ranks_in_the_middle_of_a_step_end_by_themselves(job, batch, coordinator, launch):
     coordinator.batches = {0: batch()}
     process = await launch(coordinator, job(), program=("-c", KILLS_NOBODY))
@@ -231,7 +231,7 @@ async def test_two_ranks_in_the_middle_of_a_step_end_by_themselves(job, batch, c
     assert not psutil.wait_procs(ranks, timeout=60)[1]
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 async def test_two_nodes_train_as_one(job, batch, coordinator, launch):
     coordinator.batches = {0: batch()}
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -259,7 +259,7 @@ world._meet(int(os.environ["RANK"]), 2)
 """
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_a_node_that_waits_for_the_others_ends_when_it_is_told_to(rank):
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -76,7 +76,7 @@ finally:
 """
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(os.getuid() != 0 or not shutil.which("ip"), reason="networks are root's, and made with iproute2")
 def test_two_machines_meet_by_a_name_that_comes_late(tmp_path: Path) -> None:
     for name, text in {"rank.py": RANK, "node.py": NODE, "machines.py": MACHINES}.items():
