@@ -8,13 +8,15 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 pytest_plugins = ("tools.cluster.fixtures",)
 
-settings.register_profile("repeatable", derandomize=True)
-if not os.environ.get("RLJOB_THOROUGH"):  # what a change is judged by is no matter of luck; make thorough draws anew
-    settings.load_profile("repeatable")
+# No example has a deadline, and no draw is called slow: both are times, and the machine may be busy.
+settings.register_profile("thorough", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("repeatable", settings.get_profile("thorough"), derandomize=True)
+# `make test` draws the same examples every time, so that no change fails by chance; `make thorough` draws new ones.
+settings.load_profile("thorough" if os.environ.get("RLJOB_THOROUGH") else "repeatable")
 
 LONGEST_FIRST = (
     "e2e/test_real_run.py",

@@ -552,7 +552,7 @@ UNDER_WAY: dict[str, tuple[Callable[[World], object], int, str]] = {
 }
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("act", "expected", "sentence"), UNDER_WAY.values(), ids=map(named, UNDER_WAY))
 def test_what_goes_wrong_under_way_ends_the_run_with_a_sentence(
     world: World, act: Callable[[World], object], expected: int, sentence: str
@@ -578,7 +578,7 @@ def test_a_check_that_dies_is_no_refusal(world: World, capsys: pytest.CaptureFix
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 def test_an_argument_that_the_engine_does_not_know_is_refused_by_it(world: World) -> None:
     world.spec["rollouts"][0]["args"] = ["--frobnicate"]
     world.write("job.yaml", write_yaml(world.data))

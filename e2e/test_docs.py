@@ -53,7 +53,7 @@ def check_yaml(block):
     loads(write_yaml(data), source=str(block))
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_blocks_of_a_page_work_in_order(page, reader):
     for block in blocks(page):

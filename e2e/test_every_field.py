@@ -7,7 +7,7 @@ import os
 import pytest
 
 from e2e.fields import place
-from e2e.fields.cluster import in_cluster
+from e2e.fields.cluster import decisions, rendered
 from e2e.fields.rows import KUBERNETES, ROWS, Ignored, Refused, Shows
 from rljob.api.explain import fields
 from rljob.api.load import loads, override
@@ -15,6 +15,7 @@ from rljob.api.problems import ManifestError
 from rljob.api.resolve import resolve
 from rljob.api.scalars import write_yaml
 from rljob.local import honours
+from rljob.manifests import problems
 
 LISTS = {
     "spec.models": {},
@@ -96,25 +97,46 @@ def test_a_field_makes_a_difference(path, storage):
         assert _made_of(row.consumer, before, storage) != row.consumer(resolve(loads(after)), storage)
 
 
-@functools.cache
-def _becomes(text):
-    return in_cluster(loads(text))
+OPERATOR = {
+    "spec.suspend",
+    "spec.suspendGraceSeconds",
+    "spec.failurePolicy.maxRestarts",
+    "spec.failurePolicy.pendingSeconds",
+    "spec.activeDeadlineSeconds",
+    "spec.ttlSecondsAfterFinished",
+    "spec.keepCoordinatorSeconds",
+    "spec.managedBy",
+}
+"""Fields that decide what the operator does with the objects, and not what they are."""
 
 
-IN_CLUSTER = [path for path, row in ROWS.items() if path not in {LOCAL, *KUBERNETES} and not isinstance(row, Refused)]
+def test_every_field_makes_a_difference_in_a_cluster(storage):
+    """Of the rendered objects, or of the operator's decisions where the field is the operator's."""
+    rendered_once, decided_once = functools.cache(rendered_of), functools.cache(decisions_of)
+    wrong = []
+    for path, row in ROWS.items():
+        if isinstance(row, Refused) or path in {LOCAL, *KUBERNETES}:
+            continue
+        before, after = changed(path, row.value, row.given, storage, getattr(row, "also", ()))
+        if (rendered_once(before) == rendered_of(after)) != (path in OPERATOR):
+            wrong.append(f"{path}: an operator's field changes the objects, or another field does not")
+        if path in OPERATOR and decided_once(before) == decisions_of(after):
+            wrong.append(f"{path}: does not change the operator's decisions")
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("path", IN_CLUSTER)
-def test_a_field_makes_a_difference_in_a_cluster(path, storage):
-    row = ROWS[path]
-    before, after = changed(path, row.value, row.given, storage, getattr(row, "also", ()))
-    assert _becomes(before) != in_cluster(loads(after))
+def rendered_of(text):
+    return rendered(loads(text))
+
+
+def decisions_of(text):
+    return decisions(loads(text))
 
 
 def test_what_is_for_one_machine_only_is_refused_in_a_cluster(storage):
     _, after = changed(LOCAL, ROWS[LOCAL].value, ROWS[LOCAL].given, storage)
-    (said,) = in_cluster(loads(after))
-    assert said.startswith("spec.rewards[0].local: is for rljob run")
+    (problem,) = problems(loads(after))
+    assert problem.startswith("spec.rewards[0].local: is for rljob run")
 
 
 @pytest.mark.parametrize("consumer", sorted({row.consumer for row in ROWS.values() if isinstance(row, Shows)}, key=str))

@@ -16,7 +16,7 @@ from e2e.faults.verdict import check
 TRAINING = {"steps": 12, "promptsPerStep": 2, "samplesPerPrompt": 3, "maxStaleness": 0}
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 async def test_a_trainer_told_to_stop_by_a_coordinator_that_dies_is_there_when_the_run_goes_on(tmp_path: Path) -> None:
     async with Nursery() as nursery, Scene(make_job(training=TRAINING), tmp_path, nursery) as scene:
         await scene.until_applied(2)

@@ -46,7 +46,7 @@ async def test_an_engine_that_does_not_answer_an_update_holds_nobody_up(tmp_path
     assert len(trainer.applied) == STEPS
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(300)
 async def test_an_engine_that_dies_again_and_again_costs_time_only(tmp_path: Path) -> None:
     job = make_job(training={**TRAINING, "maxStaleness": 0})
     async with on_stage(job, tmp_path, []) as stage:

@@ -24,7 +24,7 @@ from e2e.faults.disk import NoMountsError, private_mounts
 
 ROOT = Path(__file__).resolve().parents[1]
 CASES = {case.name: case for case in selected_cases()}
-PATIENCE_SECONDS = 900
+PATIENCE_SECONDS = 1800
 
 Outcomes = dict[str, str]
 

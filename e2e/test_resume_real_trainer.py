@@ -61,7 +61,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory, real_trainer: object) -> 
     return learned
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("way", "step"), [("suspended", 1), ("killed", 3)])
 async def test_the_real_trainer_learns_the_same_bit_for_bit_when_the_run_was_stopped(
     tmp_path: Path, unbroken: dict[str, bytes], way: str, step: int

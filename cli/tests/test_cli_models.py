@@ -187,7 +187,7 @@ def test_top_shows_what_each_part_takes_and_does(launcher):
     assert len(pictures) == 2
     assert {part["name"] for part in pictures[1]["parts"] if part["memory"] > 0} == {"coordinator", "runner", "trainer"}
     launcher.answer(SUCCEEDED)
-    process.communicate(timeout=20)
+    process.communicate(timeout=100)
     code, out, err = launcher.rljob("top", launcher.directory)
     assert (code, out) == (2, "")
     assert err == f"rljob: the run in {launcher.directory} has ended: succeeded; rljob status shows it\n"

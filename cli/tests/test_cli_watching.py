@@ -168,7 +168,7 @@ def test_restarts_and_their_reason_are_shown(launcher):
     assert "trainer (1 restart)" in out
     assert "trainer exited with code 1 (No space left on device)" in out
     launcher.answer(SUCCEEDED)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=100)
     assert "trainer exited with code 1 (No space left on device); restarting it" in out
 
 

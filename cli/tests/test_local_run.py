@@ -14,7 +14,7 @@ from rljob.protocol.status import CheckpointStatus, decode_status, encode_status
 
 
 def until_none_is_left(launcher):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 100
     while launcher.alive() and time.monotonic() < deadline:
         time.sleep(0.005)
     assert launcher.alive() == []
@@ -25,7 +25,7 @@ def test_a_run_that_succeeds_says_what_came_of_it(launcher):
     process = launcher.start()
     launcher.wait_for("run", "Running")
     launcher.answer(SUCCEEDED)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=100)
     assert (process.returncode, err) == (0, "")
     lines = out.splitlines()
     assert any("step 2/3  reward 0.100  staleness 0.50  5,000 tokens/s  0:04 left" in line for line in lines)
@@ -62,7 +62,7 @@ def test_the_initializer_runs_once(launcher):
     launcher.wait_for("initializer", "cached")
     assert len([e for e in launcher.events() if e["subject"] == "initializer" and e["event"] == "started"]) == 1
     process.terminate()
-    process.communicate(timeout=20)
+    process.communicate(timeout=100)
 
 
 @pytest.mark.parametrize(("code", "expected"), [("2", 2), ("3", 1)])
@@ -90,7 +90,7 @@ def test_ctrl_c_has_a_checkpoint_written_and_the_same_command_resumes(launcher, 
     process = launcher.start()
     launcher.wait_for("run", "Running")
     process.send_signal(number)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=100)
     assert process.returncode == 130
     assert "writing a checkpoint; Ctrl-C again stops at once" in out
     assert err == (
@@ -120,7 +120,7 @@ def test_a_run_that_is_up_too_long_fails_and_goes_on_with_a_later_deadline(launc
     process = launcher.start()
     launcher.wait_for("run", "Running", 2)
     launcher.answer(SUCCEEDED)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=100)
     assert process.returncode == 0 and "resuming the run" in out
 
 
@@ -129,7 +129,7 @@ def test_a_run_that_trained_nothing_yet_is_stopped_without_a_checkpoint(launcher
     process = launcher.start()
     launcher.wait_for("run", "Running")
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=100)
     assert process.returncode == 130
     assert err == f"rljob: interrupted; the same command resumes the run in {launcher.directory}\n"
     assert launcher.wait_for("run", "interrupted")
@@ -144,7 +144,7 @@ def test_a_first_step_that_nobody_has_looked_at_yet_is_kept_too(launcher, pace):
     launcher.wait_for("run", "Running")
     launcher.answer(status(step=2))
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    process.communicate(timeout=100)
     assert process.returncode == 130
     assert launcher.wait_for("run", "suspended")
 
@@ -157,7 +157,7 @@ def test_a_coordinator_that_does_not_answer_is_not_waited_for_longer_than_the_gr
     process.send_signal(signal.SIGINT)
     launcher.wait_for("trainer", "exited")
     process.send_signal(signal.SIGINT)  # a stopped process does not end by itself
-    process.communicate(timeout=20)
+    process.communicate(timeout=100)
     assert process.returncode == 130
     assert launcher.wait_for("run", "interrupted")
 
@@ -173,7 +173,7 @@ def test_a_second_ctrl_c_kills_what_does_not_end(launcher):
     launcher.wait_for("runner", "exited")
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    process.communicate(timeout=100)
     assert process.returncode == 130
     assert launcher.wait_for("trainer", "exited")["code"] == -signal.SIGKILL
 
@@ -183,7 +183,7 @@ def test_ctrl_c_during_the_initializer_stops_it(launcher):
     process = launcher.start()
     launcher.wait_for("initializer", "started")
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    process.communicate(timeout=100)
     assert process.returncode == 130
     assert launcher.alive() == []
 
@@ -196,7 +196,7 @@ def test_kill_9_of_rljob_run_leaves_nothing_running(launcher):
         time.sleep(0.005)
     assert len(launcher.alive()) == 4  # a child of the runner's in a session of its own among them
     process.kill()
-    process.communicate(timeout=20)
+    process.communicate(timeout=100)
     until_none_is_left(launcher)
 
 
@@ -207,7 +207,7 @@ def test_kill_9_of_rljob_run_and_its_guardian_leaves_nothing_that_a_new_run_woul
     for guardian in _guardians_of(process.pid):
         os.kill(guardian, signal.SIGKILL)
     process.kill()
-    process.communicate(timeout=20)
+    process.communicate(timeout=100)
     until_none_is_left(launcher)
 
 
@@ -223,7 +223,7 @@ def test_a_killed_part_is_restarted_and_the_run_goes_on(launcher):
     os.kill(launcher.wait_for("coordinator", "started")["pid"], signal.SIGKILL)
     launcher.wait_for("coordinator", "started", count=2)
     launcher.answer(SUCCEEDED)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=100)
     assert process.returncode == 0
     assert "trainer was killed by signal 9; restarting it" in out
 
@@ -304,7 +304,7 @@ def test_a_run_that_fails_says_why_and_shows_the_log_of_the_part_that_is_named(l
     while not log.exists() or "waiting" not in log.read_text():
         time.sleep(0.005)
     launcher.answer(status("Failed", reason="TrainerFailed", message="the loss of batch 3 is not finite"))
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=100)
     assert process.returncode == 1
     assert err == (
         f"rljob: the run failed: the loss of batch 3 is not finite\n{log}:\n  loss is not finite\n  waiting\n"
@@ -319,7 +319,7 @@ def test_one_directory_has_one_run_at_a_time(launcher):
     assert err == f"rljob: {launcher.directory} is in use by another rljob run; wait for it or stop it\n"
     assert process.poll() is None
     process.terminate()
-    process.communicate(timeout=20)
+    process.communicate(timeout=100)
     assert process.returncode == 130
 
 
@@ -352,7 +352,7 @@ def test_a_manifest_that_cannot_be_used_starts_nothing(launcher):
 def test_a_reader_that_goes_away_ends_the_run_without_a_traceback(launcher):
     process = launcher.start()
     process.stdout.close()
-    assert process.wait(timeout=20) == 1
+    assert process.wait(timeout=100) == 1
     with process.stderr:
         assert process.stderr.read().startswith("rljob: nobody reads the output any more, so the run was stopped")
     until_none_is_left(launcher)

@@ -123,7 +123,10 @@ def test_the_live_screen_draws_and_cleans_up():
     text = terminal.file.getvalue()
     assert "2/10" in text
     assert "trainer was killed" in text
-    assert text.endswith("\x1b[?25h") or "\x1b[?25h" in text  # the cursor is back
+    # The cursor is hidden at first and shown at last; then every line of the panel is erased.
+    assert (text.count("\x1b[?25l"), text.count("\x1b[?25h")) == (1, 1) and text.startswith("\x1b[?25l")
+    height = text_of(draw(view(status=running()), 80), 80).count("\n")
+    assert text.partition("\x1b[?25h")[2] == "\r" + height * "\x1b[1A\x1b[2K"
 
 
 def test_a_sparkline_spans_lowest_to_highest():

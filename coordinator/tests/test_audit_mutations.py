@@ -113,7 +113,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return storage
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_single_change_is_found_or_immaterial(run: Path, data: st.DataObject) -> None:
     table = data.draw(st.sampled_from(sorted(TABLES)))

@@ -123,10 +123,6 @@ def test_a_status_that_somebody_else_has_put_away_is_applied_again(state: str | 
     assert not cadence.due(ended, 200.0)
 
 
-def test_the_first_status_is_due_at_once() -> None:
-    assert Cadence().due(fields(), 0.0)
-
-
 async def test_what_is_applied_is_the_status_run_of_the_schema(new_world: Any, tmp_path: Path) -> None:
     world = await going_on(new_world, tmp_path)
     status = status_of(world.run)

@@ -162,7 +162,7 @@ def test_a_coordinator_in_a_cluster_waits_for_room_until_it_is_told_to_end(tmp_p
         assert process.stderr is not None
         assert "is full: make room there; waiting for 16 MiB" in process.stderr.readline()
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     assert not (tmp_path / "storage" / "ledger.sqlite").exists()
 
 

@@ -163,11 +163,6 @@ def test_every_problem_is_named_at_once(manifest):
     assert [line.partition(":")[0] for line in problems(manifest)] == ["spec.tasks[0].reward", "spec.tasks[0].prompt"]
 
 
-def test_two_entries_of_one_name_are_refused(manifest):
-    manifest["spec"]["tasks"] *= 2
-    assert problems(manifest) == ["spec.tasks[1].name: 'sums' is used twice; give every entry its own name"]
-
-
 def test_a_bare_yes_is_refused_only_where_any_value_is_allowed(manifest):
     text = write_yaml(manifest)
     (found,) = _refused(text.replace("dataset: chain_sum", "dataset: chain_sum\n        config: {allow: [yes]}"))

@@ -6,59 +6,61 @@ from hypothesis import strategies as st
 
 from rljob.api.scalars import BareWord, YamlError, read_yaml, scalar, write_yaml
 
+PLAIN = [
+    ("3e-4", 3e-4),
+    ("1e3", 1000),
+    ("1.0", 1),
+    ("1.5", 1.5),
+    (".5", 0.5),
+    ("+.5", 0.5),
+    ("5.", 5),
+    ("0x10", 16),
+    ("0b11", 3),
+    ("-0b11", -3),
+    ("017", 15),
+    ("0o17", 15),
+    ("08", 8),
+    ("1_000", 1000),
+    ("-7", -7),
+    ("+7", 7),
+    ("0", 0),
+    ("1e21", 1e21),
+    ("9223372036854775807", 2**63 - 1),
+    ("18446744073709551615", 2**64),
+    ("99999999999999999999", 10**20),
+    ("123456789012345678901234567890", 1.2345678901234568e29),
+    ("-9223372036854775809", -(2**63)),
+    ("0xffffffffffffffff", 2**64),
+    ("0x1ffffffffffffffff", "0x1ffffffffffffffff"),
+    ("02000000000000000000000", 2e21),
+    ("1e400", "1e400"),
+    (".5_0", 0.5),
+    (".5_", ".5_"),
+    ("true", True),
+    ("FALSE", False),
+    ("~", None),
+    ("null", None),
+    ("tRUE", "tRUE"),
+    ("1:30", "1:30"),
+    ("2026-01-02", "2026-01-02"),
+    ("1.2.3", "1.2.3"),
+    ("e3", "e3"),
+    ("-", "-"),
+    ("0x", "0x"),
+    ("on", "on"),
+    ("Yes", "Yes"),
+]
+"""Plain scalar → its value: what goyaml.v2's resolve.go, and JSON after it, make of it."""
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        # What goyaml.v2's resolve.go, and JSON after it, make of each.
-        ("3e-4", 3e-4),
-        ("1e3", 1000),
-        ("1.0", 1),
-        ("1.5", 1.5),
-        (".5", 0.5),
-        ("+.5", 0.5),
-        ("5.", 5),
-        ("0x10", 16),
-        ("0b11", 3),
-        ("-0b11", -3),
-        ("017", 15),
-        ("0o17", 15),
-        ("08", 8),
-        ("1_000", 1000),
-        ("-7", -7),
-        ("+7", 7),
-        ("0", 0),
-        ("1e21", 1e21),
-        ("9223372036854775807", 2**63 - 1),
-        ("18446744073709551615", 2**64),
-        ("99999999999999999999", 10**20),
-        ("123456789012345678901234567890", 1.2345678901234568e29),
-        ("-9223372036854775809", -(2**63)),
-        ("0xffffffffffffffff", 2**64),
-        ("0x1ffffffffffffffff", "0x1ffffffffffffffff"),
-        ("02000000000000000000000", 2e21),
-        ("1e400", "1e400"),
-        (".5_0", 0.5),
-        (".5_", ".5_"),
-        ("true", True),
-        ("FALSE", False),
-        ("~", None),
-        ("null", None),
-        ("tRUE", "tRUE"),
-        ("1:30", "1:30"),
-        ("2026-01-02", "2026-01-02"),
-        ("1.2.3", "1.2.3"),
-        ("e3", "e3"),
-        ("-", "-"),
-        ("0x", "0x"),
-        ("on", "on"),
-        ("Yes", "Yes"),
-    ],
-)
-def test_a_plain_scalar_has_the_value_that_kubectl_gives_it(text, value):
-    read = scalar(text)
-    assert read == value
-    assert isinstance(read, type(value))
+
+def test_every_plain_scalar_has_the_value_that_kubectl_gives_it():
+    read = {text: scalar(text) for text, _ in PLAIN}
+    wrong = [
+        f"{text}: {read[text]!r} and not {value!r}"
+        for text, value in PLAIN
+        if read[text] != value or not isinstance(read[text], type(value))
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_whole_floats_become_whole_numbers_as_in_json():

@@ -68,23 +68,57 @@ def contains(whole, part):
     return whole == part
 
 
-@pytest.mark.parametrize("role", TEMPLATED)
-@pytest.mark.parametrize("field", sorted(properties("spec").keys() - GOVERNED))
-def test_a_field_of_the_pod_is_in_the_cluster_and_has_no_effect_on_one_machine(role, field):
-    value = sample(properties("spec")[field])
-    found = job(role, {"spec": {field: value}})
-    assert contains(pod(found, role)[field], value)
-    assert any(f"spec.{field}" in note for note in honours.notes(found))
+def _fields(*path):
+    return sorted(properties(*path).keys() - GOVERNED)
+
+
+def _wrong_in_the_pod(role, fields):
+    """Return the fields of the pod that are not in the cluster's pod, or not named as without effect on one machine."""
+    wrong = []
+    for field in fields:
+        value = sample(properties("spec")[field])
+        found = job(role, {"spec": {field: value}})
+        rendered = pod(found, role).get(field)
+        if not contains(rendered, value):
+            wrong.append(f"{role}: spec.{field}: {value} is not in {rendered}")
+        if not any(f"spec.{field}" in note for note in honours.notes(found)):
+            wrong.append(f"{role}: spec.{field}: no note says that it has no effect")
+    return wrong
+
+
+def _wrong_in_the_main_container(role, fields):
+    """Return the fields of the main container that are not in the cluster's pod, or whose note is wrong."""
+    wrong = []
+    for field in fields:
+        value = sample(properties("spec", "containers")[field])
+        if field == "env":
+            value = [{"name": "MINE", "value": "1"}]
+        found = job(role, {"spec": {"containers": [{"name": "main", field: value}]}})
+        main = next(container for container in pod(found, role)["containers"] if container["name"] == "main")
+        if not contains(main.get(field), value):
+            wrong.append(f"{role}: containers[main].{field}: {value} is not in {main.get(field)}")
+        noted = any(f"{field} of main" in note for note in honours.notes(found))
+        if noted == (field in honours.HONOURED_IN_MAIN):
+            wrong.append(f"{role}: containers[main].{field}: honoured and noted, or neither")
+    return wrong
+
+
+def test_every_field_of_the_pod_is_in_the_cluster_and_has_no_effect_on_one_machine():
+    assert len(_fields("spec")) > 30
+    wrong = _wrong_in_the_pod("trainer", _fields("spec"))
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_field_of_the_main_container_is_in_the_cluster_and_honoured_or_noted_on_one_machine():
+    assert len(_fields("spec", "containers")) > 15
+    wrong = _wrong_in_the_main_container("trainer", _fields("spec", "containers"))
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("role", TEMPLATED)
-@pytest.mark.parametrize("field", sorted(properties("spec", "containers").keys() - GOVERNED))
-def test_a_field_of_the_main_container_is_in_the_cluster_and_honoured_or_said_on_one_machine(role, field):
-    value = sample(properties("spec", "containers")[field])
-    if field == "env":
-        value = [{"name": "MINE", "value": "1"}]
-    found = job(role, {"spec": {"containers": [{"name": "main", field: value}]}})
-    main = next(container for container in pod(found, role)["containers"] if container["name"] == "main")
-    assert contains(main[field], value)
-    said = any(f"{field} of main" in note for note in honours.notes(found))
-    assert said == (field not in honours.HONOURED_IN_MAIN)
+def test_the_template_of_every_role_is_merged(role):
+    """The merge is one function: of each kind of field one is enough, a value, a mapping, a list and a keyed list."""
+    of_the_pod = ["priorityClassName", "nodeSelector", "tolerations", "volumes"]
+    of_the_container = ["env", "image", "resources", "volumeMounts"]
+    wrong = _wrong_in_the_pod(role, of_the_pod) + _wrong_in_the_main_container(role, of_the_container)
+    assert not wrong, "\n".join(wrong)

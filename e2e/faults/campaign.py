@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 CASES_PER_RUN = 24
 STEPS_PER_CASE = 4
 RUNS_AT_ONCE = 6
-PATIENCE_SECONDS = 45.0
+PATIENCE_SECONDS = 120.0
 """For one case, from arming it to the next batch applied."""
 DISK_BYTES = 24 << 20
 

@@ -1,4 +1,4 @@
-"""What a cluster makes of a job: its objects, and what the operator does with it in the course of its life."""
+"""What a cluster makes of a job: its objects, and what the operator does with it from creation to deletion."""
 
 from __future__ import annotations
 
@@ -10,19 +10,30 @@ from types import ModuleType
 from typing import Any
 
 from rljob.api.models import RLJob
-from rljob.manifests import problems, render
+from rljob.manifests import render
 from rljob.manifests.context import Context
 
 WORLD = Path(__file__).parents[2] / "operator" / "tests" / "world.py"
 
 
-def in_cluster(job: RLJob) -> Any:
-    """Return what becomes of a job, as the user wrote it: why it is refused, or its objects and its life."""
-    refused = problems(job)
-    if refused:
-        return refused
-    roles = render(job, Context(uid="uid"))
-    return [(role.name, role.hash, role.objects) for role in roles], list(_life(job))
+HASHES = ("rljob.dev/role-hash", "rljob.dev/intent")
+"""Annotations that follow from the whole spec; a field that changes only these has no effect."""
+
+
+def rendered(job: RLJob) -> list[Any]:
+    """Return the objects of a job, without hashes."""
+    return [_without_hashes(body) for role in render(job, Context(uid="uid")) for body in role.objects]
+
+
+def _without_hashes(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_hashes(inner) for key, inner in value.items() if key not in HASHES}
+    return [_without_hashes(inner) for inner in value] if isinstance(value, list) else value
+
+
+def decisions(job: RLJob) -> list[Any]:
+    """Return what the operator decides about a job from its creation to its deletion."""
+    return list(_life(job))
 
 
 def _life(job: RLJob) -> Iterator[Any]:

@@ -104,6 +104,8 @@ class BreakingClient(Client):
         self.broken = asyncio.Event()
         self.gone = 0
         """So many watches are told that they are too old."""
+        self.cut = set[str]()
+        """Resources whose watches were made to end."""
 
     async def watch(self, resource: Resource, *arguments: Any, **options: Any) -> AsyncIterator[bytes]:
         if self.gone:
@@ -120,6 +122,7 @@ class BreakingClient(Client):
                 if not reading.done():
                     reading.cancel()
             if not reading.done() or reading.cancelled() or self.broken.is_set():
+                self.cut.add(resource.plural)
                 raise UnavailableError(0, "", "injected: the connection was reset")
             if not reading.result():
                 return

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from e2e.integration.operators import Object, job
-from e2e.integration.scene import SECONDS
+from e2e.integration.operators import SECONDS, Object, job
 from rljob.manifests.context import Cluster
 from tools.cluster.client import API, VERSIONS
 from tools.cluster.controlplane import ControlPlane

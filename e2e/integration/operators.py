@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,10 +35,17 @@ from rljob.manifests.context import Cluster
 from rljob.operator.config import Settings
 from rljob.operator.kube import Client
 from rljob.operator.metrics import Metrics
-from rljob.operator.reconcile import Planner
+from rljob.operator.plan import Key
+from rljob.operator.reconcile import Planner, Result
+from rljob.operator.resources import RLJOBS
 from rljob.operator.service import Operator
 
 Object = dict[str, Any]
+SOON = 1.0
+"""Seconds. A reconcile that asks for another one within this time is not the last: a status is held back for a second,
+and the first retries of a refused write follow after a second and less."""
+SECONDS = 120.0
+"""Of a wait: on a busy machine what takes two seconds has taken thirty."""
 LEASE = {"durationSeconds": 15, "renewSeconds": 10, "retrySeconds": 0.5}
 """A lease whose end a test can wait for, and that a busy machine does not lose by itself."""
 
@@ -54,26 +62,58 @@ def settings(namespaces: Sequence[str], **changes: Any) -> Settings:
     return Settings.model_validate({**data, **changes}, by_alias=True, by_name=False)
 
 
+class Reconciles:
+    """Observes every reconcile of an operator in this process: its beginning, its end, and whether it was quiet.
+
+    A reconcile is quiet if it ended well, wrote nothing, and asks for no other one within :data:`SOON`.
+    """
+
+    def __init__(self, operator: Operator, writes: Callable[[], dict[str, int]]) -> None:
+        self.begun: Counter[Key] = Counter()
+        self.ended: Counter[Key] = Counter()
+        self.quiet: dict[Key, bool] = {}
+        self._writes = writes
+        self._reconcile = operator._reconciler.reconcile
+        object.__setattr__(operator._reconciler, "reconcile", self._observed)
+
+    async def _observed(self, key: Key) -> Result:
+        self.begun[key] += 1
+        before, quiet = self._writes(), False
+        try:
+            result = await self._reconcile(key)
+            last = result.what == "done" and (result.after is None or result.after > SOON)
+            quiet = last and self._writes() == before
+            return result
+        finally:
+            self.quiet[key] = quiet
+            self.ended[key] += 1
+
+
 @dataclass
 class RunningOperator:
     """An operator in this process."""
 
     operator: Operator
     client: Client
+    namespace: str
+    """The first of those it looks at."""
     task: asyncio.Task[None]
     stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.reconciles = Reconciles(self.operator, lambda: self.writes)
 
     @property
     def writes(self) -> dict[str, int]:
         """Writes it has sent, by verb and plural, without Leases."""
         return {what: count for what, count in self.client.writes.items() if not what.endswith(" leases")}
 
-    async def wait_synced(self, seconds: float = 20.0) -> None:
+    async def wait_synced(self, seconds: float = SECONDS) -> None:
         """Return when it leads and its caches are filled."""
         async with asyncio.timeout(seconds):
             await self.operator.synced.wait()
 
-    async def idle(self, quiet: float = 1.0, seconds: float = 30.0) -> None:
+    async def idle(self, quiet: float = 1.0, seconds: float = SECONDS) -> None:
         """Return when it has written nothing for ``quiet`` seconds and has nothing to do."""
         deadline, last, since = time.monotonic() + seconds, self.writes, time.monotonic()
         while time.monotonic() - since < quiet:
@@ -82,6 +122,36 @@ class RunningOperator:
             await asyncio.sleep(0.05)
             if self.writes != last or len(self.operator.queue):
                 last, since = self.writes, time.monotonic()
+
+    async def sees(self, body: Object) -> None:
+        """Return when the cache holds an RLJob or a child as ``body`` has it, or a newer version."""
+        meta, caches = body["metadata"], self.operator.caches
+        cache: Any = caches.jobs if body["kind"] == RLJOBS.kind else caches.children[body["kind"]]
+        async with asyncio.timeout(SECONDS):
+            while True:
+                found = cache.find(meta["namespace"], meta["name"])
+                if found is not None and int(found.metadata.resource_version) >= int(meta["resourceVersion"]):
+                    return
+                await asyncio.sleep(0.01)
+
+    async def reconciled(self, name: str = "sums") -> bool:
+        """Have a job reconciled on what the caches hold now; return after that whether it was quiet."""
+        key = self.namespace, name
+        number = self.reconciles.begun[key] + 1  # one that has begun already may have missed something
+        self.operator.queue.add(key)
+        async with asyncio.timeout(SECONDS):
+            while self.reconciles.ended[key] < number:
+                await asyncio.sleep(0.01)
+        return self.reconciles.quiet[key]
+
+    async def settled(self, name: str = "sums") -> None:
+        """Return when a job was reconciled on what the caches hold now, that was quiet, and no job waits.
+
+        What is wrong after that stays wrong: no event, no timer and no write of the operator itself is to come.
+        """
+        async with asyncio.timeout(SECONDS):
+            while not await self.reconciled(name) or len(self.operator.queue):
+                await asyncio.sleep(0.05)
 
     async def end(self) -> None:
         """Stop it in good order, as SIGTERM does; raises what it ended with."""
@@ -126,7 +196,7 @@ async def running_operator(
     async with client(access, count=metrics.count_request, timeout_s=chosen.request_seconds) as kube:
         operator = Operator(kube, chosen, namespaces[0], f"test-{uuid.uuid4().hex[:8]}", metrics, planner, wall)
         stop = asyncio.Event()
-        running = RunningOperator(operator, kube, asyncio.create_task(operator.run(stop)), stop)
+        running = RunningOperator(operator, kube, namespaces[0], asyncio.create_task(operator.run(stop)), stop)
         try:
             if synced:
                 waiting = asyncio.create_task(running.wait_synced())
@@ -195,7 +265,7 @@ class OperatorProcess:
         except (aiohttp.ClientError, OSError, TimeoutError):
             return None
 
-    async def wait_leader(self, seconds: float = 30.0) -> None:
+    async def wait_leader(self, seconds: float = SECONDS) -> None:
         """Return when it leads and is ready."""
         async with asyncio.timeout(seconds):
             while await self.metric("rljob_operator_leader") != 1.0 or await self.text("/readyz") is None:
@@ -207,7 +277,7 @@ class OperatorProcess:
         self.process.kill()
         self.process.wait()
 
-    def terminate(self, seconds: float = 20.0) -> int:
+    def terminate(self, seconds: float = SECONDS) -> int:
         """End it in good order (SIGTERM); return its exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(seconds)

@@ -7,13 +7,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from e2e.integration.operators import Object, running_operator
+from e2e.integration.operators import SECONDS, Object, running_operator
 from rljob.manifests.labels import INTENT
 from rljob.operator.resources import BY_KIND, CHILDREN, PODS, RLJOBS, SECRETS
 from tools.cluster.controlplane import ControlPlane
-
-SECONDS = 60.0
-"""A wait's: on a busy machine what takes two seconds has taken thirty."""
 
 
 class Scene:

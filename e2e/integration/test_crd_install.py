@@ -69,11 +69,6 @@ def test_the_quickstart_is_a_job_for_a_cluster_as_it_is(cluster, namespace):
     assert "created" in cluster.kubectl("create", "-n", namespace, "--dry-run=server", "-f", path)
 
 
-def test_an_example_with_files_of_a_machine_is_refused_with_what_to_do(cluster, namespace):
-    with pytest.raises(RuntimeError, match="in a cluster put it into the job's storage and write job://PATH"):
-        cluster.kubectl("create", "-n", namespace, "--dry-run=server", "-f", str(ROOT / "examples" / "own_data.yaml"))
-
-
 def sample(schema, field=""):
     """Return a value that a schema allows, with every field in it."""
     if "enum" in schema:

@@ -13,7 +13,7 @@ from rljob.operator.planning import budgets
 from tools.cluster.client import ApiError
 from tools.cluster.controlplane import ControlPlane
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 TOO_MANY_REQUESTS = 429
 

@@ -70,7 +70,7 @@ def on_clusters() -> list[Path]:
     return [page for page in PAGES if any(block.cluster for block in blocks(page))]
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", on_clusters(), ids=lambda page: page.name)
 def test_the_commands_of_a_page_work_on_a_cluster(page: Path, plane: ControlPlane, reader: Path):
     with ExitStack() as stack:

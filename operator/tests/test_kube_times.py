@@ -24,7 +24,7 @@ async def test_a_write_is_given_up_in_the_time_that_the_lease_leaves_it():
     app.router.add_route("*", "/{path:.*}", answer)
     async with TestServer(app) as server, Client(Access(str(server.make_url("")).rstrip("/"))) as client:
         client.limit_writes(0.05)
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(60.0):
             assert await client.get(SERVICES, "research", "a")
             with pytest.raises(UnavailableError):
                 await client.create(SERVICES, "research", {})

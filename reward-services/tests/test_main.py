@@ -51,10 +51,11 @@ def start(
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
 
-def wait_until_listening(service: subprocess.Popen[str]) -> None:
+def wait_until(service: subprocess.Popen[str], words: str) -> None:
+    """Return when the service has logged ``words``."""
     assert service.stderr is not None
     for line in service.stderr:
-        if "Uvicorn running" in line:
+        if words in line:
             return
     pytest.fail(f"the service ended with exit code {service.wait()}")
 
@@ -62,7 +63,7 @@ def wait_until_listening(service: subprocess.Popen[str]) -> None:
 def test_the_service_scores_and_leaves_nothing_behind(tmp_path, unused_tcp_port):
     service = start(tmp_path, "right", unused_tcp_port)
     try:
-        wait_until_listening(service)
+        wait_until(service, "Uvicorn running")
         url = f"http://127.0.0.1:{unused_tcp_port}"
         assert httpx.get(f"{url}/readyz").status_code == 200
         problem = {"question": "1 + 1 =", "answer": "2", "metadata": {"source_dataset": "chain_sum"}}
@@ -74,7 +75,7 @@ def test_the_service_scores_and_leaves_nothing_behind(tmp_path, unused_tcp_port)
         workers = [os.pidfd_open(child.pid) for child in psutil.Process(service.pid).children()]
         assert len(workers) == 2
         service.send_signal(signal.SIGTERM)
-        assert service.wait(10) == 0
+        assert service.wait(60) == 0
         assert sorted(select.select(workers, [], [], 0)[0]) == sorted(workers)
     finally:
         service.kill()
@@ -83,7 +84,7 @@ def test_the_service_scores_and_leaves_nothing_behind(tmp_path, unused_tcp_port)
 
 def test_a_name_that_is_no_reward_of_the_job_ends_the_service_with_a_sentence(tmp_path):
     service = start(tmp_path, "wrong")
-    _, told = service.communicate(timeout=30)
+    _, told = service.communicate(timeout=100)
     assert service.returncode == 2
     assert "RLJOB_NAME is 'wrong', which is no reward of the job; name one of them" in told
 
@@ -92,7 +93,7 @@ def test_a_function_of_one_s_own_is_a_service_in_ten_lines(tmp_path, unused_tcp_
     listen = f":{unused_tcp_port}"  # as in a pod, which may have an address of one family alone
     service = start(tmp_path, "own", program=[str(EXAMPLE)], RLJOB_LISTEN=listen)
     try:
-        wait_until_listening(service)
+        wait_until(service, "Uvicorn running")
         item = {"task": "sums", "prompt": "", "finish": "stop", "problem": {"answer": "7"}}
         items = [{**item, "sample": f"g0.{i}", "completion": f"<answer>{i}</answer>"} for i in (7, 8)]
         items += [{**item, "sample": "g0.9", "completion": "", "problem": {}}]
@@ -102,16 +103,23 @@ def test_a_function_of_one_s_own_is_a_service_in_ten_lines(tmp_path, unused_tcp_
         assert (right["reward"], wrong["reward"]) == (pytest.approx(0.82), pytest.approx(-0.18))
         assert broken["error"] == "reward own raised KeyError: 'answer'"
         service.send_signal(signal.SIGTERM)
-        assert service.wait(10) == 0
+        assert service.wait(60) == 0
     finally:
         service.kill()
         service.communicate()
 
 
-SLOW = (
-    "import time\nfrom rljob.rewards.sdk import serve\n"
-    "def reward(completion): time.sleep(1.5); return 1.0\nserve(reward)"
-)
+SLOW = """
+import pathlib, time
+from rljob.rewards.sdk import serve
+here = pathlib.Path(__file__).parent
+def reward(completion):
+    (here / "begun").touch()
+    while not (here / "go").exists():
+        time.sleep(0.01)
+    return 1.0
+serve(reward)
+"""
 
 
 @pytest.mark.parametrize("pod", ["", "sums-reward-own-x"])
@@ -120,14 +128,18 @@ def test_a_service_in_a_pod_that_is_to_end_finishes_what_it_was_asked(tmp_path, 
     (tmp_path / "slow.py").write_text(SLOW)
     service = start(tmp_path, "own", unused_tcp_port, [str(tmp_path / "slow.py")], RLJOB_INSTANCE=pod)
     try:
-        wait_until_listening(service)
+        wait_until(service, "Uvicorn running")
         item = {"sample": "g0.0", "task": "sums", "prompt": "", "finish": "stop", "problem": {}, "completion": ""}
         with ThreadPoolExecutor(1) as asker:
             url = f"http://127.0.0.1:{unused_tcp_port}/v1/score"
-            asked = asker.submit(httpx.post, url, content=json.dumps({"items": [item]}), timeout=20)
-            time.sleep(0.3)  # it is being scored
+            asked = asker.submit(httpx.post, url, content=json.dumps({"items": [item]}), timeout=100)
+            while not (tmp_path / "begun").exists():
+                time.sleep(0.01)
             service.send_signal(signal.SIGTERM)
-            assert service.wait(10) == 0
+            wait_until(service, "Shutting down")
+            if pod:
+                (tmp_path / "go").touch()
+            assert service.wait(60) == 0
             if pod:
                 assert [score["reward"] for score in asked.result().json()["scores"]] == [1.0]
             else:
@@ -139,5 +151,5 @@ def test_a_service_in_a_pod_that_is_to_end_finishes_what_it_was_asked(tmp_path, 
 
 def test_a_check_of_rewards_that_are_right_says_nothing(tmp_path):
     service = start(tmp_path, "", program=["-m", "rljob.rewards.main", "--check"])
-    _, told = service.communicate(timeout=30)
+    _, told = service.communicate(timeout=100)
     assert (service.returncode, told) == (0, "")

@@ -59,9 +59,9 @@ async def test_requests_at_once_share_all_workers():
 
 async def test_a_sample_that_overruns_costs_itself_alone():
     before = metrics.TIMEOUTS._value.get()
-    async with Pool(score, "slow", processes=1, timeout_seconds=0.5) as pool:
+    async with Pool(score, "slow", processes=1, timeout_seconds=2) as pool:
         first, bad, *rest = await pool.score([item("a"), item("b", HANG), item("c"), item("d")])
-    assert bad == Score("b", 0.0, {}, "reward slow took longer than 0.5 s")
+    assert bad == Score("b", 0.0, {}, "reward slow took longer than 2 s")
     assert [(v.sample, v.error) for v in (first, *rest)] == [("a", ""), ("c", ""), ("d", "")]
     assert first.reward != rest[0].reward == rest[1].reward, "the worker was to be replaced, once"
     assert gone(int(first.reward))
@@ -69,9 +69,9 @@ async def test_a_sample_that_overruns_costs_itself_alone():
 
 
 async def test_the_limit_is_for_each_sample_not_for_a_chunk():
-    async with Pool(score, "r", processes=1, timeout_seconds=1) as pool:
-        verdicts = await pool.score([item(f"g{i}.0", NAP) for i in range(12)])
-    assert [v.error for v in verdicts] == [""] * 12
+    async with Pool(score, "r", processes=1, timeout_seconds=2) as pool:
+        verdicts = await pool.score([item(f"g{i}.0", NAP) for i in range(22)])
+    assert [v.error for v in verdicts] == [""] * 22
     assert len({v.reward for v in verdicts}) == 1, "together they took longer than the limit, each did not"
 
 
@@ -93,7 +93,7 @@ async def test_a_worker_that_is_killed_while_idle_costs_nothing():
 
 
 async def test_a_request_that_is_given_up_is_not_scored():
-    async with Pool(score, "r", processes=1, timeout_seconds=0.5) as pool:
+    async with Pool(score, "r", processes=1, timeout_seconds=2) as pool:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
                 await pool.score([item("a", HANG), *(item(f"b{i}", HANG) for i in range(1000))])

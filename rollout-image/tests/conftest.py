@@ -43,7 +43,7 @@ class FakeCoordinator:
         for socket in self._sockets:
             await socket.send_bytes(encode_frame(list(messages)))
 
-    async def until(self, matches: Callable, seconds=30.0):
+    async def until(self, matches: Callable, seconds=60.0):
         """Return the first received message that matches; it is taken out of ``received``."""
         async with asyncio.timeout(seconds):
             while True:
@@ -54,10 +54,10 @@ class FakeCoordinator:
                 self._changed.clear()
                 await self._changed.wait()
 
-    async def next(self, kind, seconds=30.0):
+    async def next(self, kind, seconds=60.0):
         return await self.until(lambda m: isinstance(m, kind), seconds)
 
-    async def completion(self, part, seconds=30.0):
+    async def completion(self, part, seconds=60.0):
         batch = await self.until(
             lambda m: isinstance(m, Completions) and any(item.part == part for item in m.items), seconds
         )

@@ -124,7 +124,7 @@ class World:
         return self.engines[-1]
 
     async def registered(self):
-        return await self.coordinator.next(RegisterEngine, seconds=5)
+        return await self.coordinator.next(RegisterEngine, seconds=60)
 
     async def say(self, *messages):
         await self.coordinator.say(*messages)
@@ -139,18 +139,18 @@ class World:
     async def in_service(self):
         registration = await self.registered()
         await self.update()
-        await self.coordinator.next(WeightAck, seconds=5)
+        await self.coordinator.next(WeightAck, seconds=60)
         return registration
 
     async def said(self):
         """Return once the agent has taken in all that was said: it answers an order that fails at once."""
         self.engine.fail.add("join")
         await self.update(number=99)
-        await self.coordinator.until(lambda m: isinstance(m, WeightFailed) and m.update == 99, 5)
+        await self.coordinator.until(lambda m: isinstance(m, WeightFailed) and m.update == 99, 60)
         self.engine.fail.discard("join")
 
     async def prompts(self, count):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while len(self.engine.prompts) < count:
                 await asyncio.sleep(0)
 
@@ -336,7 +336,7 @@ async def test_a_drained_agent_ends_when_everything_is_acknowledged(world):
     done = await world.coordinator.completion(Part("a", 0, 0))
     assert not world.running.done()
     await world.say(AckCompletions([done.part]))
-    await asyncio.wait_for(world.running, 5)
+    await asyncio.wait_for(world.running, 60)
     assert world.engine.calls[-1] == "stop"
 
 
@@ -351,18 +351,19 @@ async def test_an_agent_that_is_told_to_end_hands_back_what_it_has_and_takes_not
     await world.say(ask("d"))
     assert not leaving.done()
     await world.say(AckCompletions([Part(sample, 0, 0) for sample in "abc"]))
-    await asyncio.wait_for(leaving, 5)
+    await asyncio.wait_for(leaving, 60)
     assert len(world.engine.prompts) == 2
 
 
-async def test_an_agent_that_has_nobody_to_hand_back_to_leaves_at_once(world):
+async def test_an_agent_that_has_nobody_to_hand_back_to_leaves_at_once(world, monkeypatch):
+    monkeypatch.setattr(agent_module, "LEAVING_SECONDS", 1000.0)
     await world.in_service()
     await world.say(ask("a"))
     await world.prompts(1)
     await world.coordinator.stop()
     while world.agent._link.connected:
         await asyncio.sleep(0)
-    await asyncio.wait_for(world.agent.leave(), agent_module.LEAVING_SECONDS / 2)
+    await asyncio.wait_for(world.agent.leave(), 60)
 
 
 async def test_an_engine_says_which_pod_it_is_in(coordinator):
@@ -383,7 +384,7 @@ async def test_a_pod_is_ready_while_its_engine_is_well_whether_or_not_it_has_wei
     await world.registered()
     assert ready.exists()
     await world.update()
-    await world.coordinator.next(WeightAck, seconds=5)
+    await world.coordinator.next(WeightAck, seconds=60)
     assert ready.exists()
     world.engine.die()
     while ready.exists():

@@ -81,7 +81,7 @@ def test_vllm_is_asked_about_arguments(environment, monkeypatch, code, found):
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 def test_the_real_vllm_knows_its_arguments(environment):
     """And no others: see e2e/test_bad_input.py. Each time it is asked it takes ten seconds."""
     assert list(preflight.check(environment(args=["--block-size", "32"]))) == []

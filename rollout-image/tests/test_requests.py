@@ -69,7 +69,10 @@ class Bench:
         self.table.generate(Generate(part(name, attempt), name.encode(), SamplingParams(1.0, 5, [], 1)))
 
     async def settle(self):
-        await asyncio.sleep(2 * requests.FLUSH_SECONDS)
+        for _ in range(10):  # what has ended is taken in
+            await asyncio.sleep(0)
+        while self.table._flush_due:
+            await asyncio.sleep(requests.FLUSH_SECONDS)
 
     def completions(self):
         return [(item.part, item.finish) for m in self.sent if isinstance(m, Completions) for item in m.items]

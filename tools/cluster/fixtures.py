@@ -16,7 +16,7 @@ from tools.cluster.controlplane import ControlPlane
 
 ROOT = Path(__file__).parents[2]
 NODES, GPUS = 4, 8
-TIMEOUT_SECONDS = 180
+TIMEOUT_SECONDS = 300
 PROGRAMS = {"apiserver": ("controlplane", "kwok", "helm"), "cluster": ("controlplane", "coredns", "pause", "helm")}
 """Marker → the programs that its tests need."""
 

@@ -46,7 +46,7 @@ class Pod:
 
     def run(self, *arguments):
         process = self.start(*(arguments or ("--", *self.spec["initializer"]["command"])))
-        _, said = process.communicate(timeout=40)
+        _, said = process.communicate(timeout=100)
         return process.returncode, said
 
     def times(self):
@@ -110,4 +110,4 @@ def test_a_signal_reaches_the_command(pod):
     with pod.start("--", *pod.spec["initializer"]["command"]) as process:
         assert process.stdout.readline() == "ready\n"
         process.terminate()
-        assert process.wait(20) == 128 + signal.SIGTERM
+        assert process.wait(60) == 128 + signal.SIGTERM

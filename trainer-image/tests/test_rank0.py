@@ -36,7 +36,7 @@ async def test_commands_arrive_in_order_and_cancellations_at_once(coordinator, r
     await coordinator.tell(m.TrainerRegistered(3, 5), m.SendWeights(3, 1, []), m.CancelSend(3, 1, "e"), m.Stop("end"))
     kinds = [type(await command(rank0)) for _ in range(3)]
     assert kinds == [m.TrainerRegistered, m.SendWeights, m.Stop]
-    assert cancelled.get(timeout=5).engine == "e"
+    assert cancelled.get(timeout=60).engine == "e"
 
 
 async def test_a_reconnect_repeats_results_and_drops_commands_that_will_be_said_again(coordinator, rank0):

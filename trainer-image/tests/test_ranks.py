@@ -45,7 +45,7 @@ def on_ranks(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
         process.start()
     results = [reader.recv() if reader.poll(40) else ("timeout", None) for reader, _ in pipes]
     for process in processes:
-        process.join(5)
+        process.join(60)
         process.kill()
     assert all(problem == "" for problem, _ in results), results
     return [result for _, result in results]

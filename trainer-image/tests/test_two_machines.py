@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 RANK = """
-import torch
+import logging, os, torch
+from rljob.trainer import world
+world.TELL_SECONDS = 0.0
+logging.basicConfig(level="INFO", filename=f"{os.path.dirname(os.path.abspath(__file__))}/log{os.environ['RANK']}")
 from rljob.trainer.world import join_world, leave_world
 world = join_world()
 total = world.sum(torch.tensor([1.0 + world.rank]))
@@ -35,8 +38,19 @@ nodes = launch.Nodes(2, rank, "first.example:29500", f"10.9.0.{rank + 1}")
 sys.exit(launch.launch([sys.executable, f"{directory}/rank.py"], 1, nodes))
 """
 MACHINES = """
-import subprocess, sys, time
+import os, subprocess, sys, time
 directory = sys.argv[1]
+def network(process): return os.readlink(f"/proc/{process}/ns/net")
+def until(what):
+    while not what():
+        assert all(node.poll() is None for node in nodes)
+        time.sleep(0.02)
+def waits():  # by a name that it does not know yet
+    try:
+        with open(f"{directory}/log1") as log:
+            return "waiting for rank 0" in log.read()
+    except FileNotFoundError:
+        return False
 def run(*words): subprocess.run(["ip", *words], check=True)
 run("link", "add", "switch", "type", "bridge")
 run("link", "set", "switch", "up")
@@ -46,13 +60,13 @@ try:
         node = subprocess.Popen(["unshare", "--net", "--mount", "--uts", sys.executable, f"{directory}/node.py",
                                  str(rank), directory], stdin=subprocess.PIPE, text=True)
         nodes.append(node)
-        time.sleep(0.5)  # until it has a network of its own
+        until(lambda: network(node.pid) != network("self"))
         run("link", "add", f"port{rank}", "master", "switch", "type", "veth", "peer", f"cable{rank}", "netns",
             str(node.pid))
         run("link", "set", f"port{rank}", "up")
         node.stdin.write("\\n")
         node.stdin.flush()
-    time.sleep(3)
+    until(waits)
     with open(f"{directory}/hosts1", "a") as hosts:
         hosts.write("10.9.0.1 first.example\\n")
     sys.exit(max(node.wait(120) for node in nodes))
@@ -62,7 +76,7 @@ finally:
 """
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(os.getuid() != 0 or not shutil.which("ip"), reason="networks are root's, and made with iproute2")
 def test_two_machines_meet_by_a_name_that_comes_late(tmp_path: Path) -> None:
     for name, text in {"rank.py": RANK, "node.py": NODE, "machines.py": MACHINES}.items():

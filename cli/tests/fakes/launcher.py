@@ -80,7 +80,7 @@ class Launcher:
 
     def run(self, *options):
         process = self.start(*options)
-        out, err = process.communicate(timeout=50)
+        out, err = process.communicate(timeout=100)
         return process.returncode, out, err
 
     def rljob(self, *arguments):
@@ -102,7 +102,7 @@ class Launcher:
 
     def wait_for(self, subject, event, count=1):
         """Wait for an event of the run; what another process writes can only be looked at."""
-        deadline = time.monotonic() + 40
+        deadline = time.monotonic() + 100
         while time.monotonic() < deadline:
             found = [e for e in self.events() if (e["subject"], e["event"]) == (subject, event)]
             if len(found) >= count:

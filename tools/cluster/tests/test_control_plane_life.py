@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -131,7 +130,6 @@ def test_what_an_object_owns_goes_with_it_once_the_controllers_run(cluster: Cont
     cluster.api.create(config("owned", namespace=namespace, ownerReferences=owned_by(owner)))
     path = cluster.api.path("v1", "ConfigMap", namespace, "owned")
     cluster.api.delete(cluster.api.path("v1", "ConfigMap", namespace, "owner"))
-    time.sleep(0.3)  # in which it would have gone
     assert cluster.api.exists(path)
     cluster.start("controller-manager")
     cluster.api.wait_gone(path)
