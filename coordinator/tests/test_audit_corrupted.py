@@ -15,11 +15,10 @@ import msgspec
 import pytest
 from ledgers import alter, ask, batch_of, copy, make_run, payload_at
 
-from rljob.coordinator.audit import PROPERTIES, audit
-from rljob.coordinator.reading import NoRunError
-from rljob.coordinator.segments import HEADER, Segments
-from rljob.coordinator.store import payload_digest
-from rljob.coordinator.trajectory import PayloadRecord
+from rljob.ledger.audit import PROPERTIES, audit
+from rljob.ledger.payload_record import PayloadRecord, payload_digest
+from rljob.ledger.reader import NoRunError
+from rljob.ledger.segments import HEADER, Segments
 from rljob.protocol.messages import VersionSpan
 from rljob.protocol.status import Progress, RunStatus, encode_status
 
@@ -465,7 +464,7 @@ def test_what_is_no_run_or_of_another_version_is_refused_in_a_sentence(finished_
     with pytest.raises(NoRunError, match=r"job.json is of another version of rljob"):
         audit(run)
     alter(run, "PRAGMA user_version=7")
-    with pytest.raises(NoRunError, match=r"another version of rljob \(ledger 7, this one reads up to 2\)"):
+    with pytest.raises(NoRunError, match=r"another version of rljob \(ledger 7, this one reads 3\)"):
         audit(run)
 
 

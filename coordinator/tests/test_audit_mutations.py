@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from ledgers import make_run
 
-from rljob.coordinator.audit import audit
+from rljob.ledger.audit import audit
 
 Row = dict[str, Any]
 DELETED = object()

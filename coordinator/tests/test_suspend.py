@@ -184,5 +184,5 @@ async def test_figures_that_are_not_finite_are_left_out(new_world: Any, tmp_path
     world.connect_all()
     await world.settle()
     assert world.run.finished
-    rows = world.run.store.query("SELECT metrics FROM applied")
+    rows = world.run.ledger.query("SELECT metrics FROM applied")
     assert [row["metrics"] for row in rows] == ['{"tokens": 3.0}'] * 2

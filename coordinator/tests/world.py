@@ -25,7 +25,7 @@ from rljob.coordinator.connections import Connections
 from rljob.coordinator.peers import Peer
 from rljob.coordinator.recovery import recover
 from rljob.coordinator.run import Run
-from rljob.coordinator.store import Store
+from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import messages as m
 
 
@@ -348,7 +348,7 @@ class World:
 
     async def start(self) -> None:
         """Start the coordinator (again)."""
-        self.store = Store(self.storage)
+        self.store = LedgerWriter(self.storage)
         self.store.db.execute("PRAGMA synchronous=OFF")  # a kill loses nothing that the system has
         self.run = Run(self.manifest.spec, self.store)
         self.connections = Connections(self.run)

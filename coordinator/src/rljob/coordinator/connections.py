@@ -13,7 +13,7 @@ from rljob.coordinator.engines import Engine
 from rljob.coordinator.metrics import REFUSED
 from rljob.coordinator.peers import Peer
 from rljob.coordinator.run import Run
-from rljob.coordinator.store import SCHEMA_VERSION
+from rljob.ledger.store import SCHEMA_VERSION
 from rljob.protocol import messages as m
 
 log = logging.getLogger(__name__)

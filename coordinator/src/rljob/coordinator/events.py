@@ -5,7 +5,6 @@ The trainer's messages are taken by the policy.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 from rljob.coordinator.engines import Engine
 from rljob.coordinator.peers import Peer
 from rljob.coordinator.trajectory import Trajectory
+from rljob.ledger.states import Kind, State
 from rljob.protocol import messages as m
 from rljob.scheduling.dispatch import EngineLoad
 
@@ -44,18 +44,14 @@ class Events:
             trajectory = None
         if trajectory is not None:
             run.trajectories.done(message.sample)
-            run.store.execute(
-                "UPDATE samples SET state = 'scored', reward = ?, metrics = ?, text = ? WHERE id = ?",
-                message.reward, json.dumps(message.metrics), message.text, message.sample,
-            )  # fmt: skip
-            if trajectory.version is not None:
-                run.store.execute("UPDATE samples SET state = 'evaluated' WHERE id = ?", message.sample)
+            run.ledger.record_score(message.sample, trajectory.kind, message.reward, message.metrics, message.text)
+            if trajectory.kind is Kind.EVALUATION:
                 run.evaluations.take(trajectory.sample, message.reward)
             else:
                 run.write_ended(run.scheduler.score(trajectory.sample, message.reward))
                 self._check_hope()
             run.changed()
-        run.store.then(lambda: peer.send(m.AckScored([message.sample])))
+        run.ledger.then(lambda: peer.send(m.AckScored([message.sample])))
 
     def register_runner(self, peer: Peer, message: m.RegisterRunner) -> None:
         """A runner (again) takes leases."""
@@ -73,7 +69,7 @@ class Events:
         trajectory = run.trajectories.current(message.sample, message.attempt, peer)
         if trajectory is not None:
             self._give_up(trajectory, message.reason)
-        run.store.then(lambda: peer.send(m.AckScored([message.sample])))
+        run.ledger.then(lambda: peer.send(m.AckScored([message.sample])))
 
     def _give_up(self, trajectory: Trajectory, reason: str) -> None:
         """Record that a sample cannot be finished; its group is replaced."""
@@ -81,8 +77,8 @@ class Events:
         sample = trajectory.sample
         log.warning("sample %s failed: %s", sample.id, reason)
         run.trajectories.drop([sample.id])
-        if trajectory.version is not None:
-            run.store.execute("UPDATE samples SET state = 'failed', reason = ? WHERE id = ?", reason, sample.id)
+        if trajectory.kind is Kind.EVALUATION:
+            run.ledger.end_sample(sample.id, State.FAILED, reason)
             run.evaluations.take(sample, None)
         else:
             run.write_ended(run.scheduler.fail(sample, reason))

@@ -9,10 +9,8 @@ publishes nothing until it has shown the digest that was published before, or a 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
-from array import array
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Protocol
@@ -20,7 +18,7 @@ from typing import Protocol
 from rljob.api.models import RLJobSpec
 from rljob.coordinator.engines import FAILURES_BEFORE_RESTART, Engine, Engines
 from rljob.coordinator.peers import Peer
-from rljob.coordinator.store import Store, first_needed_segment, now
+from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import messages as m
 
 log = logging.getLogger(__name__)
@@ -92,9 +90,9 @@ class Update:
 class Policy:
     """Trainer, lineage and publications of one run."""
 
-    def __init__(self, spec: RLJobSpec, store: Store, engines: Engines, run: RunView) -> None:
+    def __init__(self, spec: RLJobSpec, ledger: LedgerWriter, engines: Engines, run: RunView) -> None:
         self._spec = spec
-        self._store = store
+        self._ledger = ledger
         self._engines = engines
         self._run = run
         self.trainer: Peer | None = None
@@ -140,9 +138,7 @@ class Policy:
             engine.fresh = engine.fresh or message.incarnation == 0
         if message.incarnation == 0:
             self.incarnation += 1
-            self._store.execute(
-                "INSERT INTO incarnations VALUES (?,?,?,?)", self.incarnation, peer.instance, message.step, now()
-            )
+            self._ledger.record_incarnation(self.incarnation, peer.instance, message.step)
             if self.published < 0 or message.step > self.published:
                 self._set_verified()  # nothing was published that its weights could differ from
             else:
@@ -151,7 +147,7 @@ class Policy:
         self.step = message.step
         self._resumes = message.incarnation != 0 and self._run.formed(message.step)
         registered = m.TrainerRegistered(self.incarnation, self._run.version)
-        self._store.then(lambda: peer.send(registered))
+        self._ledger.then(lambda: peer.send(registered))
         self._run.changed()
 
     def lose(self, peer: Peer) -> None:
@@ -179,7 +175,7 @@ class Policy:
         if command is not None:
             trainer = self.trainer
             self.busy = type(command).__name__
-            self._store.then(lambda: trainer.send(command))
+            self._ledger.then(lambda: trainer.send(command))
 
     def _next_command(self) -> m.Train | m.SendWeights | m.Checkpoint | None:
         """Choose from what is: replay, verify, publish, checkpoint, train."""
@@ -313,7 +309,7 @@ class Policy:
     def _set_verified(self) -> None:
         """The trainer in office holds what was published; a coordinator that comes back must know that."""
         self._verified = True
-        self._store.execute("INSERT OR REPLACE INTO meta VALUES ('verified_incarnation', ?)", str(self.incarnation))
+        self._ledger.record_verified(self.incarnation)
 
     def take_up(self, verified_incarnation: int, starts: int) -> None:
         """Take up a run from its ledger; the rest was set before. Updates are numbered so that an answer to an earlier
@@ -327,9 +323,7 @@ class Policy:
         if self.digests.setdefault(key, digest) != digest:
             raise RuntimeError(f"version {version} of lineage {self.lineage} was published with two digests")
         self.published = max(self.published, version)
-        self._store.execute(
-            "INSERT OR IGNORE INTO publications VALUES (?,?,?,?,?)", *key, digest, self.incarnation, now()
-        )
+        self._ledger.record_publication(*key, digest, self.incarnation)
 
     def weight_ack(self, engine: Engine, message: m.WeightAck) -> None:
         """The engine committed an update."""
@@ -363,10 +357,7 @@ class Policy:
                 return
             log.warning("%s", text)
         engine.serving = (ack.lineage, ack.version)
-        self._store.execute(
-            "INSERT OR IGNORE INTO served VALUES (?,?,?,?,?)",
-            engine.instance, ack.lineage, ack.version, ack.digest, now(),
-        )  # fmt: skip
+        self._ledger.record_served(engine.instance, ack.lineage, ack.version, ack.digest)
         engine.failures = self._failures_in_a_row = 0
         self.seconds_in_updates += ack.seconds
         engine.end_update()
@@ -418,16 +409,14 @@ class Policy:
         self._applied(
             message.step, {name: x for name, x in message.metrics.items() if math.isfinite(x)}
         )  # JSON has none
-        record_advantages(self._store, message.step, message.advantages)
+        self._ledger.record_advantages(message.step, message.advantages)
         self.step = max(self.step, message.step + 1)
         self._run.changed()
 
     def _applied(self, step: int, metrics: dict[str, float]) -> None:
         if step == self._run.version:
             self._run.applied(step, metrics)
-        self._store.execute(
-            "INSERT OR REPLACE INTO applied VALUES (?,?,?,?)", step, self.incarnation, json.dumps(metrics), now()
-        )
+        self._ledger.record_applied(step, self.incarnation, metrics)
 
     def _checkpoint_due(self, version: int) -> bool:
         if version == 0 or version in self.checkpoints:
@@ -457,50 +446,19 @@ class Policy:
         keep = self._spec.checkpoints.keep
         removed, self.checkpoints = self.checkpoints[:-keep], self.checkpoints[-keep:]
         self.checkpoint_path = message.path
-        self._store.execute(
-            "INSERT OR REPLACE INTO checkpoints VALUES (?,?,?,0,?)",
-            message.step, message.path, self.incarnation, now(),
-        )  # fmt: skip
-        for step in removed:
-            self._store.execute("UPDATE checkpoints SET removed = 1 WHERE step = ?", step)
+        self._ledger.record_checkpoint(message.step, message.path, self.incarnation, removed)
         oldest = self.checkpoints[0]
-        self._store.then(lambda: remove_covered_payload(self._store, oldest))
+        self._ledger.then(lambda: self._ledger.remove_covered_payload(oldest))
         self._run.changed()
 
     def stop(self, reason: str) -> None:
         """The run is over."""
         if self.trainer is not None:
             trainer = self.trainer
-            self._store.then(lambda: trainer.send(m.Stop(reason)))
+            self._ledger.then(lambda: trainer.send(m.Stop(reason)))
 
 
 def is_inside(path: str) -> bool:
     """Return whether a path that another part names is one below the storage."""
     parts = PurePosixPath(path).parts
     return bool(parts) and parts[0] != "/" and ".." not in parts
-
-
-def record_advantages(store: Store, step: int, advantages: bytes) -> None:
-    """Write down what the trainer made of the rewards of batch ``step``; it says nothing about one that it only
-    repeats.
-
-    Args:
-        store: the run's.
-        step: of the batch.
-        advantages: float32, in the order of the batch.
-
-    Raises:
-        ValueError: their number is not that of the batch's samples.
-    """
-    if not advantages:
-        return
-    rows = store.query("SELECT samples FROM batches WHERE step = ?", step)
-    for sample, advantage in zip(json.loads(rows[0][0]) if rows else [], array("f", advantages), strict=True):
-        store.execute("UPDATE samples SET advantage = ? WHERE id = ?", advantage, sample)
-
-
-def remove_covered_payload(store: Store, oldest_step: int) -> None:
-    """Unlink payload that no replay from checkpoint ``oldest_step`` on, and no sample in the making, needs."""
-    needed = first_needed_segment(store.query, oldest_step)
-    if needed is not None:
-        store.segments.remove_below(needed)

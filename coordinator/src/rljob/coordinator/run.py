@@ -7,7 +7,6 @@ is and takes the next steps. Effects on the outside wait for the ledger (see sto
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -21,9 +20,11 @@ from rljob.coordinator.evaluations import Evaluations
 from rljob.coordinator.events import Events
 from rljob.coordinator.history import History
 from rljob.coordinator.policy import Policy
-from rljob.coordinator.store import Store, now
 from rljob.coordinator.trajectories import Trajectories
 from rljob.coordinator.trajectory import Trajectory
+from rljob.ledger.queries import batch
+from rljob.ledger.states import Kind, State
+from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import messages as m
 from rljob.scheduling.dispatch import EngineLoad, Request
 from rljob.scheduling.filters import FILTERS
@@ -54,14 +55,14 @@ def settings_of(spec: RLJobSpec) -> Settings:
 class Run:
     """The state of one run. Implements policy.RunView."""
 
-    def __init__(self, spec: RLJobSpec, store: Store) -> None:
+    def __init__(self, spec: RLJobSpec, ledger: LedgerWriter) -> None:
         self.spec = spec
-        self.store = store
+        self.ledger = ledger
         self.engines = Engines()
         self.scheduler = Scheduler(settings_of(spec), Mixture({task.name: task.weight for task in spec.tasks}))
-        self.trajectories = Trajectories(spec, store, self.engines, self.changed)
-        self.policy = Policy(spec, store, self.engines, self)
-        self.evaluations = Evaluations(spec, store, self.trajectories.add)
+        self.trajectories = Trajectories(spec, ledger, self.engines, self.changed)
+        self.policy = Policy(spec, ledger, self.engines, self)
+        self.evaluations = Evaluations(spec, ledger, self.trajectories.add)
         self.draining = Draining(self.engines, self.trajectories, self.changed)
         self.events = Events(self)
         self.history = History()
@@ -147,15 +148,9 @@ class Run:
     def _write_admission(self, groups: list[Group]) -> None:
         trajectories = []
         for group in groups:
-            self.store.execute(
-                "INSERT INTO groups VALUES (?,?,?,?,?,?)",
-                group.id, "train", group.seq, group.task, group.row, self.version,
-            )  # fmt: skip
-            for sample in group.samples:
-                self.store.execute(
-                    "INSERT INTO samples (id, group_id, member) VALUES (?,?,?)", sample.id, group.id, sample.member
-                )
-                trajectories.append(Trajectory(sample, group.task, group.row))
+            samples = [sample.id for sample in group.samples]
+            self.ledger.admit_group(group.id, Kind.TRAIN, group.seq, group.task, group.row, self.version, samples)
+            trajectories += [Trajectory(sample, group.task, group.row) for sample in group.samples]
         self.trajectories.add(trajectories)
 
     def _eligible(self, load: EngineLoad, request: Request) -> bool:
@@ -190,9 +185,9 @@ class Run:
         self.write_ended(self.scheduler.finish())
         self.finished = True
         self.history.end()
-        self.store.execute("INSERT OR REPLACE INTO meta VALUES ('finished', ?)", str(now()))
+        self.ledger.record_finished()
         self.policy.stop("the run is complete")
-        self.store.then(self.conclude)
+        self.ledger.then(self.conclude)
         log.info("the run is complete: %d steps", steps)
 
     def suspend(self) -> None:
@@ -221,7 +216,7 @@ class Run:
         self.suspended = True
         self.history.end()
         self.policy.stop("the run is suspended")
-        self.store.then(self.conclude)
+        self.ledger.then(self.conclude)
         log.info("the run is suspended at version %d", self.version)
 
     # --- what the policy asks ---
@@ -241,32 +236,26 @@ class Run:
             if not formed.groups:
                 return None
             samples = [s.id for group in formed.groups for s in group.samples if s.end is None]
-            self.store.execute("INSERT INTO batches VALUES (?,?,?)", step, json.dumps(samples), now())
-            for sample in samples:
-                self.store.execute("UPDATE samples SET state = 'batched', step = ? WHERE id = ?", step, sample)
-            self.store.then(self.changed)
+            self.ledger.record_batch(step, samples)
+            self.ledger.then(self.changed)
             return None  # served from the ledger as soon as it is durable
         return self._recorded_batch(step)
 
     def _recorded_batch(self, step: int) -> m.Train | None:
-        rows = self.store.query(
-            "SELECT s.id, s.group_id, s.reward, s.prompt_tokens, s.response_tokens, s.min_version, g.task"
-            " FROM samples s JOIN groups g ON g.id = s.group_id WHERE s.step = ? ORDER BY g.seq, s.member",
-            step,
-        )
+        rows = batch(self.ledger, step)
         if not rows:
             return None
         samples = []
         for row in rows:
-            sampling = self._tasks[row["task"]].sampling
+            sampling = self._tasks[row.task].sampling
             samples.append(
                 m.BatchSample(
-                    sample=row["id"],
-                    group=row["group_id"],
-                    reward=row["reward"],
-                    prompt_tokens=row["prompt_tokens"],
-                    response_tokens=row["response_tokens"],
-                    min_version=row["min_version"],
+                    sample=row.sample,
+                    group=row.group,
+                    reward=row.reward,
+                    prompt_tokens=row.prompt_tokens,
+                    response_tokens=row.response_tokens,
+                    min_version=row.min_version,
                     temperature=sampling.temperature,
                     max_tokens=sampling.max_tokens,
                 )
@@ -282,7 +271,7 @@ class Run:
         groups = self.scheduler.batches[step]
         self.history.add(step, groups, metrics, self.trajectories.generated_tokens)
         self.write_ended(self.scheduler.trained(step))
-        self.store.execute("INSERT OR IGNORE INTO figures VALUES (?,?)", step, json.dumps(self._figures()))
+        self.ledger.record_figures(step, self._figures())
 
     def _figures(self) -> dict[str, float]:
         """Return what the ledger cannot tell about the step that was applied just now."""
@@ -335,13 +324,11 @@ class Run:
             self.failure = (reason, message)
             self.history.end()
             self.policy.stop("the run failed")
-            self.store.then(self.conclude)
+            self.ledger.then(self.conclude)
 
     def write_ended(self, ended: list[Ended]) -> None:
         for entry in ended:
-            self.store.execute(
-                "UPDATE samples SET state = ?, reason = ? WHERE id = ?", entry.end, entry.reason, entry.sample.id
-            )
+            self.ledger.end_sample(entry.sample.id, State(entry.end), entry.reason)
             self.ends[entry.end] += 1
         self.trajectories.drop(entry.sample.id for entry in ended)
 

@@ -14,9 +14,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from rljob.coordinator.batches import shard
 from rljob.coordinator.connections import DECODERS, Connections
+from rljob.coordinator.ledger_api import LARGEST
 from rljob.coordinator.metrics import REFUSED, REGISTRY, RunCollector
 from rljob.coordinator.peers import Peer
-from rljob.coordinator.reports import LARGEST
 from rljob.coordinator.run import Run
 from rljob.coordinator.status import status_of
 from rljob.protocol.status import encode_status
@@ -60,7 +60,7 @@ def build_app(run: Run, tokens: Mapping[str, str]) -> FastAPI:
         if not 0 <= rank < of:
             raise HTTPException(422, f"rank {rank} is not one of {of}")
         try:
-            body = await asyncio.to_thread(shard, run.store, step, rank, of)
+            body = await asyncio.to_thread(shard, run.ledger, step, rank, of)
         except LookupError as error:
             raise HTTPException(404, str(error)) from None
         return Response(body, media_type="application/octet-stream")

@@ -21,7 +21,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from rljob.coordinator.figures import Line, evaluations, new_lines
+from rljob.ledger.step_metrics import Line, evaluations, new_lines
 
 log = logging.getLogger(__name__)
 

@@ -12,14 +12,12 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-import msgspec
-
 from rljob.api.models import RLJobSpec
 from rljob.coordinator.engines import Engine, Engines
 from rljob.coordinator.peers import Peer
-from rljob.coordinator.segments import Location
-from rljob.coordinator.store import Store, payload_digest
-from rljob.coordinator.trajectory import INT32, PayloadRecord, Trajectory, Turn
+from rljob.coordinator.trajectory import Trajectory, Turn
+from rljob.ledger.payload_record import INT32, PayloadRecord
+from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import messages as m
 from rljob.scheduling.dispatch import EngineLoad, PartKey, Queue, Request
 from rljob.scheduling.seeds import derive
@@ -32,10 +30,10 @@ FIRST_PAUSE_SECONDS = 0.05
 class Trajectories:
     """All samples in the making of one run."""
 
-    def __init__(self, spec: RLJobSpec, store: Store, engines: Engines, on_change: Callable[[], None]) -> None:
+    def __init__(self, spec: RLJobSpec, ledger: LedgerWriter, engines: Engines, on_change: Callable[[], None]) -> None:
         self._seed = spec.seed
         self._lengths = sorted({pool.max_model_length for pool in spec.rollouts})
-        self._store = store
+        self._ledger = ledger
         self._engines = engines
         self._changed = on_change
         self._runners: dict[Peer, int] = {}  # → capacity
@@ -86,13 +84,7 @@ class Trajectories:
         """Throw away what was generated and start afresh under current weights (a new lineage at α = 0)."""
         self._withdraw(trajectory)
         trajectory.attempts += sum(turn.pieces for turn in trajectory.turns.values()) + 1
-        self._store.execute(
-            "UPDATE samples SET attempt = ?, response_tokens = NULL, dispatched = NULL, min_version = NULL,"
-            " max_version = NULL"
-            " WHERE id = ?",
-            trajectory.attempts,
-            trajectory.sample.id,
-        )
+        self._ledger.discard_generation(trajectory.sample.id, trajectory.attempts)
         trajectory.dispatched = trajectory.recorded_version = trajectory.sample.min_version = None
         trajectory.turns.clear()
         self._take_back(trajectory)
@@ -162,7 +154,7 @@ class Trajectories:
             turns = [turn.tokens(number) for number, turn in sorted(trajectory.turns.items()) if turn.finished]
             split = "train" if trajectory.version is None else "heldOut"
             drive = m.Drive(sample_id, trajectory.task, trajectory.row, split, turns, trajectory.attempts)
-            self._store.then(lambda runner=runner, drive=drive: runner.send(drive))  # type: ignore[misc]
+            self._ledger.then(lambda runner=runner, drive=drive: runner.send(drive))  # type: ignore[misc]
 
     # --- generation ---
 
@@ -211,7 +203,7 @@ class Trajectories:
             assert engine.peer is not None and engine.serving is not None
             self._started(trajectory, engine.serving[1])
             agent, generate = engine.peer, self._generate(trajectory, request)
-            self._store.then(lambda agent=agent, generate=generate: agent.send(generate))  # type: ignore[misc]
+            self._ledger.then(lambda agent=agent, generate=generate: agent.send(generate))  # type: ignore[misc]
 
     def _generate(self, trajectory: Trajectory, request: Request) -> m.Generate:
         sample_id, number, attempt = request.key
@@ -230,7 +222,7 @@ class Trajectories:
         trajectory.dispatched = version
         recorded = trajectory.recorded_version
         trajectory.sample.min_version = version if recorded is None else min(recorded, version)
-        self._store.execute("UPDATE samples SET dispatched = ? WHERE id = ?", version, trajectory.sample.id)
+        self._ledger.record_dispatch(trajectory.sample.id, version)
 
     def completed(self, completion: m.Completion, agent: Peer) -> None:
         """An engine finished a request, or was interrupted in it."""
@@ -251,10 +243,10 @@ class Trajectories:
         if completion.finish != "abort" or turn.room == 0:
             turn.finish = completion.finish if completion.finish != "abort" else "length"
             generated = m.Generated(part.sample, turn.tokens(part.turn))
-            self._store.then(lambda: trajectory.runner.send(generated) if trajectory.runner else None)
+            self._ledger.then(lambda: trajectory.runner.send(generated) if trajectory.runner else None)
         else:
             self._enqueue(trajectory, part.turn)
-        self._store.then(lambda: agent.send(m.AckCompletions([part])))
+        self._ledger.then(lambda: agent.send(m.AckCompletions([part])))
         self._changed()
 
     def _record(self, trajectory: Trajectory, turn: Turn, completion: m.Completion, engine: Engine | None) -> None:
@@ -275,23 +267,8 @@ class Trajectories:
             part.sample, part.turn, part.attempt, turn.need.prompt, completion.token_ids, completion.logprobs,
             completion.spans, completion.finish,
         )  # fmt: skip
-        payload = msgspec.msgpack.encode(record)
-        digest = payload_digest(payload)
-
-        def statement(at: Location) -> tuple[str, tuple[object, ...]]:
-            return "INSERT OR IGNORE INTO completions VALUES (?,?,?,?,?,?,?,?,?,?)", (
-                part.sample, part.turn, part.attempt, completion.finish, tokens,
-                engine.instance if engine is not None else "", digest,
-                at.segment, at.offset, at.length,
-            )  # fmt: skip
-
-        self._store.record(payload, statement)
-        self._store.execute(
-            "UPDATE samples SET prompt_tokens = ?, response_tokens = COALESCE(response_tokens, 0) + ?, finish = ?,"
-            " dispatched = NULL, min_version = ?, max_version = MAX(COALESCE(max_version, -1), ?) WHERE id = ?",
-            len(turn.need.prompt) // INT32, tokens, completion.finish,
-            trajectory.recorded_version, max(versions, default=-1), part.sample,
-        )  # fmt: skip
+        name = engine.instance if engine is not None else ""
+        self._ledger.record_completion(record, name, trajectory.recorded_version, max(versions, default=None))
 
     def _withdraw(self, trajectory: Trajectory, abort: bool = True) -> None:
         """Take the trajectory's request back from wherever it is."""

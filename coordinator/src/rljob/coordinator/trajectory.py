@@ -1,30 +1,15 @@
-"""One sample in the making, as the coordinator holds it, and how its tokens are kept in the payload."""
+"""One sample in the making, as the coordinator holds it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import msgspec
-
 from rljob.coordinator.peers import Peer
+from rljob.ledger.payload_record import INT32
+from rljob.ledger.states import Kind
 from rljob.protocol import messages as m
 from rljob.scheduling.dispatch import PartKey, Request
 from rljob.scheduling.groups import Sample
-
-INT32 = 4
-
-
-class PayloadRecord(msgspec.Struct, array_like=True):
-    """What a payload segment holds of one completion. ``prompt`` is the turn's whole context."""
-
-    sample: str
-    turn: int
-    attempt: int
-    prompt: bytes  # int32
-    token_ids: bytes  # int32
-    logprobs: bytes  # float32
-    spans: list[m.VersionSpan]
-    finish: str
 
 
 @dataclass(eq=False)
@@ -68,6 +53,11 @@ class Trajectory:
     recorded_version: int | None = None  # lowest version of a recorded token
     dispatched: int | None = None  # version of the engine that has the request
     early: dict[PartKey, tuple[m.Completion, Peer]] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> Kind:
+        """What the sample is for."""
+        return Kind.TRAIN if self.version is None else Kind.EVALUATION
 
     @property
     def order(self) -> tuple[int, int, int]:

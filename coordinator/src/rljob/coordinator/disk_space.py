@@ -14,18 +14,18 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-ROOM_BYTES = 16 << 20
+NEEDED_BYTES = 16 << 20
 """So much must be free: enough to get somewhere before it is full again."""
 FIRST_SECONDS, LAST_SECONDS = 1.0, 30.0
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-async def room(storage: Path) -> None:
-    """Return once ``storage`` has room for ROOM_BYTES."""
+async def wait_for_space(storage: Path) -> None:
+    """Return once ``storage`` has room for NEEDED_BYTES."""
     seconds, waited = FIRST_SECONDS, False
-    while not _has_room(storage):
+    while not _has_space(storage):
         if not waited:
-            log.warning("the disk of %s is full: make room there; waiting for %d MiB", storage, ROOM_BYTES >> 20)
+            log.warning("the disk of %s is full: make room there; waiting for %d MiB", storage, NEEDED_BYTES >> 20)
         waited = True
         await asyncio.sleep(seconds)
         seconds = min(2 * seconds, LAST_SECONDS)
@@ -33,13 +33,13 @@ async def room(storage: Path) -> None:
         log.info("there is room in %s again", storage)
 
 
-def _has_room(storage: Path) -> bool:
+def _has_space(storage: Path) -> bool:
     """Allocate and give back: what is said to be free need not be ours (quotas)."""
     probe = storage / ".room"
     try:
         file = os.open(probe, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
-            os.posix_fallocate(file, 0, ROOM_BYTES)
+            os.posix_fallocate(file, 0, NEEDED_BYTES)
         finally:
             os.close(file)
             probe.unlink()

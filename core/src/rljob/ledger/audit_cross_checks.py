@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from rljob.coordinator.findings import Check, Findings
-from rljob.coordinator.reading import Ledger
+from rljob.ledger.audit_report import Check, Findings
+from rljob.ledger.reader import LedgerReader
 from rljob.protocol.status import decode_status
 
 DURABLE = ("Succeeded", "Suspended")
@@ -40,7 +40,7 @@ def read_witnesses(storage: Path) -> Witnesses:
     return Witnesses(status.state, status.progress.step, newest)
 
 
-def examine_witnesses(ledger: Ledger, witnesses: Witnesses, version: int) -> Check:
+def examine_witnesses(ledger: LedgerReader, witnesses: Witnesses, version: int) -> Check:
     """Check that the ledger is as new as what is beside it."""
     findings = Findings("the ledger is as new as the run's own status and checkpoints", examined=2)
     ahead = 0 if witnesses.state in DURABLE else UNDER_WAY
