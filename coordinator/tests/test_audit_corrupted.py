@@ -475,12 +475,6 @@ def test_a_file_that_is_no_database_is_a_problem_and_no_traceback(finished_run: 
     assert check.name == DATABASE and "cannot be read: file is not a database" in check.problems[0]
 
 
-def test_a_ledger_of_the_version_before_is_clean(finished_run: Path, tmp_path: Path) -> None:
-    run = copy(finished_run, tmp_path / "run")
-    alter(run, "ALTER TABLE samples DROP COLUMN advantage", "DROP TABLE served", "PRAGMA user_version=1")
-    assert audit(run).ok
-
-
 def test_the_newest_checkpoint_of_a_run_under_way_may_be_one_that_the_ledger_has_not_heard_of(
     finished_run: Path, tmp_path: Path
 ) -> None:

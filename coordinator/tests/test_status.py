@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from world import job, m
 
-from rljob.coordinator.history import History
 from rljob.coordinator.metrics import RunCollector
+from rljob.coordinator.progress import RunProgress
 from rljob.coordinator.status import status_of
 from rljob.protocol.status import HistoryPoint
 
@@ -59,7 +59,7 @@ async def test_the_names_of_figures_for_prometheus_stay(new_world: Any, tmp_path
 
 
 def test_the_speed_shown_is_a_mean_over_the_last_steps() -> None:
-    history = History()
+    history = RunProgress()
     assert history.tokens_per_second(8) == 0
     for step, (rate, seconds) in enumerate([(100.0, 1.0), (0.0, 2.0), (60.0, 5.0), (0.0, 6.0)]):
         history.points.append(HistoryPoint(step, 0.0, 0.0, rate, seconds))
@@ -84,4 +84,4 @@ async def test_the_speed_of_a_run_that_is_done_is_that_of_the_whole_run(new_worl
     world.connect_all()
     await world.settle()
     figures = {metric.name: metric.value for metric in status_of(world.run).metrics}
-    assert figures["tokens_per_second"] == world.run.history.tokens_per_second(4) > 0
+    assert figures["tokens_per_second"] == world.run.progress.tokens_per_second(4) > 0

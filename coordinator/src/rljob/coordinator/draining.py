@@ -52,11 +52,11 @@ class Draining:
 
     def drained(self, engine: Engine) -> bool:
         """Whether ``engine`` was to be drained and has nothing in hand any more."""
-        return self.drains(engine) and not engine.load.requests and not self._trajectories.claimed(engine)
+        return self.drains(engine) and not engine.requests and not self._trajectories.claimed(engine)
 
     def _hand_back(self, name: str) -> None:
         """Take back what an engine still has: each sequence comes back as far as it is and goes on elsewhere."""
         for engine in self._engines.connected():
-            if engine.name == name and engine.load.requests:
-                log.info("engine %s hands back %d sequences", name, len(engine.load.requests))
+            if engine.name == name and engine.requests:
+                log.info("engine %s hands back %d sequences", name, len(engine.requests))
                 self._trajectories.interrupt(engine)

@@ -31,7 +31,7 @@ from fastapi import FastAPI, HTTPException, Query, Response
 from fastapi import Path as PathParameter
 from starlette.responses import StreamingResponse
 
-from rljob.coordinator.policy import is_inside
+from rljob.coordinator.trainer_control import is_inside
 from rljob.ledger.audit_lineage import RECORD
 from rljob.ledger.reader import (
     MOST_SAMPLES,

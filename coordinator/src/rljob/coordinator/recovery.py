@@ -22,30 +22,22 @@ log = logging.getLogger(__name__)
 def recover(run: Run) -> None:
     """Bring ``run`` to the state its ledger holds. Does nothing for a new run."""
     version = queries.version_of(run.ledger)
-    _recover_policy(run)
+    _recover_trainer(run)
     _recover_scheduler(run, version)
     _recover_evaluations(run)
     _recover_history(run)
     if queries.is_finished(run.ledger) and version >= run.spec.training.steps:
         run.finished = True
-        run.history.end()
-        run.conclude()
-    log.info("ledger: version %d, lineage %d, %d groups open", version, run.policy.lineage, len(run.scheduler.groups))
+        run.progress.end()
+        run.on_finished()
+    log.info("ledger: version %d, lineage %d, %d groups open", version, run.weights.lineage, len(run.scheduler.groups))
 
 
-def _recover_policy(run: Run) -> None:
-    policy, record = run.policy, queries.trainer_record(run.ledger)
-    policy.incarnation = record.incarnation
-    for lineage, version, digest in record.publications:
-        policy.digests[lineage, version] = digest
-        policy.lineage = max(policy.lineage, lineage)
-        policy.published = max(policy.published, version)
-    for step, path in record.checkpoints:
-        policy.checkpoints.append(step)
-        policy.checkpoint_path = path
-    starts = record.starts + 1
-    run.ledger.record_start(starts)
-    policy.take_up(record.verified_incarnation, starts)
+def _recover_trainer(run: Run) -> None:
+    record = queries.trainer_record(run.ledger)
+    run.trainer.restore(record)
+    run.weights.restore(record)
+    run.ledger.record_start(record.starts + 1)
 
 
 def _recover_scheduler(run: Run, version: int) -> None:
@@ -66,7 +58,7 @@ def _recover_scheduler(run: Run, version: int) -> None:
             if sample.open:
                 trajectories.append(_trajectory(run.ledger, sample, row))
     run.ends.update(admitted.ends)
-    scheduler.take_up(mixture, version, admitted.groups - admitted.rejected, admitted.groups, waiting)
+    scheduler.restore(mixture, version, admitted.groups - admitted.rejected, admitted.groups, waiting)
     run.trajectories.add(trajectories)
 
 
@@ -87,9 +79,9 @@ def _recover_history(run: Run) -> None:
     previous = 0.0
     for step in queries.applied_steps(run.ledger):
         rate = step.tokens / max(1e-9, step.seconds - previous)
-        run.history.points.append(HistoryPoint(step.step, step.reward, step.staleness, rate, step.seconds))
+        run.progress.points.append(HistoryPoint(step.step, step.reward, step.staleness, rate, step.seconds))
         previous = step.seconds
-    run.history.seconds_before = previous
+    run.progress.seconds_before = previous
 
 
 def _group(record: GroupRecord) -> Group:

@@ -73,8 +73,8 @@ async def serve(environment: PartEnvironment) -> None:
         signal.signal(number, lambda *_: setattr(server, "should_exit", True))
     tracking = Tracking(environment.storage, environment.job.spec.tracking.tensorboard)
     committing = asyncio.create_task(ledger.run())
-    concluding: list[asyncio.Task[None]] = []  # held here, as the loop alone does not keep a task
-    run.conclude = lambda: concluding.append(asyncio.create_task(_conclude(run, tracking)))
+    finishing: list[asyncio.Task[None]] = []  # held here, as the loop alone does not keep a task
+    run.on_finished = lambda: finishing.append(asyncio.create_task(_finish_metrics(run, tracking)))
     recover(run)
     following = asyncio.create_task(follow(tracking))
     reporting = asyncio.create_task(_report(run, environment.storage / "status.json"))
@@ -100,8 +100,8 @@ async def serve(environment: PartEnvironment) -> None:
     ledger.close()
 
 
-async def _conclude(run: Run, tracking: Tracking) -> None:
-    """Say that the run has ended, after its last figures are written: nobody starts it again for their sake."""
+async def _finish_metrics(run: Run, tracking: Tracking) -> None:
+    """Set ``run.ended`` after the last metrics are written: the run is not started again to write them."""
     await asyncio.to_thread(finish, tracking)
     run.ended.set()
 

@@ -36,8 +36,8 @@ class Stopwatches:
         return {f"seconds_{name}": total + at - self._since.get(name, at) for name, total in self._total.items()}
 
 
-class History:
-    """Points of the steps applied, and figures of the last one."""
+class RunProgress:
+    """The clock of a run, points of the steps applied, and the metrics of the last one."""
 
     def __init__(self) -> None:
         self.watches = Stopwatches()
