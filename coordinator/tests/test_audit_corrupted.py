@@ -268,8 +268,8 @@ CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
         REFERENCES, sql("UPDATE applied SET incarnation = 9 WHERE step = 5"),
     ),
     "a batch was applied that does not exist": (REFERENCES, sql("UPDATE applied SET step = 11 WHERE step = 5")),
-    "figures are of a step that was never applied": (
-        REFERENCES, sql("UPDATE figures SET step = 11 WHERE step = 5"),
+    "metrics are of a step that was never applied": (
+        REFERENCES, sql("UPDATE step_metrics SET step = 11 WHERE step = 5"),
     ),
     "an incarnation was deleted": (LINEAGE, sql("DELETE FROM incarnations WHERE incarnation = 1")),
     "an incarnation began elsewhere": (LINEAGE, sql("UPDATE incarnations SET step = 1 WHERE incarnation = 2")),

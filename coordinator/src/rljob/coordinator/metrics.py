@@ -56,7 +56,7 @@ class RunCollector:
             samples.add_metric([name], value)
         yield samples
         last = GaugeMetricFamily("rljob_last_step", "Figures of the last step", labels=["figure"])
-        for name, value in run.progress.metrics.items():
+        for name, value in run.progress.summary().items():
             last.add_metric([name], value)
         yield last
         accuracy = GaugeMetricFamily("rljob_accuracy", "Held-out accuracy, newest evaluation", labels=["task"])

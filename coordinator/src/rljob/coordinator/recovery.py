@@ -10,9 +10,9 @@ from rljob.coordinator.trajectory import Trajectory, Turn
 from rljob.ledger import queries
 from rljob.ledger.queries import GroupRecord, SampleRecord
 from rljob.ledger.states import OPEN
+from rljob.ledger.step_metrics import recorded_steps
 from rljob.ledger.store import Store
 from rljob.protocol import messages as m
-from rljob.protocol.status import HistoryPoint
 from rljob.scheduling.groups import End, Group, Sample
 from rljob.scheduling.mixture import Mixture
 
@@ -25,7 +25,7 @@ def recover(run: Run) -> None:
     _recover_trainer(run)
     _recover_scheduler(run, version)
     _recover_evaluations(run)
-    _recover_history(run)
+    _recover_progress(run)
     if queries.is_finished(run.ledger) and version >= run.spec.training.steps:
         run.finished = True
         run.progress.end()
@@ -75,13 +75,11 @@ def _recover_evaluations(run: Run) -> None:
     run.evaluations.resume(evaluation.version, open_, evaluation.ended)
 
 
-def _recover_history(run: Run) -> None:
-    previous = 0.0
-    for step in queries.applied_steps(run.ledger):
-        rate = step.tokens / max(1e-9, step.seconds - previous)
-        run.progress.points.append(HistoryPoint(step.step, step.reward, step.staleness, rate, step.seconds))
-        previous = step.seconds
-    run.progress.seconds_before = previous
+def _recover_progress(run: Run) -> None:
+    for step, metrics in recorded_steps(run.ledger.query):
+        run.progress.add(step, metrics)
+    if run.progress.points:
+        run.progress.seconds_before = run.progress.points[-1].seconds
 
 
 def _group(record: GroupRecord) -> Group:

@@ -25,6 +25,7 @@ from rljob.coordinator.trajectory import Trajectory
 from rljob.coordinator.weight_publisher import TrainerSession, WeightPublisher
 from rljob.ledger.queries import batch
 from rljob.ledger.states import Kind, State
+from rljob.ledger.step_metrics import step_metrics
 from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import messages as m
 from rljob.scheduling.dispatch import Request
@@ -274,24 +275,21 @@ class Run:
 
     def applied(self, step: int, metrics: dict[str, float]) -> None:
         """The batch of the current version was applied for the first time."""
-        groups = self.scheduler.batches[step]
-        self.progress.add(step, groups, metrics, self.trajectories.generated_tokens)
+        timed = self.progress.time_step(step, self.trajectories.generated_tokens, self.weights.seconds_in_updates)
         self.end_samples(self.scheduler.trained(step))
-        self.ledger.record_figures(step, self._figures())
+        measured = step_metrics(self.ledger.query, step, metrics, timed | self._process_metrics())
+        self.ledger.record_step_metrics(step, measured)
+        self.progress.add(step, measured)
 
-    def _figures(self) -> dict[str, float]:
-        """Return what the ledger cannot tell about the step that was applied just now."""
-        newest = self.trainer.checkpoints[-1] if self.trainer.checkpoints else 0
+    def _process_metrics(self) -> dict[str, float]:
+        """Return where samples, engines and trainer are, as a step was just applied."""
         return {
-            "seconds": self.progress.seconds,
-            "tokens_per_second": self.progress.points[-1].tokens_per_second,
-            **self.progress.since_last_step(self.weights.seconds_in_updates),
             **{f"queue/{name}": value for name, value in self.counts().items()},
             **{f"ended/{end}": self.ends[end] for end in REJECTED},
             "run/engines": len(self.engines.connected()),
             "run/lineage": self.weights.lineage,
             "run/incarnation": self.trainer.session.incarnation,
-            "run/checkpoint": newest,
+            "run/checkpoint": self.trainer.checkpoints[-1] if self.trainer.checkpoints else 0,
         }
 
     @property

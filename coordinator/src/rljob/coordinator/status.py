@@ -42,22 +42,22 @@ def status_of(run: Run) -> RunStatus:
         ),
         last_checkpoint=CheckpointStatus(newest, trainer.checkpoint_path),
         queues=[Queue(name, max(0, value)) for name, value in run.counts().items()],
-        staleness=_staleness(run.progress.metrics),
+        staleness=_staleness(run.progress.last_step),
         engines=_engines(run),
         observed_generation=run.observed_generation,
-        metrics=[Metric(name, value) for name, value in _figures(run).items()],
+        metrics=[Metric(name, value) for name, value in _metrics(run).items()],
         evaluations=list(run.evaluations.results),
         history=thinned(run.progress.points),
         parts=_parts(run),
     )
 
 
-def _figures(run: Run) -> dict[str, float]:
-    history = run.progress
-    figures = history.metrics | history.watches.seconds()
-    if run.over and history.points:
-        figures["tokens_per_second"] = history.tokens_per_second(len(history.points))  # of the whole run
-    return figures
+def _metrics(run: Run) -> dict[str, float]:
+    progress = run.progress
+    metrics = progress.summary() | progress.watches.seconds()
+    if run.over and progress.points:
+        metrics["tokens_per_second"] = progress.tokens_per_second(len(progress.points))  # of the whole run
+    return metrics
 
 
 def thinned(points: Sequence[HistoryPoint]) -> list[HistoryPoint]:
@@ -74,10 +74,8 @@ def _share(step: int, steps: int) -> str:
     return f"{step}/{steps} {100 * step // steps}%" if steps else f"{step}/{steps}"
 
 
-def _staleness(figures: Mapping[str, float]) -> str:
-    if "staleness_mean" not in figures:
-        return ""
-    return f"{figures['staleness_mean']:.1f}/{figures['staleness_max']:.0f}"
+def _staleness(metrics: Mapping[str, float]) -> str:
+    return f"{metrics['staleness/mean']:.1f}/{metrics['staleness/max']:.0f}" if metrics else ""
 
 
 def _engines(run: Run) -> list[EngineStatus]:

@@ -22,6 +22,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from rljob.ledger.step_metrics import Line, evaluations, new_lines
+from rljob.ledger.store import LEDGER
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class Tracking:
     """
 
     def __init__(self, storage: Path, tensorboard: bool) -> None:
-        self._ledger = storage / "ledger.sqlite"
+        self._ledger = storage / LEDGER
         self._path = storage / "metrics.jsonl"
         self._events_directory = storage / "tensorboard" if tensorboard else None
         self._lock = threading.Lock()  # a thread may still write when another is to finish

@@ -34,7 +34,7 @@ JSON_COLUMNS = (
     ("samples", "id", "metrics"),
     ("applied", "step", "metrics"),
     ("batches", "step", "samples"),
-    ("figures", "step", "figures"),
+    ("step_metrics", "step", "metrics"),
 )
 """(table, column that names a row, column that holds JSON)."""
 
@@ -83,7 +83,7 @@ def _examine(ledger: LedgerReader, spec: RLJobSpec, witnesses: Witnesses, report
     report.checks += examine_properties(ledger, parameters)
     version = parameters["version"]
     report.checks.append(examine_lineage(ledger, version))
-    report.checks.append(examine_checkpoints(ledger, version, spec.training.steps, report.finished))
+    report.checks.append(examine_checkpoints(ledger, spec.training.steps, report.finished))
     report.checks.append(examine_witnesses(ledger, witnesses, version))
     report.checks.append(examine_payload(ledger))
 

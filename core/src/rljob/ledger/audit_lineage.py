@@ -88,7 +88,7 @@ def examine_lineage(ledger: LedgerReader, version: int) -> Check:
     return findings.check()
 
 
-def examine_checkpoints(ledger: LedgerReader, version: int, steps: int, finished: bool) -> Check:
+def examine_checkpoints(ledger: LedgerReader, steps: int, finished: bool) -> Check:
     """Check the checkpoints that are kept: all of a run that is done, else the newest (older ones may be going)."""
     findings = Findings("checkpoints are there and are what the ledger says")
     findings.examined = ledger.value("SELECT COUNT(*) FROM checkpoints")

@@ -256,34 +256,3 @@ def open_evaluation(store: Store) -> OpenEvaluation | None:
         groups[0].version,
     )
     return OpenEvaluation(groups[0].version, groups, [(row["task"], row["reward"]) for row in ended])
-
-
-# --- history (see step_metrics) ---
-
-
-@dataclass(frozen=True)
-class AppliedStep:
-    """A batch that was applied: means over its samples, response tokens, and seconds since the run's first start."""
-
-    step: int
-    reward: float
-    staleness: float
-    tokens: int
-    seconds: float
-
-
-def applied_steps(store: Store) -> list[AppliedStep]:
-    """Return the applied batches, in order."""
-    rows = store.query(
-        "SELECT a.step, a.time, MIN(a.incarnation), (SELECT MIN(time) FROM incarnations) AS began,"
-        " (SELECT AVG(reward) FROM samples s WHERE s.step = a.step AND s.state = 'trained') AS reward,"
-        " (SELECT AVG(a.step - min_version) FROM samples s WHERE s.step = a.step AND s.state = 'trained') AS staleness,"
-        " (SELECT SUM(response_tokens) FROM samples s WHERE s.step = a.step AND s.state = 'trained') AS tokens"
-        " FROM applied a GROUP BY a.step ORDER BY a.step"
-    )
-    return [
-        AppliedStep(
-            row["step"], row["reward"] or 0.0, row["staleness"] or 0.0, row["tokens"] or 0, row["time"] - row["began"]
-        )
-        for row in rows
-    ]

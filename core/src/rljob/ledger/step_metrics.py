@@ -1,20 +1,60 @@
-"""The figures of a run as the ledger has them: one flat object for every applied step and every evaluation's task.
+"""Metrics of steps and evaluations. A step's metrics are computed once, when its batch is first applied, and are kept
+in the table step_metrics: history, status, metrics.jsonl and TensorBoard all show these.
 
-Names are TensorBoard's tags. What only the coordinator's process knew when a step was applied (queues, seconds, counts)
-is in the ledger's table ``figures``; the rest is computed here from samples.
+Names are TensorBoard's tags. They come from the samples of the batch (computed here), from the trainer (``trainer/…``),
+and from the coordinator's process (seconds, queues, counts).
 """
 
 from __future__ import annotations
 
 import sqlite3
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from rljob.ledger.queries import Query
+from rljob.protocol.status import HistoryPoint
+
 Line = dict[str, Any]
-"""kind (step | evaluation), step (0-based batch) or version, Unix time, and the figures by name."""
+"""kind (step | evaluation), step (0-based batch) or version, Unix time, and the metrics by name."""
+Metrics = dict[str, float]
+
+_decoder = msgspec.json.Decoder(Metrics)
+
+
+def step_metrics(query: Query, step: int, trainer: Mapping[str, float], process: Mapping[str, float]) -> Metrics:
+    """Return all metrics of a step.
+
+    Args:
+        query: of the ledger that has the batch.
+        step: of the batch.
+        trainer: what the trainer measured.
+        process: what only the coordinator's process knows, by name.
+    """
+    named = {f"trainer/{name}": value for name, value in trainer.items()}
+    return {**_batch(query, step), **named, **process}
+
+
+def history_point(step: int, metrics: Mapping[str, float]) -> HistoryPoint:
+    """Return the point of a step in the run's history."""
+    return HistoryPoint(
+        step=step,
+        reward=metrics["reward/mean"],
+        staleness=metrics["staleness/mean"],
+        tokens_per_second=metrics["tokens_per_second"],
+        seconds=metrics["seconds"],
+    )
+
+
+def recorded_steps(query: Query) -> Iterator[tuple[int, Metrics]]:
+    """Yield (step, metrics) of the applied steps, in order."""
+    for row in query("SELECT step, metrics FROM step_metrics ORDER BY step"):
+        yield row["step"], _decoder.decode(row["metrics"])
+
+
+# --- lines of metrics.jsonl ---
 
 
 def new_lines(db: sqlite3.Connection, steps: int, results: int, most: int) -> list[Line]:
@@ -26,40 +66,39 @@ def new_lines(db: sqlite3.Connection, steps: int, results: int, most: int) -> li
 
 def _steps(db: sqlite3.Connection, first: int, most: int) -> Iterator[Line]:
     rows = db.execute(
-        "SELECT a.step, a.time, a.metrics, MIN(a.incarnation), (SELECT figures FROM figures f WHERE f.step = a.step)"
-        " AS figures FROM applied a WHERE a.step >= ? GROUP BY a.step ORDER BY a.step LIMIT ?",
+        "SELECT m.step, m.metrics, a.time, MIN(a.incarnation) FROM step_metrics m JOIN applied a ON a.step = m.step"
+        " WHERE m.step >= ? GROUP BY m.step ORDER BY m.step LIMIT ?",
         (first, most),
     ).fetchall()
     for row in rows:
-        trainer = {f"trainer/{name}": value for name, value in msgspec.json.decode(row["metrics"]).items()}
-        known = msgspec.json.decode(row["figures"] or "{}")
-        yield {"kind": "step", "step": row["step"], "time": row["time"], **batch(db, row["step"]), **trainer, **known}
+        yield {"kind": "step", "step": row["step"], "time": row["time"], **_decoder.decode(row["metrics"])}
 
 
 def evaluations(db: sqlite3.Connection, first: int, most: int) -> Iterator[Line]:
     """Yield at most ``most`` results of evaluations beyond the ``first`` ones, by version and task."""
     for row in db.execute("SELECT * FROM evaluations ORDER BY version, task LIMIT ? OFFSET ?", (most, first)):
-        figures = {name: row[name] for name in ("accuracy", "mean_reward", "problems", "failed")}
-        named = {f"evaluation/{row['task']}/{name}": value for name, value in figures.items()}
+        metrics = {name: row[name] for name in ("accuracy", "mean_reward", "problems", "failed")}
+        named = {f"evaluation/{row['task']}/{name}": value for name, value in metrics.items()}
         yield {"kind": "evaluation", "version": row["version"], "task": row["task"], "time": row["time"], **named}
 
 
-def batch(db: sqlite3.Connection, step: int) -> dict[str, float]:
-    """Return the figures of the samples of a batch; none when it has no samples."""
-    rows = db.execute(
+# --- samples of a batch ---
+
+
+def _batch(query: Query, step: int) -> Metrics:
+    rows = query(
         "SELECT s.group_id, g.task, s.reward, s.prompt_tokens, s.response_tokens, s.min_version, s.max_version,"
         " s.finish FROM samples s JOIN groups g ON g.id = s.group_id WHERE s.step = ?",
-        (step,),
-    ).fetchall()
-    if not rows:
-        return {}
+        step,
+    )
+    assert rows, f"there is no batch {step}"
     groups: dict[str, list[float]] = {}
     tasks: dict[str, list[float]] = {}
     for row in rows:
         groups.setdefault(row["group_id"], []).append(row["reward"])
         tasks.setdefault(row["task"], []).append(row["reward"])
     rewards = [row["reward"] for row in rows]
-    figures = {
+    metrics = {
         "samples": float(len(rows)),
         **_spread("reward", rewards),
         "reward/min": min(rewards),
@@ -70,17 +109,17 @@ def batch(db: sqlite3.Connection, step: int) -> dict[str, float]:
         "version/highest": float(max(row["max_version"] for row in rows)),
     }
     for task, of_task in tasks.items():
-        figures |= {**_spread(f"reward/{task}", of_task), f"samples/{task}": float(len(of_task))}
+        metrics |= {**_spread(f"reward/{task}", of_task), f"samples/{task}": float(len(of_task))}
     for name, values in {
         "length/response": [row["response_tokens"] for row in rows],
         "length/prompt": [row["prompt_tokens"] for row in rows],
         "staleness": [step - row["min_version"] for row in rows],
     }.items():
-        figures |= {f"{name}/mean": statistics.fmean(values), f"{name}/max": float(max(values))}
-    return figures
+        metrics |= {f"{name}/mean": statistics.fmean(values), f"{name}/max": float(max(values))}
+    return metrics
 
 
-def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
+def _spread(name: str, values: Sequence[float]) -> Metrics:
     return {f"{name}/mean": statistics.fmean(values), f"{name}/std": statistics.pstdev(values)}
 
 

@@ -129,9 +129,9 @@ class LedgerWriter(Store):
         """Record that a trainer applied a batch, and what it measured. Its samples end by :meth:`end_sample`."""
         self.execute("INSERT OR REPLACE INTO applied VALUES (?,?,?,?)", step, incarnation, json.dumps(metrics), now())
 
-    def record_figures(self, step: int, figures: Mapping[str, float]) -> None:
-        """Record what only the coordinator's process knew when a batch was applied; the first record counts."""
-        self.execute("INSERT OR IGNORE INTO figures VALUES (?,?)", step, json.dumps(figures))
+    def record_step_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record the metrics of a step (see :mod:`rljob.ledger.step_metrics`); the first record counts."""
+        self.execute("INSERT OR IGNORE INTO step_metrics VALUES (?,?)", step, json.dumps(metrics))
 
     def record_advantages(self, step: int, advantages: bytes) -> None:
         """Record the advantages the trainer computed for a batch.
