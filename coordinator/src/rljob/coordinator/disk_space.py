@@ -1,7 +1,8 @@
-"""Waiting for room on the disk before a coordinator in a cluster begins.
+"""Waits for space on the disk before a coordinator in a cluster begins.
 
-Without its ledger it can do nothing: when the disk is full it dies, and its container is started again. Here it then
-waits, however long, so that a full disk costs one restart and not all of `failurePolicy.maxRestarts`.
+The coordinator cannot work without its ledger: when the disk is full it exits, and its container is started again. The
+new process then waits here, however long, so that a full disk costs one restart and not all of
+`failurePolicy.maxRestarts`.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 NEEDED_BYTES = 16 << 20
-"""So much must be free: enough to get somewhere before it is full again."""
+"""Free space needed to start: enough for some steps before the disk is full again."""
 FIRST_SECONDS, LAST_SECONDS = 1.0, 30.0
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 async def wait_for_space(storage: Path) -> None:
-    """Return once ``storage`` has room for NEEDED_BYTES."""
+    """Return once ``storage`` has NEEDED_BYTES free."""
     seconds, waited = FIRST_SECONDS, False
     while not _has_space(storage):
         if not waited:
@@ -34,7 +35,7 @@ async def wait_for_space(storage: Path) -> None:
 
 
 def _has_space(storage: Path) -> bool:
-    """Allocate and give back: what is said to be free need not be ours (quotas)."""
+    """Allocate and release: with quotas, not all space that is reported as free can be used."""
     probe = storage / ".room"
     try:
         file = os.open(probe, os.O_WRONLY | os.O_CREAT, 0o644)

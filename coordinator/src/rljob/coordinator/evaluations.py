@@ -2,7 +2,7 @@
 
 Before the first step, after the last, and every ``evaluation.everySteps`` steps between. On the engines of training
 (``shared``) neither engines nor trainer move on meanwhile, so an engine that dies can be given the same version again.
-Engines of evaluation alone (``dedicated``) keep the pinned version while training goes on; when all that have it are
+Engines of evaluation alone (``dedicated``) keep the pinned version while training continues; when all that have it are
 lost and the trainer has moved on, the evaluation is dropped and the next version evaluated instead.
 """
 

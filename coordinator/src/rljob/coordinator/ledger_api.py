@@ -1,4 +1,4 @@
-"""What readers ask of a run's ledger and checkpoints over HTTP: samples, audit, and the files of a model.
+"""HTTP API over a run's ledger and checkpoints: samples, audit, and the files of a model.
 
     GET /v1/samples                          SampleRows; a header Rljob-Note says why there are none
     GET /v1/samples/NAME                     a SampleDetail
@@ -8,7 +8,7 @@
 
 Nothing is written, and the event loop, which trains, is not held up: short questions go to a thread, long ones to a
 process of their own (:mod:`rljob.ledger.query_worker`). What takes long begins its answer with spaces, which JSON
-allows, so that nobody on the way takes the connection for dead; its failure is then an object with ``error``.
+allows, so that no proxy takes the connection for dead; a failure is then an object with ``error``.
 Prompts, answers and weights are for those who may forward ports to the pod, so in a cluster all this is served on the
 pod's loopback alone (:mod:`rljob.coordinator.local_api_server`). Paths are those of the ledger, which other parts name:
 nothing outside the storage is read, and no link in it is followed, least of all to the coordinator's tokens.
@@ -58,11 +58,11 @@ ALIVE_SECONDS = 5.0
 REPORT_SECONDS = 3600.0
 CHUNK = 1 << 20
 UNKNOWN = 2
-"""Exit code of a report on what is not there."""
+"""Exit code of a worker when there is no such run or sample."""
 
 
 def add_reports(app: FastAPI, storage: Path) -> None:
-    """Add the endpoints for what is in ``storage``."""
+    """Add the endpoints for the run in ``storage``."""
     audits, shows = asyncio.Semaphore(MOST_REPORTS), asyncio.Semaphore(MOST_REPORTS)
 
     @app.get("/v1/samples")

@@ -47,7 +47,7 @@ class Readers(uvicorn.Server):
         yield
 
     async def listen(self, port: int) -> None:
-        """Serve until ``should_exit``; without the port the run goes on all the same."""
+        """Serve until ``should_exit``; the run continues if the port cannot be used."""
         try:
             listener = socket.create_server((LOOPBACK, port))
         except (OSError, OverflowError) as error:

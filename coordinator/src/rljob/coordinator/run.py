@@ -210,18 +210,18 @@ class Run:
         log.info("the run is complete: %d steps", steps)
 
     def suspend(self) -> None:
-        """Stop here, to go on another time: the trainer finishes the batch in hand and writes a checkpoint. Samples in
-        the making stay as they are. May be asked again and again."""
+        """Suspend the run: the trainer finishes the batch under way and writes a checkpoint. Open samples stay as they
+        are. Idempotent."""
         if not self.suspending:
             log.info("suspending at version %d", self.version)
             self.suspending = True
             self.changed()
 
     def take_suspension_back(self) -> bool:
-        """Go on after all; return False when it is too late for that: the end is decided, and told to the trainer.
+        """Continue after all; return False when it is too late: the end is decided, and the trainer was told to stop.
 
-        Safe at any moment before: while a run is being suspended nothing is begun and nothing is thrown away, so that
-        going on is no more than choosing the next command again.
+        Safe at any moment before: while a run is being suspended nothing is started and nothing is discarded, so that
+        continuing only means choosing the next command again.
         """
         if self.suspending and not self.over:
             log.info("not suspending after all, at version %d", self.version)
@@ -322,7 +322,7 @@ class Run:
         self.changed()
 
     def fail(self, reason: str, message: str) -> None:
-        """End the run: it cannot go on, whatever is restarted."""
+        """End the run as failed: no restart can help."""
         if not self.over:
             log.error("the run failed (%s): %s", reason, message)
             self.failure = (reason, message)

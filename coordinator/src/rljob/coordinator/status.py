@@ -61,7 +61,7 @@ def _metrics(run: Run) -> dict[str, float]:
 
 
 def thinned(points: Sequence[HistoryPoint]) -> list[HistoryPoint]:
-    """Return at most MOST_POINTS of ``points``: every 2^n-th, so that those shown stay as the run goes on, and the
+    """Return at most MOST_POINTS of ``points``: every 2^n-th, so that points stay as the run grows, and the
     newest."""
     stride = 1
     while len(points) > stride * (MOST_POINTS - 1):
@@ -94,7 +94,7 @@ def state_of(run: Run) -> State:
     """Return where ``run`` is."""
     if run.failure is not None:
         return "Failed"
-    if run.ended.is_set():  # whoever reads that it ended may kill what is left of it
+    if run.ended.is_set():  # a reader of the end may kill the remaining processes
         return "Succeeded" if run.finished else "Suspended"
     beside = run.evaluations.dedicated and run.version < run.spec.training.steps
     ready = any(engine.serving is not None for engine in run.engines.connected())

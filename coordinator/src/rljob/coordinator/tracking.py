@@ -1,7 +1,7 @@
-"""metrics.jsonl and TensorBoard's event files of a run: what the ledger has, each step and evaluation exactly once.
+"""metrics.jsonl and TensorBoard's event files of a run: each step and evaluation of the ledger exactly once.
 
-The files follow the ledger and may be lost, torn or removed: what is missing is written again from it. Nothing here
-runs in the event loop but the waiting, and what goes wrong here never ends a run.
+The files follow the ledger and may be lost, torn or removed: missing lines are written again from it. Only the waiting
+runs in the event loop, and no error here ends a run.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Tracking:
                 self._events = self._open_events(db, self._events_directory)
         for line in lines:
             if self._events is not None:
-                self._events.add(line)  # before the line, so that what is missing there is missing here too
+                self._events.add(line)  # before the line: a step that is missing there is written again to both
             self._file.write(msgspec.json.encode(line) + b"\n")
             self._file.flush()
             self._written[line["kind"]] += 1

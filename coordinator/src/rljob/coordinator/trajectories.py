@@ -1,8 +1,8 @@
-"""Samples in the making: leases to runners, generation requests to engines, completions, rewards.
+"""Open samples: leases to runners, generation requests to engines, completions, rewards.
 
 A sample is *leased* to a runner, which asks for *generation*; the request waits for an engine, runs, and its completion
-is recorded before anyone hears of it. An interrupted turn goes on from its recorded prefix as a new attempt. The first
-record of (sample, turn, attempt) counts; later ones are acknowledged and dropped.
+is recorded before any message about it. An interrupted turn continues from its recorded prefix as a new attempt. The
+first record of (sample, turn, attempt) counts; later ones are acknowledged and dropped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FIRST_PAUSE_SECONDS = 0.05
 
 
 class Trajectories:
-    """All samples in the making of one run."""
+    """All open samples of one run."""
 
     def __init__(self, spec: RLJobSpec, ledger: LedgerWriter, engines: Engines, on_change: Callable[[], None]) -> None:
         self._seed = spec.seed
@@ -90,7 +90,7 @@ class Trajectories:
 
     def current(self, sample: str, attempt: int, runner: Connection) -> Trajectory | None:
         """Return the trajectory that ``runner`` speaks of; None when it ended or the attempt was thrown away. A runner
-        that still has a lease of that attempt is given it anew."""
+        that still has a lease of that attempt gets a new one."""
         trajectory = self.by_sample.get(sample)
         if trajectory is None or trajectory.attempts == attempt:
             return trajectory
@@ -99,7 +99,7 @@ class Trajectories:
         return None
 
     def _take_back(self, trajectory: Trajectory) -> None:
-        """End the lease and give the sample out anew."""
+        """End the lease and lease the sample again."""
         sample_id = trajectory.sample.id
         if trajectory.runner is not None:
             trajectory.runner.send(m.Cancel([sample_id]))
@@ -159,7 +159,7 @@ class Trajectories:
     # --- generation ---
 
     def need(self, need: m.NeedGeneration, runner: Connection) -> None:
-        """A runner asks for a turn's tokens; repeated asking is answered from what is there."""
+        """Handle a runner's request for a turn's tokens; a repeated request is answered from the recorded tokens."""
         trajectory = self.current(need.sample, need.attempt, runner)
         if trajectory is None:
             if need.sample not in self.by_sample:
@@ -317,7 +317,7 @@ class Trajectories:
 
     def interrupt(self, engine: Engine) -> None:
         """Have a connected engine end all it has where it is: each request comes back as an aborted completion, which
-        is recorded, and goes on from there."""
+        is recorded, and continues from there."""
         assert engine.connection is not None
         engine.connection.send(m.Abort([m.Part(*key) for key in engine.requests], discard=False))
 

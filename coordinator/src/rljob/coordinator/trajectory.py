@@ -1,4 +1,4 @@
-"""One sample in the making, as the coordinator holds it."""
+"""One open sample, as the coordinator holds it."""
 
 from __future__ import annotations
 

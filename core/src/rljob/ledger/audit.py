@@ -1,7 +1,7 @@
 """Proves from a run's ledger that nothing was lost, doubled or mixed up; the ledger is only read.
 
-A property is a sentence (see the other files called audit beside this); who breaks it is named. The run
-may go on meanwhile: the ledger is read as it was at one moment, and what was open then is counted as open.
+A property is a sentence (see the other modules audit_*); the rows that break it are named. The run may continue
+meanwhile: the ledger is read as it was at one moment, and what was open then is counted as open.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What lies beside the ledger must not know more than it: a ledger that lost its newest part looks whole by itself.
+"""Files beside the ledger must not be newer than it: a ledger that lost its newest part looks whole by itself.
 
 The -wal file holds what was committed last; without it the ledger is an older one.
 """
@@ -22,7 +22,7 @@ _STEP = re.compile(r"step-(\d+)")
 
 
 class Witnesses(msgspec.Struct):
-    """What status.json and the checkpoints' names say. To be read before the ledger of a run that goes on."""
+    """What status.json and the checkpoints' names say. Read it before the ledger of a run under way."""
 
     state: str
     step: int
@@ -35,7 +35,7 @@ def read_witnesses(storage: Path) -> Witnesses:
     newest = max((int(match[1]) for match in names if match), default=0)
     try:
         status = decode_status((storage / "status.json").read_bytes())
-    except (OSError, msgspec.MsgspecError):  # it is for people, and written anew by the next start
+    except (OSError, msgspec.MsgspecError):  # it is for people, and the next start writes it again
         return Witnesses("", 0, newest)
     return Witnesses(status.state, status.progress.step, newest)
 

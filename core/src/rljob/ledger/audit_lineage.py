@@ -27,7 +27,8 @@ class CheckpointRecord(msgspec.Struct):
 
 
 def writer(ledger: LedgerReader, step: int, incarnation: int) -> int | None:
-    """Return the incarnation that made the weights of version ``step``, which ``incarnation`` held; None: nobody."""
+    """Return the incarnation that made the weights of version ``step``, which ``incarnation`` held; None: there is
+    none."""
     own: int | None = ledger.value(
         "SELECT MAX(incarnation) FROM applied WHERE step = ? AND incarnation <= ?", step - 1, incarnation
     )
@@ -36,7 +37,7 @@ def writer(ledger: LedgerReader, step: int, incarnation: int) -> int | None:
 
 def chain(ledger: LedgerReader, step: int, incarnation: int) -> Iterator[tuple[int, int, int]]:
     """Yield (incarnation, first, last + 1) of the batches that made version ``step``, newest first; it ends early where
-    nobody applied a batch."""
+    no incarnation applied a batch."""
     while step > 0:
         maker = writer(ledger, step, incarnation)
         if maker is None:

@@ -1,10 +1,10 @@
-"""What takes long to find out of a run's ledger, in a process of its own: `python -m rljob.ledger.query_worker`.
+"""Long queries of a run's ledger, in a process of its own: `python -m rljob.ledger.query_worker`.
 
     audit STORAGE          the Report of an audit, as JSON
     show STORAGE SAMPLE    the SampleDetail of a sample, as JSON
 
 The coordinator starts it for readers (:mod:`rljob.coordinator.ledger_api`), so that their questions cost its event loop
-nothing. Exit code 2 and a sentence on stderr: there is nothing like that to be read.
+nothing. Exit code 2 and a sentence on stderr: there is no such run or sample.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FIRST_TO_GO = "1000"
 
 
 def main(arguments: list[str]) -> int:
-    """Write what is asked for to stdout; return the exit code."""
+    """Write the result of a query to stdout; return the exit code."""
     os.nice(NICE)
     with contextlib.suppress(OSError):  # no Linux, or not allowed
         Path("/proc/self/oom_score_adj").write_text(FIRST_TO_GO)

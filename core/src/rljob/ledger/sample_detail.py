@@ -63,7 +63,7 @@ class SampleDetail(msgspec.Struct):
     metrics: dict[str, Any]  # of the reward
     siblings: list[Sibling]
     turns: list[TurnDetail]
-    notes: list[str]  # sentences on what is not there
+    notes: list[str]  # sentences about missing payload or tokenizer
 
 
 def show(ledger: LedgerReader, name: str) -> SampleDetail:
