@@ -29,7 +29,7 @@ from e2e.faults import disk
 from e2e.faults.proxy import Moment, Proxy, Trigger
 from rljob.api.resolve import DEFAULT_PROMPT
 from rljob.api.tasks import Task
-from rljob.coordinator.audit import audit
+from rljob.ledger.audit import audit
 from rljob.protocol import messages as m
 from rljob.trainer.example_model import Recipe, build
 

@@ -11,7 +11,12 @@ HEAVY = ("torch", "vllm", "kopf", "ray", "transformers")
 LIGHT = (
     "rljob.api.models",
     "rljob.protocol.link",
+    "rljob.manifests.render",
     "rljob.scheduling.scheduler",
+    "rljob.ledger.writer",
+    "rljob.ledger.audit",
+    "rljob.ledger.query_worker",
+    "rljob.operator.reconcile",
     "rljob.coordinator.service",
     "rljob.runner.wiring",
     "rljob.cli.calling",

@@ -21,7 +21,7 @@ import yaml
 
 from rljob.api.resolve import DEFAULT_PROMPT
 from rljob.api.tasks import Task
-from rljob.coordinator.audit import audit
+from rljob.ledger.audit import audit
 from rljob.trainer.example_model import Recipe, build
 
 ENDS = {"trained", "filtered", "surplus", "expired", "failed"}

@@ -15,7 +15,7 @@ def running(step=2, state="Running", message=""):
         state=state,
         message=message,
         progress=Progress(step, 10, 20.0, 80.0),
-        metrics=[Metric("staleness_max", 1.0)],
+        metrics=[Metric("staleness/max", 1.0)],
         evaluations=[EvaluationResult(0, "sums", 0.25, 64, 0.25)],
         history=[HistoryPoint(i, 0.1 + 0.1 * i, 0.5, 4321.0, float(i)) for i in range(step)],
         parts=[PartStatus("agent", "a", "ready", restarts=2)],

@@ -10,7 +10,7 @@ import pytest
 from ledgers import RecordingTrainer, reward
 from world import World, job
 
-from rljob.coordinator.audit import audit
+from rljob.ledger.audit import audit
 
 
 def problems(run: Path) -> list[str]:

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from ledgers import make_run
 
-from rljob.coordinator.audit import audit
+from rljob.ledger.audit import audit
 
 Row = dict[str, Any]
 DELETED = object()
@@ -26,7 +26,7 @@ TABLES = {
     "completions": ("sample", "turn", "attempt"),
     "batches": ("step",),
     "applied": ("step", "incarnation"),
-    "figures": ("step",),
+    "step_metrics": ("step",),
     "incarnations": ("incarnation",),
     "publications": ("lineage", "step"),
     "served": ("engine", "lineage", "step"),
@@ -73,8 +73,8 @@ IMMATERIAL: dict[tuple[str, str], tuple[str, Callable[[Row, Any], bool]]] = {
         lambda row, new: (row["step"], row["incarnation"]) == (2, 1),
     ),
     ("applied", "time"): ("a time", always),
-    ("figures", "figures"): ("figures for people", always),
-    ("figures", "*"): ("figures for people", always),
+    ("step_metrics", "metrics"): ("metrics for people", always),
+    ("step_metrics", "*"): ("metrics for people", always),
     ("incarnations", "instance"): ("a name for people", always),
     ("incarnations", "time"): ("a time", always),
     ("publications", "incarnation"): (

@@ -17,7 +17,7 @@ from rich.text import Text
 from rljob.cli import ledger
 from rljob.cli.ledger import COLUMNS
 from rljob.cli.main import main
-from rljob.coordinator.audit import audit
+from rljob.ledger.audit import audit
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -201,7 +201,7 @@ def test_a_ledger_of_another_version_or_a_run_that_has_not_begun_exits_2(
     alter(run, "PRAGMA user_version=7")
     for command in (("samples", run), ("audit", run), ("show", run, "g0.0")):
         code, out, err = rljob(*command)
-        assert (code, out) == (2, "") and "another version of rljob (ledger 7, this one reads up to 2)" in err
+        assert (code, out) == (2, "") and "another version of rljob (ledger 7, this one reads 3)" in err
     (run / "ledger.sqlite").unlink()
     for command in (("samples", run), ("audit", run), ("show", run, "g0.0")):
         code, out, err = rljob(*command)

@@ -78,7 +78,7 @@ async def test_an_engine_that_takes_too_long_hands_back_and_others_go_on_from_th
     await world.settle()
     assert world.run.finished
     assert shown(world)["one.0"] == (0, True)
-    rows = world.run.store.query("SELECT sample, attempt, finish FROM completions WHERE engine = 'one.0'")
+    rows = world.run.ledger.query("SELECT sample, attempt, finish FROM completions WHERE engine = 'one.0'")
     assert {row["sample"] for row in rows} == set(generates) and {row["finish"] for row in rows} == {"abort"}
     world.check_accounts()
 

@@ -151,7 +151,7 @@ async def test_a_coordinator_that_comes_back_still_wants_the_trainer_verified(ne
     world = new_world(job(alpha=0, steps=5), tmp_path)
     await world.start()
     world.connect_all()
-    while world.run.policy.published < 3:
+    while world.run.weights.published < 3:
         await world.some(1)
     world.trainer.disconnect()
     world.trainer.reborn()
@@ -163,7 +163,7 @@ async def test_a_coordinator_that_comes_back_still_wants_the_trainer_verified(ne
     await world.start()
     world.connect_all()
     await world.settle()
-    assert world.run.policy.lineage == 1 and world.run.finished
+    assert world.run.weights.lineage == 1 and world.run.finished
 
 
 async def test_an_engine_that_starts_anew_gives_its_work_to_others(new_world: Any, tmp_path: Path) -> None:
@@ -190,9 +190,9 @@ async def test_an_engine_that_came_back_is_not_forgotten_for_an_earlier_loss(new
     await world.some(3)
     (lost,) = world.run.engines.by_instance.values()
     world.agents[0].disconnect()
-    world.run.events.forget_engine(lost)
+    world.router.engines.forget(lost)
     world.agents[0].connect()
-    world.run.events.forget_engine(lost)
+    world.router.engines.forget(lost)
     await world.settle()
     world.check_accounts()
 
@@ -220,7 +220,7 @@ async def test_the_status_says_what_a_trainer_waits_for(new_world: Any, tmp_path
     await world.start()
     world.connect_all()
     await world.some(2)
-    incarnation = world.run.policy.incarnation
+    incarnation = world.run.trainer.session.incarnation
     world.trainer.say(world_module.m.TrainerWaits(incarnation, "the disk of /x is full"))
     assert status_of(world.run).message == "the trainer waits: the disk of /x is full"
     assert [p.message for p in status_of(world.run).parts if p.role == "trainer"] == ["the disk of /x is full"]
@@ -262,14 +262,14 @@ async def test_a_trainer_that_does_not_reproduce_begins_a_new_lineage(new_world:
     world = new_world(job(alpha=0, steps=5), tmp_path)
     await world.start()
     world.connect_all()
-    while world.run.version < 3 or world.run.policy.published < 3:
+    while world.run.version < 3 or world.run.weights.published < 3:
         await world.some(1)
     world.trainer.disconnect()
     world.trainer.reborn()
     world.trainer.drift = "other"
     world.trainer.connect()
     await world.settle()
-    assert world.run.policy.lineage == 1
+    assert world.run.weights.lineage == 1
     world.check_accounts()
 
 
@@ -277,7 +277,7 @@ async def test_a_reward_for_an_answer_of_the_old_lineage_is_not_taken(new_world:
     world = new_world(job(alpha=0, steps=3), tmp_path)
     await world.start()
     world.connect_all()
-    while world.run.policy.published < 1:
+    while world.run.weights.published < 1:
         await world.some(1)
     scores, said = [], world.runner.say
     world.runner.say = lambda message: (scores.append if isinstance(message, world_module.m.Scored) else said)(message)
@@ -287,7 +287,7 @@ async def test_a_reward_for_an_answer_of_the_old_lineage_is_not_taken(new_world:
     world.trainer.reborn()
     world.trainer.drift = "other"
     world.trainer.connect()
-    while world.run.policy.lineage == 0:
+    while world.run.weights.lineage == 0:
         for part in (world.trainer, *world.agents):
             part.step()
         await world.store.drain()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from world import job, m
 
-from rljob.coordinator.history import History
 from rljob.coordinator.metrics import RunCollector
+from rljob.coordinator.progress import RunProgress
 from rljob.coordinator.status import status_of
+from rljob.coordinator.tracking import Tracking, finish
 from rljob.protocol.status import HistoryPoint
 
 NAMES = {
@@ -59,7 +61,7 @@ async def test_the_names_of_figures_for_prometheus_stay(new_world: Any, tmp_path
 
 
 def test_the_speed_shown_is_a_mean_over_the_last_steps() -> None:
-    history = History()
+    history = RunProgress()
     assert history.tokens_per_second(8) == 0
     for step, (rate, seconds) in enumerate([(100.0, 1.0), (0.0, 2.0), (60.0, 5.0), (0.0, 6.0)]):
         history.points.append(HistoryPoint(step, 0.0, 0.0, rate, seconds))
@@ -84,4 +86,27 @@ async def test_the_speed_of_a_run_that_is_done_is_that_of_the_whole_run(new_worl
     world.connect_all()
     await world.settle()
     figures = {metric.name: metric.value for metric in status_of(world.run).metrics}
-    assert figures["tokens_per_second"] == world.run.history.tokens_per_second(4) > 0
+    assert figures["tokens_per_second"] == world.run.progress.tokens_per_second(4) > 0
+
+
+async def test_a_step_has_the_same_metrics_in_status_and_metrics_jsonl_also_after_a_restart(
+    new_world: Any, tmp_path: Path
+) -> None:
+    world = new_world(job(), tmp_path)
+    await world.start()
+    world.connect_all()
+    await world.settle()
+    before = world.run.progress
+    finish(Tracking(tmp_path, tensorboard=False))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    for point, line in zip(before.points, lines, strict=True):
+        assert point.reward == line["reward/mean"] and point.staleness == line["staleness/mean"]
+        assert point.seconds == line["seconds"] and point.tokens_per_second == line["tokens_per_second"]
+    shown = {metric.name: metric.value for metric in status_of(world.run).metrics}
+    names = {"reward/mean", "staleness/mean", "staleness/max", "trainer/loss"}
+    assert {name: shown[name] for name in names} == {name: lines[-1][name] for name in names}
+    world.kill_coordinator()
+    await world.start()
+    assert world.run.progress.points == before.points
+    assert world.run.progress.summary() == before.summary()
+    assert status_of(world.run).progress.seconds >= before.points[-1].seconds

@@ -51,7 +51,7 @@ async def test_a_run_suspended_at_any_moment_is_durable_and_goes_on(
     assert status_of(world.run).state in ("Suspended", "Succeeded")
     version = world.run.version
     assert version == 0 or world.trainer.saved[version] == world.trainer.state, "there is a checkpoint of every step"
-    assert world.run.policy.checkpoints[-1:] == ([version] if version else [])
+    assert world.run.trainer.checkpoints[-1:] == ([version] if version else [])
     await restart(world)
     await world.settle()
     assert world.run.finished
@@ -166,7 +166,7 @@ async def test_a_trainer_that_comes_back_in_mid_batch_keeps_that_batch(
     trainer.hold = False
     await world.settle()
     assert status_of(world.run).state == "Suspended"
-    assert world.run.policy.checkpoints == [step + 1]
+    assert world.run.trainer.checkpoints == [step + 1]
 
 
 async def test_figures_that_are_not_finite_are_left_out(new_world: Any, tmp_path: Path) -> None:
@@ -184,5 +184,5 @@ async def test_figures_that_are_not_finite_are_left_out(new_world: Any, tmp_path
     world.connect_all()
     await world.settle()
     assert world.run.finished
-    rows = world.run.store.query("SELECT metrics FROM applied")
+    rows = world.run.ledger.query("SELECT metrics FROM applied")
     assert [row["metrics"] for row in rows] == ['{"tokens": 3.0}'] * 2

@@ -18,14 +18,14 @@ import zstandard
 
 from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
-from rljob.coordinator import connections
+from rljob.coordinator import message_router
 from rljob.coordinator import run as run_module
 from rljob.coordinator.batches import shard
-from rljob.coordinator.connections import Connections
-from rljob.coordinator.peers import Peer
+from rljob.coordinator.connection import Connection
+from rljob.coordinator.message_router import MessageRouter
 from rljob.coordinator.recovery import recover
 from rljob.coordinator.run import Run
-from rljob.coordinator.store import Store
+from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import messages as m
 
 
@@ -52,7 +52,7 @@ OUTGOING = {
 }
 
 
-class FakePeer(Peer):
+class FakePeer(Connection):
     """A connection whose messages stay in a list."""
 
     def __init__(self, role: str) -> None:
@@ -87,12 +87,12 @@ class Part:
 
     def say(self, *messages: Any) -> None:
         if self.peer is not None:
-            self.world.connections.receive(self.peer, m.encode_frame(list(messages)))
+            self.world.router.receive(self.peer, m.encode_frame(list(messages)))
 
     def disconnect(self) -> None:
         if self.peer is not None:
             peer, self.peer = self.peer, None
-            self.world.connections.lost(peer)
+            self.world.router.lost(peer)
 
     def step(self) -> bool:
         """Handle what came; return whether something did."""
@@ -334,7 +334,7 @@ class World:
     def __init__(self, manifest: RLJob, storage: Path, engines: int | list[str] = 1) -> None:
         """``engines``: how many of pool main, or the pool of each."""
         self.manifest, self.storage = manifest, storage
-        connections.GRACE_SECONDS = run_module.LOST_SECONDS = 0.0
+        message_router.RECONNECT_SECONDS = run_module.LOST_SECONDS = 0.0
         self.alpha = manifest.spec.training.max_staleness
         self.broadcasts: dict[str, str] = {}
         self.runner, self.trainer = Runner(self), Trainer(self)
@@ -348,10 +348,10 @@ class World:
 
     async def start(self) -> None:
         """Start the coordinator (again)."""
-        self.store = Store(self.storage)
+        self.store = LedgerWriter(self.storage)
         self.store.db.execute("PRAGMA synchronous=OFF")  # a kill loses nothing that the system has
         self.run = Run(self.manifest.spec, self.store)
-        self.connections = Connections(self.run)
+        self.router = MessageRouter(self.run)
         recover(self.run)
         self.committing = asyncio.create_task(self.store.run())
         self.run.changed()

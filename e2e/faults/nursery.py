@@ -22,7 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rljob.coordinator import connections, policy
+from rljob.coordinator import message_router, weight_publisher
 from rljob.protocol import heartbeat, link
 from rljob.runner import scoring
 
@@ -117,8 +117,8 @@ def _import_all() -> None:
     gc.freeze()  # a child's collections would copy the pages of all that was imported
     link.PING_SECONDS = PING_SECONDS
     link.LAST_BACKOFF_SECONDS = 0.1
-    connections.GRACE_SECONDS = 0.2
-    policy.GRACE_SECONDS = 0.5
+    message_router.RECONNECT_SECONDS = 0.2
+    weight_publisher.GRACE_SECONDS = 0.5
     scoring.FIRST_BACKOFF_SECONDS, scoring.LAST_BACKOFF_SECONDS = 0.02, 0.1
     heartbeat.BEAT_SECONDS = 0.1
 

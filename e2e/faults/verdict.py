@@ -7,7 +7,7 @@ import json
 from e2e.fakes.plain import plain_batches
 from e2e.fakes.stage import Stage
 from e2e.fakes.trainer import read_checkpoint
-from rljob.coordinator.audit import audit
+from rljob.ledger.audit import audit
 from rljob.runner.text import TextCodec
 
 

@@ -26,7 +26,7 @@ from rljob.api.models import RLJob
 from rljob.cli.options import default_directory
 from rljob.coordinator import service
 from rljob.coordinator.run import Run, settings_of
-from rljob.coordinator.store import Store
+from rljob.ledger.writer import LedgerWriter
 from rljob.local import hangs, honours, plan
 from rljob.local import run as local_run
 from rljob.local.directory import ROLES, RunDirectory
@@ -168,9 +168,9 @@ def scheduled(job: RLJob, storage: Path) -> Any:
 @contextlib.contextmanager
 def _run(job: RLJob) -> Iterator[Run]:
     with tempfile.TemporaryDirectory() as place:
-        store = Store(Path(place))
-        yield Run(job.spec, store)
-        store.close()
+        ledger = LedgerWriter(Path(place))
+        yield Run(job.spec, ledger)
+        ledger.close()
 
 
 def admitted(job: RLJob, storage: Path) -> Any:
@@ -244,7 +244,7 @@ def _essence(message: Any) -> Any:
 
 def tracked(job: RLJob, storage: Path) -> Any:
     """Return whether event files are written."""
-    started = {name: mock.DEFAULT for name in ("Store", "hold_to", "Run", "uvicorn", "build_app")}
+    started = {name: mock.DEFAULT for name in ("LedgerWriter", "check_same_job", "Run", "uvicorn", "build_app")}
     with (
         tempfile.NamedTemporaryFile("w") as tokens,
         tempfile.NamedTemporaryFile("w") as manifest,

@@ -37,7 +37,7 @@ STATUS = {
         "lastCheckpoint": {"step": 10, "path": "job://checkpoints/10"},
         "staleness": "0.8/1",
         "metrics": [
-            {"name": "reward_mean", "value": 0.625},
+            {"name": "reward/mean", "value": 0.625},
             {"name": "seconds_per_step", "value": 9.5},
             {"name": "tokens_per_second", "value": 1234.56},
         ],

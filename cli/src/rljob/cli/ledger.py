@@ -19,24 +19,23 @@ from rich.text import Text
 from rljob.cli import clusters
 from rljob.cli.clusters import Context, Namespace
 from rljob.cli.options import RUN_HELP, Format, Output, RunName, complete_runs, report
-from rljob.coordinator.audit import Report
-from rljob.coordinator.audit import audit as audited
-from rljob.coordinator.reading import (
+from rljob.ledger.audit import Report
+from rljob.ledger.audit import audit as audited
+from rljob.ledger.reader import (
     MOST_SAMPLES,
-    Kind,
-    Ledger,
+    LedgerReader,
     NoRunError,
     SampleRow,
     Selection,
     Sort,
-    State,
     unknown_task,
     why_empty,
 )
-from rljob.coordinator.reading import samples as selected
-from rljob.coordinator.showing import SampleDetail, TokenDetail, TurnDetail
-from rljob.coordinator.showing import show as shown
-from rljob.coordinator.store import LEDGER
+from rljob.ledger.reader import samples as selected
+from rljob.ledger.sample_detail import SampleDetail, TokenDetail, TurnDetail
+from rljob.ledger.sample_detail import show as shown
+from rljob.ledger.states import Kind, State
+from rljob.ledger.store import LEDGER
 from rljob.local import runs
 from rljob.local.directory import RunDirectory
 from rljob.local.errors import RunError
@@ -126,7 +125,7 @@ def _asked(value: object) -> object:
 
 def _selected(run: str | None, selection: Selection) -> tuple[list[SampleRow], str]:
     """Return samples of a local run, and why there are none."""
-    with _reading(run) as path, Ledger(path) as ledger:
+    with _reading(run) as path, LedgerReader(path) as ledger:
         if problem := unknown_task(ledger, selection):
             raise RunError(problem, 2)
         rows = selected(ledger, selection)
@@ -201,7 +200,7 @@ def _shown(names: list[str]) -> SampleDetail:
     """Return a sample of a local run."""
     if len(names) == 1 and (runs.is_run(Path(names[0])) or runs.is_run(runs.ROOT / names[0])):
         raise RunError(f"name a sample of that run too, for example: rljob show {names[0]} g17.3", 2)
-    with _reading(names[0] if len(names) == 2 else None) as path, Ledger(path) as ledger:
+    with _reading(names[0] if len(names) == 2 else None) as path, LedgerReader(path) as ledger:
         return shown(ledger, names[-1])
 
 

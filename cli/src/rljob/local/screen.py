@@ -172,8 +172,8 @@ def _run_rows(status: RunStatus, width: int) -> Iterator[tuple[str, Text]]:
         rewards = [point.reward for point in status.history]
         yield "reward", Text.assemble(f"{rewards[-1]:.3f} ", (sparkline(rewards, width), "green"))
         staleness = f"mean {status.history[-1].staleness:.2f}"
-        if "staleness_max" in figures:
-            staleness += f", most {figures['staleness_max']:.0f}"
+        if "staleness/max" in figures:
+            staleness += f", most {figures['staleness/max']:.0f}"
         yield "staleness", Text(staleness)
         yield "speed", Text(f"{speed(status):,.0f} tokens/s")
     for task in dict.fromkeys(result.task for result in status.evaluations):

@@ -5,13 +5,11 @@ from __future__ import annotations
 import msgspec
 import zstandard
 
-from rljob.coordinator.recovery import completions
-from rljob.coordinator.store import Store
-from rljob.coordinator.trajectory import PayloadRecord
+from rljob.ledger.payload_record import INT32, PayloadRecord
+from rljob.ledger.queries import batch, completions
+from rljob.ledger.store import Store
 from rljob.protocol.messages import SampleTokens, VersionSpan
 from rljob.scheduling.shards import assign
-
-INT32 = 4
 
 
 def shard(store: Store, step: int, rank: int, ranks: int) -> bytes:
@@ -21,15 +19,11 @@ def shard(store: Store, step: int, rank: int, ranks: int) -> bytes:
         LookupError: there is no such batch.
         PayloadError: a record is damaged.
     """
-    rows = store.query(
-        "SELECT s.id, s.attempt, s.prompt_tokens + s.response_tokens AS tokens FROM samples s"
-        " JOIN groups g ON g.id = s.group_id WHERE s.step = ? ORDER BY g.seq, s.member",
-        step,
-    )
+    rows = batch(store, step)
     if not rows:
         raise LookupError(f"there is no batch {step}")
-    mine = assign([row["tokens"] for row in rows], ranks)[rank]
-    samples = [assemble(completions(store, rows[i]["id"], rows[i]["attempt"])) for i in mine]
+    mine = assign([row.prompt_tokens + row.response_tokens for row in rows], ranks)[rank]
+    samples = [assemble(completions(store, rows[i].sample, rows[i].attempt)) for i in mine]
     return zstandard.ZstdCompressor(level=1).compress(msgspec.msgpack.encode(samples))
 
 

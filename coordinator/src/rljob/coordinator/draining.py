@@ -1,4 +1,4 @@
-"""Engines that are about to be removed: they get nothing new, and what they have ends or goes to others.
+"""Engines that will be removed: they get no new requests, and those they have finish or go to other engines.
 
 In a cluster the operator names their pods in ``status.draining`` before it lowers a pool's replicas.
 """
@@ -15,7 +15,7 @@ from rljob.coordinator.trajectories import Trajectories
 log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 40.0
-"""Sequences that have not ended so long after their engine was to be drained go on elsewhere from their prefix. The
+"""Sequences that have not ended this long after draining began continue on another engine from their prefix. The
 operator removes the engine after 60 s in any case."""
 
 
@@ -35,8 +35,8 @@ class Draining:
         self._due: dict[str, asyncio.TimerHandle] = {}  # name → when its patience ends
 
     def drain(self, names: Collection[str]) -> None:
-        """Drain exactly the engines called ``names``, now and when they connect: one that is named no more is given
-        work again."""
+        """Drain exactly the engines called ``names``, now and when they connect: an engine that is not named
+        any more gets work again."""
         for name in self._due.keys() - set(names):
             self._due.pop(name).cancel()
             log.info("engine %s is not drained any more", name)
@@ -52,11 +52,11 @@ class Draining:
 
     def drained(self, engine: Engine) -> bool:
         """Whether ``engine`` was to be drained and has nothing in hand any more."""
-        return self.drains(engine) and not engine.load.requests and not self._trajectories.claimed(engine)
+        return self.drains(engine) and not engine.requests and not self._trajectories.claimed(engine)
 
     def _hand_back(self, name: str) -> None:
-        """Take back what an engine still has: each sequence comes back as far as it is and goes on elsewhere."""
+        """Take back an engine's requests: each sequence comes back with its tokens so far and continues on another."""
         for engine in self._engines.connected():
-            if engine.name == name and engine.load.requests:
-                log.info("engine %s hands back %d sequences", name, len(engine.load.requests))
+            if engine.name == name and engine.requests:
+                log.info("engine %s hands back %d sequences", name, len(engine.requests))
                 self._trajectories.interrupt(engine)

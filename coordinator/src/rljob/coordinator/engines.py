@@ -1,37 +1,35 @@
-"""Engines as the coordinator knows them: who serves which weights, and what each has in hand."""
+"""Engines as the coordinator knows them: which weights each serves, and what it has in hand."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
 
-from rljob.coordinator.peers import Peer
+from rljob.coordinator.connection import Connection
 from rljob.protocol.messages import EngineDied, WeightAck
 from rljob.scheduling.dispatch import EngineLoad
 
 FAILURES_BEFORE_RESTART = 3
 
 
-@dataclass(eq=False)
-class Engine:
-    """One engine server. ``serving`` is the (lineage, version) whose digest and probe agreed with the trainer's; None:
-    it gets no work."""
+@dataclass(eq=False, kw_only=True)
+class Engine(EngineLoad):
+    """One engine server: its load, as the scheduler sees it, and everything else. ``serving`` is the (lineage, version)
+    whose digest and probe agreed with the trainer's; None: it gets no work."""
 
-    instance: str
     pool: str
-    peer: Peer | None
-    load: EngineLoad
+    connection: Connection | None  # of its agent
     pod: str = ""  # in a cluster
-    evaluates: bool = False  # it is of a pool that does nothing but evaluation
+    evaluates: bool = False  # its pool does nothing but evaluation
     serving: tuple[int, int] | None = None
     update: int | None = None  # under way
     sent_digest: str | None = None
     ack: WeightAck | None = None
     failures: int = 0  # of updates, in a row
-    fresh: bool = True  # the trainer shall open a new weight group
+    fresh: bool = True  # the trainer opens a new weight group for it
     state: str = "ready"
     restarts: int = 0
-    running: int = 0  # requests, as its agent said last
+    running: int = 0  # requests, by its agent's last heartbeat
     waiting: int = 0
 
     @property
@@ -50,16 +48,16 @@ class Engine:
 
 @dataclass(eq=False)
 class Engines:
-    """All connected engines by instance."""
+    """All registered engines by instance."""
 
     by_instance: dict[str, Engine] = field(default_factory=dict)
-    deaths: dict[Peer, EngineDied] = field(default_factory=dict)  # the last one of each connected agent
+    deaths: dict[Connection, EngineDied] = field(default_factory=dict)  # the last one of each connected agent
     died: Counter[str] = field(default_factory=Counter)  # pool → engine servers, since this process began
 
     def connected(self) -> list[Engine]:
-        """Return engines whose agent is there."""
-        return [engine for engine in self.by_instance.values() if engine.peer is not None]
+        """Return engines whose agent is connected."""
+        return [engine for engine in self.by_instance.values() if engine.connection is not None]
 
-    def of_peer(self, peer: Peer) -> Engine | None:
+    def of_connection(self, connection: Connection) -> Engine | None:
         """Return the engine behind a connection."""
-        return next((engine for engine in self.by_instance.values() if engine.peer is peer), None)
+        return next((engine for engine in self.by_instance.values() if engine.connection is connection), None)

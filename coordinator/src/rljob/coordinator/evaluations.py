@@ -2,7 +2,7 @@
 
 Before the first step, after the last, and every ``evaluation.everySteps`` steps between. On the engines of training
 (``shared``) neither engines nor trainer move on meanwhile, so an engine that dies can be given the same version again.
-Engines of evaluation alone (``dedicated``) keep the pinned version while training goes on; when all that have it are
+Engines of evaluation alone (``dedicated``) keep the pinned version while training continues; when all that have it are
 lost and the trainer has moved on, the evaluation is dropped and the next version evaluated instead.
 """
 
@@ -12,8 +12,9 @@ import logging
 from collections.abc import Callable, Mapping
 
 from rljob.api.models import RLJobSpec
-from rljob.coordinator.store import Store, now
 from rljob.coordinator.trajectory import Trajectory
+from rljob.ledger.states import Kind, State
+from rljob.ledger.writer import LedgerWriter
 from rljob.protocol.status import EvaluationResult
 from rljob.scheduling.groups import Sample, make_group
 
@@ -23,9 +24,9 @@ log = logging.getLogger(__name__)
 class Evaluations:
     """Evaluations of one run, done and under way."""
 
-    def __init__(self, spec: RLJobSpec, store: Store, add: Callable[[list[Trajectory]], None]) -> None:
+    def __init__(self, spec: RLJobSpec, ledger: LedgerWriter, add: Callable[[list[Trajectory]], None]) -> None:
         self._spec = spec
-        self._store = store
+        self._ledger = ledger
         self._add = add
         self.results: list[EvaluationResult] = []
         self.dedicated = spec.evaluation is not None and spec.evaluation.engines == "dedicated"
@@ -57,10 +58,7 @@ class Evaluations:
                 group = make_group(f"e{version}.{number}", number, task, row, 1)
                 sample = group.samples[0]
                 trajectories.append(Trajectory(sample, task, row, version))
-                self._store.execute(
-                    "INSERT INTO groups VALUES (?,?,?,?,?,?)", group.id, "evaluation", number, task, row, version
-                )
-                self._store.execute("INSERT INTO samples (id, group_id, member) VALUES (?,?,0)", sample.id, group.id)
+                self._ledger.admit_group(group.id, Kind.EVALUATION, number, task, row, version, [sample.id])
                 number += 1
         self.resume(version, trajectories, [])
 
@@ -84,7 +82,7 @@ class Evaluations:
         log.warning("the evaluation of version %d is dropped: %s; the next is evaluated instead", self.running, reason)
         for sample in self._open.values():
             sample.end = "expired"
-            self._store.execute("UPDATE samples SET state = 'expired', reason = ? WHERE id = ?", reason, sample.id)
+            self._ledger.end_sample(sample.id, State.EXPIRED, reason)
         dropped, self._open = list(self._open), {}
         self.dropped, self.running = self.running, None
         return dropped
@@ -114,10 +112,7 @@ class Evaluations:
                 failed=self._failed[task],
             )
             self.results.append(result)
-            self._store.execute(
-                "INSERT OR IGNORE INTO evaluations VALUES (?,?,?,?,?,?,?)",
-                result.version, task, result.problems, self._failed[task], result.mean_reward, result.accuracy, now(),
-            )  # fmt: skip
+            self._ledger.record_evaluation(result)
             log.info(
                 "version %d: accuracy %.3f on %d problems of %s", self.running, result.accuracy, len(rewards), task
             )

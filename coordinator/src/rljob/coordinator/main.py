@@ -19,7 +19,7 @@ def main() -> None:
         import uvloop
 
         from rljob.coordinator.service import serve
-        from rljob.coordinator.store import StorageInUseError
+        from rljob.ledger.store import StorageInUseError
 
         try:
             uvloop.run(serve(environment))

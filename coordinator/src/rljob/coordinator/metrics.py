@@ -35,8 +35,10 @@ class RunCollector:
         """Yield gauges and counters of the run."""
         run = self._run
         yield GaugeMetricFamily("rljob_policy_version", "Batches applied", value=run.version)
-        yield GaugeMetricFamily("rljob_lineage", "Lineage of the published policy", value=run.policy.lineage)
-        yield GaugeMetricFamily("rljob_trainer_incarnation", "Trainer processes so far", value=run.policy.incarnation)
+        yield GaugeMetricFamily("rljob_lineage", "Lineage of the published policy", value=run.weights.lineage)
+        yield GaugeMetricFamily(
+            "rljob_trainer_incarnation", "Trainer processes so far", value=run.trainer.session.incarnation
+        )
         yield GaugeMetricFamily("rljob_engines", "Connected engines", value=len(run.engines.connected()))
         yield CounterMetricFamily(
             "rljob_generated_tokens", "Tokens recorded since start", value=run.trajectories.generated_tokens
@@ -54,7 +56,7 @@ class RunCollector:
             samples.add_metric([name], value)
         yield samples
         last = GaugeMetricFamily("rljob_last_step", "Figures of the last step", labels=["figure"])
-        for name, value in run.history.metrics.items():
+        for name, value in run.progress.summary().items():
             last.add_metric([name], value)
         yield last
         accuracy = GaugeMetricFamily("rljob_accuracy", "Held-out accuracy, newest evaluation", labels=["task"])

@@ -1,13 +1,12 @@
-"""One run: scheduler, trajectories, policy and evaluations, wired together.
+"""One run: scheduler, trajectories, trainer, weights and evaluations, wired together.
 
-Every event changes state at once, queues what must be written, and asks for :meth:`Run.advance`, which looks at what
-is and takes the next steps. Effects on the outside wait for the ledger (see store).
+Every event changes state at once, queues what must be written, and asks for :meth:`Run.advance`, which takes the next
+steps from current state. Effects on the outside wait for the ledger (see :class:`rljob.ledger.store.Store`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -18,14 +17,18 @@ from rljob.api.models import RLJobSpec
 from rljob.coordinator.draining import Draining
 from rljob.coordinator.engines import Engine, Engines
 from rljob.coordinator.evaluations import Evaluations
-from rljob.coordinator.events import Events
-from rljob.coordinator.history import History
-from rljob.coordinator.policy import Policy
-from rljob.coordinator.store import Store, now
+from rljob.coordinator.progress import RunProgress
+from rljob.coordinator.sample_outcomes import SampleOutcomes
+from rljob.coordinator.trainer_control import TrainerController
 from rljob.coordinator.trajectories import Trajectories
 from rljob.coordinator.trajectory import Trajectory
+from rljob.coordinator.weight_publisher import TrainerSession, WeightPublisher
+from rljob.ledger.queries import batch
+from rljob.ledger.states import Kind, State
+from rljob.ledger.step_metrics import step_metrics
+from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import messages as m
-from rljob.scheduling.dispatch import EngineLoad, Request
+from rljob.scheduling.dispatch import Request
 from rljob.scheduling.filters import FILTERS
 from rljob.scheduling.groups import REJECTED, Ended, Group
 from rljob.scheduling.mixture import Mixture
@@ -52,20 +55,22 @@ def settings_of(spec: RLJobSpec) -> Settings:
 
 
 class Run:
-    """The state of one run. Implements policy.RunView."""
+    """The state of one run. Implements trainer_control.TrainerRun and weight_publisher.PublisherRun."""
 
-    def __init__(self, spec: RLJobSpec, store: Store) -> None:
+    def __init__(self, spec: RLJobSpec, ledger: LedgerWriter) -> None:
         self.spec = spec
-        self.store = store
+        self.ledger = ledger
         self.engines = Engines()
         self.scheduler = Scheduler(settings_of(spec), Mixture({task.name: task.weight for task in spec.tasks}))
-        self.trajectories = Trajectories(spec, store, self.engines, self.changed)
-        self.policy = Policy(spec, store, self.engines, self)
-        self.evaluations = Evaluations(spec, store, self.trajectories.add)
+        self.trajectories = Trajectories(spec, ledger, self.engines, self.changed)
+        session = TrainerSession()
+        self.weights = WeightPublisher(spec, ledger, self.engines, session, self)
+        self.trainer = TrainerController(spec, ledger, session, self.weights, self)
+        self.evaluations = Evaluations(spec, ledger, self.trajectories.add)
         self.draining = Draining(self.engines, self.trajectories, self.changed)
-        self.events = Events(self)
-        self.history = History()
-        self.held_out: Mapping[str, int] | None = None  # task → rows; said by runners
+        self.outcomes = SampleOutcomes(self)
+        self.progress = RunProgress()
+        self.held_out: Mapping[str, int] | None = None  # task → rows; from runners
         self.ends: Counter[str] = Counter()  # end → samples of training, since the run began
         self.failure: tuple[str, str] | None = None
         self.finished = False
@@ -74,7 +79,7 @@ class Run:
         self.observed_generation = 0
         """Of the RLJob: the spec that was acted on last; 0 outside a cluster."""
         self.ended = asyncio.Event()
-        self.conclude: Callable[[], None] = self.ended.set
+        self.on_finished: Callable[[], None] = self.ended.set
         """Called once the end is durable; sets ``ended``, which the status waits for."""
         self._advancing = False
         self._tasks = {task.name: task for task in spec.tasks}
@@ -90,14 +95,15 @@ class Run:
     def advance(self) -> None:
         """Take every step that can be taken now."""
         self._advancing = False
-        with self.guarded():
+        with self.fail_run_on_error():
             if self.over:
                 return
             if not self.suspending:
                 self._evaluate()
                 self._admit()
                 self.trajectories.dispatch(self._eligible)
-            self.policy.advance()
+            self._form_batch_if_due()
+            self.trainer.advance()
             self._finish()
             self._suspend()
             self._watch()
@@ -108,8 +114,8 @@ class Run:
         return self.finished or self.suspended or self.failure is not None
 
     @contextmanager
-    def guarded(self) -> Iterator[None]:
-        """Inside, an error of ours ends the run with a reason, rather than leaving it standing still."""
+    def fail_run_on_error(self) -> Iterator[None]:
+        """Inside, a defect ends the run with a reason instead of stopping it without one."""
         try:
             yield
         except Exception as error:  # a defect: nothing is known about what it left undone
@@ -119,22 +125,22 @@ class Run:
     def _evaluate(self) -> None:
         evaluations = self.evaluations
         if evaluations.running is None and evaluations.wanted(self.version) and self.held_out is not None:
-            if not evaluations.dedicated or self.policy.idle:  # else it moves on before the version can be sent
+            if not evaluations.dedicated or self.trainer.is_idle:  # else it moves on before the version can be sent
                 evaluations.start(self.version, self.held_out)
         elif evaluations.running is not None and self._pinned_is_lost(evaluations.running):
             asyncio.get_running_loop().call_later(LOST_SECONDS, self._drop_if_lost, evaluations.running)
 
     def _pinned_is_lost(self, version: int) -> bool:
-        """Whether engines wait for the end of an evaluation of ``version`` that nobody can give them any more."""
+        """Whether engines wait for the end of an evaluation of ``version``, and no engine serves that version."""
         if version != self.evaluations.running or version == self.version:
             return False
         evaluators = [engine for engine in self.engines.by_instance.values() if engine.evaluates]
-        waiting = any(engine.peer is not None and engine.state != "starting" for engine in evaluators)
-        return waiting and not any(engine.serving == (self.policy.lineage, version) for engine in evaluators)
+        waiting = any(engine.connection is not None and engine.state != "starting" for engine in evaluators)
+        return waiting and not any(engine.serving == (self.weights.lineage, version) for engine in evaluators)
 
     def _drop_if_lost(self, version: int) -> None:
         """Give an evaluation up, unless an engine with its version came back meanwhile."""
-        with self.guarded():
+        with self.fail_run_on_error():
             if not self.over and self._pinned_is_lost(version):
                 self.trajectories.drop(self.evaluations.drop())
                 self.changed()
@@ -147,67 +153,75 @@ class Run:
     def _write_admission(self, groups: list[Group]) -> None:
         trajectories = []
         for group in groups:
-            self.store.execute(
-                "INSERT INTO groups VALUES (?,?,?,?,?,?)",
-                group.id, "train", group.seq, group.task, group.row, self.version,
-            )  # fmt: skip
-            for sample in group.samples:
-                self.store.execute(
-                    "INSERT INTO samples (id, group_id, member) VALUES (?,?,?)", sample.id, group.id, sample.member
-                )
-                trajectories.append(Trajectory(sample, group.task, group.row))
+            samples = [sample.id for sample in group.samples]
+            self.ledger.admit_group(group.id, Kind.TRAIN, group.seq, group.task, group.row, self.version, samples)
+            trajectories += [Trajectory(sample, group.task, group.row) for sample in group.samples]
         self.trajectories.add(trajectories)
 
-    def _eligible(self, load: EngineLoad, request: Request) -> bool:
+    def _eligible(self, engine: Engine, request: Request) -> bool:
         """An engine behind the current version gets no new work; one without acknowledged weights none at all."""
-        engine = self.engines.by_instance[load.instance]
-        if load.max_model_length < request.shortest or not self._does(engine, request.version is not None):
+        if engine.max_model_length < request.shortest or not self._does(engine, request.version is not None):
             return False
         if engine.state == "leaving" or self.draining.drains(engine):
             return False
         if request.version is None and not self.scheduler.may_generate:
             return False
         version = self.version if request.version is None else request.version
-        return engine.serving == (self.policy.lineage, version)
+        return engine.serving == (self.weights.lineage, version)
 
     def _does(self, engine: Engine, evaluation: bool) -> bool:
         """Whether an engine does this sort of work: those of evaluation pools nothing but evaluation, which is theirs
         alone."""
         return engine.evaluates == evaluation if self.evaluations.dedicated else not engine.evaluates
 
+    def _form_batch_if_due(self) -> None:
+        """Form the batch of the current version if the trainer is free for it and the scheduler has it. The trainer is
+        served it from the ledger, once it is durable."""
+        if not self.trainer.awaits_new_batch:
+            return
+        formed = self.scheduler.form_batch()
+        self.end_samples(formed.ended)
+        if formed.again:
+            self._write_admission([self.scheduler.restart(task, row) for task, row in formed.again])
+        if formed.groups:
+            samples = [s.id for group in formed.groups for s in group.samples if s.end is None]
+            self.ledger.record_batch(self.version, samples)
+            self.ledger.then(self.changed)
+
     def _watch(self) -> None:
-        watches, engines = self.history.watches, self.engines.by_instance.values()
-        watches.set("generating", any(engine.load.requests for engine in engines))
+        watches, engines = self.progress.watches, self.engines.by_instance.values()
+        watches.set("generating", any(engine.requests for engine in engines))
         watches.set("updating_weights", any(engine.update is not None for engine in engines))
-        watches.set("training", self.policy.busy == "Train")
-        watches.set("trainer_waiting", self.policy.trainer is not None and not self.policy.busy)
+        session = self.trainer.session
+        watches.set("training", session.busy == "Train")
+        watches.set("trainer_waiting", session.connection is not None and not session.busy)
 
     def _finish(self) -> None:
         steps = self.spec.training.steps
-        saved = steps in self.policy.checkpoints or steps == 0
+        saved = steps in self.trainer.checkpoints or steps == 0
         if self.version < steps or self.evaluations.wanted(steps) or not saved:
             return
-        self.write_ended(self.scheduler.finish())
+        self.end_samples(self.scheduler.finish())
         self.finished = True
-        self.history.end()
-        self.store.execute("INSERT OR REPLACE INTO meta VALUES ('finished', ?)", str(now()))
-        self.policy.stop("the run is complete")
-        self.store.then(self.conclude)
+        self.progress.end()
+        self.ledger.record_finished()
+        self.trainer.stop("the run is complete")
+        self.ledger.then(self.on_finished)
         log.info("the run is complete: %d steps", steps)
 
     def suspend(self) -> None:
-        """Stop here, to go on another time: the trainer finishes the batch in hand and writes a checkpoint. Samples in
-        the making stay as they are. May be asked again and again."""
+        """Suspend the run: the trainer finishes the batch under way and writes a checkpoint. Open samples stay as they
+        are. Idempotent."""
         if not self.suspending:
             log.info("suspending at version %d", self.version)
             self.suspending = True
             self.changed()
 
     def take_suspension_back(self) -> bool:
-        """Go on after all; return False when it is too late for that: the end is decided, and told to the trainer.
+        """Continue after all; return False when it is too late: the end is decided, and the trainer was told to stop.
 
-        Safe at any moment before: while a run is being suspended nothing is begun and nothing is thrown away, so that
-        going on is no more than choosing the next command again.
+        Safe at any moment before: while a run is being suspended nothing is started and nothing is discarded, so that
+        continuing only means choosing the next command again.
         """
         if self.suspending and not self.over:
             log.info("not suspending after all, at version %d", self.version)
@@ -216,91 +230,70 @@ class Run:
         return not self.suspended
 
     def _suspend(self) -> None:
-        if not self.suspending or self.over or not self.policy.at_rest:
+        if not self.suspending or self.over or not self.trainer.is_quiescent:
             return
         self.suspended = True
-        self.history.end()
-        self.policy.stop("the run is suspended")
-        self.store.then(self.conclude)
+        self.progress.end()
+        self.trainer.stop("the run is suspended")
+        self.ledger.then(self.on_finished)
         log.info("the run is suspended at version %d", self.version)
 
-    # --- what the policy asks ---
+    # --- what trainer and publisher need ---
 
     @property
     def version(self) -> int:
         """Trainer version: batches applied."""
         return self.scheduler.version
 
-    def batch(self, step: int) -> m.Train | None:
-        """Return the batch of ``step``: as recorded, or formed now if it is time."""
-        if step == self.version and step not in self.scheduler.batches:
-            formed = self.scheduler.form_batch()
-            self.write_ended(formed.ended)
-            if formed.again:
-                self._write_admission([self.scheduler.restart(task, row) for task, row in formed.again])
-            if not formed.groups:
-                return None
-            samples = [s.id for group in formed.groups for s in group.samples if s.end is None]
-            self.store.execute("INSERT INTO batches VALUES (?,?,?)", step, json.dumps(samples), now())
-            for sample in samples:
-                self.store.execute("UPDATE samples SET state = 'batched', step = ? WHERE id = ?", step, sample)
-            self.store.then(self.changed)
-            return None  # served from the ledger as soon as it is durable
-        return self._recorded_batch(step)
-
-    def _recorded_batch(self, step: int) -> m.Train | None:
-        rows = self.store.query(
-            "SELECT s.id, s.group_id, s.reward, s.prompt_tokens, s.response_tokens, s.min_version, g.task"
-            " FROM samples s JOIN groups g ON g.id = s.group_id WHERE s.step = ? ORDER BY g.seq, s.member",
-            step,
-        )
+    def recorded_batch(self, step: int) -> m.Train | None:
+        """Return the batch of ``step`` as the ledger has it; None while it is not durable there."""
+        if step == self.version and not self.is_formed(step):
+            return None
+        rows = batch(self.ledger, step)
         if not rows:
             return None
         samples = []
         for row in rows:
-            sampling = self._tasks[row["task"]].sampling
+            sampling = self._tasks[row.task].sampling
             samples.append(
                 m.BatchSample(
-                    sample=row["id"],
-                    group=row["group_id"],
-                    reward=row["reward"],
-                    prompt_tokens=row["prompt_tokens"],
-                    response_tokens=row["response_tokens"],
-                    min_version=row["min_version"],
+                    sample=row.sample,
+                    group=row.group,
+                    reward=row.reward,
+                    prompt_tokens=row.prompt_tokens,
+                    response_tokens=row.response_tokens,
+                    min_version=row.min_version,
                     temperature=sampling.temperature,
                     max_tokens=sampling.max_tokens,
                 )
             )
-        return m.Train(self.policy.incarnation, step, samples, first_of_run=step == 0)
+        return m.Train(self.trainer.session.incarnation, step, samples, first_of_run=step == 0)
 
-    def formed(self, step: int) -> bool:
+    def is_formed(self, step: int) -> bool:
         """Whether the batch of ``step`` is formed and not applied."""
         return step in self.scheduler.batches
 
     def applied(self, step: int, metrics: dict[str, float]) -> None:
         """The batch of the current version was applied for the first time."""
-        groups = self.scheduler.batches[step]
-        self.history.add(step, groups, metrics, self.trajectories.generated_tokens)
-        self.write_ended(self.scheduler.trained(step))
-        self.store.execute("INSERT OR IGNORE INTO figures VALUES (?,?)", step, json.dumps(self._figures()))
+        timed = self.progress.time_step(step, self.trajectories.generated_tokens, self.weights.seconds_in_updates)
+        self.end_samples(self.scheduler.trained(step))
+        measured = step_metrics(self.ledger.query, step, metrics, timed | self._process_metrics())
+        self.ledger.record_step_metrics(step, measured)
+        self.progress.add(step, measured)
 
-    def _figures(self) -> dict[str, float]:
-        """Return what the ledger cannot tell about the step that was applied just now."""
-        newest = self.policy.checkpoints[-1] if self.policy.checkpoints else 0
+    def _process_metrics(self) -> dict[str, float]:
+        """Return where samples, engines and trainer are, as a step was just applied."""
         return {
-            "seconds": self.history.seconds,
-            "tokens_per_second": self.history.points[-1].tokens_per_second,
-            **self.history.since_last_step(self.policy.seconds_in_updates),
             **{f"queue/{name}": value for name, value in self.counts().items()},
             **{f"ended/{end}": self.ends[end] for end in REJECTED},
             "run/engines": len(self.engines.connected()),
-            "run/lineage": self.policy.lineage,
-            "run/incarnation": self.policy.incarnation,
-            "run/checkpoint": newest,
+            "run/lineage": self.weights.lineage,
+            "run/incarnation": self.trainer.session.incarnation,
+            "run/checkpoint": self.trainer.checkpoints[-1] if self.trainer.checkpoints else 0,
         }
 
     @property
-    def held(self) -> bool:
+    def must_hold_version(self) -> bool:
         """Whether the trainer must stay at its version: as long as it is evaluated on the engines of training, or until
         an engine of those for evaluation has it."""
         if not self.evaluations.wanted(self.version):
@@ -308,7 +301,7 @@ class Run:
         pinned = self.evaluations.dedicated and self.evaluations.running == self.version
         return not (pinned and any(e.evaluates and e.serving == self._current for e in self.engines.connected()))
 
-    def needs(self, engine: Engine) -> bool:
+    def needs_weights(self, engine: Engine) -> bool:
         """Whether an engine is to be given the trainer's version."""
         if engine.serving == self._current or engine.state == "leaving" or self.draining.drained(engine):
             return False
@@ -319,9 +312,9 @@ class Run:
 
     @property
     def _current(self) -> tuple[int, int]:
-        return (self.policy.lineage, self.version)
+        return (self.weights.lineage, self.version)
 
-    def new_lineage(self) -> None:
+    def start_new_lineage(self) -> None:
         """At α = 0, and in evaluations, nothing may come of weights that the trainer does not have."""
         for trajectory in list(self.trajectories.by_sample.values()):
             if self.spec.training.max_staleness == 0 or trajectory.version is not None:
@@ -329,19 +322,18 @@ class Run:
         self.changed()
 
     def fail(self, reason: str, message: str) -> None:
-        """End the run: it cannot go on, whatever is restarted."""
+        """End the run as failed: no restart can help."""
         if not self.over:
             log.error("the run failed (%s): %s", reason, message)
             self.failure = (reason, message)
-            self.history.end()
-            self.policy.stop("the run failed")
-            self.store.then(self.conclude)
+            self.progress.end()
+            self.trainer.stop("the run failed")
+            self.ledger.then(self.on_finished)
 
-    def write_ended(self, ended: list[Ended]) -> None:
+    def end_samples(self, ended: list[Ended]) -> None:
+        """Record samples that the scheduler ended, and stop the work on them."""
         for entry in ended:
-            self.store.execute(
-                "UPDATE samples SET state = ?, reason = ? WHERE id = ?", entry.end, entry.reason, entry.sample.id
-            )
+            self.ledger.end_sample(entry.sample.id, State(entry.end), entry.reason)
             self.ends[entry.end] += 1
         self.trajectories.drop(entry.sample.id for entry in ended)
 

@@ -13,10 +13,10 @@ from fastapi import Path as PathParameter
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from rljob.coordinator.batches import shard
-from rljob.coordinator.connections import DECODERS, Connections
+from rljob.coordinator.connection import Connection
+from rljob.coordinator.ledger_api import LARGEST
+from rljob.coordinator.message_router import DECODERS, MessageRouter
 from rljob.coordinator.metrics import REFUSED, REGISTRY, RunCollector
-from rljob.coordinator.peers import Peer
-from rljob.coordinator.reports import LARGEST
 from rljob.coordinator.run import Run
 from rljob.coordinator.status import status_of
 from rljob.protocol.status import encode_status
@@ -29,7 +29,7 @@ MOST_RANKS = 65_536
 def build_app(run: Run, tokens: Mapping[str, str]) -> FastAPI:
     """Return the application. ``tokens``: role → token."""
     app = FastAPI(title="rljob coordinator", docs_url=None, redoc_url=None, openapi_url=None)
-    connections = Connections(run)
+    router = MessageRouter(run)
     REGISTRY.register(RunCollector(run))
 
     def allowed(role: str, authorization: str) -> bool:
@@ -43,7 +43,7 @@ def build_app(run: Run, tokens: Mapping[str, str]) -> FastAPI:
             await socket.close()  # before accepting: HTTP 403
             return
         await socket.accept()
-        await _serve(connections, Peer(role, socket), socket)
+        await _serve(router, Connection(role, socket), socket)
 
     @app.get("/v1/batches/{step}/shards/{rank}")
     async def batch_shard(
@@ -55,12 +55,12 @@ def build_app(run: Run, tokens: Mapping[str, str]) -> FastAPI:
     ) -> Response:
         if not allowed("trainer", authorization):
             raise HTTPException(401, "the trainer's token is needed")
-        if incarnation != run.policy.incarnation:
-            raise HTTPException(409, f"incarnation {incarnation} was superseded by {run.policy.incarnation}")
+        if incarnation != run.trainer.session.incarnation:
+            raise HTTPException(409, f"incarnation {incarnation} was superseded by {run.trainer.session.incarnation}")
         if not 0 <= rank < of:
             raise HTTPException(422, f"rank {rank} is not one of {of}")
         try:
-            body = await asyncio.to_thread(shard, run.store, step, rank, of)
+            body = await asyncio.to_thread(shard, run.ledger, step, rank, of)
         except LookupError as error:
             raise HTTPException(404, str(error)) from None
         return Response(body, media_type="application/octet-stream")
@@ -102,17 +102,17 @@ def _status(run: Run) -> Response:
     return Response(encode_status(status_of(run)), media_type="application/json")
 
 
-async def _serve(connections: Connections, peer: Peer, socket: WebSocket) -> None:
+async def _serve(router: MessageRouter, connection: Connection, socket: WebSocket) -> None:
     """Receive until the connection ends."""
-    sender = asyncio.create_task(peer.send_loop())
+    sender = asyncio.create_task(connection.send_loop())
     try:
         while True:
-            connections.receive(peer, await _receive(socket))
+            router.receive(connection, await _receive(socket))
     except WebSocketDisconnect:
-        log.info("%s %s disconnected", peer.role, peer.instance)
+        log.info("%s %s disconnected", connection.role, connection.instance)
     finally:
         sender.cancel()
-        connections.lost(peer)
+        router.lost(connection)
 
 
 async def _receive(socket: WebSocket) -> bytes:

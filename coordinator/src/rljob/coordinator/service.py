@@ -14,16 +14,16 @@ import uvicorn
 
 from rljob.api.models import RLJob
 from rljob.coordinator.cluster import Cluster
-from rljob.coordinator.identity import hold_to
+from rljob.coordinator.disk_space import wait_for_space
+from rljob.coordinator.job_match import check_same_job
+from rljob.coordinator.local_api_server import Readers
 from rljob.coordinator.own_job import place_in_cluster
-from rljob.coordinator.readers import Readers
 from rljob.coordinator.recovery import recover
-from rljob.coordinator.room import room
 from rljob.coordinator.run import Run
 from rljob.coordinator.server import build_app
 from rljob.coordinator.status import status_of
-from rljob.coordinator.store import Store
 from rljob.coordinator.tracking import Tracking, finish, follow
+from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import link
 from rljob.protocol.environment import PartEnvironment
 from rljob.protocol.heartbeat import beating
@@ -48,11 +48,11 @@ async def serve(environment: PartEnvironment) -> None:
     environment.storage.mkdir(parents=True, exist_ok=True)
     if place is not None:  # elsewhere rljob run waits, and starts us when there is room
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # the first process of a container dies of none by itself
-        await room(environment.storage)
-    store = Store(environment.storage)
-    hold_to(store, RLJob.model_validate_json(Path(os.environ["RLJOB_JOB"]).read_bytes()))
-    leave_manifest(environment)
-    run = Run(environment.job.spec, store)
+        await wait_for_space(environment.storage)
+    ledger = LedgerWriter(environment.storage)
+    check_same_job(ledger, RLJob.model_validate_json(Path(os.environ["RLJOB_JOB"]).read_bytes()))
+    save_resolved_manifest(environment)
+    run = Run(environment.job.spec, ledger)
     server = uvicorn.Server(
         uvicorn.Config(
             build_app(run, tokens),
@@ -72,9 +72,9 @@ async def serve(environment: PartEnvironment) -> None:
         # uvicorn has handlers of its own while it serves, and raises the signal again after it: that must not end us
         signal.signal(number, lambda *_: setattr(server, "should_exit", True))
     tracking = Tracking(environment.storage, environment.job.spec.tracking.tensorboard)
-    committing = asyncio.create_task(store.run())
-    concluding: list[asyncio.Task[None]] = []  # held here, as the loop alone does not keep a task
-    run.conclude = lambda: concluding.append(asyncio.create_task(_conclude(run, tracking)))
+    committing = asyncio.create_task(ledger.run())
+    finishing: list[asyncio.Task[None]] = []  # held here, as the loop alone does not keep a task
+    run.on_finished = lambda: finishing.append(asyncio.create_task(_finish_metrics(run, tracking)))
     recover(run)
     following = asyncio.create_task(follow(tracking))
     reporting = asyncio.create_task(_report(run, environment.storage / "status.json"))
@@ -93,15 +93,15 @@ async def serve(environment: PartEnvironment) -> None:
         task.cancel()
     server.should_exit = readers.should_exit = True
     await asyncio.wait({serving, *reading})
-    await store.drain()
+    await ledger.drain()
     committing.cancel()
     await asyncio.to_thread(finish, tracking)
     write_status(run, environment.storage / "status.json")
-    store.close()
+    ledger.close()
 
 
-async def _conclude(run: Run, tracking: Tracking) -> None:
-    """Say that the run has ended, after its last figures are written: nobody starts it again for their sake."""
+async def _finish_metrics(run: Run, tracking: Tracking) -> None:
+    """Set ``run.ended`` after the last metrics are written: the run is not started again to write them."""
     await asyncio.to_thread(finish, tracking)
     run.ended.set()
 
@@ -119,7 +119,7 @@ async def _report(run: Run, path: Path) -> None:
             continue
 
 
-def leave_manifest(environment: PartEnvironment) -> None:
+def save_resolved_manifest(environment: PartEnvironment) -> None:
     """Write the resolved manifest into the storage, as ``rljob run`` does: who reads the ledger later, from a claim
     that outlived its job, knows what the run was."""
     path = environment.storage / "job.json"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rljob.coordinator.peers import Peer
-from rljob.coordinator.policy import Policy
+from rljob.coordinator.connection import Connection
 from rljob.coordinator.run import Run
+from rljob.coordinator.weight_publisher import TrainerSession
 from rljob.protocol.status import (
     CheckpointStatus,
     EngineStatus,
@@ -26,42 +26,42 @@ MOST_POINTS = 512
 
 def status_of(run: Run) -> RunStatus:
     """Return the status of ``run`` now."""
-    policy, steps = run.policy, run.spec.training.steps
-    newest = policy.checkpoints[-1] if policy.checkpoints else -1
+    trainer, weights, steps = run.trainer, run.weights, run.spec.training.steps
+    newest = trainer.checkpoints[-1] if trainer.checkpoints else -1
     reason, message = run.failure or ("", "")
     return RunStatus(
         state=state_of(run),
         reason=reason,
         message=message or _waiting_for(run),
-        incarnation=policy.incarnation,
+        incarnation=trainer.session.incarnation,
         progress=Progress(
-            run.version, steps, run.history.seconds, run.history.eta(run.version, steps), _share(run.version, steps)
+            run.version, steps, run.progress.seconds, run.progress.eta(run.version, steps), _share(run.version, steps)
         ),
         policy=PolicyStatus(
-            policy.published, policy.lineage, policy.digests.get((policy.lineage, policy.published), "")
+            weights.published, weights.lineage, weights.digests.get((weights.lineage, weights.published), "")
         ),
-        last_checkpoint=CheckpointStatus(newest, policy.checkpoint_path),
+        last_checkpoint=CheckpointStatus(newest, trainer.checkpoint_path),
         queues=[Queue(name, max(0, value)) for name, value in run.counts().items()],
-        staleness=_staleness(run.history.metrics),
+        staleness=_staleness(run.progress.last_step),
         engines=_engines(run),
         observed_generation=run.observed_generation,
-        metrics=[Metric(name, value) for name, value in _figures(run).items()],
+        metrics=[Metric(name, value) for name, value in _metrics(run).items()],
         evaluations=list(run.evaluations.results),
-        history=thinned(run.history.points),
+        history=thinned(run.progress.points),
         parts=_parts(run),
     )
 
 
-def _figures(run: Run) -> dict[str, float]:
-    history = run.history
-    figures = history.metrics | history.watches.seconds()
-    if run.over and history.points:
-        figures["tokens_per_second"] = history.tokens_per_second(len(history.points))  # of the whole run
-    return figures
+def _metrics(run: Run) -> dict[str, float]:
+    progress = run.progress
+    metrics = progress.summary() | progress.watches.seconds()
+    if run.over and progress.points:
+        metrics["tokens_per_second"] = progress.tokens_per_second(len(progress.points))  # of the whole run
+    return metrics
 
 
 def thinned(points: Sequence[HistoryPoint]) -> list[HistoryPoint]:
-    """Return at most MOST_POINTS of ``points``: every 2^n-th, so that those shown stay as the run goes on, and the
+    """Return at most MOST_POINTS of ``points``: every 2^n-th, so that points stay as the run grows, and the
     newest."""
     stride = 1
     while len(points) > stride * (MOST_POINTS - 1):
@@ -74,17 +74,15 @@ def _share(step: int, steps: int) -> str:
     return f"{step}/{steps} {100 * step // steps}%" if steps else f"{step}/{steps}"
 
 
-def _staleness(figures: Mapping[str, float]) -> str:
-    if "staleness_mean" not in figures:
-        return ""
-    return f"{figures['staleness_mean']:.1f}/{figures['staleness_max']:.0f}"
+def _staleness(metrics: Mapping[str, float]) -> str:
+    return f"{metrics['staleness/mean']:.1f}/{metrics['staleness/max']:.0f}" if metrics else ""
 
 
 def _engines(run: Run) -> list[EngineStatus]:
-    """Return the engines by name: of a pod whose agent has just connected anew there may be two for a moment."""
+    """Return the engines by name: of a pod whose agent has just connected again there may be two for a moment."""
     by_name: dict[str, EngineStatus] = {}
     for engine in run.engines.connected():
-        shown = EngineStatus(engine.name, len(engine.load.requests), run.draining.drained(engine))
+        shown = EngineStatus(engine.name, len(engine.requests), run.draining.drained(engine))
         other = by_name.get(engine.name)
         if other is not None:
             shown = EngineStatus(engine.name, shown.load + other.load, shown.drained and other.drained)
@@ -96,7 +94,7 @@ def state_of(run: Run) -> State:
     """Return where ``run`` is."""
     if run.failure is not None:
         return "Failed"
-    if run.ended.is_set():  # whoever reads that it ended may kill what is left of it
+    if run.ended.is_set():  # a reader of the end may kill the remaining processes
         return "Succeeded" if run.finished else "Suspended"
     beside = run.evaluations.dedicated and run.version < run.spec.training.steps
     ready = any(engine.serving is not None for engine in run.engines.connected())
@@ -110,16 +108,17 @@ def state_of(run: Run) -> State:
 def _waiting_for(run: Run) -> str:
     if run.over:
         return ""
-    if run.policy.waits:
-        return f"the trainer waits: {run.policy.waits}"
+    session = run.trainer.session
+    if session.blocked:
+        return f"the trainer waits: {session.blocked}"
     if run.suspending:
         return "suspending: the trainer finishes its batch and writes a checkpoint"
     missing = []
-    if run.policy.trainer is None:
+    if session.connection is None:
         missing.append("the trainer")
     if not run.engines.connected():
         missing.append("an engine")
-    elif run.evaluations.dedicated and run.held and not any(e.evaluates for e in run.engines.connected()):
+    elif run.evaluations.dedicated and run.must_hold_version and not any(e.evaluates for e in run.engines.connected()):
         missing.append("an engine for evaluation")
     if not run.trajectories.runners:
         missing.append("a runner")
@@ -133,19 +132,21 @@ def _parts(run: Run) -> list[PartStatus]:
     deaths = dict(run.engines.deaths)
     parts = []
     for engine in run.engines.connected():
-        death = deaths.pop(engine.peer, None) if engine.peer is not None else None
+        death = deaths.pop(engine.connection, None) if engine.connection is not None else None
         reason = death.reason if death is not None else ""
         held = (engine.running, engine.waiting)
         parts.append(PartStatus("agent", engine.instance, engine.state, engine.restarts, reason, *held))
     parts += [PartStatus("agent", death.pool, "starting", death.restarts, death.reason) for death in deaths.values()]
-    if run.policy.trainer is not None:
-        parts.append(_trainer(run.policy, run.policy.trainer, run.version))
-    parts += [PartStatus("runner", peer.instance, "connected") for peer in run.trajectories.runners]
+    if run.trainer.session.connection is not None:
+        parts.append(_trainer(run.trainer.session, run.trainer.session.connection, run.version))
+    parts += [PartStatus("runner", runner.instance, "connected") for runner in run.trajectories.runners]
     return parts
 
 
-def _trainer(policy: Policy, peer: Peer, version: int) -> PartStatus:
-    message = policy.waits
-    if not message and policy.step < version:
-        message = f"doing again what came after its checkpoint: step {policy.step} of {version}"
-    return PartStatus("trainer", peer.instance, policy.busy or "waiting", max(0, policy.incarnation - 1), message)
+def _trainer(session: TrainerSession, connection: Connection, version: int) -> PartStatus:
+    message = session.blocked
+    if not message and session.step < version:
+        message = f"doing again what came after its checkpoint: step {session.step} of {version}"
+    return PartStatus(
+        "trainer", connection.instance, session.busy or "waiting", max(0, session.incarnation - 1), message
+    )

@@ -1,7 +1,7 @@
-"""metrics.jsonl and TensorBoard's event files of a run: what the ledger has, each step and evaluation exactly once.
+"""metrics.jsonl and TensorBoard's event files of a run: each step and evaluation of the ledger exactly once.
 
-The files follow the ledger and may be lost, torn or removed: what is missing is written again from it. Nothing here
-runs in the event loop but the waiting, and what goes wrong here never ends a run.
+The files follow the ledger and may be lost, torn or removed: missing lines are written again from it. Only the waiting
+runs in the event loop, and no error here ends a run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from rljob.coordinator.figures import Line, evaluations, new_lines
+from rljob.ledger.step_metrics import Line, evaluations, new_lines
+from rljob.ledger.store import LEDGER
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class Tracking:
     """
 
     def __init__(self, storage: Path, tensorboard: bool) -> None:
-        self._ledger = storage / "ledger.sqlite"
+        self._ledger = storage / LEDGER
         self._path = storage / "metrics.jsonl"
         self._events_directory = storage / "tensorboard" if tensorboard else None
         self._lock = threading.Lock()  # a thread may still write when another is to finish
@@ -79,7 +80,7 @@ class Tracking:
                 self._events = self._open_events(db, self._events_directory)
         for line in lines:
             if self._events is not None:
-                self._events.add(line)  # before the line, so that what is missing there is missing here too
+                self._events.add(line)  # before the line: a step that is missing there is written again to both
             self._file.write(msgspec.json.encode(line) + b"\n")
             self._file.flush()
             self._written[line["kind"]] += 1

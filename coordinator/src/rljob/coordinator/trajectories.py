@@ -1,8 +1,8 @@
-"""Samples in the making: leases to runners, generation requests to engines, completions, rewards.
+"""Open samples: leases to runners, generation requests to engines, completions, rewards.
 
 A sample is *leased* to a runner, which asks for *generation*; the request waits for an engine, runs, and its completion
-is recorded before anyone hears of it. An interrupted turn goes on from its recorded prefix as a new attempt. The first
-record of (sample, turn, attempt) counts; later ones are acknowledged and dropped.
+is recorded before any message about it. An interrupted turn continues from its recorded prefix as a new attempt. The
+first record of (sample, turn, attempt) counts; later ones are acknowledged and dropped.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-import msgspec
-
 from rljob.api.models import RLJobSpec
+from rljob.coordinator.connection import Connection
 from rljob.coordinator.engines import Engine, Engines
-from rljob.coordinator.peers import Peer
-from rljob.coordinator.segments import Location
-from rljob.coordinator.store import Store, payload_digest
-from rljob.coordinator.trajectory import INT32, PayloadRecord, Trajectory, Turn
+from rljob.coordinator.trajectory import Trajectory, Turn
+from rljob.ledger.payload_record import INT32, PayloadRecord
+from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import messages as m
-from rljob.scheduling.dispatch import EngineLoad, PartKey, Queue, Request
+from rljob.scheduling.dispatch import PartKey, Queue, Request
 from rljob.scheduling.seeds import derive
 
 log = logging.getLogger(__name__)
@@ -30,20 +28,19 @@ FIRST_PAUSE_SECONDS = 0.05
 
 
 class Trajectories:
-    """All samples in the making of one run."""
+    """All open samples of one run."""
 
-    def __init__(self, spec: RLJobSpec, store: Store, engines: Engines, on_change: Callable[[], None]) -> None:
+    def __init__(self, spec: RLJobSpec, ledger: LedgerWriter, engines: Engines, on_change: Callable[[], None]) -> None:
         self._seed = spec.seed
         self._lengths = sorted({pool.max_model_length for pool in spec.rollouts})
-        self._store = store
+        self._ledger = ledger
         self._engines = engines
         self._changed = on_change
-        self._runners: dict[Peer, int] = {}  # → capacity
-        self._leases: dict[Peer, set[str]] = {}
+        self._runners: dict[Connection, int] = {}  # → capacity
+        self._leases: dict[Connection, set[str]] = {}
         self._unleased: dict[str, Trajectory] = {}
-        self._claims: dict[
-            PartKey, str
-        ] = {}  # after a restart: running on that engine, but the runner has not asked yet
+        self._claims: dict[PartKey, Engine] = {}
+        """After a restart: requests that run on an engine, but that no runner has asked for again yet."""
         self.queue = Queue()
         self.by_sample: dict[str, Trajectory] = {}
         self.generated_tokens = 0
@@ -58,8 +55,8 @@ class Trajectories:
         self._lease()
 
     def drop(self, sample_ids: Iterable[str]) -> None:
-        """Forget samples that ended; whoever works on them is told to stop."""
-        cancelled: dict[Peer, list[str]] = {}
+        """Forget samples that ended; their runners and engines are asked to stop."""
+        cancelled: dict[Connection, list[str]] = {}
         for sample_id in sample_ids:
             trajectory = self.by_sample.pop(sample_id, None)
             if trajectory is None:
@@ -86,20 +83,14 @@ class Trajectories:
         """Throw away what was generated and start afresh under current weights (a new lineage at α = 0)."""
         self._withdraw(trajectory)
         trajectory.attempts += sum(turn.pieces for turn in trajectory.turns.values()) + 1
-        self._store.execute(
-            "UPDATE samples SET attempt = ?, response_tokens = NULL, dispatched = NULL, min_version = NULL,"
-            " max_version = NULL"
-            " WHERE id = ?",
-            trajectory.attempts,
-            trajectory.sample.id,
-        )
+        self._ledger.discard_generation(trajectory.sample.id, trajectory.attempts)
         trajectory.dispatched = trajectory.recorded_version = trajectory.sample.min_version = None
         trajectory.turns.clear()
         self._take_back(trajectory)
 
-    def current(self, sample: str, attempt: int, runner: Peer) -> Trajectory | None:
+    def current(self, sample: str, attempt: int, runner: Connection) -> Trajectory | None:
         """Return the trajectory that ``runner`` speaks of; None when it ended or the attempt was thrown away. A runner
-        that still has a lease of that attempt is given it anew."""
+        that still has a lease of that attempt gets a new one."""
         trajectory = self.by_sample.get(sample)
         if trajectory is None or trajectory.attempts == attempt:
             return trajectory
@@ -108,7 +99,7 @@ class Trajectories:
         return None
 
     def _take_back(self, trajectory: Trajectory) -> None:
-        """End the lease and give the sample out anew."""
+        """End the lease and lease the sample again."""
         sample_id = trajectory.sample.id
         if trajectory.runner is not None:
             trajectory.runner.send(m.Cancel([sample_id]))
@@ -119,40 +110,41 @@ class Trajectories:
 
     # --- runners ---
 
-    def register_runner(self, peer: Peer, capacity: int, driving: list[str]) -> None:
+    def register_runner(self, connection: Connection, capacity: int, driving: list[str]) -> None:
         """A runner (again) takes leases; ``driving`` are those it holds already."""
-        for before in [other for other in self._runners if other.instance == peer.instance and other is not peer]:
-            self._release(before)
-        self._runners[peer] = max(1, capacity)
-        leases = self._leases.setdefault(peer, set())
+        for other in list(self._runners):
+            if other.instance == connection.instance and other is not connection:
+                self._release(other)
+        self._runners[connection] = max(1, capacity)
+        leases = self._leases.setdefault(connection, set())
         for sample_id in driving:
             trajectory = self.by_sample.get(sample_id)
-            if trajectory is None or trajectory.runner not in (None, peer):
-                peer.send(m.Cancel([sample_id]))
+            if trajectory is None or trajectory.runner not in (None, connection):
+                connection.send(m.Cancel([sample_id]))
                 continue
-            trajectory.runner = peer
+            trajectory.runner = connection
             leases.add(sample_id)
             self._unleased.pop(sample_id, None)
         self._lease()
 
-    def lose_runner(self, peer: Peer) -> None:
+    def lose_runner(self, connection: Connection) -> None:
         """A runner is gone: its leases pass on."""
-        self._release(peer)
+        self._release(connection)
         self._lease()
 
-    def _release(self, peer: Peer) -> None:
-        self._runners.pop(peer, None)
-        for sample_id in self._leases.pop(peer, set()):
+    def _release(self, connection: Connection) -> None:
+        self._runners.pop(connection, None)
+        for sample_id in self._leases.pop(connection, set()):
             trajectory = self.by_sample.get(sample_id)
-            if trajectory is not None and trajectory.runner is peer:
+            if trajectory is not None and trajectory.runner is connection:
                 trajectory.runner = None
                 self._unleased[sample_id] = trajectory
 
     def _lease(self) -> None:
         """Give samples without a runner to the runners with the most room."""
         while self._unleased:
-            present = [peer for peer in self._runners if peer.open]
-            runner = max(present, default=None, key=lambda peer: self._runners[peer] - len(self._leases[peer]))
+            present = [runner for runner in self._runners if runner.open]
+            runner = max(present, default=None, key=lambda runner: self._runners[runner] - len(self._leases[runner]))
             if runner is None or len(self._leases[runner]) >= self._runners[runner]:
                 return
             sample_id, trajectory = next(iter(self._unleased.items()))
@@ -162,12 +154,12 @@ class Trajectories:
             turns = [turn.tokens(number) for number, turn in sorted(trajectory.turns.items()) if turn.finished]
             split = "train" if trajectory.version is None else "heldOut"
             drive = m.Drive(sample_id, trajectory.task, trajectory.row, split, turns, trajectory.attempts)
-            self._store.then(lambda runner=runner, drive=drive: runner.send(drive))  # type: ignore[misc]
+            self._ledger.then(lambda runner=runner, drive=drive: runner.send(drive))  # type: ignore[misc]
 
     # --- generation ---
 
-    def need(self, need: m.NeedGeneration, runner: Peer) -> None:
-        """A runner asks for a turn's tokens; repeated asking is answered from what is there."""
+    def need(self, need: m.NeedGeneration, runner: Connection) -> None:
+        """Handle a runner's request for a turn's tokens; a repeated request is answered from the recorded tokens."""
         trajectory = self.current(need.sample, need.attempt, runner)
         if trajectory is None:
             if need.sample not in self.by_sample:
@@ -192,26 +184,24 @@ class Trajectories:
         shortest = next((length for length in self._lengths if length >= tokens), tokens)
         request = Request(key, trajectory.sample.group.id, trajectory.order, tokens, trajectory.version, shortest)
         trajectory.request = request
-        claimant = self._engines.by_instance.get(self._claims.pop(key, ""))
+        claimant = self._claims.pop(key, None)
         early = trajectory.early.pop(key, None)
         if early is not None:
             self.completed(*early)
         elif claimant is not None:
-            claimant.load.add(request)
+            claimant.add(request)
         else:
             self.queue.put(request)
             self._changed()
 
-    def dispatch(self, eligible: Callable[[EngineLoad, Request], bool]) -> None:
+    def dispatch(self, eligible: Callable[[Engine, Request], bool]) -> None:
         """Send waiting requests to engines with room."""
-        loads = [engine.load for engine in self._engines.connected()]
-        for request, load in self.queue.assign(loads, eligible):
-            engine = self._engines.by_instance[load.instance]
+        for request, engine in self.queue.assign(self._engines.connected(), eligible):
             trajectory = self.by_sample[request.key[0]]
-            assert engine.peer is not None and engine.serving is not None
+            assert engine.connection is not None and engine.serving is not None
             self._started(trajectory, engine.serving[1])
-            agent, generate = engine.peer, self._generate(trajectory, request)
-            self._store.then(lambda agent=agent, generate=generate: agent.send(generate))  # type: ignore[misc]
+            agent, generate = engine.connection, self._generate(trajectory, request)
+            self._ledger.then(lambda agent=agent, generate=generate: agent.send(generate))  # type: ignore[misc]
 
     def _generate(self, trajectory: Trajectory, request: Request) -> m.Generate:
         sample_id, number, attempt = request.key
@@ -230,9 +220,9 @@ class Trajectories:
         trajectory.dispatched = version
         recorded = trajectory.recorded_version
         trajectory.sample.min_version = version if recorded is None else min(recorded, version)
-        self._store.execute("UPDATE samples SET dispatched = ? WHERE id = ?", version, trajectory.sample.id)
+        self._ledger.record_dispatch(trajectory.sample.id, version)
 
-    def completed(self, completion: m.Completion, agent: Peer) -> None:
+    def completed(self, completion: m.Completion, agent: Connection) -> None:
         """An engine finished a request, or was interrupted in it."""
         part = completion.part
         key = (part.sample, part.turn, part.attempt)
@@ -244,17 +234,17 @@ class Trajectories:
         if trajectory is None or trajectory.request is None or trajectory.request.key != key:
             agent.send(m.AckCompletions([part]))
             return
-        engine = self._engines.by_instance.get(trajectory.request.engine or "")
+        engine = trajectory.engine
         self._withdraw(trajectory, abort=False)
         turn = trajectory.turns[part.turn]
         self._record(trajectory, turn, completion, engine)
         if completion.finish != "abort" or turn.room == 0:
             turn.finish = completion.finish if completion.finish != "abort" else "length"
             generated = m.Generated(part.sample, turn.tokens(part.turn))
-            self._store.then(lambda: trajectory.runner.send(generated) if trajectory.runner else None)
+            self._ledger.then(lambda: trajectory.runner.send(generated) if trajectory.runner else None)
         else:
             self._enqueue(trajectory, part.turn)
-        self._store.then(lambda: agent.send(m.AckCompletions([part])))
+        self._ledger.then(lambda: agent.send(m.AckCompletions([part])))
         self._changed()
 
     def _record(self, trajectory: Trajectory, turn: Turn, completion: m.Completion, engine: Engine | None) -> None:
@@ -275,36 +265,21 @@ class Trajectories:
             part.sample, part.turn, part.attempt, turn.need.prompt, completion.token_ids, completion.logprobs,
             completion.spans, completion.finish,
         )  # fmt: skip
-        payload = msgspec.msgpack.encode(record)
-        digest = payload_digest(payload)
-
-        def statement(at: Location) -> tuple[str, tuple[object, ...]]:
-            return "INSERT OR IGNORE INTO completions VALUES (?,?,?,?,?,?,?,?,?,?)", (
-                part.sample, part.turn, part.attempt, completion.finish, tokens,
-                engine.instance if engine is not None else "", digest,
-                at.segment, at.offset, at.length,
-            )  # fmt: skip
-
-        self._store.record(payload, statement)
-        self._store.execute(
-            "UPDATE samples SET prompt_tokens = ?, response_tokens = COALESCE(response_tokens, 0) + ?, finish = ?,"
-            " dispatched = NULL, min_version = ?, max_version = MAX(COALESCE(max_version, -1), ?) WHERE id = ?",
-            len(turn.need.prompt) // INT32, tokens, completion.finish,
-            trajectory.recorded_version, max(versions, default=-1), part.sample,
-        )  # fmt: skip
+        name = engine.instance if engine is not None else ""
+        self._ledger.record_completion(record, name, trajectory.recorded_version, max(versions, default=None))
 
     def _withdraw(self, trajectory: Trajectory, abort: bool = True) -> None:
         """Take the trajectory's request back from wherever it is."""
-        request, trajectory.request = trajectory.request, None
+        request, engine = trajectory.request, trajectory.engine
+        trajectory.request = None
         if request is None:
             return
-        engine = self._engines.by_instance.get(request.engine or "")
         if engine is None:
             self.queue.cancel(request)
             return
-        engine.load.remove(request.key)
-        if abort and engine.peer is not None:
-            engine.peer.send(m.Abort([m.Part(*request.key)], discard=True))
+        engine.remove(request.key)
+        if abort and engine.connection is not None:
+            engine.connection.send(m.Abort([m.Part(*request.key)], discard=True))
 
     # --- engines ---
 
@@ -313,7 +288,7 @@ class Trajectories:
         not is dispatched again."""
         held = {(part.sample, part.turn, part.attempt) for part in running}
         self._forget_claims(engine)
-        for key in [key for key in engine.load.requests if key not in held]:
+        for key in [key for key in engine.requests if key not in held]:
             self._requeue(engine, key)
         for key in held:
             trajectory = self.by_sample.get(key[0])
@@ -321,39 +296,39 @@ class Trajectories:
                 self._abort(engine, key)
             elif trajectory.request is None:
                 if trajectory.wants(key[1]):
-                    self._claims[key] = engine.instance
+                    self._claims[key] = engine
                 else:
                     self._abort(engine, key)
             elif trajectory.request.engine is None:
                 self.queue.cancel(trajectory.request)
                 trajectory.request = replace(trajectory.request)  # the one before stays in the queue, as cancelled
-                engine.load.add(trajectory.request)
-            elif trajectory.request.engine != engine.instance:
+                engine.add(trajectory.request)
+            elif trajectory.engine is not engine:
                 self._abort(engine, key)
         self._changed()
 
     def _abort(self, engine: Engine, key: PartKey) -> None:
-        if engine.peer is not None:
-            engine.peer.send(m.Abort([m.Part(*key)], discard=True))
+        if engine.connection is not None:
+            engine.connection.send(m.Abort([m.Part(*key)], discard=True))
 
     def claimed(self, engine: Engine) -> bool:
         """Whether, after a restart, an engine has requests that no runner has asked for again yet."""
-        return engine.instance in self._claims.values()
+        return any(claimant is engine for claimant in self._claims.values())
 
     def interrupt(self, engine: Engine) -> None:
         """Have a connected engine end all it has where it is: each request comes back as an aborted completion, which
-        is recorded, and goes on from there."""
-        assert engine.peer is not None
-        engine.peer.send(m.Abort([m.Part(*key) for key in engine.load.requests], discard=False))
+        is recorded, and continues from there."""
+        assert engine.connection is not None
+        engine.connection.send(m.Abort([m.Part(*key) for key in engine.requests], discard=False))
 
     def lose_engine(self, engine: Engine) -> None:
         """An engine is gone: its requests go to others. Nothing of them was recorded, so the attempt stays."""
-        for key in list(engine.load.requests):
+        for key in list(engine.requests):
             self._requeue(engine, key)
         self._forget_claims(engine)
 
     def _forget_claims(self, engine: Engine) -> None:
-        self._claims = {key: instance for key, instance in self._claims.items() if instance != engine.instance}
+        self._claims = {key: claimant for key, claimant in self._claims.items() if claimant is not engine}
 
     def returned(self, engine: Engine, part: m.Part) -> int:
         """An engine could not do a request: dispatch it again, later with every time it comes back.
@@ -361,7 +336,7 @@ class Trajectories:
         Returns how often the sample came back by now.
         """
         self._claims.pop((part.sample, part.turn, part.attempt), None)
-        request = engine.load.remove((part.sample, part.turn, part.attempt))
+        request = engine.remove((part.sample, part.turn, part.attempt))
         trajectory = self.by_sample.get(part.sample)
         if request is None or trajectory is None or trajectory.request is not request:
             return 0
@@ -372,7 +347,7 @@ class Trajectories:
         return trajectory.returns
 
     def _requeue(self, engine: Engine, key: PartKey) -> None:
-        request = engine.load.remove(key)
+        request = engine.remove(key)
         if request is not None:
             self._put_back(request)
 
@@ -385,13 +360,13 @@ class Trajectories:
             self._changed()
 
     @property
-    def runners(self) -> list[Peer]:
+    def runners(self) -> list[Connection]:
         """Runners that are connected."""
-        return [peer for peer in self._runners if peer.open]
+        return [connection for connection in self._runners if connection.open]
 
     def counts(self) -> dict[str, int]:
         """Return how many samples are where."""
-        running = sum(len(engine.load.requests) for engine in self._engines.by_instance.values())
+        running = sum(len(engine.requests) for engine in self._engines.by_instance.values())
         return {
             "unleased": len(self._unleased),
             "waiting": len(self.queue),

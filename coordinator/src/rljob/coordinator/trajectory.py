@@ -1,30 +1,16 @@
-"""One sample in the making, as the coordinator holds it, and how its tokens are kept in the payload."""
+"""One open sample, as the coordinator holds it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import msgspec
-
-from rljob.coordinator.peers import Peer
+from rljob.coordinator.connection import Connection
+from rljob.coordinator.engines import Engine
+from rljob.ledger.payload_record import INT32
+from rljob.ledger.states import Kind
 from rljob.protocol import messages as m
 from rljob.scheduling.dispatch import PartKey, Request
 from rljob.scheduling.groups import Sample
-
-INT32 = 4
-
-
-class PayloadRecord(msgspec.Struct, array_like=True):
-    """What a payload segment holds of one completion. ``prompt`` is the turn's whole context."""
-
-    sample: str
-    turn: int
-    attempt: int
-    prompt: bytes  # int32
-    token_ids: bytes  # int32
-    logprobs: bytes  # float32
-    spans: list[m.VersionSpan]
-    finish: str
 
 
 @dataclass(eq=False)
@@ -61,18 +47,30 @@ class Trajectory:
     row: int
     version: int | None = None
     attempts: int = 0
-    runner: Peer | None = None
+    runner: Connection | None = None
     turns: dict[int, Turn] = field(default_factory=dict)
     request: Request | None = None
     returns: int = 0  # how often an engine gave its request back undone
     recorded_version: int | None = None  # lowest version of a recorded token
     dispatched: int | None = None  # version of the engine that has the request
-    early: dict[PartKey, tuple[m.Completion, Peer]] = field(default_factory=dict)
+    early: dict[PartKey, tuple[m.Completion, Connection]] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> Kind:
+        """What the sample is for."""
+        return Kind.TRAIN if self.version is None else Kind.EVALUATION
 
     @property
     def order(self) -> tuple[int, int, int]:
         """Place in the queue: evaluation first, then by admission."""
         return (0 if self.version is not None else 1, self.sample.group.seq, self.sample.member)
+
+    @property
+    def engine(self) -> Engine | None:
+        """The engine that has the request."""
+        engine = None if self.request is None else self.request.engine
+        assert engine is None or isinstance(engine, Engine)
+        return engine
 
     def wants(self, number: int) -> bool:
         """Return whether the model has not ended turn ``number`` yet."""

@@ -116,7 +116,7 @@ COLUMNS = [
     _column(
         "Tokens/s", '.status.run.metrics[?(@.name=="tokens_per_second")].value', "integer", True, "Sampled of late."
     ),
-    _column("Mean reward", '.status.run.metrics[?(@.name=="reward_mean")].value', "number", True, "Of the last batch."),
+    _column("Mean reward", '.status.run.metrics[?(@.name=="reward/mean")].value', "number", True, "Of the last batch."),
     _column("Checkpoint", ".status.run.lastCheckpoint.step", "integer", True, "Step of the newest durable one."),
     _column("Attempt", ".status.trainer.number", "integer", True, "Of the trainer: restarted as often, less one."),
     _column("Restarts", ".status.ready.restarts", wide=True, description="Which roles died how often."),

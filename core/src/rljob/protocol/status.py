@@ -52,7 +52,8 @@ class Queue(msgspec.Struct, rename="camel"):
 
 
 class Metric(msgspec.Struct, rename="camel"):
-    """A figure of now: reward_mean, staleness_max, staleness_mean, tokens_per_second, accuracy and others."""
+    """A metric of the last step, named as in metrics.jsonl (reward/mean, staleness/max, trainer/loss), or of now
+    (tokens_per_second, seconds_training)."""
 
     name: str
     value: float

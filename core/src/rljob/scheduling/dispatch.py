@@ -10,6 +10,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 PartKey = tuple[str, int, int]
 """(sample, turn, attempt)."""
@@ -30,7 +31,7 @@ class Request:
     tokens: int  # prompt plus longest answer
     version: int | None = None
     shortest: int = 0
-    engine: str | None = None
+    engine: EngineLoad | None = None  # that has it in hand
     queued: bool = False
 
     @property
@@ -62,7 +63,7 @@ class EngineLoad:
         """Give it a request."""
         self.requests[request.key] = request
         self.tokens += request.tokens
-        request.engine = self.instance
+        request.engine = self
 
     def remove(self, key: PartKey) -> Request | None:
         """Take a request back; None when it does not have it."""
@@ -71,6 +72,9 @@ class EngineLoad:
             self.tokens -= request.tokens
             request.engine = None
         return request
+
+
+Load = TypeVar("Load", bound=EngineLoad)
 
 
 class Queue:
@@ -98,12 +102,12 @@ class Queue:
             self._live -= 1
 
     def assign(
-        self, engines: Iterable[EngineLoad], eligible: Callable[[EngineLoad, Request], bool]
-    ) -> Iterator[tuple[Request, EngineLoad]]:
+        self, engines: Iterable[Load], eligible: Callable[[Load, Request], bool]
+    ) -> Iterator[tuple[Request, Load]]:
         """Yield requests with the engine each was given to, until no engine has room for what is left. ``eligible``
         must answer alike for all requests of a kind."""
         open_engines = [engine for engine in engines if engine.room > 0]
-        last: dict[str, EngineLoad] = {}
+        last: dict[str, Load] = {}
         while open_engines:
             found = self._next(open_engines, eligible)
             if found is None:
@@ -121,8 +125,8 @@ class Queue:
             yield request, engine
 
     def _next(
-        self, engines: list[EngineLoad], eligible: Callable[[EngineLoad, Request], bool]
-    ) -> tuple[Request, list[EngineLoad]] | None:
+        self, engines: list[Load], eligible: Callable[[Load, Request], bool]
+    ) -> tuple[Request, list[Load]] | None:
         """Return the first request that one of ``engines`` may have, and those that may."""
         heads = sorted(head for kind in list(self._heaps) if (head := self._head(kind)) is not None)
         for _, _, request in heads:

@@ -81,8 +81,8 @@ class Scheduler:
         self.groups[group.id] = group
         return group
 
-    def take_up(self, mixture: Mixture, version: int, started: int, next_seq: int, waiting: list[Group]) -> None:
-        """Take up a run from its ledger: ``started`` counts groups that were not rejected, ``waiting`` are those in no
+    def restore(self, mixture: Mixture, version: int, started: int, next_seq: int, waiting: list[Group]) -> None:
+        """Restore a run from its ledger: ``started`` counts groups that were not rejected, ``waiting`` are those in no
         batch. Complete groups among them are recognised by their scored samples."""
         self._mixture, self.version, self._started, self._next_seq = mixture, version, started, next_seq
         self.groups = {group.id: group for group in waiting}

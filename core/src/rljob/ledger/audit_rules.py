@@ -93,9 +93,9 @@ ACCOUNTS = (
                 "it was applied, but its batch or incarnation does not exist",
             ),
             Rule(
-                "SELECT 'step ' || step FROM figures f"
-                " WHERE NOT EXISTS (SELECT 1 FROM applied a WHERE a.step = f.step)",
-                "it has figures, but was never applied",
+                "SELECT 'step ' || step FROM step_metrics m"
+                " WHERE NOT EXISTS (SELECT 1 FROM applied a WHERE a.step = m.step)",
+                "it has metrics, but was never applied",
             ),
             Rule(
                 "SELECT 'version ' || step || ' of lineage ' || lineage FROM publications p WHERE step > :version"

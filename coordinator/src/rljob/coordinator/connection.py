@@ -1,4 +1,4 @@
-"""Connections of agents, runners and the trainer, seen from the coordinator."""
+"""A connection of an agent, a runner or the trainer, as the coordinator holds it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class Socket(Protocol):
-    """What a peer needs of a WebSocket."""
+    """What a connection needs of a WebSocket."""
 
     async def send_bytes(self, data: bytes) -> None:
         """Send one binary message."""
@@ -23,7 +23,7 @@ class Socket(Protocol):
         """Close the connection."""
 
 
-class Peer:
+class Connection:
     """One connection. Messages of one turn of the event loop share a frame."""
 
     def __init__(self, role: str, socket: Socket) -> None:
@@ -36,13 +36,14 @@ class Peer:
         self._closing = False
 
     def send(self, message: Any) -> None:
-        """Queue ``message``. Dropped when the connection is gone: the peer registers again and is told again."""
+        """Queue ``message``. It is dropped when the connection is gone: the peer registers again and gets the current
+        state."""
         if self.open:
             self._outbox.append(encode(message))
             self._wake.set()
 
-    def refuse(self, reason: str, fatal: bool) -> None:
-        """Refuse something; a fatal refusal closes the connection."""
+    def reject(self, reason: str, fatal: bool) -> None:
+        """Reject a message; a fatal rejection closes the connection."""
         log.warning("refused %s %s: %s", self.role, self.instance, reason)
         self.send(Refuse(reason, fatal))
         if fatal:

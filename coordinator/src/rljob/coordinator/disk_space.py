@@ -1,7 +1,8 @@
-"""Waiting for room on the disk before a coordinator in a cluster begins.
+"""Waits for space on the disk before a coordinator in a cluster begins.
 
-Without its ledger it can do nothing: when the disk is full it dies, and its container is started again. Here it then
-waits, however long, so that a full disk costs one restart and not all of `failurePolicy.maxRestarts`.
+The coordinator cannot work without its ledger: when the disk is full it exits, and its container is started again. The
+new process then waits here, however long, so that a full disk costs one restart and not all of
+`failurePolicy.maxRestarts`.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-ROOM_BYTES = 16 << 20
-"""So much must be free: enough to get somewhere before it is full again."""
+NEEDED_BYTES = 16 << 20
+"""Free space needed to start: enough for some steps before the disk is full again."""
 FIRST_SECONDS, LAST_SECONDS = 1.0, 30.0
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-async def room(storage: Path) -> None:
-    """Return once ``storage`` has room for ROOM_BYTES."""
+async def wait_for_space(storage: Path) -> None:
+    """Return once ``storage`` has NEEDED_BYTES free."""
     seconds, waited = FIRST_SECONDS, False
-    while not _has_room(storage):
+    while not _has_space(storage):
         if not waited:
-            log.warning("the disk of %s is full: make room there; waiting for %d MiB", storage, ROOM_BYTES >> 20)
+            log.warning("the disk of %s is full: make room there; waiting for %d MiB", storage, NEEDED_BYTES >> 20)
         waited = True
         await asyncio.sleep(seconds)
         seconds = min(2 * seconds, LAST_SECONDS)
@@ -33,13 +34,13 @@ async def room(storage: Path) -> None:
         log.info("there is room in %s again", storage)
 
 
-def _has_room(storage: Path) -> bool:
-    """Allocate and give back: what is said to be free need not be ours (quotas)."""
+def _has_space(storage: Path) -> bool:
+    """Allocate and release: with quotas, not all space that is reported as free can be used."""
     probe = storage / ".room"
     try:
         file = os.open(probe, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
-            os.posix_fallocate(file, 0, ROOM_BYTES)
+            os.posix_fallocate(file, 0, NEEDED_BYTES)
         finally:
             os.close(file)
             probe.unlink()

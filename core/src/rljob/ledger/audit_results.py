@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rljob.coordinator.audit_rules import Property, Rule
+from rljob.ledger.audit_rules import Property, Rule
 
 RESULTS = (
     Property(

@@ -1,4 +1,4 @@
-"""What readers ask of a run's ledger and checkpoints over HTTP: samples, audit, and the files of a model.
+"""HTTP API over a run's ledger and checkpoints: samples, audit, and the files of a model.
 
     GET /v1/samples                          SampleRows; a header Rljob-Note says why there are none
     GET /v1/samples/NAME                     a SampleDetail
@@ -7,11 +7,11 @@
     GET /v1/checkpoints/STEP/FILE?offset=N   a file, from its Nth byte
 
 Nothing is written, and the event loop, which trains, is not held up: short questions go to a thread, long ones to a
-process of their own (:mod:`rljob.coordinator.report`). What takes long begins its answer with spaces, which JSON
-allows, so that nobody on the way takes the connection for dead; its failure is then an object with ``error``.
+process of their own (:mod:`rljob.ledger.query_worker`). What takes long begins its answer with spaces, which JSON
+allows, so that no proxy takes the connection for dead; a failure is then an object with ``error``.
 Prompts, answers and weights are for those who may forward ports to the pod, so in a cluster all this is served on the
-pod's loopback alone (:mod:`rljob.coordinator.readers`). Paths are those of the ledger, which other parts name: nothing
-outside the storage is read, and no link in it is followed, least of all to the coordinator's tokens.
+pod's loopback alone (:mod:`rljob.coordinator.local_api_server`). Paths are those of the ledger, which other parts name:
+nothing outside the storage is read, and no link in it is followed, least of all to the coordinator's tokens.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from fastapi import FastAPI, HTTPException, Query, Response
 from fastapi import Path as PathParameter
 from starlette.responses import StreamingResponse
 
-from rljob.coordinator.audit_lineage import RECORD
-from rljob.coordinator.policy import is_inside
-from rljob.coordinator.reading import (
+from rljob.coordinator.trainer_control import is_inside
+from rljob.ledger.audit_lineage import RECORD
+from rljob.ledger.reader import (
     MOST_SAMPLES,
-    Kind,
-    Ledger,
+    LedgerReader,
     SampleRow,
     Selection,
     Sort,
-    State,
+    kept_checkpoints,
     unknown_task,
     why_empty,
 )
-from rljob.coordinator.reading import samples as select_samples
+from rljob.ledger.reader import samples as select_samples
+from rljob.ledger.states import Kind, State
 
 log = logging.getLogger(__name__)
 
@@ -58,11 +58,11 @@ ALIVE_SECONDS = 5.0
 REPORT_SECONDS = 3600.0
 CHUNK = 1 << 20
 UNKNOWN = 2
-"""Exit code of a report on what is not there."""
+"""Exit code of a worker when there is no such run or sample."""
 
 
 def add_reports(app: FastAPI, storage: Path) -> None:
-    """Add the endpoints for what is in ``storage``."""
+    """Add the endpoints for the run in ``storage``."""
     audits, shows = asyncio.Semaphore(MOST_REPORTS), asyncio.Semaphore(MOST_REPORTS)
 
     @app.get("/v1/samples")
@@ -121,7 +121,7 @@ def _select(storage: Path, selection: Selection) -> tuple[bytes, str]:
     Raises:
         LookupError: there is no such task.
     """
-    with Ledger(storage) as ledger:
+    with LedgerReader(storage) as ledger:
         if problem := unknown_task(ledger, selection):
             raise LookupError(problem)
         rows: list[SampleRow] = select_samples(ledger, selection)
@@ -130,10 +130,10 @@ def _select(storage: Path, selection: Selection) -> tuple[bytes, str]:
 
 def _checkpoints(storage: Path) -> dict[int, tuple[str, dict[str, int]]]:
     """Return step → path in the storage and the model's files (name → bytes) of the checkpoints that are kept."""
-    with Ledger(storage) as ledger:
-        rows = ledger.rows("SELECT step, path FROM checkpoints WHERE removed = 0")
+    with LedgerReader(storage) as ledger:
+        checkpoints = kept_checkpoints(ledger)
     kept = {}
-    for step, path in rows:
+    for step, path in checkpoints:
         with contextlib.suppress(OSError):  # it is being removed
             with _directory(storage, path) as directory, os.scandir(directory) as entries:
                 files = {
@@ -141,7 +141,7 @@ def _checkpoints(storage: Path) -> dict[int, tuple[str, dict[str, int]]]:
                     for entry in entries
                     if entry.is_file(follow_symlinks=False) and entry.name != RECORD  # the trainer's own
                 }
-            kept[int(step)] = (path, dict(sorted(files.items())))
+            kept[step] = (path, dict(sorted(files.items())))
     return kept
 
 
@@ -193,7 +193,7 @@ async def _report(slots: asyncio.Semaphore, *arguments: str) -> AsyncIterator[by
 async def _run(slots: asyncio.Semaphore, arguments: tuple[str, ...]) -> bytes:
     async with slots:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "rljob.coordinator.report", *arguments, stdin=DEVNULL, stdout=PIPE, stderr=PIPE
+            sys.executable, "-m", "rljob.ledger.query_worker", *arguments, stdin=DEVNULL, stdout=PIPE, stderr=PIPE
         )
         try:
             out, err = await asyncio.wait_for(process.communicate(), REPORT_SECONDS)

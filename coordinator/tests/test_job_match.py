@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +13,10 @@ import pytest
 from world import job
 
 from rljob.api.models import RLJob
-from rljob.coordinator import room as room_module
-from rljob.coordinator.identity import hold_to
-from rljob.coordinator.reading import Ledger
-from rljob.coordinator.store import StorageInUseError, Store
+from rljob.coordinator import disk_space
+from rljob.coordinator.job_match import check_same_job
+from rljob.ledger.store import Store
+from rljob.ledger.writer import LedgerWriter
 
 Body = dict[str, Any]
 
@@ -32,11 +30,10 @@ def written(name: str = "sums", **spec: Any) -> RLJob:
 
 def start(storage: Path, manifest: RLJob) -> None:
     """Do what a coordinator's start does with its ledger."""
-    store = Store(storage)
+    store = LedgerWriter(storage)
     try:
-        hold_to(store, manifest)
-        for statement, row in store._statements:
-            store.db.execute(statement, row)
+        check_same_job(store, manifest)
+        store._commit(store._statements, [])
     finally:
         store.close()
 
@@ -166,42 +163,6 @@ def test_a_coordinator_in_a_cluster_waits_for_room_until_it_is_told_to_end(tmp_p
     assert not (tmp_path / "storage" / "ledger.sqlite").exists()
 
 
-def test_a_second_coordinator_on_one_storage_is_refused_and_readers_are_not(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    with pytest.raises(StorageInUseError, match="in use by another coordinator; wait until its run has ended, or give"):
-        Store(tmp_path)
-    with Ledger(tmp_path) as ledger:
-        assert ledger.value("SELECT COUNT(*) FROM groups") == 0
-    store.close()
-    Store(tmp_path).close()
-
-
-def test_a_ledger_that_cannot_be_opened_is_not_left_locked(tmp_path: Path) -> None:
-    (tmp_path / "ledger.sqlite").write_bytes(b"no database" * 100)
-    for _ in range(2):
-        with pytest.raises(Exception, match="not a database"):
-            Store(tmp_path)
-
-
-def _hold(storage: Path, ready: Any) -> None:
-    _store = Store(storage)
-    ready.send(None)
-    signal.pause()
-
-
-def test_the_lock_goes_with_the_process_that_dies(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_hold, args=(tmp_path, theirs))
-    process.start()
-    assert ours.poll(30)
-    with pytest.raises(StorageInUseError):
-        Store(tmp_path)
-    process.kill()
-    process.join()
-    Store(tmp_path).close()
-
-
 async def test_a_coordinator_in_a_cluster_waits_for_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -215,9 +176,9 @@ async def test_a_coordinator_in_a_cluster_waits_for_room(
     async def wait(seconds: float) -> None:
         waits.append(seconds)
 
-    monkeypatch.setattr(room_module.os, "posix_fallocate", allocate)
-    monkeypatch.setattr(room_module.asyncio, "sleep", wait)
-    await room_module.room(tmp_path)
+    monkeypatch.setattr(disk_space.os, "posix_fallocate", allocate)
+    monkeypatch.setattr(disk_space.asyncio, "sleep", wait)
+    await disk_space.wait_for_space(tmp_path)
     assert waits == [1.0, 2.0] and not answers
     assert caplog.text.count("is full: make room there") == 1
     assert list(tmp_path.iterdir()) == []

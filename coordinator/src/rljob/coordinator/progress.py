@@ -1,29 +1,28 @@
-"""What each step was like: for the screen, the plot and the metrics."""
+"""Progress of a run in this process: its clock, seconds of each activity, the history of its steps."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
+from rljob.ledger.step_metrics import Metrics, history_point
 from rljob.protocol.status import HistoryPoint
-from rljob.scheduling.groups import Group
 
+SHOWN = ("reward/mean", "staleness/mean", "staleness/max")
+"""Metrics that the status shows beside the trainer's; metrics.jsonl has all."""
 ACTIVITIES = ("generating", "training", "updating_weights", "trainer_waiting")
-
-
 SMOOTHED_STEPS = 8
 """Of the speed that is shown: engines work ahead, so a step's own tokens may be none."""
 
 
 class Stopwatches:
-    """How long each activity has been going on since this process began. Activities overlap."""
+    """Seconds of each activity since this process began. Activities overlap."""
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
         self._total = dict.fromkeys(ACTIVITIES, 0.0)
 
     def set(self, activity: str, on: bool) -> None:
-        """Say whether ``activity`` goes on now."""
+        """Set whether ``activity`` is under way now."""
         began = self._since.get(activity)
         if on and began is None:
             self._since[activity] = time.monotonic()
@@ -36,13 +35,13 @@ class Stopwatches:
         return {f"seconds_{name}": total + at - self._since.get(name, at) for name, total in self._total.items()}
 
 
-class History:
-    """Points of the steps applied, and figures of the last one."""
+class RunProgress:
+    """The clock of a run, points of the steps applied, and the metrics of the last one."""
 
     def __init__(self) -> None:
         self.watches = Stopwatches()
         self.points: list[HistoryPoint] = []
-        self.metrics: dict[str, float] = {}
+        self.last_step: Metrics = {}
         self.seconds_before = 0.0  # of earlier coordinator processes
         self._began = time.monotonic()
         self._ended: float | None = None
@@ -57,7 +56,7 @@ class History:
         return self.seconds_before + until - self._began
 
     def end(self) -> None:
-        """Stop the clock: the run is over, though this process goes on to answer."""
+        """Stop the clock: the run is over, though this process continues to answer."""
         if self._ended is None:
             self._ended = time.monotonic()
 
@@ -78,35 +77,35 @@ class History:
         tokens = sum(p.tokens_per_second * (p.seconds - begin) for p, begin in zip(last, begins, strict=True))
         return tokens / max(1e-9, last[-1].seconds - begins[0])
 
-    def since_last_step(self, updating: float) -> dict[str, float]:
-        """Return seconds of each activity, and of the engines' weight updates added up (``updating`` is their sum since
-        this process began), since the last call."""
-        now = self.watches.seconds() | {"seconds_weight_updates": updating}
-        before, self._seconds_marked = self._seconds_marked, now
-        return {f"seconds/{name.removeprefix('seconds_')}": now[name] - before.get(name, 0.0) for name in now}
+    def time_step(self, step: int, generated_tokens: int, updating: float) -> Metrics:
+        """End a step: return its seconds and tokens per second, as metrics.
 
-    def add(self, step: int, groups: Sequence[Group], metrics: dict[str, float], generated_tokens: int) -> None:
-        """Add an applied step. ``generated_tokens`` counts since this process began."""
-        samples = [s for group in groups for s in group.samples if s.end is None]
-        rewards = [s.reward for s in samples if s.reward is not None]
-        ages = [step - s.min_version for s in samples if s.min_version is not None]
+        Args:
+            step: that was applied.
+            generated_tokens: since this process began.
+            updating: seconds of the engines' weight updates since this process began, added up.
+        """
         at = time.monotonic()
         before, tokens = self._mark
         self._mark = (at, generated_tokens)
         if self._first_step is None:
             self._first_step = (step + 1, at)
-        point = HistoryPoint(
-            step=step,
-            reward=sum(rewards) / max(1, len(rewards)),
-            staleness=sum(ages) / max(1, len(ages)),
-            tokens_per_second=(generated_tokens - tokens) / max(1e-9, at - before),
-            seconds=self.seconds,
-        )
-        self.points.append(point)
-        self.metrics = {
-            **{f"trainer_{name}": value for name, value in metrics.items()},
-            "reward_mean": point.reward,
-            "staleness_mean": point.staleness,
-            "staleness_max": float(max(ages, default=0)),
-            "tokens_per_second": self.tokens_per_second(SMOOTHED_STEPS),
+        watched = self.watches.seconds() | {"seconds_weight_updates": updating}
+        marked, self._seconds_marked = self._seconds_marked, watched
+        return {
+            "seconds": self.seconds,
+            "tokens_per_second": (generated_tokens - tokens) / max(1e-9, at - before),
+            **{f"seconds/{name.removeprefix('seconds_')}": watched[name] - marked.get(name, 0.0) for name in watched},
         }
+
+    def add(self, step: int, metrics: Metrics) -> None:
+        """Add an applied step with its metrics (see :mod:`rljob.ledger.step_metrics`)."""
+        self.points.append(history_point(step, metrics))
+        self.last_step = metrics
+
+    def summary(self) -> Metrics:
+        """Return the metrics of the last step that the status shows, with the speed of late; none before the first."""
+        if not self.points:
+            return {}
+        shown = {n: x for n, x in self.last_step.items() if n in SHOWN or n.startswith("trainer/")}
+        return shown | {"tokens_per_second": self.tokens_per_second(SMOOTHED_STEPS)}

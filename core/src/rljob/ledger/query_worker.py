@@ -1,10 +1,10 @@
-"""What takes long to find out of a run's ledger, in a process of its own: `python -m rljob.coordinator.report`.
+"""Long queries of a run's ledger, in a process of its own: `python -m rljob.ledger.query_worker`.
 
     audit STORAGE          the Report of an audit, as JSON
     show STORAGE SAMPLE    the SampleDetail of a sample, as JSON
 
-The coordinator starts it for readers (:mod:`rljob.coordinator.reports`), so that their questions cost its event loop
-nothing. Exit code 2 and a sentence on stderr: there is nothing like that to be read.
+The coordinator starts it for readers (:mod:`rljob.coordinator.ledger_api`), so that their questions cost its event loop
+nothing. Exit code 2 and a sentence on stderr: there is no such run or sample.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 
 import msgspec
 
-from rljob.coordinator.audit import audit
-from rljob.coordinator.reading import Ledger, NoRunError
-from rljob.coordinator.showing import show
+from rljob.ledger.audit import audit
+from rljob.ledger.reader import LedgerReader, NoRunError
+from rljob.ledger.sample_detail import show
 
 NICE = 10
 FIRST_TO_GO = "1000"
@@ -26,7 +26,7 @@ FIRST_TO_GO = "1000"
 
 
 def main(arguments: list[str]) -> int:
-    """Write what is asked for to stdout; return the exit code."""
+    """Write the result of a query to stdout; return the exit code."""
     os.nice(NICE)
     with contextlib.suppress(OSError):  # no Linux, or not allowed
         Path("/proc/self/oom_score_adj").write_text(FIRST_TO_GO)
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
 def _found(what: str, storage: Path, names: list[str]) -> bytes:
     if what == "audit":
         return msgspec.json.encode(audit(storage))
-    with Ledger(storage) as ledger:
+    with LedgerReader(storage) as ledger:
         return msgspec.json.encode(show(ledger, names[0]))
 
 

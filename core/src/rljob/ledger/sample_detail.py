@@ -11,9 +11,9 @@ import msgspec
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from rljob.coordinator.reading import COLUMNS, Ledger, NoRunError, SampleRow, unknown_sample
-from rljob.coordinator.segments import Location, PayloadError
-from rljob.coordinator.trajectory import PayloadRecord
+from rljob.ledger.payload_record import PayloadRecord, decode_record
+from rljob.ledger.reader import COLUMNS, LedgerReader, NoRunError, SampleRow, unknown_sample
+from rljob.ledger.segments import Location, PayloadError
 
 POLICY = "policy"
 
@@ -63,10 +63,10 @@ class SampleDetail(msgspec.Struct):
     metrics: dict[str, Any]  # of the reward
     siblings: list[Sibling]
     turns: list[TurnDetail]
-    notes: list[str]  # sentences on what is not there
+    notes: list[str]  # sentences about missing payload or tokenizer
 
 
-def show(ledger: Ledger, name: str) -> SampleDetail:
+def show(ledger: LedgerReader, name: str) -> SampleDetail:
     """Return everything of the sample called ``name``.
 
     Raises:
@@ -89,7 +89,7 @@ def show(ledger: Ledger, name: str) -> SampleDetail:
     return SampleDetail(sample, attempt, json.loads(metrics) if metrics else {}, others, turns, notes)
 
 
-def _turns(ledger: Ledger, sample: SampleRow, first_attempt: int, notes: list[str]) -> list[TurnDetail]:
+def _turns(ledger: LedgerReader, sample: SampleRow, first_attempt: int, notes: list[str]) -> list[TurnDetail]:
     rows = ledger.rows(
         "SELECT * FROM completions WHERE sample = ? AND attempt >= ? ORDER BY turn, attempt", sample.id, first_attempt
     )
@@ -118,10 +118,10 @@ def _turns(ledger: Ledger, sample: SampleRow, first_attempt: int, notes: list[st
     return turns
 
 
-def _record(ledger: Ledger, location: Location, notes: list[str]) -> PayloadRecord | None:
+def _record(ledger: LedgerReader, location: Location, notes: list[str]) -> PayloadRecord | None:
     """Return a completion's record; None, and a note of why once, when it is not there any more."""
     try:
-        return msgspec.msgpack.decode(ledger.payload.read(location), type=PayloadRecord)
+        return decode_record(ledger.payload.read(location))
     except PayloadError as error:
         gone = not ledger.payload.path(location.segment).exists()
         note = "its tokens are gone: they were unlinked when checkpoints covered them" if gone else str(error)
@@ -143,7 +143,7 @@ class Vocabulary:
     """Text of token ids, by the tokenizer of the policy or of its newest checkpoint. ``missing`` says why there is
     none; then texts are None."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: LedgerReader) -> None:
         self._tokenizer: Any = None
         self.missing = ""
         places = [directory / "tokenizer.json" for directory in _models(ledger)]
@@ -176,7 +176,7 @@ def _tokenizer(path: Path) -> Any:
         raise ValueError(f"{path} is no tokenizer: {error}") from error
 
 
-def _models(ledger: Ledger) -> list[Path]:
+def _models(ledger: LedgerReader) -> list[Path]:
     source = next(model.source for model in ledger.job().spec.models if model.name == POLICY)
     own = ledger.storage / source.removeprefix("job://") if source.startswith("job://") else Path(source)
     newest = ledger.value("SELECT path FROM checkpoints WHERE removed = 0 ORDER BY step DESC LIMIT 1")

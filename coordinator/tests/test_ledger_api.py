@@ -17,14 +17,14 @@ from fastapi import FastAPI
 from ledgers import alter, batch_of, copy
 from world import World, job
 
-from rljob.coordinator import reports
-from rljob.coordinator.audit import Report, audit
+from rljob.coordinator import ledger_api
+from rljob.coordinator.ledger_api import NOTE, add_reports
+from rljob.coordinator.local_api_server import Readers, build_readers_app
 from rljob.coordinator.metrics import REGISTRY
-from rljob.coordinator.readers import Readers, build_readers_app
-from rljob.coordinator.reading import Ledger
-from rljob.coordinator.reports import NOTE, add_reports
 from rljob.coordinator.server import build_app
-from rljob.coordinator.showing import SampleDetail, show
+from rljob.ledger.audit import Report, audit
+from rljob.ledger.reader import LedgerReader
+from rljob.ledger.sample_detail import SampleDetail, show
 
 HEADER = b'{"w": {"dtype": "F32", "shape": [320000], "data_offsets": [0, 1280000]}}'
 WEIGHTS = len(HEADER).to_bytes(8, "little") + HEADER + bytes(range(256)) * 5000
@@ -57,7 +57,7 @@ async def test_an_audit_is_the_one_that_the_command_makes(client: httpx.AsyncCli
 async def test_a_sample_is_shown_as_the_command_shows_it(client: httpx.AsyncClient, run: Path) -> None:
     name = batch_of(run, 5)[0]
     answer = await client.get(f"/v1/samples/{name}")
-    with Ledger(run) as ledger:
+    with LedgerReader(run) as ledger:
         assert msgspec.json.decode(answer.content, type=SampleDetail) == show(ledger, name)
 
 
@@ -161,7 +161,7 @@ async def test_readers_are_answered_on_loopback_alone_and_a_taken_port_ends_no_r
 
 
 async def test_what_takes_long_says_so_and_ends_when_its_reader_goes(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(reports, "ALIVE_SECONDS", 0.001)
+    monkeypatch.setattr(ledger_api, "ALIVE_SECONDS", 0.001)
     program = tmp_path / "python"
     program.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'import time; time.sleep(600)'\n")
     program.chmod(0o755)
@@ -174,7 +174,7 @@ async def test_what_takes_long_says_so_and_ends_when_its_reader_goes(tmp_path: P
         return started[-1]
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", remember)
-    report = reports._report(asyncio.Semaphore(1), "audit", str(tmp_path))
+    report = ledger_api._report(asyncio.Semaphore(1), "audit", str(tmp_path))
     pieces = [await anext(report) for _ in range(3)]
     while not started:
         pieces.append(await anext(report))
@@ -185,5 +185,5 @@ async def test_what_takes_long_says_so_and_ends_when_its_reader_goes(tmp_path: P
 
 async def test_a_report_that_dies_is_a_sentence(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    pieces = [piece async for piece in reports._report(asyncio.Semaphore(1), "audit", str(tmp_path))]
+    pieces = [piece async for piece in ledger_api._report(asyncio.Semaphore(1), "audit", str(tmp_path))]
     assert json.loads(b"".join(pieces)) == {"error": "the report ended with 1; the coordinator's log says why"}

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from rljob.coordinator.findings import Check, Findings
-from rljob.coordinator.reading import Ledger
+from rljob.ledger.audit_report import Check, Findings
+from rljob.ledger.reader import LedgerReader
 
 RECORD = "trainer.json"
 
@@ -26,17 +26,18 @@ class CheckpointRecord(msgspec.Struct):
     incarnation: int
 
 
-def writer(ledger: Ledger, step: int, incarnation: int) -> int | None:
-    """Return the incarnation that made the weights of version ``step``, which ``incarnation`` held; None: nobody."""
+def writer(ledger: LedgerReader, step: int, incarnation: int) -> int | None:
+    """Return the incarnation that made the weights of version ``step``, which ``incarnation`` held; None: there is
+    none."""
     own: int | None = ledger.value(
         "SELECT MAX(incarnation) FROM applied WHERE step = ? AND incarnation <= ?", step - 1, incarnation
     )
     return own
 
 
-def chain(ledger: Ledger, step: int, incarnation: int) -> Iterator[tuple[int, int, int]]:
+def chain(ledger: LedgerReader, step: int, incarnation: int) -> Iterator[tuple[int, int, int]]:
     """Yield (incarnation, first, last + 1) of the batches that made version ``step``, newest first; it ends early where
-    nobody applied a batch."""
+    no incarnation applied a batch."""
     while step > 0:
         maker = writer(ledger, step, incarnation)
         if maker is None:
@@ -48,7 +49,7 @@ def chain(ledger: Ledger, step: int, incarnation: int) -> Iterator[tuple[int, in
         step, incarnation = began, maker - 1
 
 
-def examine_lineage(ledger: Ledger, version: int) -> Check:
+def examine_lineage(ledger: LedgerReader, version: int) -> Check:
     """Check who applied what."""
     findings = Findings("each batch was applied once in the lineage of the final checkpoint")
     findings.examined = ledger.value("SELECT COUNT(*) FROM applied")
@@ -88,7 +89,7 @@ def examine_lineage(ledger: Ledger, version: int) -> Check:
     return findings.check()
 
 
-def examine_checkpoints(ledger: Ledger, version: int, steps: int, finished: bool) -> Check:
+def examine_checkpoints(ledger: LedgerReader, steps: int, finished: bool) -> Check:
     """Check the checkpoints that are kept: all of a run that is done, else the newest (older ones may be going)."""
     findings = Findings("checkpoints are there and are what the ledger says")
     findings.examined = ledger.value("SELECT COUNT(*) FROM checkpoints")

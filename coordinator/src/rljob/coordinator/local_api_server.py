@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import uvicorn
 from fastapi import FastAPI
 
-from rljob.coordinator.reports import add_reports
+from rljob.coordinator.ledger_api import add_reports
 from rljob.coordinator.run import Run
 from rljob.coordinator.server import add_status
 
@@ -28,7 +28,7 @@ def build_readers_app(run: Run) -> FastAPI:
     """Return the application: /v1/status and the reports."""
     app = FastAPI(title="rljob coordinator, for readers", docs_url=None, redoc_url=None, openapi_url=None)
     add_status(app, run)
-    add_reports(app, run.store.directory)
+    add_reports(app, run.ledger.directory)
     return app
 
 
@@ -47,7 +47,7 @@ class Readers(uvicorn.Server):
         yield
 
     async def listen(self, port: int) -> None:
-        """Serve until ``should_exit``; without the port the run goes on all the same."""
+        """Serve until ``should_exit``; the run continues if the port cannot be used."""
         try:
             listener = socket.create_server((LOOPBACK, port))
         except (OSError, OverflowError) as error:

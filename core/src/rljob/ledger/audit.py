@@ -1,7 +1,7 @@
 """Proves from a run's ledger that nothing was lost, doubled or mixed up; the ledger is only read.
 
-A property is a sentence (see the other files called audit beside this); who breaks it is named. The run
-may go on meanwhile: the ledger is read as it was at one moment, and what was open then is counted as open.
+A property is a sentence (see the other modules audit_*); the rows that break it are named. The run may continue
+meanwhile: the ledger is read as it was at one moment, and what was open then is counted as open.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 import msgspec
 
 from rljob.api.models import RLJobSpec
-from rljob.coordinator.audit_lineage import examine_checkpoints, examine_lineage
-from rljob.coordinator.audit_payload import examine_payload
-from rljob.coordinator.audit_results import RESULTS
-from rljob.coordinator.audit_rules import ACCOUNTS, PREPARATIONS
-from rljob.coordinator.audit_witnesses import Witnesses, examine_witnesses, read_witnesses
-from rljob.coordinator.findings import Check, Findings
-from rljob.coordinator.reading import DamagedError, Ledger, columns
+from rljob.ledger.audit_cross_checks import Witnesses, examine_witnesses, read_witnesses
+from rljob.ledger.audit_lineage import examine_checkpoints, examine_lineage
+from rljob.ledger.audit_payload import examine_payload
+from rljob.ledger.audit_report import Check, Findings
+from rljob.ledger.audit_results import RESULTS
+from rljob.ledger.audit_rules import ACCOUNTS, PREPARATIONS
+from rljob.ledger.reader import DamagedError, LedgerReader, columns
 
 PROPERTIES = (*ACCOUNTS, *RESULTS)
 SOUND = "the ledger is a sound database"
@@ -34,7 +34,7 @@ JSON_COLUMNS = (
     ("samples", "id", "metrics"),
     ("applied", "step", "metrics"),
     ("batches", "step", "samples"),
-    ("figures", "step", "figures"),
+    ("step_metrics", "step", "metrics"),
 )
 """(table, column that names a row, column that holds JSON)."""
 
@@ -56,7 +56,7 @@ def audit(storage: Path) -> Report:
     """
     witnesses = read_witnesses(storage)
     try:
-        ledger = Ledger(storage)
+        ledger = LedgerReader(storage)
     except DamagedError as error:
         return Report(False, False, {}, [Check(SOUND, False, 0, [str(error)])])
     with ledger:
@@ -75,7 +75,7 @@ def audit(storage: Path) -> Report:
     return report
 
 
-def _examine(ledger: Ledger, spec: RLJobSpec, witnesses: Witnesses, report: Report) -> None:
+def _examine(ledger: LedgerReader, spec: RLJobSpec, witnesses: Witnesses, report: Report) -> None:
     """Add to ``report`` as far as the ledger can be read."""
     parameters = prepare(ledger, spec)
     report.finished = bool(parameters["finished"])
@@ -83,12 +83,12 @@ def _examine(ledger: Ledger, spec: RLJobSpec, witnesses: Witnesses, report: Repo
     report.checks += examine_properties(ledger, parameters)
     version = parameters["version"]
     report.checks.append(examine_lineage(ledger, version))
-    report.checks.append(examine_checkpoints(ledger, version, spec.training.steps, report.finished))
+    report.checks.append(examine_checkpoints(ledger, spec.training.steps, report.finished))
     report.checks.append(examine_witnesses(ledger, witnesses, version))
     report.checks.append(examine_payload(ledger))
 
 
-def prepare(ledger: Ledger, spec: RLJobSpec) -> dict[str, Any]:
+def prepare(ledger: LedgerReader, spec: RLJobSpec) -> dict[str, Any]:
     """Make the temporary tables that rules read; return the rules' parameters."""
     ledger.db.create_function("root", 1, lambda square: None if square is None else math.sqrt(square))
     for statement in PREPARATIONS:
@@ -115,7 +115,7 @@ def prepare(ledger: Ledger, spec: RLJobSpec) -> dict[str, Any]:
     }
 
 
-def examine_database(ledger: Ledger) -> Check:
+def examine_database(ledger: LedgerReader) -> Check:
     """Check what SQLite itself can tell, and that every value is of its column's type."""
     findings = Findings(SOUND)
     try:
@@ -140,12 +140,12 @@ def examine_database(ledger: Ledger) -> Check:
     return findings.check()
 
 
-def _tables(ledger: Ledger) -> Iterator[tuple[str, dict[str, tuple[str, bool]]]]:
+def _tables(ledger: LedgerReader) -> Iterator[tuple[str, dict[str, tuple[str, bool]]]]:
     for row in ledger.rows("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"):
         yield row[0], columns(ledger.db, row[0])
 
 
-def examine_properties(ledger: Ledger, parameters: dict[str, Any]) -> Iterator[Check]:
+def examine_properties(ledger: LedgerReader, parameters: dict[str, Any]) -> Iterator[Check]:
     """Check what queries can tell."""
     for prop in PROPERTIES:
         findings = Findings(prop.name)
@@ -155,7 +155,7 @@ def examine_properties(ledger: Ledger, parameters: dict[str, Any]) -> Iterator[C
         yield findings.check()
 
 
-def _named(ledger: Ledger, query: str, parameters: dict[str, Any], prefix: str) -> Iterator[str]:
+def _named(ledger: LedgerReader, query: str, parameters: dict[str, Any], prefix: str) -> Iterator[str]:
     """Yield what a query names; a query that fails over damaged values names that."""
     try:
         for row in ledger.db.execute(query, parameters):
@@ -164,7 +164,7 @@ def _named(ledger: Ledger, query: str, parameters: dict[str, Any], prefix: str) 
         yield f"what cannot be examined ({error})"
 
 
-def count(ledger: Ledger) -> dict[str, int]:
+def count(ledger: LedgerReader) -> dict[str, int]:
     """Return how many rows of each kind there are, and how many samples are in which state."""
     counts = {
         name: ledger.value(f"SELECT COUNT(*) FROM {table}")

@@ -1,4 +1,4 @@
-"""What lies beside the ledger must not know more than it: a ledger that lost its newest part looks whole by itself.
+"""Files beside the ledger must not be newer than it: a ledger that lost its newest part looks whole by itself.
 
 The -wal file holds what was committed last; without it the ledger is an older one.
 """
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from rljob.coordinator.findings import Check, Findings
-from rljob.coordinator.reading import Ledger
+from rljob.ledger.audit_report import Check, Findings
+from rljob.ledger.reader import LedgerReader
 from rljob.protocol.status import decode_status
 
 DURABLE = ("Succeeded", "Suspended")
@@ -22,7 +22,7 @@ _STEP = re.compile(r"step-(\d+)")
 
 
 class Witnesses(msgspec.Struct):
-    """What status.json and the checkpoints' names say. To be read before the ledger of a run that goes on."""
+    """What status.json and the checkpoints' names say. Read it before the ledger of a run under way."""
 
     state: str
     step: int
@@ -35,12 +35,12 @@ def read_witnesses(storage: Path) -> Witnesses:
     newest = max((int(match[1]) for match in names if match), default=0)
     try:
         status = decode_status((storage / "status.json").read_bytes())
-    except (OSError, msgspec.MsgspecError):  # it is for people, and written anew by the next start
+    except (OSError, msgspec.MsgspecError):  # it is for people, and the next start writes it again
         return Witnesses("", 0, newest)
     return Witnesses(status.state, status.progress.step, newest)
 
 
-def examine_witnesses(ledger: Ledger, witnesses: Witnesses, version: int) -> Check:
+def examine_witnesses(ledger: LedgerReader, witnesses: Witnesses, version: int) -> Check:
     """Check that the ledger is as new as what is beside it."""
     findings = Findings("the ledger is as new as the run's own status and checkpoints", examined=2)
     ahead = 0 if witnesses.state in DURABLE else UNDER_WAY

@@ -14,15 +14,16 @@ import pytest
 from ledgers import RecordingTrainer, alter, ask, batch_of, copy, make_run, run_world
 from world import World, job
 
-from rljob.coordinator.audit import audit
-from rljob.coordinator.readers import build_readers_app
-from rljob.coordinator.reading import Kind, Ledger, NoRunError, SampleRow, Selection, Sort, State, samples
-from rljob.coordinator.showing import show
+from rljob.coordinator.local_api_server import build_readers_app
+from rljob.ledger.audit import audit
+from rljob.ledger.reader import LedgerReader, NoRunError, SampleRow, Selection, Sort, samples
+from rljob.ledger.sample_detail import show
+from rljob.ledger.states import Kind, State
 
 
 def listed(run: Path, **selection: Any) -> list[SampleRow]:
     """Return what a selection gives."""
-    with Ledger(run) as ledger:
+    with LedgerReader(run) as ledger:
         return samples(ledger, Selection(**{"limit": 1000, **selection}))
 
 
@@ -74,7 +75,7 @@ def test_lists_are_sorted_either_way_and_what_lacks_the_key_is_last(
 
 def test_a_sample_is_shown_with_all_there_is(finished_run: Path) -> None:
     name = batch_of(finished_run, 5)[0]
-    with Ledger(finished_run) as ledger:
+    with LedgerReader(finished_run) as ledger:
         detail = show(ledger, name)
     assert detail.notes == [] and detail.attempt == 0 and detail.metrics == {}
     assert len(detail.siblings) == 2 and {s.id.rpartition(".")[0] for s in detail.siblings} == {detail.sample.group}
@@ -91,7 +92,7 @@ def test_a_sample_is_shown_with_all_there_is(finished_run: Path) -> None:
 
 def test_a_sample_whose_payload_was_unlinked_is_shown_without_tokens(finished_run: Path) -> None:
     name = batch_of(finished_run, 0)[0]
-    with Ledger(finished_run) as ledger:
+    with LedgerReader(finished_run) as ledger:
         detail = show(ledger, name)
     assert detail.notes == ["its tokens are gone: they were unlinked when checkpoints covered them"]
     assert detail.turns[0].written == [] and detail.turns[0].pieces[0].tokens == detail.sample.response_tokens
@@ -102,7 +103,7 @@ def test_a_sample_whose_payload_is_damaged_says_so(finished_run: Path, tmp_path:
     run = copy(finished_run, tmp_path / "run")
     for path in (run / "payload").iterdir():
         path.write_bytes(bytes(path.stat().st_size))
-    with Ledger(run) as ledger:
+    with LedgerReader(run) as ledger:
         (note,) = show(ledger, batch_of(run, 5)[0]).notes
     assert "payload segment 1 is damaged at byte" in note
 
@@ -112,12 +113,12 @@ def test_without_a_tokenizer_tokens_are_numbers_and_a_note_says_why(finished_run
     tokenizer = run / "model" / "tokenizer.json"
     name = batch_of(run, 5)[0]
     tokenizer.write_text("{}")
-    with Ledger(run) as ledger:
+    with LedgerReader(run) as ledger:
         assert "tokenizer.json is no tokenizer" in show(ledger, name).notes[0]
     tokenizer.rename(run / "checkpoints" / "step-000006" / "tokenizer.json")
     tokenizer = run / "checkpoints" / "step-000006" / "tokenizer.json"
     tokenizer.unlink()
-    with Ledger(run) as ledger:
+    with LedgerReader(run) as ledger:
         detail = show(ledger, name)
     assert detail.notes[0].startswith("tokens have no text: ") and str(tokenizer) in detail.notes[0]
     assert detail.turns[0].given is None and detail.turns[0].written[0].text is None
@@ -133,7 +134,7 @@ def test_without_a_tokenizer_tokens_are_numbers_and_a_note_says_why(finished_run
     ],
 )
 def test_an_unknown_sample_is_answered_with_what_is_near_it(finished_run: Path, name: str, sentence: str) -> None:
-    with Ledger(finished_run) as ledger, pytest.raises(NoRunError) as caught:
+    with LedgerReader(finished_run) as ledger, pytest.raises(NoRunError) as caught:
         show(ledger, name)
     assert str(caught.value) == sentence
 
@@ -149,18 +150,17 @@ def test_a_turn_that_was_interrupted_is_shown_whole_with_its_pieces(finished_run
         f" '{one}', 0, 1, finish, tokens, engine, digest, segment, position, length FROM completions"
         f" WHERE sample = '{two}'",
     )
-    with Ledger(run) as ledger:
+    with LedgerReader(run) as ledger:
         (turn,) = show(ledger, one).turns
     assert [(piece.attempt, piece.finish) for piece in turn.pieces] == [(0, "abort"), (1, "stop")]
     assert len(turn.written) == sum(piece.tokens for piece in turn.pieces)
 
 
-def test_a_ledger_of_the_version_before_is_read_and_stays_as_it_is(finished_run: Path, tmp_path: Path) -> None:
+def test_a_ledger_of_another_version_is_refused_by_readers(finished_run: Path, tmp_path: Path) -> None:
     run = copy(finished_run, tmp_path / "run")
-    alter(run, "ALTER TABLE samples DROP COLUMN advantage", "PRAGMA user_version=1")
-    before = (run / "ledger.sqlite").read_bytes()
-    assert {row.advantage for row in listed(run, sort=Sort.ADVANTAGE)} == {None}
-    assert (run / "ledger.sqlite").read_bytes() == before
+    alter(run, "PRAGMA user_version=2")
+    with pytest.raises(NoRunError, match=r"another version of rljob \(ledger 2"):
+        listed(run)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not write")
@@ -186,12 +186,12 @@ async def test_a_ledger_is_read_as_it_was_at_one_moment_while_the_run_goes_on(tm
     world = World(job(steps=6), tmp_path)
     world.trainer = RecordingTrainer(world)
     await world.start()
-    with Ledger(tmp_path) as ledger:
+    with LedgerReader(tmp_path) as ledger:
         before = ledger.value("SELECT COUNT(*) FROM groups")
         world.connect_all()
         await world.some(20)
         assert ledger.value("SELECT COUNT(*) FROM groups") == before
-        with Ledger(tmp_path) as later:
+        with LedgerReader(tmp_path) as later:
             assert later.value("SELECT COUNT(*) FROM groups") > before
     world.close()
 
@@ -218,5 +218,5 @@ def test_a_run_that_has_admitted_nothing_has_no_samples(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", turns=0, deaths="")
     alter(run, "DELETE FROM samples", "DELETE FROM groups")
     assert listed(run) == []
-    with Ledger(run) as ledger, pytest.raises(NoRunError, match="the run has not admitted any yet"):
+    with LedgerReader(run) as ledger, pytest.raises(NoRunError, match="the run has not admitted any yet"):
         show(ledger, "g0.0")

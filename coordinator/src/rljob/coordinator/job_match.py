@@ -1,4 +1,4 @@
-"""Whose run a ledger holds: it is never gone on with as another job's.
+"""Checks that a ledger holds the run of the job it is opened for.
 
 The ledger keeps the manifest of the run's first start, with the defaults of that day filled in, so that a later default
 changes no running job. What presets fill in is not kept: each version of rljob expands them itself (`job.json`).
@@ -6,8 +6,6 @@ changes no running job. What presets fill in is not kept: each version of rljob 
 
 from __future__ import annotations
 
-import json
-import logging
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -17,17 +15,14 @@ from pydantic import ValidationError
 from rljob.api.changes import differences, shown
 from rljob.api.immutable import MUTABLE
 from rljob.api.models import RLJob, RLJobSpec
-from rljob.coordinator.store import Store
+from rljob.ledger.queries import recorded_job
+from rljob.ledger.writer import LedgerWriter
 
-log = logging.getLogger(__name__)
-
-KEY = "job"
-"""In the table meta: {"name": …, "spec": …} as JSON."""
 STEPS = "spec.training.steps"
 
 
-def hold_to(store: Store, job: RLJob) -> None:
-    """Check that the ledger's run is that of ``job``, and write that down where it is not yet.
+def check_same_job(ledger: LedgerWriter, job: RLJob) -> None:
+    """Check that the ledger's run is that of ``job``, and record the job.
 
     Args:
         job: as it was given to the coordinator, presets not expanded where the giver has not.
@@ -36,22 +31,17 @@ def hold_to(store: Store, job: RLJob) -> None:
         ValueError: it is another job's; names the first field that differs.
     """
     new = job.spec.model_dump(mode="json", by_alias=True)
-    rows = store.query("SELECT value FROM meta WHERE key = ?", KEY)
-    if rows:
-        known = json.loads(rows[0]["value"])
+    known = recorded_job(ledger)
+    if known is not None:
         for path, was, now in _changes(known["spec"], new):
-            owner = f"the ledger in {store.directory} holds the run of RLJob {known['name']}"
+            owner = f"the ledger in {ledger.directory} holds the run of RLJob {known['name']}"
             if path == STEPS:
                 raise ValueError(f"{path}: {owner} with {was}, which may grow but not become {now}")
             raise ValueError(
                 f"{path}: {owner}, which was started with {shown(was)}, not {shown(now)}; "
                 "give it that value, or give this job storage of its own"
             )
-    elif store.query("SELECT 1 FROM groups LIMIT 1"):
-        log.info("the ledger does not say whose it is, as older ones do not: taken for %s's", job.metadata.name)
-    store.execute(
-        "INSERT OR REPLACE INTO meta VALUES (?, ?)", KEY, json.dumps({"name": job.metadata.name, "spec": new})
-    )
+    ledger.record_job(job.metadata.name, new)
 
 
 def _changes(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:

@@ -10,20 +10,19 @@ from itertools import groupby
 
 import msgspec
 
-from rljob.coordinator.findings import Check, Findings
-from rljob.coordinator.reading import Ledger
-from rljob.coordinator.segments import HEADER, Location, PayloadError
-from rljob.coordinator.store import first_needed_segment, payload_digest
-from rljob.coordinator.trajectory import INT32, PayloadRecord
+from rljob.ledger.audit_report import Check, Findings
+from rljob.ledger.payload_record import INT32, PayloadRecord, decode_record, payload_digest
+from rljob.ledger.queries import first_needed_segment
+from rljob.ledger.reader import LedgerReader
+from rljob.ledger.segments import HEADER, Location, PayloadError
 
 COMPLETIONS = """
 SELECT c.*, s.attempt AS first_attempt, s.prompt_tokens, s.min_version, s.max_version, s.finish AS ended, s.state
 FROM completions c JOIN samples s ON s.id = c.sample ORDER BY c.sample, c.turn, c.attempt
 """
-_decoder = msgspec.msgpack.Decoder(PayloadRecord)
 
 
-def examine_payload(ledger: Ledger) -> Check:
+def examine_payload(ledger: LedgerReader) -> Check:
     """Read every record that is there. One sample's records are in memory at a time."""
     findings = Findings("payload is there as it was written")
     sizes = {segment: ledger.payload.path(segment).stat().st_size for segment in ledger.payload.segments()}
@@ -42,13 +41,13 @@ def examine_payload(ledger: Ledger) -> Check:
     return findings.check()
 
 
-def _examine_segments(ledger: Ledger, present: set[int], findings: Findings) -> None:
+def _examine_segments(ledger: LedgerReader, present: set[int], findings: Findings) -> None:
     """Segments go from the oldest on, once checkpoints cover them; any other that is missing is lost."""
     referred = [row[0] for row in ledger.rows("SELECT DISTINCT segment FROM completions ORDER BY segment")]
     missing = [segment for segment in referred if segment not in present]
     if not missing:
         return
-    with Ledger(ledger.storage) as now:  # the run may have gone on and unlinked more
+    with LedgerReader(ledger.storage) as now:  # the run may have gone on and unlinked more
         kept = now.value("SELECT COALESCE(MIN(step), 0) FROM checkpoints WHERE removed = 0")
         needed = first_needed_segment(now.rows, kept)
     oldest = min(present, default=referred[-1])
@@ -58,7 +57,7 @@ def _examine_segments(ledger: Ledger, present: set[int], findings: Findings) -> 
             findings.add("the ledger refers to it, but it does not exist", f"segment {segment}")
 
 
-def _read(ledger: Ledger, row: sqlite3.Row, size: int, findings: Findings) -> PayloadRecord | None:
+def _read(ledger: LedgerReader, row: sqlite3.Row, size: int, findings: Findings) -> PayloadRecord | None:
     """Return a record that is as the ledger says, None otherwise."""
     who = f"completion {row['sample']}/{row['turn']}/{row['attempt']}"
     if row["position"] < 0 or row["length"] < 0 or row["position"] + HEADER.size + row["length"] > size:
@@ -67,7 +66,7 @@ def _read(ledger: Ledger, row: sqlite3.Row, size: int, findings: Findings) -> Pa
         return None
     try:
         payload = ledger.payload.read(Location(row["segment"], row["position"], row["length"]))
-        record = _decoder.decode(payload)
+        record = decode_record(payload)
     except PayloadError:
         if row["segment"] in ledger.payload.segments():
             findings.add("its payload is damaged, or not where the ledger says", who)

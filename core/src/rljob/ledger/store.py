@@ -1,9 +1,11 @@
 """The run's durable state: ledger (SQLite) and payload (segments), committed in groups.
 
-Statements and records are queued by the event loop and committed by one thread: payload first, fsynced, then the
-ledger's transaction. While one commit runs the next one collects, so commits are as large as the load makes them and
-as quick as the disk allows. Effects on the outside (messages, acknowledgements) are given to :meth:`Store.then`, and
-happen after the commit of everything queued before them.
+The event loop queues statements and records, and one thread commits them: payload first, fsynced, then the ledger's
+transaction. While one commit runs the next one collects, so commits are as large as the load makes them and as quick
+as the disk allows. Effects on the outside (messages, acknowledgements) are given to :meth:`Store.then`, and happen
+after the commit of everything queued before them.
+
+This module knows no table: the writes are in :mod:`rljob.ledger.writer`, the queries in :mod:`rljob.ledger.queries`.
 """
 
 from __future__ import annotations
@@ -18,11 +20,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import blake3
-
-from rljob.coordinator.segments import Location, Segments
+from rljob.ledger.segments import Location, Segments
 
 log = logging.getLogger(__name__)
 
@@ -33,17 +33,29 @@ LOCK = "ledger.lock"
 
 CHECKPOINT_COMMITS = 512
 
-SCHEMA_VERSION = 2
+SCHEMA = files(__package__).joinpath("schema.sql").read_text()
+SCHEMA_VERSION = 3
 """Of schema.sql; kept in the ledger as user_version."""
-MIGRATIONS = {1: "ALTER TABLE samples ADD COLUMN advantage REAL"}
-"""Version of an older ledger → the statement that makes it one of the next."""
 
 Effect = Callable[[], None]
 _Row = Sequence[Any]
 
 
+class _Statement(NamedTuple):
+    """A queued statement. ``rows`` is how many rows it must change; None: any number."""
+
+    sql: str
+    values: _Row
+    rows: int | None = None
+
+
 class StorageInUseError(Exception):
     """Another coordinator works in the storage; it may end, or be about to."""
+
+
+class TransitionError(Exception):
+    """A statement did not change the row it is about: the row is missing, or its state does not allow the change. The
+    transaction is rolled back, and the coordinator ends."""
 
 
 class Store:
@@ -59,7 +71,7 @@ class Store:
         self._lock = _locked(directory)
         try:
             self._open()
-        except BaseException:  # whoever tries again, here or elsewhere, is not to find it locked
+        except BaseException:  # the next attempt, here or elsewhere, must not find it locked
             self.unlock()
             raise
 
@@ -70,33 +82,33 @@ class Store:
         self.db.execute("PRAGMA journal_mode=WAL")
         self.db.execute("PRAGMA synchronous=FULL")
         self.db.execute("PRAGMA wal_autocheckpoint=0")
-        self._migrate()
+        self._create_tables()
         self.segments = Segments(directory / PAYLOAD)
         self._reader = sqlite3.connect(self._path, check_same_thread=False)
         self._reader.row_factory = sqlite3.Row
-        self._statements: list[tuple[str, _Row]] = []
+        self._statements: list[_Statement] = []
         self._payloads: list[tuple[bytes, Callable[[Location], tuple[str, _Row]]]] = []
         self._effects: list[Effect] = []
         self._wake = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
         self._commits = 0
 
-    def _migrate(self) -> None:
-        """Make the tables, or bring those of an older version up to this one."""
-        version = self.db.execute("PRAGMA user_version").fetchone()[0]
-        check_version(self._path, version)
-        self.db.execute("BEGIN IMMEDIATE")
-        for older in range(version or SCHEMA_VERSION, SCHEMA_VERSION):
-            self.db.execute(MIGRATIONS[older])
+    def _create_tables(self) -> None:
+        """Create the tables that do not exist yet."""
+        check_version(self._path, self.db.execute("PRAGMA user_version").fetchone()[0])
         self.db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-        self.db.execute("COMMIT")
-        self.db.executescript(files(__package__).joinpath("schema.sql").read_text())
+        self.db.executescript(SCHEMA)
 
     # --- called by the event loop ---
 
     def execute(self, statement: str, *row: Any) -> None:
         """Queue a statement."""
-        self._statements.append((statement, row))
+        self._statements.append(_Statement(statement, row))
+        self._wake.set()
+
+    def execute_one(self, statement: str, *row: Any) -> None:
+        """Queue a statement that must change exactly one row; otherwise the commit fails with TransitionError."""
+        self._statements.append(_Statement(statement, row, rows=1))
         self._wake.set()
 
     def record(self, payload: bytes, statement: Callable[[Location], tuple[str, _Row]]) -> None:
@@ -114,7 +126,7 @@ class Store:
         return self._reader.execute(statement, row).fetchall()
 
     async def run(self) -> None:
-        """Commit for ever; ends only by an error of the disk, which ends the coordinator."""
+        """Commit until cancelled. An error of the disk, or a statement that is refused, ends it and the coordinator."""
         loop = asyncio.get_running_loop()
         while True:
             await self._wake.wait()
@@ -152,17 +164,19 @@ class Store:
 
     def _commit(
         self,
-        statements: list[tuple[str, _Row]],
+        statements: list[_Statement],
         payloads: list[tuple[bytes, Callable[[Location], tuple[str, _Row]]]],
     ) -> None:
-        rows = [statement(self.segments.append(payload)) for payload, statement in payloads]
+        rows = [_Statement(*statement(self.segments.append(payload))) for payload, statement in payloads]
         self.segments.sync()
         self.db.execute("BEGIN IMMEDIATE")
         try:
-            for sql, values in [*statements, *rows]:
-                self.db.execute(sql, values)
+            for sql, values, expected in [*statements, *rows]:
+                changed = self.db.execute(sql, values).rowcount
+                if expected is not None and changed != expected:
+                    raise TransitionError(f"{sql} changed {changed} rows instead of {expected}, for {values}")
             self.db.execute("COMMIT")
-        except sqlite3.Error:
+        except (sqlite3.Error, TransitionError):
             self.db.execute("ROLLBACK")
             raise
         self._commits += 1
@@ -193,32 +207,16 @@ def _locked(directory: Path) -> int | None:
 
 
 def check_version(path: Path, version: int) -> None:
-    """Check that a ledger of ``version`` can be read; 0 is a new one.
+    """Check that a ledger whose user_version is ``version`` has this schema; 0 is a new one.
 
     Raises:
         ValueError: it was written by another version of rljob.
     """
-    if version > SCHEMA_VERSION:
+    if version not in (0, SCHEMA_VERSION):
         raise ValueError(
-            f"{path} was written by another version of rljob (ledger {version}, this one reads up to {SCHEMA_VERSION});"
+            f"{path} was written by another version of rljob (ledger {version}, this one reads {SCHEMA_VERSION});"
             " use that version or choose another run directory"
         )
-
-
-def first_needed_segment(query: Callable[..., list[sqlite3.Row]], oldest_step: int) -> int | None:
-    """Return the first payload segment that a replay from checkpoint ``oldest_step`` on, or a sample in the making,
-    needs; None when neither needs any."""
-    segments = "SELECT MIN(c.segment) FROM samples s CROSS JOIN completions c ON c.sample = s.id WHERE"  # by index
-    rows = [
-        *query(f"{segments} s.state IN ('admitted', 'scored', 'batched')"),
-        *query(f"{segments} s.step >= ?", oldest_step),
-    ]
-    return min((row[0] for row in rows if row[0] is not None), default=None)
-
-
-def payload_digest(payload: bytes) -> str:
-    """Return the digest the ledger keeps of a payload record."""
-    return blake3.blake3(payload).hexdigest(16)
 
 
 def now() -> float:

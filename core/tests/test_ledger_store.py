@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+import signal
 import sqlite3
-from array import array
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rljob.coordinator.policy import record_advantages
-from rljob.coordinator.segments import Location, PayloadError, Segments
-from rljob.coordinator.store import Store
+from rljob.ledger.reader import LedgerReader
+from rljob.ledger.segments import Location, PayloadError, Segments
+from rljob.ledger.store import StorageInUseError, Store
 
 
 async def test_effects_happen_after_the_commit_of_what_was_queued_before_them(tmp_path: Path) -> None:
@@ -102,45 +104,46 @@ def test_segments_that_checkpoints_cover_are_unlinked(tmp_path: Path) -> None:
     segments.close()
 
 
-def test_a_ledger_of_another_version_is_refused_with_a_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [2, 99])
+def test_a_ledger_of_another_version_is_refused_with_a_sentence(tmp_path: Path, version: int) -> None:
     db = sqlite3.connect(tmp_path / "ledger.sqlite")
-    db.execute("PRAGMA user_version=99")
+    db.execute(f"PRAGMA user_version={version}")
     db.close()
-    with pytest.raises(ValueError, match=r"another version of rljob \(ledger 99"):
+    with pytest.raises(ValueError, match=rf"another version of rljob \(ledger {version}"):
         Store(tmp_path)
 
 
-async def test_a_ledger_of_the_version_before_is_brought_up_to_this_one(tmp_path: Path) -> None:
-    Store(tmp_path).close()
-    db = sqlite3.connect(tmp_path / "ledger.sqlite")
-    db.execute("ALTER TABLE samples DROP COLUMN advantage")
-    db.execute("DROP TABLE served")
-    db.execute("INSERT INTO samples (id, group_id, member, reward) VALUES ('g0.0', 'g0', 0, 0.5)")
-    db.execute("PRAGMA user_version=1")
-    db.commit()
-    db.close()
+def test_a_second_coordinator_on_one_storage_is_refused_and_readers_are_not(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    assert [tuple(row) for row in store.query("SELECT reward, advantage FROM samples")] == [(0.5, None)]
-    assert store.query("SELECT COUNT(*) FROM served")[0][0] == 0
+    with pytest.raises(StorageInUseError, match="in use by another coordinator; wait until its run has ended, or give"):
+        Store(tmp_path)
+    with LedgerReader(tmp_path) as ledger:
+        assert ledger.value("SELECT COUNT(*) FROM groups") == 0
     store.close()
     Store(tmp_path).close()
 
 
-async def test_advantages_go_to_the_samples_of_their_batch_in_its_order(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    committing = asyncio.create_task(store.run())
-    for sample in ("g0.0", "g0.1", "g1.0"):
-        store.execute("INSERT INTO samples (id, group_id, member) VALUES (?, 'g', 0)", sample)
-    store.execute("INSERT INTO batches VALUES (0, ?, 0)", '["g1.0", "g0.1"]')
-    await store.drain()
-    record_advantages(store, 0, array("f", [-0.5, 1.5]).tobytes())
-    record_advantages(store, 0, b"")
-    await store.drain()
-    rows = store.query("SELECT id, advantage FROM samples ORDER BY id")
-    assert [tuple(row) for row in rows] == [("g0.0", None), ("g0.1", 1.5), ("g1.0", -0.5)]
-    with pytest.raises(ValueError, match="zip"):
-        record_advantages(store, 0, bytes(4))
-    with pytest.raises(ValueError, match="zip"):
-        record_advantages(store, 7, bytes(4))
-    committing.cancel()
-    store.close()
+def test_a_ledger_that_cannot_be_opened_is_not_left_locked(tmp_path: Path) -> None:
+    (tmp_path / "ledger.sqlite").write_bytes(b"no database" * 100)
+    for _ in range(2):
+        with pytest.raises(Exception, match="not a database"):
+            Store(tmp_path)
+
+
+def _hold(storage: Path, ready: Any) -> None:
+    _store = Store(storage)
+    ready.send(None)
+    signal.pause()
+
+
+def test_the_lock_goes_with_the_process_that_dies(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_hold, args=(tmp_path, theirs))
+    process.start()
+    assert ours.poll(30)
+    with pytest.raises(StorageInUseError):
+        Store(tmp_path)
+    process.kill()
+    process.join()
+    Store(tmp_path).close()

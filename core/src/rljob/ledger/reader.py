@@ -1,4 +1,4 @@
-"""The ledger as readers see it: one consistent view of a run that goes on, was killed, or is done. Nothing is written.
+"""The ledger as readers see it: one consistent view of a run that is running, was killed, or is done. Read only.
 
 ``rljob samples``, ``rljob show``, ``rljob audit`` and GET /v1/samples read through here.
 """
@@ -11,7 +11,6 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib.resources import files
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,8 +20,9 @@ import msgspec
 from pydantic import ValidationError
 
 from rljob.api.models import RLJob
-from rljob.coordinator.segments import PayloadReader
-from rljob.coordinator.store import LEDGER, PAYLOAD, check_version
+from rljob.ledger.segments import PayloadReader
+from rljob.ledger.states import Kind, State
+from rljob.ledger.store import LEDGER, PAYLOAD, check_version
 
 MOST_SAMPLES = 10_000
 """In one answer to a reader elsewhere."""
@@ -36,7 +36,7 @@ class DamagedError(NoRunError):
     """There is a run, but its ledger is no sound database."""
 
 
-class Ledger:
+class LedgerReader:
     """A run's ledger as it was at one moment, and its payload. A context manager.
 
     Args:
@@ -89,7 +89,7 @@ class Ledger:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """Return a connection inside a read transaction: a run that goes on meanwhile changes nothing in it."""
+    """Return a connection inside a read transaction: a run that continues meanwhile changes nothing in it."""
     if not path.is_file():
         missing = "does not exist" if not path.parent.is_dir() else f"has no {LEDGER}: no run has begun there"
         raise NoRunError(f"{path.parent} {missing}; give the directory of a run")
@@ -98,7 +98,6 @@ def _connect(path: Path) -> sqlite3.Connection:
         check_version(path, db.execute("PRAGMA user_version").fetchone()[0])
         db.execute("BEGIN")
         tables = db.execute("SELECT COUNT(*) FROM sqlite_schema WHERE type = 'table'").fetchone()[0]
-        _fill_in(db)
     except sqlite3.Error as error:
         raise DamagedError(f"{path} cannot be read: {error}; restore it, or see to the disk") from None
     except ValueError as error:
@@ -117,25 +116,17 @@ def _opened(path: Path) -> sqlite3.Connection:
     return db
 
 
-def _fill_in(db: sqlite3.Connection) -> None:
-    """Make views in which tables and columns that an older ledger lacks are there, without values."""
-    model = sqlite3.connect(":memory:")
-    model.executescript(files(__package__).joinpath("schema.sql").read_text())
-    for (table,) in model.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall():
-        present = columns(db, table)
-        missing = [f"NULL AS {name}" for name in columns(model, table) if name not in present]
-        if not present:
-            db.execute(f"CREATE TEMP VIEW {table} AS SELECT {', '.join(missing)} WHERE 0")
-        elif missing:
-            db.execute(f"CREATE TEMP VIEW {table} AS SELECT *, {', '.join(missing)} FROM main.{table}")
-    model.close()
-
-
 def columns(db: sqlite3.Connection, table: str) -> dict[str, tuple[str, bool]]:
     """Return column → (declared type, whether it may be NULL) of a table."""
     return {
         row[1]: (row[2], not row[3] and not row[5]) for row in db.execute(f"PRAGMA main.table_info({table})").fetchall()
     }
+
+
+def kept_checkpoints(ledger: LedgerReader) -> list[tuple[int, str]]:
+    """Return (step, path in the storage) of the checkpoints that are kept, oldest first."""
+    rows = ledger.rows("SELECT step, path FROM checkpoints WHERE removed = 0 ORDER BY step")
+    return [(int(row["step"]), row["path"]) for row in rows]
 
 
 class SampleRow(msgspec.Struct):
@@ -166,27 +157,6 @@ COLUMNS = (
     " s.prompt_tokens, s.response_tokens, s.min_version, s.max_version, s.step - s.min_version AS staleness, s.finish,"
     " s.text"
 )
-
-
-class Kind(StrEnum):
-    """What a sample is for."""
-
-    TRAIN = "train"
-    EVALUATION = "evaluation"
-
-
-class State(StrEnum):
-    """Where a sample is, or how it ended."""
-
-    ADMITTED = "admitted"
-    SCORED = "scored"
-    BATCHED = "batched"
-    TRAINED = "trained"
-    FILTERED = "filtered"
-    SURPLUS = "surplus"
-    EXPIRED = "expired"
-    FAILED = "failed"
-    EVALUATED = "evaluated"
 
 
 class Sort(StrEnum):
@@ -222,7 +192,7 @@ class Selection:
     limit: int = 20
 
 
-def samples(ledger: Ledger, selection: Selection) -> list[SampleRow]:
+def samples(ledger: LedgerReader, selection: Selection) -> list[SampleRow]:
     """Return the samples of a selection. Those that lack what is sorted by come last, in either direction."""
     conditions = {
         "g.task": selection.task,
@@ -244,7 +214,7 @@ def samples(ledger: Ledger, selection: Selection) -> list[SampleRow]:
     return [SampleRow(*row) for row in rows]
 
 
-def unknown_task(ledger: Ledger, selection: Selection) -> str:
+def unknown_task(ledger: LedgerReader, selection: Selection) -> str:
     """Return the sentence that says which tasks there are instead of a selection's; empty when it is one."""
     tasks = [task.name for task in ledger.job().spec.tasks]
     if selection.task is None or selection.task in tasks:
@@ -252,7 +222,7 @@ def unknown_task(ledger: Ledger, selection: Selection) -> str:
     return f"there is no task {selection.task!r}; the tasks of this run are {_listed(tasks)}"
 
 
-def why_empty(ledger: Ledger, selection: Selection) -> str:
+def why_empty(ledger: LedgerReader, selection: Selection) -> str:
     """Return the sentence that says why a list is empty."""
     newest = ledger.value("SELECT MAX(step) FROM samples")
     if selection.step is not None and newest is None:
@@ -262,7 +232,7 @@ def why_empty(ledger: Ledger, selection: Selection) -> str:
     return "no sample of this run meets all of that"
 
 
-def unknown_sample(ledger: Ledger, name: str) -> str:
+def unknown_sample(ledger: LedgerReader, name: str) -> str:
     """Return the sentence that says which samples there are instead of ``name``."""
     members = [row[0] for row in ledger.rows("SELECT id FROM samples WHERE group_id = ? ORDER BY member LIMIT 9", name)]
     if members:

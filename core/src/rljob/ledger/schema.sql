@@ -55,9 +55,9 @@ CREATE TABLE IF NOT EXISTS applied (   -- a trainer incarnation applied a batch;
     time REAL NOT NULL,
     PRIMARY KEY (step, incarnation)
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS figures (   -- what only the coordinator's process knew when a batch was applied first
+CREATE TABLE IF NOT EXISTS step_metrics (   -- computed when the batch was applied first
     step INTEGER PRIMARY KEY,
-    figures TEXT NOT NULL            -- JSON
+    metrics TEXT NOT NULL            -- JSON, name → number
 );
 CREATE TABLE IF NOT EXISTS incarnations (
     incarnation INTEGER PRIMARY KEY,

@@ -1,0 +1,137 @@
+"""Handlers of agents' messages: engines that come and go, completions, acknowledged weights."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from rljob.coordinator.connection import Connection
+from rljob.coordinator.engines import Engine
+from rljob.coordinator.run import Run
+from rljob.protocol import messages as m
+
+log = logging.getLogger(__name__)
+
+MAX_RETURNS = 8
+"""How often engines may return a sample's request undone before the sample counts as failed."""
+
+
+class EngineMessages:
+    """Messages of agents. What an engine sends before it has registered is dropped, except completions."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def receive(self, connection: Connection, message: Any) -> None:
+        """Handle one message of the union FromAgent."""
+        match message:
+            case m.RegisterEngine():
+                self._register(connection, message)
+            case m.Completions():
+                for completion in message.items:
+                    self._run.trajectories.completed(completion, connection)
+            case m.EngineDied():
+                self._died(connection, message)
+            case _:
+                engine = self._run.engines.of_connection(connection)
+                if engine is not None:
+                    self._of_engine(engine, message)
+
+    def _of_engine(self, engine: Engine, message: Any) -> None:
+        match message:
+            case m.GenerationFailed():
+                self._generation_failed(engine, message)
+            case m.WeightAck():
+                self._run.weights.weight_ack(engine, message)
+            case m.WeightFailed():
+                self._run.weights.weight_failed(engine, message)
+            case m.EngineHeartbeat():
+                self._heartbeat(engine, message)
+            case _:
+                raise AssertionError(f"no handler for {message}")
+
+    def disconnected(self, connection: Connection) -> Callable[[], None] | None:
+        """Its requests go to other engines unless it connects again in time."""
+        run = self._run
+        run.engines.deaths.pop(connection, None)
+        engine = run.engines.of_connection(connection)
+        if engine is None:
+            return None
+        run.weights.lose_engine(engine)
+        engine.connection = None
+        return lambda: self._forget_if_gone(engine)
+
+    def _forget_if_gone(self, engine: Engine) -> None:
+        if engine.connection is None:
+            self.forget(engine)
+
+    # --- engines come and go ---
+
+    def _register(self, connection: Connection, message: m.RegisterEngine) -> None:
+        """Handle an agent that offers its engine, also again."""
+        run = self._run
+        pool = next((pool for pool in run.spec.rollouts if pool.name == message.pool), None)
+        if pool is None:
+            connection.reject(f"the manifest has no rollout pool called {message.pool!r}", fatal=True)
+            return
+        connection.instance = message.instance
+        before = run.engines.of_connection(connection)
+        if before is not None and before.instance != message.instance:
+            self.forget(before)
+        engine = run.engines.by_instance.get(message.instance)
+        if engine is None:
+            engine = Engine(
+                message.instance,
+                message.max_concurrency,
+                message.max_model_length,
+                pool=message.pool,
+                connection=connection,
+                pod=message.pod,
+                evaluates=pool.purpose == "evaluation",
+            )
+            run.engines.by_instance[message.instance] = engine
+        engine.connection, engine.state = connection, "ready"
+        holds = (message.lineage, message.version)
+        known = message.version >= 0 and run.weights.digests.get(holds) == message.digest
+        engine.serving = holds if known else None
+        engine.end_update()
+        run.trajectories.register_engine(engine, message.running)
+        run.changed()
+
+    def forget(self, engine: Engine) -> None:
+        """Remove an engine that does not come back: its requests go to others. Does nothing when it was removed
+        before, also when another of its name has registered since."""
+        run = self._run
+        if run.engines.by_instance.get(engine.instance) is engine:
+            del run.engines.by_instance[engine.instance]
+            self._reassign(engine)
+
+    def _reassign(self, engine: Engine) -> None:
+        self._run.weights.lose_engine(engine)
+        self._run.trajectories.lose_engine(engine)
+        self._run.changed()
+
+    def _heartbeat(self, engine: Engine, message: m.EngineHeartbeat) -> None:
+        if message.state == "starting" and engine.state != "starting":  # its server is gone and another is starting
+            engine.serving = None
+            self._reassign(engine)
+        engine.state, engine.restarts = message.state, message.restarts
+        engine.running, engine.waiting = message.running, message.waiting
+
+    def _died(self, connection: Connection, message: m.EngineDied) -> None:
+        log.warning("pool %s: %s; its last lines:\n%s", message.pool, message.reason, message.last_lines)
+        self._run.engines.deaths[connection] = message
+        self._run.engines.died[message.pool] += 1
+
+    def _generation_failed(self, engine: Engine, message: m.GenerationFailed) -> None:
+        run = self._run
+        key = (message.part.sample, message.part.turn, message.part.attempt)
+        if key not in engine.requests:
+            return  # about a request that is no longer its own
+        reason = message.reason
+        if not message.permanent:
+            if run.trajectories.returned(engine, message.part) <= MAX_RETURNS:
+                return
+            reason = f"engines gave it back {MAX_RETURNS} times, the last time because: {message.reason}"
+        run.outcomes.failed(run.trajectories.by_sample[message.part.sample], reason)

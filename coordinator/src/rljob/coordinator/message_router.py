@@ -1,0 +1,69 @@
+"""Decodes the frames of agents, runners and the trainer, and gives each message to the handlers of its role.
+
+One module holds the handlers of a role: :mod:`rljob.coordinator.engine_messages` (agents),
+:mod:`rljob.coordinator.runner_messages` and :mod:`rljob.coordinator.trainer_messages`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from rljob.coordinator.connection import Connection
+from rljob.coordinator.engine_messages import EngineMessages
+from rljob.coordinator.metrics import REFUSED
+from rljob.coordinator.run import Run
+from rljob.coordinator.runner_messages import RunnerMessages
+from rljob.coordinator.trainer_messages import TrainerMessages
+from rljob.protocol import messages as m
+
+RECONNECT_SECONDS = 2.0
+"""How long a peer whose connection broke may take to connect again before its work goes to others."""
+
+INCOMING: dict[str, Any] = {"agent": m.FromAgent, "runner": m.FromRunner, "trainer": m.FromTrainer}
+DECODERS = {role: m.frame_decoder(union) for role, union in INCOMING.items()}
+
+
+class Handlers(Protocol):
+    """The handlers of one role."""
+
+    def receive(self, connection: Connection, message: Any) -> None:
+        """Handle one message."""
+
+    def disconnected(self, connection: Connection) -> Callable[[], None] | None:
+        """Handle the loss of a connection; return what to do if the peer does not connect again in time."""
+
+
+class MessageRouter:
+    """Routes the messages of all connections of one run."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.engines = EngineMessages(run)
+        self._handlers: dict[str, Handlers] = {
+            "agent": self.engines,
+            "runner": RunnerMessages(run),
+            "trainer": TrainerMessages(run),
+        }
+
+    def receive(self, connection: Connection, frame: bytes) -> None:
+        """Handle one frame. A frame that is not of the protocol is rejected and the connection closed."""
+        try:
+            batch = DECODERS[connection.role].decode(frame)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            REFUSED.labels(connection.role).inc()
+            connection.reject(f"this frame is not of this version's protocol: {error}", fatal=True)
+            return
+        with self._run.fail_run_on_error():
+            for message in batch:
+                self._handlers[connection.role].receive(connection, message)
+
+    def lost(self, connection: Connection) -> None:
+        """Handle the loss of a connection. Engines and runners get a moment to connect again."""
+        connection.open = False
+        give_up = self._handlers[connection.role].disconnected(connection)
+        if give_up is not None:
+            asyncio.get_running_loop().call_later(RECONNECT_SECONDS, give_up)

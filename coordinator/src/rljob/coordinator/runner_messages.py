@@ -1,0 +1,62 @@
+"""Handlers of runners' messages: leases, requests for tokens, rewards, failures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from rljob.coordinator.connection import Connection
+from rljob.coordinator.run import Run
+from rljob.protocol import messages as m
+
+
+class RunnerMessages:
+    """Messages of runners. Repeated ones are acknowledged and change nothing."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def receive(self, connection: Connection, message: Any) -> None:
+        """Handle one message of the union FromRunner."""
+        match message:
+            case m.RegisterRunner():
+                self._register(connection, message)
+            case m.NeedGeneration():
+                self._run.trajectories.need(message, connection)
+            case m.Scored():
+                self._scored(connection, message)
+            case m.TrajectoryFailed():
+                self._failed(connection, message)
+            case _:
+                raise AssertionError(f"no handler for {message}")
+
+    def disconnected(self, connection: Connection) -> Callable[[], None]:
+        """Its leases pass to other runners unless it connects again in time."""
+        return lambda: self._run.trajectories.lose_runner(connection)
+
+    def _register(self, connection: Connection, message: m.RegisterRunner) -> None:
+        run = self._run
+        connection.instance = message.instance
+        run.held_out = message.held_out
+        for task in (run.spec.evaluation.tasks or []) if run.spec.evaluation is not None else []:
+            if message.held_out.get(task) == 0:
+                run.fail("NoHeldOutRows", f"task {task} has no held-out rows to evaluate; hold some out in its data")
+        run.trajectories.register_runner(connection, message.capacity, message.driving)
+        run.changed()
+
+    def _scored(self, connection: Connection, message: m.Scored) -> None:
+        run = self._run
+        trajectory = run.trajectories.current(message.sample, message.attempt, connection)
+        if trajectory is not None and not math.isfinite(message.reward):
+            run.outcomes.failed(trajectory, f"its reward is {message.reward}")
+        elif trajectory is not None:
+            run.outcomes.scored(trajectory, message)
+        run.ledger.then(lambda: connection.send(m.AckScored([message.sample])))
+
+    def _failed(self, connection: Connection, message: m.TrajectoryFailed) -> None:
+        run = self._run
+        trajectory = run.trajectories.current(message.sample, message.attempt, connection)
+        if trajectory is not None:
+            run.outcomes.failed(trajectory, message.reason)
+        run.ledger.then(lambda: connection.send(m.AckScored([message.sample])))

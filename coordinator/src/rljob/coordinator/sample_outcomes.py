@@ -1,0 +1,62 @@
+"""Samples that end with a reward or without one, and runs that end because too few samples can be trained on."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from rljob.coordinator.trajectory import Trajectory
+from rljob.ledger.states import Kind, State
+from rljob.protocol import messages as m
+
+if TYPE_CHECKING:
+    from rljob.coordinator.run import Run
+
+log = logging.getLogger(__name__)
+
+MAX_REJECTED_BATCHES = 50
+"""Rejected groups in a row, in batches, after which the run ends: it does not learn any more."""
+
+
+class SampleOutcomes:
+    """Applies outcomes of samples to scheduler, evaluations and ledger of one run."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def scored(self, trajectory: Trajectory, message: m.Scored) -> None:
+        """Take the finite reward of a sample."""
+        run, sample = self._run, trajectory.sample
+        run.trajectories.done(sample.id)
+        run.ledger.record_score(sample.id, trajectory.kind, message.reward, message.metrics, message.text)
+        if trajectory.kind is Kind.EVALUATION:
+            run.evaluations.take(sample, message.reward)
+        else:
+            run.end_samples(run.scheduler.score(sample, message.reward))
+            self._check_no_progress()
+        run.changed()
+
+    def failed(self, trajectory: Trajectory, reason: str) -> None:
+        """End a sample that cannot be finished; its group is replaced."""
+        run, sample = self._run, trajectory.sample
+        log.warning("sample %s failed: %s", sample.id, reason)
+        run.trajectories.drop([sample.id])
+        if trajectory.kind is Kind.EVALUATION:
+            run.ledger.end_sample(sample.id, State.FAILED, reason)
+            run.evaluations.take(sample, None)
+        else:
+            run.end_samples(run.scheduler.fail(sample, reason))
+            self._check_no_progress(reason)
+        run.changed()
+
+    def _check_no_progress(self, reason: str = "") -> None:
+        run = self._run
+        batch = run.spec.training.prompts_per_step
+        if run.scheduler.failures_in_a_row > max(3, 2 * batch):
+            run.fail("SamplesFail", f"no sample could be finished any more; the last failed because: {reason}")
+        if run.scheduler.rejections_in_a_row > MAX_REJECTED_BATCHES * batch:
+            run.fail(
+                "GroupsRejected",
+                f"algorithm.groupFilter rejected {run.scheduler.rejections_in_a_row} groups in a row: all rewards of "
+                "each were equal; make the task easier or harder, or check the reward",
+            )

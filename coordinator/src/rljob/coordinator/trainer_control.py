@@ -1,0 +1,272 @@
+"""The trainer: its commands, replay after a restart, steps and checkpoints.
+
+The trainer has one command at a time, derived by :meth:`TrainerController._next_command` from current state, not from
+message history, so a reconnecting trainer or a restarted coordinator just continues with the next command. Every
+trainer process has an incarnation; messages of lower ones are rejected. A new process begins at its checkpoint, is
+served the recorded batches again, and publishes nothing until it has shown the digest that was published before, or a
+new lineage begins (see :mod:`rljob.coordinator.weight_publisher`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Literal, Protocol
+
+from rljob.api.models import RLJobSpec
+from rljob.coordinator.connection import Connection
+from rljob.coordinator.engines import Engine
+from rljob.coordinator.weight_publisher import TrainerSession, WeightPublisher
+from rljob.ledger.queries import TrainerRecord
+from rljob.ledger.writer import LedgerWriter
+from rljob.protocol import messages as m
+
+log = logging.getLogger(__name__)
+
+
+class TrainerRun(Protocol):
+    """What the controller needs of the run."""
+
+    @property
+    def version(self) -> int:
+        """Trainer version of the run: batches applied."""
+
+    @property
+    def suspending(self) -> bool:
+        """Whether the run is to stop once what the trainer has done is durable."""
+
+    @property
+    def must_hold_version(self) -> bool:
+        """Whether the trainer must stay at its version for now."""
+
+    def is_formed(self, step: int) -> bool:
+        """Whether the batch of ``step`` is formed and not applied."""
+
+    def recorded_batch(self, step: int) -> m.Train | None:
+        """Return the batch of ``step`` as the ledger has it; None while it is not durable there."""
+
+    def applied(self, step: int, metrics: dict[str, float]) -> None:
+        """The batch of the current version was applied for the first time."""
+
+    def fail(self, reason: str, message: str) -> None:
+        """End the run."""
+
+    def changed(self) -> None:
+        """Something happened that may allow a next step."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """What the trainer does next. ``step`` is that of the batch or of the checkpoint; ``engines`` get the weights, none
+    of them means that the trainer shows its digest."""
+
+    kind: Literal["train", "send_weights", "checkpoint"]
+    step: int
+    engines: tuple[Engine, ...] = ()
+
+
+class TrainerController:
+    """The trainer of one run."""
+
+    def __init__(
+        self, spec: RLJobSpec, ledger: LedgerWriter, session: TrainerSession, weights: WeightPublisher, run: TrainerRun
+    ) -> None:
+        self._spec = spec
+        self._ledger = ledger
+        self._weights = weights
+        self._run = run
+        self.session = session
+        self.checkpoints: list[int] = []
+        self.checkpoint_path = ""
+        self._resumes = False  # it connected again, and may be in the middle of the batch of its step
+
+    def restore(self, record: TrainerRecord) -> None:
+        """Restore incarnation and checkpoints from the ledger."""
+        self.session.incarnation = record.incarnation
+        for step, path in record.checkpoints:
+            self.checkpoints.append(step)
+            self.checkpoint_path = path
+
+    # --- the trainer comes and goes ---
+
+    def register(self, connection: Connection, message: m.RegisterTrainer) -> None:
+        """Handle a trainer process that connects, also again."""
+        session, version = self.session, self._run.version
+        if message.incarnation not in (0, session.incarnation):
+            connection.reject(f"incarnation {message.incarnation} was superseded by {session.incarnation}", fatal=True)
+            return
+        newest = self.checkpoints[-1] if self.checkpoints else 0
+        allowed = version + (1 if message.incarnation else 0)
+        if message.step > max(allowed, newest):
+            connection.reject(
+                f"the trainer holds version {message.step}, but the ledger ends at {version}: checkpoints "
+                "and ledger are not of the same run; remove one of them or choose another run directory",
+                fatal=True,
+            )
+            return
+        if session.connection is not None and session.connection is not connection:
+            session.connection.send(m.Stop("another trainer took over"))
+            session.connection.close()
+        session.connection, session.busy, session.blocked, session.step = connection, "", "", message.step
+        new_process = message.incarnation == 0
+        if new_process:
+            session.incarnation += 1
+            self._ledger.record_incarnation(session.incarnation, connection.instance, message.step)
+            log.info(
+                "trainer %s is incarnation %d, from version %d", connection.instance, session.incarnation, message.step
+            )
+        self._weights.trainer_registered(new_process)
+        self._resumes = not new_process and self._run.is_formed(message.step)
+        registered = m.TrainerRegistered(session.incarnation, version)
+        self._ledger.then(lambda: connection.send(registered))
+        self._run.changed()
+
+    def lose(self, connection: Connection) -> None:
+        """The trainer's connection is gone."""
+        session = self.session
+        if session.connection is connection:
+            session.connection, session.busy, session.blocked = None, "", ""
+            self._weights.trainer_lost()
+
+    def accepts(self, connection: Connection, incarnation: int) -> bool:
+        """Return whether a message is of the current trainer process; reject it otherwise."""
+        if connection is self.session.connection and incarnation == self.session.incarnation:
+            return True
+        connection.reject(f"incarnation {incarnation} is not in office", fatal=incarnation != self.session.incarnation)
+        return False
+
+    # --- the core decision ---
+
+    def advance(self) -> None:
+        """Give the trainer its next command if it has none and there is one."""
+        command = self._next_command()
+        trainer = self.session.connection
+        if command is None or trainer is None:
+            return
+        message = self._message(command)
+        if message is not None:
+            self.session.busy = type(message).__name__
+            self._ledger.then(lambda: trainer.send(message))
+
+    @property
+    def awaits_new_batch(self) -> bool:
+        """Whether the trainer is free for the batch of its version, and that is not formed yet."""
+        command, version = self._next_command(), self._run.version
+        wanted = command is not None and command.kind == "train" and command.step == version
+        return wanted and not self._run.is_formed(version)
+
+    def _next_command(self) -> Command | None:
+        """Derive the next command from current state: replay, verify, publish, checkpoint, train."""
+        session, version = self.session, self._run.version
+        if session.connection is None or session.busy:
+            return None
+        if session.step > version:
+            return None  # it did a step while the connection was broken; its StepDone follows
+        if self._run.suspending:
+            if self.is_quiescent:
+                return None
+            if self._resumes:  # it computes that batch and cannot be stopped: it is part of what is kept
+                return Command("train", version)
+            return Command("checkpoint", version)
+        if self._weights.must_verify:
+            return Command("send_weights", version)
+        if session.step < version:
+            return Command("train", session.step)
+        if self._resumes:
+            return Command("train", version)
+        if outdated := self._weights.outdated_engines():
+            return Command("send_weights", version, tuple(outdated))
+        if self._checkpoint_due(version):
+            return Command("checkpoint", version)
+        if self._run.must_hold_version:
+            return None  # so that it can be sent again to an engine that loses it
+        return Command("train", version)
+
+    def _message(self, command: Command) -> m.Train | m.SendWeights | m.Checkpoint | None:
+        """Return the message of a command; None while the batch to train on is not durable."""
+        match command.kind:
+            case "train":
+                self._resumes = False
+                return self._run.recorded_batch(command.step)
+            case "send_weights":
+                return self._weights.begin_update(list(command.engines))
+            case "checkpoint":
+                keep = self._spec.checkpoints.keep
+                removed = self.checkpoints[: max(0, len(self.checkpoints) + 1 - keep)]
+                return m.Checkpoint(self.session.incarnation, command.step, removed)
+
+    @property
+    def is_quiescent(self) -> bool:
+        """Whether the ledger and the checkpoints hold all that the trainer did, so that nothing is lost if it ends."""
+        session, version = self.session, self._run.version
+        if session.connection is None or session.step < version:
+            return True  # what it did after its checkpoint will be, or is being, done again
+        saved = version == 0 or version in self.checkpoints
+        return saved and session.step == version and session.busy not in ("Train", "Checkpoint")
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the trainer has the newest version and is not about to make another."""
+        session = self.session
+        connected = session.connection is not None and session.step == self._run.version
+        return connected and session.busy != "Train" and not self._resumes
+
+    # --- steps and checkpoints ---
+
+    def step_done(self, message: m.StepDone) -> None:
+        """The trainer applied a batch, for the first time or again."""
+        session = self.session
+        if session.busy == "Train" and message.step == session.step:
+            session.busy = ""
+        if message.step >= session.step:  # not one that is only repeated
+            self._resumes = False
+        metrics = {name: value for name, value in message.metrics.items() if math.isfinite(value)}  # as JSON has none
+        if message.step == self._run.version:
+            self._run.applied(message.step, metrics)
+        self._ledger.record_applied(message.step, session.incarnation, metrics)
+        self._ledger.record_advantages(message.step, message.advantages)
+        session.step = max(session.step, message.step + 1)
+        self._run.changed()
+
+    def _checkpoint_due(self, version: int) -> bool:
+        if version == 0 or version in self.checkpoints:
+            return False
+        return version % self._spec.checkpoints.every_steps == 0 or version >= self._spec.training.steps
+
+    def blocked(self, message: m.TrainerWaits) -> None:
+        """The trainer cannot continue until a person helps; without a reason it can again."""
+        if message.reason:
+            log.warning("the trainer waits: %s", message.reason)
+        self.session.blocked = message.reason
+
+    def checkpointed(self, message: m.Checkpointed) -> None:
+        """A checkpoint is durable; old ones and the payload before them may be removed."""
+        if self.session.busy == "Checkpoint":
+            self.session.busy = ""
+        if message.step in self.checkpoints or message.step > self._run.version:
+            return
+        if not is_inside(message.path):
+            log.error("the trainer names a checkpoint outside the storage, which is none: %r", message.path)
+            return
+        self.checkpoints = sorted([*self.checkpoints, message.step])
+        keep = self._spec.checkpoints.keep
+        removed, self.checkpoints = self.checkpoints[:-keep], self.checkpoints[-keep:]
+        self.checkpoint_path = message.path
+        self._ledger.record_checkpoint(message.step, message.path, self.session.incarnation, removed)
+        oldest = self.checkpoints[0]
+        self._ledger.then(lambda: self._ledger.remove_covered_payload(oldest))
+        self._run.changed()
+
+    def stop(self, reason: str) -> None:
+        """End the trainer: the run is over."""
+        trainer = self.session.connection
+        if trainer is not None:
+            self._ledger.then(lambda: trainer.send(m.Stop(reason)))
+
+
+def is_inside(path: str) -> bool:
+    """Return whether a path that another process names is below the storage."""
+    parts = PurePosixPath(path).parts
+    return bool(parts) and parts[0] != "/" and ".." not in parts

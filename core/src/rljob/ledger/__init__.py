@@ -1,0 +1,1 @@
+"""The durable record of a run: schema, writes, payload, reader and audit."""

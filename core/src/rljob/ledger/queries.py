@@ -1,0 +1,258 @@
+"""Named queries of the coordinator: committed rows of its own ledger, as plain data.
+
+All of them are short enough for the event loop. Readers of a run (CLI, HTTP) use :mod:`rljob.ledger.reader`.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rljob.ledger.payload_record import PayloadRecord, decode_record
+from rljob.ledger.segments import Location
+from rljob.ledger.states import OPEN, REJECTED, State, quoted
+from rljob.ledger.store import Store
+from rljob.protocol.status import EvaluationResult
+
+Query = Callable[..., list[sqlite3.Row]]
+"""Store.query or LedgerReader.rows."""
+
+
+# --- the run ---
+
+
+def recorded_job(store: Store) -> dict[str, Any] | None:
+    """Return {"name": …, "spec": …} of the RLJob that the run belongs to; None in a new ledger."""
+    value = _meta(store).get("job")
+    return None if value is None else json.loads(value)
+
+
+def is_finished(store: Store) -> bool:
+    """Return whether the run was complete, for the number of steps it had then."""
+    return "finished" in _meta(store)
+
+
+def version_of(store: Store) -> int:
+    """Return the trainer version of the run: batches applied."""
+    version: int = store.query("SELECT COALESCE(MAX(step) + 1, 0) FROM applied")[0][0]
+    return version
+
+
+def _meta(store: Store) -> dict[str, str]:
+    return {row["key"]: row["value"] for row in store.query("SELECT key, value FROM meta")}
+
+
+# --- the trainer ---
+
+
+@dataclass(frozen=True)
+class TrainerRecord:
+    """What the ledger holds of the trainer and its weights. ``publications`` are (lineage, version, digest), oldest
+    first; ``checkpoints`` those that are kept, (step, path in the storage), oldest first."""
+
+    starts: int  # of coordinator processes
+    incarnation: int  # the newest; 0: none yet
+    verified_incarnation: int  # the newest that held what was published
+    publications: list[tuple[int, int, str]]
+    checkpoints: list[tuple[int, str]]
+
+
+def trainer_record(store: Store) -> TrainerRecord:
+    """Return what is recorded of the trainer."""
+    meta = _meta(store)
+    publications = store.query("SELECT lineage, step, digest FROM publications ORDER BY lineage, step")
+    checkpoints = store.query("SELECT step, path FROM checkpoints WHERE removed = 0 ORDER BY step")
+    return TrainerRecord(
+        starts=int(meta.get("coordinator_starts", 0)),
+        incarnation=store.query("SELECT COALESCE(MAX(incarnation), 0) FROM incarnations")[0][0],
+        verified_incarnation=int(meta.get("verified_incarnation", 0)),
+        publications=[(row[0], row[1], row[2]) for row in publications],
+        checkpoints=[(row[0], row[1]) for row in checkpoints],
+    )
+
+
+# --- groups and samples ---
+
+
+@dataclass(frozen=True)
+class Admissions:
+    """Counts over all training groups: rows taken of each task, groups admitted, groups all of whose samples were
+    rejected, and samples by how they were rejected."""
+
+    rows: dict[str, int]
+    groups: int
+    rejected: int
+    ends: dict[State, int]
+
+
+def admissions(store: Store) -> Admissions:
+    """Return what was admitted so far."""
+    rows = store.query("SELECT task, MAX(row) + 1 AS rows FROM groups WHERE kind = 'train' GROUP BY task")
+    groups = store.query("SELECT COALESCE(MAX(seq) + 1, 0) FROM groups WHERE kind = 'train'")
+    rejected = store.query(
+        "SELECT COUNT(*) FROM groups g WHERE kind = 'train' AND NOT EXISTS (SELECT 1 FROM samples s WHERE"
+        f" s.group_id = g.id AND s.state IN ({quoted((*OPEN, State.TRAINED))}))"
+    )
+    ends = store.query(
+        "SELECT state, COUNT(*) FROM samples s JOIN groups g ON g.id = group_id WHERE kind = 'train'"
+        f" AND state IN ({quoted(REJECTED)}) GROUP BY state"
+    )
+    counts = {State(row[0]): row[1] for row in ends}
+    return Admissions({row["task"]: row["rows"] for row in rows}, groups[0][0], rejected[0][0], counts)
+
+
+@dataclass(frozen=True)
+class SampleRecord:
+    """A sample of a group that has not ended."""
+
+    id: str
+    member: int
+    state: State
+    reward: float | None
+    attempt: int  # the first that counts
+    dispatched: int | None  # version of the engine that has its open request
+    min_version: int | None  # lowest version of a recorded token
+    step: int | None  # of its batch
+
+
+@dataclass(frozen=True)
+class GroupRecord:
+    """A group with a sample that has not ended, and all its samples. ``version`` as in the table."""
+
+    id: str
+    seq: int
+    task: str
+    row: int
+    version: int
+    samples: list[SampleRecord] = field(default_factory=list)
+
+
+def open_groups(store: Store) -> list[GroupRecord]:
+    """Return the training groups with a sample that has not ended, in order of admission."""
+    return _groups(store, f"g.kind = 'train' AND s.state IN ({quoted(OPEN)})")
+
+
+def _groups(store: Store, condition: str) -> list[GroupRecord]:
+    groups: dict[str, GroupRecord] = {}
+    rows = store.query(
+        "SELECT g.id AS gid, g.seq, g.task, g.row, g.version, s.* FROM samples s JOIN groups g ON g.id = s.group_id"
+        " WHERE g.id IN (SELECT g.id FROM samples s JOIN groups g ON g.id = s.group_id"
+        f" WHERE {condition}) ORDER BY g.seq, s.member"
+    )
+    for row in rows:
+        group = groups.setdefault(
+            row["gid"], GroupRecord(row["gid"], row["seq"], row["task"], row["row"], row["version"])
+        )
+        sample = SampleRecord(
+            row["id"], row["member"], State(row["state"]), row["reward"], row["attempt"], row["dispatched"],
+            row["min_version"], row["step"],
+        )  # fmt: skip
+        group.samples.append(sample)
+    return list(groups.values())
+
+
+def completions(store: Store, sample: str, first_attempt: int) -> list[PayloadRecord]:
+    """Return the payload records of a sample from ``first_attempt`` on, in order.
+
+    Raises:
+        PayloadError: a record is damaged.
+    """
+    rows = store.query(
+        "SELECT segment, position, length FROM completions WHERE sample = ? AND attempt >= ? ORDER BY turn, attempt",
+        sample,
+        first_attempt,
+    )
+    return [decode_record(store.segments.read(Location(*row))) for row in rows]
+
+
+def first_needed_segment(query: Query, oldest_step: int) -> int | None:
+    """Return the first payload segment that a replay from checkpoint ``oldest_step`` on, or an open sample, needs;
+    None when neither needs any."""
+    segments = "SELECT MIN(c.segment) FROM samples s CROSS JOIN completions c ON c.sample = s.id WHERE"  # by index
+    rows = [
+        *query(f"{segments} s.state IN ({quoted(OPEN)})"),
+        *query(f"{segments} s.step >= ?", oldest_step),
+    ]
+    return min((row[0] for row in rows if row[0] is not None), default=None)
+
+
+# --- batches ---
+
+
+@dataclass(frozen=True)
+class BatchRow:
+    """A sample of a batch."""
+
+    sample: str
+    group: str
+    task: str
+    attempt: int  # the first that counts
+    reward: float
+    prompt_tokens: int
+    response_tokens: int
+    min_version: int
+
+
+def batch(store: Store, step: int) -> list[BatchRow]:
+    """Return the samples of the batch of ``step`` in the order in which it is served; none while it is not formed."""
+    rows = store.query(
+        "SELECT s.id, s.group_id, g.task, s.attempt, s.reward, s.prompt_tokens, s.response_tokens, s.min_version"
+        " FROM samples s JOIN groups g ON g.id = s.group_id WHERE s.step = ? ORDER BY g.seq, s.member",
+        step,
+    )
+    return [BatchRow(*row) for row in rows]
+
+
+def samples_of_batch(store: Store, step: int) -> list[str]:
+    """Return the ids that :meth:`LedgerWriter.record_batch` was given; none while the batch is not formed."""
+    rows = store.query("SELECT samples FROM batches WHERE step = ?", step)
+    samples: list[str] = json.loads(rows[0][0]) if rows else []
+    return samples
+
+
+# --- evaluations ---
+
+
+@dataclass(frozen=True)
+class OpenEvaluation:
+    """An evaluation under way: its groups with an open sample, and (task, reward) of those that ended, None for those
+    that failed."""
+
+    version: int
+    groups: list[GroupRecord]
+    ended: list[tuple[str, float | None]]
+
+
+def evaluation_results(store: Store) -> list[EvaluationResult]:
+    """Return the results of all evaluations, by version."""
+    return [
+        EvaluationResult(
+            row["version"], row["task"], row["accuracy"], row["problems"], row["mean_reward"], row["failed"]
+        )
+        for row in store.query("SELECT * FROM evaluations ORDER BY version")
+    ]
+
+
+def last_dropped_evaluation(store: Store) -> int:
+    """Return the newest version whose evaluation was dropped; -1: none was."""
+    version: int = store.query(
+        "SELECT COALESCE(MAX(g.version), -1) FROM groups g JOIN samples s ON g.id = s.group_id"
+        " WHERE g.kind = 'evaluation' AND s.state = 'expired'"
+    )[0][0]
+    return version
+
+
+def open_evaluation(store: Store) -> OpenEvaluation | None:
+    """Return the evaluation under way, if there is one."""
+    groups = _groups(store, "g.kind = 'evaluation' AND s.state = 'admitted'")
+    if not groups:
+        return None
+    ended = store.query(
+        "SELECT g.task, s.reward FROM groups g JOIN samples s ON s.group_id = g.id WHERE g.kind = 'evaluation'"
+        " AND g.version = ? AND s.state != 'admitted'",
+        groups[0].version,
+    )
+    return OpenEvaluation(groups[0].version, groups, [(row["task"], row["reward"]) for row in ended])

@@ -1,0 +1,127 @@
+"""Metrics of steps and evaluations. A step's metrics are computed once, when its batch is first applied, and are kept
+in the table step_metrics: history, status, metrics.jsonl and TensorBoard all show these.
+
+Names are TensorBoard's tags. They come from the samples of the batch (computed here), from the trainer (``trainer/…``),
+and from the coordinator's process (seconds, queues, counts).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from rljob.ledger.queries import Query
+from rljob.protocol.status import HistoryPoint
+
+Line = dict[str, Any]
+"""kind (step | evaluation), step (0-based batch) or version, Unix time, and the metrics by name."""
+Metrics = dict[str, float]
+
+_decoder = msgspec.json.Decoder(Metrics)
+
+
+def step_metrics(query: Query, step: int, trainer: Mapping[str, float], process: Mapping[str, float]) -> Metrics:
+    """Return all metrics of a step.
+
+    Args:
+        query: of the ledger that has the batch.
+        step: of the batch.
+        trainer: what the trainer measured.
+        process: what only the coordinator's process knows, by name.
+    """
+    named = {f"trainer/{name}": value for name, value in trainer.items()}
+    return {**_batch(query, step), **named, **process}
+
+
+def history_point(step: int, metrics: Mapping[str, float]) -> HistoryPoint:
+    """Return the point of a step in the run's history."""
+    return HistoryPoint(
+        step=step,
+        reward=metrics["reward/mean"],
+        staleness=metrics["staleness/mean"],
+        tokens_per_second=metrics["tokens_per_second"],
+        seconds=metrics["seconds"],
+    )
+
+
+def recorded_steps(query: Query) -> Iterator[tuple[int, Metrics]]:
+    """Yield (step, metrics) of the applied steps, in order."""
+    for row in query("SELECT step, metrics FROM step_metrics ORDER BY step"):
+        yield row["step"], _decoder.decode(row["metrics"])
+
+
+# --- lines of metrics.jsonl ---
+
+
+def new_lines(db: sqlite3.Connection, steps: int, results: int, most: int) -> list[Line]:
+    """Return what the ledger has beyond its first ``steps`` steps and ``results`` of evaluations, oldest first, at most
+    ``most`` of each kind."""
+    lines = [*_steps(db, steps, most), *evaluations(db, results, most)]
+    return sorted(lines, key=lambda line: line["time"])
+
+
+def _steps(db: sqlite3.Connection, first: int, most: int) -> Iterator[Line]:
+    rows = db.execute(
+        "SELECT m.step, m.metrics, a.time, MIN(a.incarnation) FROM step_metrics m JOIN applied a ON a.step = m.step"
+        " WHERE m.step >= ? GROUP BY m.step ORDER BY m.step LIMIT ?",
+        (first, most),
+    ).fetchall()
+    for row in rows:
+        yield {"kind": "step", "step": row["step"], "time": row["time"], **_decoder.decode(row["metrics"])}
+
+
+def evaluations(db: sqlite3.Connection, first: int, most: int) -> Iterator[Line]:
+    """Yield at most ``most`` results of evaluations beyond the ``first`` ones, by version and task."""
+    for row in db.execute("SELECT * FROM evaluations ORDER BY version, task LIMIT ? OFFSET ?", (most, first)):
+        metrics = {name: row[name] for name in ("accuracy", "mean_reward", "problems", "failed")}
+        named = {f"evaluation/{row['task']}/{name}": value for name, value in metrics.items()}
+        yield {"kind": "evaluation", "version": row["version"], "task": row["task"], "time": row["time"], **named}
+
+
+# --- samples of a batch ---
+
+
+def _batch(query: Query, step: int) -> Metrics:
+    rows = query(
+        "SELECT s.group_id, g.task, s.reward, s.prompt_tokens, s.response_tokens, s.min_version, s.max_version,"
+        " s.finish FROM samples s JOIN groups g ON g.id = s.group_id WHERE s.step = ?",
+        step,
+    )
+    assert rows, f"there is no batch {step}"
+    groups: dict[str, list[float]] = {}
+    tasks: dict[str, list[float]] = {}
+    for row in rows:
+        groups.setdefault(row["group_id"], []).append(row["reward"])
+        tasks.setdefault(row["task"], []).append(row["reward"])
+    rewards = [row["reward"] for row in rows]
+    metrics = {
+        "samples": float(len(rows)),
+        **_spread("reward", rewards),
+        "reward/min": min(rewards),
+        "reward/max": max(rewards),
+        "reward/groups_without_spread": _share(min(group) == max(group) for group in groups.values()),
+        "length/truncated": _share(row["finish"] == "length" for row in rows),
+        "version/lowest": float(min(row["min_version"] for row in rows)),
+        "version/highest": float(max(row["max_version"] for row in rows)),
+    }
+    for task, of_task in tasks.items():
+        metrics |= {**_spread(f"reward/{task}", of_task), f"samples/{task}": float(len(of_task))}
+    for name, values in {
+        "length/response": [row["response_tokens"] for row in rows],
+        "length/prompt": [row["prompt_tokens"] for row in rows],
+        "staleness": [step - row["min_version"] for row in rows],
+    }.items():
+        metrics |= {f"{name}/mean": statistics.fmean(values), f"{name}/max": float(max(values))}
+    return metrics
+
+
+def _spread(name: str, values: Sequence[float]) -> Metrics:
+    return {f"{name}/mean": statistics.fmean(values), f"{name}/std": statistics.pstdev(values)}
+
+
+def _share(hits: Iterator[bool]) -> float:
+    return statistics.fmean(map(float, hits))

@@ -1,0 +1,191 @@
+"""Every write to the ledger: one named method for each thing that happens to a run.
+
+What a group, sample, batch or checkpoint may become stands here and in :mod:`rljob.ledger.states` alone. Methods queue
+their statements (see :class:`rljob.ledger.store.Store`): those of one turn of the event loop are committed together.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from rljob.ledger.payload_record import INT32, PayloadRecord, encode_record, payload_digest
+from rljob.ledger.queries import first_needed_segment, samples_of_batch
+from rljob.ledger.segments import Location
+from rljob.ledger.states import PREDECESSORS, Kind, State, quoted
+from rljob.ledger.store import Store, now
+from rljob.protocol.status import EvaluationResult
+
+
+class LedgerWriter(Store):
+    """The ledger of the run in ``directory``, open for writing. Raises as :class:`Store`."""
+
+    # --- the run ---
+
+    def record_job(self, name: str, spec: Mapping[str, Any]) -> None:
+        """Record the RLJob that the run belongs to; ``spec`` is its spec as JSON values."""
+        self._set("job", json.dumps({"name": name, "spec": spec}))
+
+    def record_start(self, number: int) -> None:
+        """Record that a coordinator process started; ``number`` counts from 1."""
+        self._set("coordinator_starts", str(number))
+
+    def record_finished(self) -> None:
+        """Record that the run is complete."""
+        self._set("finished", str(now()))
+
+    def _set(self, key: str, value: str) -> None:
+        self.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", key, value)
+
+    # --- groups and samples ---
+
+    def admit_group(
+        self, group: str, kind: Kind, seq: int, task: str, row: int, version: int, samples: Sequence[str]
+    ) -> None:
+        """Add a group and its samples, members 0, 1, … of it.
+
+        Args:
+            group: its id.
+            kind: what it is for.
+            seq: order of admission; of an evaluation's groups their order in the evaluation.
+            task: name of the task.
+            row: of the task's data.
+            version: trainer version at admission; for an evaluation the pinned version.
+            samples: ids of its samples.
+        """
+        self.execute("INSERT INTO groups VALUES (?,?,?,?,?,?)", group, kind, seq, task, row, version)
+        for member, sample in enumerate(samples):
+            self.execute("INSERT INTO samples (id, group_id, member) VALUES (?,?,?)", sample, group, member)
+
+    def record_dispatch(self, sample: str, version: int) -> None:
+        """Record that an engine which serves ``version`` has the sample's open request."""
+        self.execute("UPDATE samples SET dispatched = ? WHERE id = ?", version, sample)
+
+    def record_completion(
+        self, record: PayloadRecord, engine: str, min_version: int | None, max_version: int | None
+    ) -> None:
+        """Store a completion in the payload and add it to its sample. The first record of (sample, turn, attempt)
+        counts.
+
+        Args:
+            record: the completion.
+            engine: instance of the engine; empty when it is gone.
+            min_version: lowest version of a token of the sample so far.
+            max_version: highest version of a token of this completion; None when it has none.
+        """
+        payload, tokens = encode_record(record), len(record.token_ids) // INT32
+        digest = payload_digest(payload)
+
+        def insert(at: Location) -> tuple[str, tuple[object, ...]]:
+            return "INSERT OR IGNORE INTO completions VALUES (?,?,?,?,?,?,?,?,?,?)", (
+                record.sample, record.turn, record.attempt, record.finish, tokens, engine, digest,
+                at.segment, at.offset, at.length,
+            )  # fmt: skip
+
+        self.record(payload, insert)
+        self.execute(
+            "UPDATE samples SET prompt_tokens = ?, response_tokens = COALESCE(response_tokens, 0) + ?, finish = ?,"
+            " dispatched = NULL, min_version = ?, max_version = MAX(COALESCE(max_version, -1), ?) WHERE id = ?",
+            len(record.prompt) // INT32, tokens, record.finish,
+            min_version, -1 if max_version is None else max_version, record.sample,
+        )  # fmt: skip
+
+    def discard_generation(self, sample: str, attempt: int) -> None:
+        """Discard what was generated of a sample. Completions from ``attempt`` on count from now on."""
+        self.execute(
+            "UPDATE samples SET attempt = ?, response_tokens = NULL, dispatched = NULL, min_version = NULL,"
+            " max_version = NULL WHERE id = ?",
+            attempt, sample,
+        )  # fmt: skip
+
+    def record_score(self, sample: str, kind: Kind, reward: float, metrics: Mapping[str, float], text: str) -> None:
+        """Record a sample's reward, the reward's metrics and the answer. A sample of an evaluation ends by it."""
+        state = State.SCORED if kind is Kind.TRAIN else State.EVALUATED
+        self._move(sample, state, {"reward": reward, "metrics": json.dumps(metrics), "text": text})
+
+    def end_sample(self, sample: str, end: State, reason: str) -> None:
+        """End a sample, other than by its evaluation."""
+        self._move(sample, end, {"reason": reason})
+
+    def _move(self, sample: str, state: State, columns: Mapping[str, object]) -> None:
+        """Bring a sample into ``state``; the commit fails unless its state may precede it."""
+        assignments = "".join(f", {column} = ?" for column in columns)
+        self.execute_one(
+            f"UPDATE samples SET state = ?{assignments} WHERE id = ? AND state IN ({quoted(PREDECESSORS[state])})",
+            state, *columns.values(), sample,
+        )  # fmt: skip
+
+    # --- batches ---
+
+    def record_batch(self, step: int, samples: Collection[str]) -> None:
+        """Record the batch of ``step``: its samples in the order in which it is served."""
+        self.execute("INSERT INTO batches VALUES (?,?,?)", step, json.dumps(list(samples)), now())
+        for sample in samples:
+            self._move(sample, State.BATCHED, {"step": step})
+
+    def record_applied(self, step: int, incarnation: int, metrics: Mapping[str, float]) -> None:
+        """Record that a trainer applied a batch, and what it measured. Its samples end by :meth:`end_sample`."""
+        self.execute("INSERT OR REPLACE INTO applied VALUES (?,?,?,?)", step, incarnation, json.dumps(metrics), now())
+
+    def record_step_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record the metrics of a step (see :mod:`rljob.ledger.step_metrics`); the first record counts."""
+        self.execute("INSERT OR IGNORE INTO step_metrics VALUES (?,?)", step, json.dumps(metrics))
+
+    def record_advantages(self, step: int, advantages: bytes) -> None:
+        """Record the advantages the trainer computed for a batch.
+
+        Args:
+            step: of the batch.
+            advantages: float32, in the order of the batch; empty when the trainer repeats the batch.
+
+        Raises:
+            ValueError: their number is not that of the batch's samples.
+        """
+        if not advantages:
+            return
+        for sample, advantage in zip(samples_of_batch(self, step), array("f", advantages), strict=True):
+            self.execute("UPDATE samples SET advantage = ? WHERE id = ?", advantage, sample)
+
+    # --- the trainer and what it published ---
+
+    def record_incarnation(self, incarnation: int, instance: str, step: int) -> None:
+        """Record a trainer process that begins at checkpoint ``step``."""
+        self.execute("INSERT INTO incarnations VALUES (?,?,?,?)", incarnation, instance, step, now())
+
+    def record_verified(self, incarnation: int) -> None:
+        """Record that the trainer process ``incarnation`` holds the weights that were published."""
+        self._set("verified_incarnation", str(incarnation))
+
+    def record_publication(self, lineage: int, version: int, digest: str, incarnation: int) -> None:
+        """Record the digest of the weights of a version; the first record counts."""
+        self.execute(
+            "INSERT OR IGNORE INTO publications VALUES (?,?,?,?,?)", lineage, version, digest, incarnation, now()
+        )
+
+    def record_served(self, engine: str, lineage: int, version: int, digest: str) -> None:
+        """Record that an engine acknowledged weights; ``digest`` is over the bytes it received."""
+        self.execute("INSERT OR IGNORE INTO served VALUES (?,?,?,?,?)", engine, lineage, version, digest, now())
+
+    def record_checkpoint(self, step: int, path: str, incarnation: int, removed: Collection[int]) -> None:
+        """Record a durable checkpoint at ``path`` in the storage, and the steps of those that it replaces."""
+        self.execute("INSERT OR REPLACE INTO checkpoints VALUES (?,?,?,0,?)", step, path, incarnation, now())
+        for old in removed:
+            self.execute("UPDATE checkpoints SET removed = 1 WHERE step = ?", old)
+
+    def remove_covered_payload(self, oldest_step: int) -> None:
+        """Unlink payload that no replay from checkpoint ``oldest_step`` on, and no open sample, needs. Call it once the
+        checkpoint is durable in the ledger."""
+        needed = first_needed_segment(self.query, oldest_step)
+        if needed is not None:
+            self.segments.remove_below(needed)
+
+    # --- evaluations ---
+
+    def record_evaluation(self, result: EvaluationResult) -> None:
+        """Record the result of one task at one version; the first record counts."""
+        self.execute(
+            "INSERT OR IGNORE INTO evaluations VALUES (?,?,?,?,?,?,?)",
+            result.version, result.task, result.problems, result.failed, result.mean_reward, result.accuracy, now(),
+        )  # fmt: skip

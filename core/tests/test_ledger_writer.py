@@ -1,0 +1,109 @@
+"""The named writes: what a sample may become, and what the queries give back."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from rljob.ledger import queries
+from rljob.ledger.payload_record import PayloadRecord
+from rljob.ledger.states import OPEN, PREDECESSORS, REJECTED, Kind, State
+from rljob.ledger.store import TransitionError
+from rljob.ledger.writer import LedgerWriter
+from rljob.protocol.messages import VersionSpan
+
+
+@pytest.fixture
+async def ledger(tmp_path: Path) -> AsyncIterator[LedgerWriter]:
+    """A ledger that commits what is queued."""
+    writer = LedgerWriter(tmp_path)
+    committing = asyncio.create_task(writer.run())
+    yield writer
+    committing.cancel()
+    writer.close()
+
+
+@pytest.mark.parametrize(("before", "after"), product(State, State))
+def test_a_sample_moves_forward_or_the_commit_fails(tmp_path: Path, before: State, after: State) -> None:
+    ledger = LedgerWriter(tmp_path)
+    ledger.admit_group("g0", Kind.TRAIN, 0, "sums", 0, 0, ["g0.0"])
+    ledger._commit(ledger._statements, [])
+    ledger.db.execute("UPDATE samples SET state = ?", (before,))
+    ledger._statements = []
+    match after:
+        case State.SCORED | State.EVALUATED:
+            kind = Kind.TRAIN if after is State.SCORED else Kind.EVALUATION
+            ledger.record_score("g0.0", kind, 1.0, {}, "text")
+        case State.BATCHED:
+            ledger.record_batch(0, ["g0.0"])
+        case State.ADMITTED:
+            ledger.close()
+            return  # no write gives a sample back to where it began
+        case _:
+            ledger.end_sample("g0.0", after, "reason")
+    allowed = before in PREDECESSORS[after]
+    try:
+        ledger._commit(ledger._statements, [])
+        changed = True
+    except TransitionError as error:
+        changed = False
+        assert "g0.0" in str(error)
+    assert changed == allowed
+    assert ledger.query("SELECT state FROM samples")[0][0] == (after if allowed else before)
+    ledger.close()
+
+
+def test_states_that_ended_have_no_successor() -> None:
+    ended = set(State) - set(OPEN)
+    assert set(REJECTED) | {State.TRAINED, State.EVALUATED} == ended
+    assert not ended & {state for before in PREDECESSORS.values() for state in before}
+
+
+async def test_a_write_to_a_sample_that_does_not_exist_ends_the_ledger(tmp_path: Path) -> None:
+    ledger = LedgerWriter(tmp_path)
+    committing = asyncio.create_task(ledger.run())
+    ledger.end_sample("g7.0", State.FAILED, "reason")
+    with pytest.raises(TransitionError, match="changed 0 rows"):
+        await committing
+    ledger.close()
+
+
+async def test_open_groups_come_back_with_their_samples_and_completions(ledger: LedgerWriter) -> None:
+    ledger.admit_group("g0", Kind.TRAIN, 0, "sums", 0, 0, ["g0.0", "g0.1"])
+    ledger.admit_group("g1", Kind.TRAIN, 1, "sums", 1, 0, ["g1.0"])
+    record = PayloadRecord("g0.0", 0, 0, bytes(8), bytes(12), bytes(12), [VersionSpan(3, 0, 3)], "stop")
+    ledger.record_dispatch("g0.1", 4)
+    ledger.record_completion(record, "engine-0", 3, 3)
+    ledger.record_score("g1.0", Kind.TRAIN, 0.5, {"length": 1.0}, "text")
+    ledger.end_sample("g1.0", State.FILTERED, "equal rewards")
+    await ledger.drain()
+    (group,) = queries.open_groups(ledger)
+    first, second = group.samples
+    assert (group.id, group.seq, group.task, group.row, group.version) == ("g0", 0, "sums", 0, 0)
+    assert (first.id, first.state, first.min_version, first.dispatched) == ("g0.0", State.ADMITTED, 3, None)
+    assert (second.id, second.min_version, second.dispatched) == ("g0.1", None, 4)
+    assert queries.completions(ledger, "g0.0", 0) == [record]
+    assert queries.completions(ledger, "g0.0", 1) == []
+    found = queries.admissions(ledger)
+    assert (found.rows, found.groups, found.rejected, found.ends) == ({"sums": 2}, 2, 1, {State.FILTERED: 1})
+
+
+async def test_advantages_go_to_the_samples_of_their_batch_in_its_order(ledger: LedgerWriter) -> None:
+    for sample in ("g0.0", "g0.1", "g1.0"):
+        ledger.execute("INSERT INTO samples (id, group_id, member) VALUES (?, 'g', 0)", sample)
+    ledger.execute("INSERT INTO batches VALUES (0, ?, 0)", '["g1.0", "g0.1"]')
+    await ledger.drain()
+    ledger.record_advantages(0, array("f", [-0.5, 1.5]).tobytes())
+    ledger.record_advantages(0, b"")
+    await ledger.drain()
+    rows = ledger.query("SELECT id, advantage FROM samples ORDER BY id")
+    assert [tuple(row) for row in rows] == [("g0.0", None), ("g0.1", 1.5), ("g1.0", -0.5)]
+    with pytest.raises(ValueError, match="zip"):
+        ledger.record_advantages(0, bytes(4))
+    with pytest.raises(ValueError, match="zip"):
+        ledger.record_advantages(7, bytes(4))
