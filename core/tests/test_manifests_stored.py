@@ -1,7 +1,7 @@
 """Hashes of jobs as the API server has stored them: with every default of the CRD of their day written out.
 
-A job that runs is left alone by an upgrade as long as its hashes stay (docs/design.md, hashes). The stored manifest and
-the hashes here are of v1alpha1 and are never written anew.
+An upgrade changes no pod of a running job as long as the hashes of the job stay the same
+(docs/decisions/0013-operator-writes.md). The stored manifest and the hashes are of v1alpha1 and never change.
 """
 
 from pathlib import Path
