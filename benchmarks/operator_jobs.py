@@ -93,7 +93,7 @@ def run_status(index: int, pods: int, tick: int) -> dict[str, Any]:
         "queues": [{"name": where, "value": tick % 7} for where in ("waiting", "generating", "scoring", "complete")],
         "metrics": [
             {"name": what, "value": tick / 3}
-            for what in ("reward_mean", "loss", "grad_norm", "tokens_per_second", "seconds")
+            for what in ("reward/mean", "loss", "grad_norm", "tokens_per_second", "seconds")
         ],
         "engines": [{"name": f"{name(index)}-rollout-main-{i}", "load": (tick + i) % 64} for i in range(engines)],
     }

@@ -28,3 +28,10 @@ def test_a_light_part_imports_nothing_heavy(module: str) -> None:
     program = f"import sys, {module}; print([m for m in {HEAVY!r} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_the_command_line_imports_core_alone() -> None:
+    shared = ("api", "protocol", "manifests", "scheduling", "ledger", "kube", "cli", "local", "remote")
+    program = "import sys, rljob.cli.app; print(*{name.split('.')[1] for name in sys.modules if name[:6] == 'rljob.'})"
+    out = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True)
+    assert set(out.stdout.split()) <= set(shared)
