@@ -20,8 +20,8 @@ from rljob.trainer.metrics import METRICS
 from rljob.trainer.probe import probe, probe_tokens
 from rljob.trainer.pull import check_shard
 from rljob.trainer.step import Applied, apply_batch
-from rljob.trainer.weights import digest
 from rljob.trainer.world import World
+from rljob.transfer.rounds import digest
 
 TOLERANCE = 1e-6
 
