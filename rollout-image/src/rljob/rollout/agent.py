@@ -41,7 +41,7 @@ from rljob.protocol.messages import (
 from rljob.protocol.probe import say_ready
 from rljob.rollout.requests import RequestTable
 from rljob.rollout.supervisor import EngineProcess, EngineStartError
-from rljob.rollout.updates import GRACE_SECONDS, UpdateError, WeightUpdater
+from rljob.rollout.weight_update import GRACE_SECONDS, UpdateError, WeightUpdater
 
 log = logging.getLogger(__name__)
 

@@ -33,8 +33,8 @@ from vllm.model_executor.model_loader.reload.layerwise import (
 )
 
 from rljob.protocol.messages import ParameterMeta
-from rljob.rollout.vllm_engine.parentage import die_with_parent
-from rljob.rollout.vllm_engine.quiet import leave_out_expected
+from rljob.protocol.parent_death import die_with_parent
+from rljob.rollout.vllm_engine.log_filter import leave_out_expected
 from rljob.transfer.group import Rendezvous
 from rljob.transfer.receiver import WeightReceiver
 from rljob.transfer.rounds import LoadWeights

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from rljob.protocol.messages import PrepareWeights, Probe
-from rljob.rollout import updates
+from rljob.rollout import weight_update
 from rljob.rollout.adapters.base import EngineGoneError
-from rljob.rollout.updates import UpdateError, WeightUpdater
+from rljob.rollout.weight_update import UpdateError, WeightUpdater
 
 
 class FakeEngine:
@@ -109,7 +109,7 @@ async def test_after_a_failed_round_even_the_same_group_is_joined_again(engine):
 
 @pytest.mark.parametrize(("step", "tainted"), [("pause", False), ("receive", True)])
 async def test_a_step_that_takes_too_long_fails_the_update(engine, monkeypatch, step, tainted):
-    monkeypatch.setattr(updates, "GRACE_SECONDS", 0.01)
+    monkeypatch.setattr(weight_update, "GRACE_SECONDS", 0.01)
     updater = WeightUpdater(engine)
     engine.slow = {step}
     with pytest.raises(UpdateError, match=r"longer than 0\.02 s"):
