@@ -58,7 +58,7 @@ class IdleTrainer:
                     self._incarnation = command.incarnation
                     self._publisher.forget()
                 case m.SendWeights():
-                    self._publisher.publish(command, self._weights, m.Probe([], [], 1e-4))
+                    self._publisher.publish(command, self._weights, m.Probe([], []))
                 case m.Train() if command.step >= next_step:  # an earlier one was repeated after a reconnect
                     yield command.step, await self._pull(command)
                     next_step = command.step + 1

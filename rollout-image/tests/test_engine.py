@@ -103,7 +103,7 @@ class Trainer:
             transport="gloo",
             bucket_bytes=BUCKET_BYTES,
             parameters=describe(self.tensors()),
-            probe=Probe(sequences, [self.logprobs(s) for s in sequences], TOLERANCE),
+            probe=Probe(sequences, [self.logprobs(s) for s in sequences]),
             in_flight=in_flight,
             timeout_seconds=timeout,
         )

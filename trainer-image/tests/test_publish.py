@@ -17,7 +17,7 @@ from rljob.transfer.group import Rendezvous
 from rljob.transfer.rounds import digest
 
 WEIGHTS = [("w", torch.ones(2, 3))]
-PROBE = Probe([[1, 2]], [[-1.0]], 1e-4)
+PROBE = Probe([[1, 2]], [[-1.0]])
 
 
 @dataclass

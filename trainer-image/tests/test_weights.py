@@ -221,7 +221,7 @@ def test_an_engine_that_stops_in_mid_update_costs_the_other_nothing(forked):
     publisher = Publisher(sender(), "gloo", said.put)
     order = SendWeights(1, 7, [EngineTarget("frozen", True), EngineTarget("well", True)])
     large = [*tensors(), ("e", torch.zeros(8 << 20))]  # more than sockets hold
-    publisher.publish(order, large, Probe([], [], 1.0))
+    publisher.publish(order, large, Probe([], []))
     ready = {message.engine: message for message in (said.get(timeout=60), said.get(timeout=60))}
     stopped = forked(_join_and_freeze, ready["frozen"])
     peer = Peer(ready["well"])

@@ -14,8 +14,8 @@ from rljob.manifests.hashes import digest, of_pods
 from rljob.manifests.names import dns_name
 from rljob.manifests.pods import Pod, pod_template
 from rljob.manifests.scene import Scene
+from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 
-CONFIGURATION_ERROR = 2
 """Exit code that says that no restart helps."""
 HOST_PORTS = range(20_000, 30_000)
 """Of nodes, below those that Kubernetes gives services and that the kernel gives connections."""

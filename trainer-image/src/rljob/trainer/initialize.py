@@ -19,10 +19,9 @@ from rljob.api.paths import in_storage
 from rljob.protocol import initializer
 from rljob.protocol.ending import end_on_sigterm
 from rljob.protocol.environment import PartEnvironment, read_environment, search_path
+from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 
 log = logging.getLogger(__name__)
-
-CONFIGURATION_ERROR = 2
 
 
 def initialize(command: list[str], environment: PartEnvironment) -> int:

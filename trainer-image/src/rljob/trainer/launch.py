@@ -31,11 +31,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rljob.protocol.addresses import host_and_port
+from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.protocol.probe import HEARTBEAT
 
 log = logging.getLogger(__name__)
 
-CONFIGURATION_ERROR = 2
 POLL_SECONDS = 0.1
 LAST_WORDS_SECONDS = 2.0  # for ranks that fail for the same reason to say so themselves
 KILL_SECONDS = 5.0

@@ -17,6 +17,7 @@ import torch
 
 from rljob.api.models import RLJob
 from rljob.protocol.environment import PartEnvironment
+from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.protocol.initializer import mark_used
 from rljob.protocol.messages import (
     Checkpoint,
@@ -48,7 +49,7 @@ from rljob.trainer.world import World, join_world, leave_world, make_determinist
 
 log = logging.getLogger(__name__)
 
-STOPPED, REFUSED = 0, 2
+STOPPED = 0  # exit code
 LAST_WORDS_SECONDS = 60.0
 FIRST_ROOM_SECONDS, LAST_ROOM_SECONDS = 1.0, 30.0  # between attempts to write to a full disk
 
@@ -68,7 +69,7 @@ def run(environment: PartEnvironment) -> int:
         return loop.run()
     except ModelError as error:
         log.error("%s", error)
-        return REFUSED
+        return CONFIGURATION_ERROR
     finally:
         leave_world()
 
@@ -123,7 +124,7 @@ class TrainerLoop:
                 return STOPPED
             if isinstance(command, Refuse):
                 log.error("the coordinator refuses this trainer: %s", command.reason)
-                return REFUSED
+                return CONFIGURATION_ERROR
             try:
                 self._execute(command)
             except UnrecoverableError as error:
@@ -230,7 +231,7 @@ class TrainerLoop:
     def _send_weights(self, command: SendWeights) -> None:
         spec = self._job.spec
         length = min(TOKENS, *(rollout.max_model_length - 1 for rollout in spec.rollouts))
-        known = probe(self._backend, self._world.device, length, spec.weight_sync.probe_tolerance)
+        known = probe(self._backend, self._world.device, length)
         weights = []
         for name, tensor in self._backend.named_tensors():
             if self._world.rank == 0:
@@ -286,4 +287,4 @@ class TrainerLoop:
                 if isinstance(self._coordinator.next(left), Stop | Refuse):
                     break
         self._world.agree(None)
-        return REFUSED
+        return CONFIGURATION_ERROR
