@@ -16,6 +16,7 @@ from importlib.metadata import version
 import torch
 
 from rljob.api.models import RLJob
+from rljob.protocol.checkpoint import OPTIMIZER_FILE
 from rljob.protocol.environment import PartEnvironment
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.protocol.initializer import mark_used
@@ -36,7 +37,7 @@ from rljob.protocol.messages import (
 )
 from rljob.protocol.probe import say_ready
 from rljob.trainer.batch import Row
-from rljob.trainer.checkpoint import OPTIMIZER, Checkpoints, OptimizerState, TrainerState, read_configuration
+from rljob.trainer.checkpoint import Checkpoints, OptimizerState, TrainerState, read_configuration
 from rljob.trainer.errors import ModelError, NoRoomError, SupersededError, UnrecoverableError
 from rljob.trainer.fsdp import FsdpBackend
 from rljob.trainer.probe import TOKENS, probe
@@ -162,7 +163,7 @@ class TrainerLoop:
         try:
             self._backend = FsdpBackend(source, self._job.spec.trainer, self._world)
             if newest is not None:
-                self._backend.load_optimizer(OptimizerState(source / OPTIMIZER, newest[1].updates))
+                self._backend.load_optimizer(OptimizerState(source / OPTIMIZER_FILE, newest[1].updates))
         except ModelError as error:
             if newest is None:
                 raise
