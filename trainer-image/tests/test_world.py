@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rljob.protocol.environment import RENDEZVOUS_ID
 from rljob.trainer import world
 
 
@@ -51,10 +52,10 @@ def test_all_ranks_meet_in_whatever_order_they_come(place, order):
 def test_a_rank_that_finds_another_jobs_trainer_ends(place, monkeypatch):
     context = multiprocessing.get_context("fork")
     last = context.Event()
-    monkeypatch.setenv(world.MEETING, "theirs")
+    monkeypatch.setenv(RENDEZVOUS_ID, "theirs")
     other = context.Process(target=_first, args=(last,), daemon=True)
     other.start()
-    monkeypatch.setenv(world.MEETING, "ours")
+    monkeypatch.setenv(RENDEZVOUS_ID, "ours")
     with pytest.raises(RuntimeError, match="another job's trainer is at"):
         world._meet(1, 2)
     last.set()

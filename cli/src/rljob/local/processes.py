@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob.local import sweep
-from rljob.protocol.environment import search_path
+from rljob.protocol.environment import LOG_LEVEL, search_path
 from rljob.protocol.parent_death import set_parent_death_signal
 from rljob.protocol.probe import HEARTBEAT
 
@@ -98,8 +98,8 @@ async def start(command: Command, directory: Path, note: str = "") -> asyncio.su
 
 def _environment(command: Command, directory: Path) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RLJOB_")}
-    if "RLJOB_LOG_LEVEL" in os.environ:
-        inherited["RLJOB_LOG_LEVEL"] = os.environ["RLJOB_LOG_LEVEL"]
+    if LOG_LEVEL in os.environ:
+        inherited[LOG_LEVEL] = os.environ[LOG_LEVEL]
     return {
         "OMP_NUM_THREADS": "1",  # several parts share the cores; more threads each make all of them slower
         "PYTHONUNBUFFERED": "1",

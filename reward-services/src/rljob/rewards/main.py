@@ -20,10 +20,10 @@ def main() -> None:
     from rljob.protocol.ending import end_on_sigterm
 
     end_on_sigterm()
-    from rljob.protocol.environment import read_environment
+    from rljob.protocol.environment import LOG_LEVEL, read_environment
     from rljob.rewards.sdk import FORMAT, run, settings_of
 
-    logging.basicConfig(level=os.environ.get("RLJOB_LOG_LEVEL", "INFO"), format=FORMAT)
+    logging.basicConfig(level=os.environ.get(LOG_LEVEL, "INFO"), format=FORMAT)
     try:
         environment = read_environment()
         settings = settings_of(environment)
