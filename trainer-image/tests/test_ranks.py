@@ -19,11 +19,11 @@ from rljob.scheduling.shards import assign
 from rljob.trainer.batch import lengths
 from rljob.trainer.checkpoint import Checkpoints, OptimizerState, TrainerState, read_configuration
 from rljob.trainer.errors import UnrecoverableError
+from rljob.trainer.fetch_batch import check_shard
 from rljob.trainer.fsdp import FsdpBackend
 from rljob.trainer.metrics import METRICS
-from rljob.trainer.pull import check_shard
+from rljob.trainer.process_group import World, join_world, leave_world, make_deterministic
 from rljob.trainer.step import apply_batch
-from rljob.trainer.world import World, join_world, leave_world, make_deterministic
 
 OF_ONE_RANK = {"seconds_forward", "seconds_backward", "seconds_optimizer", "memory_peak_bytes", "padding_share"}
 OPTIMIZER_SETTINGS = {"learningRate": 1e-3, "maxGradNorm": 0.05, "epsilon": 1e-3}
@@ -138,7 +138,7 @@ def test_a_checkpoint_of_two_ranks_resumes_on_one_and_four(model_directory, job,
 
 def one_fails(world: World) -> str:
     try:
-        world.agree(UnrecoverableError("rank 1 says no") if world.rank == 1 else None)
+        world.raise_first_error(UnrecoverableError("rank 1 says no") if world.rank == 1 else None)
     except UnrecoverableError as error:
         return f"{error} {world.broadcast(b'still together' if world.rank == 0 else None).decode()}"
     return "no error"

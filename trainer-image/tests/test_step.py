@@ -15,12 +15,12 @@ from rljob.api.roles import Optimizer
 from rljob.protocol.messages import SampleTokens, Train
 from rljob.trainer.batch import split_minibatches
 from rljob.trainer.errors import ModelError, UnrecoverableError
+from rljob.trainer.fetch_batch import check_shard
 from rljob.trainer.fsdp import FsdpBackend, learning_rate
 from rljob.trainer.metrics import METRICS
-from rljob.trainer.probe import probe, probe_tokens
-from rljob.trainer.pull import check_shard
+from rljob.trainer.process_group import World
 from rljob.trainer.step import Applied, apply_batch
-from rljob.trainer.world import World
+from rljob.trainer.weight_probe import probe, probe_tokens
 from rljob.transfer.rounds import digest
 
 TOLERANCE = 1e-6

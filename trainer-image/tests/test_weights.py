@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from rljob.protocol.messages import EngineTarget, Probe, SendWeights
 from rljob.protocol.weights import parameter_bytes, plan_buckets
-from rljob.trainer.publish import Publisher
+from rljob.trainer.weight_publisher import Publisher
 from rljob.trainer.weights import WeightSender, WeightTransferError
 from rljob.transfer.rounds import describe, digest
 

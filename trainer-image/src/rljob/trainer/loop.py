@@ -38,15 +38,15 @@ from rljob.protocol.messages import (
 from rljob.protocol.probe import say_ready
 from rljob.trainer.batch import Row
 from rljob.trainer.checkpoint import Checkpoints, OptimizerState, TrainerState, read_configuration
+from rljob.trainer.coordinator_client import Command, CoordinatorClient, Result
 from rljob.trainer.errors import ModelError, NoRoomError, SupersededError, UnrecoverableError
+from rljob.trainer.fetch_batch import pull_shard
 from rljob.trainer.fsdp import FsdpBackend
-from rljob.trainer.probe import TOKENS, probe
-from rljob.trainer.publish import Publisher
-from rljob.trainer.pull import pull_shard
-from rljob.trainer.rank0 import Command, Coordinator, Result
+from rljob.trainer.process_group import World, join_world, leave_world, make_deterministic, set_threads
 from rljob.trainer.step import apply_batch
+from rljob.trainer.weight_probe import TOKENS, probe
+from rljob.trainer.weight_publisher import Publisher
 from rljob.trainer.weights import WeightSender
-from rljob.trainer.world import World, join_world, leave_world, make_deterministic, set_threads
 
 log = logging.getLogger(__name__)
 
@@ -94,11 +94,11 @@ class TrainerLoop:
         self._checkpoints = Checkpoints(environment.storage)
         if world.rank == 0:
             self._checkpoints.clean()
-        world.agree(None)  # nobody looks for a checkpoint before that
+        world.raise_first_error(None)  # nobody looks for a checkpoint before that
         self._load()
         if world.rank == 0:
             self._publisher = self._make_publisher()
-            self._coordinator = Coordinator(
+            self._coordinator = CoordinatorClient(
                 environment.coordinator,
                 environment.token,
                 f"trainer-{secrets.token_hex(4)}",
@@ -191,7 +191,7 @@ class TrainerLoop:
                 self._write(lambda: self._checkpoints.claim(answer.incarnation))
             except SupersededError as error:
                 problem = UnrecoverableError(f"{error}; the storage is not that of this run")
-        self._world.agree(problem)
+        self._world.raise_first_error(problem)
 
     def _train(self, train: Train) -> None:
         if train.step < self._step:
@@ -226,7 +226,7 @@ class TrainerLoop:
             )
         except (UnrecoverableError, SupersededError) as error:
             problem = error
-        self._world.agree(problem)
+        self._world.raise_first_error(problem)
         return rows
 
     def _send_weights(self, command: SendWeights) -> None:
@@ -287,5 +287,5 @@ class TrainerLoop:
             while (left := deadline - time.monotonic()) > 0:
                 if isinstance(self._coordinator.next(left), Stop | Refuse):
                     break
-        self._world.agree(None)
+        self._world.raise_first_error(None)
         return CONFIGURATION_ERROR

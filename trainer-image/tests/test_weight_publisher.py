@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rljob.protocol.messages import CancelSend, EngineTarget, Probe, SendWeights, WeightsReady, WeightsSent
-from rljob.trainer.publish import Publisher
+from rljob.trainer.weight_publisher import Publisher
 from rljob.trainer.weights import WeightTransferError
 from rljob.transfer.group import Rendezvous
 from rljob.transfer.rounds import digest

@@ -52,7 +52,7 @@ class World:
         dist.broadcast(data, 0, group=self.control)
         return data.numpy().tobytes()
 
-    def agree(self, error: TrainerError | None) -> None:
+    def raise_first_error(self, error: TrainerError | None) -> None:
         """Wait for all ranks, however long it takes, and raise the gravest of their errors on all of them."""
         errors: list[Any] = [error]
         if self.size > 1:
@@ -86,13 +86,13 @@ def join_world() -> World:
     if device.type == "cuda":
         torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl"
-    store = dist.HashStore() if size == 1 else _meet(rank, size)
+    store = dist.HashStore() if size == 1 else _rendezvous(rank, size)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     log.info("rank %d of %d on %s", rank, size, device)
     return World(rank, size, device, dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT))
 
 
-def _meet(rank: int, size: int) -> dist.Store:
+def _rendezvous(rank: int, size: int) -> dist.Store:
     """Return the store of all ranks once all are there: where a node has to be waited for that is hours.
 
     torch's own waiting ends after half an hour, and says page after page while the first node has no name yet. On the
