@@ -12,8 +12,8 @@ from torch import nn
 
 from rljob.api.models import RLJob
 from rljob.protocol import messages as m
-from rljob.trainer.publish import Publisher
-from rljob.trainer.rank0 import Coordinator
+from rljob.trainer.coordinator_client import CoordinatorClient
+from rljob.trainer.weight_publisher import Publisher
 from rljob.trainer.weights import WeightSender
 
 POLL_SECONDS = 1.0
@@ -39,7 +39,7 @@ class IdleTrainer:
         self._weights = [(name, tensor.detach().clone()) for name, tensor in model.named_parameters()]
         sender = WeightSender("127.0.0.1", sync.bucket_bytes, sync.timeout_seconds, TRANSPORT)
         self._publisher = Publisher(sender, TRANSPORT, lambda result: self._coordinator.post(result))
-        self._coordinator = Coordinator(url, token, "idle", 0, self._publisher.cancel)
+        self._coordinator = CoordinatorClient(url, token, "idle", 0, self._publisher.cancel)
         self._incarnation = 0
 
     async def batches(self) -> AsyncGenerator[tuple[int, list[m.SampleTokens]], None]:
@@ -58,7 +58,7 @@ class IdleTrainer:
                     self._incarnation = command.incarnation
                     self._publisher.forget()
                 case m.SendWeights():
-                    self._publisher.publish(command, self._weights, m.Probe([], [], 1e-4))
+                    self._publisher.publish(command, self._weights, m.Probe([], []))
                 case m.Train() if command.step >= next_step:  # an earlier one was repeated after a reconnect
                     yield command.step, await self._pull(command)
                     next_step = command.step + 1

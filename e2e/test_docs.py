@@ -89,7 +89,7 @@ def test_links_lead_somewhere(page):
 def test_files_fields_and_commands_that_a_page_names_exist(page):
     for span in code_spans(page):
         if re.fullmatch(
-            r"(core|coordinator|operator|trainer-image|rollout-image|reward-services|charts|crds|e2e|examples|docs)/[\w./-]+",
+            r"(core|coordinator|operator|transfer|trainer-image|rollout-image|reward-services|charts|crds|e2e|examples|docs)/[\w./-]+",
             span,
         ):
             assert (ROOT / span).exists(), span

@@ -10,6 +10,7 @@ from core.tests.goldens import CONTEXTS, JOB
 from rljob.api.load import load
 from rljob.api.pods import main_container
 from rljob.manifests import render
+from rljob.protocol import environment
 
 ROOT = Path(__file__).parents[1]
 SOURCES = {
@@ -23,7 +24,7 @@ SOURCES = {
 EVERYWHERE = "core/src/rljob/protocol"
 ELSEWHERE = {"RLJOB_TOKEN", "RLJOB_LOG_LEVEL", "RLJOB_SERVICE_ACCOUNT"}
 """Of `rljob run`; for a person's template; for tests."""
-OF_THE_TRAINER = {"RLJOB_NODES", "RLJOB_NODE_RANK", "RLJOB_MASTER", "RLJOB_MEETING"}
+OF_THE_TRAINER = {"RLJOB_NODES", "RLJOB_NODE_RANK", "RLJOB_MASTER", "RLJOB_RENDEZVOUS_ID"}
 """Read in the trainer's sources, but not by the initializer, which is there too; and the other way round."""
 OF_THE_INITIALIZER = {"RLJOB_SEED"}
 
@@ -40,7 +41,9 @@ def containers():
 
 def read_in(directory):
     text = "".join(path.read_text() for path in (ROOT / directory).rglob("*.py"))
-    return set(re.findall(r"RLJOB_[A-Z]+(?:_[A-Z]+)*", text))
+    imports = " ".join(re.findall(r"from rljob\.protocol\.environment import (\([^)]*\)|.*)", text))
+    named = {vars(environment)[name] for name in re.findall(r"\b[A-Z_]+\b", imports)}
+    return named | set(re.findall(r"RLJOB_[A-Z]+(?:_[A-Z]+)*", text))
 
 
 @pytest.mark.parametrize("role", SOURCES)

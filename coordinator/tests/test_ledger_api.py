@@ -18,13 +18,14 @@ from ledgers import alter, batch_of, copy
 from world import World, job
 
 from rljob.coordinator import ledger_api
-from rljob.coordinator.ledger_api import NOTE, add_reports
+from rljob.coordinator.ledger_api import add_reports
 from rljob.coordinator.local_api_server import Readers, build_readers_app
 from rljob.coordinator.metrics import REGISTRY
 from rljob.coordinator.server import build_app
 from rljob.ledger.audit import Report, audit
 from rljob.ledger.reader import LedgerReader
 from rljob.ledger.sample_detail import SampleDetail, show
+from rljob.protocol.status import NOTE_HEADER
 
 HEADER = b'{"w": {"dtype": "F32", "shape": [320000], "data_offsets": [0, 1280000]}}'
 WEIGHTS = len(HEADER).to_bytes(8, "little") + HEADER + bytes(range(256)) * 5000
@@ -73,8 +74,8 @@ async def test_a_list_says_which_tasks_there_are_and_why_it_is_empty(client: htt
     assert answer.status_code == 404
     assert answer.json() == {"detail": "there is no task 'products'; the tasks of this run are sums"}
     answer = await client.get("/v1/samples?step=999")
-    assert answer.json() == [] and answer.headers[NOTE] == "there is no batch 999 yet; the newest is 5"
-    assert NOTE not in (await client.get("/v1/samples?limit=1")).headers
+    assert answer.json() == [] and answer.headers[NOTE_HEADER] == "there is no batch 999 yet; the newest is 5"
+    assert NOTE_HEADER not in (await client.get("/v1/samples?limit=1")).headers
 
 
 async def test_a_model_is_fetched_file_by_file_and_from_where_it_broke_off(client: httpx.AsyncClient) -> None:

@@ -304,7 +304,7 @@ class Trainer(Part):
             case m.SendWeights(update=update, engines=engines):
                 for target in engines:
                     group = f"group-{update}-{target.engine}"
-                    probe = m.Probe([], [], 1e-4)
+                    probe = m.Probe([], [])
                     self.world.broadcasts[group] = self.state
                     self.say(
                         m.WeightsReady(self.incarnation, update, target.engine, group, "", 0, 2, "gloo", [], probe),

@@ -196,7 +196,7 @@ def test_a_pod_may_read_its_own_token_only(manifest):
 def test_the_secret_has_a_key_for_each_role(manifest):
     made = secret(validate(manifest), Context(uid=UID), dict.fromkeys((*TOKEN_ROLES, ALL_TOKENS), "x"))
     assert made["metadata"]["name"] == secret_name("sums", UID) == "sums-tokens-0f1e2d3c"
-    assert {*made["stringData"]} == {"coordinator", "trainer", "agent", "runner", "operator", "reward"}
+    assert {*made["stringData"]} == {"coordinator", "trainer", "agent", "runner"}
     assert made["metadata"]["ownerReferences"]
 
 
@@ -330,7 +330,7 @@ def test_trainers_on_one_node_meet_at_ports_of_their_own(manifest):
 def test_every_attempt_of_every_job_is_a_meeting_of_its_own(manifest):
     """So that who finds another one's trainer at a port does not count as one of its nodes."""
     contexts = [Context(uid=uid, attempt=attempt) for uid in ("one", "other") for attempt in (1, 2)]
-    found = [variables(roles(manifest, context)["trainer"])["RLJOB_MEETING"] for context in contexts]
+    found = [variables(roles(manifest, context)["trainer"])["RLJOB_RENDEZVOUS_ID"] for context in contexts]
     assert len(set(found)) == 4
 
 

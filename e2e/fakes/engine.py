@@ -106,8 +106,6 @@ class FakeEngine:
                         self._prepare(message)
                     case m.RestartEngine():
                         self._restart()
-                    case m.Drain():
-                        return
         finally:
             for task in others:
                 task.cancel()

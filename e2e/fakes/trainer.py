@@ -198,7 +198,7 @@ class FakeTrainer:
                     world_size=2,
                     transport="gloo",
                     parameters=[],
-                    probe=m.Probe([], [], 1e-4),
+                    probe=m.Probe([], []),
                 )
             )
             self._link.send(m.WeightsSent(self._incarnation, command.update, target.engine, state, 0.0, ""))

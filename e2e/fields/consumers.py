@@ -49,9 +49,9 @@ from rljob.runner.trajectory import Trajectory
 from rljob.trainer.batch import Row
 from rljob.trainer.fsdp import FsdpBackend
 from rljob.trainer.loop import TrainerLoop
+from rljob.trainer.process_group import join_world, leave_world, make_deterministic
 from rljob.trainer.step import apply_batch, plan_step
-from rljob.trainer.weights import digest
-from rljob.trainer.world import join_world, leave_world, make_deterministic
+from rljob.transfer.rounds import digest
 
 SPLITS = ("train", "heldOut")
 

@@ -147,9 +147,3 @@ def test_a_service_in_a_pod_that_is_to_end_finishes_what_it_was_asked(tmp_path, 
     finally:
         service.kill()
         service.communicate()
-
-
-def test_a_check_of_rewards_that_are_right_says_nothing(tmp_path):
-    service = start(tmp_path, "", program=["-m", "rljob.rewards.main", "--check"])
-    _, told = service.communicate(timeout=100)
-    assert (service.returncode, told) == (0, "")

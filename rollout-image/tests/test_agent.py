@@ -9,7 +9,6 @@ from rljob.protocol.messages import (
     Abort,
     AckCompletions,
     Completions,
-    Drain,
     EngineDied,
     Generate,
     Part,
@@ -130,7 +129,7 @@ class World:
         await self.coordinator.say(*messages)
 
     async def update(self, version=0, instance="", number=1):
-        probe = Probe([], [], 0.0)
+        probe = Probe([], [])
         order = PrepareWeights(
             number, 0, version, f"g{number}", "127.0.0.1", 1, 2, "gloo", 1, [], probe, "keep", 5.0, instance
         )
@@ -326,18 +325,6 @@ async def test_abort_reaches_the_engine(world):
     await world.say(Abort([Part("a", 0, 0)], discard=False))
     await world.coordinator.completion(Part("a", 0, 0))
     assert world.engine.calls.count("abort") == 1
-
-
-async def test_a_drained_agent_ends_when_everything_is_acknowledged(world):
-    await world.in_service()
-    await world.say(ask("a"), Drain())
-    await world.prompts(1)
-    world.engine.go_on.set()
-    done = await world.coordinator.completion(Part("a", 0, 0))
-    assert not world.running.done()
-    await world.say(AckCompletions([done.part]))
-    await asyncio.wait_for(world.running, 60)
-    assert world.engine.calls[-1] == "stop"
 
 
 async def test_an_agent_that_is_told_to_end_hands_back_what_it_has_and_takes_nothing_more(world):

@@ -29,7 +29,8 @@ from rljob.protocol.messages import (
     WeightAck,
     WeightFailed,
 )
-from rljob.trainer.weights import WeightSender, WeightTransferError, describe, digest
+from rljob.trainer.weights import WeightSender, WeightTransferError
+from rljob.transfer.rounds import describe, digest
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
@@ -102,7 +103,7 @@ class Trainer:
             transport="gloo",
             bucket_bytes=BUCKET_BYTES,
             parameters=describe(self.tensors()),
-            probe=Probe(sequences, [self.logprobs(s) for s in sequences], TOLERANCE),
+            probe=Probe(sequences, [self.logprobs(s) for s in sequences]),
             in_flight=in_flight,
             timeout_seconds=timeout,
         )
@@ -304,20 +305,21 @@ async def test_every_route_of_the_server_asks_for_its_key(run):
 
 SENDER_THAT_HANGS = """
 import sys, torch, pickle
-from rljob.trainer import weights
+from rljob.trainer.weights import WeightSender
+from rljob.transfer.group import WeightGroup
 path, = sys.argv[1:]
 tensors = pickle.load(open(path, 'rb'))
-out = weights.WeightSender('127.0.0.1', 20_000, 30.0, 'gloo')
+out = WeightSender('127.0.0.1', 20_000, 30.0, 'gloo')
 info = out.open('e', False)
 print(info.group, info.port, flush=True)
 sent = []
-def broadcast(*args, plain=weights._broadcast):
+def broadcast(*args, plain=WeightGroup.broadcast):
     plain(*args)
     sent.append(1)
     if len(sent) == 3:
         print('in the middle', flush=True)
         sys.stdin.read()
-weights._broadcast = broadcast
+WeightGroup.broadcast = broadcast
 out.send('e', tensors)
 """
 

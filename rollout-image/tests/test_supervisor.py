@@ -2,8 +2,6 @@
 
 import asyncio
 import os
-import signal
-import subprocess
 import sys
 
 import psutil
@@ -125,24 +123,3 @@ async def test_its_environment_and_its_scratch_directory(monkeypatch):
     assert os.path.isdir(scratch)
     await engine.kill()
     assert not os.path.exists(scratch)
-
-
-def test_a_process_dies_with_its_parent():
-    child = (
-        "import os, time\n"
-        "from rljob.rollout.vllm_engine.parentage import die_with_parent\n"
-        "die_with_parent(os.getppid())\n"
-        "print(os.getpid(), flush=True)\n"
-        "time.sleep(99)\n"
-    )
-    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    with subprocess.Popen([sys.executable, "-S", "-c", parent], stdout=subprocess.PIPE, text=True) as process:
-        orphan = psutil.Process(int(process.stdout.readline()))
-        process.send_signal(signal.SIGKILL)
-    orphan.wait(60)
-
-
-def test_a_process_whose_parent_is_dead_already_ends_at_once():
-    program = "from rljob.rollout.vllm_engine.parentage import die_with_parent; die_with_parent(1 << 30)"
-    done = subprocess.run([sys.executable, "-c", program], check=False)
-    assert done.returncode == -signal.SIGKILL

@@ -141,7 +141,7 @@ async def test_how_each_way_to_treat_sequences_in_flight_is_asked_for(server, cl
 
 async def test_an_update_is_started_received_and_committed_under_its_version(server, client):
     metas = [ParameterMeta("a", "float32", [2, 3])]
-    update = PrepareWeights(1, 2, 9, "nonce", "h", 5, 2, "gloo", 64, metas, Probe([], [], 0.0), "keep", 9.0)
+    update = PrepareWeights(1, 2, 9, "nonce", "h", 5, 2, "gloo", 64, metas, Probe([], []), "keep", 9.0)
     await client.join(update, 3.0)
     await client.receive(update, 2.0)
     join, start, receive, finish = server.calls
@@ -158,7 +158,7 @@ async def test_new_requests_do_not_share_cached_prefixes_with_older_weights(serv
     choice = {"token_ids": [], "finish_reason": "abort", "logprobs": {"content": []}}
     server.answer = {"choices": [choice]}
     await client.generate("1", b"\1\0\0\0", SAMPLING)
-    update = PrepareWeights(1, 2, 9, "nonce", "h", 5, 2, "gloo", 64, [], Probe([], [], 0.0), "keep", 9.0)
+    update = PrepareWeights(1, 2, 9, "nonce", "h", 5, 2, "gloo", 64, [], Probe([], []), "keep", 9.0)
     await client.receive(update, 2.0)
     await client.generate("2", b"\1\0\0\0", SAMPLING)
     salts = [body["cache_salt"] for path, body, _ in server.calls if path.endswith("generate")]

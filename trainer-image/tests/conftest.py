@@ -24,7 +24,7 @@ from rljob.api.resolve import resolve
 from rljob.protocol import messages as m
 from rljob.protocol.messages import BatchSample, SampleTokens, Train, VersionSpan
 from rljob.scheduling.shards import assign
-from rljob.trainer.world import World, join_world, leave_world, make_deterministic
+from rljob.trainer.process_group import World, join_world, leave_world, make_deterministic
 
 VOCABULARY = 61
 WAIT_SECONDS = 100

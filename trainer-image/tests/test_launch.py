@@ -251,11 +251,11 @@ async def test_two_nodes_train_as_one(job, batch, coordinator, launch):
 
 WAITS = """
 import logging, os, sys
-from rljob.trainer import main, world
-world.TELL_SECONDS = 0.0
+from rljob.trainer import main, process_group
+process_group.TELL_SECONDS = 0.0
 logging.basicConfig(level="INFO", stream=sys.stdout)
 main._end_on_signal()
-world._meet(int(os.environ["RANK"]), 2)
+process_group._rendezvous(int(os.environ["RANK"]), 2)
 """
 
 

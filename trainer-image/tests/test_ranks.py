@@ -14,15 +14,16 @@ import torch
 from safetensors.torch import load_file
 
 from rljob.api.models import RLJob
+from rljob.protocol.checkpoint import OPTIMIZER_FILE, WEIGHTS_FILE
 from rljob.scheduling.shards import assign
 from rljob.trainer.batch import lengths
-from rljob.trainer.checkpoint import OPTIMIZER, WEIGHTS, Checkpoints, OptimizerState, TrainerState, read_configuration
+from rljob.trainer.checkpoint import Checkpoints, OptimizerState, TrainerState, read_configuration
 from rljob.trainer.errors import UnrecoverableError
+from rljob.trainer.fetch_batch import check_shard
 from rljob.trainer.fsdp import FsdpBackend
 from rljob.trainer.metrics import METRICS
-from rljob.trainer.pull import check_shard
+from rljob.trainer.process_group import World, join_world, leave_world, make_deterministic
 from rljob.trainer.step import apply_batch
-from rljob.trainer.world import World, join_world, leave_world, make_deterministic
 
 OF_ONE_RANK = {"seconds_forward", "seconds_backward", "seconds_optimizer", "memory_peak_bytes", "padding_share"}
 OPTIMIZER_SETTINGS = {"learningRate": 1e-3, "maxGradNorm": 0.05, "epsilon": 1e-3}
@@ -117,7 +118,7 @@ def resume(world: World, job: RLJob, step: Any, storage: Path) -> Any:
     """Return weights and moments as loaded, then what one more step makes of them."""
     checkpoint, state = Checkpoints(storage).newest()
     backend = FsdpBackend(checkpoint, job.spec.trainer, world)
-    backend.load_optimizer(OptimizerState(checkpoint / OPTIMIZER, state.updates))
+    backend.load_optimizer(OptimizerState(checkpoint / OPTIMIZER_FILE, state.updates))
     loaded = {name: tensor.numpy().copy() for name, tensor in [*backend.named_tensors(), *backend.named_moments()]}
     return loaded, train(world, checkpoint, job, [step], backend)
 
@@ -126,7 +127,7 @@ def test_a_checkpoint_of_two_ranks_resumes_on_one_and_four(model_directory, job,
     made = job(trainer={"microbatchTokens": 60, "optimizer": OPTIMIZER_SETTINGS})
     on_ranks(2, save, model_directory, made, [batch(0)], tmp_path)
     checkpoint = tmp_path / "checkpoints" / "step-000001"
-    stored = load_file(checkpoint / WEIGHTS) | load_file(checkpoint / OPTIMIZER)
+    stored = load_file(checkpoint / WEIGHTS_FILE) | load_file(checkpoint / OPTIMIZER_FILE)
     ((loaded, alone),) = on_ranks(1, resume, made, batch(1, step=1), tmp_path)
     four = on_ranks(4, resume, made, batch(1, step=1), tmp_path)
     for tensors in (loaded, *(result[0] for result in four)):
@@ -137,7 +138,7 @@ def test_a_checkpoint_of_two_ranks_resumes_on_one_and_four(model_directory, job,
 
 def one_fails(world: World) -> str:
     try:
-        world.agree(UnrecoverableError("rank 1 says no") if world.rank == 1 else None)
+        world.raise_first_error(UnrecoverableError("rank 1 says no") if world.rank == 1 else None)
     except UnrecoverableError as error:
         return f"{error} {world.broadcast(b'still together' if world.rank == 0 else None).decode()}"
     return "no error"

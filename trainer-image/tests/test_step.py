@@ -15,13 +15,13 @@ from rljob.api.roles import Optimizer
 from rljob.protocol.messages import SampleTokens, Train
 from rljob.trainer.batch import split_minibatches
 from rljob.trainer.errors import ModelError, UnrecoverableError
+from rljob.trainer.fetch_batch import check_shard
 from rljob.trainer.fsdp import FsdpBackend, learning_rate
 from rljob.trainer.metrics import METRICS
-from rljob.trainer.probe import probe, probe_tokens
-from rljob.trainer.pull import check_shard
+from rljob.trainer.process_group import World
 from rljob.trainer.step import Applied, apply_batch
-from rljob.trainer.weights import digest
-from rljob.trainer.world import World
+from rljob.trainer.weight_probe import probe, probe_tokens
+from rljob.transfer.rounds import digest
 
 TOLERANCE = 1e-6
 
@@ -300,7 +300,7 @@ def test_weights_that_do_not_fit_the_configuration_are_refused(tmp_path, model_d
 
 def test_the_probe_is_fixed_and_its_log_probabilities_are_the_models(model_directory, world, job):
     backend = FsdpBackend(model_directory, job().spec.trainer, world)
-    known = probe(backend, world.device, 16, 1e-4)
+    known = probe(backend, world.device, 16)
     model = AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32)
     assert known.token_ids == probe_tokens(backend.vocabulary) and len(known.token_ids) == 4
     for ids, logprobs in zip(known.token_ids, known.logprobs, strict=True):

@@ -14,10 +14,10 @@ import pytest
 
 RANK = """
 import logging, os, torch
-from rljob.trainer import world
-world.TELL_SECONDS = 0.0
+from rljob.trainer import process_group
+process_group.TELL_SECONDS = 0.0
 logging.basicConfig(level="INFO", filename=f"{os.path.dirname(os.path.abspath(__file__))}/log{os.environ['RANK']}")
-from rljob.trainer.world import join_world, leave_world
+from rljob.trainer.process_group import join_world, leave_world
 world = join_world()
 total = world.sum(torch.tensor([1.0 + world.rank]))
 print(f"rank {world.rank} of {world.size}: {total.item()}", flush=True)

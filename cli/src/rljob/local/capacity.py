@@ -14,8 +14,9 @@ from pathlib import Path
 
 from rljob.api.models import RLJob
 from rljob.api.paths import in_storage
-from rljob.local import machine, safetensors
+from rljob.local import machine
 from rljob.local.errors import RunError
+from rljob.protocol.checkpoint import WEIGHTS_PATTERN, read_header
 
 BYTES = {"float32": 4, "bfloat16": 2}
 TRAINED_BYTES = 16
@@ -64,9 +65,9 @@ def check(job: RLJob, storage: Path) -> list[str]:
 def count_parameters(model: Path) -> int:
     """Return how many parameters the safetensors files of a model's directory hold; 0 when they do not say."""
     count = 0
-    for path in model.glob("*.safetensors"):
+    for path in model.glob(WEIGHTS_PATTERN):
         try:
-            count += sum(math.prod(tensor["shape"]) for tensor in safetensors.read_header(path).values())
+            count += sum(math.prod(tensor["shape"]) for tensor in read_header(path).values())
         except (OSError, ValueError, KeyError, TypeError):
             return 0  # the trainer's own check says what is wrong with it
     return count

@@ -8,18 +8,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rljob.local import safetensors
 from rljob.local.directory import RunDirectory
 from rljob.local.errors import RunError
-
-STATE = "trainer.json"
-_COMPLETE = re.compile(r"step-(\d{6,})")
+from rljob.protocol.checkpoint import (
+    CONFIGURATION_FILE,
+    DIRECTORY,
+    STATE_FILE,
+    WEIGHTS_FILE,
+    WEIGHTS_PATTERN,
+    complete_checkpoints,
+    damage,
+)
 
 
 def find(directory: RunDirectory, step: int | None) -> tuple[int, Path]:
@@ -40,13 +44,7 @@ def find(directory: RunDirectory, step: int | None) -> tuple[int, Path]:
 
 def steps(directory: RunDirectory) -> dict[int, Path]:
     """Return step → path of the complete checkpoints."""
-    return _complete(directory.path / "checkpoints")
-
-
-def _complete(checkpoints: Path) -> dict[int, Path]:
-    entries = checkpoints.glob("step-*")
-    matches = ((path, _COMPLETE.fullmatch(path.name)) for path in entries)
-    return {int(match[1]): path for path, match in matches if match and (path / STATE).is_file()}
+    return complete_checkpoints(directory.path / DIRECTORY)
 
 
 def export(checkpoint: Path, destination: Path) -> None:
@@ -61,7 +59,7 @@ def export(checkpoint: Path, destination: Path) -> None:
     with new_directory(destination) as partial:
         try:
             for source in sorted(checkpoint.iterdir()):
-                if source.is_file() and source.name != STATE:
+                if source.is_file() and source.name != STATE_FILE:
                     shutil.copyfile(source, partial / source.name)
                     sync(partial / source.name)
         except FileNotFoundError:
@@ -123,22 +121,22 @@ def refuse_damaged(checkpoint: Path, what: str, others: Sequence[int] = ()) -> N
 
 
 def _others(checkpoint: Path) -> list[int]:
-    return sorted(step for step, known in _complete(checkpoint.parent).items() if known != checkpoint)
+    return sorted(step for step, known in complete_checkpoints(checkpoint.parent).items() if known != checkpoint)
 
 
 def _damages(checkpoint: Path) -> Iterator[tuple[Path, str]]:
     """Yield files of a checkpoint that cannot be what the trainer wrote, and what is wrong with each."""
     try:
-        json.loads((checkpoint / "config.json").read_bytes())
+        json.loads((checkpoint / CONFIGURATION_FILE).read_bytes())
     except FileNotFoundError:
-        yield checkpoint / "config.json", "is not there"
+        yield checkpoint / CONFIGURATION_FILE, "is not there"
     except ValueError:
-        yield checkpoint / "config.json", "is not JSON"
-    weights = sorted(checkpoint.glob("*.safetensors"))
+        yield checkpoint / CONFIGURATION_FILE, "is not JSON"
+    weights = sorted(checkpoint.glob(WEIGHTS_PATTERN))
     if not weights:
-        yield checkpoint / "model.safetensors", "is not there"
+        yield checkpoint / WEIGHTS_FILE, "is not there"
     for path in weights:
-        if problem := safetensors.damage(path):
+        if problem := damage(path):
             yield path, problem
 
 

@@ -11,6 +11,7 @@ from rljob.local.directory import RunDirectory
 from rljob.local.errors import Interrupted, RunError
 from rljob.local.processes import Command, Interrupt
 from rljob.protocol import initializer as stamps
+from rljob.protocol.exit_codes import CONFIGURATION_ERROR, FAILURE
 
 NAME = plan.INITIALIZER
 
@@ -50,7 +51,7 @@ async def _run_once(command: Command, directory: RunDirectory, interrupt: Interr
     if interrupt.stop.is_set():
         raise Interrupted
     if process.returncode:
-        code = 2 if process.returncode == 2 else 1
+        code = CONFIGURATION_ERROR if process.returncode == CONFIGURATION_ERROR else FAILURE
         how = processes.describe_exit(process.returncode)
         raise RunError(f"the initializer {how}; see the end of its log", code, _tail(directory))
 

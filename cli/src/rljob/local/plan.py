@@ -15,6 +15,7 @@ from rljob.api.pods import main_container
 from rljob.api.roles import Coordinator, Reward, Rollout, Runner, Trainer
 from rljob.local import machine
 from rljob.local.processes import Command
+from rljob.protocol.environment import SEED
 
 HOST = "127.0.0.1"
 INITIALIZER = "initializer"
@@ -110,7 +111,7 @@ def initializer(job: RLJob, storage: Path) -> Command:
     wanted = job.spec.initializer
     assert wanted is not None, "asked of jobs that have one"
     arguments = [in_storage(argument, storage) for argument in wanted.command]
-    environment = common_environment(storage) | {"RLJOB_SEED": str(job.spec.seed)}
+    environment = common_environment(storage) | {SEED: str(job.spec.seed)}
     trainers = _variables(job.spec.trainer.template)
     return templated(Command(INITIALIZER, arguments, environment), wanted.template, trainers)
 

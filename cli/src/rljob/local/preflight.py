@@ -21,6 +21,7 @@ from rljob.local import capacity, honours, surroundings
 from rljob.local.directory import MANIFEST, RunDirectory
 from rljob.local.errors import RunError
 from rljob.local.plan import common_environment
+from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 
 CHECKED_PARTS = ("trainer", "rollout", "runner")
 """Parts that check themselves: ``python -m rljob.PART.main --check``. A builtin reward needs nothing that validation
@@ -88,7 +89,7 @@ def _found(part: str, process: subprocess.Popen[str]) -> list[str]:
         _, said = process.communicate(timeout=CHECK_SECONDS)
     except subprocess.TimeoutExpired:
         raise RunError(f"the check of {part} took more than {CHECK_SECONDS:.0f} s; try again") from None
-    if process.returncode not in (0, 2):
+    if process.returncode not in (0, CONFIGURATION_ERROR):
         last = "\n".join(f"  {line}" for line in said.splitlines()[-LAST_LINES:])
         raise RunError(f"{part} could not be checked; it said", log=last)
     return said.splitlines() if process.returncode else []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -16,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from rljob.local import sweep
-from rljob.protocol.environment import search_path
+from rljob.protocol.environment import LOG_LEVEL, search_path
+from rljob.protocol.parent_death import set_parent_death_signal
 from rljob.protocol.probe import HEARTBEAT
 
 GRACE_SECONDS = 10.0
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
@@ -94,14 +92,14 @@ async def start(command: Command, directory: Path, note: str = "") -> asyncio.su
             stderr=log,
             env=_environment(command, directory),
             start_new_session=True,
-            preexec_fn=_die_with_parent,
+            preexec_fn=set_parent_death_signal,
         )
 
 
 def _environment(command: Command, directory: Path) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RLJOB_")}
-    if "RLJOB_LOG_LEVEL" in os.environ:
-        inherited["RLJOB_LOG_LEVEL"] = os.environ["RLJOB_LOG_LEVEL"]
+    if LOG_LEVEL in os.environ:
+        inherited[LOG_LEVEL] = os.environ[LOG_LEVEL]
     return {
         "OMP_NUM_THREADS": "1",  # several parts share the cores; more threads each make all of them slower
         "PYTHONUNBUFFERED": "1",
@@ -116,11 +114,6 @@ def _environment(command: Command, directory: Path) -> dict[str, str]:
 def mark(directory: Path, name: str = "") -> str:
     """Return the mark of a part's processes; with no name the beginning of all marks of the run."""
     return f"{directory}:{name}:" if name else f"{directory}:"
-
-
-def _die_with_parent() -> None:
-    """In the child, before exec: be killed when the process that started it dies."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 async def end(process: asyncio.subprocess.Process, kill: asyncio.Event, grace: float = GRACE_SECONDS) -> None:

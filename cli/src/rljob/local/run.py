@@ -25,9 +25,10 @@ from rljob.local.plan import Surroundings
 from rljob.local.processes import Command, Interrupt
 from rljob.local.screen import Screen
 from rljob.local.summary import checkpoint_line, draw_plot, summary
-from rljob.local.supervisor import CONFIGURATION_ERROR, Backoff, Supervisor
+from rljob.local.supervisor import Backoff, Supervisor
 from rljob.local.suspension import ask_to_suspend
 from rljob.local.view import PartView, View
+from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.protocol.initializer import mark_used
 from rljob.protocol.status import RunStatus, decode_status
 

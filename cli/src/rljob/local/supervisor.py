@@ -17,8 +17,8 @@ from rljob.api.operation import FailurePolicy
 from rljob.local import hangs, processes, sweep
 from rljob.local.errors import RunError
 from rljob.local.processes import Command, Interrupt
+from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 
-CONFIGURATION_ERROR = 2
 LITTLE_SPACE_BYTES = 1 << 20
 """Less room than this on the disk explains a death."""
 

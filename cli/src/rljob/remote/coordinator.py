@@ -13,12 +13,12 @@ import msgspec
 from rljob.api.pods import READERS_PORT
 from rljob.local.errors import RunError
 from rljob.manifests.names import claim_name
+from rljob.protocol.status import NOTE_HEADER
 from rljob.remote import forwarding
 from rljob.remote.absent import unseen
 from rljob.remote.api import FORBIDDEN, UNAUTHORIZED, ApiError, Object
 from rljob.remote.finding import COORDINATOR, Namespace, conditions, goes_on, holds
 
-NOTE = "Rljob-Note"
 T = TypeVar("T")
 
 
@@ -53,7 +53,7 @@ class Coordinator:
         """
         with self.open(path, **query) as answer:
             data = _whole(answer)
-            note = answer.getheader(NOTE) or ""
+            note = answer.getheader(NOTE_HEADER) or ""
         try:
             return msgspec.json.decode(data, type=kind), note
         except msgspec.ValidationError:

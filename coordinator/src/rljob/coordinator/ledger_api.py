@@ -32,7 +32,6 @@ from fastapi import Path as PathParameter
 from starlette.responses import StreamingResponse
 
 from rljob.coordinator.trainer_control import is_inside
-from rljob.ledger.audit_lineage import RECORD
 from rljob.ledger.reader import (
     MOST_SAMPLES,
     LedgerReader,
@@ -45,11 +44,12 @@ from rljob.ledger.reader import (
 )
 from rljob.ledger.reader import samples as select_samples
 from rljob.ledger.states import Kind, State
+from rljob.protocol.checkpoint import STATE_FILE
+from rljob.protocol.status import NOTE_HEADER
 
 log = logging.getLogger(__name__)
 
 LARGEST = 2**53  # of any number in an address
-NOTE = "Rljob-Note"
 JSON = "application/json"
 MOST_REPORTS = 2
 """Processes of a kind at a time; more wait."""
@@ -81,7 +81,7 @@ def add_reports(app: FastAPI, storage: Path) -> None:
             body, note = await asyncio.to_thread(_select, storage, selection)
         except LookupError as error:
             raise HTTPException(404, str(error)) from None
-        return Response(body, media_type=JSON, headers={NOTE: note} if note else None)
+        return Response(body, media_type=JSON, headers={NOTE_HEADER: note} if note else None)
 
     @app.get("/v1/samples/{name}")
     async def sample(name: Annotated[str, PathParameter(max_length=256)]) -> Response:
@@ -139,7 +139,7 @@ def _checkpoints(storage: Path) -> dict[int, tuple[str, dict[str, int]]]:
                 files = {
                     entry.name: entry.stat(follow_symlinks=False).st_size
                     for entry in entries
-                    if entry.is_file(follow_symlinks=False) and entry.name != RECORD  # the trainer's own
+                    if entry.is_file(follow_symlinks=False) and entry.name != STATE_FILE  # the trainer's own
                 }
             kept[step] = (path, dict(sorted(files.items())))
     return kept

@@ -8,6 +8,8 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rljob.protocol.exit_codes import CONFIGURATION_ERROR
+
 if TYPE_CHECKING:
     from rljob.api.models import RLJob
     from rljob.runner.data.readers import Readers
@@ -36,7 +38,7 @@ def main() -> None:
         uvloop.run(serve(prepare(environment, find_readers(environment.job)), reward_urls()))
     except (ValueError, RefusedError) as error:
         logging.error("%s", error)
-        sys.exit(2)
+        sys.exit(CONFIGURATION_ERROR)
 
 
 def _check() -> int:

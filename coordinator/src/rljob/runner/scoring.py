@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import aiohttp
 import msgspec
 
 from rljob.api.roles import Reward
+from rljob.protocol.backoff import Backoff
 from rljob.protocol.rewards import Score, ScoreItem, ScoreReply, ScoreRequest
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class RewardClient:
 
     async def greet(self) -> None:
         """Wait until something answers at the service's address; say so when it does not at once."""
-        backoff = _Backoff()
+        backoff = Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS)
         limit = aiohttp.ClientTimeout(total=CONNECT_SECONDS)
         while True:
             try:
@@ -142,7 +142,8 @@ class RewardClient:
             body = _encoder.encode(ScoreRequest([waiting.item for waiting in batch]))
         except (TypeError, ValueError, OverflowError) as error:
             raise BadAnswerError(f"the sample cannot be sent to reward {self._name}: {error}") from error
-        backoff, breaks, alone = _Backoff(), 0, False
+        backoff = Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS)
+        breaks, alone = 0, False
         while not all(waiting.answer.done() for waiting in batch):
             try:
                 async with self._turns.taken(alone):
@@ -249,17 +250,6 @@ class _Turns:
             self._alone -= alone
             async with self._changed:
                 self._changed.notify_all()
-
-
-class _Backoff:
-    """Waits between attempts, longer each time."""
-
-    def __init__(self) -> None:
-        self._seconds = FIRST_BACKOFF_SECONDS
-
-    async def wait(self) -> None:
-        await asyncio.sleep(self._seconds * random.uniform(0.5, 1.0))
-        self._seconds = min(2 * self._seconds, LAST_BACKOFF_SECONDS)
 
 
 def _failed(item: ScoreItem, reason: str) -> Score:

@@ -6,17 +6,14 @@ back to version 0. That chain is walked from the newest checkpoint.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from rljob.ledger.audit_report import Check, Findings
 from rljob.ledger.reader import LedgerReader
-
-RECORD = "trainer.json"
+from rljob.protocol.checkpoint import CONFIGURATION_FILE, STATE_FILE, WEIGHTS_PATTERN, damage
 
 
 class CheckpointRecord(msgspec.Struct):
@@ -129,24 +126,16 @@ def examine_checkpoints(ledger: LedgerReader, steps: int, finished: bool) -> Che
 
 
 def damaged_weights(directory: Path) -> Iterator[str]:
-    """Yield a sentence for every weights file of a checkpoint that is cut off or none, by its header and length alone.
-
-    A safetensors file is eight bytes with the length of a JSON header, the header, and as many bytes as it says.
-    """
-    if (directory / "config.json").exists() and not any(directory.glob("*.safetensors")):
-        yield f"{directory} has no weights (*.safetensors)"
-    for path in sorted(directory.rglob("*.safetensors")):
+    """Yield a sentence for every weights file of a checkpoint that is cut off or none, by its header and length."""
+    if (directory / CONFIGURATION_FILE).exists() and not any(directory.glob(WEIGHTS_PATTERN)):
+        yield f"{directory} has no weights ({WEIGHTS_PATTERN})"
+    for path in sorted(directory.rglob(WEIGHTS_PATTERN)):
         try:
-            with path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                length = int.from_bytes(file.read(8), "little")
-                tensors = msgspec.json.decode(file.read(min(length, size)), type=dict[str, Any])
-            ends = [tensor["data_offsets"][1] for name, tensor in tensors.items() if name != "__metadata__"]
-        except (OSError, KeyError, TypeError, IndexError, msgspec.MsgspecError) as error:
-            yield f"{path} cannot be read: {error}"
-            continue
-        if size != 8 + length + max(ends, default=0):
-            yield f"{path} has {size} bytes, and its header says {8 + length + max(ends, default=0)}"
+            problem = damage(path)
+        except OSError as error:
+            problem = f"cannot be read: {error}"
+        if problem:
+            yield f"{path} {problem}"
 
 
 def _newer(directory: Path, step: int) -> bool:
@@ -160,6 +149,6 @@ def _record(directory: Path) -> CheckpointRecord | str:
     if not directory.is_dir():
         return f"its directory {directory} does not exist"
     try:
-        return msgspec.json.decode((directory / RECORD).read_bytes(), type=CheckpointRecord)
+        return msgspec.json.decode((directory / STATE_FILE).read_bytes(), type=CheckpointRecord)
     except (OSError, msgspec.MsgspecError) as error:
-        return f"{directory / RECORD} cannot be read: {error}"
+        return f"{directory / STATE_FILE} cannot be read: {error}"

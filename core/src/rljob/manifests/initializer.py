@@ -9,6 +9,7 @@ from rljob.manifests.context import Role
 from rljob.manifests.pods import Pod, pod_template
 from rljob.manifests.scene import Scene
 from rljob.manifests.trainer import configuration_error
+from rljob.protocol.environment import SEED
 
 RETRIES = 3
 OF_THE_TRAINERS_MAIN = ("image", "imagePullPolicy", "env", "envFrom")
@@ -26,7 +27,7 @@ def initializer(scene: Scene) -> Role | None:
         role,
         image="trainer",
         command=["python", "-m", "rljob.trainer.initialize", "--", *spec.initializer.command],
-        variables={"RLJOB_SEED": str(spec.seed)},
+        variables={SEED: str(spec.seed)},
         more={"restartPolicy": "Never"},
         template=own,
         inherited=inherited,

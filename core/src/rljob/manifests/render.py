@@ -20,7 +20,7 @@ from rljob.manifests.scene import Identity, Scene
 from rljob.manifests.storage import storage
 from rljob.manifests.trainer import trainer
 
-TOKEN_ROLES = ("trainer", "agent", "runner", "operator", "reward")
+TOKEN_ROLES = ("trainer", "agent", "runner")
 """Who has a token of their own. Each is a key of the Secret, which pods mount one of."""
 ALL_TOKENS = "coordinator"
 """Key of the Secret: JSON of role → token, for the coordinator."""

@@ -14,8 +14,9 @@ from rljob.manifests.hashes import digest, of_pods
 from rljob.manifests.names import dns_name
 from rljob.manifests.pods import Pod, pod_template
 from rljob.manifests.scene import Scene
+from rljob.protocol.environment import MASTER, NODE_RANK, NODES, RENDEZVOUS_ID
+from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 
-CONFIGURATION_ERROR = 2
 """Exit code that says that no restart helps."""
 HOST_PORTS = range(20_000, 30_000)
 """Of nodes, below those that Kubernetes gives services and that the kernel gives connections."""
@@ -33,12 +34,12 @@ def trainer(scene: Scene) -> Role:
         image="trainer",
         command=_command(spec),
         variables={
-            "RLJOB_NODES": str(spec.nodes),
-            "RLJOB_MASTER": _master(scene, f"{name}-0.{service}"),
-            "RLJOB_MEETING": digest(scene.context.uid, name),
+            NODES: str(spec.nodes),
+            MASTER: _master(scene, f"{name}-0.{service}"),
+            RENDEZVOUS_ID: digest(scene.context.uid, name),
             **asked.variables,
         },
-        fields={"RLJOB_NODE_RANK": RANK_FIELD},
+        fields={NODE_RANK: RANK_FIELD},
         token="trainer",
         volumes=asked.volumes,
         probes=probes.files(scene.job.spec.failure_policy.hang_seconds),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 
+from rljob.protocol.exit_codes import CONFIGURATION_ERROR
+
 
 def report(find: Callable[[], Iterable[str]]) -> int:
-    """Print the problems that ``find`` gives, a line each, on stderr; return the exit code: 2 when there are any.
+    """Print the problems that ``find`` gives, a line each, on stderr; return the exit code.
 
     A ValueError or OSError that it raises is a problem too.
     """
@@ -17,4 +19,4 @@ def report(find: Callable[[], Iterable[str]]) -> int:
     except (ValueError, OSError) as error:
         problems.append(str(error))
     sys.stderr.writelines(f"{problem}\n" for problem in problems)
-    return 2 if problems else 0
+    return CONFIGURATION_ERROR if problems else 0

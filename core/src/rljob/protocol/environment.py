@@ -13,6 +13,17 @@ from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
 from rljob.protocol.addresses import host_and_port
 
+SEED = "RLJOB_SEED"
+"""Of the initializer: spec.seed."""
+LOG_LEVEL = "RLJOB_LOG_LEVEL"
+"""Of any component, set by a user."""
+NODES, NODE_RANK = "RLJOB_NODES", "RLJOB_NODE_RANK"
+"""Of the trainer: number of nodes, and which of them this one is, from 0."""
+MASTER = "RLJOB_MASTER"
+"""Of a trainer of several nodes: the first one, HOST or HOST:PORT."""
+RENDEZVOUS_ID = "RLJOB_RENDEZVOUS_ID"
+"""Of the trainer: unique to this attempt of this job, so that ranks recognize each other."""
+
 
 @dataclass(frozen=True)
 class PartEnvironment:

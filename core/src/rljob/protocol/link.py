@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
 import msgspec
 
+from rljob.protocol.backoff import Backoff
 from rljob.protocol.messages import MAX_FRAME_BYTES, Refuse, encode, encode_frame, frame_decoder, frame_length
 
 log = logging.getLogger(__name__)
@@ -67,14 +67,14 @@ class Link:
         Raises:
             RefusedError: the coordinator answered Refuse(fatal=True) or HTTP 401.
         """
-        backoff = FIRST_BACKOFF_SECONDS
+        backoff = Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS)
         async with aiohttp.ClientSession(headers=self._headers) as session:
             while True:
                 try:
                     async with session.ws_connect(
                         self._url, max_msg_size=MAX_FRAME_BYTES, heartbeat=PING_SECONDS
                     ) as socket:
-                        backoff = FIRST_BACKOFF_SECONDS
+                        backoff.reset()
                         async for message in self._serve(socket):
                             yield message
                 except aiohttp.WSServerHandshakeError as error:
@@ -83,8 +83,7 @@ class Link:
                     log.info("coordinator not ready: HTTP %s", error.status)
                 except (aiohttp.ClientError, OSError, TimeoutError) as error:
                     log.info("no connection to the coordinator: %s", error)
-                await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
-                backoff = min(2 * backoff, LAST_BACKOFF_SECONDS)
+                await backoff.wait()
 
     async def _serve(self, socket: aiohttp.ClientWebSocketResponse) -> AsyncIterator[Any]:
         self._outbox = [encode(message) for message in self._register()]

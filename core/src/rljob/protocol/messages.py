@@ -168,7 +168,6 @@ class Probe(msgspec.Struct, array_like=True):
 
     token_ids: list[list[int]]
     logprobs: list[list[float]]
-    tolerance: float
 
 
 class PrepareWeights(Message):
@@ -195,10 +194,6 @@ class RestartEngine(Message):
     """Kill the engine server and start a new one (its weights cannot be trusted)."""
 
     reason: str
-
-
-class Drain(Message):
-    """Finish what is in hand and exit 0."""
 
 
 # --- trainer -> coordinator -------------------------------------------------------------------------------------------
@@ -456,7 +451,7 @@ class Refuse(Message):
 FromAgent: TypeAlias = (
     RegisterEngine | Completions | GenerationFailed | WeightAck | WeightFailed | EngineHeartbeat | EngineDied
 )
-ToAgent: TypeAlias = Generate | Abort | AckCompletions | PrepareWeights | RestartEngine | Drain | Refuse
+ToAgent: TypeAlias = Generate | Abort | AckCompletions | PrepareWeights | RestartEngine | Refuse
 FromTrainer: TypeAlias = (
     RegisterTrainer | StepDone | Checkpointed | WeightsReady | WeightsSent | TrainerWaits | TrainerFailed
 )

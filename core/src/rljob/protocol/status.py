@@ -18,6 +18,9 @@ Evaluating: nothing but evaluation is under way. Finishing: the last checkpoint 
 last, for good: the coordinator goes on answering so that readers see it. Suspended: somebody asked for it, everything
 is durable, and the run goes on when its parts are started again."""
 
+NOTE_HEADER = "Rljob-Note"
+"""HTTP header of an answer to a reader: a sentence on an answer that is empty or not all."""
+
 
 class Progress(msgspec.Struct, rename="camel"):
     """How far the run is."""

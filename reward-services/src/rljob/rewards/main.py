@@ -1,12 +1,13 @@
-"""Entry point of the builtin rewards' service. With ``--check`` it only says what would keep it from starting."""
+"""Entry point of the builtin rewards' service."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 
 if TYPE_CHECKING:
     from rljob.api.models import RLJob
@@ -16,44 +17,20 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Serve the builtin reward called RLJOB_NAME; exit code 2 when there is none or its surroundings are not right."""
-    if sys.argv[1:] == ["--check"]:
-        sys.exit(_check())
     from rljob.protocol.ending import end_on_sigterm
 
     end_on_sigterm()
-    from rljob.protocol.environment import read_environment
+    from rljob.protocol.environment import LOG_LEVEL, read_environment
     from rljob.rewards.sdk import FORMAT, run, settings_of
 
-    logging.basicConfig(level=os.environ.get("RLJOB_LOG_LEVEL", "INFO"), format=FORMAT)
+    logging.basicConfig(level=os.environ.get(LOG_LEVEL, "INFO"), format=FORMAT)
     try:
         environment = read_environment()
         settings = settings_of(environment)
         run(make_builtin(settings, environment.job), settings, environment.listen)
     except ValueError as error:
         logging.error("%s", error)
-        sys.exit(2)
-
-
-def _check() -> int:
-    """Make the job's builtin rewards; print what is wrong, a line each, on stderr; return the exit code.
-
-    All but reasoning_gym: its datasets take seconds, and the runner's check makes the same ones.
-    """
-    from rljob.protocol.checking import report
-    from rljob.protocol.environment import read_environment
-
-    os.environ.setdefault("RLJOB_STORAGE", os.devnull)  # nothing in it is needed
-
-    def find() -> Iterator[str]:
-        job = read_environment().job
-        for i, settings in enumerate(job.spec.rewards):
-            if settings.builtin not in (None, "reasoning_gym"):
-                try:
-                    make_builtin(settings, job)
-                except ValueError as error:
-                    yield f"spec.rewards[{i}]: {error}"
-
-    return report(find)
+        sys.exit(CONFIGURATION_ERROR)
 
 
 def make_builtin(settings: Settings, job: RLJob) -> Reward:

@@ -28,7 +28,8 @@ import uvicorn
 from rljob.api.roles import Reward as Settings
 from rljob.protocol.addresses import host_and_port
 from rljob.protocol.ending import end_on_sigterm
-from rljob.protocol.environment import PartEnvironment, read_environment
+from rljob.protocol.environment import LOG_LEVEL, PartEnvironment, read_environment
+from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.rewards.pool import Pool
 from rljob.rewards.server import build_app
 from rljob.rewards.verdict import Judge
@@ -50,7 +51,7 @@ def serve(reward: Reward) -> None:
     cannot be a reward.
     """
     end_on_sigterm()
-    logging.basicConfig(level=os.environ.get("RLJOB_LOG_LEVEL", "INFO"), format=FORMAT)
+    logging.basicConfig(level=os.environ.get(LOG_LEVEL, "INFO"), format=FORMAT)
     try:
         if os.environ.get("RLJOB_JOB"):
             environment = read_environment()
@@ -61,7 +62,7 @@ def serve(reward: Reward) -> None:
         run(reward, settings, listen)
     except ValueError as error:
         logging.error("%s", error)
-        sys.exit(2)
+        sys.exit(CONFIGURATION_ERROR)
 
 
 def settings_of(environment: PartEnvironment) -> Settings:

@@ -7,7 +7,6 @@ So the service always knows which sample is being scored.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import signal
@@ -16,13 +15,11 @@ from collections.abc import Callable
 
 import msgspec
 
+from rljob.protocol.parent_death import set_parent_death_signal
 from rljob.protocol.rewards import Score, ScoreItem
 
 log = logging.getLogger(__name__)
 
-PR_SET_PDEATHSIG = 1
-
-_libc = ctypes.CDLL(None)
 _decoder = msgspec.json.Decoder(list[ScoreItem])
 _encoder = msgspec.json.Encoder()
 
@@ -61,7 +58,7 @@ def _leave_service(service: int, keep: int) -> None:
 
     All files but standard input, output, error and ``keep`` are closed, so that what the service closes is closed.
     """
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    set_parent_death_signal()
     if os.getppid() != service:  # it died before the line above
         os._exit(1)
     signal.set_wakeup_fd(-1)

@@ -23,11 +23,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from rljob.api.roles import Rollout
+from rljob.protocol.backoff import Backoff
 from rljob.protocol.link import Link
 from rljob.protocol.messages import (
     Abort,
     AckCompletions,
-    Drain,
     EngineDied,
     EngineHeartbeat,
     Generate,
@@ -41,7 +41,7 @@ from rljob.protocol.messages import (
 from rljob.protocol.probe import say_ready
 from rljob.rollout.requests import RequestTable
 from rljob.rollout.supervisor import EngineProcess, EngineStartError
-from rljob.rollout.updates import GRACE_SECONDS, UpdateError, WeightUpdater
+from rljob.rollout.weight_update import GRACE_SECONDS, UpdateError, WeightUpdater
 
 log = logging.getLogger(__name__)
 
@@ -55,10 +55,6 @@ FORGIVEN_AFTER_SECONDS = 60.0  # a server that lived so long starts the back-off
 
 
 NO_WEIGHTS = (-1, -1, "")  # lineage, version, digest
-
-
-class DrainedError(Exception):
-    """Everything in hand is done, as Drain asked: the agent ends."""
 
 
 class Agent:
@@ -117,7 +113,7 @@ class Agent:
             log.warning("not all that was in hand could be handed back; the coordinator has it generated again")
 
     async def run(self) -> None:
-        """Serve until drained.
+        """Serve until cancelled.
 
         Raises:
             EngineStartError: the server failed to start FAILED_STARTS times in a row, or cannot start.
@@ -129,8 +125,6 @@ class Agent:
                 tasks.create_task(self._supervise())
                 tasks.create_task(self._listen())
                 tasks.create_task(self._beat())
-        except* DrainedError:
-            log.info("drained")
         finally:
             if self._engine is not None:
                 await self._engine.stop()
@@ -138,7 +132,7 @@ class Agent:
     # --- the server ---------------------------------------------------------------------------------------------------
 
     async def _supervise(self) -> None:
-        failures, backoff = 0, FIRST_BACKOFF_SECONDS
+        failures, backoff = 0, Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS)
         while True:
             began = time.monotonic()
             engine = self._engine = await self._start_engine()
@@ -159,9 +153,8 @@ class Agent:
             await engine.kill()
             self._engine = None
             if time.monotonic() - began > FORGIVEN_AFTER_SECONDS:
-                backoff = FIRST_BACKOFF_SECONDS
-            await asyncio.sleep(backoff)
-            backoff = min(2 * backoff, LAST_BACKOFF_SECONDS)
+                backoff.reset()
+            await backoff.wait()
 
     def _report(self, reason: str, last_lines: str, starting: bool) -> None:
         """Tell the coordinator that a server ended, now and on every connection until the next one is ready."""
@@ -264,8 +257,6 @@ class Agent:
                 update.add_done_callback(self._updates.discard)
             case RestartEngine():
                 self._end_engine(f"the coordinator has the engine replaced: {message.reason}", own_fault=False)
-            case Drain():
-                self._spawn(self._drain())
 
     async def _update_weights(self, message: PrepareWeights, updater: WeightUpdater | None) -> None:
         if updater is None:
@@ -301,10 +292,6 @@ class Agent:
             pass
         self._end_engine("the engine does not answer after a failed update", own_fault=False)
         return False
-
-    async def _drain(self) -> None:
-        await self._requests.wait_empty()
-        raise DrainedError
 
     async def _beat(self) -> None:
         while True:

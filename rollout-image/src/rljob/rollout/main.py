@@ -4,6 +4,8 @@ starting."""
 import logging
 import sys
 
+from rljob.protocol.exit_codes import CONFIGURATION_ERROR, FAILURE
+
 
 def main() -> None:
     """Serve the pool that the environment names; exit 2 when its engine cannot start."""
@@ -22,10 +24,10 @@ def main() -> None:
         uvloop.run(serve(read_environment()))
     except (ValueError, GivenUpError) as error:
         logging.error("%s", error)
-        sys.exit(2)
+        sys.exit(CONFIGURATION_ERROR)
     except MachineError as error:
         logging.error("%s", error)
-        sys.exit(1)
+        sys.exit(FAILURE)
 
 
 def _check() -> int:

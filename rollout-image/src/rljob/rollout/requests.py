@@ -37,7 +37,6 @@ class _Request:
     message: Generate
     name: str  # in the engine; never used twice
     task: asyncio.Task[None] | None = None
-    aborted: bool = False
     discarded: bool = False
 
 
@@ -145,7 +144,7 @@ class RequestTable:
             request = self._requests.get(key)
             if request is None:
                 continue
-            request.aborted, request.discarded = True, request.discarded or discard
+            request.discarded = request.discarded or discard
             if request.task is not None:
                 in_engine.append(request)
                 continue

@@ -1,7 +1,7 @@
 """The engine's server as a process: started, watched, its last words kept, killed with everything it started.
 
 The server leads a process group of its own. It dies with the agent whatever kills the agent (see
-``vllm_engine.parentage``), and :meth:`EngineProcess.kill` leaves nothing of the group behind.
+``protocol.parent_death``), and :meth:`EngineProcess.kill` leaves nothing of the group behind.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import sys
 import time
 from collections import deque
 
-from rljob.rollout import deaths
+from rljob.protocol.exit_codes import CONFIGURATION_ERROR
+from rljob.rollout import exit_diagnosis
 from rljob.rollout.adapters.base import Adapter, EngineClient
-from rljob.rollout.scratch import Scratch, remove_orphans
+from rljob.rollout.temp_dirs import ServerTempDir, remove_orphans
 
 log = logging.getLogger(__name__)
 
@@ -51,11 +52,11 @@ class EngineStartError(Exception):
 class EngineProcess:
     """One server, from start to end. Made by :meth:`start`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, client: EngineClient, scratch: Scratch) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, client: EngineClient, temp_dir: ServerTempDir) -> None:
         self.client = client
         self._process = process
-        self._scratch = scratch
-        self._oom_kills = deaths.oom_kills()
+        self._temp_dir = temp_dir
+        self._oom_kills = exit_diagnosis.oom_kills()
         self._healthy = False
         self._tail: deque[tuple[float, str]] = deque(maxlen=KEPT_LINES)  # monotonic time, line
         self._forwarding = asyncio.create_task(self._forward_output())
@@ -70,8 +71,8 @@ class EngineProcess:
         remove_orphans()
         port, key = _free_port(), secrets.token_urlsafe(32)
         launch = adapter.launch(port, key)
-        scratch = Scratch()
-        environment = dict(os.environ, TMPDIR=str(scratch.path))  # its sockets and files go with it
+        temp_dir = ServerTempDir()
+        environment = dict(os.environ, TMPDIR=str(temp_dir.path))  # its sockets and files go with it
         environment.pop("RLJOB_TOKEN", None)  # the server has no business with the coordinator
         for name, value in launch.environment.items():
             if value is None:
@@ -89,10 +90,10 @@ class EngineProcess:
                 limit=LINE_BYTES,
             )
         except OSError:
-            scratch.remove()
+            temp_dir.remove()
             raise
         log.info("engine server started: pid %d, port %d", process.pid, port)
-        return cls(process, adapter.connect(port, key), scratch)
+        return cls(process, adapter.connect(port, key), temp_dir)
 
     @property
     def pid(self) -> int:
@@ -112,7 +113,7 @@ class EngineProcess:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), HEALTH_POLL_SECONDS)
         reason = await self.wait_ended()
-        raise EngineStartError(reason, self.last_lines(), self._process.returncode == deaths.REFUSED)
+        raise EngineStartError(reason, self.last_lines(), self._process.returncode == CONFIGURATION_ERROR)
 
     def last_lines(self) -> str:
         """Return the end of what the server wrote."""
@@ -123,12 +124,12 @@ class EngineProcess:
         code = await self._process.wait()
         with contextlib.suppress(TimeoutError):  # a child of it may hold the pipe open
             await asyncio.wait_for(asyncio.shield(self._forwarding), 1.0)
-        return self.explain(deaths.describe_end(code, deaths.oom_kills() > self._oom_kills))
+        return self.explain(exit_diagnosis.describe_end(code, exit_diagnosis.oom_kills() > self._oom_kills))
 
     def explain(self, end: str) -> str:
         """Return how it ended together with the first error that its log names for it."""
         since = time.monotonic() - FINAL_SECONDS if self._healthy else 0.0
-        error = deaths.first_error(line for written, line in self._tail if written >= since)
+        error = exit_diagnosis.first_error(line for written, line in self._tail if written >= since)
         return f"{end}: {error}" if error else end
 
     async def stop(self) -> None:
@@ -148,7 +149,7 @@ class EngineProcess:
         await self.client.close()
         with contextlib.suppress(TimeoutError):  # a child in a session of its own may hold the pipe open
             await asyncio.wait_for(self._forwarding, 1.0)
-        self._scratch.remove()
+        self._temp_dir.remove()
 
     async def _forward_output(self) -> None:
         assert self._process.stdout is not None

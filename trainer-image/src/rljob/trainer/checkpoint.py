@@ -31,15 +31,22 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from rljob.protocol.checkpoint import (
+    DIRECTORY,
+    OPTIMIZER_FILE,
+    STATE_FILE,
+    WEIGHTS_FILE,
+    complete_checkpoints,
+    directory_name,
+    is_complete,
+)
 from rljob.trainer.errors import ModelError, NoRoomError, SupersededError
 
 log = logging.getLogger(__name__)
 
-WEIGHTS, OPTIMIZER, STATE = "model.safetensors", "trainer/optimizer.safetensors", "trainer.json"
 NOT_COPIED = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 REMOVED = "tmp-removed"
-_COMPLETE = re.compile(r"step-(\d{6,})")
 _LEFTOVER = re.compile(r"step-\d{6,}\.(tmp|old)-.+")
 
 
@@ -82,12 +89,12 @@ class Checkpoints:
 
     def __init__(self, storage: Path) -> None:
         self._storage = storage
-        self.directory = storage / "checkpoints"
+        self.directory = storage / DIRECTORY
         self._told = False
 
     def path(self, step: int) -> Path:
         """Return where the checkpoint of ``step`` is or will be."""
-        return self.directory / f"step-{step:06d}"
+        return self.directory / directory_name(step)
 
     def relative(self, step: int) -> str:
         """Return that path relative to the storage."""
@@ -95,17 +102,15 @@ class Checkpoints:
 
     def has(self, step: int) -> bool:
         """Return whether there is a complete checkpoint of ``step``."""
-        return (self.path(step) / STATE).is_file()
+        return is_complete(self.path(step))
 
     def newest(self) -> tuple[Path, TrainerState] | None:
         """Return the newest complete checkpoint, or None."""
-        if not self.directory.is_dir():
+        known = complete_checkpoints(self.directory)
+        if not known:
             return None
-        steps = (int(match[1]) for path in self.directory.iterdir() if (match := _COMPLETE.fullmatch(path.name)))
-        for step in sorted(steps, reverse=True):
-            if self.has(step):
-                return self.path(step), read_state(self.path(step))
-        return None
+        newest = known[max(known)]
+        return newest, read_state(newest)
 
     def clean(self) -> None:
         """Remove what a crash left behind; put back a checkpoint whose replacement was interrupted."""
@@ -172,12 +177,12 @@ class Checkpoints:
         temporary = self.directory / f"{target.name}.tmp-{suffix}"
         try:
             with self._needing_room(f"the checkpoint of step {state.step}"):
-                (temporary / OPTIMIZER).parent.mkdir(parents=True)
+                (temporary / OPTIMIZER_FILE).parent.mkdir(parents=True)
                 for name, content in configuration.items():
                     (temporary / name).write_bytes(content)
-                save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
-                save_file(moments, temporary / OPTIMIZER, metadata={"format": "pt"})
-                (temporary / STATE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
+                save_file(weights, temporary / WEIGHTS_FILE, metadata={"format": "pt"})
+                save_file(moments, temporary / OPTIMIZER_FILE, metadata={"format": "pt"})
+                (temporary / STATE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
                 for path in (*temporary.rglob("*"), temporary):
                     _sync(path)
         except NoRoomError:
@@ -224,9 +229,9 @@ def read_state(checkpoint: Path) -> TrainerState:
         ModelError: it cannot be read.
     """
     try:
-        return msgspec.json.decode((checkpoint / STATE).read_bytes(), type=TrainerState)
+        return msgspec.json.decode((checkpoint / STATE_FILE).read_bytes(), type=TrainerState)
     except msgspec.MsgspecError as error:
-        raise ModelError(f"{checkpoint / STATE} cannot be read ({error}); remove {checkpoint}") from None
+        raise ModelError(f"{checkpoint / STATE_FILE} cannot be read ({error}); remove {checkpoint}") from None
 
 
 def read_configuration(source: Path) -> dict[str, bytes]:
@@ -234,7 +239,7 @@ def read_configuration(source: Path) -> dict[str, bytes]:
     return {
         path.name: path.read_bytes()
         for path in source.iterdir()
-        if path.is_file() and path.suffix not in NOT_COPIED and path.name != STATE and ".index." not in path.name
+        if path.is_file() and path.suffix not in NOT_COPIED and path.name != STATE_FILE and ".index." not in path.name
     }
 
 

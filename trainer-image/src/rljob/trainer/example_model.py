@@ -26,7 +26,8 @@ from transformers import AutoTokenizer, GenerationConfig, Qwen2Config, Qwen2ForC
 from transformers.utils.logging import disable_progress_bar
 
 from rljob.api.tasks import Task
-from rljob.protocol.environment import read_environment
+from rljob.protocol.environment import SEED, read_environment
+from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.trainer.example_lessons import Example, draw_problems, lesson
 
 log = logging.getLogger(__name__)
@@ -200,7 +201,7 @@ def main() -> None:
     disable_progress_bar()
     try:
         job = read_environment().job
-        build(directory, job.spec.tasks[0], seed=int(os.environ.get("RLJOB_SEED", job.spec.seed)))
+        build(directory, job.spec.tasks[0], seed=int(os.environ.get(SEED, job.spec.seed)))
     except ValueError as error:
         log.error("%s", error)
-        sys.exit(2)
+        sys.exit(CONFIGURATION_ERROR)

@@ -26,7 +26,7 @@ from rljob.trainer.batch import Microbatch
 from rljob.trainer.checkpoint import OptimizerState
 from rljob.trainer.errors import ModelError, UnrecoverableError
 from rljob.trainer.logprobs import token_logprobs
-from rljob.trainer.world import World
+from rljob.trainer.process_group import World
 
 log = logging.getLogger(__name__)
 

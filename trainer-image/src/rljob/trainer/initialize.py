@@ -18,11 +18,10 @@ import tempfile
 from rljob.api.paths import in_storage
 from rljob.protocol import initializer
 from rljob.protocol.ending import end_on_sigterm
-from rljob.protocol.environment import PartEnvironment, read_environment, search_path
+from rljob.protocol.environment import SEED, PartEnvironment, read_environment, search_path
+from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 
 log = logging.getLogger(__name__)
-
-CONFIGURATION_ERROR = 2
 
 
 def initialize(command: list[str], environment: PartEnvironment) -> int:
@@ -56,7 +55,7 @@ def initialize(command: list[str], environment: PartEnvironment) -> int:
 
 def _run(command: list[str], manifest: str, seed: int) -> int:
     """Run to the end; a signal that asks this process to end is passed on."""
-    variables = os.environ | {"PATH": search_path(), "RLJOB_JOB": manifest, "RLJOB_SEED": str(seed)}
+    variables = os.environ | {"PATH": search_path(), "RLJOB_JOB": manifest, SEED: str(seed)}
     process: subprocess.Popen[bytes] | None = None
     early: list[int] = []  # signals that came before there was anybody to pass them on to
 

@@ -31,11 +31,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rljob.protocol.addresses import host_and_port
+from rljob.protocol.environment import MASTER, NODE_RANK, NODES
+from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.protocol.probe import HEARTBEAT
 
 log = logging.getLogger(__name__)
 
-CONFIGURATION_ERROR = 2
 POLL_SECONDS = 0.1
 LAST_WORDS_SECONDS = 2.0  # for ranks that fail for the same reason to say so themselves
 KILL_SECONDS = 5.0
@@ -80,13 +81,13 @@ def nodes_of(environment: Mapping[str, str]) -> Nodes:
     Raises:
         ValueError: it makes no sense.
     """
-    said = {name: environment.get(f"RLJOB_{name}", "") for name in ("NODES", "NODE_RANK", "MASTER", "HOST")}
-    count, rank = int(said["NODES"] or 1), int(said["NODE_RANK"] or 0)
+    count, rank = int(environment.get(NODES) or 1), int(environment.get(NODE_RANK) or 0)
+    master = environment.get(MASTER, "")
     if not 0 <= rank < count:
-        raise ValueError(f"RLJOB_NODE_RANK: {rank} is not one of {count} nodes; set it to 0 … {count - 1}")
-    if count > 1 and not said["MASTER"]:
-        raise ValueError(f"RLJOB_MASTER is not set, and there are {count} nodes; set it to the address of the first")
-    return Nodes(count, rank, said["MASTER"], said["HOST"])
+        raise ValueError(f"{NODE_RANK}: {rank} is not one of {count} nodes; set it to 0 … {count - 1}")
+    if count > 1 and not master:
+        raise ValueError(f"{MASTER} is not set, and there are {count} nodes; set it to the address of the first")
+    return Nodes(count, rank, master, environment.get("RLJOB_HOST", ""))
 
 
 def interface_of(address: str) -> str:

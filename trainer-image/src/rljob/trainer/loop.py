@@ -16,7 +16,9 @@ from importlib.metadata import version
 import torch
 
 from rljob.api.models import RLJob
+from rljob.protocol.checkpoint import OPTIMIZER_FILE
 from rljob.protocol.environment import PartEnvironment
+from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.protocol.initializer import mark_used
 from rljob.protocol.messages import (
     Checkpoint,
@@ -35,20 +37,20 @@ from rljob.protocol.messages import (
 )
 from rljob.protocol.probe import say_ready
 from rljob.trainer.batch import Row
-from rljob.trainer.checkpoint import OPTIMIZER, Checkpoints, OptimizerState, TrainerState, read_configuration
+from rljob.trainer.checkpoint import Checkpoints, OptimizerState, TrainerState, read_configuration
+from rljob.trainer.coordinator_client import Command, CoordinatorClient, Result
 from rljob.trainer.errors import ModelError, NoRoomError, SupersededError, UnrecoverableError
+from rljob.trainer.fetch_batch import pull_shard
 from rljob.trainer.fsdp import FsdpBackend
-from rljob.trainer.probe import TOKENS, probe
-from rljob.trainer.publish import Publisher
-from rljob.trainer.pull import pull_shard
-from rljob.trainer.rank0 import Command, Coordinator, Result
+from rljob.trainer.process_group import World, join_world, leave_world, make_deterministic, set_threads
 from rljob.trainer.step import apply_batch
+from rljob.trainer.weight_probe import TOKENS, probe
+from rljob.trainer.weight_publisher import Publisher
 from rljob.trainer.weights import WeightSender
-from rljob.trainer.world import World, join_world, leave_world, make_deterministic, set_threads
 
 log = logging.getLogger(__name__)
 
-STOPPED, REFUSED = 0, 2
+STOPPED = 0  # exit code
 LAST_WORDS_SECONDS = 60.0
 FIRST_ROOM_SECONDS, LAST_ROOM_SECONDS = 1.0, 30.0  # between attempts to write to a full disk
 
@@ -68,7 +70,7 @@ def run(environment: PartEnvironment) -> int:
         return loop.run()
     except ModelError as error:
         log.error("%s", error)
-        return REFUSED
+        return CONFIGURATION_ERROR
     finally:
         leave_world()
 
@@ -92,11 +94,11 @@ class TrainerLoop:
         self._checkpoints = Checkpoints(environment.storage)
         if world.rank == 0:
             self._checkpoints.clean()
-        world.agree(None)  # nobody looks for a checkpoint before that
+        world.raise_first_error(None)  # nobody looks for a checkpoint before that
         self._load()
         if world.rank == 0:
             self._publisher = self._make_publisher()
-            self._coordinator = Coordinator(
+            self._coordinator = CoordinatorClient(
                 environment.coordinator,
                 environment.token,
                 f"trainer-{secrets.token_hex(4)}",
@@ -123,7 +125,7 @@ class TrainerLoop:
                 return STOPPED
             if isinstance(command, Refuse):
                 log.error("the coordinator refuses this trainer: %s", command.reason)
-                return REFUSED
+                return CONFIGURATION_ERROR
             try:
                 self._execute(command)
             except UnrecoverableError as error:
@@ -161,7 +163,7 @@ class TrainerLoop:
         try:
             self._backend = FsdpBackend(source, self._job.spec.trainer, self._world)
             if newest is not None:
-                self._backend.load_optimizer(OptimizerState(source / OPTIMIZER, newest[1].updates))
+                self._backend.load_optimizer(OptimizerState(source / OPTIMIZER_FILE, newest[1].updates))
         except ModelError as error:
             if newest is None:
                 raise
@@ -189,7 +191,7 @@ class TrainerLoop:
                 self._write(lambda: self._checkpoints.claim(answer.incarnation))
             except SupersededError as error:
                 problem = UnrecoverableError(f"{error}; the storage is not that of this run")
-        self._world.agree(problem)
+        self._world.raise_first_error(problem)
 
     def _train(self, train: Train) -> None:
         if train.step < self._step:
@@ -224,13 +226,13 @@ class TrainerLoop:
             )
         except (UnrecoverableError, SupersededError) as error:
             problem = error
-        self._world.agree(problem)
+        self._world.raise_first_error(problem)
         return rows
 
     def _send_weights(self, command: SendWeights) -> None:
         spec = self._job.spec
         length = min(TOKENS, *(rollout.max_model_length - 1 for rollout in spec.rollouts))
-        known = probe(self._backend, self._world.device, length, spec.weight_sync.probe_tolerance)
+        known = probe(self._backend, self._world.device, length)
         weights = []
         for name, tensor in self._backend.named_tensors():
             if self._world.rank == 0:
@@ -285,5 +287,5 @@ class TrainerLoop:
             while (left := deadline - time.monotonic()) > 0:
                 if isinstance(self._coordinator.next(left), Stop | Refuse):
                     break
-        self._world.agree(None)
-        return REFUSED
+        self._world.raise_first_error(None)
+        return CONFIGURATION_ERROR

@@ -10,6 +10,7 @@ import sys
 import threading
 
 from rljob.protocol.environment import read_environment
+from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 
 
 def main() -> None:
@@ -22,7 +23,7 @@ def main() -> None:
         environment = read_environment()
     except ValueError as error:
         logging.error("%s", error)
-        sys.exit(2)
+        sys.exit(CONFIGURATION_ERROR)
     _end_on_signal()
     from rljob.trainer.loop import run
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rljob.trainer.losses import MAX_LOG_RATIO, Objective
-from rljob.trainer.world import World
+from rljob.trainer.process_group import World
 
 METRICS: dict[str, str] = {
     "loss": "what was minimised: mean over the step's optimizer updates",

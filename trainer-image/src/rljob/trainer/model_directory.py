@@ -11,8 +11,9 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from rljob.protocol.checkpoint import WEIGHTS_FILE
+
 INDEX = "model.safetensors.index.json"
-WEIGHTS = "model.safetensors"
 OTHER_FORMATS = ("pytorch_model.bin", "pytorch_model.bin.index.json")  # not looked into
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
@@ -64,9 +65,9 @@ def weight_files(directory: Path) -> list[Path]:
     if any((directory / name).exists() for name in OTHER_FORMATS):
         return []
     if not (directory / INDEX).exists():
-        if not (directory / WEIGHTS).exists():
-            raise ValueError(f"{directory} holds no weights ({WEIGHTS} is missing); give a directory that does")
-        return [directory / WEIGHTS]
+        if not (directory / WEIGHTS_FILE).exists():
+            raise ValueError(f"{directory} holds no weights ({WEIGHTS_FILE} is missing); give a directory that does")
+        return [directory / WEIGHTS_FILE]
     try:
         files = json.loads((directory / INDEX).read_bytes())["weight_map"].values()
         return [directory / name for name in sorted(set(files))]

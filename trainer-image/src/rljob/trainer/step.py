@@ -23,7 +23,7 @@ from rljob.trainer.errors import UnrecoverableError
 from rljob.trainer.fsdp import FsdpBackend
 from rljob.trainer.losses import aggregation_weights, masked_sum, ppo_clip
 from rljob.trainer.metrics import Stopwatch, TokenStatistics, advantage_figures, memory_peak
-from rljob.trainer.world import World
+from rljob.trainer.process_group import World
 
 log = logging.getLogger(__name__)
 

@@ -21,9 +21,11 @@ import aiohttp
 import msgspec
 
 from rljob.api.roles import Rollout
+from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.protocol.messages import PrepareWeights, SamplingParams, VersionSpan
 from rljob.rollout.adapters.base import BadRequestError, EngineError, EngineGoneError, Launch, Output
-from rljob.rollout.deaths import REFUSED, first_error
+from rljob.rollout.exit_diagnosis import first_error
+from rljob.rollout.vllm_engine.server_key import KEY_VARIABLE, RequireVllmKey
 
 ENGINE_MODULE = "rljob.rollout.vllm_engine"
 SERVED_NAME = "model"
@@ -68,7 +70,7 @@ class VllmAdapter:
             command = [sys.executable, "-m", f"{ENGINE_MODULE}.arguments", *self._rollout.args]
             environment = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}
             done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-            if done.returncode == REFUSED:
+            if done.returncode == CONFIGURATION_ERROR:
                 yield f"args: vLLM refuses them ({first_error(done.stderr.splitlines())}); correct them"
 
     def launch(self, port: int, key: str) -> Launch:
@@ -87,7 +89,7 @@ class VllmAdapter:
             "--generation-config": "vllm",  # a model's own defaults must not change the sampling
             "--weight-transfer-config": json.dumps({"backend": "rljob"}),
             "--worker-extension-cls": f"{ENGINE_MODULE}.receiver.WorkerExtension",
-            "--middleware": f"{ENGINE_MODULE}.guard.RequireKey",
+            "--middleware": f"{RequireVllmKey.__module__}.{RequireVllmKey.__name__}",
             "--uvicorn-log-level": "warning",
         }
         if cache_bytes is not None:
@@ -101,7 +103,7 @@ class VllmAdapter:
         pairs = [str(word) for option in options.items() for word in option]
         command = [sys.executable, "-m", f"{ENGINE_MODULE}.main", str(os.getpid()), *pairs, *flags, *pool.args]
         environment: dict[str, str | None] = {
-            "VLLM_API_KEY": key,
+            KEY_VARIABLE: key,
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),

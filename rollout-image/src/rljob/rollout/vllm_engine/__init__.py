@@ -1,1 +1,1 @@
-"""What runs inside the processes of a vLLM server: its entry point, its guard and the weight receiver."""
+"""What runs inside the processes of a vLLM server: its entry point, its middleware and the weight receiver."""

@@ -12,8 +12,8 @@ import multiprocessing
 import sys
 import traceback
 
-from rljob.rollout.deaths import REFUSED
-from rljob.rollout.vllm_engine.parentage import die_with_parent
+from rljob.protocol.exit_codes import CONFIGURATION_ERROR
+from rljob.protocol.parent_death import die_with_parent
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
         entry.main()
     except ValueError:  # settings that vLLM refuses: another start would end the same
         traceback.print_exc()
-        sys.exit(REFUSED)
+        sys.exit(CONFIGURATION_ERROR)
 
 
 if __name__ == "__main__":

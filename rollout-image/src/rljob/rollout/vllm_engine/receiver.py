@@ -1,9 +1,9 @@
 """Receives weights inside a vLLM worker.
 
-One of vLLM's weight transfer engines: the wire format is that of :mod:`rljob.protocol.weights`, over gloo or NCCL, and
-every operation has a deadline. Loading into the model is vLLM's own (its layerwise reload). What is added to it:
+One of vLLM's weight transfer engines, on :class:`rljob.transfer.receiver.WeightReceiver`. vLLM itself loads the tensors
+into the model (its layerwise reload). This module adds:
 
-- On CPU the packed copy of a tied ``lm_head`` is made anew; vLLM never refreshes it.
+- On CPU the packed copy of a tied ``lm_head`` is packed again; vLLM never refreshes it.
 - An update that failed puts the layers back in working order, so that another can follow. Their weights are then a
   mixture: the agent keeps the engine paused until an update succeeds.
 
@@ -13,17 +13,10 @@ vLLM finds this module through ``--worker-extension-cls``; importing it register
 from __future__ import annotations
 
 import multiprocessing
-import socket
-import threading
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
-import blake3
 import torch
-import torch.distributed as dist
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -40,15 +33,13 @@ from vllm.model_executor.model_loader.reload.layerwise import (
 )
 
 from rljob.protocol.messages import ParameterMeta
-from rljob.protocol.weights import plan_buckets
-from rljob.rollout.vllm_engine.parentage import die_with_parent
-from rljob.rollout.vllm_engine.quiet import leave_out_expected
+from rljob.protocol.parent_death import die_with_parent
+from rljob.rollout.vllm_engine.log_filter import leave_out_expected
+from rljob.transfer.group import Rendezvous
+from rljob.transfer.receiver import WeightReceiver
+from rljob.transfer.rounds import LoadWeights
 
 BACKEND = "rljob"
-POLL_SECONDS = 0.001
-Group: TypeAlias = "dist.ProcessGroupGloo | dist.ProcessGroupNCCL"
-LoadWeights: TypeAlias = Callable[[list[tuple[str, torch.Tensor]]], object]
-_abandoned: list[Group] = []
 
 
 @dataclass(kw_only=True)
@@ -74,35 +65,30 @@ class RoundInfo(WeightTransferUpdateInfo):
     timeout_seconds: float
 
 
-class WeightReceiver(WeightTransferEngine[JoinInfo, RoundInfo]):
-    """The worker's end of a weight group."""
+class VllmWeightTransfer(WeightTransferEngine[JoinInfo, RoundInfo]):
+    """Joins, receives and loads, as vLLM's worker asks for it."""
 
     init_info_cls = JoinInfo
     update_info_cls = RoundInfo
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.digest = ""
-        self._group: Group | None = None
-        self._bucket_bytes = 0
-        self._wire_device = "cpu"
+        self.receiver = WeightReceiver(str(self.device))
         leave_out_expected(bool(getattr(self.model_config.hf_text_config, "tie_word_embeddings", False)))
         server = multiprocessing.parent_process()
         if server is not None and server.pid is not None:
             die_with_parent(server.pid)
 
     def init_transfer_engine(self, init_info: JoinInfo) -> None:
-        """Leave the group joined before, if any, and join this one.
+        """Leave the current group, if any, and join this one.
 
         Raises:
-            RuntimeError: the sender is not there, or not in time.
+            RuntimeError: the sender is absent, or did not join in time.
         """
-        self.shutdown()
-        self._bucket_bytes = init_info.bucket_bytes
-        self._wire_device = "cpu" if init_info.transport == "gloo" else str(self.device)
         parallel = self.parallel_config
         rank = 1 + parallel.data_parallel_index * parallel.world_size + parallel.rank
-        self._group = _join(init_info, rank)
+        rendezvous = Rendezvous(init_info.group, init_info.address, init_info.port, init_info.world_size)
+        self.receiver.join(rendezvous, rank, init_info.transport, init_info.bucket_bytes, init_info.timeout_seconds)
 
     def receive_weights(self, update_info: RoundInfo) -> None:
         """Receive one round and load it.
@@ -110,13 +96,11 @@ class WeightReceiver(WeightTransferEngine[JoinInfo, RoundInfo]):
         Raises:
             RuntimeError: no group is joined, or the sender died or is too slow. The group is left.
         """
-        if self._group is None:
-            raise RuntimeError("no weight group is joined")
-        deadline = time.monotonic() + update_info.timeout_seconds
+        names = zip(update_info.names, update_info.dtypes, update_info.shapes, strict=True)
+        parameters = [ParameterMeta(*meta) for meta in names]
         try:
-            self.digest = self._receive(self._group, update_info, deadline)
+            self.receiver.receive(parameters, cast(LoadWeights, self.model.load_weights), update_info.timeout_seconds)
         except BaseException:
-            self.shutdown()
             _restore_layers(self.model)
             raise
 
@@ -132,77 +116,18 @@ class WeightReceiver(WeightTransferEngine[JoinInfo, RoundInfo]):
                 _repack(module)
 
     def shutdown(self) -> None:
-        """Leave the group. It is set aside, not destroyed: its threads may wait for a dead peer."""
-        group, self._group = self._group, None
-        if group is not None:
-            _abandoned.append(group)
-            threading.Thread(target=group.abort, daemon=True, name="abort-weight-group").start()
-
-    def _receive(self, group: Group, info: RoundInfo, deadline: float) -> str:
-        metas = [ParameterMeta(*meta) for meta in zip(info.names, info.dtypes, info.shapes, strict=True)]
-        hasher = blake3.blake3()
-        for bucket in plan_buckets(metas, self._bucket_bytes):
-            tensors = [(metas[i], getattr(torch, metas[i].dtype)) for i in bucket]
-            sizes = [torch.Size(meta.shape).numel() * dtype.itemsize for meta, dtype in tensors]
-            packed = torch.empty(sum(sizes), dtype=torch.uint8, device=self._wire_device)
-            _broadcast(group, packed, 0, deadline)
-            hasher.update(packed.cpu().numpy().data)
-            load = cast(LoadWeights, self.model.load_weights)
-            load(
-                [
-                    (meta.name, _aligned(raw, dtype).view(dtype).view(meta.shape))
-                    for (meta, dtype), raw in zip(tensors, packed.split(sizes), strict=True)
-                ]
-            )
-        receipt = torch.frombuffer(bytearray(hasher.digest()), dtype=torch.uint8).to(self._wire_device)
-        for rank in range(1, group.size()):
-            mine = rank == group.rank()
-            _broadcast(group, receipt if mine else torch.empty_like(receipt), rank, deadline)
-        return hasher.hexdigest()
+        """Leave the group."""
+        self.receiver.leave()
 
 
 class WorkerExtension:
     """Methods added to vLLM's worker, for /collective_rpc."""
 
-    weight_transfer_engine: WeightReceiver
+    weight_transfer_engine: VllmWeightTransfer
 
     def rljob_weights_digest(self) -> str:
         """Return the digest of the bytes of the last round received, blake3 hex."""
-        return self.weight_transfer_engine.digest
-
-
-def _join(info: JoinInfo, rank: int) -> Group:
-    timeout = timedelta(seconds=info.timeout_seconds)
-    client = dist.TCPStore(info.address, info.port, is_master=False, timeout=timeout, wait_for_workers=False)
-    store = dist.PrefixStore(info.group, client)
-    if info.transport == "nccl":
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timedelta(days=365)  # deadlines are ours: the watchdog's would end the process
-        return dist.ProcessGroupNCCL(store, rank, info.world_size, options)
-    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in the stub
-    options._timeout = timeout
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=_address_towards(info.address))]
-    return dist.ProcessGroupGloo(store, rank, info.world_size, options)
-
-
-def _broadcast(group: Group, tensor: torch.Tensor, root: int, deadline: float) -> None:
-    remaining = deadline - time.monotonic()
-    if remaining <= 0:
-        raise RuntimeError("the weights took too long")
-    options = dist.BroadcastOptions()
-    options.rootRank, options.rootTensor, options.timeout = root, 0, timedelta(seconds=remaining)
-    work = group.broadcast([tensor], options)  # type: ignore[union-attr]  # not in the stub
-    if tensor.device.type == "cpu":
-        work.wait(timedelta(seconds=remaining))
-        return
-    while not work.is_completed():  # waiting for NCCL in the stream would never raise
-        if time.monotonic() > deadline:
-            raise RuntimeError("the weights took too long")
-        time.sleep(POLL_SECONDS)
-
-
-def _aligned(raw: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return raw if raw.storage_offset() % dtype.itemsize == 0 else raw.clone()
+        return self.weight_transfer_engine.receiver.digest
 
 
 def _restore_layers(model: torch.nn.Module) -> None:
@@ -221,12 +146,5 @@ def _repack(lm_head: torch.nn.Module) -> None:
         dispatch_cpu_unquantized_gemm(lm_head, remove_weight=False)
 
 
-def _address_towards(host: str) -> str:
-    family = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0][0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 9))
-        return str(probe.getsockname()[0])
-
-
 if BACKEND not in WeightTransferEngineFactory._registry:
-    WeightTransferEngineFactory.register_engine(BACKEND, WeightReceiver)
+    WeightTransferEngineFactory.register_engine(BACKEND, VllmWeightTransfer)

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from rljob.protocol.messages import PrepareWeights, Probe
-from rljob.rollout import updates
+from rljob.rollout import weight_update
 from rljob.rollout.adapters.base import EngineGoneError
-from rljob.rollout.updates import UpdateError, WeightUpdater
+from rljob.rollout.weight_update import UpdateError, WeightUpdater
 
 
 class FakeEngine:
@@ -43,7 +43,7 @@ class FakeEngine:
 
 
 def order(number=1, group="g", probe=None, seconds=5.0):
-    probe = probe or Probe([[1, 2, 3], [4, 5]], [[-1.0, -2.25], [-3.0]], 1e-4)
+    probe = probe or Probe([[1, 2, 3], [4, 5]], [[-1.0, -2.25], [-3.0]])
     return PrepareWeights(
         number, 0, 7, group, "127.0.0.1", 1, 2, "gloo", 1 << 20, [], probe, "keep", seconds, engine="main-1"
     )
@@ -68,7 +68,7 @@ async def test_a_group_is_joined_once(engine):
 
 
 async def test_without_a_probe_the_error_is_minus_one(engine):
-    ack = await WeightUpdater(engine).run(order(probe=Probe([], [], 0.0)))
+    ack = await WeightUpdater(engine).run(order(probe=Probe([], [])))
     assert ack.probe_error == -1
 
 
@@ -109,7 +109,7 @@ async def test_after_a_failed_round_even_the_same_group_is_joined_again(engine):
 
 @pytest.mark.parametrize(("step", "tainted"), [("pause", False), ("receive", True)])
 async def test_a_step_that_takes_too_long_fails_the_update(engine, monkeypatch, step, tainted):
-    monkeypatch.setattr(updates, "GRACE_SECONDS", 0.01)
+    monkeypatch.setattr(weight_update, "GRACE_SECONDS", 0.01)
     updater = WeightUpdater(engine)
     engine.slow = {step}
     with pytest.raises(UpdateError, match=r"longer than 0\.02 s"):
@@ -120,4 +120,4 @@ async def test_a_step_that_takes_too_long_fails_the_update(engine, monkeypatch, 
 
 async def test_a_probe_of_another_length_is_no_agreement(engine):
     with pytest.raises(UpdateError, match="differ in length"):
-        await WeightUpdater(engine).run(order(probe=Probe([[1, 2, 3]], [[-1.0]], 1e-4)))
+        await WeightUpdater(engine).run(order(probe=Probe([[1, 2, 3]], [[-1.0]])))

@@ -63,7 +63,7 @@ class Results:
         return [result for result in ordered if result.incarnation == incarnation]
 
 
-class Coordinator:
+class CoordinatorClient:
     """The coordinator as rank 0 sees it.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rljob.protocol import messages as m
-from rljob.trainer.rank0 import Coordinator
+from rljob.trainer.coordinator_client import CoordinatorClient
 
 
 @pytest.fixture
@@ -19,13 +19,13 @@ def cancelled() -> queue.Queue[Any]:
 
 
 @pytest.fixture
-def rank0(coordinator, cancelled) -> Iterator[Coordinator]:
-    made = Coordinator(coordinator.url, coordinator.token, "trainer-x", 5, cancelled.put)
+def rank0(coordinator, cancelled) -> Iterator[CoordinatorClient]:
+    made = CoordinatorClient(coordinator.url, coordinator.token, "trainer-x", 5, cancelled.put)
     yield made
     made.close()
 
 
-async def command(rank0: Coordinator) -> Any:
+async def command(rank0: CoordinatorClient) -> Any:
     return await asyncio.to_thread(rank0.next, 10)
 
 
@@ -59,7 +59,7 @@ async def test_a_reconnect_repeats_results_and_drops_commands_that_will_be_said_
 
 
 async def test_a_refused_token_is_a_command_to_leave(coordinator, cancelled):
-    rank0 = Coordinator(coordinator.url, "wrong", "trainer-x", 0, cancelled.put)
+    rank0 = CoordinatorClient(coordinator.url, "wrong", "trainer-x", 0, cancelled.put)
     rank0.start()
     refused = await command(rank0)
     assert isinstance(refused, m.Refuse) and refused.fatal

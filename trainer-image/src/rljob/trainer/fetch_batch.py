@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import logging
-import random
 import time
 import urllib.error
 import urllib.request
@@ -13,6 +12,7 @@ import msgspec
 import numpy as np
 import zstandard
 
+from rljob.protocol.backoff import Backoff
 from rljob.protocol.messages import BatchSample, SampleTokens, Train
 from rljob.scheduling.shards import assign
 from rljob.trainer.batch import Row, lengths
@@ -54,7 +54,7 @@ def pull_shard(coordinator: str, token: str, train: Train, rank: int, size: int)
 
 def _get(url: str, token: str) -> bytes:
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
-    backoff, failures = FIRST_BACKOFF_SECONDS, 0
+    backoff, failures = Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS), 0
     while True:
         try:
             with _opener.open(request, timeout=REQUEST_TIMEOUT_SECONDS) as response:
@@ -68,8 +68,7 @@ def _get(url: str, token: str) -> bytes:
             log.info("coordinator not ready: HTTP %d", error.code)
         except (OSError, http.client.HTTPException) as error:
             log.info("no answer from the coordinator: %s", error)
-        time.sleep(backoff * random.uniform(0.5, 1.0))
-        backoff = min(2 * backoff, LAST_BACKOFF_SECONDS)
+        time.sleep(backoff.next())
 
 
 def decode_shard(data: bytes, limit: int) -> list[SampleTokens]:

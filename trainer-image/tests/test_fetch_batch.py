@@ -10,10 +10,10 @@ import zstandard
 
 from rljob.protocol.messages import SampleTokens, Train
 from rljob.scheduling.shards import assign
-from rljob.trainer import pull as module
+from rljob.trainer import fetch_batch as module
 from rljob.trainer.batch import Row, lengths
 from rljob.trainer.errors import SupersededError, UnrecoverableError
-from rljob.trainer.pull import SERVER_ERRORS, check_shard, decode_shard, pull_shard
+from rljob.trainer.fetch_batch import SERVER_ERRORS, check_shard, decode_shard, pull_shard
 
 
 def test_a_shard_survives_the_wire(batch):

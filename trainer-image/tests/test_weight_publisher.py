@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from rljob.protocol.messages import CancelSend, EngineTarget, Probe, SendWeights, WeightsReady, WeightsSent
-from rljob.trainer.publish import Publisher
-from rljob.trainer.weights import WeightGroup, WeightTransferError, digest
+from rljob.trainer.weight_publisher import Publisher
+from rljob.trainer.weights import WeightTransferError
+from rljob.transfer.group import Rendezvous
+from rljob.transfer.rounds import digest
 
 WEIGHTS = [("w", torch.ones(2, 3))]
-PROBE = Probe([[1, 2]], [[-1.0]], 1e-4)
+PROBE = Probe([[1, 2]], [[-1.0]])
 
 
 @dataclass
@@ -26,10 +28,10 @@ class FakeSender:
     doors: dict[str, threading.Event] = field(default_factory=dict)
     error: Exception | None = None
 
-    def open(self, engine: str, fresh: bool) -> WeightGroup:
+    def open(self, engine: str, fresh: bool) -> Rendezvous:
         self.events.put(("open", engine, fresh))
         self.doors[engine] = threading.Event()
-        return WeightGroup("nonce", "127.0.0.1", 1, 2)
+        return Rendezvous("nonce", "127.0.0.1", 1, 2)
 
     def send(self, engine: str, named_tensors: Any) -> str:
         if self.error is not None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rljob.rollout import deaths
-from rljob.rollout.deaths import describe_end, first_error, oom_kills
+from rljob.rollout import exit_diagnosis
+from rljob.rollout.exit_diagnosis import describe_end, first_error, oom_kills
 
 ENGINE = "(EngineCore pid=71) ERROR 11-21 14:00:01 [core.py:1108] "
 
@@ -53,7 +53,7 @@ def test_how_it_ended():
 def test_kills_are_counted_where_the_kernel_says(tmp_path, monkeypatch):
     assert oom_kills() >= 0
     (tmp_path / "vmstat").write_text("nr_free_pages 7\noom_kill 3\n")
-    monkeypatch.setattr(deaths, "VMSTAT", tmp_path / "vmstat")
+    monkeypatch.setattr(exit_diagnosis, "VMSTAT", tmp_path / "vmstat")
     assert oom_kills() == 3
-    monkeypatch.setattr(deaths, "VMSTAT", tmp_path / "nothing")
+    monkeypatch.setattr(exit_diagnosis, "VMSTAT", tmp_path / "nothing")
     assert oom_kills() == 0

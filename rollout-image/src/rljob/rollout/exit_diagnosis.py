@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 VMSTAT = Path("/proc/vmstat")
-REFUSED = 2
-"""Exit code of a server that was started with settings it cannot use."""
 
 _SIGNALS = {
     signal.SIGSEGV: "a memory fault",

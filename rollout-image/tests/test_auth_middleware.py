@@ -2,7 +2,8 @@
 
 import pytest
 
-from rljob.rollout.vllm_engine.guard import RequireKey
+from rljob.rollout.auth_middleware import RequireKey
+from rljob.rollout.vllm_engine.server_key import RequireVllmKey
 
 
 async def ask(headers, kind="http"):
@@ -14,13 +15,8 @@ async def ask(headers, kind="http"):
     async def send(message):
         sent.append(message)
 
-    await RequireKey(app)({"type": kind, "headers": headers, "path": "/update_weights"}, None, send)
+    await RequireKey(app, "right")({"type": kind, "headers": headers, "path": "/update_weights"}, None, send)
     return bool(served), sent
-
-
-@pytest.fixture(autouse=True)
-def key(monkeypatch):
-    monkeypatch.setenv("VLLM_API_KEY", "right")
 
 
 async def test_the_right_key_is_let_through():
@@ -38,3 +34,15 @@ async def test_websockets_need_it_too_and_the_servers_own_events_do_not():
     served, sent = await ask([], kind="websocket")
     assert (served, sent[0]["type"]) == (False, "websocket.close")
     assert (await ask([], kind="lifespan"))[0]
+
+
+async def test_in_vllm_the_key_is_that_of_its_own_check(monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "right")
+    served = []
+
+    async def app(scope, receive, send):
+        served.append(scope)
+
+    scope = {"type": "http", "headers": [(b"authorization", b"Bearer right")], "path": "/health"}
+    await RequireVllmKey(app)(scope, None, None)
+    assert served == [scope]

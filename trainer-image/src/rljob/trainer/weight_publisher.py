@@ -16,7 +16,8 @@ from typing import TypeAlias
 from torch import Tensor
 
 from rljob.protocol.messages import CancelSend, EngineTarget, Probe, SendWeights, WeightsReady, WeightsSent
-from rljob.trainer.weights import WeightSender, WeightTransferError, describe, digest
+from rljob.trainer.weights import WeightSender, WeightTransferError
+from rljob.transfer.rounds import describe, digest
 
 log = logging.getLogger(__name__)
 
@@ -100,16 +101,16 @@ class Publisher:
         started = time.monotonic()
         value, problem = "", ""
         try:
-            group = self._sender.open(target.engine, target.fresh)
+            rendezvous = self._sender.open(target.engine, target.fresh)
             self._post(
                 WeightsReady(
                     incarnation=command.incarnation,
                     update=command.update,
                     engine=target.engine,
-                    group=group.group,
-                    address=group.address,
-                    port=group.port,
-                    world_size=group.world_size,
+                    group=rendezvous.group,
+                    address=rendezvous.address,
+                    port=rendezvous.port,
+                    world_size=rendezvous.world_size,
                     transport=self._transport,
                     parameters=describe(weights),
                     probe=probe,

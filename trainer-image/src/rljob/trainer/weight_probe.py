@@ -20,17 +20,16 @@ def probe_tokens(vocabulary: int, length: int = TOKENS) -> list[list[int]]:
 
 
 @torch.no_grad()
-def probe(backend: FsdpBackend, device: torch.device, length: int, tolerance: float) -> Probe:
+def probe(backend: FsdpBackend, device: torch.device, length: int) -> Probe:
     """Return the probe under the weights held now, at temperature 1; all ranks take part.
 
     Args:
         backend: the model.
         device: where it is.
         length: tokens of a sequence.
-        tolerance: what an engine's log-probabilities may differ by.
     """
     token_ids = probe_tokens(backend.vocabulary, length)
     mask_L = np.arange(length) > 0
     rows = [Row(np.asarray(ids), np.zeros(length, np.float32), mask_L) for ids in token_ids]
     logprobs_BK = backend.logprobs(collate(rows, [1.0] * len(rows), device))
-    return Probe(token_ids, logprobs_BK.float().cpu().tolist(), tolerance)
+    return Probe(token_ids, logprobs_BK.float().cpu().tolist())

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from rljob.trainer import world
+from rljob.protocol.environment import RENDEZVOUS_ID
+from rljob.trainer import process_group
 
 
 @pytest.fixture
@@ -20,12 +21,12 @@ def place(monkeypatch):
         port = free.getsockname()[1]
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(port))
-    monkeypatch.setattr(world, "AWAIT_SECONDS", 0.01)
+    monkeypatch.setattr(process_group, "AWAIT_SECONDS", 0.01)
     return port
 
 
 def _come(rank: int, met: Any, last: Any) -> None:
-    store = world._meet(rank, 3)
+    store = process_group._rendezvous(rank, 3)
     met.put(rank)
     last.wait(60)  # the place is rank 0's
     del store
@@ -51,25 +52,25 @@ def test_all_ranks_meet_in_whatever_order_they_come(place, order):
 def test_a_rank_that_finds_another_jobs_trainer_ends(place, monkeypatch):
     context = multiprocessing.get_context("fork")
     last = context.Event()
-    monkeypatch.setenv(world.MEETING, "theirs")
+    monkeypatch.setenv(RENDEZVOUS_ID, "theirs")
     other = context.Process(target=_first, args=(last,), daemon=True)
     other.start()
-    monkeypatch.setenv(world.MEETING, "ours")
+    monkeypatch.setenv(RENDEZVOUS_ID, "ours")
     with pytest.raises(RuntimeError, match="another job's trainer is at"):
-        world._meet(1, 2)
+        process_group._rendezvous(1, 2)
     last.set()
     other.join(60)
 
 
 def _first(last: Any) -> None:
-    store = world._meet(0, 2)
+    store = process_group._rendezvous(0, 2)
     last.wait(60)
     del store
 
 
 def test_what_is_waited_for_is_said_now_and_then(place, monkeypatch, caplog):
-    monkeypatch.setattr(world, "TELL_SECONDS", 0.0)
-    waiting = threading.Thread(target=world._await, args=("127.0.0.1", place))
+    monkeypatch.setattr(process_group, "TELL_SECONDS", 0.0)
+    waiting = threading.Thread(target=process_group._await, args=("127.0.0.1", place))
     with caplog.at_level("INFO"):
         waiting.start()
         while not caplog.records:

@@ -19,14 +19,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rljob.protocol.environment import RENDEZVOUS_ID
 from rljob.trainer.errors import TrainerError, UnrecoverableError
 
 log = logging.getLogger(__name__)
 
 CONTROL_TIMEOUT = timedelta(days=30)
 ALL_HERE = "rljob/all-here"
-MEETING = "RLJOB_MEETING"
-"""Variable: what this attempt of this job has for itself."""
 JOINING_TIMEOUT = timedelta(minutes=30)
 CONNECT_SECONDS, AWAIT_SECONDS, TELL_SECONDS = 5.0, 0.2, 30.0
 
@@ -53,7 +52,7 @@ class World:
         dist.broadcast(data, 0, group=self.control)
         return data.numpy().tobytes()
 
-    def agree(self, error: TrainerError | None) -> None:
+    def raise_first_error(self, error: TrainerError | None) -> None:
         """Wait for all ranks, however long it takes, and raise the gravest of their errors on all of them."""
         errors: list[Any] = [error]
         if self.size > 1:
@@ -87,28 +86,28 @@ def join_world() -> World:
     if device.type == "cuda":
         torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl"
-    store = dist.HashStore() if size == 1 else _meet(rank, size)
+    store = dist.HashStore() if size == 1 else _rendezvous(rank, size)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     log.info("rank %d of %d on %s", rank, size, device)
     return World(rank, size, device, dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT))
 
 
-def _meet(rank: int, size: int) -> dist.Store:
+def _rendezvous(rank: int, size: int) -> dist.Store:
     """Return the store of all ranks once all are there: where a node has to be waited for that is hours.
 
     torch's own waiting ends after half an hour, and says page after page while the first node has no name yet. On the
-    network of nodes another job's rank 0 may be found at the port: it says another meeting.
+    network of nodes another job's rank 0 may be found at the port: its rendezvous id differs.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if rank != 0:
         _await(host, port)
     store = dist.TCPStore(host, port, size, is_master=rank == 0, timeout=CONTROL_TIMEOUT, wait_for_workers=True)
-    meeting = os.environ.get(MEETING, "")
+    rendezvous = os.environ.get(RENDEZVOUS_ID, "")
     if rank == 0:  # who waited for all
-        store.set(ALL_HERE, meeting)
+        store.set(ALL_HERE, rendezvous)
     else:
         store.wait([ALL_HERE], CONTROL_TIMEOUT)
-        if store.get(ALL_HERE).decode() != meeting:
+        if store.get(ALL_HERE).decode() != rendezvous:
             raise RuntimeError(f"another job's trainer is at {host}:{port}; the next attempt has another port")
     store.set_timeout(JOINING_TIMEOUT)  # from here on all that is waited for is under way
     return dist.PrefixStore("default_pg", store)

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from rljob.rollout.vllm_engine.quiet import RELOADING, Expected, leave_out_expected
+from rljob.rollout.vllm_engine.log_filter import RELOADING, Expected, leave_out_expected
 
 FAILED = "%s: Failed to load weights"
 

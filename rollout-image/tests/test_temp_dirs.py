@@ -5,8 +5,8 @@ import tempfile
 
 import pytest
 
-from rljob.rollout import scratch
-from rljob.rollout.scratch import Scratch, remove_orphans
+from rljob.rollout import temp_dirs
+from rljob.rollout.temp_dirs import ServerTempDir, remove_orphans
 
 
 @pytest.fixture(autouse=True)
@@ -16,11 +16,11 @@ def temporary(tmp_path, monkeypatch):
 
 
 def make_old(directory):
-    os.utime(directory / scratch.LOCK, (1, 1))
+    os.utime(directory / temp_dirs.LOCK, (1, 1))
 
 
 def test_a_directory_goes_with_its_owner_or_with_the_next_server(temporary):
-    alive, dead, young = Scratch(), Scratch(), Scratch()
+    alive, dead, young = ServerTempDir(), ServerTempDir(), ServerTempDir()
     for owner in (dead, young):
         owner._lock.close()  # as the kernel does when a process dies
     make_old(alive.path)

@@ -21,8 +21,8 @@ YOUNG_SECONDS = 60.0
 """A directory this young may not be locked yet."""
 
 
-class Scratch:
-    """A directory of this process's own."""
+class ServerTempDir:
+    """A directory of one server of this process."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
@@ -44,6 +44,6 @@ def remove_orphans() -> None:
             with path.open("r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path.parent, ignore_errors=True)
-        except OSError:  # in use, somebody else's, or just removed
+        except OSError:  # in use, another user's, or just removed
             continue
         log.info("removed %s, left by an agent that was killed", os.fspath(path.parent))

@@ -1,0 +1,30 @@
+"""Waits between attempts."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+
+class Backoff:
+    """Waits that double from ``first`` to ``last`` seconds. Each is cut at random by up to a half, so that clients that
+    failed together do not come back together."""
+
+    def __init__(self, first: float, last: float) -> None:
+        self._first = first
+        self._last = last
+        self._seconds = first
+
+    def next(self) -> float:
+        """Return the seconds to wait now; the next wait is longer."""
+        seconds = self._seconds * random.uniform(0.5, 1.0)
+        self._seconds = min(2 * self._seconds, self._last)
+        return seconds
+
+    def reset(self) -> None:
+        """Begin at ``first`` again, after a success."""
+        self._seconds = self._first
+
+    async def wait(self) -> None:
+        """Sleep for :meth:`next` seconds."""
+        await asyncio.sleep(self.next())

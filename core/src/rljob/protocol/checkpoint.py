@@ -1,0 +1,84 @@
+"""Names of a checkpoint's files, and whether its weights are complete, without loading them.
+
+The trainer writes STORAGE/checkpoints/step-NNNNNN: a Hugging Face directory with the optimizer's state beside it. It
+writes under a temporary name and renames, so a directory with the final name and :data:`STATE_FILE` is complete.
+Read by the trainer, the command line and the audit.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+DIRECTORY = "checkpoints"
+"""In the storage."""
+CONFIGURATION_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+WEIGHTS_PATTERN = "*.safetensors"
+OPTIMIZER_FILE = "trainer/optimizer.safetensors"
+"""In a directory of its own: engines take every *.safetensors of a model's directory for weights."""
+STATE_FILE = "trainer.json"
+
+MAX_HEADER_BYTES = 100_000_000
+_NAME = re.compile(r"step-(\d{6,})")
+_LENGTH_BYTES = 8
+
+
+def directory_name(step: int) -> str:
+    """Return the name of the directory of a step's checkpoint, for example step-000020."""
+    return f"step-{step:06d}"
+
+
+def step_of(name: str) -> int | None:
+    """Return the step of a checkpoint's directory; None if ``name`` is not one, as of a temporary directory."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def is_complete(checkpoint: Path) -> bool:
+    """Return whether a directory with the final name holds a checkpoint."""
+    return (checkpoint / STATE_FILE).is_file()
+
+
+def complete_checkpoints(checkpoints: Path) -> dict[int, Path]:
+    """Return step → path of the complete checkpoints in a directory, which need not exist."""
+    steps = {step_of(path.name): path for path in checkpoints.glob("step-*")}
+    return {step: path for step, path in steps.items() if step is not None and is_complete(path)}
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """Return tensor name → dtype, shape and offsets, from the header of a safetensors file.
+
+    The file is the length of a JSON header (eight bytes, little-endian), the header, and the bytes of the tensors
+    (https://huggingface.co/docs/safetensors).
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it does not begin with a header.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        header = json.loads(file.read(min(MAX_HEADER_BYTES, length)))
+    if not isinstance(header, dict):
+        raise ValueError("the header is not an object")
+    header.pop("__metadata__", None)
+    return header
+
+
+def damage(path: Path) -> str:
+    """Return what is wrong with a safetensors file, by its header and length alone; empty when they agree.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    try:
+        ends = [tensor["data_offsets"][1] for tensor in read_header(path).values()]
+        with path.open("rb") as file:
+            begin = _LENGTH_BYTES + int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        length = begin + max(ends, default=0)
+    except (ValueError, TypeError, KeyError, IndexError):
+        return "does not begin with a header"
+    size = path.stat().st_size
+    return "" if size == length else f"has {size:,} bytes instead of {length:,}"

@@ -1,0 +1,31 @@
+"""Processes that die with the process that started them (Linux)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)  # loaded on import: nothing may be loaded between fork and exec
+
+
+def set_parent_death_signal() -> None:
+    """Have the kernel kill this process when the thread that forked it ends. Safe between fork and exec.
+
+    Raises:
+        OSError: the kernel rejects it.
+    """
+    if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl rejects PR_SET_PDEATHSIG")
+
+
+def die_with_parent(parent: int) -> None:
+    """Have this process killed when ``parent``, its parent process, dies; at once if ``parent`` is dead already.
+
+    Raises:
+        OSError: the kernel rejects it.
+    """
+    set_parent_death_signal()
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,71 @@
+"""The end of a weight group in an engine's worker, for every engine.
+
+An engine's plugin maps the engine's calls to these methods and loads the tensors; see ``vllm_engine/receiver.py``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rljob.protocol.messages import ParameterMeta
+from rljob.transfer.group import Rendezvous, WeightGroup
+from rljob.transfer.rounds import LoadWeights, receive_round
+
+
+class WeightReceiver:
+    """Membership of one weight group at a time.
+
+    Args:
+        device: the worker's GPU, used by nccl.
+
+    Attributes:
+        digest: of the bytes of the last round received, blake3 hex.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.digest = ""
+        self._device = device
+        self._group: WeightGroup | None = None
+        self._bucket_bytes = 0
+
+    def join(
+        self, rendezvous: Rendezvous, rank: int, transport: str, bucket_bytes: int, timeout_seconds: float
+    ) -> None:
+        """Leave the current group, if any, and join this one.
+
+        Args:
+            rendezvous: of the group, from PrepareWeights.
+            rank: of this worker, at least 1.
+            transport: gloo or nccl.
+            bucket_bytes: size of one broadcast, the sender's.
+            timeout_seconds: of joining.
+
+        Raises:
+            RuntimeError: the sender is absent, or did not join in time.
+        """
+        self.leave()
+        self._bucket_bytes = bucket_bytes
+        self._group = WeightGroup.join(rendezvous, rank, transport, timeout_seconds, self._device)
+
+    def receive(self, parameters: Sequence[ParameterMeta], load: LoadWeights, timeout_seconds: float) -> None:
+        """Receive one round; call ``load`` for each bucket.
+
+        Raises:
+            RuntimeError: no group is joined, or the sender died or is too slow. After a failure of any kind, ``load``
+                included, the group is left and the model may hold a mixture of weights.
+        """
+        if self._group is None:
+            raise RuntimeError("no weight group is joined")
+        deadline = time.monotonic() + timeout_seconds
+        try:
+            self.digest = receive_round(self._group, parameters, self._bucket_bytes, load, deadline)
+        except BaseException:
+            self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Leave the group, if any. Returns at once."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.abandon()

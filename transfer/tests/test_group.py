@@ -1,0 +1,105 @@
+"""Weight groups: rendezvous, deadlines and abandoned members."""
+
+import socket
+import threading
+import time
+
+import psutil
+import pytest
+import torch
+
+from rljob.transfer.group import WeightGroup, host_rendezvous, listen
+
+torch.set_num_threads(1)
+
+
+def joined(seconds=5.0, host="127.0.0.1"):
+    """Return the two members of a new group, sender first."""
+    rendezvous, store = host_rendezvous(host, 2, seconds)
+    members = {}
+    worker = threading.Thread(
+        target=lambda: members.update(worker=WeightGroup.join(rendezvous, 1, "gloo", seconds)), daemon=True
+    )
+    worker.start()
+    sender = WeightGroup.join(rendezvous, 0, "gloo", seconds, store=store)
+    worker.join()
+    return sender, members["worker"]
+
+
+def test_where_its_own_address_cannot_be_had_it_listens_on_all_of_both_families():
+    with listen("192.0.2.1") as listener:
+        for host in ("127.0.0.1", "::1"):
+            socket.create_connection((host, listener.getsockname()[1]), 1.0).close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_members_know_their_rank_and_broadcast_from_any_of_them(host):
+    sender, worker = joined(host=host)
+    assert [(member.rank, member.size, member.device) for member in (sender, worker)] == [(0, 2, "cpu"), (1, 2, "cpu")]
+    deadline = time.monotonic() + 5
+    for root, member, other in ((0, sender, worker), (1, worker, sender)):
+        sent, received = torch.arange(5), torch.zeros(5, dtype=torch.int64)
+        thread = threading.Thread(target=member.broadcast, args=(sent, root, deadline))
+        thread.start()
+        other.broadcast(received, root, deadline)
+        thread.join()
+        assert received.equal(sent)
+    sender.abandon()
+    worker.abandon()
+
+
+def test_joining_a_group_whose_sender_never_joins_costs_the_timeout():
+    rendezvous, _store = host_rendezvous("127.0.0.1", 2, 5.0)
+    start = time.monotonic()
+    with pytest.raises(RuntimeError):
+        WeightGroup.join(rendezvous, 1, "gloo", 0.5)
+    assert time.monotonic() - start < 30
+
+
+def test_a_broadcast_whose_root_sends_nothing_ends_by_its_deadline():
+    sender, worker = joined()
+    start = time.monotonic()
+    with pytest.raises(RuntimeError):
+        worker.broadcast(torch.zeros(4), 0, start + 0.3)
+    assert time.monotonic() - start < 30
+    with pytest.raises(RuntimeError, match="took too long"):
+        sender.broadcast(torch.zeros(4), 0, time.monotonic() - 0.1)
+    sender.abandon()
+    worker.abandon()
+
+
+def test_an_abandoned_member_refuses_to_broadcast_and_its_sockets_end():
+    def sockets():
+        return sum(connection.status != "NONE" for connection in psutil.Process().net_connections("tcp"))
+
+    before = sockets()
+    sender, worker = joined()
+    assert sockets() > before
+    for member in (sender, worker):
+        member.abandon()
+        member.abandon()  # again is harmless
+        with pytest.raises(RuntimeError, match="abandoned"):
+            member.broadcast(torch.zeros(4), 0, time.monotonic() + 5)
+    deadline = time.monotonic() + 5
+    while sockets() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert sockets() <= before
+
+
+def test_abandoning_wakes_a_broadcast_that_waits():
+    sender, worker = joined()
+    errors = []
+
+    def wait():
+        try:
+            worker.broadcast(torch.zeros(4), 0, time.monotonic() + 60)
+        except RuntimeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    time.sleep(0.1)
+    sender.abandon()
+    worker.abandon()
+    thread.join(10)
+    assert len(errors) == 1

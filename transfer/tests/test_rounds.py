@@ -1,0 +1,113 @@
+"""Rounds and the engine's receiver, over gloo between two threads."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from rljob.transfer.group import SENDER_RANK, WeightGroup, host_rendezvous
+from rljob.transfer.receiver import WeightReceiver
+from rljob.transfer.rounds import describe, digest, send_round
+
+torch.set_num_threads(1)
+
+
+def tensors(scale=1.0):
+    generator = torch.Generator().manual_seed(1)
+    return [
+        ("a", torch.randn(300, 100, generator=generator) * scale),
+        ("b", torch.randn(7, generator=generator).to(torch.bfloat16)),
+        ("c", torch.randn(64, 128, generator=generator).t()),  # not contiguous, and not aligned in its bucket
+        ("d", torch.randn((), generator=generator)),
+    ]
+
+
+class Engine:
+    """A receiver that keeps what it loads."""
+
+    def __init__(self):
+        self.receiver = WeightReceiver("cpu")
+        self.loaded = {}
+
+    def load(self, pairs):
+        self.loaded.update((name, tensor.clone()) for name, tensor in pairs)
+
+
+@pytest.fixture
+def group():
+    """Starter of a group: returns the sender's member and an engine that has joined."""
+    members = []
+
+    def start(bucket_bytes, seconds=5.0):
+        rendezvous, store = host_rendezvous("127.0.0.1", 2, seconds)
+        engine = Engine()
+        arguments = (rendezvous, 1, "gloo", bucket_bytes, seconds)
+        thread = threading.Thread(target=engine.receiver.join, args=arguments, daemon=True)
+        thread.start()
+        members.append(WeightGroup.join(rendezvous, SENDER_RANK, "gloo", seconds, store=store))
+        thread.join()
+        members.append(engine.receiver)
+        return members[-2], engine
+
+    yield start
+    for member in members:
+        (member.leave if isinstance(member, WeightReceiver) else member.abandon)()
+
+
+def test_describe_names_types_and_shapes_and_refuses_what_cannot_travel():
+    metas = describe(tensors())
+    assert [(m.name, m.dtype, m.shape) for m in metas] == [
+        ("a", "float32", [300, 100]),
+        ("b", "bfloat16", [7]),
+        ("c", "float32", [128, 64]),
+        ("d", "float32", []),
+    ]
+    with pytest.raises(ValueError, match="parameter q is int64"):
+        describe([("q", torch.zeros(2, dtype=torch.int64))])
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 40_000, 1 << 30])
+def test_an_engine_loads_what_was_sent_whatever_the_buckets(group, bucket_bytes):
+    sender, engine = group(bucket_bytes)
+    for scale in (1.0, 2.0):  # the group serves the next update too
+        expected = tensors(scale)
+        thread = threading.Thread(target=engine.receiver.receive, args=(describe(expected), engine.load, 5.0))
+        thread.start()
+        sent = send_round(sender, expected, bucket_bytes, time.monotonic() + 5)
+        thread.join()
+        assert sent == engine.receiver.digest == digest(expected)
+        assert engine.loaded.keys() == dict(expected).keys()
+        assert all(engine.loaded[name].equal(tensor) for name, tensor in expected)
+
+
+def test_a_receiver_that_did_not_join_refuses_to_receive():
+    with pytest.raises(RuntimeError, match="no weight group is joined"):
+        WeightReceiver("cpu").receive(describe(tensors()), lambda pairs: None, 1.0)
+
+
+def test_a_sender_that_sends_nothing_costs_the_timeout_and_the_receiver_leaves(group):
+    _sender, engine = group(50_000)
+    start = time.monotonic()
+    with pytest.raises(RuntimeError):
+        engine.receiver.receive(describe(tensors()), engine.load, 0.3)
+    assert time.monotonic() - start < 30
+    with pytest.raises(RuntimeError, match="no weight group is joined"):
+        engine.receiver.receive(describe(tensors()), engine.load, 0.3)
+
+
+def test_a_receiver_whose_load_fails_leaves_and_the_sender_fails(group):
+    sender, engine = group(50_000)
+
+    def load(pairs):
+        raise KeyError("no such parameter")
+
+    def receive():
+        with pytest.raises(KeyError):
+            engine.receiver.receive(describe(tensors()), load, 5.0)
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    with pytest.raises(RuntimeError):
+        send_round(sender, tensors(), 50_000, time.monotonic() + 1)
+    thread.join()
