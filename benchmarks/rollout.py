@@ -36,8 +36,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from benchmarks.report import report, target
 from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
-from rljob.local import plan, processes
-from rljob.local.plan import Surroundings
+from rljob.local import commands, processes
+from rljob.local.commands import LocalContext
 from rljob.protocol import messages as m
 from rljob.protocol.link import Link
 from rljob.protocol.status import decode_status
@@ -237,9 +237,9 @@ async def measure(length: int, concurrency: int, repeats: int) -> dict[str, Any]
         (storage / "job.json").write_text(job.model_dump_json(by_alias=True))
         tokens = {role: secrets.token_urlsafe(16) for role in ROLES}
         (storage / "tokens.json").write_text(json.dumps(tokens))
-        here = Surroundings(storage, _free_ports(plan.servers(job)), tokens)
-        commands = [command for command in plan.parts(job, here) if command.name != "trainer"]
-        parts = {command.name: await processes.start(command, storage) for command in commands}
+        here = LocalContext(storage, _free_ports(commands.servers(job)), tokens)
+        started = [command for command in commands.components(job, here) if command.name != "trainer"]
+        parts = {command.name: await processes.start(command, storage) for command in started}
         try:
             trainer = IdleTrainer(here.coordinator_url, tokens["trainer"], model, job)
             return await _pairs(

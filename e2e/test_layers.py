@@ -14,7 +14,7 @@ LIGHT = (
     "rljob.scheduling.scheduler",
     "rljob.coordinator.service",
     "rljob.runner.wiring",
-    "rljob.cli.calling",
+    "rljob.cli.app",
 )
 
 

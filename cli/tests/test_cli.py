@@ -114,7 +114,7 @@ def test_it_runs_as_a_module_too():
     assert done.stdout.startswith("spec.seed: whole number")
 
 
-@pytest.mark.parametrize(("entry", "late"), [("main", "calling"), ("plugin", "clusters"), ("plugin", "calling")])
+@pytest.mark.parametrize(("entry", "late"), [("main", "app"), ("plugin", "cluster_commands"), ("plugin", "app")])
 def test_an_interrupt_while_it_starts_is_no_traceback(entry, late):
     program = f"""
 import sys
@@ -132,7 +132,7 @@ from rljob.cli.main import {entry}
 
 def test_it_starts_without_what_only_parts_and_clusters_need():
     foreign = {"torch", "reasoning_gym", "matplotlib", "numpy", "websockets", "rljob.remote"}
-    program = f"import sys, rljob.cli.calling; print(*{foreign} & set(sys.modules))"
+    program = f"import sys, rljob.cli.app; print(*{foreign} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "\n"
 
 

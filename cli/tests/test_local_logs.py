@@ -7,7 +7,7 @@ import pytest
 
 from rljob.cli.options import complete_parts, complete_runs
 from rljob.local import logs
-from rljob.local.errors import RunError
+from rljob.local.errors import CliError
 from rljob.local.logs import Reader, rotate
 
 
@@ -103,7 +103,7 @@ def test_half_a_line_waits_for_its_end(directory):
 def test_a_part_without_a_log_is_refused_by_name(directory):
     write(directory, "trainer", "one")
     assert logs.chosen(directory, []) == ["trainer"]
-    with pytest.raises(RunError, match=r"there is no log of 'tariner' in .*/logs; name one of trainer"):
+    with pytest.raises(CliError, match=r"there is no log of 'tariner' in .*/logs; name one of trainer"):
         logs.chosen(directory, ["tariner"])
 
 

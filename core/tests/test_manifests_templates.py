@@ -7,7 +7,7 @@ import pytest
 from core.tests.manifests import MANIFEST
 from rljob.api.load import validate
 from rljob.api.pods import SCHEMA
-from rljob.local import honours
+from rljob.local import field_support
 from rljob.manifests import render
 from rljob.manifests.context import Context
 
@@ -74,7 +74,7 @@ def test_a_field_of_the_pod_is_in_the_cluster_and_has_no_effect_on_one_machine(r
     value = sample(properties("spec")[field])
     found = job(role, {"spec": {field: value}})
     assert contains(pod(found, role)[field], value)
-    assert any(f"spec.{field}" in note for note in honours.notes(found))
+    assert any(f"spec.{field}" in note for note in field_support.warnings(found))
 
 
 @pytest.mark.parametrize("role", TEMPLATED)
@@ -86,5 +86,5 @@ def test_a_field_of_the_main_container_is_in_the_cluster_and_honoured_or_said_on
     found = job(role, {"spec": {"containers": [{"name": "main", field: value}]}})
     main = next(container for container in pod(found, role)["containers"] if container["name"] == "main")
     assert contains(main[field], value)
-    said = any(f"{field} of main" in note for note in honours.notes(found))
-    assert said == (field not in honours.HONOURED_IN_MAIN)
+    said = any(f"{field} of main" in note for note in field_support.warnings(found))
+    assert said == (field not in field_support.HONOURED_IN_MAIN)

@@ -37,7 +37,7 @@ def rljob(cluster: ControlPlane, monkeypatch: pytest.MonkeyPatch, capsys: pytest
         captured = capsys.readouterr()
         return int(caught.value.code or 0), captured.out, captured.err
 
-    monkeypatch.setattr("rljob.cli.clusters._program", ["rljob"])
+    monkeypatch.setattr("rljob.cli.cluster_commands._program", ["rljob"])
     return command
 
 

@@ -12,7 +12,7 @@ from rljob.api.explain import explain_field, manifest_page
 from rljob.api.load import load
 from rljob.cli.options import File, Overrides, RunDir, default_directory, report
 from rljob.local import preflight
-from rljob.local.directory import RunDirectory
+from rljob.local.run_directory import RunDirectory
 
 
 def validate(

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from rljob.local import logs, runs
-from rljob.local.errors import RunError
+from rljob.local import find_run, logs
+from rljob.local.errors import CliError
 
 File = Annotated[Path, typer.Argument(help="The manifest, a YAML file.", show_default=False)]
 Overrides = Annotated[
@@ -25,7 +25,7 @@ Overrides = Annotated[
 
 def _directory(text: str) -> Path:
     if not text:
-        raise RunError("--run-dir is empty; give a directory, or leave it out", 2)
+        raise CliError("--run-dir is empty; give a directory, or leave it out", 2)
     return Path(text)
 
 
@@ -57,14 +57,14 @@ LOCAL_RUN_HELP = f"A run directory, or a name under runs/. {DEFAULT_RUN}"
 
 def complete_runs(incomplete: str) -> list[str]:
     """Return the names of runs that begin so."""
-    return [path.name for path in runs.known() if path.name.startswith(incomplete)]
+    return [path.name for path in find_run.known() if path.name.startswith(incomplete)]
 
 
 def complete_parts(incomplete: str) -> list[str]:
     """Return names of runs, and of parts of the run that is meant when none is named."""
     try:
-        parts = logs.names(runs.find(None).path)
-    except RunError:
+        parts = logs.names(find_run.find(None).path)
+    except CliError:
         parts = []
     return [*complete_runs(incomplete), *(name for name in parts if name.startswith(incomplete))]
 
@@ -83,7 +83,7 @@ RemoteRunName = Annotated[str | None, typer.Argument(metavar="RUN", help=REMOTE_
 
 def default_directory(run_dir: Path | None, name: str) -> Path:
     """Return the run directory of a job called ``name``."""
-    return run_dir or runs.ROOT / name
+    return run_dir or find_run.ROOT / name
 
 
 def report(message: str) -> None:

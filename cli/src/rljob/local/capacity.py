@@ -14,8 +14,8 @@ from pathlib import Path
 
 from rljob.api.models import RLJob
 from rljob.api.paths import in_storage
-from rljob.local import machine, safetensors
-from rljob.local.errors import RunError
+from rljob.local import accelerators, safetensors
+from rljob.local.errors import CliError
 
 BYTES = {"float32": 4, "bfloat16": 2}
 TRAINED_BYTES = 16
@@ -43,19 +43,19 @@ def check(job: RLJob, storage: Path) -> list[str]:
         storage: the run directory; it need not exist yet.
 
     Raises:
-        RunError: with exit code 2: memory or disk cannot do.
+        CliError: with exit code 2: memory or disk cannot do.
     """
     i, source = next((i, model.source) for i, model in enumerate(job.spec.models) if model.name == "policy")
     parameters = count_parameters(Path(in_storage(source, storage)))
     _check_disk(job, storage, parameters)
-    if machine.GPU.exists():
+    if accelerators.GPU.exists():
         return []  # what counts is the GPUs' memory, which frameworks divide up themselves
     needs = _needs(job, f"spec.models[{i}].source", parameters)
     total, available = _memory()
     needed, biggest = sum(need.size for need in needs), max(needs, key=lambda need: need.size)
     sentence = f"the job needs {_shown(needed)} of memory at least, {_shown(biggest.size)} of it for {biggest.what}"
     if needed > total:
-        raise RunError(f"{sentence}, and this machine has {_shown(total)}; {biggest.advice}", 2)
+        raise CliError(f"{sentence}, and this machine has {_shown(total)}; {biggest.advice}", 2)
     if needed > available:
         return [f"{sentence}, and {_shown(available)} are free now; {biggest.advice}, or end other programs"]
     return []
@@ -100,11 +100,11 @@ def _check_disk(job: RLJob, storage: Path, parameters: int) -> None:
     count = min(job.spec.checkpoints.keep + 1, written)  # one is written before the oldest goes
     needed = count * CHECKPOINT_BYTES * parameters - there
     if free < LEAST_DISK_BYTES:
-        raise RunError(
+        raise CliError(
             f"the disk of {storage} is full ({_shown(free)} free); make room, or choose another --run-dir", 2
         )
     if needed > free:
-        raise RunError(
+        raise CliError(
             f"{count} checkpoints of {_shown(CHECKPOINT_BYTES * parameters)} do not fit the disk of {storage} with its "
             f"{_shown(free)} free; lower spec.checkpoints.keep, make room, or choose another --run-dir",
             2,

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rljob.local import safetensors
-from rljob.local.directory import RunDirectory
-from rljob.local.errors import RunError
+from rljob.local.errors import CliError
+from rljob.local.run_directory import RunDirectory
 
 STATE = "trainer.json"
 _COMPLETE = re.compile(r"step-(\d{6,})")
@@ -26,15 +26,15 @@ def find(directory: RunDirectory, step: int | None) -> tuple[int, Path]:
     """Return step and path of a checkpoint: the newest when ``step`` is None.
 
     Raises:
-        RunError: with exit code 2: there is none.
+        CliError: with exit code 2: there is none.
     """
     known = steps(directory)
     if not known:
-        raise RunError(f"the run in {directory.path} has no checkpoint yet; wait for spec.checkpoints.everySteps", 2)
+        raise CliError(f"the run in {directory.path} has no checkpoint yet; wait for spec.checkpoints.everySteps", 2)
     if step is None:
         step = max(known)
     if step not in known:
-        raise RunError(f"there is no checkpoint of step {step}; there are {', '.join(map(str, sorted(known)))}", 2)
+        raise CliError(f"there is no checkpoint of step {step}; there are {', '.join(map(str, sorted(known)))}", 2)
     return step, known[step]
 
 
@@ -53,7 +53,7 @@ def export(checkpoint: Path, destination: Path) -> None:
     """Copy the model of a checkpoint to ``destination``, which is complete once it is there.
 
     Raises:
-        RunError: with exit code 2, the destination is taken or cannot be written, or the checkpoint is damaged; else
+        CliError: with exit code 2, the destination is taken or cannot be written, or the checkpoint is damaged; else
             the checkpoint is gone.
     """
     if checkpoint.is_dir():
@@ -65,20 +65,20 @@ def export(checkpoint: Path, destination: Path) -> None:
                     shutil.copyfile(source, partial / source.name)
                     sync(partial / source.name)
         except FileNotFoundError:
-            raise RunError(f"{checkpoint} was removed meanwhile, as newer ones came; export one of those") from None
+            raise CliError(f"{checkpoint} was removed meanwhile, as newer ones came; export one of those") from None
 
 
 def refuse_taken(destination: Path) -> None:
     """Check that a directory may be made, or filled.
 
     Raises:
-        RunError: with exit code 2: it is a file, or something is in it.
+        CliError: with exit code 2: it is a file, or something is in it.
     """
     destination = destination.absolute()
     if destination.exists() and not destination.is_dir():
-        raise RunError(f"{destination} is a file; give a directory that does not exist yet", 2)
+        raise CliError(f"{destination} is a file; give a directory that does not exist yet", 2)
     if destination.exists() and any(destination.iterdir()):
-        raise RunError(f"{destination} is not empty; give a directory that does not exist yet", 2)
+        raise CliError(f"{destination} is not empty; give a directory that does not exist yet", 2)
 
 
 @contextlib.contextmanager
@@ -86,7 +86,7 @@ def new_directory(destination: Path) -> Iterator[Path]:
     """Give a directory to fill; it is called ``destination`` when nothing was raised, and else is gone.
 
     Raises:
-        RunError: with exit code 2: the destination is taken or cannot be written.
+        CliError: with exit code 2: the destination is taken or cannot be written.
     """
     destination = destination.absolute()
     refuse_taken(destination)
@@ -97,7 +97,7 @@ def new_directory(destination: Path) -> Iterator[Path]:
         partial = destination.with_name(f".{destination.name}.partial-{secrets.token_hex(4)}")
         partial.mkdir()
     except OSError as error:
-        raise RunError(f"{destination} cannot be made: {error.strerror}; give another directory", 2) from None
+        raise CliError(f"{destination} cannot be made: {error.strerror}; give another directory", 2) from None
     try:
         yield partial
         sync(partial)
@@ -115,11 +115,11 @@ def refuse_damaged(checkpoint: Path, what: str, others: Sequence[int] = ()) -> N
         others: steps of checkpoints that could be taken instead.
 
     Raises:
-        RunError: with exit code 2: it is damaged.
+        CliError: with exit code 2: it is damaged.
     """
     for path, problem in _damages(checkpoint):
         instead = f"; give another --step: {', '.join(map(str, others))}" if others else "; there is no other one"
-        raise RunError(f"{path} {problem}, {what} is damaged{instead}", 2)
+        raise CliError(f"{path} {problem}, {what} is damaged{instead}", 2)
 
 
 def _others(checkpoint: Path) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class RunError(Exception):
+class CliError(Exception):
     """A run that cannot start or go on.
 
     Args:

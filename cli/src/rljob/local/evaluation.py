@@ -11,8 +11,8 @@ from rljob.api.explain import to_data
 from rljob.api.load import override, validate
 from rljob.api.models import RLJob
 from rljob.api.paths import IN_STORAGE, in_storage
-from rljob.local import checkpoints, runs
-from rljob.local.directory import RunDirectory
+from rljob.local import checkpoints, find_run
+from rljob.local.run_directory import RunDirectory
 
 
 def evaluation_job(
@@ -57,7 +57,7 @@ def place(run: RunDirectory, step: int, job: RLJob) -> Path:
     first = run.path / "evaluations" / f"step-{step:06d}"
     others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
     for path in itertools.chain([first], others):
-        if not runs.is_run(path) or to_data(RunDirectory(path).job()) == to_data(job):
+        if not find_run.is_run(path) or to_data(RunDirectory(path).job()) == to_data(job):
             return path
     raise AssertionError("numbers do not end")
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from rljob.local.errors import RunError
+from rljob.local.errors import CliError
 
 MAX_BYTES = 32 << 20
 KEPT = 3
@@ -45,12 +45,12 @@ def chosen(directory: Path, parts: Sequence[str]) -> list[str]:
     """Return ``parts``, or all that have logs when none is given.
 
     Raises:
-        RunError: with exit code 2: one of them has no log.
+        CliError: with exit code 2: one of them has no log.
     """
     known = names(directory)
     for part in parts:
         if part not in known:
-            raise RunError(f"there is no log of {part!r} in {directory}/logs; name one of {', '.join(known)}", 2)
+            raise CliError(f"there is no log of {part!r} in {directory}/logs; name one of {', '.join(known)}", 2)
     return list(parts) or known
 
 

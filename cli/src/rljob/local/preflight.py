@@ -1,6 +1,6 @@
 """Looks at everything a job needs before anything is written: a manifest that is refused leaves no trace.
 
-First what is quick to see (:mod:`rljob.local.surroundings`, :mod:`rljob.local.capacity`), then what the parts find:
+First the quick checks (:mod:`rljob.local.environment_checks`, :mod:`rljob.local.capacity`), then what the parts find:
 each is started with ``--check`` and prints a sentence a line for everything that would keep it from starting.
 """
 
@@ -17,10 +17,10 @@ from pathlib import Path
 from rljob.api.models import RLJob
 from rljob.api.paths import with_absolute_paths
 from rljob.api.resolve import resolve
-from rljob.local import capacity, honours, surroundings
-from rljob.local.directory import MANIFEST, RunDirectory
-from rljob.local.errors import RunError
-from rljob.local.plan import common_environment
+from rljob.local import capacity, environment_checks, field_support
+from rljob.local.commands import common_environment
+from rljob.local.errors import CliError
+from rljob.local.run_directory import MANIFEST, RunDirectory
 
 CHECKED_PARTS = ("trainer", "rollout", "runner")
 """Parts that check themselves: ``python -m rljob.PART.main --check``. A builtin reward needs nothing that validation
@@ -40,12 +40,12 @@ def prepare(job: RLJob, directory: RunDirectory, warn: Warn) -> RLJob:
         warn: called with a sentence on what has no effect, or may go wrong.
 
     Raises:
-        RunError: with exit code 2 and everything that is wrong, a sentence a line; nothing was written.
+        CliError: with exit code 2 and everything that is wrong, a sentence a line; nothing was written.
     """
     job = with_absolute_paths(resolve(job), Path.cwd())
     directory.check(job)
-    _refuse([*honours.refusals(job), *surroundings.problems(job, directory.path)])
-    for note in [*honours.notes(job), *capacity.check(job, directory.path)]:
+    _refuse([*field_support.errors(job), *environment_checks.problems(job, directory.path)])
+    for note in [*field_support.warnings(job), *capacity.check(job, directory.path)]:
         warn(note)
     _refuse(check_parts(job, directory.path))
     return job
@@ -53,14 +53,14 @@ def prepare(job: RLJob, directory: RunDirectory, warn: Warn) -> RLJob:
 
 def _refuse(problems: list[str]) -> None:
     if problems:
-        raise RunError("\n".join(dict.fromkeys(problems)), 2)  # several parts may find the same
+        raise CliError("\n".join(dict.fromkeys(problems)), 2)  # several parts may find the same
 
 
 def check_parts(job: RLJob, storage: Path) -> list[str]:
     """Return what the parts of a resolved job find wrong, a sentence each.
 
     Raises:
-        RunError: one could not look.
+        CliError: one could not look.
     """
     with tempfile.TemporaryDirectory(prefix="rljob-check-") as scratch, contextlib.ExitStack() as running:
         (Path(scratch) / MANIFEST).write_text(job.model_dump_json(by_alias=True))
@@ -87,8 +87,8 @@ def _found(part: str, process: subprocess.Popen[str]) -> list[str]:
     try:
         _, said = process.communicate(timeout=CHECK_SECONDS)
     except subprocess.TimeoutExpired:
-        raise RunError(f"the check of {part} took more than {CHECK_SECONDS:.0f} s; try again") from None
+        raise CliError(f"the check of {part} took more than {CHECK_SECONDS:.0f} s; try again") from None
     if process.returncode not in (0, 2):
         last = "\n".join(f"  {line}" for line in said.splitlines()[-LAST_LINES:])
-        raise RunError(f"{part} could not be checked; it said", log=last)
+        raise CliError(f"{part} could not be checked; it said", log=last)
     return said.splitlines() if process.returncode else []

@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rljob.local import sweep
+from rljob.local import process_cleanup
 from rljob.protocol.environment import search_path
 from rljob.protocol.probe import HEARTBEAT
 
@@ -109,7 +109,7 @@ def _environment(command: Command, directory: Path) -> dict[str, str]:
         "PATH": search_path(),
         **command.environment,
         HEARTBEAT: str(heartbeat_path(directory, command.name)),
-        sweep.MARK: mark(directory, command.name),
+        process_cleanup.MARK: mark(directory, command.name),
     }
 
 
@@ -166,11 +166,11 @@ async def first(*awaitables: object) -> None:
 
 
 @contextlib.contextmanager
-def guardian(directory: Path) -> Iterator[None]:
+def reaper(directory: Path) -> Iterator[None]:
     """While inside, a process watches that nothing of the run outlives this one, even when it is killed."""
-    sweep.sweep(mark(directory))  # leftovers of a run that died together with its guardian
+    process_cleanup.kill_marked(mark(directory))  # leftovers of a run that died together with its guardian
     watcher = subprocess.Popen(
-        [sys.executable, "-I", "-S", sweep.__file__, mark(directory)],
+        [sys.executable, "-I", "-S", process_cleanup.__file__, mark(directory)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -180,11 +180,11 @@ def guardian(directory: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        sweep.sweep(mark(directory))
+        process_cleanup.kill_marked(mark(directory))
         assert watcher.stdin is not None
         watcher.stdin.close()
         watcher.wait()
 
 
 def _without_marks(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name != sweep.MARK}
+    return {name: value for name, value in environment.items() if name != process_cleanup.MARK}

@@ -18,15 +18,15 @@ import aiohttp
 import msgspec
 
 from rljob.api.models import RLJob
-from rljob.local import initializer, logs, plan, processes
-from rljob.local.directory import RunDirectory
-from rljob.local.errors import Interrupted, RunError
-from rljob.local.plan import Surroundings
+from rljob.local import commands, initializer, logs, processes
+from rljob.local.commands import LocalContext
+from rljob.local.errors import CliError, Interrupted
 from rljob.local.processes import Command, Interrupt
+from rljob.local.run_directory import RunDirectory
 from rljob.local.screen import Screen
 from rljob.local.summary import checkpoint_line, draw_plot, summary
 from rljob.local.supervisor import CONFIGURATION_ERROR, Backoff, Supervisor
-from rljob.local.suspension import ask_to_suspend
+from rljob.local.suspend import ask_to_suspend
 from rljob.local.view import PartView, View
 from rljob.protocol.initializer import mark_used
 from rljob.protocol.status import RunStatus, decode_status
@@ -39,7 +39,7 @@ LAST_WORD_SECONDS = 2.0
 ENDING = "writing a checkpoint"
 TERMINAL = ("Succeeded", "Failed", "Suspended")
 
-Planner = Callable[[RLJob, Surroundings], list[Command]]
+Planner = Callable[[RLJob, LocalContext], list[Command]]
 
 
 def run_job(
@@ -47,7 +47,7 @@ def run_job(
     manifest: bytes,
     directory: Path,
     screen: Screen,
-    planner: Planner = plan.parts,
+    planner: Planner = commands.components,
     backoff: Backoff | None = None,
 ) -> list[str]:
     """Run ``job`` in ``directory`` to its end; return the result as lines for a person.
@@ -61,7 +61,7 @@ def run_job(
         backoff: waits between restarts.
 
     Raises:
-        RunError: the run could not start or failed.
+        CliError: the run could not start or failed.
         Interrupted: Ctrl-C, SIGTERM or SIGHUP.
     """
     run_directory = RunDirectory(directory)
@@ -69,13 +69,13 @@ def run_job(
         status = run_directory.status()
         if resumed and status and status.state == "Succeeded" and status.progress.step >= job.spec.training.steps:
             return ["this run has already succeeded", *summary(status, run_directory.path)]
-        with screen, processes.guardian(run_directory.path):
+        with screen, processes.reaper(run_directory.path):
             run = _Run(job, run_directory, screen, planner, backoff)
             if resumed:
                 screen.note(f"resuming the run in {run_directory.path}")
             try:
                 status = asyncio.run(run.execute())
-            except RunError as error:
+            except CliError as error:
                 if error.exit_code == CONFIGURATION_ERROR and not resumed and not run.trained:
                     run_directory.mark_refused()
                 raise
@@ -115,7 +115,7 @@ class _Run:
                 await initializer.initialize(self._job, self._directory, person)
                 self._view.phase = "starting"
                 return self._success(await self._run_parts(person))
-            except (Interrupted, RunError) as end:
+            except (Interrupted, CliError) as end:
                 self._record(end)
                 raise
             finally:
@@ -126,14 +126,14 @@ class _Run:
         if status.state == "Suspended":
             raise Interrupted(checkpoint_line(status, self._directory.path))
         if status.state == "Failed":
-            raise RunError(f"the run failed: {status.message or status.reason}", log=self._log_of(status))
+            raise CliError(f"the run failed: {status.message or status.reason}", log=self._log_of(status))
         return status
 
     async def _run_parts(self, person: Interrupt) -> RunStatus:
         """Supervise all parts until the run ends one way or the other, then stop them."""
         mark_used(self._directory.path)
-        ports = self._directory.ports(plan.servers(self._job))
-        here = Surroundings(self._directory.path, ports, self._directory.tokens())
+        ports = self._directory.ports(commands.servers(self._job))
+        here = LocalContext(self._directory.path, ports, self._directory.tokens())
         ending = Interrupt()
         ending.kill = person.kill  # a second Ctrl-C while parts are given time to end
         policy = self._job.spec.failure_policy
@@ -168,14 +168,14 @@ class _Run:
         self._showing.result()  # a dead screen ends the run
         raise AssertionError("a run ends by its status, a person, its screen, or a part that cannot be kept")
 
-    async def _suspend(self, person: Interrupt, here: Surroundings, ends: Collection[asyncio.Task[Any]]) -> None:
+    async def _suspend(self, person: Interrupt, here: LocalContext, ends: Collection[asyncio.Task[Any]]) -> None:
         """Have a checkpoint written before everything ends, if anything was trained; any of ``ends`` ends that too, as
         do a second Ctrl-C and the end of the grace."""
         ended = asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         grace = asyncio.sleep(self._job.spec.suspend_grace_seconds)
         await processes.first(self._save(here), ended, person.kill.wait(), grace)
 
-    async def _save(self, here: Surroundings) -> None:
+    async def _save(self, here: LocalContext) -> None:
         """Ask for a checkpoint and the end until the run has ended; return at once if nothing was trained."""
         async with _session() as session:
             self._view.status = await _get_status(session, here.coordinator_url) or self._view.status
@@ -205,7 +205,7 @@ class _Run:
         deadline = self._job.spec.active_deadline_seconds
         if deadline is not None and status.progress.seconds >= deadline:
             kept = checkpoint_line(status, self._directory.path)
-            raise RunError(
+            raise CliError(
                 f"spec.activeDeadlineSeconds: the run has been up for {deadline} s; {kept}; raise it to go on"
             )
 
@@ -237,10 +237,10 @@ class _Run:
                 self._deaths[f"engine {part.instance}"] = part.message
                 self._screen.note(f"engine of {part.instance}: {part.message}; restarting it")
 
-    def _record(self, end: Interrupted | RunError) -> None:
+    def _record(self, end: Interrupted | CliError) -> None:
         """Record why the run ended; not on a full disk, which the person is told about anyway."""
         with contextlib.suppress(OSError):
-            if isinstance(end, RunError):
+            if isinstance(end, CliError):
                 self._directory.tell("run", "failed", message=end.sentence)
             else:
                 self._directory.tell("run", "suspended" if end.checkpoint else "interrupted")

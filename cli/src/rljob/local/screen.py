@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rljob.local.errors import RunError
+from rljob.local.errors import CliError
 from rljob.local.view import View, clock, deaths, metrics, one_line, sparkline, speed
 from rljob.protocol.status import RunStatus
 
@@ -60,7 +60,7 @@ class Output(Terminal):
         """End the run. rich would end the process on the spot, parts or no parts."""
         with contextlib.suppress(SystemExit):
             super().on_broken_pipe()  # also makes the interpreter's last flush harmless
-        raise RunError("nobody reads the output any more, so the run was stopped; the same command resumes it")
+        raise CliError("nobody reads the output any more, so the run was stopped; the same command resumes it")
 
 
 def screen_for(console: Console, live: bool) -> Screen:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rljob.api.operation import FailurePolicy
-from rljob.local import hangs, processes, sweep
-from rljob.local.errors import RunError
+from rljob.local import process_cleanup, processes, watchdog
+from rljob.local.errors import CliError
 from rljob.local.processes import Command, Interrupt
 
 CONFIGURATION_ERROR = 2
@@ -84,7 +84,7 @@ class Supervisor:
         """Keep the part running until ``interrupt.stop``; nothing of it is left then.
 
         Raises:
-            RunError: it exited with 2 (configuration), or died more often than is allowed.
+            CliError: it exited with 2 (configuration), or died more often than is allowed.
         """
         wait = 0.0
         while not interrupt.stop.is_set():
@@ -104,25 +104,25 @@ class Supervisor:
         """Start a process and see it to its end; return how it ended, or None when the run stopped it."""
         note = f"(restart {self.restarts})" if self.restarts else ""
         try:
-            hangs.reset(self._heartbeat)
+            watchdog.reset(self._heartbeat)
             process = await processes.start(self._command, self._directory, note)
         except OSError as error:
             if error.errno == errno.ENOSPC:
                 return End(1)  # as if it had died of it: there may be room later
             wrong = isinstance(error, FileNotFoundError | PermissionError)  # else the machine's trouble
             code = CONFIGURATION_ERROR if wrong else 1
-            raise RunError(f"{self.name} cannot be started: {error}", exit_code=code) from None
+            raise CliError(f"{self.name} cannot be started: {error}", exit_code=code) from None
         self.state = "running"
         self._tell(self.name, "started", pid=process.pid, restarts=self.restarts)
         mark = processes.mark(self._directory, self.name)
         patience = self._policy.hang_seconds
-        hanging = asyncio.create_task(hangs.hung(self._heartbeat, mark, patience))
+        hanging = asyncio.create_task(watchdog.wait_until_hung(self._heartbeat, mark, patience))
         await processes.first(process.wait(), interrupt.stop.wait(), asyncio.wait([hanging]))
         hung = hanging.done() and process.returncode is None and not interrupt.stop.is_set()
         hanging.cancel()
         if process.returncode is None and not hung:
             await processes.end(process, interrupt.kill)
-        sweep.sweep(mark)  # first: some are known by their parents alone
+        process_cleanup.kill_marked(mark)  # first: some are known by their parents alone
         processes.kill_group(process)
         code = await process.wait()
         self._tell(self.name, "exited", pid=process.pid, code=code)
@@ -132,7 +132,7 @@ class Supervisor:
         """Count a death, unless it ends the run. One on a full disk is not charged."""
         log = processes.log_path(self._directory, self.name)
         if end.code == CONFIGURATION_ERROR:
-            raise RunError(f"{self.name} refuses its configuration; see the end of its log", 2, processes.tail(log))
+            raise CliError(f"{self.name} refuses its configuration; see the end of its log", 2, processes.tail(log))
         self._charged = max(0, self._charged - int(lived / self._backoff.forgiving_life))
         figures: dict[str, object] = {"code": end.code}
         if end.still is not None:
@@ -142,7 +142,7 @@ class Supervisor:
         else:
             self._charged += 1
         if self._charged > self._policy.max_restarts:
-            raise RunError(
+            raise CliError(
                 f"{self.name} {processes.describe_death(figures)} and had its {self._policy.max_restarts} restarts "
                 "(spec.failurePolicy.maxRestarts)",
                 log=processes.tail(log),

@@ -1,6 +1,6 @@
 """What a run's parts take of the machine: processor and memory of each part's process tree.
 
-Processes belong to a part by the mark in their environment or an ancestor's (see :mod:`rljob.local.sweep`).
+Processes belong to a part by the mark in their environment or an ancestor's (see :mod:`rljob.local.process_cleanup`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from rljob.local import processes, sweep
+from rljob.local import process_cleanup, processes
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -42,7 +42,7 @@ class Meter:
         """Return part → what it took since the last call, or since the meter was made."""
         at, now = time.monotonic(), dict[int, float]()
         found: dict[str, list[tuple[float, int]]] = {}
-        for pid, mark in sweep.marks().items():
+        for pid, mark in process_cleanup.process_marks().items():
             part = mark.removeprefix(self._prefix).rstrip(":") if mark.startswith(self._prefix) else ""
             if part:
                 try:

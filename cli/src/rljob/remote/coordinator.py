@@ -11,18 +11,18 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from rljob.api.pods import READERS_PORT
-from rljob.local.errors import RunError
+from rljob.local.errors import CliError
 from rljob.manifests.names import claim_name
 from rljob.remote import forwarding
-from rljob.remote.absent import unseen
 from rljob.remote.api import FORBIDDEN, UNAUTHORIZED, ApiError, Object
-from rljob.remote.finding import COORDINATOR, Namespace, conditions, goes_on, holds
+from rljob.remote.lookup import COORDINATOR, Namespace, conditions, holds, is_active
+from rljob.remote.pod_diagnosis import not_reconciled_message
 
 NOTE = "Rljob-Note"
 T = TypeVar("T")
 
 
-class SilentError(RunError):
+class CoordinatorUnavailableError(CliError):
     """The coordinator cannot be asked; the sentence says why."""
 
 
@@ -48,8 +48,8 @@ class Coordinator:
         """Return the answer, and the note beside it.
 
         Raises:
-            SilentError: the coordinator does not run or does not answer.
-            RunError: with exit code 2: there is nothing like that; or forwarding is not allowed.
+            CoordinatorUnavailableError: the coordinator does not run or does not answer.
+            CliError: with exit code 2: there is nothing like that; or forwarding is not allowed.
         """
         with self.open(path, **query) as answer:
             data = _whole(answer)
@@ -59,12 +59,12 @@ class Coordinator:
         except msgspec.ValidationError:
             with contextlib.suppress(msgspec.MsgspecError):
                 if sentence := msgspec.json.decode(data, type=_Error).error:
-                    raise RunError(sentence, 2) from None
-            raise RunError(
+                    raise CliError(sentence, 2) from None
+            raise CliError(
                 f"the coordinator of {self._name} is of another version of rljob; use the command line of that version"
             ) from None
         except msgspec.DecodeError:
-            raise SilentError(
+            raise CoordinatorUnavailableError(
                 f"the coordinator of {self._name} broke off in the middle of its answer; try again"
             ) from None
 
@@ -79,7 +79,7 @@ class Coordinator:
                 self._namespace.api, self._namespace.name, pod["metadata"]["name"], READERS_PORT, whole, self._patience
             )
         except forwarding.HandshakeError as error:  # which says nothing of the coordinator
-            raise SilentError(error.sentence) from None
+            raise CoordinatorUnavailableError(error.sentence) from None
         except forwarding.ForwardError as error:
             raise self._silent(error) from None
         except ApiError as error:
@@ -97,21 +97,23 @@ class Coordinator:
     def _pod(self) -> Object:
         running = self._running()
         if not running:
-            raise SilentError(self.why_silent())
+            raise CoordinatorUnavailableError(self.why_silent())
         return running[-1]
 
     def _running(self) -> list[Object]:
         pods = self._namespace.pods(self._name, COORDINATOR)
         return [pod for pod in pods if pod.get("status", {}).get("phase") == "Running"]
 
-    def _silent(self, error: RunError) -> SilentError:
+    def _silent(self, error: CliError) -> CoordinatorUnavailableError:
         """Return what is said when it was tried: of a job that goes on also what came of it."""
-        if goes_on(self._body):
-            return SilentError(f"{self.why_silent()} ({error.sentence})")
+        if is_active(self._body):
+            return CoordinatorUnavailableError(f"{self.why_silent()} ({error.sentence})")
         # Of one that has ended the pod may have left meanwhile; if it has not, what it has is not lost.
         if any("deletionTimestamp" not in pod["metadata"] for pod in self._running()):
-            return SilentError(f"the coordinator of {self._name} does not answer: {error.sentence}; try again")
-        return SilentError(self.why_silent())
+            return CoordinatorUnavailableError(
+                f"the coordinator of {self._name} does not answer: {error.sentence}; try again"
+            )
+        return CoordinatorUnavailableError(self.why_silent())
 
     def why_silent(self) -> str:
         """Return why there is no coordinator, and what can be done all the same, as the RLJob knows it."""
@@ -126,7 +128,7 @@ class Coordinator:
                 "keeps ledger and checkpoints"
             )
         if "Ready" not in met:
-            return unseen(name)
+            return not_reconciled_message(name)
         reason, message = met["Ready"]["reason"], met["Ready"]["message"]
         return f"the coordinator of {name} does not answer; the RLJob says {reason}: {message}"
 
@@ -140,14 +142,16 @@ def _whole(answer: http.client.HTTPResponse) -> bytes:
     try:
         return answer.read()
     except http.client.HTTPException as error:
-        raise SilentError(f"the coordinator broke off in the middle of its answer: {error}; try again") from None
+        raise CoordinatorUnavailableError(
+            f"the coordinator broke off in the middle of its answer: {error}; try again"
+        ) from None
 
 
-def _refused(name: str, code: int, data: bytes) -> RunError:
+def _refused(name: str, code: int, data: bytes) -> CliError:
     try:
         detail = msgspec.json.decode(data, type=_Error).detail
     except msgspec.MsgspecError:
         detail = None
     if code == http.HTTPStatus.NOT_FOUND and detail == "Not Found":  # no such endpoint
-        return RunError(f"the coordinator of {name} is of an older version of rljob, which cannot say that", 1)
-    return RunError(detail if isinstance(detail, str) else f"the coordinator of {name} answers {code}", 2)
+        return CliError(f"the coordinator of {name} is of an older version of rljob, which cannot say that", 1)
+    return CliError(detail if isinstance(detail, str) else f"the coordinator of {name} answers {code}", 2)

@@ -8,14 +8,14 @@ from datetime import datetime
 
 import msgspec
 
-from rljob.local.errors import RunError
-from rljob.local.glance import Glance
+from rljob.local.errors import CliError
+from rljob.local.snapshot import RunSnapshot
 from rljob.local.view import PartView
 from rljob.protocol.status import RunStatus
-from rljob.remote.absent import unseen
 from rljob.remote.api import FORBIDDEN, ApiError, Object
-from rljob.remote.coordinator import Coordinator, SilentError
-from rljob.remote.finding import Namespace, conditions, goes_on, holds, namespace
+from rljob.remote.coordinator import Coordinator, CoordinatorUnavailableError
+from rljob.remote.lookup import Namespace, conditions, holds, is_active, namespace
+from rljob.remote.pod_diagnosis import not_reconciled_message
 
 GLANCE_SECONDS = 10.0
 """A coordinator that does not say how it is within so long does not answer."""
@@ -43,17 +43,17 @@ class RemoteJob:
         """Read it anew and return it.
 
         Raises:
-            RunError: it is not there any more, or the API server refuses or cannot be reached.
+            CliError: it is not there any more, or the API server refuses or cannot be reached.
         """
         try:
             self.body = self.namespace.api.get(self.namespace.path(self.name))
         except ApiError as error:
             if error.missing_object:
-                raise RunError(f"the {self.place} was deleted; a retained claim keeps its ledger", 2) from None
+                raise CliError(f"the {self.place} was deleted; a retained claim keeps its ledger", 2) from None
             raise
         return self.body
 
-    def look(self) -> Glance:
+    def look(self) -> RunSnapshot:
         """Look at the job: what its coordinator says, or where that cannot be asked what its RLJob does."""
         body = self.read()
         told = (body.get("status") or {}).get("run")
@@ -61,8 +61,8 @@ class RemoteJob:
         try:
             coordinator = Coordinator(self.namespace, body, GLANCE_SECONDS)
             status, _ = coordinator.ask("/v1/status", RunStatus)
-        except SilentError as error:
-            note = error.sentence if told and goes_on(body) else ""
+        except CoordinatorUnavailableError as error:
+            note = error.sentence if told and is_active(body) else ""
         except ApiError as error:
             if error.code != FORBIDDEN:
                 raise
@@ -76,7 +76,7 @@ class RemoteJob:
         return self.coordinator.claim
 
 
-def glance(where: Namespace, body: Object, status: RunStatus | None, note: str = "") -> Glance:
+def glance(where: Namespace, body: Object, status: RunStatus | None, note: str = "") -> RunSnapshot:
     """Return an RLJob as ``rljob status`` shows runs.
 
     Args:
@@ -85,12 +85,14 @@ def glance(where: Namespace, body: Object, status: RunStatus | None, note: str =
         status: of its run, if anybody knows it.
         note: why not all is known.
     """
-    going_on = goes_on(body)
+    going_on = is_active(body)
     state, message = _state(body, status)
     seconds = status.progress.seconds if status is not None else _age(body)
     place = {"context": where.api.access.context, "namespace": where.name}
     parts = [_part(role, going_on) for role in (body.get("status") or {}).get("roles") or []]
-    return Glance(place, str(body["metadata"]["name"]), going_on, state, message, status, parts, seconds, note=note)
+    return RunSnapshot(
+        place, str(body["metadata"]["name"]), going_on, state, message, status, parts, seconds, note=note
+    )
 
 
 def _state(body: Object, status: RunStatus | None) -> tuple[str, str]:
@@ -106,7 +108,7 @@ def _state(body: Object, status: RunStatus | None) -> tuple[str, str]:
     if "deletionTimestamp" in body["metadata"]:
         return state, "it is being deleted"
     if not ready:
-        return state, unseen()
+        return state, not_reconciled_message()
     if status is not None and status.message:
         return state, status.message
     return state, "" if ready["status"] == "True" else str(ready["message"])
@@ -134,7 +136,7 @@ def find(name: str | None, context: str | None, where: str | None) -> RemoteJob:
         where: its namespace; None: the context's.
 
     Raises:
-        RunError: with exit code 2: there is no such context, namespace or RLJob.
+        CliError: with exit code 2: there is no such context, namespace or RLJob.
     """
     chosen = namespace(context, where)
     return RemoteJob(chosen, chosen.find(name))
@@ -144,14 +146,14 @@ def find_among(names: Sequence[str], context: str | None, where: str | None) -> 
     """Return the RLJob that is meant and the other names: the first may be the RLJob's.
 
     Raises:
-        RunError: as :func:`find`.
+        CliError: as :func:`find`.
     """
     chosen = namespace(context, where)
     if names and chosen.has(names[0]):
         return RemoteJob(chosen, chosen.find(names[0])), list(names[1:])
     try:
         return RemoteJob(chosen, chosen.find(None)), list(names)
-    except RunError:
+    except CliError:
         if names:
             chosen.find(names[0])  # says that there is no RLJob of this name, and which there are
         raise

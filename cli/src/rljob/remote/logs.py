@@ -16,13 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from rljob.local.errors import RunError
+from rljob.local.errors import CliError
 from rljob.local.logs import Line
 from rljob.manifests.labels import ROLE
-from rljob.remote import absent
+from rljob.remote import pod_diagnosis
 from rljob.remote.api import BAD_REQUEST, NOT_FOUND, ApiError, Object
-from rljob.remote.finding import goes_on
 from rljob.remote.job import RemoteJob
+from rljob.remote.lookup import is_active
 
 LOOK_SECONDS = 2.0
 PATIENCE_SECONDS = 60.0
@@ -56,7 +56,7 @@ class Logs:
         follow: pods that are to come are waited for.
 
     Raises:
-        RunError: with exit code 2: one of the parts is none; with 1: it has no pods, and is not followed.
+        CliError: with exit code 2: one of the parts is none; with 1: it has no pods, and is not followed.
     """
 
     def __init__(self, job: RemoteJob, parts: Sequence[str], *, named: bool = True, follow: bool = False) -> None:
@@ -64,12 +64,12 @@ class Logs:
         self._last: dict[Source, float] = {}
         self._lines: queue.Queue[Line | Source] = queue.Queue(WAITING)
         self._followed: set[Source] = set()
-        pods, waits = self._pods(), follow and goes_on(job.body)
+        pods, waits = self._pods(), follow and is_active(job.body)
         for part in parts:
             if not any(_is(pod, self._name(pod), part) for pod in pods):
                 self._check(part, pods, waits, unnamed=not named and part == parts[0])
         if not pods and not waits:
-            raise RunError(f"{job.place} has no pods: {absent.why(job.body, '')}")
+            raise CliError(f"{job.place} has no pods: {pod_diagnosis.why(job.body, '')}")
         self.parts = sorted({source.part for source in self._sources()})
 
     def awaited(self) -> str:
@@ -77,7 +77,7 @@ class Logs:
         if self.parts:
             return ""
         part = self._wanted[0] if len(self._wanted) == 1 else ""
-        return f"waiting for {part or 'pods'} of {self._job.place}: {absent.why(self._job.body, part)}"
+        return f"waiting for {part or 'pods'} of {self._job.place}: {pod_diagnosis.why(self._job.body, part)}"
 
     def history(self, tail: int | None = None) -> list[Line]:
         """Return the lines there are by time, the last ``tail`` of them."""
@@ -97,10 +97,10 @@ class Logs:
             if now - looked > LOOK_SECONDS:
                 try:
                     self._take_up(self._sources())
-                    if not goes_on(self._job.read()):
+                    if not is_active(self._job.read()):
                         ended = min(ended, now)
                     looked = now
-                except RunError as error:
+                except CliError as error:
                     if error.exit_code == 2 or now - max(looked, heard) > PATIENCE_SECONDS:
                         raise
             if now - ended > MOST_LAST_SECONDS:  # a coordinator that serves on may have something to say for ever
@@ -128,7 +128,7 @@ class Logs:
         """Put the lines of one container into the queue until there are no more."""
         last = self._last.get(source, 0.0)
         query = {"follow": "true", **_since(last)}
-        broken = contextlib.suppress(OSError, RunError, http.client.HTTPException, ValueError)
+        broken = contextlib.suppress(OSError, CliError, http.client.HTTPException, ValueError)
         with broken, self._open(source, query, timeout=None) as answer:
             for line in _lines(answer, source.part, last):
                 self._last[source] = line.time
@@ -182,14 +182,14 @@ class Logs:
 
     def _check(self, part: str, pods: Sequence[Object], waits: bool, unnamed: bool) -> None:
         """Raise what is to be said of a part that has no pod, unless it may be waited for."""
-        job, known = self._job, absent.roles(self._job.body)
+        job, known = self._job, pod_diagnosis.roles(self._job.body)
         there = sorted({str(pod["metadata"]["labels"].get(ROLE)) for pod in pods})
-        if not any(absent.is_of(part, role) for role in known):
+        if not any(pod_diagnosis.is_of(part, role) for role in known):
             other = f"no RLJob {part!r}, and " if unnamed else ""
             names = ", ".join(sorted({*known, *there}))
-            raise RunError(f"there is {other}no part {part!r} of {job.place}; name one of {names}", 2)
+            raise CliError(f"there is {other}no part {part!r} of {job.place}; name one of {names}", 2)
         if not waits:
-            raise RunError(f"there is no pod of {part} of {job.place}: {absent.why(job.body, part, there)}")
+            raise CliError(f"there is no pod of {part} of {job.place}: {pod_diagnosis.why(job.body, part, there)}")
 
 
 def _is(pod: Object, name: str, part: str) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rljob.local.errors import RunError
+from rljob.local.errors import CliError
 from rljob.local.usage import Usage
 from rljob.local.view import PartView
 from rljob.remote.api import Object
-from rljob.remote.finding import Namespace
 from rljob.remote.job import RemoteJob
+from rljob.remote.lookup import Namespace
 
 UNKNOWN = (
     "processor and memory are not known: there is no metrics-server in the cluster, and reading them from the nodes "
@@ -49,13 +49,13 @@ class Meter:
             path = f"/apis/metrics.k8s.io/v1beta1/namespaces/{where.name}/pods"
             items = where.api.get(path, labelSelector=f"rljob.dev/job={self._job.name}")["items"]
             return {item["metadata"]["name"]: _sum(item["containers"]) for item in items}
-        except RunError:  # there is none, or it does not answer
+        except CliError:  # there is none, or it does not answer
             pass
         found: dict[str, Usage] = {}
         for node in sorted({pod["spec"].get("nodeName") or "" for pod in pods} - {""}):
             try:
                 found |= _of_node(where, node)
-            except RunError:  # not allowed, or the node does not answer
+            except CliError:  # not allowed, or the node does not answer
                 continue
         return found
 

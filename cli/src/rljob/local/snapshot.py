@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from rljob.local import initializer
-from rljob.local.directory import MANIFEST, RunDirectory
-from rljob.local.errors import RunError
-from rljob.local.plan import HOST
+from rljob.local.commands import HOST
+from rljob.local.errors import CliError
 from rljob.local.processes import describe_death, last_line, log_path
+from rljob.local.run_directory import MANIFEST, RunDirectory
 from rljob.local.view import PartView, View
 from rljob.protocol.status import RunStatus, decode_status
 
@@ -25,7 +25,7 @@ _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopba
 
 
 @dataclass(frozen=True)
-class Glance:
+class RunSnapshot:
     """A run at one moment.
 
     ``state`` is one of starting, running, evaluating, finishing, succeeded, failed, suspended, and interrupted for a
@@ -89,11 +89,11 @@ class Glance:
         }
 
 
-def look(directory: RunDirectory) -> Glance:
+def look(directory: RunDirectory) -> RunSnapshot:
     """Look at the run in ``directory``.
 
     Raises:
-        RunError: with exit code 2: its manifest is damaged.
+        CliError: with exit code 2: its manifest is damaged.
     """
     name = _name(directory)
     going_on = directory.running()
@@ -121,7 +121,7 @@ def look(directory: RunDirectory) -> Glance:
     log = log_path(directory.path, initializer.NAME)
     detail = last_line(log) if going_on and past.initializing else ""
     place = {"directory": str(directory.path)}
-    return Glance(place, name, going_on, state, message, status, list(past.parts.values()), seconds, detail)
+    return RunSnapshot(place, name, going_on, state, message, status, list(past.parts.values()), seconds, detail)
 
 
 def initializing(directory: RunDirectory) -> bool:
@@ -134,14 +134,14 @@ def _name(directory: RunDirectory) -> str:
     try:
         name = json.loads(path.read_bytes())["metadata"]["name"]
     except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror}; have its owner allow it", 2) from None
+        raise CliError(f"{path} cannot be read: {error.strerror}; have its owner allow it", 2) from None
     except (ValueError, TypeError, KeyError):
-        raise RunError(f"{path} is damaged: it is no manifest any more; restore it", 2) from None
+        raise CliError(f"{path} is damaged: it is no manifest any more; restore it", 2) from None
     return str(name)
 
 
 @dataclass
-class _Past:
+class _EventHistory:
     """What the events of the last `rljob run` tell; times are unix times."""
 
     state: str = "starting"
@@ -152,12 +152,12 @@ class _Past:
     end: float = 0.0
 
 
-def _history(directory: RunDirectory) -> _Past:
-    past = _Past()
+def _history(directory: RunDirectory) -> _EventHistory:
+    past = _EventHistory()
     for event in _events(directory):
         subject, what = event["subject"], event["event"]
         if subject == "run" and what == "started":
-            past = _Past(start=event["time"])
+            past = _EventHistory(start=event["time"])
         elif subject == "run":
             past.state, past.message = what.lower(), event.get("message", "")
         elif subject == initializer.NAME:

@@ -13,7 +13,7 @@ from typing import Any
 from rljob.api.departures import departures
 from rljob.api.models import RLJob
 from rljob.api.pods import MAIN
-from rljob.local import machine
+from rljob.local import accelerators
 
 STORAGE = "the run directory is the storage"
 NO_PODS = "there are no pods to place"
@@ -23,7 +23,7 @@ THIS_NETWORK = "everything uses the network of this machine"
 MINIMUM = "as many as min are started"
 STAYS = "the run directory stays and is served by no coordinator after the end"
 
-IGNORED: dict[str, str] = {
+NO_EFFECT_LOCALLY: dict[str, str] = {
     "storage.size": STORAGE,
     "storage.retention": STORAGE,
     "storage.claim": STORAGE,
@@ -66,11 +66,11 @@ TEMPLATES = (
 HONOURED_IN_MAIN = ("name", "env", "command", "args")
 
 
-def notes(job: RLJob) -> list[str]:
+def warnings(job: RLJob) -> list[str]:
     """Return a sentence for each field that is set and has no effect on this machine."""
     lines = [
         f"spec.{found.path}: has no effect here, {reason}"
-        for pattern, reason in IGNORED.items()
+        for pattern, reason in NO_EFFECT_LOCALLY.items()
         for found in departures(job.spec, pattern)
     ]
     lines += [
@@ -88,7 +88,7 @@ def notes(job: RLJob) -> list[str]:
     return lines
 
 
-def refusals(job: RLJob) -> list[str]:
+def errors(job: RLJob) -> list[str]:
     """Return a sentence for each field that asks for what this machine cannot do."""
     lines = []
     if job.spec.suspend:
@@ -113,7 +113,7 @@ def _gpus(job: RLJob) -> Iterator[str]:
     roles = {"trainer": job.spec.trainer.accelerator}
     roles |= {f"rollouts[{i}]": pool.accelerator for i, pool in enumerate(job.spec.rollouts)}
     for path, accelerator in roles.items():
-        if accelerator.kind == "nvidia" and not machine.GPU.exists():
+        if accelerator.kind == "nvidia" and not accelerators.GPU.exists():
             yield f"spec.{path}.accelerator.kind: this machine has no NVIDIA GPU; set auto for what there is, or cpu"
 
 

@@ -12,12 +12,12 @@ import os
 import time
 from pathlib import Path
 
-from rljob.local import sweep
+from rljob.local import process_cleanup
 
 LONGEST_PAUSE_SECONDS = 5.0
 
 
-class Stillness:
+class HangDetector:
     """How long a part has not moved. Pure: told what is seen and when.
 
     Args:
@@ -41,11 +41,11 @@ class Stillness:
         return now - self._moved >= self._patience
 
 
-async def hung(heartbeat: Path, mark: str, patience: float) -> None:
+async def wait_until_hung(heartbeat: Path, mark: str, patience: float) -> None:
     """Return once the part whose processes carry ``mark`` has not moved for ``patience`` seconds."""
-    stillness = Stillness(patience, time.monotonic())
+    stillness = HangDetector(patience, time.monotonic())
     pause = min(patience / 10, LONGEST_PAUSE_SECONDS)
-    while not stillness.too_long(time.monotonic(), _stamp(heartbeat), sweep.any_stopped(mark)):
+    while not stillness.too_long(time.monotonic(), _stamp(heartbeat), process_cleanup.any_stopped(mark)):
         await asyncio.sleep(pause)
 
 

@@ -10,10 +10,10 @@ from typing import Any
 from rljob import manifests
 from rljob.api.models import RLJob
 from rljob.api.problems import ManifestError
-from rljob.local.errors import RunError
+from rljob.local.errors import CliError
 from rljob.remote.api import APPLY, CONFLICT, MANAGER, MERGE, ApiError, Object
-from rljob.remote.finding import Namespace, goes_on, holds
 from rljob.remote.job import RemoteJob
+from rljob.remote.lookup import Namespace, holds, is_active
 
 POLL_SECONDS = 0.5
 UNHEARD_SECONDS = 30.0
@@ -35,7 +35,7 @@ def apply(where: Namespace, job: RLJob, source: str, *, dry_run: bool = False, f
 
     Raises:
         ManifestError: no cluster can honour it.
-        RunError: the API server refuses it.
+        CliError: the API server refuses it.
     """
     if found := manifests.problems(job):
         raise ManifestError(found, source)
@@ -69,11 +69,11 @@ def _causes(error: ApiError) -> list[dict[str, Any]]:
 def _refused(error: ApiError, where: Namespace, source: str) -> Exception:
     causes = _causes(error)
     if error.missing_object and error.status["details"].get("kind") == "namespaces":
-        return RunError(f"there is no {where.place}; make the namespace, or give another with -n", 2)
+        return CliError(f"there is no {where.place}; make the namespace, or give another with -n", 2)
     if error.code == CONFLICT and "field" in causes[0]:
         fields = ", ".join(sorted({str(cause["field"]).removeprefix(".") for cause in causes}))
         owner = str(causes[0].get("message", "")).removeprefix("conflict with ").partition(" ")[0]
-        return RunError(f"{source}: {fields}: set by {owner}; --force-conflicts takes it over", 2)
+        return CliError(f"{source}: {fields}: set by {owner}; --force-conflicts takes it over", 2)
     if any(cause.get("field") for cause in causes):  # rules of the CustomResourceDefinition
         return ManifestError(
             [f"{cause['field']}: {cause['message']}" for cause in causes if cause.get("field")], source
@@ -91,7 +91,7 @@ def suspend(job: RemoteJob, now: bool, say: Callable[[str], None]) -> None:
         say: told what to know while it lasts.
 
     Raises:
-        RunError: the API server refuses or cannot be reached.
+        CliError: the API server refuses or cannot be reached.
     """
     if now:
         grace = _kept(job).get("suspendGraceSeconds", job.body["spec"].get("suspendGraceSeconds"))
@@ -107,7 +107,7 @@ def resume(job: RemoteJob) -> None:
     """Have a suspended job go on.
 
     Raises:
-        RunError: the API server refuses or cannot be reached.
+        CliError: the API server refuses or cannot be reached.
     """
     _set(job, {"suspend": False, **_kept(job)}, {GRACE: None})
 
@@ -129,7 +129,7 @@ def _kept(job: RemoteJob) -> dict[str, Any]:
 
 def _wait(job: RemoteJob, say: Callable[[str], None]) -> None:
     generation, begun, said = job.body["metadata"]["generation"], time.monotonic(), False
-    while goes_on(job.read()) or (holds(job.body, "Suspended") and not _seen(job, generation)):
+    while is_active(job.read()) or (holds(job.body, "Suspended") and not _seen(job, generation)):
         if not said and not _seen(job, generation) and time.monotonic() - begun > UNHEARD_SECONDS:
             said = True
             say(f"no operator has looked at {job.name} for {UNHEARD_SECONDS:.0f} s; it stops when one does")

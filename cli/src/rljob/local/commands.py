@@ -13,7 +13,7 @@ from rljob.api.models import RLJob
 from rljob.api.paths import in_storage
 from rljob.api.pods import main_container
 from rljob.api.roles import Coordinator, Reward, Rollout, Runner, Trainer
-from rljob.local import machine
+from rljob.local import accelerators
 from rljob.local.processes import Command
 
 HOST = "127.0.0.1"
@@ -22,7 +22,7 @@ Templated: TypeAlias = Trainer | Rollout | Reward | Runner | Coordinator
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class LocalContext:
     """Where a job's parts are to run.
 
     ``storage`` is the run directory, ``ports`` has a port for each of :func:`servers`, ``tokens`` one for each role.
@@ -43,7 +43,7 @@ def servers(job: RLJob) -> list[str]:
     return ["coordinator", *(f"reward-{reward.name}" for reward in job.spec.rewards if reward.url is None)]
 
 
-def parts(job: RLJob, here: Surroundings) -> list[Command]:
+def components(job: RLJob, here: LocalContext) -> list[Command]:
     """Return the parts of a resolved job as commands, in the order in which they are started."""
     common = common_environment(here.storage)
 
@@ -72,7 +72,7 @@ def parts(job: RLJob, here: Surroundings) -> list[Command]:
                 pool,
                 RLJOB_NAME=pool.name,
                 RLJOB_TOKEN=here.tokens["agent"],
-                **machine.environment(pool.accelerator),
+                **accelerators.environment(pool.accelerator),
             )
             for pool in job.spec.rollouts
             for i in range(pool.replicas.min)
@@ -82,7 +82,7 @@ def parts(job: RLJob, here: Surroundings) -> list[Command]:
             _trainer_arguments(job),
             job.spec.trainer,
             RLJOB_TOKEN=here.tokens["trainer"],
-            **machine.environment(job.spec.trainer.accelerator),
+            **accelerators.environment(job.spec.trainer.accelerator),
         ),
         part(
             "coordinator",

@@ -33,10 +33,10 @@ class Process(NamedTuple):
 def marked(prefix: str) -> list[int]:
     """Return the ids of living processes of this user whose mark begins with ``prefix``, and of all they started, but
     this one's."""
-    return [pid for pid, mark in marks().items() if mark.startswith(prefix)]
+    return [pid for pid, mark in process_marks().items() if mark.startswith(prefix)]
 
 
-def marks() -> dict[int, str]:
+def process_marks() -> dict[int, str]:
     """Return the mark of each living process of this user that has one, or whose ancestor has, but this one's."""
     processes = _processes()
     found = {pid: _mark(pid, processes) for pid in processes}
@@ -92,7 +92,7 @@ def _own_mark(pid: int) -> str | None:
     return None if variable is None else os.fsdecode(variable).partition("=")[2]
 
 
-def sweep(prefix: str) -> int:
+def kill_marked(prefix: str) -> int:
     """Kill all processes whose mark begins with ``prefix``; return how many there were.
 
     Returns when none is left or after GIVE_UP_SECONDS, which only a process stuck in the kernel takes.
@@ -115,7 +115,7 @@ def _guard(prefix: str) -> None:
         signal.signal(number, signal.SIG_IGN)
     while sys.stdin.buffer.read(4096):
         pass
-    sweep(prefix)
+    kill_marked(prefix)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from rljob.manifests.names import role_name
 from rljob.remote.api import Object
-from rljob.remote.finding import COORDINATOR, conditions, holds
+from rljob.remote.lookup import COORDINATOR, conditions, holds
 
 INITIALIZER = "initializer"
 
 
-def unseen(name: str = "it") -> str:
+def not_reconciled_message(name: str = "it") -> str:
     """Return what is to be said of an RLJob without conditions."""
     return f"no operator has looked at {name} yet; see that the chart rljob is installed and its pod runs"
 
@@ -50,7 +50,7 @@ def why(body: Object, part: str, there: Sequence[str] = ()) -> str:
     if holds(body, "Suspended"):
         return f"{name} is suspended; rljob resume goes on with it"
     if "Ready" not in met:
-        return unseen()
+        return not_reconciled_message()
     reason, message = met["Ready"]["reason"], met["Ready"]["message"]
     if part == INITIALIZER:
         initialized = met.get("Initialized", {})

@@ -12,9 +12,9 @@ import pytest
 from cli.tests.fakes.launcher import SUCCEEDED, status
 from rljob.api.load import validate
 from rljob.api.resolve import resolve
-from rljob.local.directory import RunDirectory
-from rljob.local.glance import look
+from rljob.local.run_directory import RunDirectory
 from rljob.local.screen import plain_lines
+from rljob.local.snapshot import look
 from rljob.protocol.status import CheckpointStatus, RunStatus
 
 
@@ -115,7 +115,7 @@ def test_status_says_that_the_initializer_runs_for_how_long_and_what_it_says(dir
     log = directory.path / "logs/initializer.log"
     log.write_text("--- started now\n3 of 9 files\n")
     now = time.time()
-    monkeypatch.setattr("rljob.local.glance.time.time", lambda: now + 65)
+    monkeypatch.setattr("rljob.local.snapshot.time.time", lambda: now + 65)
     lines = list(plain_lines(look(directory).view()))
     assert lines[0].endswith(" 1:05")
     assert lines[1:] == ["state      starting: running the initializer", "log        3 of 9 files"]

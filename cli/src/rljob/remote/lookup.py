@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from urllib.parse import quote
 
 from rljob.api.models import API_VERSION
-from rljob.local.errors import RunError
+from rljob.local.errors import CliError
 from rljob.manifests.labels import selector_text
 from rljob.remote.api import BAD_REQUEST, FORBIDDEN, Api, ApiError, Object, connect
 
@@ -27,7 +27,7 @@ def holds(body: Object, condition: str) -> bool:
     return bool(conditions(body).get(condition, {}).get("status") == "True")
 
 
-def goes_on(body: Object) -> bool:
+def is_active(body: Object) -> bool:
     """Return whether an RLJob has neither ended nor been suspended."""
     return not any(holds(body, condition) for condition in ("Complete", "Failed", "Suspended"))
 
@@ -57,7 +57,7 @@ class Namespace:
         """Return the RLJob called ``name``. None: the one that goes on, or the newest when none does.
 
         Raises:
-            RunError: with exit code 2: there is no such RLJob, or several go on and none is named.
+            CliError: with exit code 2: there is no such RLJob, or several go on and none is named.
         """
         if name is not None:
             try:
@@ -65,14 +65,14 @@ class Namespace:
             except ApiError as error:
                 if not error.missing_object:
                     raise
-            raise RunError(f"there is no RLJob {name!r} in {self.place}; {self._instead()}", 2)
+            raise CliError(f"there is no RLJob {name!r} in {self.place}; {self._instead()}", 2)
         known = self._all()
-        going_on = [body for body in known if goes_on(body)]
+        going_on = [body for body in known if is_active(body)]
         if len(going_on) > 1:
-            raise RunError(f"several RLJobs go on in {self.place} ({_listed(_names(going_on))}); name one of them", 2)
+            raise CliError(f"several RLJobs go on in {self.place} ({_listed(_names(going_on))}); name one of them", 2)
         candidates = going_on or known
         if not candidates:
-            raise RunError(f"there is no RLJob in {self.place}; {self._instead()}", 2)
+            raise CliError(f"there is no RLJob in {self.place}; {self._instead()}", 2)
         return max(candidates, key=lambda body: str(body["metadata"]["creationTimestamp"]))
 
     def has(self, name: str) -> bool:
@@ -121,9 +121,9 @@ def namespace(context: str | None, name: str | None) -> Namespace:
     """Return a namespace of a context: the current context, and its own namespace, where none is named.
 
     Raises:
-        RunError: with exit code 2: there is no such context, or it cannot be used.
+        CliError: with exit code 2: there is no such context, or it cannot be used.
     """
     api = connect(context)
     if name is not None and not NAME.fullmatch(name):
-        raise RunError(f"{name!r} is no name of a namespace; write it like team-a", 2)
+        raise CliError(f"{name!r} is no name of a namespace; write it like team-a", 2)
     return Namespace(api, name or api.access.namespace or DEFAULT)

@@ -6,9 +6,9 @@ import os
 import signal
 import time
 
-from rljob.local.directory import RunDirectory
-from rljob.local.errors import RunError
+from rljob.local.errors import CliError
 from rljob.local.processes import GRACE_SECONDS
+from rljob.local.run_directory import RunDirectory
 
 POLL_SECONDS = 0.1
 PART_SECONDS = 30.0
@@ -23,11 +23,11 @@ def end(directory: RunDirectory, now: bool) -> None:
         now: do not wait for a checkpoint.
 
     Raises:
-        RunError: it does not end.
+        CliError: it does not end.
     """
     pid = directory.pid()
     if pid is None:
-        raise RunError(f"{directory.path / 'lock'} does not say which process the run is; end it in its own terminal")
+        raise CliError(f"{directory.path / 'lock'} does not say which process the run is; end it in its own terminal")
     grace = PART_SECONDS if now else PART_SECONDS + directory.job().spec.suspend_grace_seconds + GRACE_SECONDS
     deadline = time.monotonic() + grace
     for _ in range(2 if now else 1):
@@ -36,9 +36,9 @@ def end(directory: RunDirectory, now: bool) -> None:
         except ProcessLookupError:
             break  # it ended by itself
         except PermissionError:
-            raise RunError(f"process {pid} is another user's run; ask them to stop it", 2) from None
+            raise CliError(f"process {pid} is another user's run; ask them to stop it", 2) from None
         time.sleep(POLL_SECONDS)  # so that two signals do not become one
     while directory.running():
         if time.monotonic() > deadline:
-            raise RunError(f"the run in {directory.path} (process {pid}) does not end; try rljob stop --now")
+            raise CliError(f"the run in {directory.path} (process {pid}) does not end; try rljob stop --now")
         time.sleep(POLL_SECONDS)

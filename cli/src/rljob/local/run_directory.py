@@ -36,8 +36,8 @@ from pydantic import ValidationError
 from rljob.api.changes import differences, shown
 from rljob.api.explain import to_data
 from rljob.api.models import RLJob
-from rljob.local.errors import RunError
-from rljob.local.honours import IDENTITY
+from rljob.local.errors import CliError
+from rljob.local.field_support import IDENTITY
 from rljob.protocol.initializer import mark_unused
 from rljob.protocol.status import RunStatus, decode_status
 
@@ -70,7 +70,7 @@ class RunDirectory:
         """Lock the directory and write down the resolved ``job``; yield whether a run is resumed.
 
         Raises:
-            RunError: with exit code 2 and nothing written: see :meth:`check`.
+            CliError: with exit code 2 and nothing written: see :meth:`check`.
         """
         self._refuse_foreign()
         try:
@@ -97,7 +97,7 @@ class RunDirectory:
         """Check that ``job`` may run here, and write nothing; return whether a run would be resumed.
 
         Raises:
-            RunError: with exit code 2: the directory is in use, cannot be written, holds something else, another job's
+            CliError: with exit code 2: the directory is in use, cannot be written, holds something else, another job's
                 run, or a run of another version of rljob.
         """
         self._refuse_foreign()
@@ -105,9 +105,9 @@ class RunDirectory:
         if not nearest.is_dir():
             raise _cannot_be_made(self.path, NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)))
         if not os.access(nearest, os.W_OK | os.X_OK):
-            raise RunError(f"{self.path} cannot be written: {nearest} does not allow it; choose another --run-dir", 2)
+            raise CliError(f"{self.path} cannot be written: {nearest} does not allow it; choose another --run-dir", 2)
         if not os.statvfs(nearest).f_blocks and not _takes_files(nearest):
-            raise RunError(f"{self.path} cannot be made: {nearest} takes no files; choose another --run-dir", 2)
+            raise CliError(f"{self.path} cannot be made: {nearest} takes no files; choose another --run-dir", 2)
         if self.running():
             raise self._in_use()
         return self._refuse_other_job(job)
@@ -140,14 +140,14 @@ class RunDirectory:
         """Return the resolved job of the run here.
 
         Raises:
-            RunError: with exit code 2: it is of another version of rljob.
+            CliError: with exit code 2: it is of another version of rljob.
         """
         try:
             return RLJob.model_validate_json((self.path / MANIFEST).read_bytes())
         except ValidationError as error:
             if error.errors()[0]["type"] == "json_invalid":
-                raise RunError(f"{self.path / MANIFEST} is damaged: it is no JSON any more; restore it", 2) from None
-            raise RunError(
+                raise CliError(f"{self.path / MANIFEST} is damaged: it is no JSON any more; restore it", 2) from None
+            raise CliError(
                 f"{self.path / MANIFEST} is of another version of rljob; use that version or another --run-dir", 2
             ) from None
 
@@ -213,11 +213,11 @@ class RunDirectory:
     def _refuse_foreign(self) -> None:
         """Refuse a directory with other people's files in it: the job's storage is cleaned up by its parts."""
         if self.path.exists() and not self.path.is_dir():
-            raise RunError(f"{self.path} is not a directory; choose another --run-dir", 2)
+            raise CliError(f"{self.path} is not a directory; choose another --run-dir", 2)
         if self.path.is_dir() and not (self.path / MANIFEST).exists():
             others = sorted(entry.name for entry in self.path.iterdir() if not OWN.fullmatch(entry.name))
             if others:
-                raise RunError(f"{self.path} holds no run but other files ({others[0]}); choose another --run-dir", 2)
+                raise CliError(f"{self.path} holds no run but other files ({others[0]}); choose another --run-dir", 2)
 
     def _refuse_other_job(self, job: RLJob) -> bool:
         """Return whether an earlier run of ``job`` is here; refuse that of another job or another rljob."""
@@ -228,7 +228,7 @@ class RunDirectory:
         except OSError:
             version = VERSION
         if version != VERSION:
-            raise RunError(
+            raise CliError(
                 f"the run in {self.path} is of rljob {version} and this is {VERSION}; use that version to resume it, "
                 "or another --run-dir",
                 2,
@@ -246,8 +246,8 @@ class RunDirectory:
         mark_unused(self.path)
         (self.path / "refused").unlink()
 
-    def _in_use(self) -> RunError:
-        return RunError(f"{self.path} is in use by another rljob run; wait for it or stop it", 2)
+    def _in_use(self) -> CliError:
+        return CliError(f"{self.path} is in use by another rljob run; wait for it or stop it", 2)
 
 
 def _locked(lock: int) -> bool:
@@ -271,8 +271,8 @@ def _takes_files(directory: Path) -> bool:
         return False
 
 
-def _cannot_be_made(path: Path, error: OSError) -> RunError:
-    return RunError(f"{path} cannot be made: {error.strerror}; choose another --run-dir", 2)
+def _cannot_be_made(path: Path, error: OSError) -> CliError:
+    return CliError(f"{path} cannot be made: {error.strerror}; choose another --run-dir", 2)
 
 
 def _bound(port: int) -> socket.socket:
@@ -290,7 +290,7 @@ def refuse_changes(before: dict[str, Any], after: dict[str, Any], where: str) ->
     """Check that the run of manifest ``before`` may go on as ``after``.
 
     Raises:
-        RunError: names the first field that may not change, with exit code 2.
+        CliError: names the first field that may not change, with exit code 2.
     """
     for path, old, new in differences(before, after):
         if path.startswith(CHANGEABLE):
@@ -298,8 +298,8 @@ def refuse_changes(before: dict[str, Any], after: dict[str, Any], where: str) ->
         if path == "spec.training.steps":
             if new > old:
                 continue
-            raise RunError(f"{path}: the run in {where} has {old}, which may grow but not become {new}", 2)
-        raise RunError(
+            raise CliError(f"{path}: the run in {where} has {old}, which may grow but not become {new}", 2)
+        raise CliError(
             f"{path}: the run in {where} was started with {shown(old)}, not {shown(new)}; "
             "give it that value, or choose another --run-dir",
             2,

@@ -1,11 +1,11 @@
 """When a part counts as hanging: by what is seen of it and when."""
 
-from rljob.local.hangs import Stillness
+from rljob.local.watchdog import HangDetector
 
 
 def looks(patience, *seen):
     """Return what each look says; a look is (now, beat, stopped)."""
-    stillness = Stillness(patience, now=0.0)
+    stillness = HangDetector(patience, now=0.0)
     return [stillness.too_long(*look) for look in seen]
 
 

@@ -15,14 +15,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from rljob.cli import clusters
-from rljob.cli.clusters import Context, Namespace
+from rljob.cli import cluster_commands
+from rljob.cli.cluster_commands import Context, Namespace
 from rljob.cli.options import Format, Output, RunName
-from rljob.local import runs
-from rljob.local.directory import RunDirectory
-from rljob.local.errors import RunError
-from rljob.local.glance import Glance, look
+from rljob.local import find_run
+from rljob.local.errors import CliError
+from rljob.local.run_directory import RunDirectory
 from rljob.local.screen import Terminal, draw_head
+from rljob.local.snapshot import RunSnapshot, look
 from rljob.local.usage import Meter, Usage
 from rljob.local.view import metrics
 from rljob.protocol.status import RunStatus
@@ -62,15 +62,15 @@ def top(
             console.print(_draw(glance, usage))
 
 
-Picture = tuple[Glance, dict[str, Usage]]
+Picture = tuple[RunSnapshot, dict[str, Usage]]
 """A run, and what each of its parts takes, where that is known."""
 
 
 def _source(run: str | None, context: str | None, namespace: str | None) -> Callable[[], Picture]:
     """Return what takes a picture."""
-    if clusters.meant(context, namespace):
-        return _remote(clusters.find(run, context, namespace))
-    return _local(runs.find(run))
+    if cluster_commands.targets_cluster(context, namespace):
+        return _remote(cluster_commands.find(run, context, namespace))
+    return _local(find_run.find(run))
 
 
 def _local(directory: RunDirectory) -> Callable[[], Picture]:
@@ -85,7 +85,7 @@ def _local(directory: RunDirectory) -> Callable[[], Picture]:
 
 
 def _remote(job: RemoteJob) -> Callable[[], Picture]:
-    meter = clusters.meter(job)
+    meter = cluster_commands.meter(job)
 
     def take() -> Picture:
         glance = job.look()
@@ -105,16 +105,16 @@ def _pictures(take: Callable[[], Picture], count: int | None, seconds: float) ->
         if not glance.going_on and shown:
             return
         if not glance.going_on:
-            raise RunError(f"the run in {glance.where} has ended: {glance.state}; rljob status shows it", 2)
+            raise CliError(f"the run in {glance.where} has ended: {glance.state}; rljob status shows it", 2)
         yield glance, usage
 
 
-def _data(glance: Glance, usage: dict[str, Usage]) -> dict[str, Any]:
+def _data(glance: RunSnapshot, usage: dict[str, Usage]) -> dict[str, Any]:
     taken = {name: dataclasses.asdict(part) for name, part in usage.items()}
     return {**glance.data(), "parts": [part | taken.get(part["name"], {}) for part in glance.data()["parts"]]}
 
 
-def _draw(glance: Glance, usage: dict[str, Usage]) -> Group:
+def _draw(glance: RunSnapshot, usage: dict[str, Usage]) -> Group:
     lines: list[RenderableType] = [draw_head(glance.view()), "", _parts(glance, usage)]
     if glance.note:
         lines.append(Text(glance.note, style="yellow"))
@@ -123,7 +123,7 @@ def _draw(glance: Glance, usage: dict[str, Usage]) -> Group:
     return Group(*lines)
 
 
-def _parts(glance: Glance, usage: dict[str, Usage]) -> Table:
+def _parts(glance: RunSnapshot, usage: dict[str, Usage]) -> Table:
     counted = any(taken.processes is not None for taken in usage.values())  # of pods nobody says how many they have
     table = _table("part", "state", "cpu %", "memory", *(["processes"] if counted else []), "restarts")
     for part in glance.parts:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rljob.api.models import RLJob
-from rljob.local.errors import RunError
+from rljob.local.errors import CliError
 
 if TYPE_CHECKING:
     from rljob.remote.job import RemoteJob
@@ -40,7 +40,7 @@ Namespace = Annotated[
 _program = ["rljob"]
 
 
-def be_plugin() -> None:
+def set_plugin_mode() -> None:
     """Take every run for an RLJob from now on, as kubectl's plugin does."""
     _program[0] = PLUGIN
 
@@ -55,11 +55,11 @@ def is_plugin() -> bool:
     return program() == PLUGIN
 
 
-def meant(context: str | None, namespace: str | None) -> bool:
+def targets_cluster(context: str | None, namespace: str | None) -> bool:
     """Return whether a run is an RLJob in a cluster."""
     for option, given in (("--context", context), ("--namespace", namespace)):
         if given == "":
-            raise RunError(f"{option} is empty; give a name, or leave it out", 2)
+            raise CliError(f"{option} is empty; give a name, or leave it out", 2)
     return is_plugin() or context is not None or namespace is not None
 
 
@@ -92,38 +92,38 @@ def meter(job: RemoteJob) -> Meter:
 
 
 def suspend(job: RemoteJob, now: bool, say: Callable[[str], None]) -> None:
-    """Suspend a job; as :func:`rljob.remote.changing.suspend`."""
-    from rljob.remote import changing
+    """Suspend a job; as :func:`rljob.remote.apply.suspend`."""
+    from rljob.remote import apply
 
-    changing.suspend(job, now, say)
+    apply.suspend(job, now, say)
 
 
 def export(job: RemoteJob, destination: Path, step: int | None) -> int:
-    """Fetch a model; as :func:`rljob.remote.exporting.export`."""
-    from rljob.remote import exporting
+    """Fetch a model; as :func:`rljob.remote.export.export`."""
+    from rljob.remote import export
 
-    return exporting.export(job, destination, step)
+    return export.export(job, destination, step)
 
 
 def resume(run: str | None, context: str | None, namespace: str | None) -> str:
     """Have a suspended job go on; return a sentence on it."""
-    from rljob.remote import changing, job
+    from rljob.remote import apply, job
 
     found = job.find(run, context, namespace)
     if not found.body["spec"].get("suspend"):
         return f"the {found.place} is not suspended"
-    changing.resume(found)
+    apply.resume(found)
     return f"the {found.place} goes on"
 
 
 def apply(
     job: RLJob, source: Path, context: str | None, namespace: str | None, dry_run: bool, force: bool
 ) -> tuple[str, str]:
-    """Apply a manifest; return the namespace and what came of it, as :func:`rljob.remote.changing.apply`."""
-    from rljob.remote import changing, finding
+    """Apply a manifest; return the namespace and what came of it, as :func:`rljob.remote.apply.apply`."""
+    from rljob.remote import apply, lookup
 
     own = job.metadata.namespace
     if own is not None and namespace is not None and own != namespace:
-        raise RunError(f"{source}: metadata.namespace: it is {own}, and -n says {namespace}; leave one of them out", 2)
-    where = finding.namespace(context, namespace or own)
-    return where.name, changing.apply(where, job, str(source), dry_run=dry_run, force=force)
+        raise CliError(f"{source}: metadata.namespace: it is {own}, and -n says {namespace}; leave one of them out", 2)
+    where = lookup.namespace(context, namespace or own)
+    return where.name, apply.apply(where, job, str(source), dry_run=dry_run, force=force)

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rljob.api.load import load
-from rljob.cli import clusters
-from rljob.cli.clusters import Context, Namespace
+from rljob.cli import cluster_commands
+from rljob.cli.cluster_commands import Context, Namespace
 from rljob.cli.options import File, Overrides, RemoteRunName, RunDir, RunName, default_directory, report
-from rljob.local import background, preflight, runs
-from rljob.local.directory import RunDirectory
-from rljob.local.ending import end
+from rljob.local import background, find_run, preflight
 from rljob.local.errors import Interrupted
-from rljob.local.glance import Glance, look
 from rljob.local.run import run_job
+from rljob.local.run_directory import RunDirectory
 from rljob.local.screen import Output, screen_for
+from rljob.local.snapshot import RunSnapshot, look
+from rljob.local.stop import end
 
 if TYPE_CHECKING:
     from rljob.remote.job import RemoteJob
@@ -66,10 +66,10 @@ def stop(
 
     In a cluster the RLJob is suspended; `rljob resume` has it go on.
     """
-    if clusters.meant(context, namespace):
-        _suspend(clusters.find(run, context, namespace), now)
+    if cluster_commands.targets_cluster(context, namespace):
+        _suspend(cluster_commands.find(run, context, namespace), now)
         return
-    directory = runs.find(run)
+    directory = find_run.find(run)
     if not directory.running():
         typer.echo(f"the run in {directory.path} does not go on; it is {look(directory).state}")
         return
@@ -83,11 +83,11 @@ def _suspend(job: RemoteJob, now: bool) -> None:
     if not glance.going_on:
         typer.echo(f"the {job.place} does not go on; it is {glance.state}")
         return
-    clusters.suspend(job, now, report)
-    typer.echo(_ended(job.look(), f"{job.claim()}:", f"{clusters.program()} resume has it go on"))
+    cluster_commands.suspend(job, now, report)
+    typer.echo(_ended(job.look(), f"{job.claim()}:", f"{cluster_commands.program()} resume has it go on"))
 
 
-def _ended(glance: Glance, storage: str, resumed: str) -> str:
+def _ended(glance: RunSnapshot, storage: str, resumed: str) -> str:
     """Return how a run ended that was told to. ``storage``: what comes before a path in it."""
     step = f" at step {glance.status.progress.step}" if glance.status else ""
     checkpoint = glance.status.last_checkpoint if glance.status else None
@@ -97,7 +97,7 @@ def _ended(glance: Glance, storage: str, resumed: str) -> str:
 
 def resume(run: RemoteRunName = None, context: Context = None, namespace: Namespace = None) -> None:
     """Have an RLJob that was stopped go on."""
-    typer.echo(clusters.resume(run, context, namespace))
+    typer.echo(cluster_commands.resume(run, context, namespace))
 
 
 def apply(
@@ -115,11 +115,11 @@ def apply(
     Default of the namespace: the manifest's, else the context's.
     """
     job = load(file, overrides or [])
-    where, outcome = clusters.apply(job, file, context, namespace, dry_run, force)
+    where, outcome = cluster_commands.apply(job, file, context, namespace, dry_run, force)
     name, tried = job.metadata.name, " (dry run)" if dry_run else ""
     typer.echo(f"the RLJob {name} in namespace {where} is {outcome}{tried}")
     if not dry_run:
         at = f"-n {where} {name}" if context is None else f"--context {context} -n {where} {name}"
-        program = clusters.program()
+        program = cluster_commands.program()
         typer.echo(f"watch it:  {program} status --watch {at}   or   {program} logs -f {at}")
         typer.echo(f"stop it:   {program} stop {at}")

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from rljob.cli import topping
+from rljob.cli import top
 from rljob.kube.access import Access
-from rljob.local.errors import RunError
+from rljob.local.errors import CliError
 from rljob.local.usage import Usage
 from rljob.local.view import PartView
 from rljob.remote import usage
-from rljob.remote.absent import roles, why
 from rljob.remote.api import Api
-from rljob.remote.finding import Namespace
 from rljob.remote.job import RemoteJob, glance
 from rljob.remote.logs import Logs
+from rljob.remote.lookup import Namespace
+from rljob.remote.pod_diagnosis import roles, why
 
 SPEC = {
     "initializer": {"command": ["make"]},
@@ -81,19 +81,19 @@ def job(monkeypatch: pytest.MonkeyPatch) -> RemoteJob:
 
 
 def test_a_part_that_has_no_pods_yet_is_no_unknown_one(job: RemoteJob) -> None:
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(CliError) as caught:
         Logs(job, ["rollout"])
     assert caught.value.exit_code == 1
     assert str(caught.value).startswith(
         "there is no pod of rollout of RLJob sums in namespace team-a of context prod: it waits for the initializer"
     )
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(CliError) as caught:
         Logs(job, ["trainr"])
     assert caught.value.exit_code == 2
     assert str(caught.value).endswith(
         "; name one of coordinator, initializer, reward-exact, rollout-main, runner, trainer"
     )
-    with pytest.raises(RunError, match=r"^RLJob sums in .* has no pods: the RLJob says Initializing: the initializer"):
+    with pytest.raises(CliError, match=r"^RLJob sums in .* has no pods: the RLJob says Initializing: the initializer"):
         Logs(job, [])
 
 
@@ -105,7 +105,7 @@ def test_a_part_that_is_followed_is_waited_for(job: RemoteJob) -> None:
     )
     assert Logs(job, [], follow=True).awaited().startswith("waiting for pods of RLJob sums in")
     job.body = rljob(("Complete", True, "Succeeded", ""))
-    with pytest.raises(RunError, match="has succeeded and its pods went"):
+    with pytest.raises(CliError, match="has succeeded and its pods went"):
         Logs(job, ["trainer"], follow=True)
 
 
@@ -135,7 +135,7 @@ def test_figures_that_are_missing_are_explained(parts: list[PartView], figures: 
 def test_no_cell_of_top_is_empty(capsys: pytest.CaptureFixture[str]) -> None:
     found = glance(Namespace(Api(Access("https://k:1", context="prod")), "team-a"), rljob(INITIALIZING), None)
     found.parts[:] = [POD, WAITS]
-    table = topping._parts(found, TAKEN)
+    table = top._parts(found, TAKEN)
     assert [[*column.cells] for column in table.columns] == [
         ["trainer-1-0-a", "x"],
         ["running", "pending"],
@@ -143,5 +143,5 @@ def test_no_cell_of_top_is_empty(capsys: pytest.CaptureFixture[str]) -> None:
         ["64 MiB", "–"],
         ["0", "0"],
     ]
-    counted = topping._parts(found, {"trainer-1-0-a": Usage(3, 1.5, 1 << 20)})
+    counted = top._parts(found, {"trainer-1-0-a": Usage(3, 1.5, 1 << 20)})
     assert [*counted.columns[4].cells] == ["3", "–"]
