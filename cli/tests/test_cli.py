@@ -24,7 +24,7 @@ def file(manifest, tmp_path):
 
 
 def test_validate_says_that_a_manifest_is_valid(rljob, file):
-    assert rljob("validate", file, "--no-surroundings") == (0, f"{file}: the RLJob sums is valid\n", "")
+    assert rljob("validate", file, "--static") == (0, f"{file}: the RLJob sums is valid\n", "")
 
 
 def test_validate_says_everything_that_is_wrong_a_line_each(rljob, file):
@@ -89,7 +89,7 @@ def test_the_commands_and_their_options_are_these(rljob):
         "top": [*WHERE, "--count", "--help", "--output", "--seconds"],
         "stop": [*WHERE, "--help", "--now"],
         "resume": [*WHERE, "--help"],
-        "validate": ["--help", "--no-surroundings", "--run-dir", "--set", "--surroundings"],
+        "validate": ["--help", "--run-dir", "--set", "--static"],
         "explain": ["--docs", "--field", "--help", "--set"],
         "render": ["--cluster", "--cpu", "--gpu", "--help", "--namespace", "--output", "--set"],
         "export": [*WHERE, "--help", "--step"],

@@ -183,9 +183,13 @@ def test_top_shows_what_each_part_takes_and_does(launcher):
     assert lines["groups_open"] == ["17"]
     assert lines["seconds"] == ["training", "41"]
     code, out, _ = launcher.rljob("top", launcher.directory, "-o", "json", "--count", "2", "--seconds", "0.1")
-    pictures = [json.loads(line) for line in out.splitlines()]
-    assert len(pictures) == 2
-    assert {part["name"] for part in pictures[1]["parts"] if part["memory"] > 0} == {"coordinator", "runner", "trainer"}
+    frames = [json.loads(line) for line in out.splitlines()]
+    assert len(frames) == 2
+    assert {part["name"] for part in frames[1]["components"] if part["memory"] > 0} == {
+        "coordinator",
+        "runner",
+        "trainer",
+    }
     launcher.answer(SUCCEEDED)
     process.communicate(timeout=20)
     code, out, err = launcher.rljob("top", launcher.directory)

@@ -113,7 +113,7 @@ def test_a_run_that_is_up_too_long_fails_and_goes_on_with_a_later_deadline(launc
     assert code == 1
     assert err == (
         "rljob: spec.activeDeadlineSeconds: the run has been up for 12 s; stopped at step 2, checkpoint of step 2 in "
-        f"{launcher.directory}/checkpoints/step-000002; raise it to go on\n"
+        f"{launcher.directory}/checkpoints/step-000002; raise it to continue\n"
     )
     assert launcher.alive() == []
     launcher.manifest["spec"]["activeDeadlineSeconds"] = 13
@@ -354,7 +354,7 @@ def test_a_reader_that_goes_away_ends_the_run_without_a_traceback(launcher):
     process.stdout.close()
     assert process.wait(timeout=20) == 1
     with process.stderr:
-        assert process.stderr.read().startswith("rljob: nobody reads the output any more, so the run was stopped")
+        assert process.stderr.read().startswith("rljob: the output was closed, so the run was stopped")
     until_none_is_left(launcher)
 
 

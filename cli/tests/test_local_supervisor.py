@@ -96,6 +96,7 @@ async def test_a_part_that_ignores_sigterm_is_killed_when_its_grace_is_over(tmp_
     process = await processes.start(fake("ignore"), tmp_path)
     await written(tmp_path / "logs/part.log", "ignoring")
     await processes.end(process, asyncio.Event(), grace=0.01)
+    await process.logged()
     assert process.returncode == -signal.SIGKILL
 
 
@@ -204,7 +205,9 @@ async def test_deaths_on_a_full_disk_name_it_and_are_not_charged_until_there_is_
     async with supervised(tmp_path, fake("exit", "1"), max_restarts=1) as (_, events, _, task):
         full = await events.seen("restarting", 4)
         assert full == {"code": 1, "full": str(tmp_path)}
-        assert processes.describe_death(full) == f"exited with code 1 (the disk of {tmp_path} is full: make room there)"
+        assert (
+            processes.describe_restart(full) == f"exited with code 1 (the disk of {tmp_path} is full: make room there)"
+        )
         Usage.free = 1 << 30
         with pytest.raises(CliError, match="part exited with code 1 and had its 1 restarts"):
             await task

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from rljob.cli import top
 from rljob.kube.access import Access
+from rljob.local import render
 from rljob.local.errors import CliError
+from rljob.local.snapshot import ComponentState
 from rljob.local.usage import Usage
-from rljob.local.view import PartView
 from rljob.remote import usage
 from rljob.remote.api import Api
-from rljob.remote.job import RemoteJob, glance
+from rljob.remote.job import RemoteJob
 from rljob.remote.logs import Logs
 from rljob.remote.lookup import Namespace
 from rljob.remote.pod_diagnosis import roles, why
@@ -99,7 +99,7 @@ def test_a_part_that_has_no_pods_yet_is_no_unknown_one(job: RemoteJob) -> None:
 
 def test_a_part_that_is_followed_is_waited_for(job: RemoteJob) -> None:
     logs = Logs(job, ["trainer"], follow=True)
-    assert logs.parts == []
+    assert logs.components == []
     assert logs.awaited().startswith(
         "waiting for trainer of RLJob sums in namespace team-a of context prod: it waits for the initializer; rljob"
     )
@@ -109,33 +109,28 @@ def test_a_part_that_is_followed_is_waited_for(job: RemoteJob) -> None:
         Logs(job, ["trainer"], follow=True)
 
 
-POD, NEW, WAITS = (
-    PartView("trainer-1-0-a", "running", 0),
-    PartView("runner-b", "running", 0),
-    PartView("x", "pending", 0),
-)
-TAKEN = {"trainer-1-0-a": Usage(None, 1.5, 64 << 20)}
+POD = ComponentState("trainer-1-0-a", "running", 0, usage=Usage(None, 1.5, 64 << 20))
+UNMEASURED = ComponentState("trainer-1-0-a", "running", 0)
+NEW, WAITS = ComponentState("runner-b", "running", 0), ComponentState("x", "pending", 0)
 
 
 @pytest.mark.parametrize(
-    ("parts", "figures", "note"),
+    ("pods", "note"),
     [
-        ([POD], TAKEN, ""),
-        ([POD, WAITS], TAKEN, usage.NOT_RUNNING),
-        ([POD, NEW, WAITS], TAKEN, usage.NOT_MEASURED),
-        ([POD], {}, usage.UNKNOWN),
-        ([WAITS], {}, usage.NOT_RUNNING),
-        ([], {}, usage.NO_PODS),
+        ([POD], ""),
+        ([POD, WAITS], usage.NOT_RUNNING),
+        ([POD, NEW, WAITS], usage.NOT_MEASURED),
+        ([UNMEASURED], usage.UNKNOWN),
+        ([WAITS], usage.NOT_RUNNING),
+        ([], usage.NO_PODS),
     ],
 )
-def test_figures_that_are_missing_are_explained(parts: list[PartView], figures: dict[str, Usage], note: str) -> None:
-    assert usage.missing(parts, figures) == note
+def test_figures_that_are_missing_are_explained(pods: list[ComponentState], note: str) -> None:
+    assert usage.missing(pods) == note
 
 
-def test_no_cell_of_top_is_empty(capsys: pytest.CaptureFixture[str]) -> None:
-    found = glance(Namespace(Api(Access("https://k:1", context="prod")), "team-a"), rljob(INITIALIZING), None)
-    found.parts[:] = [POD, WAITS]
-    table = top._parts(found, TAKEN)
+def test_no_cell_of_top_is_empty() -> None:
+    table = render._usage_table([POD, WAITS])
     assert [[*column.cells] for column in table.columns] == [
         ["trainer-1-0-a", "x"],
         ["running", "pending"],
@@ -143,5 +138,5 @@ def test_no_cell_of_top_is_empty(capsys: pytest.CaptureFixture[str]) -> None:
         ["64 MiB", "–"],
         ["0", "0"],
     ]
-    counted = top._parts(found, {"trainer-1-0-a": Usage(3, 1.5, 1 << 20)})
+    counted = render._usage_table([ComponentState("trainer-1-0-a", "running", 0, usage=Usage(3, 1.5, 1 << 20)), WAITS])
     assert [*counted.columns[4].cells] == ["3", "–"]

@@ -19,12 +19,12 @@ from websockets.sync.server import ServerConnection, serve
 from rljob.kube.access import Access
 from rljob.kube.plugin import Credential
 from rljob.local.errors import CliError
-from rljob.local.screen import plain_lines
+from rljob.local.render import plain_lines
 from rljob.remote import export, forwarding
 from rljob.remote.api import Api, ApiError
 from rljob.remote.coordinator import Coordinator, CoordinatorUnavailableError
 from rljob.remote.forwarding import ForwardError, HandshakeError
-from rljob.remote.job import RemoteJob, glance
+from rljob.remote.job import RemoteJob, job_snapshot
 from rljob.remote.logs import _lines
 from rljob.remote.lookup import Namespace
 from rljob.remote.usage import quantity
@@ -346,13 +346,13 @@ def test_a_job_is_drawn_with_its_roles_and_what_keeps_them() -> None:
         "status": {"roles": roles, "conditions": [ready]},
     }
     api = Api(Access("https://k:1", context="prod"))
-    found = glance(Namespace(api, "team-a"), body, None)
-    head, *lines = plain_lines(found.view())
+    found = job_snapshot(Namespace(api, "team-a"), body, None)
+    head, *lines = plain_lines(found)
     assert head.startswith("sums  prod/team-a  ")
     assert lines == [
         "state      starting: 1 of 2 pods pending",
-        "parts      ● trainer 1/1 (2 restarts)",
+        "components ● trainer 1/1 (2 restarts)",
         "           ● rollout-main 1/2: 1 of 2 pods pending: insufficient nvidia.com/gpu",
-        "died       trainer exit code 137: OOMKilled",
+        "exited     trainer exit code 137: OOMKilled",
     ]
-    assert found.exit_code == 0 and found.data()["parts"][1]["state"] == "waiting"
+    assert found.exit_code == 0 and found.data()["components"][1]["state"] == "waiting"

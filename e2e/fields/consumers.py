@@ -136,8 +136,8 @@ def grace(job: RLJob, storage: Path) -> Any:
         await asyncio.Event().wait()
 
     async def stop() -> None:
-        run = local_run._Run(job, RunDirectory(storage), mock.Mock(), local_commands.components, None)
-        run._view.status = RunStatus(state="Running", progress=Progress(step=1))
+        run = local_run.LocalRun(job, RunDirectory(storage), mock.Mock(), local_commands.components, None)
+        run._status = RunStatus(state="Running", progress=Progress(step=1))
         here = LocalContext(storage, {"coordinator": 1}, dict.fromkeys(ROLES, "token"))
         going_on = asyncio.create_task(for_ever(here))
         with mock.patch.object(asyncio, "sleep", sleep), mock.patch.object(run, "_save", for_ever):
@@ -150,7 +150,7 @@ def grace(job: RLJob, storage: Path) -> Any:
 
 def overtime(job: RLJob, storage: Path) -> Any:
     """Return what is said of a run that has been up for an hour."""
-    run = local_run._Run(job, RunDirectory(storage), mock.Mock(), local_commands.components, None)
+    run = local_run.LocalRun(job, RunDirectory(storage), mock.Mock(), local_commands.components, None)
     try:
         run._refuse_overtime(RunStatus(state="Running", progress=Progress(seconds=3600)))
     except CliError as error:

@@ -273,8 +273,8 @@ def test_status_works_without_a_coordinator(
     assert (data["name"], data["context"], data["namespace"]) == ("quickstart", "test", job.namespace)
     if conditions:
         assert data["status"]["progress"]["step"] == 12
-        assert data["parts"] == [
-            {"name": "trainer", "state": data["parts"][0]["state"], "restarts": 2, "death": "exit code 1"}
+        assert data["components"] == [
+            {"name": "trainer", "state": data["components"][0]["state"], "restarts": 2, "last_exit": "exit code 1"}
         ]
 
 

@@ -271,9 +271,9 @@ def test_a_model_is_exported_whole_or_not_at_all(cli: Cli, done: Job, tmp_path: 
 def test_status_of_a_job_that_is_done_has_its_whole_history(cli: Cli, done: Job) -> None:
     code, out, err = cli("status", DONE, "-o", "json")
     found = json.loads(out)
-    assert (code, err, found["state"], found["going_on"]) == (0, "", "succeeded", False)
+    assert (code, err, found["state"], found["running"]) == (0, "", "succeeded", False)
     assert found["namespace"] == cli.namespace and len(found["status"]["history"]) == 8
-    assert {part["state"] for part in found["parts"]} == {"stopped"}
+    assert {part["state"] for part in found["components"]} == {"stopped"}
 
 
 def test_it_is_a_plugin_of_kubectl(cli: Cli, done: Job) -> None:
@@ -321,9 +321,9 @@ def test_logs_are_of_all_pods_by_name_or_of_those_that_are_named(cli: Cli, waiti
 
 def test_top_shows_what_each_pod_takes(cli: Cli, waiting: Job) -> None:
     code, out, err = cli("top", WAITING, "--count", 2, "--seconds", 0.5, "-o", "json")
-    pictures = [json.loads(line) for line in out.splitlines()]
-    assert (code, err, len(pictures)) == (0, "", 2), err
-    parts = {part["name"]: part for part in pictures[-1]["parts"]}
+    frames = [json.loads(line) for line in out.splitlines()]
+    assert (code, err, len(frames)) == (0, "", 2), err
+    parts = {part["name"]: part for part in frames[-1]["components"]}
     assert parts["coordinator-0"]["memory"] > 20e6 and parts["coordinator-0"]["state"] == "running"
 
 

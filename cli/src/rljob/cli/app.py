@@ -114,10 +114,10 @@ app.command(epilog=_examples(
     "rljob logs", "rljob logs -f trainer", "rljob logs sums trainer runner --tail 50", "rljob logs | grep WARNING",
     "rljob logs -n team-a sums rollout -f",
 ))(logs.logs)  # fmt: skip
-app.command(epilog=_examples("rljob top", "rljob top --count 1", "rljob top sums -o json | jq .parts"))(top.top)
+app.command(epilog=_examples("rljob top", "rljob top --count 1", "rljob top sums -o json | jq .components"))(top.top)
 app.command(epilog=_examples("rljob stop", "rljob stop sums", "rljob stop --now"))(lifecycle.stop)
 app.command(epilog=_examples("rljob resume sums -n team-a"))(lifecycle.resume)
-app.command(epilog=_examples("rljob validate job.yaml", "rljob validate job.yaml --no-surroundings"))(manifest.validate)
+app.command(epilog=_examples("rljob validate job.yaml", "rljob validate job.yaml --static"))(manifest.validate)
 app.command(epilog=_examples(
     "rljob explain job.yaml", "rljob explain --field spec.training.maxStaleness", "rljob explain --field spec.tasks",
 ))(manifest.explain)  # fmt: skip

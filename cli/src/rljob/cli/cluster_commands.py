@@ -14,11 +14,11 @@ import typer
 
 from rljob.api.models import RLJob
 from rljob.local.errors import CliError
+from rljob.local.snapshot import RunSnapshot
 
 if TYPE_CHECKING:
     from rljob.remote.job import RemoteJob
     from rljob.remote.logs import Logs
-    from rljob.remote.usage import Meter
 
 PLUGIN = "kubectl rljob"
 Context = Annotated[
@@ -84,11 +84,11 @@ def logs(job: RemoteJob, parts: Sequence[str], *, named: bool, follow: bool) -> 
     return Logs(job, parts, named=named, follow=follow)
 
 
-def meter(job: RemoteJob) -> Meter:
-    """Return what measures a job's pods."""
+def usage_source(job: RemoteJob) -> Callable[[], RunSnapshot]:
+    """Return a function that takes snapshots of a job's pods and their usage."""
     from rljob.remote.usage import Meter
 
-    return Meter(job)
+    return Meter(job).snapshot
 
 
 def suspend(job: RemoteJob, now: bool, say: Callable[[str], None]) -> None:

@@ -15,7 +15,7 @@ from rljob.local.errors import Interrupted
 from rljob.local.run import run_job
 from rljob.local.run_directory import RunDirectory
 from rljob.local.screen import Output, screen_for
-from rljob.local.snapshot import RunSnapshot, look
+from rljob.local.snapshot import RunSnapshot, take_snapshot
 from rljob.local.stop import end
 
 if TYPE_CHECKING:
@@ -71,28 +71,28 @@ def stop(
         return
     directory = find_run.find(run)
     if not directory.running():
-        typer.echo(f"the run in {directory.path} does not go on; it is {look(directory).state}")
+        typer.echo(f"the run in {directory.path} does not go on; it is {take_snapshot(directory).state}")
         return
     end(directory, now)
-    glance = look(directory)
-    typer.echo(_ended(glance, f"{directory.path}/", "rljob run resumes it"))
+    snapshot = take_snapshot(directory)
+    typer.echo(_ended(snapshot, f"{directory.path}/", "rljob run resumes it"))
 
 
 def _suspend(job: RemoteJob, now: bool) -> None:
-    glance = job.look()
-    if not glance.going_on:
-        typer.echo(f"the {job.place} does not go on; it is {glance.state}")
+    snapshot = job.snapshot()
+    if not snapshot.running:
+        typer.echo(f"the {job.place} does not go on; it is {snapshot.state}")
         return
     cluster_commands.suspend(job, now, report)
-    typer.echo(_ended(job.look(), f"{job.claim()}:", f"{cluster_commands.program()} resume has it go on"))
+    typer.echo(_ended(job.snapshot(), f"{job.claim()}:", f"{cluster_commands.program()} resume has it go on"))
 
 
-def _ended(glance: RunSnapshot, storage: str, resumed: str) -> str:
+def _ended(snapshot: RunSnapshot, storage: str, resumed: str) -> str:
     """Return how a run ended that was told to. ``storage``: what comes before a path in it."""
-    step = f" at step {glance.status.progress.step}" if glance.status else ""
-    checkpoint = glance.status.last_checkpoint if glance.status else None
+    step = f" at step {snapshot.status.progress.step}" if snapshot.status else ""
+    checkpoint = snapshot.status.last_checkpoint if snapshot.status else None
     kept = f", checkpoint {storage}{checkpoint.path}" if checkpoint and checkpoint.path else ""
-    return f"{glance.state}{step}{kept}{'' if glance.state == 'succeeded' else f'; {resumed}'}"
+    return f"{snapshot.state}{step}{kept}{'' if snapshot.state == 'succeeded' else f'; {resumed}'}"
 
 
 def resume(run: RemoteRunName = None, context: Context = None, namespace: Namespace = None) -> None:

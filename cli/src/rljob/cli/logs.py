@@ -54,7 +54,7 @@ def logs(
     if cluster_commands.targets_cluster(context, namespace):
         job, parts = cluster_commands.find_among(names or [], context, namespace)
         reader = cluster_commands.logs(job, parts, named=len(parts) < len(names or []), follow=follow)
-        chosen, following = reader.parts, reader.follow
+        chosen, following = reader.components, reader.follow
         if follow and (why := reader.awaited()):
             report(why)
     else:
@@ -81,7 +81,7 @@ def _run_and_parts(names: list[str]) -> tuple[RunDirectory, list[str]]:
 
 def _as_json(line: Line) -> None:
     at = datetime.fromtimestamp(line.time).astimezone().isoformat(timespec="milliseconds")
-    typer.echo(json.dumps({"time": at, "part": line.part, "line": line.text}, ensure_ascii=False))
+    typer.echo(json.dumps({"time": at, "component": line.component, "line": line.text}, ensure_ascii=False))
 
 
 class _Prefixed:
@@ -97,8 +97,8 @@ class _Prefixed:
         self._colours = dict(zip(parts, itertools.cycle(COLOURS), strict=False))
 
     def __call__(self, line: Line) -> None:
-        prefix = f"{line.part:{self._width}} | " if self._width else ""
+        prefix = f"{line.component:{self._width}} | " if self._width else ""
         if self._console.color_system is None:
             typer.echo(f"{prefix}{line.text}")
         else:
-            self._console.print(Text(prefix, self._colours.get(line.part, "")), line.text, sep="", soft_wrap=True)
+            self._console.print(Text(prefix, self._colours.get(line.component, "")), line.text, sep="", soft_wrap=True)

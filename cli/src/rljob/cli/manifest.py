@@ -19,17 +19,17 @@ def validate(
     file: File,
     overrides: Overrides = None,
     run_dir: RunDir = None,
-    surroundings: Annotated[
+    static: Annotated[
         bool,
         typer.Option(
-            "--surroundings/--no-surroundings",
-            help="Whether to look also at this machine: models, data, rewards, memory, disk, run directory.",
+            "--static",
+            help="Check the manifest only, not this machine: models, data, rewards, memory, disk, run directory.",
         ),
-    ] = True,
+    ] = False,
 ) -> None:
-    """Check a manifest and this machine, and say everything that is wrong."""
+    """Check a manifest and this machine, and report every problem."""
     job = load(file, overrides or [])
-    if surroundings:
+    if not static:
         preflight.prepare(job, RunDirectory(default_directory(run_dir, job.metadata.name)), report)
     typer.echo(f"{file}: the RLJob {job.metadata.name} is valid")
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from rljob.local.screen import Output, PlainScreen
-from rljob.local.view import View
+from rljob.local.snapshot import RunSnapshot
 
 LOG = "run.log"
 POLL_SECONDS = 0.2
@@ -30,10 +30,10 @@ class BackgroundScreen(PlainScreen):
         self._log = log
         self._waiting: int | None = waiting
 
-    def show(self, view: View) -> None:
+    def show(self, snapshot: RunSnapshot) -> None:
         """Print a line if there is something new to say."""
-        super().show(view)
-        status = view.status
+        super().show(snapshot)
+        status = snapshot.status
         if self._waiting is not None and status is not None and status.state != "Starting" and not status.message:
             os.write(self._waiting, UNDER_WAY)
             os.close(self._waiting)

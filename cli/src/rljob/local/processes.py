@@ -1,4 +1,4 @@
-"""Starts and ends processes of parts. Each leads a session of its own, dies with ``rljob run`` and carries a mark."""
+"""Starts and ends the processes of a run. Each leads a session, is killed when ``rljob run`` ends, and has a mark."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from rljob.local import process_cleanup
+from rljob.local.log_pipe import HEADER, LogPipe
 from rljob.protocol.environment import search_path
 from rljob.protocol.probe import HEARTBEAT
 
@@ -63,7 +63,7 @@ def tail(path: Path, lines: int = 15) -> str:
         text = path.read_bytes()[-65536:].decode(errors="replace")
     except OSError:
         return str(path)
-    newest = text.rpartition(_HEADER)[2].splitlines()[1 if _HEADER in text else 0 :]
+    newest = text.rpartition(HEADER)[2].splitlines()[1 if HEADER in text else 0 :]
     return "\n".join([f"{path}:", *(f"  {line}" for line in newest[-lines:])])
 
 
@@ -73,29 +73,60 @@ def last_line(path: Path) -> str:
     return lines[0].strip() if lines else ""
 
 
-_HEADER = "--- started "
+class Process:
+    """A process of the run, and the pipe of its output."""
+
+    def __init__(self, process: asyncio.subprocess.Process, output: LogPipe) -> None:
+        self._process, self._output = process, output
+        self.pid = process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code; None while the process runs."""
+        return self._process.returncode
+
+    async def wait(self) -> int:
+        """Return the exit code once the process has ended."""
+        return await self._process.wait()
+
+    async def logged(self) -> None:
+        """Return once the log holds all output of the process, which has ended."""
+        await self._output.drained()
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the process if it runs."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+
+    def kill_group(self) -> None:
+        """Kill the process and everything it started that is still in its group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
 
 
-async def start(command: Command, directory: Path, note: str = "") -> asyncio.subprocess.Process:
-    """Start ``command`` for the run in ``directory``; what it writes is appended to its log.
+async def start(command: Command, directory: Path, note: str = "") -> Process:
+    """Start ``command`` for the run in ``directory``; its output goes to its log.
 
     Raises:
         OSError: the program cannot be started.
     """
-    path = log_path(directory, command.name)
-    path.parent.mkdir(exist_ok=True)
-    with path.open("ab") as log:
-        log.write(f"{_HEADER}{datetime.now().astimezone().isoformat(timespec='seconds')} {note}\n".encode())
-        log.flush()
-        return await asyncio.create_subprocess_exec(
+    output = LogPipe(log_path(directory, command.name), note)
+    try:
+        process = await asyncio.create_subprocess_exec(
             *command.arguments,
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+            stdout=output.writing,
+            stderr=output.writing,
             env=_environment(command, directory),
             start_new_session=True,
             preexec_fn=_die_with_parent,
         )
+    except OSError:
+        output.started()
+        await output.drained()
+        raise
+    output.started()
+    return Process(process, output)
 
 
 def _environment(command: Command, directory: Path) -> dict[str, str]:
@@ -123,21 +154,14 @@ def _die_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-async def end(process: asyncio.subprocess.Process, kill: asyncio.Event, grace: float = GRACE_SECONDS) -> None:
+async def end(process: Process, kill: asyncio.Event, grace: float = GRACE_SECONDS) -> None:
     """Ask ``process`` to end, and kill its group after ``grace`` seconds or once ``kill`` is set."""
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
+    process.terminate()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(grace):
             await first(process.wait(), kill.wait())
-    kill_group(process)
+    process.kill_group()
     await process.wait()
-
-
-def kill_group(process: asyncio.subprocess.Process) -> None:
-    """Kill the process and whatever it started that is still in its group."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def describe_exit(code: int) -> str:
@@ -145,7 +169,7 @@ def describe_exit(code: int) -> str:
     return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
 
 
-def describe_death(event: Mapping[str, Any]) -> str:
+def describe_restart(event: Mapping[str, Any]) -> str:
     """Return what a ``restarting`` event of events.jsonl says, in words: its ``code``; ``still``: seconds without a
     move it was killed for; ``full``: directory whose disk had no room; ``cause``: what it said last."""
     still, full, cause = event.get("still"), event.get("full"), event.get("cause")

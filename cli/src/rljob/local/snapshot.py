@@ -1,11 +1,15 @@
-"""What can be seen of a run from outside, whether it goes on or not: what `rljob status` shows. Here of a local one."""
+"""The state of a run at one moment: plain data that every screen renders. Here it is taken of a local run.
+
+``rljob run`` builds it from its supervisors, :mod:`rljob.remote.job` from an RLJob.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +18,9 @@ import msgspec
 from rljob.local import initializer
 from rljob.local.commands import HOST
 from rljob.local.errors import CliError
-from rljob.local.processes import describe_death, last_line, log_path
+from rljob.local.processes import describe_restart, last_line, log_path
 from rljob.local.run_directory import MANIFEST, RunDirectory
-from rljob.local.view import PartView, View
+from rljob.local.usage import Usage
 from rljob.protocol.status import RunStatus, decode_status
 
 ANSWER_SECONDS = 5.0
@@ -24,104 +28,120 @@ INITIALIZING = "running the initializer"
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback is behind no proxy
 
 
+@dataclass
+class ComponentState:
+    """One process of a local run; in a cluster one role of the job, in `rljob top` one pod."""
+
+    name: str
+    state: str
+    """waiting, running, restarting or stopped; of a pod its phase, or ending."""
+    restarts: int
+    last_exit: str = ""
+    """How it ended before its last restart."""
+    detail: str = ""
+    """In a cluster: ready and desired pods, and why they differ."""
+    usage: Usage | None = None
+    """Set by `rljob top` where it is known."""
+
+
 @dataclass(frozen=True)
 class RunSnapshot:
     """A run at one moment.
 
     ``state`` is one of starting, running, evaluating, finishing, succeeded, failed, suspended, and interrupted for a
-    run that ended before it was done. ``status`` is the coordinator's, or the last one it left.
+    run that stopped before it was done. ``status`` is the coordinator's newest, or the last one it wrote.
     """
 
     place: dict[str, str]
-    """Where it is: ``directory``, in a cluster ``context`` and ``namespace``."""
+    """``directory``, or in a cluster ``context`` and ``namespace``."""
     name: str
-    going_on: bool
+    running: bool
     state: str
     message: str
     status: RunStatus | None
-    parts: list[PartView]
+    components: Sequence[ComponentState] = ()
     seconds: float = 0.0
-    """Wall clock as the coordinator counts it, or of the last `rljob run` where there is no coordinator yet."""
+    """Wall clock as the coordinator counts it; before there is a coordinator, since `rljob run` started."""
     detail: str = ""
     """Last line of the initializer's log, while it runs."""
     note: str = ""
-    """Why not all is known, in a sentence."""
+    """Why the snapshot is incomplete or old."""
 
     @property
     def exit_code(self) -> int:
-        """0: going on or succeeded, 1: failed, 3: unfinished and not going on."""
+        """Of `rljob status`: 0 running or succeeded, 1 failed, 3 unfinished and not running."""
         if self.state == "failed":
             return 1
-        return 0 if self.going_on or self.state == "succeeded" else 3
+        return 0 if self.running or self.state == "succeeded" else 3
 
     @property
-    def where(self) -> str:
-        """Where it is, in one word."""
+    def location(self) -> str:
+        """The run directory, or CONTEXT/NAMESPACE."""
         return "/".join(filter(None, self.place.values()))
 
-    def view(self) -> View:
-        """Return what a screen draws."""
-        stage = f"{self.state}: {self.message}" if self.message else self.state
-        return View(
-            self.name,
-            self.where,
-            ending=stage,
-            detail=self.detail,
-            note=self.note,
-            status=self.status,
-            parts=self.parts,
-            began=time.monotonic() - self.seconds,
-        )
+    @property
+    def stage(self) -> str:
+        """State and message."""
+        return f"{self.state}: {self.message}" if self.message else self.state
 
     def data(self) -> dict[str, Any]:
-        """Return it as JSON's types."""
+        """Return the snapshot as JSON types."""
         return {
             "name": self.name,
             **self.place,
-            "going_on": self.going_on,
+            "running": self.running,
             "state": self.state,
             "message": self.message,
-            "parts": [
-                {"name": part.name, "state": part.state, "restarts": part.restarts, "death": part.death}
-                for part in self.parts
-            ],
+            "components": [_component_data(component) for component in self.components],
             "status": msgspec.to_builtins(self.status),
         }
 
 
-def look(directory: RunDirectory) -> RunSnapshot:
-    """Look at the run in ``directory``.
+def _component_data(component: ComponentState) -> dict[str, Any]:
+    usage = dataclasses.asdict(component.usage) if component.usage is not None else {}
+    return {
+        "name": component.name,
+        "state": component.state,
+        "restarts": component.restarts,
+        "last_exit": component.last_exit,
+        **usage,
+    }
+
+
+def take_snapshot(directory: RunDirectory) -> RunSnapshot:
+    """Return the state of the run in ``directory``.
 
     Raises:
         CliError: with exit code 2: its manifest is damaged.
     """
     name = _name(directory)
-    going_on = directory.running()
+    running = directory.running()
     past = _history(directory)
-    status = answer = _ask(directory) if going_on and not past.initializing else None
+    status = answer = _ask(directory) if running and not past.initializing else None
     if status is None and not past.initializing:
         status = directory.status()
     state, message = past.state, past.message
-    if going_on and status is not None and (answer is not None or state != "starting"):
+    if running and status is not None and (answer is not None or state != "starting"):
         state, message = status.state.lower(), status.message
-    elif not going_on and state not in ("succeeded", "failed", "suspended"):
+    elif not running and state not in ("succeeded", "failed", "suspended"):
         state = "interrupted"
-    if not going_on:
+    if not running:
         if not message and state != "succeeded":
             message = "rljob run resumes it"
-        for part in past.parts.values():
-            part.state = "stopped"
+        for component in past.components.values():
+            component.state = "stopped"
         if status is None and (directory.path / "status.json").exists():
-            damage = f"{directory.path / 'status.json'} is damaged, its figures cannot be shown"
+            damage = f"{directory.path / 'status.json'} is damaged, its metrics cannot be shown"
             message = f"{message}; {damage}" if message else damage
     elif past.initializing:
         message = INITIALIZING
-    until = time.time() if going_on else past.end
+    until = time.time() if running else past.end
     seconds = status.progress.seconds if status is not None else max(0.0, until - past.start)
     log = log_path(directory.path, initializer.NAME)
-    detail = last_line(log) if going_on and past.initializing else ""
+    detail = last_line(log) if running and past.initializing else ""
     place = {"directory": str(directory.path)}
-    return RunSnapshot(place, name, going_on, state, message, status, list(past.parts.values()), seconds, detail)
+    components = list(past.components.values())
+    return RunSnapshot(place, name, running, state, message, status, components, seconds, detail)
 
 
 def initializing(directory: RunDirectory) -> bool:
@@ -142,11 +162,11 @@ def _name(directory: RunDirectory) -> str:
 
 @dataclass
 class _EventHistory:
-    """What the events of the last `rljob run` tell; times are unix times."""
+    """State derived from the events of the last `rljob run`; times are unix times."""
 
     state: str = "starting"
     message: str = ""
-    parts: dict[str, PartView] = field(default_factory=dict)
+    components: dict[str, ComponentState] = field(default_factory=dict)
     initializing: bool = False
     start: float = 0.0
     end: float = 0.0
@@ -163,13 +183,14 @@ def _history(directory: RunDirectory) -> _EventHistory:
         elif subject == initializer.NAME:
             past.initializing = what == "started"
         else:
-            part = past.parts.setdefault(subject, PartView(subject, "waiting", 0))
+            component = past.components.setdefault(subject, ComponentState(subject, "waiting", 0))
             if what == "started":
-                part.state = "running"
+                component.state = "running"
             elif what == "restarting":
-                part.state, part.restarts, part.death = "restarting", part.restarts + 1, describe_death(event)
+                component.state, component.restarts = "restarting", component.restarts + 1
+                component.last_exit = describe_restart(event)
             elif what == "exited":
-                part.state = "stopped"
+                component.state = "stopped"
         past.end = event["time"]
     return past
 

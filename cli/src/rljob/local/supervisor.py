@@ -123,8 +123,9 @@ class Supervisor:
         if process.returncode is None and not hung:
             await processes.end(process, interrupt.kill)
         process_cleanup.kill_marked(mark)  # first: some are known by their parents alone
-        processes.kill_group(process)
+        process.kill_group()
         code = await process.wait()
+        await process.logged()
         self._tell(self.name, "exited", pid=process.pid, code=code)
         return None if interrupt.stop.is_set() else End(code, patience if hung else None)
 
@@ -143,7 +144,7 @@ class Supervisor:
             self._charged += 1
         if self._charged > self._policy.max_restarts:
             raise CliError(
-                f"{self.name} {processes.describe_death(figures)} and had its {self._policy.max_restarts} restarts "
+                f"{self.name} {processes.describe_restart(figures)} and had its {self._policy.max_restarts} restarts "
                 "(spec.failurePolicy.maxRestarts)",
                 log=processes.tail(log),
             )

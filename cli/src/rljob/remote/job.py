@@ -9,16 +9,15 @@ from datetime import datetime
 import msgspec
 
 from rljob.local.errors import CliError
-from rljob.local.snapshot import RunSnapshot
-from rljob.local.view import PartView
+from rljob.local.snapshot import ComponentState, RunSnapshot
 from rljob.protocol.status import RunStatus
 from rljob.remote.api import FORBIDDEN, ApiError, Object
 from rljob.remote.coordinator import Coordinator, CoordinatorUnavailableError
 from rljob.remote.lookup import Namespace, conditions, holds, is_active, namespace
 from rljob.remote.pod_diagnosis import not_reconciled_message
 
-GLANCE_SECONDS = 10.0
-"""A coordinator that does not say how it is within so long does not answer."""
+SNAPSHOT_SECONDS = 10.0
+"""A coordinator that has not returned its status for so long does not answer."""
 RESUME = "rljob resume goes on with it"
 
 
@@ -53,13 +52,13 @@ class RemoteJob:
             raise
         return self.body
 
-    def look(self) -> RunSnapshot:
-        """Look at the job: what its coordinator says, or where that cannot be asked what its RLJob does."""
+    def snapshot(self) -> RunSnapshot:
+        """Return the state of the job: from its coordinator, or from the RLJob if the coordinator cannot be asked."""
         body = self.read()
         told = (body.get("status") or {}).get("run")
         status, note = None, ""
         try:
-            coordinator = Coordinator(self.namespace, body, GLANCE_SECONDS)
+            coordinator = Coordinator(self.namespace, body, SNAPSHOT_SECONDS)
             status, _ = coordinator.ask("/v1/status", RunStatus)
         except CoordinatorUnavailableError as error:
             note = error.sentence if told and is_active(body) else ""
@@ -69,14 +68,14 @@ class RemoteJob:
             note = f"this is what the RLJob says, without rewards and parts of the coordinator: {error.sentence}"
         if status is None and told:
             status = msgspec.convert(told, RunStatus)
-        return glance(self.namespace, body, status, note)
+        return job_snapshot(self.namespace, body, status, note)
 
     def claim(self) -> str:
         """Return the name of the claim that keeps its ledger and checkpoints."""
         return self.coordinator.claim
 
 
-def glance(where: Namespace, body: Object, status: RunStatus | None, note: str = "") -> RunSnapshot:
+def job_snapshot(where: Namespace, body: Object, status: RunStatus | None, note: str = "") -> RunSnapshot:
     """Return an RLJob as ``rljob status`` shows runs.
 
     Args:
@@ -85,13 +84,13 @@ def glance(where: Namespace, body: Object, status: RunStatus | None, note: str =
         status: of its run, if anybody knows it.
         note: why not all is known.
     """
-    going_on = is_active(body)
+    running = is_active(body)
     state, message = _state(body, status)
     seconds = status.progress.seconds if status is not None else _age(body)
     place = {"context": where.api.access.context, "namespace": where.name}
-    parts = [_part(role, going_on) for role in (body.get("status") or {}).get("roles") or []]
+    components = [_component(role, running) for role in (body.get("status") or {}).get("roles") or []]
     return RunSnapshot(
-        place, str(body["metadata"]["name"]), going_on, state, message, status, parts, seconds, note=note
+        place, str(body["metadata"]["name"]), running, state, message, status, components, seconds, note=note
     )
 
 
@@ -114,12 +113,12 @@ def _state(body: Object, status: RunStatus | None) -> tuple[str, str]:
     return state, "" if ready["status"] == "True" else str(ready["message"])
 
 
-def _part(role: Object, going_on: bool) -> PartView:
+def _component(role: Object, running: bool) -> ComponentState:
     ready, desired, summary = int(role["ready"]), int(role["desired"]), str(role.get("summary") or "")
     state = "running" if ready >= desired else "waiting"
     detail = f"{ready}/{desired}{f': {summary}' if summary else ''}"
-    restarts, death = int(role.get("restarts") or 0), str(role.get("lastExit") or "")
-    return PartView(str(role["name"]), state if going_on and desired else "stopped", restarts, death, detail)
+    restarts, last_exit = int(role.get("restarts") or 0), str(role.get("lastExit") or "")
+    return ComponentState(str(role["name"]), state if running and desired else "stopped", restarts, last_exit, detail)
 
 
 def _age(body: Object) -> float:

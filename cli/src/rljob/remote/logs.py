@@ -70,11 +70,11 @@ class Logs:
                 self._check(part, pods, waits, unnamed=not named and part == parts[0])
         if not pods and not waits:
             raise CliError(f"{job.place} has no pods: {pod_diagnosis.why(job.body, '')}")
-        self.parts = sorted({source.part for source in self._sources()})
+        self.components = sorted({source.part for source in self._sources()})
 
     def awaited(self) -> str:
         """Return why there is nothing to read yet; empty when there is something."""
-        if self.parts:
+        if self.components:
             return ""
         part = self._wanted[0] if len(self._wanted) == 1 else ""
         return f"waiting for {part or 'pods'} of {self._job.place}: {pod_diagnosis.why(self._job.body, part)}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Sequence
 
 from rljob.local.errors import CliError
+from rljob.local.snapshot import ComponentState, RunSnapshot
 from rljob.local.usage import Usage
-from rljob.local.view import PartView
 from rljob.remote.api import Object
 from rljob.remote.job import RemoteJob
 from rljob.remote.lookup import Namespace
@@ -27,21 +28,15 @@ class Meter:
 
     def __init__(self, job: RemoteJob) -> None:
         self._job = job
-        self.note = ""
-        """Why figures are missing, in a sentence."""
 
-    def read(self) -> tuple[list[PartView], dict[str, Usage]]:
-        """Return the pods, and what each that runs takes (by its name here)."""
+    def snapshot(self) -> RunSnapshot:
+        """Return a snapshot of the job whose components are its pods, with the usage of those that are measured."""
+        snapshot = self._job.snapshot()
         pods = self._job.namespace.pods(self._job.name)
-        figures = self._measured(pods)
-        names = {str(pod["metadata"]["name"]): self._name(pod) for pod in pods}
-        usage = {names[pod]: taken for pod, taken in figures.items() if pod in names}
-        parts = [_part(pod, self._name(pod)) for pod in pods]
-        self.note = missing(parts, usage)
-        return parts, usage
-
-    def _name(self, pod: Object) -> str:
-        return str(pod["metadata"]["name"]).removeprefix(f"{self._job.name}-")
+        usage = self._measured(pods)
+        components = [_component(pod, self._job.name, usage.get(pod["metadata"]["name"])) for pod in pods]
+        note = "; ".join(filter(None, (snapshot.note, missing(components))))
+        return dataclasses.replace(snapshot, components=components, note=note)
 
     def _measured(self, pods: list[Object]) -> dict[str, Usage]:
         where = self._job.namespace
@@ -60,13 +55,13 @@ class Meter:
         return found
 
 
-def missing(parts: Sequence[PartView], usage: Mapping[str, Usage]) -> str:
-    """Return why some of a job's pods have no figures; empty when all have."""
-    states = {part.state for part in parts if part.name not in usage}
-    if not parts:
+def missing(pods: Sequence[ComponentState]) -> str:
+    """Return why the usage of some of a job's pods is unknown; empty when all have it."""
+    states = {pod.state for pod in pods if pod.usage is None}
+    if not pods:
         return NO_PODS
     if RUNNING in states:
-        return NOT_MEASURED if usage else UNKNOWN
+        return NOT_MEASURED if any(pod.usage is not None for pod in pods) else UNKNOWN
     return NOT_RUNNING if states else ""
 
 
@@ -93,8 +88,9 @@ def quantity(text: str) -> float:
     return float(text.removesuffix(unit)) * _UNITS.get(unit, 1.0)
 
 
-def _part(pod: Object, name: str) -> PartView:
+def _component(pod: Object, job: str, usage: Usage | None) -> ComponentState:
     status = pod.get("status", {})
     restarts = sum(each.get("restartCount", 0) for each in status.get("containerStatuses") or [])
     state = "ending" if "deletionTimestamp" in pod["metadata"] else str(status.get("phase", "Pending")).lower()
-    return PartView(name, state, restarts)
+    name = str(pod["metadata"]["name"]).removeprefix(f"{job}-")
+    return ComponentState(name, state, restarts, usage=usage)
