@@ -573,7 +573,7 @@ def test_a_check_that_dies_is_no_refusal(world: World, capsys: pytest.CaptureFix
     world.write("job.yaml", write_yaml(world.data))
     code, _, err = rljob(capsys, "run", "job.yaml", "--run-dir", world.run)
     assert code == 1
-    assert "rljob: nobody could not be checked; it said" in err
+    assert "rljob: nobody could not be checked; its output" in err
     assert not world.run.exists()
 
 

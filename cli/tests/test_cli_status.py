@@ -32,7 +32,7 @@ def detached(launcher):
 
 def test_a_detached_run_goes_on_after_the_command_has_said_how_to_watch_and_stop_it(detached):
     assert detached.out == (
-        f"the run goes on in the background, in {detached.directory}\n"
+        f"the run continues in the background, in {detached.directory}\n"
         f"watch it:  rljob status --watch {detached.directory}   or   rljob logs -f {detached.directory}\n"
         f"stop it:   rljob stop {detached.directory}\n"
     )
@@ -56,7 +56,7 @@ def test_a_detached_run_goes_on_after_the_command_has_said_how_to_watch_and_stop
     assert (data["state"], data["running"], data["status"]["progress"]["step"]) == ("suspended", False, 2)
     assert detached.rljob("stop", detached.directory)[:2] == (
         0,
-        f"the run in {detached.directory} does not go on; it is suspended\n",
+        f"the run in {detached.directory} is not running; it is suspended\n",
     )
 
 

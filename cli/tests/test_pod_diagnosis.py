@@ -46,7 +46,7 @@ def test_the_roles_of_a_job_are_those_that_have_pods_of_it() -> None:
 @pytest.mark.parametrize(
     ("body", "part", "there", "said"),
     [
-        (rljob(), "trainer", [], "no operator has looked at it yet; see that the chart rljob is installed"),
+        (rljob(), "trainer", [], "no operator has reconciled it yet; check that the chart rljob is installed"),
         (rljob(INITIALIZING), "trainer", [], "it waits for the initializer; rljob logs -n team-a sums initializer sh"),
         (rljob(INITIALIZING), "initializer", [], "the RLJob says Initializing: the initializer runs; kubectl describe"),
         (
@@ -58,7 +58,7 @@ def test_the_roles_of_a_job_are_those_that_have_pods_of_it() -> None:
         (rljob(PENDING, roles=[QUOTA]), "trainer", [], "trainer: 1 of 1 trainer pod refused: exceeded quota; kubectl "),
         (rljob(PENDING), "rollout", [], "the RLJob says PodsPending: 1 of 2 rollout-main pods pending"),
         (rljob(PENDING), "rollout", [], "; kubectl describe rlj sums -n team-a tells more"),
-        (rljob(("Suspended", True, "Suspended", "")), "trainer", [], "sums is suspended; rljob resume goes on with it"),
+        (rljob(("Suspended", True, "Suspended", "")), "trainer", [], "sums is suspended; rljob resume resumes it"),
         (
             rljob(("Complete", True, "Succeeded", "")),
             "trainer",

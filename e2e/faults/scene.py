@@ -184,7 +184,7 @@ class Scene(Stage):
         """Kill a part that has not moved for too long, by the supervisor's own rule."""
         stillness = watchdog.HangDetector(HANG_SECONDS, time.monotonic())
         beats = self._heartbeat(part)
-        while not stillness.too_long(time.monotonic(), beats.stat().st_mtime_ns, process_cleanup.is_stopped(child.pid)):
+        while not stillness.observe(time.monotonic(), beats.stat().st_mtime_ns, process_cleanup.is_stopped(child.pid)):
             await asyncio.sleep(HANG_SECONDS / 10)
         child.signal(signal.SIGKILL)
 

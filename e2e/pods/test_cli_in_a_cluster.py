@@ -335,7 +335,7 @@ def test_stop_suspends_followed_logs_end_and_resume_has_it_go_on(cli: Cli, waiti
             lines = Collected(following)
             lines.until(lambda found: len(found) > 0)
             code, out, err = cli("stop", WAITING)
-            assert (code, out, err) == (0, "suspended at step 0; rljob resume has it go on\n", "")
+            assert (code, out, err) == (0, "suspended at step 0; rljob resume resumes it\n", "")
             assert following.wait(60) == 0
         finally:
             following.kill()
@@ -343,10 +343,10 @@ def test_stop_suspends_followed_logs_end_and_resume_has_it_go_on(cli: Cli, waiti
     code, out, _ = cli("status", WAITING)
     assert code == 3 and "suspended" in out
     code, out, err = cli("samples", WAITING)
-    assert (code, out) == (1, "") and f"{WAITING} is suspended and has no pods; rljob resume goes on with it" in err
+    assert (code, out) == (1, "") and f"{WAITING} is suspended and has no pods; rljob resume resumes it" in err
     assert cli("stop", WAITING)[:2] == (
         0,
-        f"the RLJob {WAITING} in namespace {cli.namespace} of context {cli.node.context} does not go on; it is "
+        f"the RLJob {WAITING} in namespace {cli.namespace} of context {cli.node.context} is not running; it is "
         "suspended\n",
     )
     assert cli("resume", WAITING)[0] == 0

@@ -52,17 +52,17 @@ class _Commands(TyperGroup):
         ]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command, None if there is none of that name."""
+        """Return a command; None if it does not exist."""
         return super().get_command(ctx, cmd_name) if cmd_name in self.list_commands(ctx) else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command that is named, and its arguments."""
+        """Return the named command, and its arguments."""
         if args[0] in LOCAL_ONLY and cluster_commands.is_plugin():
             ctx.fail(f"{args[0]} works on this machine and not in a cluster; write: rljob {args[0]}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that is named."""
+        """Run the named command."""
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:

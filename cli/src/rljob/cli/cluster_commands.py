@@ -1,7 +1,7 @@
-"""Commands on a job in a cluster: whether one is meant, and the way to ``rljob.remote``.
+"""Commands on a job in a cluster: whether a command targets one, and the calls to ``rljob.remote``.
 
-A run is an RLJob where ``--context`` or ``-n`` is given, and always as ``kubectl rljob``; nothing else makes it one.
-What speaks to a cluster is imported when it is needed: commands on local runs start without it.
+A run is an RLJob if ``--context`` or ``-n`` is given, and always as ``kubectl rljob``. ``rljob.remote`` is imported
+when it is needed: commands on local runs start without it.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _program = ["rljob"]
 
 
 def set_plugin_mode() -> None:
-    """Take every run for an RLJob from now on, as kubectl's plugin does."""
+    """Treat every run as an RLJob from now on, as kubectl's plugin does."""
     _program[0] = PLUGIN
 
 
 def program() -> str:
-    """Return what this program is called."""
+    """Return the name of this program."""
     return _program[0]
 
 
@@ -64,21 +64,21 @@ def targets_cluster(context: str | None, namespace: str | None) -> bool:
 
 
 def find(run: str | None, context: str | None, namespace: str | None) -> RemoteJob:
-    """Return the RLJob that is meant; raises as :func:`rljob.remote.job.find`."""
+    """Return the RLJob that is named; raises as :func:`rljob.remote.job.find`."""
     from rljob.remote import job
 
     return job.find(run, context, namespace)
 
 
 def find_among(names: Sequence[str], context: str | None, namespace: str | None) -> tuple[RemoteJob, list[str]]:
-    """Return the RLJob that is meant, and the other names; raises as :func:`rljob.remote.job.find_among`."""
+    """Return the RLJob that is named, and the other names; raises as :func:`rljob.remote.job.find_among`."""
     from rljob.remote import job
 
     return job.find_among(names, context, namespace)
 
 
 def logs(job: RemoteJob, parts: Sequence[str], *, named: bool, follow: bool) -> Logs:
-    """Return the logs of some of a job's parts, or all; as :class:`rljob.remote.logs.Logs`."""
+    """Return the logs of some of a job's components, or all; as :class:`rljob.remote.logs.Logs`."""
     from rljob.remote.logs import Logs
 
     return Logs(job, parts, named=named, follow=follow)
@@ -106,20 +106,20 @@ def export(job: RemoteJob, destination: Path, step: int | None) -> int:
 
 
 def resume(run: str | None, context: str | None, namespace: str | None) -> str:
-    """Have a suspended job go on; return a sentence on it."""
+    """Resume a suspended job; return a message."""
     from rljob.remote import apply, job
 
     found = job.find(run, context, namespace)
     if not found.body["spec"].get("suspend"):
         return f"the {found.place} is not suspended"
     apply.resume(found)
-    return f"the {found.place} goes on"
+    return f"the {found.place} is resumed"
 
 
 def apply(
     job: RLJob, source: Path, context: str | None, namespace: str | None, dry_run: bool, force: bool
 ) -> tuple[str, str]:
-    """Apply a manifest; return the namespace and what came of it, as :func:`rljob.remote.apply.apply`."""
+    """Apply a manifest; return the namespace and the outcome, as :func:`rljob.remote.apply.apply`."""
     from rljob.remote import apply, lookup
 
     own = job.metadata.namespace

@@ -98,7 +98,7 @@ def samples(
     context: Context = None,
     namespace: Namespace = None,
 ) -> None:
-    """List samples of a run, also while it goes on."""
+    """List samples of a run, also while it is running."""
     selection = Selection(task, step, state, group, kind, sort, reverse, limit)
     if cluster_commands.targets_cluster(context, namespace):
         if limit > MOST_SAMPLES:
@@ -290,7 +290,7 @@ def audit(
 ) -> None:
     """Prove from the ledger that a run lost nothing, doubled nothing and mixed nothing up.
 
-    The run may go on meanwhile. Exit code: 0 when all properties hold, 1 when one does not.
+    The run may be running. Exit code: 0 when all properties hold, 1 when one does not.
     """
     if cluster_commands.targets_cluster(context, namespace):
         found, _ = cluster_commands.find(run, context, namespace).coordinator.ask("/v1/audit", Report)

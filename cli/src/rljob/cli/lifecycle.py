@@ -27,20 +27,20 @@ def run(
     overrides: Overrides = None,
     run_dir: RunDir = None,
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Return once the run is under way; it goes on in the background.")
+        bool, typer.Option("--detach", "-d", help="Return once the run has started; it continues in the background.")
     ] = False,
     no_screen: Annotated[bool, typer.Option("--no-screen", help="Print plain lines, also on a terminal.")] = False,
 ) -> None:
     """Run a job on this machine, or resume it.
 
-    Ctrl-C has a checkpoint written and stops; a second one stops at once. Nothing is lost either way.
+    Ctrl-C writes a checkpoint and stops; a second one stops at once. Nothing is lost either way.
     """
     job = load(file, overrides or [])
     directory = default_directory(run_dir, job.metadata.name)
     job = preflight.prepare(job, RunDirectory(directory), report)
     screen = background.start(directory) if detach else screen_for(Output(), live=not no_screen)
     if screen is None:
-        typer.echo(f"the run goes on in the background, in {directory}")
+        typer.echo(f"the run continues in the background, in {directory}")
         typer.echo(f"watch it:  rljob status --watch {directory}   or   rljob logs -f {directory}")
         typer.echo(f"stop it:   rljob stop {directory}")
         return
@@ -50,7 +50,7 @@ def run(
         report(f"{interrupted.checkpoint or 'interrupted'}; the same command resumes the run in {directory}")
         raise typer.Exit(130) from None
     except OSError as error:
-        report(f"{directory}: {error.strerror or error}; see to it and run the same command again to go on")
+        report(f"{directory}: {error.strerror or error}; correct it and run the same command again")
         raise typer.Exit(1) from None
     for line in lines:
         typer.echo(line)
@@ -62,16 +62,16 @@ def stop(
     context: Context = None,
     namespace: Namespace = None,
 ) -> None:
-    """Stop a run: a checkpoint is written, then all parts end. `rljob run` resumes it.
+    """Stop a run: a checkpoint is written, then all components end. `rljob run` resumes it.
 
-    In a cluster the RLJob is suspended; `rljob resume` has it go on.
+    In a cluster the RLJob is suspended; `rljob resume` resumes it.
     """
     if cluster_commands.targets_cluster(context, namespace):
         _suspend(cluster_commands.find(run, context, namespace), now)
         return
     directory = find_run.find(run)
     if not directory.running():
-        typer.echo(f"the run in {directory.path} does not go on; it is {take_snapshot(directory).state}")
+        typer.echo(f"the run in {directory.path} is not running; it is {take_snapshot(directory).state}")
         return
     end(directory, now)
     snapshot = take_snapshot(directory)
@@ -81,14 +81,14 @@ def stop(
 def _suspend(job: RemoteJob, now: bool) -> None:
     snapshot = job.snapshot()
     if not snapshot.running:
-        typer.echo(f"the {job.place} does not go on; it is {snapshot.state}")
+        typer.echo(f"the {job.place} is not running; it is {snapshot.state}")
         return
     cluster_commands.suspend(job, now, report)
-    typer.echo(_ended(job.snapshot(), f"{job.claim()}:", f"{cluster_commands.program()} resume has it go on"))
+    typer.echo(_ended(job.snapshot(), f"{job.claim()}:", f"{cluster_commands.program()} resume resumes it"))
 
 
 def _ended(snapshot: RunSnapshot, storage: str, resumed: str) -> str:
-    """Return how a run ended that was told to. ``storage``: what comes before a path in it."""
+    """Return how a stopped run ended. ``storage``: prefix of paths in it."""
     step = f" at step {snapshot.status.progress.step}" if snapshot.status else ""
     checkpoint = snapshot.status.last_checkpoint if snapshot.status else None
     kept = f", checkpoint {storage}{checkpoint.path}" if checkpoint and checkpoint.path else ""
@@ -96,7 +96,7 @@ def _ended(snapshot: RunSnapshot, storage: str, resumed: str) -> str:
 
 
 def resume(run: RemoteRunName = None, context: Context = None, namespace: Namespace = None) -> None:
-    """Have an RLJob that was stopped go on."""
+    """Resume a suspended RLJob."""
     typer.echo(cluster_commands.resume(run, context, namespace))
 
 
@@ -105,12 +105,12 @@ def apply(
     overrides: Overrides = None,
     context: Context = None,
     namespace: Namespace = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Have the cluster check it, and change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="The cluster checks it and changes nothing.")] = False,
     force: Annotated[
-        bool, typer.Option("--force-conflicts", help="Take over fields that somebody else has set.")
+        bool, typer.Option("--force-conflicts", help="Take over fields that another manager has set.")
     ] = False,
 ) -> None:
-    """Make an RLJob of a manifest in a cluster, or change the one that is there.
+    """Create the RLJob of a manifest in a cluster, or change it.
 
     Default of the namespace: the manifest's, else the context's.
     """

@@ -32,23 +32,23 @@ def logs(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RUN] [PART]...",
-            help=f"{RUN_HELP} Then parts, for example trainer; all when none is named.",
+            metavar="[RUN] [COMPONENT]...",
+            help=f"{RUN_HELP} Then components, for example trainer; default: all.",
             show_default=False,
             autocompletion=complete_parts,
         ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the run ends.")] = False,
     tail: Annotated[
-        int | None, typer.Option("--tail", min=0, help="Only so many last lines. Default: all, with -f 20.")
+        int | None, typer.Option("--tail", min=0, help="Number of last lines. Default: all, with -f 20.")
     ] = None,
     output: Output = Format.TEXT,
     context: Context = None,
     namespace: Namespace = None,
 ) -> None:
-    """Print what the parts of a run wrote, by time.
+    """Print the logs of a run's components, by time.
 
-    In a cluster a part is a role (trainer, rollout-main), all of a kind (rollout, reward) or a pod.
+    In a cluster a component is a role (trainer, rollout-main), all of a kind (rollout, reward) or a pod.
     """
     reader: log_files.Reader | Logs
     if cluster_commands.targets_cluster(context, namespace):
@@ -58,7 +58,7 @@ def logs(
         if follow and (why := reader.awaited()):
             report(why)
     else:
-        directory, parts = _run_and_parts(names or [])
+        directory, parts = _run_and_components(names or [])
         chosen = log_files.chosen(directory.path, parts)
         reader = log_files.Reader(directory.path, parts)
         following = functools.partial(reader.follow, directory.running)
@@ -72,8 +72,8 @@ def logs(
             show(line)
 
 
-def _run_and_parts(names: list[str]) -> tuple[RunDirectory, list[str]]:
-    """Return the run and the parts that are meant: the first name may be the run's."""
+def _run_and_components(names: list[str]) -> tuple[RunDirectory, list[str]]:
+    """Return the run and the named components: the first name may be the run's."""
     if names and (find_run.is_run(Path(names[0])) or find_run.is_run(find_run.ROOT / names[0])):
         return find_run.find(names[0]), names[1:]
     return find_run.find(None), names
@@ -85,16 +85,16 @@ def _as_json(line: Line) -> None:
 
 
 class _Prefixed:
-    """Prints lines with their part's name before them, in a colour of its own on a terminal.
+    """Prints lines with the name of their component first, each in its own colour on a terminal.
 
     Args:
-        parts: to be told apart; no prefix when there is none.
+        components: to tell apart; empty for no prefix.
     """
 
-    def __init__(self, parts: list[str]) -> None:
+    def __init__(self, components: list[str]) -> None:
         self._console = Terminal()
-        self._width = max(map(len, parts), default=0)
-        self._colours = dict(zip(parts, itertools.cycle(COLOURS), strict=False))
+        self._width = max(map(len, components), default=0)
+        self._colours = dict(zip(components, itertools.cycle(COLOURS), strict=False))
 
     def __call__(self, line: Line) -> None:
         prefix = f"{line.component:{self._width}} | " if self._width else ""

@@ -37,9 +37,7 @@ def validate(
 def explain(
     file: Annotated[Path | None, typer.Argument(help="The manifest, a YAML file.", show_default=False)] = None,
     overrides: Overrides = None,
-    field: Annotated[
-        str | None, typer.Option("--field", metavar="PATH", help="Say what one field means instead.")
-    ] = None,
+    field: Annotated[str | None, typer.Option("--field", metavar="PATH", help="Explain one field instead.")] = None,
     docs: Annotated[bool, typer.Option("--docs", help="Print the page on all fields instead.")] = False,
 ) -> None:
     """Show a manifest with presets and defaults expanded, or what a field means."""

@@ -34,7 +34,7 @@ def export(
         list[str],
         typer.Argument(
             metavar="[RUN] DEST",
-            help=f"RUN: {RUN_HELP} DEST: a directory that does not exist yet, or is empty.",
+            help=f"RUN: {RUN_HELP} DEST: a directory that does not exist, or is empty.",
             show_default=False,
             autocompletion=complete_runs,
         ),
@@ -61,14 +61,14 @@ def evaluate(
     step: Step = None,
     problems: Annotated[
         int | None,
-        typer.Option("--problems", min=1, help="Held-out problems of each task. Default: as in the manifest."),
+        typer.Option("--problems", min=1, help="Held-out problems of each task. Default: the manifest's."),
     ] = None,
     overrides: Overrides = None,
     output: Output = Format.TEXT,
 ) -> None:
     """Evaluate a checkpoint on held-out problems; nothing is trained.
 
-    It is a run of its own in RUN/evaluations; the same evaluation a second time only shows its results.
+    The evaluation is a run in RUN/evaluations; an equal later one only shows its results.
     """
     directory = find_run.find(run)
     step, checkpoint = checkpoints.find(directory, step)

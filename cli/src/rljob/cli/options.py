@@ -1,4 +1,4 @@
-"""What several commands share: their arguments, how they name a run, and how they report."""
+"""What several commands share: arguments, names of runs, and messages."""
 
 from __future__ import annotations
 
@@ -41,32 +41,32 @@ RunDir = Annotated[
 
 
 class Format(StrEnum):
-    """How a command writes its result."""
+    """Format of a command's output."""
 
     TEXT = "text"
     JSON = "json"
 
 
-Output = Annotated[Format, typer.Option("-o", "--output", help="For people, or as JSON.")]
+Output = Annotated[Format, typer.Option("-o", "--output", help="Text, or JSON.")]
 
-DEFAULT_RUN = "Default: the run that goes on, else the newest."
+DEFAULT_RUN = "Default: the running one, else the newest."
 RUN_HELP = f"A run directory, or a name under runs/; with -n or --context the name of an RLJob. {DEFAULT_RUN}"
 REMOTE_RUN_HELP = f"The name of an RLJob. {DEFAULT_RUN}"
 LOCAL_RUN_HELP = f"A run directory, or a name under runs/. {DEFAULT_RUN}"
 
 
 def complete_runs(incomplete: str) -> list[str]:
-    """Return the names of runs that begin so."""
+    """Return the names of runs that begin with ``incomplete``."""
     return [path.name for path in find_run.known() if path.name.startswith(incomplete)]
 
 
 def complete_parts(incomplete: str) -> list[str]:
-    """Return names of runs, and of parts of the run that is meant when none is named."""
+    """Return names of runs, and of components of the default run, that begin with ``incomplete``."""
     try:
-        parts = logs.names(find_run.find(None).path)
+        components = logs.names(find_run.find(None).path)
     except CliError:
-        parts = []
-    return [*complete_runs(incomplete), *(name for name in parts if name.startswith(incomplete))]
+        components = []
+    return [*complete_runs(incomplete), *(name for name in components if name.startswith(incomplete))]
 
 
 RunName = Annotated[

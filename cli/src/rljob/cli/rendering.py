@@ -1,4 +1,4 @@
-"""Command on what a manifest is in a cluster: render."""
+"""The command that prints the Kubernetes objects of a manifest: render."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rljob.manifests.text import to_yaml
 
 
 class Form(StrEnum):
-    """How objects are written."""
+    """Format of the objects."""
 
     YAML = "yaml"
     JSON = "json"
@@ -40,7 +40,7 @@ def render(
     ] = None,
     gpu: Annotated[
         bool | None,
-        typer.Option("--gpu/--cpu", help="What `accelerator: {kind: auto}` stands for. Default: as the settings say."),
+        typer.Option("--gpu/--cpu", help="Meaning of `accelerator: {kind: auto}`. Default: from the settings."),
     ] = None,
     namespace: Annotated[
         str | None,
@@ -48,9 +48,9 @@ def render(
     ] = None,
     output: Annotated[Form, typer.Option("-o", "--output", help="YAML documents, or a List in JSON.")] = Form.YAML,
 ) -> None:
-    """Print the Kubernetes objects that the operator makes of a manifest.
+    """Print the Kubernetes objects that the operator creates for a manifest.
 
-    All but the Secret of the job's tokens, which are random. Nothing is sent to any cluster.
+    Without the Secret of the job's tokens, which are random. Nothing is sent to a cluster.
     """
     job = load(file, overrides or [])
     if found := manifests.problems(job):

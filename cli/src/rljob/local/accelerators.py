@@ -1,4 +1,4 @@
-"""What this machine computes on."""
+"""The accelerators of this machine."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from rljob.api.cluster import Accelerator
 
 GPU = Path("/dev/nvidiactl")
-"""Is there when the machine, or this container of it, has NVIDIA GPUs."""
+"""Exists if the machine, or this container, has NVIDIA GPUs."""
 
 
 def environment(accelerator: Accelerator) -> dict[str, str]:
-    """Return the variables that keep a part to what its role is to compute on."""
+    """Return the variables that restrict a component to the accelerator of its role."""
     return {"CUDA_VISIBLE_DEVICES": ""} if accelerator.kind == "cpu" else {}

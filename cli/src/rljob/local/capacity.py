@@ -1,8 +1,8 @@
-"""Whether a job fits this machine's memory and disk, as far as the model's size tells before anything is loaded.
+"""Checks whether a job fits this machine's memory and disk, from the size of its model, before anything is loaded.
 
-Memory of a job on CPU: the trainer's float32 weights, gradients and two moments of AdamW (16 bytes a parameter, sharded
-over its ranks, so as much for any number of them) and the weights it computes with if those are bfloat16; for every
-engine its weights and its key-value cache. On disk a checkpoint is weights and moments in float32.
+Memory of a job on CPU: the trainer's float32 weights, gradients and two AdamW moments (16 bytes per parameter, sharded
+over its ranks), and a copy of the weights if it computes in bfloat16; for every engine its weights and its key-value
+cache. On disk a checkpoint is weights and moments in float32.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MEMINFO = Path("/proc/meminfo")
 
 @dataclass(frozen=True)
 class Need:
-    """Memory that something needs."""
+    """Memory that one item needs, in bytes."""
 
     size: int
     what: str
@@ -36,20 +36,20 @@ class Need:
 
 
 def check(job: RLJob, storage: Path) -> list[str]:
-    """Return warnings on what is scarce.
+    """Return warnings on scarce memory.
 
     Args:
         job: resolved, with absolute paths.
         storage: the run directory; it need not exist yet.
 
     Raises:
-        CliError: with exit code 2: memory or disk cannot do.
+        CliError: with exit code 2: memory or disk is too small.
     """
     i, source = next((i, model.source) for i, model in enumerate(job.spec.models) if model.name == "policy")
     parameters = count_parameters(Path(in_storage(source, storage)))
     _check_disk(job, storage, parameters)
     if accelerators.GPU.exists():
-        return []  # what counts is the GPUs' memory, which frameworks divide up themselves
+        return []  # the memory of the GPUs counts, and frameworks divide that
     needs = _needs(job, f"spec.models[{i}].source", parameters)
     total, available = _memory()
     needed, biggest = sum(need.size for need in needs), max(needs, key=lambda need: need.size)
@@ -62,13 +62,13 @@ def check(job: RLJob, storage: Path) -> list[str]:
 
 
 def count_parameters(model: Path) -> int:
-    """Return how many parameters the safetensors files of a model's directory hold; 0 when they do not say."""
+    """Return how many parameters the safetensors files of a model's directory hold; 0 if it is unknown."""
     count = 0
     for path in model.glob("*.safetensors"):
         try:
             count += sum(math.prod(tensor["shape"]) for tensor in safetensors.read_header(path).values())
         except (OSError, ValueError, KeyError, TypeError):
-            return 0  # the trainer's own check says what is wrong with it
+            return 0  # the trainer's own check reports the error
     return count
 
 

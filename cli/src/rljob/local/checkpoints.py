@@ -1,6 +1,6 @@
-"""A run's checkpoints as a person uses them: which there are, and one as a model's directory of its own.
+"""Lists a run's checkpoints and exports one as a model directory.
 
-The trainer writes RUN/checkpoints/step-N whole: a Hugging Face directory, with its own state beside it.
+The trainer writes RUN/checkpoints/step-N atomically: a Hugging Face directory, and its own state in it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _complete(checkpoints: Path) -> dict[int, Path]:
 
 
 def export(checkpoint: Path, destination: Path) -> None:
-    """Copy the model of a checkpoint to ``destination``, which is complete once it is there.
+    """Copy the model of a checkpoint to ``destination``, which is complete once it exists.
 
     Raises:
         CliError: with exit code 2, the destination is taken or cannot be written, or the checkpoint is damaged; else
@@ -69,10 +69,10 @@ def export(checkpoint: Path, destination: Path) -> None:
 
 
 def refuse_taken(destination: Path) -> None:
-    """Check that a directory may be made, or filled.
+    """Check that ``destination`` does not exist or is empty.
 
     Raises:
-        CliError: with exit code 2: it is a file, or something is in it.
+        CliError: with exit code 2: it is a file, or is not empty.
     """
     destination = destination.absolute()
     if destination.exists() and not destination.is_dir():
@@ -83,7 +83,7 @@ def refuse_taken(destination: Path) -> None:
 
 @contextlib.contextmanager
 def new_directory(destination: Path) -> Iterator[Path]:
-    """Give a directory to fill; it is called ``destination`` when nothing was raised, and else is gone.
+    """Yield a directory to fill; it is renamed to ``destination`` without an exception, and removed with one.
 
     Raises:
         CliError: with exit code 2: the destination is taken or cannot be written.
@@ -111,8 +111,8 @@ def refuse_damaged(checkpoint: Path, what: str, others: Sequence[int] = ()) -> N
 
     Args:
         checkpoint: the directory.
-        what: it is.
-        others: steps of checkpoints that could be taken instead.
+        what: name of it, for the error.
+        others: steps of other checkpoints, for the error.
 
     Raises:
         CliError: with exit code 2: it is damaged.
@@ -127,7 +127,7 @@ def _others(checkpoint: Path) -> list[int]:
 
 
 def _damages(checkpoint: Path) -> Iterator[tuple[Path, str]]:
-    """Yield files of a checkpoint that cannot be what the trainer wrote, and what is wrong with each."""
+    """Yield damaged files of a checkpoint, and the damage of each."""
     try:
         json.loads((checkpoint / "config.json").read_bytes())
     except FileNotFoundError:
@@ -143,7 +143,7 @@ def _damages(checkpoint: Path) -> Iterator[tuple[Path, str]]:
 
 
 def sync(path: Path) -> None:
-    """Have a file or directory on the disk."""
+    """Flush a file or directory to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

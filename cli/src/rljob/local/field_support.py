@@ -1,7 +1,7 @@
-"""What `rljob run` makes of fields that are meant for a cluster: honours them, says that it ignores them, or refuses.
+"""Which fields of the manifest one machine supports: `rljob run` applies, warns of no effect, or refuses.
 
-Honoured in every role's template: `env` with a value, `command` and `args` of the container `main` (see plan.py), and
-`nccl` of trainer and pools. All other fields of the manifest are honoured or refused at loading
+Applied in every role's template: `env` with a value, `command` and `args` of the container `main` (commands.py), and
+`nccl` of trainer and pools. All other fields of the manifest are applied, or refused at loading
 (rljob.api.unsupported).
 """
 
@@ -45,7 +45,7 @@ NO_EFFECT_LOCALLY: dict[str, str] = {
     "network.egress.policy": "connections outwards are not limited",
     "network.egress.to": "connections outwards are not limited",
     "network.nodes": LOOPBACK,
-    "failurePolicy.disruption": "nobody drains this machine",
+    "failurePolicy.disruption": "this machine is not drained",
     "failurePolicy.pendingSeconds": NO_PODS,
     "ttlSecondsAfterFinished": STAYS,
     "keepCoordinatorSeconds": STAYS,
@@ -53,7 +53,7 @@ NO_EFFECT_LOCALLY: dict[str, str] = {
 }
 """Path below spec → why it has no effect on this machine."""
 IDENTITY = ("namespace", "labels", "annotations")
-"""Of metadata: what a cluster files a job by."""
+"""Metadata that only a cluster uses."""
 
 TEMPLATES = (
     "initializer.template",
@@ -67,7 +67,7 @@ HONOURED_IN_MAIN = ("name", "env", "command", "args")
 
 
 def warnings(job: RLJob) -> list[str]:
-    """Return a sentence for each field that is set and has no effect on this machine."""
+    """Return a warning for each field that is set and has no effect on this machine."""
     lines = [
         f"spec.{found.path}: has no effect here, {reason}"
         for pattern, reason in NO_EFFECT_LOCALLY.items()
@@ -89,7 +89,7 @@ def warnings(job: RLJob) -> list[str]:
 
 
 def errors(job: RLJob) -> list[str]:
-    """Return a sentence for each field that asks for what this machine cannot do."""
+    """Return an error for each field that this machine cannot satisfy."""
     lines = []
     if job.spec.suspend:
         lines.append("spec.suspend: the job asks not to be run; set suspend: false to run it")
@@ -109,7 +109,7 @@ def errors(job: RLJob) -> list[str]:
 
 
 def _gpus(job: RLJob) -> Iterator[str]:
-    """Yield a sentence for each role that is to compute on GPUs which are not there."""
+    """Yield an error for each role that needs GPUs if there are none."""
     roles = {"trainer": job.spec.trainer.accelerator}
     roles |= {f"rollouts[{i}]": pool.accelerator for i, pool in enumerate(job.spec.rollouts)}
     for path, accelerator in roles.items():
@@ -118,7 +118,7 @@ def _gpus(job: RLJob) -> Iterator[str]:
 
 
 def _without_effect(template: dict[str, Any]) -> Iterator[str]:
-    """Yield the paths of a template's fields that mean nothing outside a cluster."""
+    """Yield the paths of a template's fields that have no effect outside a cluster."""
     for key, value in template.items():
         if key != "spec":
             yield key

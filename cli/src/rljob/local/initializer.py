@@ -1,4 +1,4 @@
-"""Runs a job's initializer once: again only if what it is made of changed and nobody used what it made."""
+"""Runs a job's initializer once; reruns it only if its inputs changed and no run has used its output."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ NAME = commands.INITIALIZER
 
 
 async def initialize(job: RLJob, directory: RunDirectory, interrupt: Interrupt) -> None:
-    """Run the initializer unless the storage holds what it makes.
+    """Run the initializer unless the storage holds its output.
 
     Raises:
         CliError: it failed, or left no model.
-        Interrupted: the run was stopped meanwhile.
+        Interrupted: the run was stopped.
     """
     if job.spec.initializer is None:
         return

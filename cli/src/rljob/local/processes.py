@@ -26,17 +26,17 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class Command:
-    """A process to start: a part, or the initializer."""
+    """A process to start: a component, or the initializer."""
 
     name: str
-    """Name of the part, and of its log."""
+    """Name of the component, and of its log."""
     arguments: list[str]
     environment: dict[str, str] = field(default_factory=dict)
-    """Variables besides those of ``rljob run`` itself."""
+    """Variables added to those of ``rljob run``."""
 
 
 class Interrupt:
-    """What the person at the terminal wants: ``stop`` once asked to end, ``kill`` when asked again."""
+    """Signals to end: the first sets ``stop``, the second ``kill``."""
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
@@ -48,17 +48,17 @@ class Interrupt:
 
 
 def log_path(directory: Path, name: str) -> Path:
-    """Return the log of part ``name`` of the run in ``directory``."""
+    """Return the log of component ``name`` of the run in ``directory``."""
     return directory / "logs" / f"{name}.log"
 
 
 def heartbeat_path(directory: Path, name: str) -> Path:
-    """Return the file that part ``name`` of the run in ``directory`` touches while it moves."""
+    """Return the heartbeat file of component ``name`` of the run in ``directory``."""
     return directory / "heartbeats" / name
 
 
 def tail(path: Path, lines: int = 15) -> str:
-    """Return the path of a log and the last lines of what its newest process wrote."""
+    """Return the path of a log and the last lines that its newest process wrote."""
     try:
         text = path.read_bytes()[-65536:].decode(errors="replace")
     except OSError:
@@ -68,7 +68,7 @@ def tail(path: Path, lines: int = 15) -> str:
 
 
 def last_line(path: Path) -> str:
-    """Return the last line of a log that says something, or an empty text."""
+    """Return the last line that the newest process wrote to a log, or an empty text."""
     lines = tail(path, 1).splitlines()[1:]
     return lines[0].strip() if lines else ""
 
@@ -134,7 +134,7 @@ def _environment(command: Command, directory: Path) -> dict[str, str]:
     if "RLJOB_LOG_LEVEL" in os.environ:
         inherited["RLJOB_LOG_LEVEL"] = os.environ["RLJOB_LOG_LEVEL"]
     return {
-        "OMP_NUM_THREADS": "1",  # several parts share the cores; more threads each make all of them slower
+        "OMP_NUM_THREADS": "1",  # the components share the cores; more threads make all of them slower
         "PYTHONUNBUFFERED": "1",
         **inherited,
         "PATH": search_path(),
@@ -145,17 +145,17 @@ def _environment(command: Command, directory: Path) -> dict[str, str]:
 
 
 def mark(directory: Path, name: str = "") -> str:
-    """Return the mark of a part's processes; with no name the beginning of all marks of the run."""
+    """Return the mark of a component's processes; without a name the prefix of all marks of the run."""
     return f"{directory}:{name}:" if name else f"{directory}:"
 
 
 def _die_with_parent() -> None:
-    """In the child, before exec: be killed when the process that started it dies."""
+    """In the child, before exec: make the kernel kill it when its parent ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 async def end(process: Process, kill: asyncio.Event, grace: float = GRACE_SECONDS) -> None:
-    """Ask ``process`` to end, and kill its group after ``grace`` seconds or once ``kill`` is set."""
+    """Send SIGTERM to ``process``; kill its group after ``grace`` seconds or once ``kill`` is set."""
     process.terminate()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(grace):
@@ -170,8 +170,8 @@ def describe_exit(code: int) -> str:
 
 
 def describe_restart(event: Mapping[str, Any]) -> str:
-    """Return what a ``restarting`` event of events.jsonl says, in words: its ``code``; ``still``: seconds without a
-    move it was killed for; ``full``: directory whose disk had no room; ``cause``: what it said last."""
+    """Return a ``restarting`` event of events.jsonl as text: exit ``code``; ``still``: seconds without a move if it was
+    killed for that; ``full``: directory whose disk was full; ``cause``: its last line of output."""
     still, full, cause = event.get("still"), event.get("full"), event.get("cause")
     how = describe_exit(event["code"]) if still is None else f"has not moved for {still:g} s"
     why = f"the disk of {full} is full: make room there" if full else cause
@@ -191,8 +191,8 @@ async def first(*awaitables: object) -> None:
 
 @contextlib.contextmanager
 def reaper(directory: Path) -> Iterator[None]:
-    """While inside, a process watches that nothing of the run outlives this one, even when it is killed."""
-    process_cleanup.kill_marked(mark(directory))  # leftovers of a run that died together with its guardian
+    """While inside, a process kills the processes of the run when this one ends, also by SIGKILL."""
+    process_cleanup.kill_marked(mark(directory))  # processes of a run that was killed together with its reaper
     watcher = subprocess.Popen(
         [sys.executable, "-I", "-S", process_cleanup.__file__, mark(directory)],
         stdin=subprocess.PIPE,

@@ -1,16 +1,16 @@
-"""A run directory: the job's storage, and what a local run keeps in it to be resumed.
+"""A run directory: the job's storage, and the files with which a local run is resumed.
 
     job.yaml, job.json   the manifest as given, and resolved
     version              of the rljob that works here
     lock                 held by the `rljob run` that works here; its process id
-    tokens.json          role → token, for the owner's eyes only
-    ports.json           server → port, so that a restarted server is found where it was
-    logs/PART.log        what each part wrote; logs/PART.log.1 is older
-    run.log              what `rljob run --detach` would have printed
-    refused              is there when a part refused what the run began with, before it came to anything
-    events.jsonl         what happened when: parts started and ended, states of the run
+    tokens.json          role → token, readable by the owner alone
+    ports.json           server → port, so that a restarted server keeps its address
+    logs/COMPONENT.log   the output of each component; COMPONENT.log.1 is older
+    run.log              the output of `rljob run --detach`
+    refused              marker: a component rejected its configuration before the first step
+    events.jsonl         events with their times: starts and ends of components, states of the run
 
-The rest belongs to the parts.
+The components own the rest.
 """
 
 from __future__ import annotations
@@ -45,9 +45,17 @@ MANIFEST = "job.json"
 VERSION = importlib.metadata.version("rljob")
 ROLES = ("agent", "trainer", "runner", "operator")
 OWN = re.compile(r"lock|logs|run\.log|\..*\.new")
-"""Files that a run which never began may have left."""
-MADE_BY_PARTS = ("ledger.sqlite*", "payload", "checkpoints", "status.json", "metrics.jsonl", "tensorboard", "data.json")
-"""What goes when a run that was refused is begun anew; what the initializer made stays while it would be the same."""
+"""Files that a run which never started may have left."""
+MADE_BY_COMPONENTS = (
+    "ledger.sqlite*",
+    "payload",
+    "checkpoints",
+    "status.json",
+    "metrics.jsonl",
+    "tensorboard",
+    "data.json",
+)
+"""Removed when a rejected run starts again; the initializer's output stays while its inputs are the same."""
 LOCK_ATTEMPTS = 5
 LOCK_PAUSE_SECONDS = 0.02
 CHANGEABLE = (
@@ -67,7 +75,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def opened(self, job: RLJob, manifest: bytes) -> Iterator[bool]:
-        """Lock the directory and write down the resolved ``job``; yield whether a run is resumed.
+        """Lock the directory and write the resolved ``job``; yield whether a run is resumed.
 
         Raises:
             CliError: with exit code 2 and nothing written: see :meth:`check`.
@@ -86,7 +94,7 @@ class RunDirectory:
             lock.write(str(os.getpid()))
             lock.flush()
             if not resumed:
-                self._begin_anew()
+                self._reset()
             (self.path / "logs").mkdir(exist_ok=True)
             self.write("version", f"{VERSION}\n".encode())
             self.write("job.yaml", manifest)
@@ -113,8 +121,8 @@ class RunDirectory:
         return self._refuse_other_job(job)
 
     def mark_refused(self) -> None:
-        """Note that a part refused what the run began with: it may begin anew with another manifest. Not when there is
-        a checkpoint: that is nobody's to throw away."""
+        """Mark that a component rejected the configuration: the run may start again with another manifest. Not if there
+        is a checkpoint, which would be removed."""
         if not any((self.path / "checkpoints").glob("step-*")):
             self.write("refused", b"")
 
@@ -181,22 +189,22 @@ class RunDirectory:
         """Return server → port on loopback: the ports of earlier starts where they are still free."""
         known = self.read_json("ports.json")
         ports: dict[str, int] = {}
-        with contextlib.ExitStack() as held:  # all at once, so that no two servers get the same
+        with contextlib.ExitStack() as held:  # all at once, so that no two servers get the same port
             for server in servers:
                 ports[server] = held.enter_context(_bound(known.get(server, 0))).getsockname()[1]
         self.write("ports.json", json.dumps(ports).encode())
         return ports
 
     def status(self) -> RunStatus | None:
-        """Return the last status that the coordinator left in status.json, if it did."""
+        """Return the last status that the coordinator wrote to status.json, if any."""
         try:
             return decode_status((self.path / "status.json").read_bytes())
         except (OSError, ValueError):
             return None
 
     def tell(self, subject: str, event: str, **figures: Any) -> None:
-        """Append to events.jsonl: one object with unix time, subject (a part, or run) and event. Lost on a full disk:
-        what happens to the parts then is said by themselves."""
+        """Append to events.jsonl: one object with unix time, subject (a component, or run) and event. Lost on a full
+        disk."""
         what = {"time": round(time.time(), 3), "subject": subject, "event": event, **figures}
         line = json.dumps(what).encode() + b"\n"
         with (self.path / "events.jsonl").open("ab", buffering=0) as file:
@@ -208,10 +216,10 @@ class RunDirectory:
                     raise
                 written = 0
             if written < len(line):
-                file.truncate(end)  # no half a line
+                file.truncate(end)  # no partial line
 
     def _refuse_foreign(self) -> None:
-        """Refuse a directory with other people's files in it: the job's storage is cleaned up by its parts."""
+        """Refuse a directory with foreign files: components delete files in the job's storage."""
         if self.path.exists() and not self.path.is_dir():
             raise CliError(f"{self.path} is not a directory; choose another --run-dir", 2)
         if self.path.is_dir() and not (self.path / MANIFEST).exists():
@@ -236,11 +244,11 @@ class RunDirectory:
         refuse_changes(to_data(self.job()), to_data(job), str(self.path))
         return True
 
-    def _begin_anew(self) -> None:
-        """Remove what a run that was refused left."""
+    def _reset(self) -> None:
+        """Remove the files of a rejected run."""
         if not (self.path / "refused").exists():
             return
-        for pattern in MADE_BY_PARTS:
+        for pattern in MADE_BY_COMPONENTS:
             for path in self.path.glob(pattern):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         mark_unused(self.path)
@@ -287,7 +295,7 @@ def _bound(port: int) -> socket.socket:
 
 
 def refuse_changes(before: dict[str, Any], after: dict[str, Any], where: str) -> None:
-    """Check that the run of manifest ``before`` may go on as ``after``.
+    """Check that the run of manifest ``before`` may continue as ``after``.
 
     Raises:
         CliError: names the first field that may not change, with exit code 2.

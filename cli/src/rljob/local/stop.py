@@ -1,4 +1,4 @@
-"""Ends a run from outside, as Ctrl-C in its terminal would."""
+"""Stops a run from another process, as Ctrl-C in its terminal does."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rljob.local.processes import GRACE_SECONDS
 from rljob.local.run_directory import RunDirectory
 
 POLL_SECONDS = 0.1
-PART_SECONDS = 30.0
-"""What parts may take to end, beyond the checkpoint."""
+COMPONENT_SECONDS = 30.0
+"""Longest time for components to end, without the checkpoint."""
 
 
 def end(directory: RunDirectory, now: bool) -> None:
-    """Tell the `rljob run` of ``directory`` to end, and return when nothing of it is left.
+    """Signal the `rljob run` of ``directory`` to end; return when no process of it is left.
 
     Args:
-        directory: of a run that goes on.
+        directory: of a running run.
         now: do not wait for a checkpoint.
 
     Raises:
@@ -28,7 +28,7 @@ def end(directory: RunDirectory, now: bool) -> None:
     pid = directory.pid()
     if pid is None:
         raise CliError(f"{directory.path / 'lock'} does not say which process the run is; end it in its own terminal")
-    grace = PART_SECONDS if now else PART_SECONDS + directory.job().spec.suspend_grace_seconds + GRACE_SECONDS
+    grace = COMPONENT_SECONDS if now else COMPONENT_SECONDS + directory.job().spec.suspend_grace_seconds + GRACE_SECONDS
     deadline = time.monotonic() + grace
     for _ in range(2 if now else 1):
         try:
@@ -37,7 +37,7 @@ def end(directory: RunDirectory, now: bool) -> None:
             break  # it ended by itself
         except PermissionError:
             raise CliError(f"process {pid} is another user's run; ask them to stop it", 2) from None
-        time.sleep(POLL_SECONDS)  # so that two signals do not become one
+        time.sleep(POLL_SECONDS)  # so that two signals are not merged into one
     while directory.running():
         if time.monotonic() > deadline:
             raise CliError(f"the run in {directory.path} (process {pid}) does not end; try rljob stop --now")

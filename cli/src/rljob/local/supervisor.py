@@ -1,6 +1,6 @@
-"""Keeps one part running: restarts it with back-off whenever it dies, until the run stops or gives up on it.
+"""Keeps one component running: restarts it with back-off when it exits, until the run stops or its restarts are used.
 
-A part that does not move for too long is killed, with everything it started, and restarted like one that died.
+A component that hangs is killed, with everything it started, and restarted like one that exited.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from rljob.local.processes import Command, Interrupt
 
 CONFIGURATION_ERROR = 2
 LITTLE_SPACE_BYTES = 1 << 20
-"""Less room than this on the disk explains a death."""
+"""Less free space than this explains an exit."""
 
 
 @dataclass(frozen=True)
 class Backoff:
-    """Seconds to wait before a restart: doubled with every death that comes quickly."""
+    """Seconds to wait before a restart: doubled with every quick exit."""
 
     first: float = 0.2
     last: float = 30.0
     long_life: float = 10.0
-    """A process that lived so long did not die quickly: the next wait is ``first`` again."""
+    """An exit after so long is not quick: the next wait is ``first`` again."""
     forgiving_life: float = 600.0
-    """Every so many seconds of life one earlier restart is forgiven."""
+    """One earlier restart is forgiven per so many seconds of life."""
     after_success: float = 2.0
-    """Shortest wait after exit code 0: the run may just have ended, and the status says so in a moment."""
+    """Shortest wait after exit code 0: the run may just have ended, and the next status shows it."""
 
     def next(self, previous: float, lived: float) -> float:
-        """Return the wait after a process that ``lived`` so long, the ``previous`` wait being 0 at the first death."""
+        """Return the wait after a process that ``lived`` so long; ``previous``: the last wait, 0 at the first exit."""
         if previous == 0 or lived >= self.long_life:
             return self.first
         return min(2 * previous, self.last)
@@ -45,20 +45,20 @@ class Backoff:
 
 @dataclass(frozen=True)
 class End:
-    """How a process ended: its exit code, and how many seconds it had not moved when it was killed for that."""
+    """How a process ended: its exit code; ``still``: seconds without a move if it was killed for hanging."""
 
     code: int
     still: float | None = None
 
 
 class Supervisor:
-    """One part.
+    """Runs one component.
 
     Args:
-        command: how it is started.
+        command: of its process.
         directory: the run directory.
-        policy: how many restarts it has, and after how long without a move it is killed.
-        tell: called with every event of the part: its name, what happened, and figures of it.
+        policy: its number of restarts, and after how long without a move it is killed.
+        tell: called with every event: component, event, and its values.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class Supervisor:
         self._backoff = backoff or Backoff()
 
     async def run(self, interrupt: Interrupt) -> None:
-        """Keep the part running until ``interrupt.stop``; nothing of it is left then.
+        """Keep the component running until ``interrupt.stop``; no process of it is left then.
 
         Raises:
-            CliError: it exited with 2 (configuration), or died more often than is allowed.
+            CliError: it exited with 2 (configuration), or used all its restarts.
         """
         wait = 0.0
         while not interrupt.stop.is_set():
@@ -101,15 +101,15 @@ class Supervisor:
         self.state = "stopped"
 
     async def _live(self, interrupt: Interrupt) -> End | None:
-        """Start a process and see it to its end; return how it ended, or None when the run stopped it."""
+        """Start a process and wait for its end; return how it ended, or None if the run stopped it."""
         note = f"(restart {self.restarts})" if self.restarts else ""
         try:
             watchdog.reset(self._heartbeat)
             process = await processes.start(self._command, self._directory, note)
         except OSError as error:
             if error.errno == errno.ENOSPC:
-                return End(1)  # as if it had died of it: there may be room later
-            wrong = isinstance(error, FileNotFoundError | PermissionError)  # else the machine's trouble
+                return End(1)  # as if it had exited: there may be space later
+            wrong = isinstance(error, FileNotFoundError | PermissionError)  # else an error of the machine
             code = CONFIGURATION_ERROR if wrong else 1
             raise CliError(f"{self.name} cannot be started: {error}", exit_code=code) from None
         self.state = "running"
@@ -130,7 +130,7 @@ class Supervisor:
         return None if interrupt.stop.is_set() else End(code, patience if hung else None)
 
     def _charge(self, end: End, lived: float) -> None:
-        """Count a death, unless it ends the run. One on a full disk is not charged."""
+        """Count an exit against the restarts, or raise. An exit on a full disk is not charged."""
         log = processes.log_path(self._directory, self.name)
         if end.code == CONFIGURATION_ERROR:
             raise CliError(f"{self.name} refuses its configuration; see the end of its log", 2, processes.tail(log))
@@ -139,7 +139,7 @@ class Supervisor:
         if end.still is not None:
             figures["still"] = end.still
         if shutil.disk_usage(self._directory).free < LITTLE_SPACE_BYTES:
-            figures["full"] = str(self._directory)  # somebody may make room, however long it takes: not charged
+            figures["full"] = str(self._directory)  # not charged: it lasts until a user frees space
         else:
             self._charged += 1
         if self._charged > self._policy.max_restarts:

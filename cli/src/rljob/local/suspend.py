@@ -1,4 +1,4 @@
-"""Asks a run's coordinator to end with a checkpoint; its state is Suspended when that is done."""
+"""Asks a run's coordinator to write a checkpoint and end; its state is Suspended after that."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ NOT_FOUND = 404
 
 
 async def ask_to_suspend(url: str, token: str) -> None:
-    """Ask again and again, for ever, as a coordinator that is killed meanwhile forgets it; return when it cannot be
-    asked.
+    """Ask until cancelled, because a restarted coordinator does not remember; return if it has no such endpoint.
 
     Args:
-        url: address of the coordinator; it may be starting again just now.
+        url: address of the coordinator, which may be restarting.
         token: of role operator.
     """
     headers = {"Authorization": f"Bearer {token}"}
@@ -26,5 +25,5 @@ async def ask_to_suspend(url: str, token: str) -> None:
                     if response.status == NOT_FOUND:
                         return
             except (aiohttp.ClientError, OSError, TimeoutError):
-                pass  # it is starting, or was killed and will be started again
+                pass  # it is starting or restarting
             await asyncio.sleep(RETRY_SECONDS)

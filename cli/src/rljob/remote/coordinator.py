@@ -1,4 +1,4 @@
-"""Asks the coordinator of an RLJob, and says why it cannot be asked."""
+"""Queries the coordinator of an RLJob, or explains why it cannot be asked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class CoordinatorUnavailableError(CliError):
-    """The coordinator cannot be asked; the sentence says why."""
+    """The coordinator cannot be asked; the sentence has the reason."""
 
 
 class _Error(msgspec.Struct):
@@ -37,7 +37,7 @@ class Coordinator:
     Args:
         namespace: of the job.
         body: the RLJob.
-        patience: seconds, between two pieces of an answer.
+        patience: longest time without a byte of an answer, in seconds.
     """
 
     def __init__(self, namespace: Namespace, body: Object, patience: float = forwarding.SILENCE_SECONDS) -> None:
@@ -45,11 +45,11 @@ class Coordinator:
         self._name = str(body["metadata"]["name"])
 
     def ask(self, path: str, kind: type[T], /, **query: Any) -> tuple[T, str]:
-        """Return the answer, and the note beside it.
+        """Return the answer, and its note.
 
         Raises:
             CoordinatorUnavailableError: the coordinator does not run or does not answer.
-            CliError: with exit code 2: there is nothing like that; or forwarding is not allowed.
+            CliError: with exit code 2: there is no such thing, or forwarding is not allowed.
         """
         with self.open(path, **query) as answer:
             data = _whole(answer)
@@ -70,7 +70,7 @@ class Coordinator:
 
     @contextlib.contextmanager
     def open(self, path: str, /, **query: Any) -> Iterator[http.client.HTTPResponse]:
-        """Give the answer to a GET. Raises as :meth:`ask`."""
+        """Yield the answer to a GET. Raises as :meth:`ask`."""
         asked = {name: value for name, value in query.items() if value is not None}
         whole = f"{quote(path)}?{urlencode(asked)}" if asked else quote(path)
         pod = self._pod()
@@ -78,7 +78,7 @@ class Coordinator:
             answer = forwarding.get(
                 self._namespace.api, self._namespace.name, pod["metadata"]["name"], READERS_PORT, whole, self._patience
             )
-        except forwarding.HandshakeError as error:  # which says nothing of the coordinator
+        except forwarding.HandshakeError as error:  # no information about the coordinator
             raise CoordinatorUnavailableError(error.sentence) from None
         except forwarding.ForwardError as error:
             raise self._silent(error) from None
@@ -105,10 +105,10 @@ class Coordinator:
         return [pod for pod in pods if pod.get("status", {}).get("phase") == "Running"]
 
     def _silent(self, error: CliError) -> CoordinatorUnavailableError:
-        """Return what is said when it was tried: of a job that goes on also what came of it."""
+        """Return the error of a failed attempt; of an active job with its cause."""
         if is_active(self._body):
             return CoordinatorUnavailableError(f"{self.why_silent()} ({error.sentence})")
-        # Of one that has ended the pod may have left meanwhile; if it has not, what it has is not lost.
+        # The pod of a finished job may have ended; if it runs, its data is still there.
         if any("deletionTimestamp" not in pod["metadata"] for pod in self._running()):
             return CoordinatorUnavailableError(
                 f"the coordinator of {self._name} does not answer: {error.sentence}; try again"
@@ -116,7 +116,7 @@ class Coordinator:
         return CoordinatorUnavailableError(self.why_silent())
 
     def why_silent(self) -> str:
-        """Return why there is no coordinator, and what can be done all the same, as the RLJob knows it."""
+        """Return why there is no coordinator, and what is possible without it, from the RLJob."""
         name, met = self._name, conditions(self._body)
         kept = f"its claim {self.claim} keeps ledger and checkpoints, and rljob status shows how it ended"
         for condition, ended in (("Complete", "has succeeded"), ("Failed", "has failed")):
@@ -124,7 +124,7 @@ class Coordinator:
                 return f"{name} {ended} and its coordinator has gone (spec.keepCoordinatorSeconds); {kept}"
         if holds(self._body, "Suspended"):
             return (
-                f"{name} is suspended and has no pods; rljob resume goes on with it, and its claim {self.claim} "
+                f"{name} is suspended and has no pods; rljob resume resumes it, and its claim {self.claim} "
                 "keeps ledger and checkpoints"
             )
         if "Ready" not in met:
@@ -153,5 +153,5 @@ def _refused(name: str, code: int, data: bytes) -> CliError:
     except msgspec.MsgspecError:
         detail = None
     if code == http.HTTPStatus.NOT_FOUND and detail == "Not Found":  # no such endpoint
-        return CliError(f"the coordinator of {name} is of an older version of rljob, which cannot say that", 1)
+        return CliError(f"the coordinator of {name} is of an older version of rljob without this endpoint", 1)
     return CliError(detail if isinstance(detail, str) else f"the coordinator of {name} answers {code}", 2)

@@ -1,4 +1,4 @@
-"""Fetches a model from a job's coordinator. What breaks off goes on where it was."""
+"""Fetches a model from a job's coordinator. An interrupted transfer continues at the same byte."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rljob.remote.job import RemoteJob
 
 CHUNK = 1 << 20
 TRIES = 5
-"""Without a byte in between."""
+"""Attempts without a received byte."""
 PAUSE_SECONDS = 2.0
 
 
@@ -28,16 +28,16 @@ class CheckpointFiles(msgspec.Struct):
 
 
 def export(job: RemoteJob, destination: Path, step: int | None) -> int:
-    """Copy the model of a checkpoint to ``destination``, which is complete once it is there; return its step.
+    """Copy the model of a checkpoint to ``destination``, which is complete once it exists; return its step.
 
     Args:
         job: whose checkpoint.
-        destination: a directory that is not there yet, or is empty.
+        destination: a directory that does not exist, or is empty.
         step: of the checkpoint; None: the newest.
 
     Raises:
-        CliError: there is no such checkpoint, it went meanwhile or is damaged, the destination cannot be written, or
-            the coordinator cannot be asked.
+        CliError: there is no such checkpoint, it was removed or is damaged, the destination cannot be written, or the
+            coordinator cannot be asked.
     """
     coordinator = job.coordinator
     kept, _ = coordinator.ask("/v1/checkpoints", list[CheckpointFiles])

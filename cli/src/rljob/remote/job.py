@@ -1,4 +1,4 @@
-"""One RLJob, as the commands of the command line look at it."""
+"""One RLJob, as the commands use it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rljob.remote.pod_diagnosis import not_reconciled_message
 
 SNAPSHOT_SECONDS = 10.0
 """A coordinator that has not returned its status for so long does not answer."""
-RESUME = "rljob resume goes on with it"
+RESUME = "rljob resume resumes it"
 
 
 class RemoteJob:
-    """An RLJob of a namespace. ``name`` is its own; ``body`` is it as it was read last."""
+    """An RLJob of a namespace. ``body`` is the object as it was read last."""
 
     def __init__(self, where: Namespace, body: Object) -> None:
         self.namespace, self.body = where, body
@@ -30,7 +30,7 @@ class RemoteJob:
 
     @property
     def place(self) -> str:
-        """Which job this is, for sentences."""
+        """Name for messages."""
         return f"RLJob {self.name} in {self.namespace.place}"
 
     @property
@@ -39,10 +39,10 @@ class RemoteJob:
         return Coordinator(self.namespace, self.body)
 
     def read(self) -> Object:
-        """Read it anew and return it.
+        """Read the object again and return it.
 
         Raises:
-            CliError: it is not there any more, or the API server refuses or cannot be reached.
+            CliError: it was deleted, or the API server refuses or cannot be reached.
         """
         try:
             self.body = self.namespace.api.get(self.namespace.path(self.name))
@@ -55,19 +55,19 @@ class RemoteJob:
     def snapshot(self) -> RunSnapshot:
         """Return the state of the job: from its coordinator, or from the RLJob if the coordinator cannot be asked."""
         body = self.read()
-        told = (body.get("status") or {}).get("run")
+        recorded = (body.get("status") or {}).get("run")
         status, note = None, ""
         try:
             coordinator = Coordinator(self.namespace, body, SNAPSHOT_SECONDS)
             status, _ = coordinator.ask("/v1/status", RunStatus)
         except CoordinatorUnavailableError as error:
-            note = error.sentence if told and is_active(body) else ""
+            note = error.sentence if recorded and is_active(body) else ""
         except ApiError as error:
             if error.code != FORBIDDEN:
                 raise
-            note = f"this is what the RLJob says, without rewards and parts of the coordinator: {error.sentence}"
-        if status is None and told:
-            status = msgspec.convert(told, RunStatus)
+            note = f"from the RLJob, without rewards and components of the coordinator: {error.sentence}"
+        if status is None and recorded:
+            status = msgspec.convert(recorded, RunStatus)
         return job_snapshot(self.namespace, body, status, note)
 
     def claim(self) -> str:
@@ -76,13 +76,13 @@ class RemoteJob:
 
 
 def job_snapshot(where: Namespace, body: Object, status: RunStatus | None, note: str = "") -> RunSnapshot:
-    """Return an RLJob as ``rljob status`` shows runs.
+    """Return the snapshot of an RLJob.
 
     Args:
         where: its namespace.
-        body: it.
-        status: of its run, if anybody knows it.
-        note: why not all is known.
+        body: the RLJob.
+        status: of its run, if it is known.
+        note: why the snapshot is incomplete.
     """
     running = is_active(body)
     state, message = _state(body, status)
@@ -127,7 +127,7 @@ def _age(body: Object) -> float:
 
 
 def find(name: str | None, context: str | None, where: str | None) -> RemoteJob:
-    """Return the RLJob called ``name``; None: the one that goes on, or the newest when none does.
+    """Return the RLJob called ``name``; None: the active one, or the newest when none is active.
 
     Args:
         name: of the RLJob.
@@ -142,7 +142,7 @@ def find(name: str | None, context: str | None, where: str | None) -> RemoteJob:
 
 
 def find_among(names: Sequence[str], context: str | None, where: str | None) -> tuple[RemoteJob, list[str]]:
-    """Return the RLJob that is meant and the other names: the first may be the RLJob's.
+    """Return the RLJob and the other names: the first name may be the RLJob's.
 
     Raises:
         CliError: as :func:`find`.
@@ -154,5 +154,5 @@ def find_among(names: Sequence[str], context: str | None, where: str | None) -> 
         return RemoteJob(chosen, chosen.find(None)), list(names)
     except CliError:
         if names:
-            chosen.find(names[0])  # says that there is no RLJob of this name, and which there are
+            chosen.find(names[0])  # raises that there is no RLJob of this name, and lists those there are
         raise

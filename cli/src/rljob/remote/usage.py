@@ -1,4 +1,4 @@
-"""What a job's pods take of their nodes: from metrics-server where there is one, else from the nodes themselves."""
+"""Measures CPU and memory of a job's pods: from metrics-server if there is one, else from the nodes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rljob.remote.job import RemoteJob
 from rljob.remote.lookup import Namespace
 
 UNKNOWN = (
-    "processor and memory are not known: there is no metrics-server in the cluster, and reading them from the nodes "
-    "needs the right to get nodes/proxy"
+    "CPU and memory are unknown: there is no metrics-server in the cluster, and reading them from the nodes needs the "
+    "right to get nodes/proxy"
 )
-NO_PODS = "there are no pods now; the state above says why"
-NOT_RUNNING = "–: the pod does not run, so it takes nothing"
-NOT_MEASURED = "–: a pod that runs and has not been measured yet; its first figures come within a minute"
+NO_PODS = "there are no pods now; the state above gives the reason"
+NOT_RUNNING = "–: the pod is not running, so it uses nothing"
+NOT_MEASURED = "–: a running pod without a measurement yet; the first one takes up to a minute"
 RUNNING = "running"
 _UNITS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 
@@ -44,13 +44,13 @@ class Meter:
             path = f"/apis/metrics.k8s.io/v1beta1/namespaces/{where.name}/pods"
             items = where.api.get(path, labelSelector=f"rljob.dev/job={self._job.name}")["items"]
             return {item["metadata"]["name"]: _sum(item["containers"]) for item in items}
-        except CliError:  # there is none, or it does not answer
+        except CliError:  # no metrics-server, or no answer
             pass
         found: dict[str, Usage] = {}
         for node in sorted({pod["spec"].get("nodeName") or "" for pod in pods} - {""}):
             try:
                 found |= _of_node(where, node)
-            except CliError:  # not allowed, or the node does not answer
+            except CliError:  # not allowed, or no answer
                 continue
         return found
 
@@ -66,7 +66,7 @@ def missing(pods: Sequence[ComponentState]) -> str:
 
 
 def _of_node(where: Namespace, node: str) -> dict[str, Usage]:
-    """Return pod → what it takes, of the pods of the namespace, as the kubelet of ``node`` says."""
+    """Return pod → usage of the namespace's pods, from the kubelet of ``node``."""
     found = {}
     for pod in where.api.get(f"/api/v1/nodes/{node}/proxy/stats/summary")["pods"]:
         if pod["podRef"]["namespace"] == where.name:
@@ -83,7 +83,7 @@ def _sum(containers: list[Object]) -> Usage:
 
 
 def quantity(text: str) -> float:
-    """Return the number that a Kubernetes quantity such as 12345678n or 64Mi stands for."""
+    """Return the value of a Kubernetes quantity such as 12345678n or 64Mi."""
     unit = next((unit for unit in sorted(_UNITS, key=len, reverse=True) if text.endswith(unit)), "")
     return float(text.removesuffix(unit)) * _UNITS.get(unit, 1.0)
 
