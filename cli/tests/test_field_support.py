@@ -6,7 +6,7 @@ import pytest
 
 from rljob.api.load import validate
 from rljob.api.resolve import resolve
-from rljob.local import accelerators, commands, field_support
+from rljob.local import commands, field_support
 from rljob.local.commands import LocalContext
 
 POD = {"spec": {"containers": [{"name": "main", "image": "mine:1"}]}}
@@ -161,7 +161,7 @@ def test_several_nodes_are_refused_on_one_machine(manifest):
 @pytest.mark.parametrize("there", [True, False])
 def test_gpus_are_asked_for_only_where_there_are_some(manifest, tmp_path, monkeypatch, there):
     gpu = tmp_path / "nvidiactl"
-    monkeypatch.setattr(accelerators, "GPU", gpu)
+    monkeypatch.setattr(commands, "GPU", gpu)
     if there:
         gpu.touch()
     manifest["spec"]["trainer"] = {"accelerator": {"kind": "nvidia"}}

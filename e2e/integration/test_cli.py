@@ -335,11 +335,12 @@ def test_a_name_that_is_no_job_and_no_part_is_said_to_be_neither(rljob: Command,
     job.coordinator()
     said = one_sentence(rljob("logs", "-n", job.namespace, "quikstart"), 2)
     assert said == (
-        f"there is no RLJob 'quikstart', and no part 'quikstart' of RLJob quickstart in namespace {job.namespace} of "
-        "context test; name one of coordinator, initializer, reward-sums, rollout-main, runner, trainer"
+        "there is no RLJob 'quikstart', and no component 'quikstart' of RLJob quickstart in namespace "
+        f"{job.namespace} of context test; "
+        "name one of coordinator, initializer, reward-sums, rollout-main, runner, trainer"
     )
     said = one_sentence(rljob("logs", "-n", job.namespace, "quickstart", "trainr"), 2)
-    assert said.startswith("there is no part 'trainr' of RLJob quickstart")
+    assert said.startswith("there is no component 'trainr' of RLJob quickstart")
 
 
 # --- apply ------------------------------------------------------------------------------------------------------------

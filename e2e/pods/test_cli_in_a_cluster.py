@@ -316,7 +316,7 @@ def test_logs_are_of_all_pods_by_name_or_of_those_that_are_named(cli: Cli, waiti
     lines = [json.loads(line) for line in out.splitlines()]
     assert [line["line"] for line in lines] == ["idle", "idle"]
     code, out, err = cli("logs", WAITING, "nobody")
-    assert (code, out) == (2, "") and "there is no part 'nobody'" in err and "trainer" in err
+    assert (code, out) == (2, "") and "there is no component 'nobody'" in err and "trainer" in err
 
 
 def test_top_shows_what_each_pod_takes(cli: Cli, waiting: Job) -> None:

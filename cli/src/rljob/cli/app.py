@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from rljob.api.problems import ManifestError
-from rljob.cli import cluster_commands, ledger, lifecycle, logs, manifest, models, rendering, status, top
+from rljob.cli import cluster_commands, ledger, lifecycle, logs, manifest, models, status, top
 from rljob.cli.options import report
 from rljob.local.errors import CliError, Interrupted
 from rljob.local.run_directory import VERSION
@@ -124,7 +124,7 @@ app.command(epilog=_examples(
 app.command(epilog=_examples(
     "rljob render job.yaml", "rljob render job.yaml --cpu --namespace team-a -o json",
     "rljob render job.yaml --cluster settings.yaml | kubectl diff -f -",
-))(rendering.render)  # fmt: skip
+))(manifest.render)  # fmt: skip
 app.command(epilog=_examples("rljob export model/", "rljob export sums model/ --step 100"))(models.export)
 app.command(epilog=_examples(
     "rljob evaluate", "rljob evaluate sums --step 100 --problems 1000",

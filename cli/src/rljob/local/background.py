@@ -6,7 +6,6 @@ import os
 import select
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from rljob.local.screen import Output, PlainScreen
@@ -45,9 +44,7 @@ class BackgroundScreen(PlainScreen):
                 os.dup2(file.fileno(), descriptor)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         sys.stdout.flush()
 
 

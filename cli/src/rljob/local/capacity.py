@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rljob.api.models import RLJob
 from rljob.api.paths import in_storage
-from rljob.local import accelerators, safetensors
+from rljob.local import commands, safetensors
 from rljob.local.errors import CliError
 
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -48,7 +48,7 @@ def check(job: RLJob, storage: Path) -> list[str]:
     i, source = next((i, model.source) for i, model in enumerate(job.spec.models) if model.name == "policy")
     parameters = count_parameters(Path(in_storage(source, storage)))
     _check_disk(job, storage, parameters)
-    if accelerators.GPU.exists():
+    if commands.GPU.exists():
         return []  # the memory of the GPUs counts, and frameworks divide that
     needs = _needs(job, f"spec.models[{i}].source", parameters)
     total, available = _memory()

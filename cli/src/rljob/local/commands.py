@@ -9,14 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from rljob.api.cluster import Accelerator
 from rljob.api.models import RLJob
 from rljob.api.paths import in_storage
 from rljob.api.pods import main_container
 from rljob.api.roles import Coordinator, Reward, Rollout, Runner, Trainer
-from rljob.local import accelerators
 from rljob.local.processes import Command
 
 HOST = "127.0.0.1"
+GPU = Path("/dev/nvidiactl")
+"""Exists if the machine, or this container, has NVIDIA GPUs."""
 INITIALIZER = "initializer"
 Templated: TypeAlias = Trainer | Rollout | Reward | Runner | Coordinator
 
@@ -72,7 +74,7 @@ def components(job: RLJob, here: LocalContext) -> list[Command]:
                 pool,
                 RLJOB_NAME=pool.name,
                 RLJOB_TOKEN=here.tokens["agent"],
-                **accelerators.environment(pool.accelerator),
+                **_visible_devices(pool.accelerator),
             )
             for pool in job.spec.rollouts
             for i in range(pool.replicas.min)
@@ -82,7 +84,7 @@ def components(job: RLJob, here: LocalContext) -> list[Command]:
             _trainer_arguments(job),
             job.spec.trainer,
             RLJOB_TOKEN=here.tokens["trainer"],
-            **accelerators.environment(job.spec.trainer.accelerator),
+            **_visible_devices(job.spec.trainer.accelerator),
         ),
         component(
             "coordinator",
@@ -140,3 +142,8 @@ def _trainer_arguments(job: RLJob) -> list[str]:
     if processes == 1:
         return ["-m", "rljob.trainer.main"]
     return ["-m", "rljob.trainer.launch", str(processes)]
+
+
+def _visible_devices(accelerator: Accelerator) -> dict[str, str]:
+    """Return the variables that restrict a component to the accelerator of its role."""
+    return {"CUDA_VISIBLE_DEVICES": ""} if accelerator.kind == "cpu" else {}

@@ -13,7 +13,7 @@ from typing import Any
 from rljob.api.departures import departures
 from rljob.api.models import RLJob
 from rljob.api.pods import MAIN
-from rljob.local import accelerators
+from rljob.local import commands
 
 STORAGE = "the run directory is the storage"
 NO_PODS = "there are no pods to place"
@@ -113,7 +113,7 @@ def _gpus(job: RLJob) -> Iterator[str]:
     roles = {"trainer": job.spec.trainer.accelerator}
     roles |= {f"rollouts[{i}]": pool.accelerator for i, pool in enumerate(job.spec.rollouts)}
     for path, accelerator in roles.items():
-        if accelerator.kind == "nvidia" and not accelerators.GPU.exists():
+        if accelerator.kind == "nvidia" and not commands.GPU.exists():
             yield f"spec.{path}.accelerator.kind: this machine has no NVIDIA GPU; set auto for what there is, or cpu"
 
 

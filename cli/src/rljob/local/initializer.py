@@ -46,7 +46,7 @@ async def _run_once(command: Command, directory: RunDirectory, interrupt: Interr
     if process.returncode is None:
         await processes.end(process, interrupt.kill)
     process_cleanup.kill_marked(processes.mark(directory.path, NAME))
-    await process.logged()
+    process.close_log()
     directory.tell(NAME, "exited", pid=process.pid, code=process.returncode)
     if interrupt.stop.is_set():
         raise Interrupted

@@ -22,8 +22,6 @@ PIPE_BYTES = 1 << 20
 CHUNK = 1 << 16
 HEADER = "--- started "
 """Begins the line that is written before the output of a process."""
-DRAIN_SECONDS = 1.0
-"""After a process has ended, a process that it started may keep the pipe open for so long."""
 
 
 def older(path: Path, number: int) -> Path:
@@ -105,20 +103,21 @@ class LogPipe:
         os.set_blocking(self._reading, False)
         with contextlib.suppress(OSError):  # more than this user may have: the default size
             fcntl.fcntl(self._reading, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        self._drained = asyncio.Event()
+        self._closed = False
         now = datetime.now().astimezone().isoformat(timespec="seconds")
         self._log.write(f"{HEADER}{now} {note}\n".encode())
         asyncio.get_running_loop().add_reader(self._reading, self._read)
 
-    def started(self) -> None:
-        """Close this process's copy of the writing end: the end of the child is the end of the pipe."""
+    def close_writing(self) -> None:
+        """Close this process's copy of the writing end: the end of the child is then the end of the pipe."""
         os.close(self.writing)
 
-    async def drained(self) -> None:
-        """Return once the log holds everything that was written; the process must have ended."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(DRAIN_SECONDS):
-                await self._drained.wait()
+    def close(self) -> None:
+        """Write the rest of the pipe to the log and close both. The process must have ended."""
+        with contextlib.suppress(BlockingIOError):  # a process that it started has the pipe open
+            for _ in range(2 * PIPE_BYTES // CHUNK):
+                if not self._closed:
+                    self._read()
         self._close()
 
     def _read(self) -> None:
@@ -129,8 +128,8 @@ class LogPipe:
             self._close()
 
     def _close(self) -> None:
-        if not self._drained.is_set():
-            self._drained.set()
+        if not self._closed:
+            self._closed = True
             asyncio.get_running_loop().remove_reader(self._reading)
             os.close(self._reading)
             self._log.close()

@@ -89,9 +89,9 @@ class Process:
         """Return the exit code once the process has ended."""
         return await self._process.wait()
 
-    async def logged(self) -> None:
-        """Return once the log holds all output of the process, which has ended."""
-        await self._output.drained()
+    def close_log(self) -> None:
+        """Write the rest of the output to the log and close it. The process must have ended."""
+        self._output.close()
 
     def terminate(self) -> None:
         """Send SIGTERM to the process if it runs."""
@@ -122,10 +122,10 @@ async def start(command: Command, directory: Path, note: str = "") -> Process:
             preexec_fn=_die_with_parent,
         )
     except OSError:
-        output.started()
-        await output.drained()
+        output.close_writing()
+        output.close()
         raise
-    output.started()
+    output.close_writing()
     return Process(process, output)
 
 

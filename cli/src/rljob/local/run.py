@@ -28,8 +28,8 @@ from rljob.local.render import checkpoint_line, summary
 from rljob.local.run_directory import RunDirectory
 from rljob.local.screen import Screen
 from rljob.local.snapshot import INITIALIZING, ComponentState, RunSnapshot
+from rljob.local.stop import ask_to_suspend
 from rljob.local.supervisor import CONFIGURATION_ERROR, Backoff, Supervisor
-from rljob.local.suspend import ask_to_suspend
 from rljob.protocol.initializer import mark_used
 from rljob.protocol.status import RunStatus, decode_status
 

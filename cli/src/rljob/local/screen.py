@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from types import TracebackType
-from typing import Protocol, Self
+from abc import ABC, abstractmethod
+from typing import Self
 
 from rich.console import Console
 from rich.live import Live
@@ -18,20 +18,22 @@ LINE_SECONDS = 5.0
 PIPED_WIDTH = 1000  # columns: wider than any table
 
 
-class Screen(Protocol):
+class Screen(ABC):
     """Where a run is shown; a context manager."""
 
+    @abstractmethod
     def show(self, snapshot: RunSnapshot) -> None:
         """Show the run; called twice a second."""
 
+    @abstractmethod
     def note(self, text: str) -> None:
         """Print a line that stays on the screen."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None:  # noqa: B027 - a screen need not end
+        pass
 
 
 class Terminal(Console):
@@ -59,7 +61,7 @@ def screen_for(console: Console, live: bool) -> Screen:
     return LiveScreen(console) if live and can else PlainScreen(console)
 
 
-class PlainScreen:
+class PlainScreen(Screen):
     """One line for every change of state, and one every few seconds for the newest step."""
 
     def __init__(self, console: Console) -> None:
@@ -80,16 +82,8 @@ class PlainScreen:
         """Print ``text``."""
         self._console.print(text, soft_wrap=True)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
-
-class LiveScreen:
+class LiveScreen(Screen):
     """A panel that is redrawn in place; notes scroll above it."""
 
     def __init__(self, console: Console) -> None:
@@ -109,7 +103,5 @@ class LiveScreen:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._live.stop()

@@ -1,10 +1,13 @@
-"""Stops a run from another process, as Ctrl-C in its terminal does."""
+"""Stops a run: by a signal to its `rljob run`, which asks the coordinator to suspend."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
+
+import aiohttp
 
 from rljob.local.errors import CliError
 from rljob.local.processes import GRACE_SECONDS
@@ -13,6 +16,8 @@ from rljob.local.run_directory import RunDirectory
 POLL_SECONDS = 0.1
 COMPONENT_SECONDS = 30.0
 """Longest time for components to end, without the checkpoint."""
+RETRY_SECONDS = 0.5
+NOT_FOUND = 404
 
 
 def end(directory: RunDirectory, now: bool) -> None:
@@ -42,3 +47,22 @@ def end(directory: RunDirectory, now: bool) -> None:
         if time.monotonic() > deadline:
             raise CliError(f"the run in {directory.path} (process {pid}) does not end; try rljob stop --now")
         time.sleep(POLL_SECONDS)
+
+
+async def ask_to_suspend(url: str, token: str) -> None:
+    """Ask until cancelled, because a restarted coordinator does not remember; return if it has no such endpoint.
+
+    Args:
+        url: address of the coordinator, which may be restarting.
+        token: of role operator.
+    """
+    headers = {"Authorization": f"Bearer {token}"}
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5), headers=headers) as session:
+        while True:
+            try:
+                async with session.post(f"{url}/v1/suspend") as response:
+                    if response.status == NOT_FOUND:
+                        return
+            except (aiohttp.ClientError, OSError, TimeoutError):
+                pass  # it is starting or restarting
+            await asyncio.sleep(RETRY_SECONDS)

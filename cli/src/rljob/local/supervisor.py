@@ -125,7 +125,7 @@ class Supervisor:
         process_cleanup.kill_marked(mark)  # first: some are known by their parents alone
         process.kill_group()
         code = await process.wait()
-        await process.logged()
+        process.close_log()
         self._tell(self.name, "exited", pid=process.pid, code=code)
         return None if interrupt.stop.is_set() else End(code, patience if hung else None)
 

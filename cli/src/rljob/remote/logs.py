@@ -187,7 +187,7 @@ class Logs:
         if not any(pod_diagnosis.is_of(part, role) for role in known):
             other = f"no RLJob {part!r}, and " if unnamed else ""
             names = ", ".join(sorted({*known, *there}))
-            raise CliError(f"there is {other}no part {part!r} of {job.place}; name one of {names}", 2)
+            raise CliError(f"there is {other}no component {part!r} of {job.place}; name one of {names}", 2)
         if not waits:
             raise CliError(f"there is no pod of {part} of {job.place}: {pod_diagnosis.why(job.body, part, there)}")
 
