@@ -109,7 +109,7 @@ def restarts(job: RLJob, storage: Path) -> Any:
         policy = job.spec.failure_policy.model_copy(
             update={"max_restarts": min(3, job.spec.failure_policy.max_restarts)}
         )
-        with tempfile.TemporaryDirectory() as place, mock.patch.object(watchdog, "hung", hung):
+        with tempfile.TemporaryDirectory() as place, mock.patch.object(watchdog, "wait_until_hung", hung):
             (Path(place) / "logs").mkdir()
             part = Supervisor(
                 Command("part", ["/bin/false"]),
