@@ -29,7 +29,7 @@ LONGEST_FIRST = (
     "e2e/test_docs.py",
     "e2e/test_resume.py",
     "e2e/test_every_field.py",
-    "cli/tests/test_cli_watching.py",
+    "cli/tests/test_cli_status.py",
     "coordinator/tests/test_run.py",
     "e2e/integration/test_operator_faults_restart.py",
     "e2e/integration/test_benchmark.py",

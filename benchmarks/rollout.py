@@ -39,8 +39,8 @@ from benchmarks.rollout_direct import DirectClient, find_server, make_requests
 from benchmarks.rollout_trainer import IdleTrainer
 from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
-from rljob.local import plan, processes
-from rljob.local.plan import Surroundings
+from rljob.local import commands, processes
+from rljob.local.commands import LocalContext
 from rljob.protocol.status import decode_status
 from rljob.trainer.example_model import train_tokenizer
 
@@ -137,12 +137,12 @@ async def measure(length: int, concurrency: int, repeats: int) -> dict[str, Any]
         (storage / "job.json").write_text(job.model_dump_json(by_alias=True))
         tokens = {role: secrets.token_urlsafe(16) for role in ROLES}
         (storage / "tokens.json").write_text(json.dumps(tokens))
-        context = Surroundings(storage, _free_ports(plan.servers(job)), tokens)
-        commands = [command for command in plan.parts(job, context) if command.name != "trainer"]
-        started: dict[str, asyncio.subprocess.Process] = {}
+        context = LocalContext(storage, _free_ports(commands.servers(job)), tokens)
+        to_start = [command for command in commands.components(job, context) if command.name != "trainer"]
+        started: dict[str, processes.Process] = {}
         trainer = IdleTrainer(context.coordinator_url, tokens["trainer"], model, job)
         try:
-            for command in commands:
+            for command in to_start:
                 started[command.name] = await processes.start(command, storage)
             agent = started["rollout-main-0"].pid
             pairs = _pairs(trainer, context.coordinator_url, agent, length, concurrency, repeats)
@@ -152,9 +152,7 @@ async def measure(length: int, concurrency: int, repeats: int) -> dict[str, Any]
             await asyncio.gather(*(processes.end(process, asyncio.Event()) for process in started.values()))
 
 
-async def fail_on_exit(
-    work: Coroutine[Any, Any, T], started: Mapping[str, asyncio.subprocess.Process], directory: Path
-) -> T:
+async def fail_on_exit(work: Coroutine[Any, Any, T], started: Mapping[str, processes.Process], directory: Path) -> T:
     """Return the result of ``work``, during which no component may exit.
 
     Args:

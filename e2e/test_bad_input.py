@@ -28,10 +28,10 @@ from rljob.api.load import validate
 from rljob.api.paths import with_absolute_paths
 from rljob.api.resolve import resolve
 from rljob.api.scalars import write_yaml
-from rljob.cli import running
+from rljob.cli import lifecycle
 from rljob.cli.main import main
-from rljob.local import capacity, directory, preflight, sweep
-from rljob.local.directory import RunDirectory
+from rljob.local import capacity, preflight, process_cleanup, run_directory
+from rljob.local.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[1]
 SPEC: dict[str, Any] = {
@@ -122,7 +122,7 @@ def world(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch):
     world = World(tmp_path, model, monkeypatch)
     with world.closing:
         yield world
-    assert sweep.marked(str(tmp_path)) == []
+    assert process_cleanup.marked(str(tmp_path)) == []
 
 
 def check_inside(job: Any, storage: Path) -> list[str]:
@@ -355,7 +355,7 @@ ROWS: dict[str, tuple[Callable[[World], object], str]] = {
         r"holds no run but other files \(thesis.tex\); choose another",
     ),
     "a directory that may not be written": (
-        lambda w: w.patch.setattr(directory.os, "access", lambda path, _: path != w.root),
+        lambda w: w.patch.setattr(run_directory.os, "access", lambda path, _: path != w.root),
         r"run cannot be written: .* does not allow it; choose another --run-dir",
     ),
     "a run that goes on": (held, r"run is in use by another rljob run; wait for it or stop it"),
@@ -387,7 +387,7 @@ def test_what_cannot_run_here_is_refused_and_leaves_no_trace(
     world: World, capsys: pytest.CaptureFixture[str], act: Callable[[World], object], sentence: str
 ) -> None:
     world.patch.setattr(preflight, "check_parts", check_inside)
-    world.patch.delattr(running, "run_job")  # nothing may come so far
+    world.patch.delattr(lifecycle, "run_job")  # nothing may come so far
     act(world)
     world.write("job.yaml", write_yaml(world.data))
     before = world.tree()
@@ -565,7 +565,7 @@ def test_what_goes_wrong_under_way_ends_the_run_with_a_sentence(
     assert done.returncode == expected, done.stderr + done.stdout
     assert "Traceback" not in done.stderr
     assert re.search(sentence, done.stderr), done.stderr
-    assert sweep.marked(str(world.root)) == []
+    assert process_cleanup.marked(str(world.root)) == []
 
 
 def test_a_check_that_dies_is_no_refusal(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -573,7 +573,7 @@ def test_a_check_that_dies_is_no_refusal(world: World, capsys: pytest.CaptureFix
     world.write("job.yaml", write_yaml(world.data))
     code, _, err = rljob(capsys, "run", "job.yaml", "--run-dir", world.run)
     assert code == 1
-    assert "rljob: nobody could not be checked; it said" in err
+    assert "rljob: nobody could not be checked; its output" in err
     assert not world.run.exists()
 
 
@@ -606,4 +606,4 @@ def test_an_engine_that_cannot_start_ends_the_run_with_the_last_lines_of_its_log
     log = done.stderr.partition("rollout-main-0.log:\n")[2]
     assert len(log.splitlines()) > 1, done.stderr
     assert "KV cache" in log
-    assert sweep.marked(str(world.root)) == []
+    assert process_cleanup.marked(str(world.root)) == []

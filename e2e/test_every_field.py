@@ -14,7 +14,7 @@ from rljob.api.load import loads, override
 from rljob.api.problems import ManifestError
 from rljob.api.resolve import resolve
 from rljob.api.scalars import write_yaml
-from rljob.local import honours
+from rljob.local import field_support
 from rljob.manifests import problems
 
 LISTS = {
@@ -90,8 +90,8 @@ def test_a_field_makes_a_difference(path, storage):
         assert row.said in said
         assert path.split(".")[1 if "." in path else 0] in said
     elif isinstance(row, Ignored):
-        new = set(honours.notes(loads(after))) - set(honours.notes(loads(before)))
-        assert new or honours.notes(loads(after)) == honours.notes(loads(before)) != []
+        new = set(field_support.warnings(loads(after))) - set(field_support.warnings(loads(before)))
+        assert new or field_support.warnings(loads(after)) == field_support.warnings(loads(before)) != []
     else:
         assert isinstance(row, Shows)
         assert _made_of(row.consumer, before, storage) != row.consumer(resolve(loads(after)), storage)

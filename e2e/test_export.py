@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from e2e.fakes.model import write_model
 from rljob.local import checkpoints
-from rljob.local.directory import RunDirectory
+from rljob.local.run_directory import RunDirectory
 from rljob.trainer.checkpoint import Checkpoints, TrainerState, read_configuration
 
 

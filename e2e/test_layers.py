@@ -19,7 +19,7 @@ LIGHT = (
     "rljob.operator.reconcile",
     "rljob.coordinator.service",
     "rljob.runner.wiring",
-    "rljob.cli.calling",
+    "rljob.cli.app",
 )
 
 

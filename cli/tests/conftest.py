@@ -8,7 +8,7 @@ import pytest
 from cli.tests.fakes.launcher import Launcher
 from core.tests.manifests import MANIFEST
 from rljob.cli.main import main
-from rljob.local import processes, sweep
+from rljob.local import process_cleanup, processes
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def launcher(tmp_path, manifest):
     for process in launcher.started:  # that a test which failed has left
         process.kill()
         process.communicate()
-    assert sweep.sweep(processes.mark(launcher.directory)) == 0
+    assert process_cleanup.kill_marked(processes.mark(launcher.directory)) == 0
 
 
 @pytest.fixture

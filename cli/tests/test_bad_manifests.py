@@ -17,7 +17,7 @@ from rljob.api.load import loads, validate
 from rljob.api.problems import ManifestError
 from rljob.api.scalars import write_yaml
 from rljob.cli.main import main
-from rljob.local import sweep
+from rljob.local import process_cleanup
 
 TEXTS = {
     "an empty file": ("", "the manifest is empty; it begins with apiVersion"),
@@ -145,7 +145,7 @@ def refused(monkeypatch, capsys, tmp_path):
         out, err = capsys.readouterr()
         assert (caught.value.code, out) == (2, "")
         assert tree(tmp_path) == before
-        assert sweep.marked(str(tmp_path)) == []
+        assert process_cleanup.marked(str(tmp_path)) == []
         return err
 
     return command

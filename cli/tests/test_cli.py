@@ -24,7 +24,7 @@ def file(manifest, tmp_path):
 
 
 def test_validate_says_that_a_manifest_is_valid(rljob, file):
-    assert rljob("validate", file, "--no-surroundings") == (0, f"{file}: the RLJob sums is valid\n", "")
+    assert rljob("validate", file, "--static") == (0, f"{file}: the RLJob sums is valid\n", "")
 
 
 def test_validate_says_everything_that_is_wrong_a_line_each(rljob, file):
@@ -89,7 +89,7 @@ def test_the_commands_and_their_options_are_these(rljob):
         "top": [*WHERE, "--count", "--help", "--output", "--seconds"],
         "stop": [*WHERE, "--help", "--now"],
         "resume": [*WHERE, "--help"],
-        "validate": ["--help", "--no-surroundings", "--run-dir", "--set", "--surroundings"],
+        "validate": ["--help", "--run-dir", "--set", "--static"],
         "explain": ["--docs", "--field", "--help", "--set"],
         "render": ["--cluster", "--cpu", "--gpu", "--help", "--namespace", "--output", "--set"],
         "export": [*WHERE, "--help", "--step"],
@@ -114,7 +114,7 @@ def test_it_runs_as_a_module_too():
     assert done.stdout.startswith("spec.seed: whole number")
 
 
-@pytest.mark.parametrize(("entry", "late"), [("main", "calling"), ("plugin", "clusters"), ("plugin", "calling")])
+@pytest.mark.parametrize(("entry", "late"), [("main", "app"), ("plugin", "cluster_commands"), ("plugin", "app")])
 def test_an_interrupt_while_it_starts_is_no_traceback(entry, late):
     program = f"""
 import sys
@@ -132,7 +132,7 @@ from rljob.cli.main import {entry}
 
 def test_it_starts_without_what_only_parts_and_clusters_need():
     foreign = {"torch", "reasoning_gym", "matplotlib", "numpy", "websockets", "rljob.remote"}
-    program = f"import sys, rljob.cli.calling; print(*{foreign} & set(sys.modules))"
+    program = f"import sys, rljob.cli.app; print(*{foreign} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "\n"
 
 

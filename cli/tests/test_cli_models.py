@@ -11,8 +11,8 @@ from rljob.api.load import validate
 from rljob.api.problems import ManifestError
 from rljob.api.resolve import resolve
 from rljob.local import checkpoints, evaluation
-from rljob.local.directory import RunDirectory
-from rljob.local.errors import RunError
+from rljob.local.errors import CliError
+from rljob.local.run_directory import RunDirectory
 from rljob.local.usage import Meter
 from rljob.protocol.status import Metric, PartStatus, Queue, encode_status
 
@@ -58,11 +58,11 @@ def test_an_empty_directory_is_as_none_and_another_is_left_alone(run, tmp_path):
     _, checkpoint = checkpoints.find(run, 2)
     checkpoints.export(checkpoint, empty)
     assert len(names(empty)) == 3
-    with pytest.raises(RunError, match="full is not empty; give a directory") as caught:
+    with pytest.raises(CliError, match="full is not empty; give a directory") as caught:
         checkpoints.export(checkpoint, full)
     assert caught.value.exit_code == 2
     assert names(full) == ["thesis.tex"]
-    with pytest.raises(RunError, match=r"thesis.tex/model cannot be made: (File exists|Not a directory); give another"):
+    with pytest.raises(CliError, match=r"thesis.tex/model cannot be made: (File exists|Not a directory); give another"):
         checkpoints.export(checkpoint, full / "thesis.tex/model")
 
 
@@ -89,7 +89,7 @@ def test_a_damaged_checkpoint_is_not_exported(run, tmp_path, name, content, prob
         (checkpoint / name).unlink()
     else:
         (checkpoint / name).write_bytes(content)
-    with pytest.raises(RunError, match=f"{problem}, the checkpoint is damaged; give another --step: 2$") as caught:
+    with pytest.raises(CliError, match=f"{problem}, the checkpoint is damaged; give another --step: 2$") as caught:
         checkpoints.export(checkpoint, tmp_path / "out")
     assert caught.value.exit_code == 2
     assert not (tmp_path / "out").exists()
@@ -97,7 +97,7 @@ def test_a_damaged_checkpoint_is_not_exported(run, tmp_path, name, content, prob
 
 def test_a_file_is_no_place_for_an_export(run, tmp_path):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(RunError, match="file is a file; give a directory"):
+    with pytest.raises(CliError, match="file is a file; give a directory"):
         checkpoints.export(checkpoints.find(run, 10)[1], tmp_path / "file")
 
 
@@ -121,9 +121,9 @@ def test_an_export_that_fails_half_way_leaves_nothing(run, tmp_path, monkeypatch
 
 
 def test_a_checkpoint_that_is_not_there_is_named(run, tmp_path):
-    with pytest.raises(RunError, match="there is no checkpoint of step 12; there are 2, 10"):
+    with pytest.raises(CliError, match="there is no checkpoint of step 12; there are 2, 10"):
         checkpoints.find(run, 12)
-    with pytest.raises(RunError, match="has no checkpoint yet"):
+    with pytest.raises(CliError, match="has no checkpoint yet"):
         checkpoints.find(RunDirectory(tmp_path / "none"), None)
 
 
@@ -183,9 +183,13 @@ def test_top_shows_what_each_part_takes_and_does(launcher):
     assert lines["groups_open"] == ["17"]
     assert lines["seconds"] == ["training", "41"]
     code, out, _ = launcher.rljob("top", launcher.directory, "-o", "json", "--count", "2", "--seconds", "0.1")
-    pictures = [json.loads(line) for line in out.splitlines()]
-    assert len(pictures) == 2
-    assert {part["name"] for part in pictures[1]["parts"] if part["memory"] > 0} == {"coordinator", "runner", "trainer"}
+    frames = [json.loads(line) for line in out.splitlines()]
+    assert len(frames) == 2
+    assert {part["name"] for part in frames[1]["components"] if part["memory"] > 0} == {
+        "coordinator",
+        "runner",
+        "trainer",
+    }
     launcher.answer(SUCCEEDED)
     process.communicate(timeout=100)
     code, out, err = launcher.rljob("top", launcher.directory)
@@ -199,7 +203,8 @@ def test_a_meter_counts_the_processor_time_between_two_readings(tmp_path, monkey
     monkeypatch.setattr("rljob.local.usage.time.monotonic", lambda: next(times))
     monkeypatch.setattr("rljob.local.usage._figures", lambda entry: (next(seconds), 1 << 20))
     monkeypatch.setattr(
-        "rljob.local.usage.sweep.marks", lambda: {7: f"{tmp_path}:trainer:", 8: "/another/run:trainer:"}
+        "rljob.local.usage.process_cleanup.process_marks",
+        lambda: {7: f"{tmp_path}:trainer:", 8: "/another/run:trainer:"},
     )
     meter = Meter(tmp_path)
     meter.read()
@@ -212,7 +217,7 @@ def test_an_evaluation_prints_its_results_by_task(run, tmp_path):
     place = run.path / "evaluations/step-000010"
     code = (
         "import sys; from unittest import mock; from rljob.cli import models; from rljob.cli.main import main\n"
-        "from rljob.local.directory import RunDirectory; from rljob.protocol.status import decode_status\n"
+        "from rljob.local.run_directory import RunDirectory; from rljob.protocol.status import decode_status\n"
         f"status = decode_status(open({str(tmp_path / 'status.json')!r}, 'rb').read())\n"
         "def run_job(job, manifest, where, screen): screen.note('it runs')\n"
         "with mock.patch.object(models, 'run_job', run_job), mock.patch.object(models.preflight, 'prepare',\n"

@@ -113,7 +113,7 @@ def test_a_run_that_is_up_too_long_fails_and_goes_on_with_a_later_deadline(launc
     assert code == 1
     assert err == (
         "rljob: spec.activeDeadlineSeconds: the run has been up for 12 s; stopped at step 2, checkpoint of step 2 in "
-        f"{launcher.directory}/checkpoints/step-000002; raise it to go on\n"
+        f"{launcher.directory}/checkpoints/step-000002; raise it to continue\n"
     )
     assert launcher.alive() == []
     launcher.manifest["spec"]["activeDeadlineSeconds"] = 13
@@ -204,16 +204,16 @@ def test_kill_9_of_rljob_run_and_its_guardian_leaves_nothing_that_a_new_run_woul
     launcher.parts["runner"] = ["wait"]
     process = launcher.start()
     launcher.wait_for("run", "Running")
-    for guardian in _guardians_of(process.pid):
-        os.kill(guardian, signal.SIGKILL)
+    (reaper,) = _reapers_of(process.pid)
+    os.kill(reaper, signal.SIGKILL)
     process.kill()
     process.communicate(timeout=100)
     until_none_is_left(launcher)
 
 
-def _guardians_of(pid):
+def _reapers_of(pid):
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in children if b"sweep.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return [int(child) for child in children if b"process_cleanup.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 def test_a_killed_part_is_restarted_and_the_run_goes_on(launcher):
@@ -354,7 +354,7 @@ def test_a_reader_that_goes_away_ends_the_run_without_a_traceback(launcher):
     process.stdout.close()
     assert process.wait(timeout=100) == 1
     with process.stderr:
-        assert process.stderr.read().startswith("rljob: nobody reads the output any more, so the run was stopped")
+        assert process.stderr.read().startswith("rljob: the output was closed, so the run was stopped")
     until_none_is_left(launcher)
 
 

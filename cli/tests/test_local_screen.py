@@ -1,12 +1,12 @@
 import io
-from pathlib import Path
 
 from rich.console import Console
 
 from rljob.local import screen
-from rljob.local.screen import LiveScreen, PlainScreen, draw, plain_lines, screen_for
-from rljob.local.summary import summary
-from rljob.local.view import PartView, View, clock, one_line, sparkline
+from rljob.local.render import clock, draw, draw_usage, one_line, plain_lines, sparkline, summary
+from rljob.local.screen import LiveScreen, PlainScreen, screen_for
+from rljob.local.snapshot import ComponentState, RunSnapshot
+from rljob.local.usage import Usage
 from rljob.protocol.status import EvaluationResult, HistoryPoint, Metric, PartStatus, Progress, RunStatus
 
 
@@ -22,9 +22,16 @@ def running(step=2, state="Running", message=""):
     )
 
 
-def view(**fields):
-    parts = [PartView("trainer", "running", 0), PartView("runner", "restarting", 2), PartView("x", "running", 1)]
-    return View("sums", Path("runs/sums"), parts=parts, **fields)
+def snapshot(status=None, state="starting", message="", directory="runs/sums", **fields):
+    if status is not None:
+        state, message = status.state.lower(), status.message
+    components = [
+        ComponentState("trainer", "running", 0),
+        ComponentState("runner", "restarting", 2),
+        ComponentState("x", "running", 1),
+    ]
+    fields = {"components": components} | fields
+    return RunSnapshot({"directory": str(directory)}, "sums", True, state, message, status, **fields)
 
 
 def text_of(renderable, width=100):
@@ -34,7 +41,7 @@ def text_of(renderable, width=100):
 
 
 def test_the_panel_shows_what_a_person_wants_to_know():
-    text = text_of(draw(view(status=running()), 100))
+    text = text_of(draw(snapshot(running()), 100))
     for piece in [
         "sums  runs/sums",
         "2/10  1:20 left",
@@ -44,33 +51,33 @@ def test_the_panel_shows_what_a_person_wants_to_know():
         "sums 0.250 at version 0",
     ]:
         assert piece in text
-    parts = [line.removeprefix("parts").strip() for line in text.splitlines()[-4:]]
-    assert parts == ["● trainer", "● runner (2 restarts)", "● x (1 restart)", "engine restarts 2"]
+    components = [line.removeprefix("components").strip() for line in text.splitlines()[-4:]]
+    assert components == ["● trainer", "● runner (2 restarts)", "● x (1 restart)", "engine restarts 2"]
 
 
 def test_a_cause_of_death_is_wrapped_on_a_terminal_and_whole_in_a_pipe():
-    shown = view(status=running())
-    shown.parts[1].death = "exited with code 1 (the disk of /mnt/volume/some/where/runs/sums is full)"
-    said = f"runner {shown.parts[1].death}"
+    shown = snapshot(running())
+    shown.components[1].last_exit = "exited with code 1 (the disk of /mnt/volume/some/where/runs/sums is full)"
+    said = f"runner {shown.components[1].last_exit}"
     lines = text_of(draw(shown, 60), 60).splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith("died"))
-    assert " ".join(" ".join(lines[start:]).removeprefix("died").split()) == said
+    start = next(i for i, line in enumerate(lines) if line.startswith("exited"))
+    assert " ".join(" ".join(lines[start:]).removeprefix("exited").split()) == said
     piped = list(plain_lines(shown))
-    assert piped[-1] == f"died       {said}"
-    assert piped[-5:-2] == ["parts      ● trainer", "           ● runner (2 restarts)", "           ● x (1 restart)"]
+    assert piped[-1] == f"exited     {said}"
+    assert piped[-5:-2] == ["components ● trainer", "           ● runner (2 restarts)", "           ● x (1 restart)"]
     assert all(line == line.rstrip() for line in piped)
 
 
 def test_the_panel_shows_the_phase_and_what_its_log_says_until_the_coordinator_answers():
-    text = text_of(draw(View("sums", Path("runs/sums"), phase="running the initializer", detail="x" * 200), 60), 60)
+    text = text_of(draw(snapshot(state="running the initializer", detail="x" * 200, components=[]), 60), 60)
     assert "running the initializer" in text
     assert "xxx…" in text
     assert "reward" not in text
-    assert "parts" not in text
+    assert "components" not in text
 
 
 def test_the_panel_fits_a_narrow_terminal():
-    lines = text_of(draw(view(status=running()), 40), width=40).splitlines()
+    lines = text_of(draw(snapshot(running()), 40), width=40).splitlines()
     assert max(map(len, lines)) <= 40
 
 
@@ -84,14 +91,14 @@ def test_plain_lines_come_with_changes_of_state_and_every_few_seconds(monkeypatc
     monkeypatch.setattr(screen.time, "monotonic", lambda: now)
     shown, out = plain()
     with shown:
-        shown.show(view(phase="starting", began=100.0))
-        shown.show(view(status=running(0, "Starting", "waiting for an engine to connect"), began=100.0))
-        shown.show(view(status=running(1), began=100.0))
-        shown.show(view(status=running(2), began=100.0))  # too soon
+        shown.show(snapshot(state="starting"))
+        shown.show(snapshot(running(0, "Starting", "waiting for an engine to connect")))
+        shown.show(snapshot(running(1)))
+        shown.show(snapshot(running(2)))  # too soon
         now = 106.0
-        shown.show(view(status=running(3), began=100.0))
+        shown.show(snapshot(running(3)))
         now = 112.0
-        shown.show(view(status=running(3), began=100.0))  # nothing new
+        shown.show(snapshot(running(3)))  # nothing new
     assert [line.partition("  ")[2] for line in out.getvalue().splitlines()] == [
         "starting",
         "starting: waiting for an engine to connect",
@@ -118,14 +125,14 @@ def test_a_terminal_gets_the_live_screen_unless_it_is_not_wanted():
 def test_the_live_screen_draws_and_cleans_up():
     terminal = Console(file=io.StringIO(), force_terminal=True, width=80, _environ={"TERM": "xterm"})
     with LiveScreen(terminal) as live:
-        live.show(view(status=running()))
+        live.show(snapshot(running()))
         live.note("trainer was killed")
     text = terminal.file.getvalue()
     assert "2/10" in text
     assert "trainer was killed" in text
     # The cursor is hidden at first and shown at last; then every line of the panel is erased.
     assert (text.count("\x1b[?25l"), text.count("\x1b[?25h")) == (1, 1) and text.startswith("\x1b[?25l")
-    height = text_of(draw(view(status=running()), 80), 80).count("\n")
+    height = text_of(draw(snapshot(running()), 80), 80).count("\n")
     assert text.partition("\x1b[?25h")[2] == "\r" + height * "\x1b[1A\x1b[2K"
 
 
@@ -136,14 +143,25 @@ def test_a_sparkline_spans_lowest_to_highest():
     assert sparkline([], 10) == ""
 
 
+def test_top_shows_the_usage_of_each_component_and_a_dash_where_it_is_unknown():
+    shown = snapshot(running(), note="one is not measured yet")
+    shown.components[0].usage = Usage(3, 1.5, 2 << 30)
+    lines = text_of(draw_usage(shown)).splitlines()
+    rows = [line.split() for line in lines]
+    assert ["component", "state", "cpu", "%", "memory", "processes", "restarts"] in rows
+    assert ["trainer", "running", "150", "2,048", "MiB", "3", "0"] in rows
+    assert ["runner", "restarting", "–", "–", "–", "2"] in rows
+    assert "one is not measured yet" in lines
+
+
 def test_durations_are_clocks():
     assert [clock(seconds) for seconds in (0, 65, 3661)] == ["0:00", "1:05", "1:01:01"]
 
 
 def test_one_line_says_what_is_waited_for():
-    line = one_line(view(status=running(0, "Starting", "waiting for the trainer to connect")))
+    line = one_line(snapshot(running(0, "Starting", "waiting for the trainer to connect")))
     assert line.endswith("starting: waiting for the trainer to connect")
 
 
 def test_the_summary_of_one_evaluation_claims_no_gain(tmp_path):
-    assert "held-out accuracy of sums: 0.250 on 64 problems" in summary(running(), tmp_path)
+    assert "held-out accuracy of sums: 0.250 on 64 problems" in summary(snapshot(running(), directory=tmp_path))

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rljob.api.operation import FailurePolicy
-from rljob.local import processes, sweep
-from rljob.local.errors import RunError
+from rljob.local import process_cleanup, processes
+from rljob.local.errors import CliError
 from rljob.local.processes import Command, Interrupt
 from rljob.local.supervisor import Backoff, End, Supervisor
 
@@ -61,7 +61,7 @@ async def supervised(directory, command, max_restarts=20, hang_seconds=60.0):
         interrupt.stop.set()
         interrupt.kill.set()
         await asyncio.wait([task])
-        assert not sweep.marked(processes.mark(directory))
+        assert not process_cleanup.marked(processes.mark(directory))
 
 
 async def test_a_killed_part_is_restarted(tmp_path):
@@ -98,6 +98,7 @@ async def test_a_part_that_ignores_sigterm_is_killed_when_its_grace_is_over(tmp_
     process = await processes.start(fake("ignore"), tmp_path)
     await written(tmp_path / "logs/part.log", "ignoring")
     await processes.end(process, asyncio.Event(), grace=0.01)
+    process.close_log()
     assert process.returncode == -signal.SIGKILL
 
 
@@ -113,7 +114,7 @@ async def test_a_stopped_grandchild_in_a_session_of_its_own_that_hides_its_envir
         pid = int((tmp_path / "logs/part.log").read_text().splitlines()[-2])
         os.kill(pid, signal.SIGSTOP)
         assert (await events.seen("restarting"))["still"] == HANG_SECONDS
-        while sweep.is_stopped(pid):  # it was sent SIGKILL
+        while process_cleanup.is_stopped(pid):  # it was sent SIGKILL
             await asyncio.sleep(0.002)
 
 
@@ -121,16 +122,16 @@ async def test_what_a_killed_part_started_in_another_session_dies_with_it(tmp_pa
     async with supervised(tmp_path, fake("child", "wait")) as (_, events, _, _):
         first = await events.seen("started")
         await written(tmp_path / "logs/part.log", "waiting\nwaiting")
-        everything = sweep.marked(processes.mark(tmp_path, "part"))
+        everything = process_cleanup.marked(processes.mark(tmp_path, "part"))
         assert len(everything) == 2
         os.kill(first["pid"], signal.SIGKILL)
         await events.seen("restarting")
-        assert not set(everything) & set(sweep.marked(processes.mark(tmp_path, "part")))
+        assert not set(everything) & set(process_cleanup.marked(processes.mark(tmp_path, "part")))
 
 
 async def test_exit_code_2_ends_the_run_with_the_end_of_the_log(tmp_path):
     async with supervised(tmp_path, fake("say", "no such pool", "exit", "2")) as (_, _, _, task):
-        with pytest.raises(RunError, match="part refuses its configuration") as caught:
+        with pytest.raises(CliError, match="part refuses its configuration") as caught:
             await task
         assert caught.value.exit_code == 2
         assert caught.value.log == f"{tmp_path}/logs/part.log:\n  no such pool"
@@ -138,7 +139,7 @@ async def test_exit_code_2_ends_the_run_with_the_end_of_the_log(tmp_path):
 
 async def test_more_restarts_than_allowed_end_the_run(tmp_path):
     async with supervised(tmp_path, fake("exit", "3"), max_restarts=2) as (_, events, _, task):
-        with pytest.raises(RunError, match=r"part exited with code 3 and had its 2 restarts \(spec.failurePolicy") as c:
+        with pytest.raises(CliError, match=r"part exited with code 3 and had its 2 restarts \(spec.failurePolicy") as c:
             await task
         assert c.value.exit_code == 1
         assert len([e for e in events if e[1] == "started"]) == 3
@@ -165,14 +166,14 @@ async def test_a_long_life_forgives_earlier_restarts(tmp_path):
     )
     supervisor._charge(End(1), lived=1)
     supervisor._charge(End(1), lived=11)
-    with pytest.raises(RunError):
+    with pytest.raises(CliError):
         supervisor._charge(End(1), lived=9)
     assert supervisor.restarts == 2
 
 
 async def test_a_program_that_does_not_exist_is_a_configuration_error(tmp_path):
     async with supervised(tmp_path, Command("part", [str(tmp_path / "none")])) as (_, _, _, task):
-        with pytest.raises(RunError, match="part cannot be started") as caught:
+        with pytest.raises(CliError, match="part cannot be started") as caught:
             await task
         assert caught.value.exit_code == 2
 
@@ -181,10 +182,10 @@ async def test_a_part_that_is_stopped_is_killed_with_all_it_started_and_restarte
     async with supervised(tmp_path, fake("child", "wait"), hang_seconds=HANG_SECONDS) as (_, events, _, _):
         first = await events.seen("started")
         await written(tmp_path / "logs/part.log", "waiting\nwaiting")
-        everything = sweep.marked(processes.mark(tmp_path, "part"))
+        everything = process_cleanup.marked(processes.mark(tmp_path, "part"))
         os.kill(first["pid"], signal.SIGSTOP)
         assert await events.seen("restarting") == {"code": -signal.SIGKILL, "still": HANG_SECONDS}
-        assert not set(everything) & set(sweep.marked(processes.mark(tmp_path, "part")))
+        assert not set(everything) & set(process_cleanup.marked(processes.mark(tmp_path, "part")))
         await events.seen("started", 2)
 
 
@@ -193,7 +194,7 @@ async def test_a_part_with_a_stopped_child_is_restarted(tmp_path, child):
     async with supervised(tmp_path, fake(child, "wait"), hang_seconds=HANG_SECONDS) as (_, events, _, _):
         first = await events.seen("started")
         await written(tmp_path / "logs/part.log", "waiting\nwaiting")
-        (child,) = set(sweep.marked(processes.mark(tmp_path, "part"))) - {first["pid"]}
+        (child,) = set(process_cleanup.marked(processes.mark(tmp_path, "part"))) - {first["pid"]}
         os.kill(child, signal.SIGSTOP)
         assert (await events.seen("restarting"))["still"] == HANG_SECONDS
 
@@ -211,9 +212,11 @@ async def test_deaths_on_a_full_disk_name_it_and_are_not_charged_until_there_is_
     async with supervised(tmp_path, fake("exit", "1"), max_restarts=1) as (_, events, _, task):
         full = await events.seen("restarting", 4)
         assert full == {"code": 1, "full": str(tmp_path)}
-        assert processes.describe_death(full) == f"exited with code 1 (the disk of {tmp_path} is full: make room there)"
+        assert (
+            processes.describe_restart(full) == f"exited with code 1 (the disk of {tmp_path} is full: make room there)"
+        )
         Usage.free = 1 << 30
-        with pytest.raises(RunError, match="part exited with code 1 and had its 1 restarts"):
+        with pytest.raises(CliError, match="part exited with code 1 and had its 1 restarts"):
             await task
 
 

@@ -18,15 +18,15 @@ from websockets.sync.server import ServerConnection, serve
 
 from rljob.kube.access import Access
 from rljob.kube.plugin import Credential
-from rljob.local.errors import RunError
-from rljob.local.screen import plain_lines
-from rljob.remote import exporting, forwarding
+from rljob.local.errors import CliError
+from rljob.local.render import plain_lines
+from rljob.remote import export, forwarding
 from rljob.remote.api import Api, ApiError
-from rljob.remote.coordinator import Coordinator, SilentError
-from rljob.remote.finding import Namespace
+from rljob.remote.coordinator import Coordinator, CoordinatorUnavailableError
 from rljob.remote.forwarding import ForwardError, HandshakeError
-from rljob.remote.job import RemoteJob, glance
+from rljob.remote.job import RemoteJob, job_snapshot
 from rljob.remote.logs import _lines
+from rljob.remote.lookup import Namespace
 from rljob.remote.usage import quantity
 
 PORT = (8080).to_bytes(2, "little")
@@ -161,7 +161,7 @@ def test_a_port_whose_forwarding_never_begins_is_not_blamed_on_the_api_server_or
         thread.start()
         host, port = server.getsockname()
         where = Namespace(Api(Access(f"http://{host}:{port}", context="c")), "team-a")
-        with pytest.raises(SilentError) as caught:
+        with pytest.raises(CoordinatorUnavailableError) as caught:
             RemoteJob(where, {"metadata": {"name": "sums"}, "spec": {}}).coordinator.ask("/v1/samples", list[int])
         thread.join()
     assert len(tries) == forwarding.HANDSHAKE_TRIES
@@ -203,7 +203,7 @@ def test_an_answer_of_something_that_is_no_api_server_is_a_sentence_too() -> Non
 
 
 def test_a_proxy_of_another_kind_is_refused() -> None:
-    with pytest.raises(RunError, match="the proxy socks5://p cannot be used"):
+    with pytest.raises(CliError, match="the proxy socks5://p cannot be used"):
         Api(Access("https://k:1", proxy="socks5://me:secret@p:1")).connection()
 
 
@@ -269,11 +269,11 @@ def test_an_export_goes_on_where_its_connection_broke_off(monkeypatch: pytest.Mo
         return _Breaking(rest[:50], len(rest) <= 50)
 
     monkeypatch.setattr(forwarding, "get", get)
-    monkeypatch.setattr(exporting, "PAUSE_SECONDS", 0)
+    monkeypatch.setattr(export, "PAUSE_SECONDS", 0)
     monkeypatch.setattr(Namespace, "pods", lambda self, job, role="": [pod("sums-coordinator-0")])
     body = {"metadata": {"name": "sums"}, "spec": {}}
     job = RemoteJob(Namespace(Api(Access("https://k:1")), "team-a"), body)
-    assert exporting.export(job, tmp_path / "model", None) == 8
+    assert export.export(job, tmp_path / "model", None) == 8
     assert {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()} == files
     assert [path.partition("=")[2] for path in asked] == ["", "0", "0", "50", "100", "150"][: len(asked)]
     assert len(asked) > 3
@@ -298,7 +298,7 @@ def test_only_a_coordinator_without_a_pod_is_said_to_have_gone(
     monkeypatch.setattr(forwarding, "get", get)
     monkeypatch.setattr(Namespace, "pods", lambda self, job, role="": next(seen))
     ended = {"metadata": {"name": "sums"}, "spec": {}, "status": {"conditions": [condition("Complete")]}}
-    with pytest.raises(SilentError, match=re.escape(sentence)):
+    with pytest.raises(CoordinatorUnavailableError, match=re.escape(sentence)):
         Coordinator(Namespace(Api(Access("https://k:1")), "team-a"), ended).ask("/v1/status", dict)
 
 
@@ -346,13 +346,13 @@ def test_a_job_is_drawn_with_its_roles_and_what_keeps_them() -> None:
         "status": {"roles": roles, "conditions": [ready]},
     }
     api = Api(Access("https://k:1", context="prod"))
-    found = glance(Namespace(api, "team-a"), body, None)
-    head, *lines = plain_lines(found.view())
+    found = job_snapshot(Namespace(api, "team-a"), body, None)
+    head, *lines = plain_lines(found)
     assert head.startswith("sums  prod/team-a  ")
     assert lines == [
         "state      starting: 1 of 2 pods pending",
-        "parts      ● trainer 1/1 (2 restarts)",
+        "components ● trainer 1/1 (2 restarts)",
         "           ● rollout-main 1/2: 1 of 2 pods pending: insufficient nvidia.com/gpu",
-        "died       trainer exit code 137: OOMKilled",
+        "exited     trainer exit code 137: OOMKilled",
     ]
-    assert found.exit_code == 0 and found.data()["parts"][1]["state"] == "waiting"
+    assert found.exit_code == 0 and found.data()["components"][1]["state"] == "waiting"

@@ -7,7 +7,7 @@ import pytest
 from core.tests.manifests import MANIFEST
 from rljob.api.load import validate
 from rljob.api.pods import SCHEMA
-from rljob.local import honours
+from rljob.local import field_support
 from rljob.manifests import render
 from rljob.manifests.context import Context
 
@@ -81,7 +81,7 @@ def _wrong_in_the_pod(role, fields):
         rendered = pod(found, role).get(field)
         if not contains(rendered, value):
             wrong.append(f"{role}: spec.{field}: {value} is not in {rendered}")
-        if not any(f"spec.{field}" in note for note in honours.notes(found)):
+        if not any(f"spec.{field}" in note for note in field_support.warnings(found)):
             wrong.append(f"{role}: spec.{field}: no note says that it has no effect")
     return wrong
 
@@ -97,8 +97,8 @@ def _wrong_in_the_main_container(role, fields):
         main = next(container for container in pod(found, role)["containers"] if container["name"] == "main")
         if not contains(main.get(field), value):
             wrong.append(f"{role}: containers[main].{field}: {value} is not in {main.get(field)}")
-        noted = any(f"{field} of main" in note for note in honours.notes(found))
-        if noted == (field in honours.HONOURED_IN_MAIN):
+        noted = any(f"{field} of main" in note for note in field_support.warnings(found))
+        if noted == (field in field_support.HONOURED_IN_MAIN):
             wrong.append(f"{role}: containers[main].{field}: honoured and noted, or neither")
     return wrong
 

@@ -15,19 +15,19 @@ from unittest import mock
 
 from e2e.fakes.stage import ROOT
 from rljob.api.models import RLJob
-from rljob.cli import running
+from rljob.cli import lifecycle
 from rljob.cli.main import main
-from rljob.local import plan, preflight, run
-from rljob.local.plan import Surroundings
+from rljob.local import commands, preflight, run
+from rljob.local.commands import LocalContext
 from rljob.local.processes import Command
 from rljob.local.supervisor import Backoff
 
 FAKES = {"rollout": "e2e.fakes.engine", "trainer": "e2e.fakes.trainer"} | json.loads(os.environ.get("FAKES", "{}"))
 
 
-def planner(job: RLJob, here: Surroundings) -> list[Command]:
+def planner(job: RLJob, here: LocalContext) -> list[Command]:
     """Return the job's parts with fakes among them."""
-    return [_with_fake(command) for command in plan.parts(job, here)]
+    return [_with_fake(command) for command in commands.components(job, here)]
 
 
 def _with_fake(command: Command) -> Command:
@@ -43,7 +43,7 @@ def run_job(job, manifest, directory, screen):
 
 if __name__ == "__main__":
     with (
-        mock.patch.object(running, "run_job", run_job),
+        mock.patch.object(lifecycle, "run_job", run_job),
         mock.patch.object(preflight, "CHECKED_PARTS", ()),
         mock.patch.object(run, "POLL_SECONDS", 0.05),
         mock.patch.object(run, "draw_plot", lambda *_: ""),

@@ -18,7 +18,7 @@ from e2e.faults import disk
 from e2e.faults.nursery import Child, Nursery
 from e2e.faults.proxy import Moment, Proxy, Trigger
 from rljob.api.models import RLJob
-from rljob.local import hangs, sweep
+from rljob.local import process_cleanup, watchdog
 from rljob.protocol import messages as m
 from rljob.protocol import probe
 
@@ -157,7 +157,7 @@ class Scene(Stage):
         while not self._stopping:
             self.restarts[part] += 1
             with contextlib.suppress(OSError):  # on a full disk it stays as the process before left it
-                hangs.reset(self._heartbeat(part))
+                watchdog.reset(self._heartbeat(part))
             log = self.storage / "logs" / f"{part}.log"
             child = self._children[part] = await self._nursery.start(part, arguments, self.variables(part), log)
             self._news.set()
@@ -182,9 +182,9 @@ class Scene(Stage):
 
     async def _watch(self, part: str, child: Child) -> None:
         """Kill a part that has not moved for too long, by the supervisor's own rule."""
-        stillness = hangs.Stillness(HANG_SECONDS, time.monotonic())
+        stillness = watchdog.HangDetector(HANG_SECONDS, time.monotonic())
         beats = self._heartbeat(part)
-        while not stillness.too_long(time.monotonic(), beats.stat().st_mtime_ns, sweep.is_stopped(child.pid)):
+        while not stillness.observe(time.monotonic(), beats.stat().st_mtime_ns, process_cleanup.is_stopped(child.pid)):
             await asyncio.sleep(HANG_SECONDS / 10)
         child.signal(signal.SIGKILL)
 

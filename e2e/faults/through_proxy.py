@@ -9,22 +9,22 @@ from dataclasses import replace
 from unittest import mock
 
 from rljob.api.models import RLJob
-from rljob.cli import running
+from rljob.cli import lifecycle
 from rljob.cli.main import main
-from rljob.local import plan, run
-from rljob.local.plan import Surroundings
+from rljob.local import commands, run
+from rljob.local.commands import LocalContext
 from rljob.local.processes import Command
 
 PROXY = sys.argv.pop(1)
 
 
-def planner(job: RLJob, here: Surroundings) -> list[Command]:
+def planner(job: RLJob, here: LocalContext) -> list[Command]:
     """Return the job's parts, told the proxy's address instead of the others'."""
     rewards = {reward.name: f"{PROXY}/rewards/{reward.name}" for reward in job.spec.rewards}
     told = {"RLJOB_COORDINATOR": PROXY, "RLJOB_REWARD_URLS": json.dumps(rewards)}
     return [
         replace(command, environment={name: told.get(name, value) for name, value in command.environment.items()})
-        for command in plan.parts(job, here)
+        for command in commands.components(job, here)
     ]
 
 
@@ -34,5 +34,5 @@ def run_job(job, manifest, directory, screen):
 
 if __name__ == "__main__":
     os.environ["PYTHONWARNINGS"] = "ignore"
-    with mock.patch.object(running, "run_job", run_job):
+    with mock.patch.object(lifecycle, "run_job", run_job):
         main()

@@ -27,12 +27,13 @@ from rljob.cli.options import default_directory
 from rljob.coordinator import service
 from rljob.coordinator.run import Run, settings_of
 from rljob.ledger.writer import LedgerWriter
-from rljob.local import hangs, honours, plan
+from rljob.local import commands as local_commands
+from rljob.local import field_support, watchdog
 from rljob.local import run as local_run
-from rljob.local.directory import ROLES, RunDirectory
-from rljob.local.errors import RunError
-from rljob.local.plan import Surroundings
+from rljob.local.commands import LocalContext
+from rljob.local.errors import CliError
 from rljob.local.processes import Command, Interrupt
+from rljob.local.run_directory import ROLES, RunDirectory
 from rljob.local.supervisor import Backoff, Supervisor
 from rljob.protocol import initializer, messages
 from rljob.protocol.environment import PartEnvironment
@@ -67,9 +68,9 @@ def environment(job: RLJob, storage: Path) -> PartEnvironment:
 
 def commands(job: RLJob, storage: Path) -> Any:
     """Return the processes that `rljob run` starts."""
-    ports = {server: 7000 + i for i, server in enumerate(plan.servers(job))}
-    here = Surroundings(storage, ports, dict.fromkeys(ROLES, "token"))
-    return [(part.name, part.arguments, part.environment) for part in plan.parts(job, here)]
+    ports = {server: 7000 + i for i, server in enumerate(local_commands.servers(job))}
+    here = LocalContext(storage, ports, dict.fromkeys(ROLES, "token"))
+    return [(part.name, part.arguments, part.environment) for part in local_commands.components(job, here)]
 
 
 def initialized(job: RLJob, storage: Path) -> Any:
@@ -81,7 +82,7 @@ def prepared(job: RLJob, storage: Path) -> Any:
     """Return the process that makes what the other parts need."""
     if job.spec.initializer is None:
         return None
-    made = plan.initializer(job, storage)
+    made = local_commands.initializer(job, storage)
     return made.arguments, made.environment
 
 
@@ -92,7 +93,7 @@ def directory(job: RLJob, storage: Path) -> Any:
 
 def refusals(job: RLJob, storage: Path) -> Any:
     """Return why `rljob run` does not run it."""
-    return honours.refusals(job)
+    return field_support.errors(job)
 
 
 def restarts(job: RLJob, storage: Path) -> Any:
@@ -108,7 +109,7 @@ def restarts(job: RLJob, storage: Path) -> Any:
         policy = job.spec.failure_policy.model_copy(
             update={"max_restarts": min(3, job.spec.failure_policy.max_restarts)}
         )
-        with tempfile.TemporaryDirectory() as place, mock.patch.object(hangs, "hung", hung):
+        with tempfile.TemporaryDirectory() as place, mock.patch.object(watchdog, "wait_until_hung", hung):
             (Path(place) / "logs").mkdir()
             part = Supervisor(
                 Command("part", ["/bin/false"]),
@@ -117,7 +118,7 @@ def restarts(job: RLJob, storage: Path) -> Any:
                 lambda name, event, **_: events.append(event),
                 Backoff(0.0, 0.0),
             )
-            with contextlib.suppress(RunError):
+            with contextlib.suppress(CliError):
                 await part.run(Interrupt())
 
     asyncio.run(keep())
@@ -131,13 +132,13 @@ def grace(job: RLJob, storage: Path) -> Any:
     async def sleep(seconds: float) -> None:
         given.append(seconds)
 
-    async def for_ever(_: Surroundings) -> None:
+    async def for_ever(_: LocalContext) -> None:
         await asyncio.Event().wait()
 
     async def stop() -> None:
-        run = local_run._Run(job, RunDirectory(storage), mock.Mock(), plan.parts, None)
-        run._view.status = RunStatus(state="Running", progress=Progress(step=1))
-        here = Surroundings(storage, {"coordinator": 1}, dict.fromkeys(ROLES, "token"))
+        run = local_run.LocalRun(job, RunDirectory(storage), mock.Mock(), local_commands.components, None)
+        run._status = RunStatus(state="Running", progress=Progress(step=1))
+        here = LocalContext(storage, {"coordinator": 1}, dict.fromkeys(ROLES, "token"))
         going_on = asyncio.create_task(for_ever(here))
         with mock.patch.object(asyncio, "sleep", sleep), mock.patch.object(run, "_save", for_ever):
             await run._suspend(Interrupt(), here, [going_on])
@@ -149,10 +150,10 @@ def grace(job: RLJob, storage: Path) -> Any:
 
 def overtime(job: RLJob, storage: Path) -> Any:
     """Return what is said of a run that has been up for an hour."""
-    run = local_run._Run(job, RunDirectory(storage), mock.Mock(), plan.parts, None)
+    run = local_run.LocalRun(job, RunDirectory(storage), mock.Mock(), local_commands.components, None)
     try:
         run._refuse_overtime(RunStatus(state="Running", progress=Progress(seconds=3600)))
-    except RunError as error:
+    except CliError as error:
         return error.sentence
     return None
 

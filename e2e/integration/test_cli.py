@@ -37,7 +37,7 @@ def rljob(cluster: ControlPlane, monkeypatch: pytest.MonkeyPatch, capsys: pytest
         captured = capsys.readouterr()
         return int(caught.value.code or 0), captured.out, captured.err
 
-    monkeypatch.setattr("rljob.cli.clusters._program", ["rljob"])
+    monkeypatch.setattr("rljob.cli.cluster_commands._program", ["rljob"])
     return command
 
 
@@ -166,20 +166,20 @@ def test_a_job_that_is_not_there_is_told_which_there_are(rljob: Command, job: Jo
     said = one_sentence(rljob("audit", "-n", "nowhere"), 2)
     assert (
         said
-        == "there is no RLJob in namespace nowhere of context test; the namespace is not there; give another with -n"
+        == "there is no RLJob in namespace nowhere of context test; the namespace does not exist; give another with -n"
     )
 
 
 @pytest.mark.parametrize("name", ["../../api", "a b", "A"])
 def test_a_namespace_that_cannot_be_is_refused_before_anything_is_asked(rljob: Command, name: str) -> None:
     said = one_sentence(rljob("status", "-n", name), 2)
-    assert said == f"{name!r} is no name of a namespace; write it like team-a"
+    assert said == f"{name!r} is not a valid name of a namespace; write it like team-a"
 
 
 def test_the_one_that_goes_on_is_meant_when_none_is_named(rljob: Command, cluster: ControlPlane, job: Job) -> None:
     other = Job(cluster, job.namespace, "other")
     said = one_sentence(rljob("stop", "-n", job.namespace), 2)
-    assert said.startswith("several RLJobs go on") and "(other, quickstart); name one of them" in said
+    assert said.startswith("several RLJobs are active") and "(other, quickstart); name one of them" in said
     other.tell(condition("Complete", True, "Succeeded"))
     code, out, _ = rljob("status", "-n", job.namespace)
     assert code == 0 and out.startswith("quickstart")
@@ -215,7 +215,7 @@ def test_who_may_not_forward_ports_sees_what_the_rljob_says(rljob: Command, clus
 @pytest.mark.parametrize(
     ("conditions", "said"),
     [
-        ([], "no operator has looked at quickstart yet; see that the chart rljob is installed and its pod runs"),
+        ([], "no operator has reconciled quickstart yet; check that the chart rljob is installed and its pod runs"),
         (
             [condition("Ready", False, "PodsPending", "1 of 1 coordinator pod pending: insufficient memory")],
             "the coordinator of quickstart does not answer; the RLJob says PodsPending: 1 of 1 coordinator "
@@ -223,7 +223,7 @@ def test_who_may_not_forward_ports_sees_what_the_rljob_says(rljob: Command, clus
         ),
         (
             [condition("Suspended", True, "Suspended")],
-            "quickstart is suspended and has no pods; rljob resume goes on with it, and its claim quickstart-storage "
+            "quickstart is suspended and has no pods; rljob resume resumes it, and its claim quickstart-storage "
             "keeps ledger and checkpoints",
         ),
         (
@@ -245,7 +245,7 @@ def test_why_there_is_no_coordinator_is_said_from_the_rljob(
 @pytest.mark.parametrize(
     ("conditions", "code", "state"),
     [
-        ([], 0, "starting: no operator has looked at it yet"),
+        ([], 0, "starting: no operator has reconciled it yet"),
         ([READY], 0, "running"),
         (
             [condition("Ready", False, "TrainerRestarting", "attempt 2 begins in 4 s")],
@@ -253,7 +253,7 @@ def test_why_there_is_no_coordinator_is_said_from_the_rljob(
             "running: attempt 2 begins in 4 s",
         ),
         ([condition("Failed", True, "RunFailed", "the disk is full")], 1, "failed: the disk is full"),
-        ([condition("Suspended", True, "Suspended")], 3, "suspended: rljob resume goes on with it"),
+        ([condition("Suspended", True, "Suspended")], 3, "suspended: rljob resume resumes it"),
         ([condition("Complete", True, "Succeeded")], 0, "succeeded"),
     ],
 )
@@ -273,8 +273,8 @@ def test_status_works_without_a_coordinator(
     assert (data["name"], data["context"], data["namespace"]) == ("quickstart", "test", job.namespace)
     if conditions:
         assert data["status"]["progress"]["step"] == 12
-        assert data["parts"] == [
-            {"name": "trainer", "state": data["parts"][0]["state"], "restarts": 2, "death": "exit code 1"}
+        assert data["components"] == [
+            {"name": "trainer", "state": data["components"][0]["state"], "restarts": 2, "last_exit": "exit code 1"}
         ]
 
 
@@ -299,15 +299,15 @@ def test_a_coordinator_that_cannot_be_reached_is_said_to_be_so(rljob: Command, j
 def test_logs_of_a_job_without_pods_say_what_became_of_it(rljob: Command, job: Job) -> None:
     said = one_sentence(rljob("logs", "-n", job.namespace, "quickstart"), 1)
     assert (
-        said.startswith("RLJob quickstart in namespace") and "has no pods: no operator has looked at it yet; " in said
+        said.startswith("RLJob quickstart in namespace") and "has no pods: no operator has reconciled it yet; " in said
     )
     job.tell(condition("Suspended", True, "Suspended"))
     for options in ([], ["-f"], ["-o", "json"]):
         said = one_sentence(rljob("logs", "-n", job.namespace, "quickstart", *options), 1)
-        assert said.endswith("has no pods: quickstart is suspended; rljob resume goes on with it")
+        assert said.endswith("has no pods: quickstart is suspended; rljob resume resumes it")
     said = one_sentence(rljob("logs", "-n", job.namespace, "quickstart", "trainer"), 1)
     assert said.startswith("there is no pod of trainer of RLJob quickstart in namespace")
-    assert said.endswith(": quickstart is suspended; rljob resume goes on with it")
+    assert said.endswith(": quickstart is suspended; rljob resume resumes it")
 
 
 def test_top_says_why_figures_are_missing(rljob: Command, job: Job) -> None:
@@ -335,11 +335,12 @@ def test_a_name_that_is_no_job_and_no_part_is_said_to_be_neither(rljob: Command,
     job.coordinator()
     said = one_sentence(rljob("logs", "-n", job.namespace, "quikstart"), 2)
     assert said == (
-        f"there is no RLJob 'quikstart', and no part 'quikstart' of RLJob quickstart in namespace {job.namespace} of "
-        "context test; name one of coordinator, initializer, reward-sums, rollout-main, runner, trainer"
+        "there is no RLJob 'quikstart', and no component 'quikstart' of RLJob quickstart in namespace "
+        f"{job.namespace} of context test; "
+        "name one of coordinator, initializer, reward-sums, rollout-main, runner, trainer"
     )
     said = one_sentence(rljob("logs", "-n", job.namespace, "quickstart", "trainr"), 2)
-    assert said.startswith("there is no part 'trainr' of RLJob quickstart")
+    assert said.startswith("there is no component 'trainr' of RLJob quickstart")
 
 
 # --- apply ------------------------------------------------------------------------------------------------------------
@@ -393,7 +394,7 @@ def test_apply_takes_the_namespace_from_the_manifest_unless_another_is_given(
     said = one_sentence(rljob("apply", file, "-n", "other"), 2)
     assert said == f"{file}: metadata.namespace: it is {namespace}, and -n says other; leave one of them out"
     said = one_sentence(rljob("apply", QUICKSTART, "-n", "nowhere"), 2)
-    assert said == "there is no namespace nowhere of context test; make the namespace, or give another with -n"
+    assert said == "there is no namespace nowhere of context test; create the namespace, or give another with -n"
 
 
 def test_a_field_that_somebody_else_has_set_is_taken_over_only_when_told(
@@ -439,13 +440,13 @@ def test_stop_suspends_and_resume_has_it_go_on(rljob: Command, job: Job, now: bo
     operator.join()
     assert (code, err) == (0, "")
     assert out == (
-        "suspended at step 12, checkpoint quickstart-storage:checkpoints/step-000010; rljob resume has it go on\n"
+        "suspended at step 12, checkpoint quickstart-storage:checkpoints/step-000010; rljob resume resumes it\n"
     )
     assert seen[0]["suspendGraceSeconds"] == (0 if now else 120)
     spec = job.get()["spec"]
     assert spec["suspend"] is True and spec["suspendGraceSeconds"] == 120, "its own value again"
     code, out, _ = rljob("stop", "-n", job.namespace, "quickstart")
-    assert code == 0 and out.endswith("does not go on; it is suspended\n")
+    assert code == 0 and out.endswith("is not running; it is suspended\n")
     assert rljob("resume", "-n", job.namespace, "quickstart")[0] == 0
     assert job.get()["spec"]["suspend"] is False
 

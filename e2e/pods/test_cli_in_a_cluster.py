@@ -271,9 +271,9 @@ def test_a_model_is_exported_whole_or_not_at_all(cli: Cli, done: Job, tmp_path: 
 def test_status_of_a_job_that_is_done_has_its_whole_history(cli: Cli, done: Job) -> None:
     code, out, err = cli("status", DONE, "-o", "json")
     found = json.loads(out)
-    assert (code, err, found["state"], found["going_on"]) == (0, "", "succeeded", False)
+    assert (code, err, found["state"], found["running"]) == (0, "", "succeeded", False)
     assert found["namespace"] == cli.namespace and len(found["status"]["history"]) == 8
-    assert {part["state"] for part in found["parts"]} == {"stopped"}
+    assert {part["state"] for part in found["components"]} == {"stopped"}
 
 
 def test_it_is_a_plugin_of_kubectl(cli: Cli, done: Job) -> None:
@@ -316,14 +316,14 @@ def test_logs_are_of_all_pods_by_name_or_of_those_that_are_named(cli: Cli, waiti
     lines = [json.loads(line) for line in out.splitlines()]
     assert [line["line"] for line in lines] == ["idle", "idle"]
     code, out, err = cli("logs", WAITING, "nobody")
-    assert (code, out) == (2, "") and "there is no part 'nobody'" in err and "trainer" in err
+    assert (code, out) == (2, "") and "there is no component 'nobody'" in err and "trainer" in err
 
 
 def test_top_shows_what_each_pod_takes(cli: Cli, waiting: Job) -> None:
     code, out, err = cli("top", WAITING, "--count", 2, "--seconds", 0.5, "-o", "json")
-    pictures = [json.loads(line) for line in out.splitlines()]
-    assert (code, err, len(pictures)) == (0, "", 2), err
-    parts = {part["name"]: part for part in pictures[-1]["parts"]}
+    frames = [json.loads(line) for line in out.splitlines()]
+    assert (code, err, len(frames)) == (0, "", 2), err
+    parts = {part["name"]: part for part in frames[-1]["components"]}
     assert parts["coordinator-0"]["memory"] > 20e6 and parts["coordinator-0"]["state"] == "running"
 
 
@@ -335,7 +335,7 @@ def test_stop_suspends_followed_logs_end_and_resume_has_it_go_on(cli: Cli, waiti
             lines = Collected(following)
             lines.until(lambda found: len(found) > 0)
             code, out, err = cli("stop", WAITING)
-            assert (code, out, err) == (0, "suspended at step 0; rljob resume has it go on\n", "")
+            assert (code, out, err) == (0, "suspended at step 0; rljob resume resumes it\n", "")
             assert following.wait(60) == 0
         finally:
             following.kill()
@@ -343,10 +343,10 @@ def test_stop_suspends_followed_logs_end_and_resume_has_it_go_on(cli: Cli, waiti
     code, out, _ = cli("status", WAITING)
     assert code == 3 and "suspended" in out
     code, out, err = cli("samples", WAITING)
-    assert (code, out) == (1, "") and f"{WAITING} is suspended and has no pods; rljob resume goes on with it" in err
+    assert (code, out) == (1, "") and f"{WAITING} is suspended and has no pods; rljob resume resumes it" in err
     assert cli("stop", WAITING)[:2] == (
         0,
-        f"the RLJob {WAITING} in namespace {cli.namespace} of context {cli.node.context} does not go on; it is "
+        f"the RLJob {WAITING} in namespace {cli.namespace} of context {cli.node.context} is not running; it is "
         "suspended\n",
     )
     assert cli("resume", WAITING)[0] == 0

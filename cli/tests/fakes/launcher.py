@@ -14,7 +14,7 @@ import pytest
 
 from rljob.api.scalars import write_yaml
 from rljob.cli.main import main
-from rljob.local import processes, sweep
+from rljob.local import process_cleanup, processes
 from rljob.protocol.status import (
     CheckpointStatus,
     EvaluationResult,
@@ -111,4 +111,4 @@ class Launcher:
         raise AssertionError(f"{subject} {event} did not happen: {self.events()}")
 
     def alive(self):
-        return sweep.marked(processes.mark(self.directory))
+        return process_cleanup.marked(processes.mark(self.directory))

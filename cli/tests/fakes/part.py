@@ -3,6 +3,7 @@
 say TEXT      print it
 wait          wait for SIGTERM, then exit 0
 beat          touch RLJOB_HEARTBEAT once
+chatter       print lines until killed
 ignore        from now on ignore SIGTERM
 child         start a copy of this in a session of its own, which waits
 titled        like child, but nothing of its environment is left in /proc, as after setproctitle
@@ -74,6 +75,9 @@ def main(acts):
             say("waiting")
             while True:
                 signal.pause()
+        elif act == "chatter":
+            while True:
+                say("x" * 100)
         elif act == "beat":
             pathlib.Path(os.environ["RLJOB_HEARTBEAT"]).touch()
         elif act == "ignore":
@@ -82,7 +86,7 @@ def main(acts):
             while True:
                 signal.pause()
         elif act == "child":
-            subprocess.Popen([sys.executable, "-I", "-S", __file__, "wait"], start_new_session=True)
+            subprocess.Popen([sys.executable, "-I", "-S", __file__, *(acts or ["wait"])], start_new_session=True)
         elif act == "titled":
             command = [sys.executable, "-I", "-S", __file__, "wait"]
             subprocess.Popen(command, start_new_session=True, env={})

@@ -5,9 +5,9 @@ import os
 import sys
 from unittest import mock
 
-from rljob.cli import running
+from rljob.cli import lifecycle
 from rljob.cli.main import main
-from rljob.local import plan, preflight, run
+from rljob.local import commands, preflight, run
 from rljob.local.processes import Command
 from rljob.local.supervisor import Backoff
 
@@ -17,7 +17,7 @@ manifest, directory, parts = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 
 
 def planner(job, here):
-    environments = {command.name: command.environment for command in plan.parts(job, here)}
+    environments = {command.name: command.environment for command in commands.components(job, here)}
     return [
         Command(name, [sys.executable, "-I", "-S", FAKE, *acts], environments.get(name, {}))
         for name, acts in parts.items()
@@ -30,7 +30,7 @@ def run_job(job, manifest, directory, screen):
 
 with (
     mock.patch.object(sys, "argv", ["rljob", "run", manifest, "--run-dir", directory, *sys.argv[4:]]),
-    mock.patch.object(running, "run_job", run_job),
+    mock.patch.object(lifecycle, "run_job", run_job),
     mock.patch.object(preflight, "CHECKED_PARTS", ()),
     mock.patch.object(run, "POLL_SECONDS", 0.02),
     mock.patch.object(run, "LAST_WORD_SECONDS", 1.0),

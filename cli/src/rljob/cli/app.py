@@ -1,4 +1,7 @@
-"""All commands of rljob. Exit codes: 0 done, 1 a failure under way, 2 bad input, 130 interrupted."""
+"""All commands of rljob, and how their failures are reported.
+
+Exit codes: 0 done, 1 a failure while running, 2 bad input, 130 interrupted.
+"""
 
 from __future__ import annotations
 
@@ -7,32 +10,59 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rljob.cli import clusters, ledger, manifest, models, rendering, running, topping, watching
-from rljob.local.directory import VERSION
+from rljob.api.problems import ManifestError
+from rljob.cli import cluster_commands, ledger, lifecycle, logs, manifest, models, status, top
+from rljob.cli.options import report
+from rljob.local.errors import CliError, Interrupted
+from rljob.local.run_directory import VERSION
 
-HERE = ("run", "evaluate")
-"""What starts processes on this machine, and so is no command of kubectl's."""
+FAILURES = (ManifestError, CliError, Interrupted, OSError)
+"""Exceptions that a command reports in a sentence."""
+LOCAL_ONLY = ("run", "evaluate")
+"""Commands that start processes on this machine; they do not exist as `kubectl rljob`."""
+
+
+def report_failure(error: Exception) -> int:
+    """Print one of :data:`FAILURES` to stderr; return the exit code."""
+    match error:
+        case ManifestError():
+            report(str(error))
+            return 2
+        case CliError():
+            report(error.sentence)
+            if error.log:
+                typer.echo(error.log, err=True)
+            return error.exit_code
+        case Interrupted():
+            report(f"{error.checkpoint or 'interrupted'}; the same command resumes the run")
+            return 130
+        case OSError():
+            report(f"{error.filename or 'this machine'}: {error.strerror or error}; correct it and try again")
+            return 1
+    raise error
 
 
 class _Commands(TyperGroup):
-    """The commands; what is wrong with an argument is said without typer's name for the kind of error."""
+    """The commands. Errors of arguments are reported without typer's prefix."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands."""
-        return [name for name in super().list_commands(ctx) if name not in HERE or not clusters.is_plugin()]
+        return [
+            name for name in super().list_commands(ctx) if name not in LOCAL_ONLY or not cluster_commands.is_plugin()
+        ]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command, None if there is none of that name."""
+        """Return a command; None if it does not exist."""
         return super().get_command(ctx, cmd_name) if cmd_name in self.list_commands(ctx) else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command that is named, and its arguments."""
-        if args[0] in HERE and clusters.is_plugin():
+        """Return the named command, and its arguments."""
+        if args[0] in LOCAL_ONLY and cluster_commands.is_plugin():
             ctx.fail(f"{args[0]} works on this machine and not in a cluster; write: rljob {args[0]}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that is named."""
+        """Run the named command."""
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
@@ -73,28 +103,28 @@ app.command(epilog=_examples(
     "rljob run job.yaml",
     "rljob run job.yaml --set spec.training.steps=200 --run-dir runs/longer",
     "rljob run job.yaml --detach",
-))(running.run)  # fmt: skip
+))(lifecycle.run)  # fmt: skip
 app.command(epilog=_examples(
     "rljob apply job.yaml", "rljob apply job.yaml -n team-a --set spec.training.steps=200 --dry-run",
-))(running.apply)  # fmt: skip
+))(lifecycle.apply)  # fmt: skip
 app.command(epilog=_examples(
     "rljob status", "rljob status sums --watch", "rljob status -o json | jq .state", "rljob status sums -n team-a",
-))(watching.status)  # fmt: skip
+))(status.status)  # fmt: skip
 app.command(epilog=_examples(
     "rljob logs", "rljob logs -f trainer", "rljob logs sums trainer runner --tail 50", "rljob logs | grep WARNING",
     "rljob logs -n team-a sums rollout -f",
-))(watching.logs)  # fmt: skip
-app.command(epilog=_examples("rljob top", "rljob top --count 1", "rljob top sums -o json | jq .parts"))(topping.top)
-app.command(epilog=_examples("rljob stop", "rljob stop sums", "rljob stop --now"))(running.stop)
-app.command(epilog=_examples("rljob resume sums -n team-a"))(running.resume)
-app.command(epilog=_examples("rljob validate job.yaml", "rljob validate job.yaml --no-surroundings"))(manifest.validate)
+))(logs.logs)  # fmt: skip
+app.command(epilog=_examples("rljob top", "rljob top --count 1", "rljob top sums -o json | jq .components"))(top.top)
+app.command(epilog=_examples("rljob stop", "rljob stop sums", "rljob stop --now"))(lifecycle.stop)
+app.command(epilog=_examples("rljob resume sums -n team-a"))(lifecycle.resume)
+app.command(epilog=_examples("rljob validate job.yaml", "rljob validate job.yaml --static"))(manifest.validate)
 app.command(epilog=_examples(
     "rljob explain job.yaml", "rljob explain --field spec.training.maxStaleness", "rljob explain --field spec.tasks",
 ))(manifest.explain)  # fmt: skip
 app.command(epilog=_examples(
     "rljob render job.yaml", "rljob render job.yaml --cpu --namespace team-a -o json",
     "rljob render job.yaml --cluster settings.yaml | kubectl diff -f -",
-))(rendering.render)  # fmt: skip
+))(manifest.render)  # fmt: skip
 app.command(epilog=_examples("rljob export model/", "rljob export sums model/ --step 100"))(models.export)
 app.command(epilog=_examples(
     "rljob evaluate", "rljob evaluate sums --step 100 --problems 1000",

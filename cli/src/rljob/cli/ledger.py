@@ -16,8 +16,8 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from rljob.cli import clusters
-from rljob.cli.clusters import Context, Namespace
+from rljob.cli import cluster_commands
+from rljob.cli.cluster_commands import Context, Namespace
 from rljob.cli.options import RUN_HELP, Format, Output, RunName, complete_runs, report
 from rljob.ledger.audit import Report
 from rljob.ledger.audit import audit as audited
@@ -36,11 +36,11 @@ from rljob.ledger.sample_detail import SampleDetail, TokenDetail, TurnDetail
 from rljob.ledger.sample_detail import show as shown
 from rljob.ledger.states import Kind, State
 from rljob.ledger.store import LEDGER
-from rljob.local import runs
-from rljob.local.directory import RunDirectory
-from rljob.local.errors import RunError
-from rljob.local.glance import initializing
+from rljob.local import find_run
+from rljob.local.errors import CliError
+from rljob.local.run_directory import RunDirectory
 from rljob.local.screen import Terminal
+from rljob.local.snapshot import initializing
 
 START_OF_TEXT = 80
 STYLES = ((0.9, "green"), (0.5, "yellow"), (0.1, "dark_orange"), (0.0, "red"))
@@ -66,13 +66,13 @@ class ListFormat(StrEnum):
 @contextlib.contextmanager
 def _reading(name: str | None) -> Iterator[Path]:
     """Give the directory of the run called ``name``; inside, a run that cannot be read is bad input."""
-    directory = runs.find(name)
+    directory = find_run.find(name)
     if not (directory.path / LEDGER).exists():
-        raise RunError(f"the run in {directory.path} has no ledger yet: {_not_begun(directory)}", 2)
+        raise CliError(f"the run in {directory.path} has no ledger yet: {_not_begun(directory)}", 2)
     try:
         yield directory.path
     except NoRunError as error:
-        raise RunError(str(error), 2) from None
+        raise CliError(str(error), 2) from None
 
 
 def _not_begun(directory: RunDirectory) -> str:
@@ -97,13 +97,13 @@ def samples(
     context: Context = None,
     namespace: Namespace = None,
 ) -> None:
-    """List samples of a run, also while it goes on."""
+    """List samples of a run, also while it is running."""
     selection = Selection(task, step, state, group, kind, sort, reverse, limit)
-    if clusters.meant(context, namespace):
+    if cluster_commands.targets_cluster(context, namespace):
         if limit > MOST_SAMPLES:
-            raise RunError(f"--limit: at most {MOST_SAMPLES:,} samples of a job in a cluster, not {limit:,}", 2)
+            raise CliError(f"--limit: at most {MOST_SAMPLES:,} samples of a job in a cluster, not {limit:,}", 2)
         asked = {name: _asked(value) for name, value in dataclasses.asdict(selection).items()}
-        coordinator = clusters.find(run, context, namespace).coordinator
+        coordinator = cluster_commands.find(run, context, namespace).coordinator
         rows, note = coordinator.ask("/v1/samples", list[SampleRow], **asked)
     else:
         rows, note = _selected(run, selection)
@@ -127,7 +127,7 @@ def _selected(run: str | None, selection: Selection) -> tuple[list[SampleRow], s
     """Return samples of a local run, and why there are none."""
     with _reading(run) as path, LedgerReader(path) as ledger:
         if problem := unknown_task(ledger, selection):
-            raise RunError(problem, 2)
+            raise CliError(problem, 2)
         rows = selected(ledger, selection)
         return rows, "" if rows else why_empty(ledger, selection)
 
@@ -183,10 +183,10 @@ def show(
 ) -> None:
     """Show one sample of a run: its tokens with log-probabilities and policy versions, its reward, its group."""
     if len(names) > 2:
-        raise RunError("give a run and one sample, for example: rljob show runs/sums g17.3", 2)
+        raise CliError("give a run and one sample, for example: rljob show runs/sums g17.3", 2)
     run = names[0] if len(names) == 2 else None
-    if clusters.meant(context, namespace):
-        coordinator = clusters.find(run, context, namespace).coordinator
+    if cluster_commands.targets_cluster(context, namespace):
+        coordinator = cluster_commands.find(run, context, namespace).coordinator
         detail, _ = coordinator.ask(f"/v1/samples/{names[-1]}", SampleDetail)
     else:
         detail = _shown(names)
@@ -198,8 +198,8 @@ def show(
 
 def _shown(names: list[str]) -> SampleDetail:
     """Return a sample of a local run."""
-    if len(names) == 1 and (runs.is_run(Path(names[0])) or runs.is_run(runs.ROOT / names[0])):
-        raise RunError(f"name a sample of that run too, for example: rljob show {names[0]} g17.3", 2)
+    if len(names) == 1 and (find_run.is_run(Path(names[0])) or find_run.is_run(find_run.ROOT / names[0])):
+        raise CliError(f"name a sample of that run too, for example: rljob show {names[0]} g17.3", 2)
     with _reading(names[0] if len(names) == 2 else None) as path, LedgerReader(path) as ledger:
         return shown(ledger, names[-1])
 
@@ -289,10 +289,10 @@ def audit(
 ) -> None:
     """Prove from the ledger that a run lost nothing, doubled nothing and mixed nothing up.
 
-    The run may go on meanwhile. Exit code: 0 when all properties hold, 1 when one does not.
+    The run may be running. Exit code: 0 when all properties hold, 1 when one does not.
     """
-    if clusters.meant(context, namespace):
-        found, _ = clusters.find(run, context, namespace).coordinator.ask("/v1/audit", Report)
+    if cluster_commands.targets_cluster(context, namespace):
+        found, _ = cluster_commands.find(run, context, namespace).coordinator.ask("/v1/audit", Report)
     else:
         with _reading(run) as path:
             found = audited(path)

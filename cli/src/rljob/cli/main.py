@@ -1,4 +1,4 @@
-"""Entry point of rljob. What takes long to import is imported where Ctrl-C is minded already."""
+"""Entry point of rljob. Slow imports are inside the functions: Ctrl-C during an import ends without a traceback."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import sys
 
 
 def main() -> None:
-    """Run a command; errors of the user's making, and Ctrl-C at any time, are never tracebacks."""
+    """Run a command. Errors of the user and Ctrl-C are never tracebacks."""
     try:
-        from rljob.cli.calling import run
+        from rljob.cli.app import FAILURES, app, report_failure
+        from rljob.cli.cluster_commands import program
 
-        run()
+        try:
+            app(prog_name=program())
+        except FAILURES as error:
+            sys.exit(report_failure(error))
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -18,10 +22,10 @@ def main() -> None:
 def plugin() -> None:
     """Run a command as `kubectl rljob`: runs are RLJobs of a cluster."""
     try:
-        from rljob.cli.clusters import be_plugin
+        from rljob.cli.cluster_commands import set_plugin_mode
     except KeyboardInterrupt:
         sys.exit(130)
-    be_plugin()
+    set_plugin_mode()
     main()
 
 

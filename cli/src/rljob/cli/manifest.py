@@ -1,35 +1,43 @@
-"""Commands on a manifest: validate, explain."""
+"""Commands on a manifest: validate, explain, render."""
 
 from __future__ import annotations
 
+import json
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from rljob import manifests
 from rljob.api.explain import explain as expanded
 from rljob.api.explain import explain_field, manifest_page
 from rljob.api.load import load
+from rljob.api.problems import ManifestError
+from rljob.api.scalars import YamlError, read_yaml
 from rljob.cli.options import File, Overrides, RunDir, default_directory, report
 from rljob.local import preflight
-from rljob.local.directory import RunDirectory
+from rljob.local.run_directory import RunDirectory
+from rljob.manifests.context import Cluster, Context
+from rljob.manifests.settings import read_cluster
+from rljob.manifests.text import to_yaml
 
 
 def validate(
     file: File,
     overrides: Overrides = None,
     run_dir: RunDir = None,
-    surroundings: Annotated[
+    static: Annotated[
         bool,
         typer.Option(
-            "--surroundings/--no-surroundings",
-            help="Whether to look also at this machine: models, data, rewards, memory, disk, run directory.",
+            "--static",
+            help="Check the manifest only, not this machine: models, data, rewards, memory, disk, run directory.",
         ),
-    ] = True,
+    ] = False,
 ) -> None:
-    """Check a manifest and this machine, and say everything that is wrong."""
+    """Check a manifest and this machine, and report every problem."""
     job = load(file, overrides or [])
-    if surroundings:
+    if not static:
         preflight.prepare(job, RunDirectory(default_directory(run_dir, job.metadata.name)), report)
     typer.echo(f"{file}: the RLJob {job.metadata.name} is valid")
 
@@ -37,9 +45,7 @@ def validate(
 def explain(
     file: Annotated[Path | None, typer.Argument(help="The manifest, a YAML file.", show_default=False)] = None,
     overrides: Overrides = None,
-    field: Annotated[
-        str | None, typer.Option("--field", metavar="PATH", help="Say what one field means instead.")
-    ] = None,
+    field: Annotated[str | None, typer.Option("--field", metavar="PATH", help="Explain one field instead.")] = None,
     docs: Annotated[bool, typer.Option("--docs", help="Print the page on all fields instead.")] = False,
 ) -> None:
     """Show a manifest with presets and defaults expanded, or what a field means."""
@@ -51,3 +57,74 @@ def explain(
     else:
         text = explain_field(field) if field is not None else manifest_page()
     typer.echo(text, nl=False)
+
+
+class Form(StrEnum):
+    """Format of the objects."""
+
+    YAML = "yaml"
+    JSON = "json"
+
+
+def render(
+    file: File,
+    overrides: Overrides = None,
+    cluster: Annotated[
+        Path | None,
+        typer.Option(
+            "--cluster",
+            metavar="<path>",
+            help="The cluster's settings, a YAML file: images, storageClass, … as in the operator's. "
+            "Default: those of the chart.",
+        ),
+    ] = None,
+    gpu: Annotated[
+        bool | None,
+        typer.Option("--gpu/--cpu", help="Meaning of `accelerator: {kind: auto}`. Default: from the settings."),
+    ] = None,
+    namespace: Annotated[
+        str | None,
+        typer.Option("-n", "--namespace", metavar="NAME", help="Namespace of the job. Default: the manifest's."),
+    ] = None,
+    output: Annotated[Form, typer.Option("-o", "--output", help="YAML documents, or a List in JSON.")] = Form.YAML,
+) -> None:
+    """Print the Kubernetes objects that the operator creates for a manifest.
+
+    Without the Secret of the job's tokens, which are random. Nothing is sent to a cluster.
+    """
+    job = load(file, overrides or [])
+    if found := manifests.problems(job):
+        raise ManifestError(found, str(file))
+    context = Context(_cluster(cluster, gpu), namespace=namespace or job.metadata.namespace or "default")
+    objects = [rendered for role in manifests.render(job, context) for rendered in role.objects]
+    if output is Form.JSON:
+        whole = {"apiVersion": "v1", "kind": "List", "items": objects}
+        typer.echo(json.dumps(whole, ensure_ascii=False, indent=1))
+    else:
+        typer.echo(to_yaml(objects), nl=False)
+
+
+def _cluster(path: Path | None, gpu: bool | None) -> Cluster:
+    settings = _read(path) if path is not None else {}
+    if gpu is not None:
+        settings["accelerator"] = "nvidia" if gpu else "cpu"
+    try:
+        return read_cluster(settings)
+    except ValueError as error:
+        raise ManifestError(str(error).splitlines(), str(path)) from None
+
+
+def _read(path: Path) -> dict[str, object]:
+    try:
+        data = read_yaml(path.read_bytes().decode())
+    except FileNotFoundError:
+        raise ManifestError(["there is no such file; give the path of the cluster's settings"], str(path)) from None
+    except OSError as error:
+        raise ManifestError([f"cannot be read: {(error.strerror or str(error)).lower()}"], str(path)) from None
+    except UnicodeDecodeError as error:
+        raise ManifestError([f"not UTF-8 at byte {error.start}; save it as UTF-8"], str(path)) from None
+    except YamlError as error:
+        raise ManifestError([str(error)], str(path)) from None
+    if not isinstance(data, dict):
+        raise ManifestError(["the settings are not a mapping; write for example accelerator: cpu"], str(path))
+    return data

@@ -12,14 +12,14 @@ from rich.table import Table
 
 from rljob.api.explain import to_data
 from rljob.api.scalars import write_yaml
-from rljob.cli import clusters
-from rljob.cli.clusters import Context, Namespace
+from rljob.cli import cluster_commands
+from rljob.cli.cluster_commands import Context, Namespace
 from rljob.cli.options import RUN_HELP, Format, LocalRunName, Output, Overrides, complete_runs, report
-from rljob.local import checkpoints, preflight, runs
-from rljob.local.directory import RunDirectory
-from rljob.local.errors import RunError
+from rljob.local import checkpoints, find_run, preflight
+from rljob.local.errors import CliError
 from rljob.local.evaluation import evaluated_model, evaluation_job, place
 from rljob.local.run import run_job
+from rljob.local.run_directory import RunDirectory
 from rljob.local.screen import Output as Shown
 from rljob.local.screen import Terminal, screen_for
 from rljob.protocol.status import EvaluationResult
@@ -34,7 +34,7 @@ def export(
         list[str],
         typer.Argument(
             metavar="[RUN] DEST",
-            help=f"RUN: {RUN_HELP} DEST: a directory that does not exist yet, or is empty.",
+            help=f"RUN: {RUN_HELP} DEST: a directory that does not exist, or is empty.",
             show_default=False,
             autocompletion=complete_runs,
         ),
@@ -45,13 +45,13 @@ def export(
 ) -> None:
     """Copy a checkpoint as a Hugging Face directory: weights, configuration, tokenizer."""
     if len(names) > 2:
-        raise RunError("give [RUN] DEST: at most one run, and one destination", 2)
+        raise CliError("give [RUN] DEST: at most one run, and one destination", 2)
     run = names[0] if len(names) == 2 else None
     checkpoints.refuse_taken(Path(names[-1]))  # before anything that takes time
-    if clusters.meant(context, namespace):
-        step = clusters.export(clusters.find(run, context, namespace), Path(names[-1]), step)
+    if cluster_commands.targets_cluster(context, namespace):
+        step = cluster_commands.export(cluster_commands.find(run, context, namespace), Path(names[-1]), step)
     else:
-        step, checkpoint = checkpoints.find(runs.find(run), step)
+        step, checkpoint = checkpoints.find(find_run.find(run), step)
         checkpoints.export(checkpoint, Path(names[-1]))
     typer.echo(f"{names[-1]}: the model of step {step}")
 
@@ -61,16 +61,16 @@ def evaluate(
     step: Step = None,
     problems: Annotated[
         int | None,
-        typer.Option("--problems", min=1, help="Held-out problems of each task. Default: as in the manifest."),
+        typer.Option("--problems", min=1, help="Held-out problems of each task. Default: the manifest's."),
     ] = None,
     overrides: Overrides = None,
     output: Output = Format.TEXT,
 ) -> None:
     """Evaluate a checkpoint on held-out problems; nothing is trained.
 
-    It is a run of its own in RUN/evaluations; the same evaluation a second time only shows its results.
+    The evaluation is a run in RUN/evaluations; an equal later one only shows its results.
     """
-    directory = runs.find(run)
+    directory = find_run.find(run)
     step, checkpoint = checkpoints.find(directory, step)
     model = evaluated_model(directory, step, checkpoint)
     job = evaluation_job(directory.job(), model, directory.path, problems, overrides or [])

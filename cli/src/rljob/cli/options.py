@@ -1,4 +1,4 @@
-"""What several commands share: their arguments, how they name a run, and how they report."""
+"""What several commands share: arguments, names of runs, and messages."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from rljob.local import logs, runs
-from rljob.local.errors import RunError
+from rljob.local import find_run, logs
+from rljob.local.errors import CliError
 
 File = Annotated[Path, typer.Argument(help="The manifest, a YAML file.", show_default=False)]
 Overrides = Annotated[
@@ -25,7 +25,7 @@ Overrides = Annotated[
 
 def _directory(text: str) -> Path:
     if not text:
-        raise RunError("--run-dir is empty; give a directory, or leave it out", 2)
+        raise CliError("--run-dir is empty; give a directory, or leave it out", 2)
     return Path(text)
 
 
@@ -41,32 +41,32 @@ RunDir = Annotated[
 
 
 class Format(StrEnum):
-    """How a command writes its result."""
+    """Format of a command's output."""
 
     TEXT = "text"
     JSON = "json"
 
 
-Output = Annotated[Format, typer.Option("-o", "--output", help="For people, or as JSON.")]
+Output = Annotated[Format, typer.Option("-o", "--output", help="Text, or JSON.")]
 
-DEFAULT_RUN = "Default: the run that goes on, else the newest."
+DEFAULT_RUN = "Default: the running one, else the newest."
 RUN_HELP = f"A run directory, or a name under runs/; with -n or --context the name of an RLJob. {DEFAULT_RUN}"
 REMOTE_RUN_HELP = f"The name of an RLJob. {DEFAULT_RUN}"
 LOCAL_RUN_HELP = f"A run directory, or a name under runs/. {DEFAULT_RUN}"
 
 
 def complete_runs(incomplete: str) -> list[str]:
-    """Return the names of runs that begin so."""
-    return [path.name for path in runs.known() if path.name.startswith(incomplete)]
+    """Return the names of runs that begin with ``incomplete``."""
+    return [path.name for path in find_run.known() if path.name.startswith(incomplete)]
 
 
 def complete_parts(incomplete: str) -> list[str]:
-    """Return names of runs, and of parts of the run that is meant when none is named."""
+    """Return names of runs, and of components of the default run, that begin with ``incomplete``."""
     try:
-        parts = logs.names(runs.find(None).path)
-    except RunError:
-        parts = []
-    return [*complete_runs(incomplete), *(name for name in parts if name.startswith(incomplete))]
+        components = logs.names(find_run.find(None).path)
+    except CliError:
+        components = []
+    return [*complete_runs(incomplete), *(name for name in components if name.startswith(incomplete))]
 
 
 RunName = Annotated[
@@ -83,7 +83,7 @@ RemoteRunName = Annotated[str | None, typer.Argument(metavar="RUN", help=REMOTE_
 
 def default_directory(run_dir: Path | None, name: str) -> Path:
     """Return the run directory of a job called ``name``."""
-    return run_dir or runs.ROOT / name
+    return run_dir or find_run.ROOT / name
 
 
 def report(message: str) -> None:

@@ -1,1 +1,1 @@
-"""Runs a job's parts as processes of this machine: rljob run."""
+"""Runs a job's components as processes of this machine: `rljob run`, and the commands on its runs."""

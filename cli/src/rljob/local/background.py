@@ -1,4 +1,4 @@
-"""Lets a run go on in the background: `rljob run --detach`."""
+"""Runs a job in the background: `rljob run --detach`."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ import os
 import select
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from rljob.local.screen import Output, PlainScreen
-from rljob.local.view import View
+from rljob.local.snapshot import RunSnapshot
 
 LOG = "run.log"
 POLL_SECONDS = 0.2
-UNDER_WAY = b"1"
+STARTED = b"1"
 
 
 class BackgroundScreen(PlainScreen):
-    """Writes to a file, and says through a pipe when the run is under way.
+    """Writes to a file, and signals through a pipe when the run has started.
 
     Args:
-        log: the file; this process' output goes there while the screen is up and after.
-        waiting: the pipe's end that is written to.
+        log: the file; the output of this process goes there from then on.
+        waiting: the writing end of the pipe.
     """
 
     def __init__(self, log: Path, waiting: int) -> None:
@@ -30,12 +29,12 @@ class BackgroundScreen(PlainScreen):
         self._log = log
         self._waiting: int | None = waiting
 
-    def show(self, view: View) -> None:
-        """Print a line if there is something new to say."""
-        super().show(view)
-        status = view.status
+    def show(self, snapshot: RunSnapshot) -> None:
+        """Print a line if state or step changed; signal when the run has started."""
+        super().show(snapshot)
+        status = snapshot.status
         if self._waiting is not None and status is not None and status.state != "Starting" and not status.message:
-            os.write(self._waiting, UNDER_WAY)
+            os.write(self._waiting, STARTED)
             os.close(self._waiting)
             self._waiting = None
 
@@ -45,18 +44,16 @@ class BackgroundScreen(PlainScreen):
                 os.dup2(file.fileno(), descriptor)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         sys.stdout.flush()
 
 
 def start(directory: Path) -> BackgroundScreen | None:
-    """Fork: return a screen to the process that shall run the job in the background, and None to the one in the
-    foreground, once the run is under way. What is said until then is passed on to stderr.
+    """Fork: return a screen in the process that runs the job in the background, and None in the foreground once the run
+    has started. Output until then is copied to stderr.
 
     Raises:
-        SystemExit: in the foreground, when the run ended instead; with its exit code.
+        SystemExit: in the foreground, if the run ended before that; with its exit code.
     """
     log = directory / LOG
     seen = log.stat().st_size if log.exists() else 0
@@ -73,17 +70,17 @@ def start(directory: Path) -> BackgroundScreen | None:
     os.close(writing)
     while not select.select([reading], [], [], POLL_SECONDS)[0]:
         seen += _pass_on(log, seen)
-    under_way = os.read(reading, 1) == UNDER_WAY
+    started = os.read(reading, 1) == STARTED
     os.close(reading)
-    how = 0 if under_way else os.waitpid(pid, 0)[1]
+    how = 0 if started else os.waitpid(pid, 0)[1]
     _pass_on(log, seen)
-    if under_way:
+    if started:
         return None
     sys.exit(os.waitstatus_to_exitcode(how))
 
 
 def _pass_on(log: Path, seen: int) -> int:
-    """Copy to stderr what was appended to ``log`` after ``seen`` bytes; return its length."""
+    """Copy to stderr the bytes appended to ``log`` after ``seen``; return their number."""
     try:
         with log.open("rb") as file:
             file.seek(seen)

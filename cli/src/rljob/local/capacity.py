@@ -1,8 +1,8 @@
-"""Whether a job fits this machine's memory and disk, as far as the model's size tells before anything is loaded.
+"""Checks whether a job fits this machine's memory and disk, from the size of its model, before anything is loaded.
 
-Memory of a job on CPU: the trainer's float32 weights, gradients and two moments of AdamW (16 bytes a parameter, sharded
-over its ranks, so as much for any number of them) and the weights it computes with if those are bfloat16; for every
-engine its weights and its key-value cache. On disk a checkpoint is weights and moments in float32.
+Memory of a job on CPU: the trainer's float32 weights, gradients and two AdamW moments (16 bytes per parameter, sharded
+over its ranks), and a copy of the weights if it computes in bfloat16; for every engine its weights and its key-value
+cache. On disk a checkpoint is weights and moments in float32.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 
 from rljob.api.models import RLJob
 from rljob.api.paths import in_storage
-from rljob.local import machine
-from rljob.local.errors import RunError
+from rljob.local import commands
+from rljob.local.errors import CliError
 from rljob.protocol.checkpoint import WEIGHTS_PATTERN, read_header
 
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -29,7 +29,7 @@ MEMINFO = Path("/proc/meminfo")
 
 @dataclass(frozen=True)
 class Need:
-    """Memory that something needs."""
+    """Memory that one item needs, in bytes."""
 
     size: int
     what: str
@@ -37,39 +37,39 @@ class Need:
 
 
 def check(job: RLJob, storage: Path) -> list[str]:
-    """Return warnings on what is scarce.
+    """Return warnings on scarce memory.
 
     Args:
         job: resolved, with absolute paths.
         storage: the run directory; it need not exist yet.
 
     Raises:
-        RunError: with exit code 2: memory or disk cannot do.
+        CliError: with exit code 2: memory or disk is too small.
     """
     i, source = next((i, model.source) for i, model in enumerate(job.spec.models) if model.name == "policy")
     parameters = count_parameters(Path(in_storage(source, storage)))
     _check_disk(job, storage, parameters)
-    if machine.GPU.exists():
-        return []  # what counts is the GPUs' memory, which frameworks divide up themselves
+    if commands.GPU.exists():
+        return []  # the memory of the GPUs counts, and frameworks divide that
     needs = _needs(job, f"spec.models[{i}].source", parameters)
     total, available = _memory()
     needed, biggest = sum(need.size for need in needs), max(needs, key=lambda need: need.size)
     sentence = f"the job needs {_shown(needed)} of memory at least, {_shown(biggest.size)} of it for {biggest.what}"
     if needed > total:
-        raise RunError(f"{sentence}, and this machine has {_shown(total)}; {biggest.advice}", 2)
+        raise CliError(f"{sentence}, and this machine has {_shown(total)}; {biggest.advice}", 2)
     if needed > available:
         return [f"{sentence}, and {_shown(available)} are free now; {biggest.advice}, or end other programs"]
     return []
 
 
 def count_parameters(model: Path) -> int:
-    """Return how many parameters the safetensors files of a model's directory hold; 0 when they do not say."""
+    """Return how many parameters the safetensors files of a model's directory hold; 0 if it is unknown."""
     count = 0
     for path in model.glob(WEIGHTS_PATTERN):
         try:
             count += sum(math.prod(tensor["shape"]) for tensor in read_header(path).values())
         except (OSError, ValueError, KeyError, TypeError):
-            return 0  # the trainer's own check says what is wrong with it
+            return 0  # the trainer's own check reports the error
     return count
 
 
@@ -101,11 +101,11 @@ def _check_disk(job: RLJob, storage: Path, parameters: int) -> None:
     count = min(job.spec.checkpoints.keep + 1, written)  # one is written before the oldest goes
     needed = count * CHECKPOINT_BYTES * parameters - there
     if free < LEAST_DISK_BYTES:
-        raise RunError(
+        raise CliError(
             f"the disk of {storage} is full ({_shown(free)} free); make room, or choose another --run-dir", 2
         )
     if needed > free:
-        raise RunError(
+        raise CliError(
             f"{count} checkpoints of {_shown(CHECKPOINT_BYTES * parameters)} do not fit the disk of {storage} with its "
             f"{_shown(free)} free; lower spec.checkpoints.keep, make room, or choose another --run-dir",
             2,

@@ -1,6 +1,6 @@
-"""A run's checkpoints as a person uses them: which there are, and one as a model's directory of its own.
+"""Lists a run's checkpoints and exports one as a model directory.
 
-The trainer writes RUN/checkpoints/step-N whole: a Hugging Face directory, with its own state beside it.
+The trainer writes RUN/checkpoints/step-N atomically: a Hugging Face directory, and its own state in it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rljob.local.directory import RunDirectory
-from rljob.local.errors import RunError
+from rljob.local.errors import CliError
+from rljob.local.run_directory import RunDirectory
 from rljob.protocol.checkpoint import (
     CONFIGURATION_FILE,
     DIRECTORY,
@@ -30,15 +30,15 @@ def find(directory: RunDirectory, step: int | None) -> tuple[int, Path]:
     """Return step and path of a checkpoint: the newest when ``step`` is None.
 
     Raises:
-        RunError: with exit code 2: there is none.
+        CliError: with exit code 2: there is none.
     """
     known = steps(directory)
     if not known:
-        raise RunError(f"the run in {directory.path} has no checkpoint yet; wait for spec.checkpoints.everySteps", 2)
+        raise CliError(f"the run in {directory.path} has no checkpoint yet; wait for spec.checkpoints.everySteps", 2)
     if step is None:
         step = max(known)
     if step not in known:
-        raise RunError(f"there is no checkpoint of step {step}; there are {', '.join(map(str, sorted(known)))}", 2)
+        raise CliError(f"there is no checkpoint of step {step}; there are {', '.join(map(str, sorted(known)))}", 2)
     return step, known[step]
 
 
@@ -48,10 +48,10 @@ def steps(directory: RunDirectory) -> dict[int, Path]:
 
 
 def export(checkpoint: Path, destination: Path) -> None:
-    """Copy the model of a checkpoint to ``destination``, which is complete once it is there.
+    """Copy the model of a checkpoint to ``destination``, which is complete once it exists.
 
     Raises:
-        RunError: with exit code 2, the destination is taken or cannot be written, or the checkpoint is damaged; else
+        CliError: with exit code 2, the destination is taken or cannot be written, or the checkpoint is damaged; else
             the checkpoint is gone.
     """
     if checkpoint.is_dir():
@@ -63,28 +63,28 @@ def export(checkpoint: Path, destination: Path) -> None:
                     shutil.copyfile(source, partial / source.name)
                     sync(partial / source.name)
         except FileNotFoundError:
-            raise RunError(f"{checkpoint} was removed meanwhile, as newer ones came; export one of those") from None
+            raise CliError(f"{checkpoint} was removed meanwhile, as newer ones came; export one of those") from None
 
 
 def refuse_taken(destination: Path) -> None:
-    """Check that a directory may be made, or filled.
+    """Check that ``destination`` does not exist or is empty.
 
     Raises:
-        RunError: with exit code 2: it is a file, or something is in it.
+        CliError: with exit code 2: it is a file, or is not empty.
     """
     destination = destination.absolute()
     if destination.exists() and not destination.is_dir():
-        raise RunError(f"{destination} is a file; give a directory that does not exist yet", 2)
+        raise CliError(f"{destination} is a file; give a directory that does not exist yet", 2)
     if destination.exists() and any(destination.iterdir()):
-        raise RunError(f"{destination} is not empty; give a directory that does not exist yet", 2)
+        raise CliError(f"{destination} is not empty; give a directory that does not exist yet", 2)
 
 
 @contextlib.contextmanager
 def new_directory(destination: Path) -> Iterator[Path]:
-    """Give a directory to fill; it is called ``destination`` when nothing was raised, and else is gone.
+    """Yield a directory to fill; it is renamed to ``destination`` without an exception, and removed with one.
 
     Raises:
-        RunError: with exit code 2: the destination is taken or cannot be written.
+        CliError: with exit code 2: the destination is taken or cannot be written.
     """
     destination = destination.absolute()
     refuse_taken(destination)
@@ -95,7 +95,7 @@ def new_directory(destination: Path) -> Iterator[Path]:
         partial = destination.with_name(f".{destination.name}.partial-{secrets.token_hex(4)}")
         partial.mkdir()
     except OSError as error:
-        raise RunError(f"{destination} cannot be made: {error.strerror}; give another directory", 2) from None
+        raise CliError(f"{destination} cannot be made: {error.strerror}; give another directory", 2) from None
     try:
         yield partial
         sync(partial)
@@ -109,15 +109,15 @@ def refuse_damaged(checkpoint: Path, what: str, others: Sequence[int] = ()) -> N
 
     Args:
         checkpoint: the directory.
-        what: it is.
-        others: steps of checkpoints that could be taken instead.
+        what: name of it, for the error.
+        others: steps of other checkpoints, for the error.
 
     Raises:
-        RunError: with exit code 2: it is damaged.
+        CliError: with exit code 2: it is damaged.
     """
     for path, problem in _damages(checkpoint):
         instead = f"; give another --step: {', '.join(map(str, others))}" if others else "; there is no other one"
-        raise RunError(f"{path} {problem}, {what} is damaged{instead}", 2)
+        raise CliError(f"{path} {problem}, {what} is damaged{instead}", 2)
 
 
 def _others(checkpoint: Path) -> list[int]:
@@ -125,7 +125,7 @@ def _others(checkpoint: Path) -> list[int]:
 
 
 def _damages(checkpoint: Path) -> Iterator[tuple[Path, str]]:
-    """Yield files of a checkpoint that cannot be what the trainer wrote, and what is wrong with each."""
+    """Yield damaged files of a checkpoint, and the damage of each."""
     try:
         json.loads((checkpoint / CONFIGURATION_FILE).read_bytes())
     except FileNotFoundError:
@@ -141,7 +141,7 @@ def _damages(checkpoint: Path) -> Iterator[tuple[Path, str]]:
 
 
 def sync(path: Path) -> None:
-    """Have a file or directory on the disk."""
+    """Flush a file or directory to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,15 +1,15 @@
-"""Why a local run ended otherwise than by success."""
+"""Errors of commands: each has a sentence for the user and an exit code."""
 
 from __future__ import annotations
 
 
-class RunError(Exception):
-    """A run that cannot start or go on.
+class CliError(Exception):
+    """A command, or a run, that cannot start or continue.
 
     Args:
-        sentence: what happened and what to do.
-        exit_code: of the command: 2 for input and configuration, 1 for failures under way.
-        log: last lines of the log concerned, with its path as the first line; empty when there is none.
+        sentence: the cause, and what to do.
+        exit_code: of the command: 2 for input and configuration, 1 for failures while running.
+        log: path and last lines of the log concerned; empty when there is none.
     """
 
     def __init__(self, sentence: str, exit_code: int = 1, log: str = "") -> None:
@@ -23,7 +23,7 @@ class Interrupted(Exception):
     """Ctrl-C or SIGTERM; everything was stopped and the run can be resumed.
 
     Args:
-        checkpoint: what the run goes on from, in words; empty when it was stopped without writing a checkpoint.
+        checkpoint: sentence on the checkpoint that the run resumes from; empty without one.
     """
 
     def __init__(self, checkpoint: str = "") -> None:

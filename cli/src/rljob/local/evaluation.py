@@ -1,4 +1,4 @@
-"""A checkpoint of a run as a job of its own that evaluates it and trains nothing."""
+"""Derives from a run the job that evaluates one of its checkpoints and trains nothing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rljob.api.explain import to_data
 from rljob.api.load import override, validate
 from rljob.api.models import RLJob
 from rljob.api.paths import IN_STORAGE, in_storage
-from rljob.local import checkpoints, runs
-from rljob.local.directory import RunDirectory
+from rljob.local import checkpoints, find_run
+from rljob.local.run_directory import RunDirectory
 
 
 def evaluation_job(
@@ -21,11 +21,11 @@ def evaluation_job(
     """Return the job that evaluates ``model`` on the held-out problems of ``job``.
 
     Args:
-        job: resolved, of the run that the model comes from.
+        job: resolved, of the run that wrote the model.
         model: its directory, see :func:`evaluated_model`.
-        storage: the directory of that run, whose files are read where they are.
-        problems: of each task; None: as the job says.
-        overrides: each PATH=VALUE, on the derived job.
+        storage: the directory of that run; its files are read in place.
+        problems: of each task; None: the value of the job.
+        overrides: each PATH=VALUE, applied to the derived job.
 
     Raises:
         ManifestError: an override does not fit.
@@ -45,7 +45,7 @@ def evaluation_job(
 
 
 def evaluated_model(run: RunDirectory, step: int, checkpoint: Path) -> Path:
-    """Return a checkpoint's model in a directory of its own, which stays when the checkpoint is removed."""
+    """Return a copy of a checkpoint's model; the copy stays when the checkpoint is removed."""
     model = run.path / "evaluations" / f"model-{step:06d}"
     if not model.exists():
         checkpoints.export(checkpoint, model)
@@ -53,17 +53,17 @@ def evaluated_model(run: RunDirectory, step: int, checkpoint: Path) -> Path:
 
 
 def place(run: RunDirectory, step: int, job: RLJob) -> Path:
-    """Return the run directory of the evaluation ``job`` at ``step``: that of the same one before, else a new one."""
+    """Return the run directory of the evaluation ``job`` at ``step``: that of an equal earlier one, else a new one."""
     first = run.path / "evaluations" / f"step-{step:06d}"
     others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
     for path in itertools.chain([first], others):
-        if not runs.is_run(path) or to_data(RunDirectory(path).job()) == to_data(job):
+        if not find_run.is_run(path) or to_data(RunDirectory(path).job()) == to_data(job):
             return path
     raise AssertionError("numbers do not end")
 
 
 def _outside(value: Any, storage: Path) -> Any:
-    """Return ``value`` with job://PATH, wherever text begins so, as a path from outside."""
+    """Return ``value`` with every text job://PATH replaced by an absolute path."""
     if isinstance(value, dict):
         return {key: _outside(inner, storage) for key, inner in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Runs a job's initializer once: again only if what it is made of changed and nobody used what it made."""
+"""Runs a job's initializer once; reruns it only if its inputs changed and no run has used its output."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from pathlib import Path
 
 from rljob.api.models import RLJob
 from rljob.api.paths import in_storage
-from rljob.local import plan, processes, sweep
-from rljob.local.directory import RunDirectory
-from rljob.local.errors import Interrupted, RunError
+from rljob.local import commands, process_cleanup, processes
+from rljob.local.errors import CliError, Interrupted
 from rljob.local.processes import Command, Interrupt
+from rljob.local.run_directory import RunDirectory
 from rljob.protocol import initializer as stamps
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR, FAILURE
 
-NAME = plan.INITIALIZER
+NAME = commands.INITIALIZER
 
 
 async def initialize(job: RLJob, directory: RunDirectory, interrupt: Interrupt) -> None:
-    """Run the initializer unless the storage holds what it makes.
+    """Run the initializer unless the storage holds its output.
 
     Raises:
-        RunError: it failed, or left no model.
-        Interrupted: the run was stopped meanwhile.
+        CliError: it failed, or left no model.
+        Interrupted: the run was stopped.
     """
     if job.spec.initializer is None:
         return
@@ -29,11 +29,11 @@ async def initialize(job: RLJob, directory: RunDirectory, interrupt: Interrupt) 
     if stamps.done(directory.path, key):
         directory.tell(NAME, "cached")
         return
-    await _run_once(plan.initializer(job, directory.path), directory, interrupt)
+    await _run_once(commands.initializer(job, directory.path), directory, interrupt)
     for i, model in enumerate(job.spec.models):
         path = Path(in_storage(model.source, directory.path))
         if not path.is_dir():
-            raise RunError(f"spec.models[{i}].source: the initializer left no directory {path}", log=_tail(directory))
+            raise CliError(f"spec.models[{i}].source: the initializer left no directory {path}", log=_tail(directory))
     stamps.mark_done(directory.path, key)
 
 
@@ -41,19 +41,20 @@ async def _run_once(command: Command, directory: RunDirectory, interrupt: Interr
     try:
         process = await processes.start(command, directory.path)
     except OSError as error:
-        raise RunError(f"spec.initializer.command: cannot be started: {error}", 2) from None
+        raise CliError(f"spec.initializer.command: cannot be started: {error}", 2) from None
     directory.tell(NAME, "started", pid=process.pid)
     await processes.first(process.wait(), interrupt.stop.wait())
     if process.returncode is None:
         await processes.end(process, interrupt.kill)
-    sweep.sweep(processes.mark(directory.path, NAME))
+    process_cleanup.kill_marked(processes.mark(directory.path, NAME))
+    process.close_log()
     directory.tell(NAME, "exited", pid=process.pid, code=process.returncode)
     if interrupt.stop.is_set():
         raise Interrupted
     if process.returncode:
         code = CONFIGURATION_ERROR if process.returncode == CONFIGURATION_ERROR else FAILURE
         how = processes.describe_exit(process.returncode)
-        raise RunError(f"the initializer {how}; see the end of its log", code, _tail(directory))
+        raise CliError(f"the initializer {how}; see the end of its log", code, _tail(directory))
 
 
 def _tail(directory: RunDirectory) -> str:

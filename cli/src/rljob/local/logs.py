@@ -1,27 +1,25 @@
-"""Reads the logs of a run's parts as one stream, and keeps them short.
+"""Reads the logs of a run's components as one stream, by time.
 
-A part appends to logs/PART.log. When that is long its content moves to PART.log.1, and so on, and the file is emptied
-under the part, which never notices. A line without a time of its own belongs to the line before it.
+The newest log of a component is logs/NAME.log, logs/NAME.log.1 is older (:mod:`rljob.local.log_pipe`). A line without a
+timestamp of its own belongs to the line before it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import heapq
+import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import BinaryIO
 
-from rljob.local.errors import RunError
+from rljob.local import log_pipe
+from rljob.local.errors import CliError
 
-MAX_BYTES = 32 << 20
-KEPT = 3
-CHECK_SECONDS = 5.0
 POLL_SECONDS = 0.2
 
 _TIME = re.compile(r"(?:--- started )?(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:,(\d{3}))?([+-]\d\d:\d\d)?")
@@ -29,29 +27,29 @@ _TIME = re.compile(r"(?:--- started )?(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:,(\d
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a part's log. ``time`` is unix time."""
+    """One line of a component's log. ``time`` is unix time."""
 
     time: float
-    part: str
+    component: str
     text: str
 
 
 def names(directory: Path) -> list[str]:
-    """Return the parts that have logs in the run directory."""
+    """Return the components that have logs in the run directory."""
     return sorted(path.name.removesuffix(".log") for path in (directory / "logs").glob("*.log"))
 
 
-def chosen(directory: Path, parts: Sequence[str]) -> list[str]:
-    """Return ``parts``, or all that have logs when none is given.
+def chosen(directory: Path, components: Sequence[str]) -> list[str]:
+    """Return ``components``, or all that have logs when none is given.
 
     Raises:
-        RunError: with exit code 2: one of them has no log.
+        CliError: with exit code 2: one of them has no log.
     """
     known = names(directory)
-    for part in parts:
-        if part not in known:
-            raise RunError(f"there is no log of {part!r} in {directory}/logs; name one of {', '.join(known)}", 2)
-    return list(parts) or known
+    for name in components:
+        if name not in known:
+            raise CliError(f"there is no log of {name!r} in {directory}/logs; name one of {', '.join(known)}", 2)
+    return list(components) or known
 
 
 class Reader:
@@ -59,62 +57,85 @@ class Reader:
 
     Args:
         directory: the run directory.
-        parts: whose lines; all, also parts that come later, when empty.
+        components: whose lines; when empty all, also those that start later.
     """
 
-    def __init__(self, directory: Path, parts: Sequence[str]) -> None:
+    def __init__(self, directory: Path, components: Sequence[str]) -> None:
         self._directory = directory
-        self._parts = parts
+        self._components = components
         self._cursors: dict[str, _Cursor] = {}
 
     def history(self, tail: int | None = None) -> list[Line]:
-        """Return the lines there are by time, the last ``tail`` of them."""
-        lines = self._news()
+        """Return the existing lines by time, the last ``tail`` of them."""
+        lines = self._new_lines()
         return lines if tail is None else lines[max(0, len(lines) - tail) :]
 
-    def follow(self, going_on: Callable[[], bool]) -> Iterator[Line]:
-        """Yield lines as they are written after those read, until the run no longer goes on."""
+    def follow(self, running: Callable[[], bool]) -> Iterator[Line]:
+        """Yield lines as they are written after those read, until the run is no longer running."""
         last = False
         while not last:
-            last = not going_on()  # asked first, so that what was written before the end is read
-            yield from self._news()
+            last = not running()  # asked first, so that what was written before the end is read
+            yield from self._new_lines()
             if not last:
                 time.sleep(POLL_SECONDS)
 
-    def _news(self) -> list[Line]:
-        for part in self._parts or names(self._directory):
-            if part not in self._cursors:
-                self._cursors[part] = _Cursor(_path(self._directory, part), part)
-        return list(heapq.merge(*(cursor.news() for cursor in self._cursors.values()), key=lambda line: line.time))
+    def _new_lines(self) -> list[Line]:
+        for name in self._components or names(self._directory):
+            if name not in self._cursors:
+                self._cursors[name] = _Cursor(self._directory / "logs" / f"{name}.log", name)
+        return list(heapq.merge(*(cursor.new_lines() for cursor in self._cursors.values()), key=lambda line: line.time))
 
 
 class _Cursor:
-    """How far a part's log was read, the older files included."""
+    """A position in a component's log. The open file stays the same one when it is renamed by a rotation."""
 
-    def __init__(self, path: Path, part: str) -> None:
+    def __init__(self, path: Path, component: str) -> None:
         self._path = path
-        self._part = part
-        self._position = -1  # in PART.log; -1: nothing was read, not even the older files
+        self._component = component
+        self._file: BinaryIO | None = None
         self._time = 0.0  # of the last line
         self._rest = b""  # of a line that has no end yet
 
-    def news(self) -> list[Line]:
-        """Return what was written since, across a rotation."""
+    def __del__(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def new_lines(self) -> list[Line]:
+        """Return the lines written since the last call, across any rotations."""
         data = b""
-        with contextlib.suppress(FileNotFoundError):
-            if self._position < 0:
-                older = [_older(self._path, i) for i in range(KEPT, 0, -1)]
-                data = b"".join(path.read_bytes() for path in older if path.exists())
-                self._position = 0
-            elif self._path.stat().st_size < self._position:
-                data = _older(self._path, 1).read_bytes()[self._position :]
-                self._position = 0
-            with self._path.open("rb") as file:
-                file.seek(self._position)
-                newest = file.read()
-            self._position += len(newest)
-            data += newest
-        return self._lines(data)
+        while True:
+            place = self._place()
+            if self._file is not None:
+                data += self._file.read()  # after _place: a file that was rotated before is complete
+            newer = self._next(place)
+            if newer is None:  # this is the newest, or a rotation is under way
+                return self._lines(data)
+            if self._place() != place:  # a rotation may have moved the files while the next one was opened
+                newer.close()
+                continue
+            if self._file is not None:
+                self._file.close()
+            self._file = newer
+
+    def _place(self) -> int:
+        """Return how often the open file was rotated; KEPT + 1 if it was removed or none is open."""
+        if self._file is not None:
+            own = os.fstat(self._file.fileno())
+            for number in range(log_pipe.KEPT + 1):
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(own, self._named(number).stat()):
+                        return number
+        return log_pipe.KEPT + 1
+
+    def _next(self, place: int) -> BinaryIO | None:
+        """Open the oldest file that is newer than ``place``."""
+        for number in range(place - 1, -1, -1):
+            with contextlib.suppress(FileNotFoundError):
+                return self._named(number).open("rb")
+        return None
+
+    def _named(self, number: int) -> Path:
+        return log_pipe.older(self._path, number) if number else self._path
 
     def _lines(self, data: bytes) -> list[Line]:
         *whole, self._rest = (self._rest + data).split(b"\n")
@@ -122,7 +143,7 @@ class _Cursor:
         for raw in whole:
             text = raw.decode(errors="replace").rstrip("\r")
             self._time = _time_of(text) or self._time
-            lines.append(Line(self._time, self._part, text))
+            lines.append(Line(self._time, self._component, text))
         return lines
 
 
@@ -134,38 +155,3 @@ def _time_of(text: str) -> float | None:
         return datetime.fromisoformat(f"{match[1]}.{match[2] or '000'}{match[3] or ''}").timestamp()
     except ValueError:
         return None
-
-
-async def keep_short(directory: Path) -> None:
-    """Rotate the logs of a run whenever they are long, until cancelled."""
-    while True:
-        for part in names(directory):
-            with contextlib.suppress(OSError):  # a full disk: the log stays as it is
-                rotate(_path(directory, part), MAX_BYTES)
-        await asyncio.sleep(CHECK_SECONDS)
-
-
-def rotate(path: Path, max_bytes: int) -> None:
-    """Empty a log longer than ``max_bytes`` after its content was kept as PATH.1; three older ones are kept."""
-    if path.stat().st_size <= max_bytes:
-        return
-    copy = path.with_name(f"{path.name}.new")
-    try:
-        shutil.copyfile(path, copy)
-    except OSError:  # a full disk: the older ones stay
-        copy.unlink(missing_ok=True)
-        raise
-    for i in range(KEPT - 1, 0, -1):
-        with contextlib.suppress(FileNotFoundError):
-            _older(path, i).replace(_older(path, i + 1))
-    copy.replace(_older(path, 1))
-    with path.open("r+b") as file:
-        file.truncate(0)
-
-
-def _path(directory: Path, part: str) -> Path:
-    return directory / "logs" / f"{part}.log"
-
-
-def _older(path: Path, number: int) -> Path:
-    return path.with_name(f"{path.name}.{number}")

@@ -1,24 +1,37 @@
-"""The plot at the end of a run. A program of its own, as drawing loads a second's worth of libraries:
+"""The plot at the end of a run, drawn by a program of its own, because matplotlib takes a second to import:
 
 ``python -m rljob.local.plot OUTPUT.png TITLE`` reads a RunStatus (JSON) from standard input.
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
-import matplotlib
+from rljob.protocol.status import RunStatus, decode_status, encode_status
 
-matplotlib.use("Agg")
-
-from matplotlib import pyplot
-
-from rljob.protocol.status import RunStatus, decode_status
+PLOT = "reward.png"
+TIMEOUT_SECONDS = 120
 
 
-def plot(status: RunStatus, output: Path, title: str) -> None:
+def draw_plot(status: RunStatus, directory: Path, title: str) -> str:
+    """Draw the plot into the run directory; return why it could not be drawn, or an empty text."""
+    command = [sys.executable, "-m", "rljob.local.plot", str(directory / PLOT), title]
+    try:
+        done = subprocess.run(command, input=encode_status(status), capture_output=True, timeout=TIMEOUT_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return "" if done.returncode == 0 else done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+
+
+def _plot(status: RunStatus, output: Path, title: str) -> None:
     """Draw reward and staleness of every step, and the held-out accuracy, into ``output``."""
+    import matplotlib  # noqa: PLC0415 - only the program of its own needs it
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot  # noqa: PLC0415
+
     figure, (upper, lower) = pyplot.subplots(
         2, 1, sharex=True, figsize=(8, 6), height_ratios=(3, 1), layout="constrained"
     )
@@ -40,4 +53,4 @@ def plot(status: RunStatus, output: Path, title: str) -> None:
 
 
 if __name__ == "__main__":
-    plot(decode_status(sys.stdin.buffer.read()), Path(sys.argv[1]), sys.argv[2])
+    _plot(decode_status(sys.stdin.buffer.read()), Path(sys.argv[1]), sys.argv[2])

@@ -1,7 +1,7 @@
-"""Looks at everything a job needs before anything is written: a manifest that is refused leaves no trace.
+"""Checks everything that a job needs before anything is written: a refused manifest leaves no trace.
 
-First what is quick to see (:mod:`rljob.local.surroundings`, :mod:`rljob.local.capacity`), then what the parts find:
-each is started with ``--check`` and prints a sentence a line for everything that would keep it from starting.
+First the quick checks (:mod:`rljob.local.environment_checks`, :mod:`rljob.local.capacity`), then the components:
+each is started with ``--check`` and prints one line for each reason why it could not start.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from pathlib import Path
 from rljob.api.models import RLJob
 from rljob.api.paths import with_absolute_paths
 from rljob.api.resolve import resolve
-from rljob.local import capacity, honours, surroundings
-from rljob.local.directory import MANIFEST, RunDirectory
-from rljob.local.errors import RunError
-from rljob.local.plan import common_environment
+from rljob.local import capacity, environment_checks, field_support
+from rljob.local.commands import common_environment
+from rljob.local.errors import CliError
+from rljob.local.run_directory import MANIFEST, RunDirectory
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 
 CHECKED_PARTS = ("trainer", "rollout", "runner")
-"""Parts that check themselves: ``python -m rljob.PART.main --check``. A builtin reward needs nothing that validation
-and the runner's check do not look at."""
+"""Components that check themselves: ``python -m rljob.NAME.main --check``. Validation and the runner check everything
+that a builtin reward needs."""
 CHECK_SECONDS = 120.0
 LAST_LINES = 15
 
@@ -33,20 +33,20 @@ Warn = Callable[[str], None]
 
 
 def prepare(job: RLJob, directory: RunDirectory, warn: Warn) -> RLJob:
-    """Return ``job`` resolved, with absolute paths, once its surroundings are found to be right.
+    """Return ``job`` resolved, with absolute paths, after all checks passed.
 
     Args:
         job: as loaded.
-        directory: where it is to run.
-        warn: called with a sentence on what has no effect, or may go wrong.
+        directory: where it will run.
+        warn: called with each warning.
 
     Raises:
-        RunError: with exit code 2 and everything that is wrong, a sentence a line; nothing was written.
+        CliError: with exit code 2 and all errors, one per line; nothing was written.
     """
     job = with_absolute_paths(resolve(job), Path.cwd())
     directory.check(job)
-    _refuse([*honours.refusals(job), *surroundings.problems(job, directory.path)])
-    for note in [*honours.notes(job), *capacity.check(job, directory.path)]:
+    _refuse([*field_support.errors(job), *environment_checks.problems(job, directory.path)])
+    for note in [*field_support.warnings(job), *capacity.check(job, directory.path)]:
         warn(note)
     _refuse(check_parts(job, directory.path))
     return job
@@ -54,14 +54,14 @@ def prepare(job: RLJob, directory: RunDirectory, warn: Warn) -> RLJob:
 
 def _refuse(problems: list[str]) -> None:
     if problems:
-        raise RunError("\n".join(dict.fromkeys(problems)), 2)  # several parts may find the same
+        raise CliError("\n".join(dict.fromkeys(problems)), 2)  # several components may report the same
 
 
 def check_parts(job: RLJob, storage: Path) -> list[str]:
-    """Return what the parts of a resolved job find wrong, a sentence each.
+    """Return the errors that the components of a resolved job find.
 
     Raises:
-        RunError: one could not look.
+        CliError: a check could not be done.
     """
     with tempfile.TemporaryDirectory(prefix="rljob-check-") as scratch, contextlib.ExitStack() as running:
         (Path(scratch) / MANIFEST).write_text(job.model_dump_json(by_alias=True))
@@ -81,15 +81,15 @@ def _check(part: str, environment: dict[str, str]) -> Iterator[subprocess.Popen[
         try:
             yield process
         finally:
-            process.kill()  # it is done, or nobody waits for it any more
+            process.kill()  # it has ended, or its result is no longer needed
 
 
 def _found(part: str, process: subprocess.Popen[str]) -> list[str]:
     try:
         _, said = process.communicate(timeout=CHECK_SECONDS)
     except subprocess.TimeoutExpired:
-        raise RunError(f"the check of {part} took more than {CHECK_SECONDS:.0f} s; try again") from None
+        raise CliError(f"the check of {part} took more than {CHECK_SECONDS:.0f} s; try again") from None
     if process.returncode not in (0, CONFIGURATION_ERROR):
         last = "\n".join(f"  {line}" for line in said.splitlines()[-LAST_LINES:])
-        raise RunError(f"{part} could not be checked; it said", log=last)
+        raise CliError(f"{part} could not be checked; its output", log=last)
     return said.splitlines() if process.returncode else []

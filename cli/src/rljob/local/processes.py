@@ -1,4 +1,4 @@
-"""Starts and ends processes of parts. Each leads a session of its own, dies with ``rljob run`` and carries a mark."""
+"""Starts and ends the processes of a run. Each leads a session, is killed when ``rljob run`` ends, and has a mark."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rljob.local import sweep
+from rljob.local import process_cleanup
+from rljob.local.log_pipe import HEADER, LogPipe
 from rljob.protocol.environment import LOG_LEVEL, search_path
 from rljob.protocol.parent_death import set_parent_death_signal
 from rljob.protocol.probe import HEARTBEAT
@@ -24,17 +24,17 @@ GRACE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Command:
-    """A process to start: a part, or the initializer."""
+    """A process to start: a component, or the initializer."""
 
     name: str
-    """Name of the part, and of its log."""
+    """Name of the component, and of its log."""
     arguments: list[str]
     environment: dict[str, str] = field(default_factory=dict)
-    """Variables besides those of ``rljob run`` itself."""
+    """Variables added to those of ``rljob run``."""
 
 
 class Interrupt:
-    """What the person at the terminal wants: ``stop`` once asked to end, ``kill`` when asked again."""
+    """Signals to end: the first sets ``stop``, the second ``kill``."""
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
@@ -46,54 +46,85 @@ class Interrupt:
 
 
 def log_path(directory: Path, name: str) -> Path:
-    """Return the log of part ``name`` of the run in ``directory``."""
+    """Return the log of component ``name`` of the run in ``directory``."""
     return directory / "logs" / f"{name}.log"
 
 
 def heartbeat_path(directory: Path, name: str) -> Path:
-    """Return the file that part ``name`` of the run in ``directory`` touches while it moves."""
+    """Return the heartbeat file of component ``name`` of the run in ``directory``."""
     return directory / "heartbeats" / name
 
 
 def tail(path: Path, lines: int = 15) -> str:
-    """Return the path of a log and the last lines of what its newest process wrote."""
+    """Return the path of a log and the last lines that its newest process wrote."""
     try:
         text = path.read_bytes()[-65536:].decode(errors="replace")
     except OSError:
         return str(path)
-    newest = text.rpartition(_HEADER)[2].splitlines()[1 if _HEADER in text else 0 :]
+    newest = text.rpartition(HEADER)[2].splitlines()[1 if HEADER in text else 0 :]
     return "\n".join([f"{path}:", *(f"  {line}" for line in newest[-lines:])])
 
 
 def last_line(path: Path) -> str:
-    """Return the last line of a log that says something, or an empty text."""
+    """Return the last line that the newest process wrote to a log, or an empty text."""
     lines = tail(path, 1).splitlines()[1:]
     return lines[0].strip() if lines else ""
 
 
-_HEADER = "--- started "
+class Process:
+    """A process of the run, and the pipe of its output."""
+
+    def __init__(self, process: asyncio.subprocess.Process, output: LogPipe) -> None:
+        self._process, self._output = process, output
+        self.pid = process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code; None while the process runs."""
+        return self._process.returncode
+
+    async def wait(self) -> int:
+        """Return the exit code once the process has ended."""
+        return await self._process.wait()
+
+    def close_log(self) -> None:
+        """Write the rest of the output to the log and close it. The process must have ended."""
+        self._output.close()
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the process if it runs."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+
+    def kill_group(self) -> None:
+        """Kill the process and everything it started that is still in its group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
 
 
-async def start(command: Command, directory: Path, note: str = "") -> asyncio.subprocess.Process:
-    """Start ``command`` for the run in ``directory``; what it writes is appended to its log.
+async def start(command: Command, directory: Path, note: str = "") -> Process:
+    """Start ``command`` for the run in ``directory``; its output goes to its log.
 
     Raises:
         OSError: the program cannot be started.
     """
-    path = log_path(directory, command.name)
-    path.parent.mkdir(exist_ok=True)
-    with path.open("ab") as log:
-        log.write(f"{_HEADER}{datetime.now().astimezone().isoformat(timespec='seconds')} {note}\n".encode())
-        log.flush()
-        return await asyncio.create_subprocess_exec(
+    output = LogPipe(log_path(directory, command.name), note)
+    try:
+        process = await asyncio.create_subprocess_exec(
             *command.arguments,
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+            stdout=output.writing,
+            stderr=output.writing,
             env=_environment(command, directory),
             start_new_session=True,
             preexec_fn=set_parent_death_signal,
         )
+    except OSError:
+        output.close_writing()
+        output.close()
+        raise
+    output.close_writing()
+    return Process(process, output)
 
 
 def _environment(command: Command, directory: Path) -> dict[str, str]:
@@ -101,36 +132,29 @@ def _environment(command: Command, directory: Path) -> dict[str, str]:
     if LOG_LEVEL in os.environ:
         inherited[LOG_LEVEL] = os.environ[LOG_LEVEL]
     return {
-        "OMP_NUM_THREADS": "1",  # several parts share the cores; more threads each make all of them slower
+        "OMP_NUM_THREADS": "1",  # the components share the cores; more threads make all of them slower
         "PYTHONUNBUFFERED": "1",
         **inherited,
         "PATH": search_path(),
         **command.environment,
         HEARTBEAT: str(heartbeat_path(directory, command.name)),
-        sweep.MARK: mark(directory, command.name),
+        process_cleanup.MARK: mark(directory, command.name),
     }
 
 
 def mark(directory: Path, name: str = "") -> str:
-    """Return the mark of a part's processes; with no name the beginning of all marks of the run."""
+    """Return the mark of a component's processes; without a name the prefix of all marks of the run."""
     return f"{directory}:{name}:" if name else f"{directory}:"
 
 
-async def end(process: asyncio.subprocess.Process, kill: asyncio.Event, grace: float = GRACE_SECONDS) -> None:
-    """Ask ``process`` to end, and kill its group after ``grace`` seconds or once ``kill`` is set."""
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
+async def end(process: Process, kill: asyncio.Event, grace: float = GRACE_SECONDS) -> None:
+    """Send SIGTERM to ``process``; kill its group after ``grace`` seconds or once ``kill`` is set."""
+    process.terminate()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(grace):
             await first(process.wait(), kill.wait())
-    kill_group(process)
+    process.kill_group()
     await process.wait()
-
-
-def kill_group(process: asyncio.subprocess.Process) -> None:
-    """Kill the process and whatever it started that is still in its group."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def describe_exit(code: int) -> str:
@@ -138,9 +162,9 @@ def describe_exit(code: int) -> str:
     return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
 
 
-def describe_death(event: Mapping[str, Any]) -> str:
-    """Return what a ``restarting`` event of events.jsonl says, in words: its ``code``; ``still``: seconds without a
-    move it was killed for; ``full``: directory whose disk had no room; ``cause``: what it said last."""
+def describe_restart(event: Mapping[str, Any]) -> str:
+    """Return a ``restarting`` event of events.jsonl as text: exit ``code``; ``still``: seconds without a move if it was
+    killed for that; ``full``: directory whose disk was full; ``cause``: its last line of output."""
     still, full, cause = event.get("still"), event.get("full"), event.get("cause")
     how = describe_exit(event["code"]) if still is None else f"has not moved for {still:g} s"
     why = f"the disk of {full} is full: make room there" if full else cause
@@ -159,11 +183,11 @@ async def first(*awaitables: object) -> None:
 
 
 @contextlib.contextmanager
-def guardian(directory: Path) -> Iterator[None]:
-    """While inside, a process watches that nothing of the run outlives this one, even when it is killed."""
-    sweep.sweep(mark(directory))  # leftovers of a run that died together with its guardian
+def reaper(directory: Path) -> Iterator[None]:
+    """While inside, a process kills the processes of the run when this one ends, also by SIGKILL."""
+    process_cleanup.kill_marked(mark(directory))  # processes of a run that was killed together with its reaper
     watcher = subprocess.Popen(
-        [sys.executable, "-I", "-S", sweep.__file__, mark(directory)],
+        [sys.executable, "-I", "-S", process_cleanup.__file__, mark(directory)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -173,11 +197,11 @@ def guardian(directory: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        sweep.sweep(mark(directory))
+        process_cleanup.kill_marked(mark(directory))
         assert watcher.stdin is not None
         watcher.stdin.close()
         watcher.wait()
 
 
 def _without_marks(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name != sweep.MARK}
+    return {name: value for name, value in environment.items() if name != process_cleanup.MARK}

@@ -1,6 +1,6 @@
-"""What a run's parts take of the machine: processor and memory of each part's process tree.
+"""Measures CPU and memory of a run's components, each with its process tree.
 
-Processes belong to a part by the mark in their environment or an ancestor's (see :mod:`rljob.local.sweep`).
+The mark in the environment of a process, or of an ancestor, names its component (:mod:`rljob.local.process_cleanup`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from rljob.local import processes, sweep
+from rljob.local import process_cleanup, processes
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -18,8 +18,11 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True)
 class Usage:
-    """What one part takes. ``processor``: cores; ``memory``: bytes, pages shared by its processes counted in each;
-    ``processes``: None where they are not known."""
+    """Usage of one component.
+
+    ``processor``: cores. ``memory``: bytes; pages shared by its processes count in each. ``processes``:
+    None if unknown.
+    """
 
     processes: int | None
     processor: float
@@ -39,23 +42,25 @@ class Meter:
         self._at = time.monotonic()
 
     def read(self) -> dict[str, Usage]:
-        """Return part → what it took since the last call, or since the meter was made."""
+        """Return component → its usage since the last call, or since the meter was made."""
         at, now = time.monotonic(), dict[int, float]()
         found: dict[str, list[tuple[float, int]]] = {}
-        for pid, mark in sweep.marks().items():
-            part = mark.removeprefix(self._prefix).rstrip(":") if mark.startswith(self._prefix) else ""
-            if part:
+        for pid, mark in process_cleanup.process_marks().items():
+            component = mark.removeprefix(self._prefix).rstrip(":") if mark.startswith(self._prefix) else ""
+            if component:
                 try:
                     seconds, memory = _figures(Path(f"/proc/{pid}"))
                 except OSError:  # gone
                     continue
                 now[pid] = seconds
-                found.setdefault(part, []).append((seconds - self._before.get(pid, seconds), memory))
+                found.setdefault(component, []).append((seconds - self._before.get(pid, seconds), memory))
         passed = max(at - self._at, 1e-3)
         self._before, self._at = now, at
         return {
-            part: Usage(len(figures), sum(cpu for cpu, _ in figures) / passed, sum(memory for _, memory in figures))
-            for part, figures in found.items()
+            component: Usage(
+                len(figures), sum(cpu for cpu, _ in figures) / passed, sum(memory for _, memory in figures)
+            )
+            for component, figures in found.items()
         }
 
 

@@ -1,4 +1,4 @@
-"""A job in a cluster as a person sees it: through the API server alone, as ``rljob.local`` is through a run directory.
+"""Commands on a job in a cluster, through the API server alone. ``rljob.local`` has those on a run directory.
 
-Everything is synchronous. Trouble is a RunError of one sentence.
+Everything is synchronous. Errors are a CliError with one sentence.
 """

@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, unquote, urlencode, urlsplit
 
 from rljob.kube.access import Access
 from rljob.kube.kubeconfig import default_access
-from rljob.local.errors import RunError
+from rljob.local.errors import CliError
 
 MANAGER = "rljob"
 """Who owns the fields that the command line sets."""
@@ -35,7 +35,7 @@ KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 Object = dict[str, Any]
 
 
-class ApiError(RunError):
+class ApiError(CliError):
     """The API server refuses.
 
     Args:
@@ -85,7 +85,7 @@ class Api:
 
         Raises:
             ApiError: the API server refuses.
-            RunError: it cannot be reached, or there are no credentials.
+            CliError: it cannot be reached, or there are no credentials.
         """
         with self.open(method, path, query, body, kind) as answer:
             try:
@@ -149,14 +149,14 @@ class Api:
         """Return the headers of every request.
 
         Raises:
-            RunError: there are no credentials.
+            CliError: there are no credentials.
         """
         try:
             return {"Accept": "application/json", "User-Agent": AGENT, "Connection": "close", **self.access.headers()}
         except OSError as error:
-            raise RunError(f"the token of user {self.access.user} cannot be read: {error}; log in again", 2) from None
+            raise CliError(f"the token of user {self.access.user} cannot be read: {error}; log in again", 2) from None
         except ValueError as error:
-            raise RunError(f"user {self.access.user} of {self.place}: {error}", 2) from None
+            raise CliError(f"user {self.access.user} of {self.place}: {error}", 2) from None
 
     # --- connections ---
 
@@ -164,7 +164,7 @@ class Api:
         """Return a connection on which HTTP, of any version or upgrade, can be spoken.
 
         Raises:
-            RunError: the API server cannot be reached, or there are no credentials.
+            CliError: the API server cannot be reached, or there are no credentials.
         """
         connection = self.connection()
         try:
@@ -181,7 +181,7 @@ class Api:
         proxy = urlsplit(self._proxy())
         if proxy.scheme not in ("", "http"):
             known = f"{proxy.scheme}://{proxy.hostname}"  # without a password
-            raise RunError(f"the proxy {known} cannot be used: only http:// ones can; set proxy-url", 2)
+            raise CliError(f"the proxy {known} cannot be used: only http:// ones can; set proxy-url", 2)
         host, port = self._address.hostname or "", self._address.port or (80 if tls is None else 443)
         near = (proxy.hostname or host, proxy.port or 80) if proxy.scheme else (host, port)
         if tls is None:
@@ -203,7 +203,7 @@ class Api:
         try:
             return self.access.security()
         except (OSError, ValueError) as error:
-            raise RunError(f"user {self.access.user} of {self.place}: {error}", 2) from None
+            raise CliError(f"user {self.access.user} of {self.place}: {error}", 2) from None
 
     def _proxy(self) -> str:
         """Return the proxy's URL: the kubeconfig's, else the environment's but for this machine, as kubectl does."""
@@ -216,14 +216,14 @@ class Api:
 
     # --- sentences ---
 
-    def unreachable(self, error: Exception) -> RunError:
+    def unreachable(self, error: Exception) -> CliError:
         """Return what is said when there is no answer."""
         where = f"the API server {self.access.server} of {self.place}" if self.access.context else self.place
         if isinstance(error, ssl.SSLCertVerificationError):
             why = error.verify_message.rstrip(".")
-            return RunError(f"{where} is not trusted: {why}; correct certificate-authority-data in the kubeconfig", 2)
+            return CliError(f"{where} is not trusted: {why}; correct certificate-authority-data in the kubeconfig", 2)
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return RunError(f"{where} cannot be reached: {why.lower()}; see that it runs, or choose another --context")
+        return CliError(f"{where} cannot be reached: {why.lower()}; see that it runs, or choose another --context")
 
     def refusal(self, code: int, text: bytes) -> ApiError:
         """Return what is said when the server answers ``code`` with ``text``."""
@@ -290,9 +290,9 @@ def connect(context: str | None) -> Api:
     """Return the API server of a context: of the current one, or of the pod this runs in, when none is named.
 
     Raises:
-        RunError: with exit code 2: there is no such context, or it cannot be used.
+        CliError: with exit code 2: there is no such context, or it cannot be used.
     """
     try:
         return Api(default_access(context or ""))
     except ValueError as error:
-        raise RunError(str(error), 2) from None
+        raise CliError(str(error), 2) from None

@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
-from rljob.local.errors import RunError
+from rljob.local.errors import CliError
 from rljob.remote.api import ANSWER_SECONDS, Api
 
 PROTOCOL = Subprotocol("v4.channel.k8s.io")
@@ -34,7 +34,7 @@ HANDSHAKE_PAUSE_SECONDS = 0.5
 """Before the second try; twice as long before each one after it."""
 
 
-class ForwardError(RunError):
+class ForwardError(CliError):
     """The pod cannot be spoken to: the port is not open, the node does not answer, or the connection broke off."""
 
 
@@ -48,7 +48,7 @@ class Tunnel:
     Raises:
         ApiError: the API server refuses.
         HandshakeError: it does not forward the port, at several tries.
-        RunError: it cannot be reached.
+        CliError: it cannot be reached.
     """
 
     def __init__(self, api: Api, namespace: str, pod: str, port: int, patience: float) -> None:
@@ -180,7 +180,7 @@ def get(
     Raises:
         ApiError: the API server refuses to forward.
         ForwardError: the pod does not answer.
-        RunError: the API server cannot be reached.
+        CliError: the API server cannot be reached.
     """
     tunnel = Tunnel(api, namespace, pod, port, patience)
     connection = http.client.HTTPConnection(pod, port)

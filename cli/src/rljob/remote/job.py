@@ -1,4 +1,4 @@
-"""One RLJob, as the commands of the command line look at it."""
+"""One RLJob, as the commands use it."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from datetime import datetime
 
 import msgspec
 
-from rljob.local.errors import RunError
-from rljob.local.glance import Glance
-from rljob.local.view import PartView
+from rljob.local.errors import CliError
+from rljob.local.snapshot import ComponentState, RunSnapshot
 from rljob.protocol.status import RunStatus
-from rljob.remote.absent import unseen
 from rljob.remote.api import FORBIDDEN, ApiError, Object
-from rljob.remote.coordinator import Coordinator, SilentError
-from rljob.remote.finding import Namespace, conditions, goes_on, holds, namespace
+from rljob.remote.coordinator import Coordinator, CoordinatorUnavailableError
+from rljob.remote.lookup import Namespace, conditions, holds, is_active, namespace
+from rljob.remote.pod_diagnosis import not_reconciled_message
 
-GLANCE_SECONDS = 10.0
-"""A coordinator that does not say how it is within so long does not answer."""
-RESUME = "rljob resume goes on with it"
+SNAPSHOT_SECONDS = 10.0
+"""A coordinator that has not returned its status for so long does not answer."""
+RESUME = "rljob resume resumes it"
 
 
 class RemoteJob:
-    """An RLJob of a namespace. ``name`` is its own; ``body`` is it as it was read last."""
+    """An RLJob of a namespace. ``body`` is the object as it was read last."""
 
     def __init__(self, where: Namespace, body: Object) -> None:
         self.namespace, self.body = where, body
@@ -31,7 +30,7 @@ class RemoteJob:
 
     @property
     def place(self) -> str:
-        """Which job this is, for sentences."""
+        """Name for messages."""
         return f"RLJob {self.name} in {self.namespace.place}"
 
     @property
@@ -40,57 +39,59 @@ class RemoteJob:
         return Coordinator(self.namespace, self.body)
 
     def read(self) -> Object:
-        """Read it anew and return it.
+        """Read the object again and return it.
 
         Raises:
-            RunError: it is not there any more, or the API server refuses or cannot be reached.
+            CliError: it was deleted, or the API server refuses or cannot be reached.
         """
         try:
             self.body = self.namespace.api.get(self.namespace.path(self.name))
         except ApiError as error:
             if error.missing_object:
-                raise RunError(f"the {self.place} was deleted; a retained claim keeps its ledger", 2) from None
+                raise CliError(f"the {self.place} was deleted; a retained claim keeps its ledger", 2) from None
             raise
         return self.body
 
-    def look(self) -> Glance:
-        """Look at the job: what its coordinator says, or where that cannot be asked what its RLJob does."""
+    def snapshot(self) -> RunSnapshot:
+        """Return the state of the job: from its coordinator, or from the RLJob if the coordinator cannot be asked."""
         body = self.read()
-        told = (body.get("status") or {}).get("run")
+        recorded = (body.get("status") or {}).get("run")
         status, note = None, ""
         try:
-            coordinator = Coordinator(self.namespace, body, GLANCE_SECONDS)
+            coordinator = Coordinator(self.namespace, body, SNAPSHOT_SECONDS)
             status, _ = coordinator.ask("/v1/status", RunStatus)
-        except SilentError as error:
-            note = error.sentence if told and goes_on(body) else ""
+        except CoordinatorUnavailableError as error:
+            note = error.sentence if recorded and is_active(body) else ""
         except ApiError as error:
             if error.code != FORBIDDEN:
                 raise
-            note = f"this is what the RLJob says, without rewards and parts of the coordinator: {error.sentence}"
-        if status is None and told:
-            status = msgspec.convert(told, RunStatus)
-        return glance(self.namespace, body, status, note)
+            note = f"from the RLJob, without rewards and components of the coordinator: {error.sentence}"
+        if status is None and recorded:
+            status = msgspec.convert(recorded, RunStatus)
+        return job_snapshot(self.namespace, body, status, note)
 
     def claim(self) -> str:
         """Return the name of the claim that keeps its ledger and checkpoints."""
         return self.coordinator.claim
 
 
-def glance(where: Namespace, body: Object, status: RunStatus | None, note: str = "") -> Glance:
-    """Return an RLJob as ``rljob status`` shows runs.
+def job_snapshot(where: Namespace, body: Object, status: RunStatus | None, note: str = "") -> RunSnapshot:
+    """Return the snapshot of an RLJob.
 
     Args:
         where: its namespace.
-        body: it.
-        status: of its run, if anybody knows it.
-        note: why not all is known.
+        body: the RLJob.
+        status: of its run, if it is known.
+        note: why the snapshot is incomplete.
     """
-    going_on = goes_on(body)
+    running = is_active(body)
     state, message = _state(body, status)
     seconds = status.progress.seconds if status is not None else _age(body)
     place = {"context": where.api.access.context, "namespace": where.name}
-    parts = [_part(role, going_on) for role in (body.get("status") or {}).get("roles") or []]
-    return Glance(place, str(body["metadata"]["name"]), going_on, state, message, status, parts, seconds, note=note)
+    components = [_component(role, running) for role in (body.get("status") or {}).get("roles") or []]
+    return RunSnapshot(
+        place, str(body["metadata"]["name"]), running, state, message, status, components, seconds, note=note
+    )
 
 
 def _state(body: Object, status: RunStatus | None) -> tuple[str, str]:
@@ -106,18 +107,18 @@ def _state(body: Object, status: RunStatus | None) -> tuple[str, str]:
     if "deletionTimestamp" in body["metadata"]:
         return state, "it is being deleted"
     if not ready:
-        return state, unseen()
+        return state, not_reconciled_message()
     if status is not None and status.message:
         return state, status.message
     return state, "" if ready["status"] == "True" else str(ready["message"])
 
 
-def _part(role: Object, going_on: bool) -> PartView:
+def _component(role: Object, running: bool) -> ComponentState:
     ready, desired, summary = int(role["ready"]), int(role["desired"]), str(role.get("summary") or "")
     state = "running" if ready >= desired else "waiting"
     detail = f"{ready}/{desired}{f': {summary}' if summary else ''}"
-    restarts, death = int(role.get("restarts") or 0), str(role.get("lastExit") or "")
-    return PartView(str(role["name"]), state if going_on and desired else "stopped", restarts, death, detail)
+    restarts, last_exit = int(role.get("restarts") or 0), str(role.get("lastExit") or "")
+    return ComponentState(str(role["name"]), state if running and desired else "stopped", restarts, last_exit, detail)
 
 
 def _age(body: Object) -> float:
@@ -126,7 +127,7 @@ def _age(body: Object) -> float:
 
 
 def find(name: str | None, context: str | None, where: str | None) -> RemoteJob:
-    """Return the RLJob called ``name``; None: the one that goes on, or the newest when none does.
+    """Return the RLJob called ``name``; None: the active one, or the newest when none is active.
 
     Args:
         name: of the RLJob.
@@ -134,24 +135,24 @@ def find(name: str | None, context: str | None, where: str | None) -> RemoteJob:
         where: its namespace; None: the context's.
 
     Raises:
-        RunError: with exit code 2: there is no such context, namespace or RLJob.
+        CliError: with exit code 2: there is no such context, namespace or RLJob.
     """
     chosen = namespace(context, where)
     return RemoteJob(chosen, chosen.find(name))
 
 
 def find_among(names: Sequence[str], context: str | None, where: str | None) -> tuple[RemoteJob, list[str]]:
-    """Return the RLJob that is meant and the other names: the first may be the RLJob's.
+    """Return the RLJob and the other names: the first name may be the RLJob's.
 
     Raises:
-        RunError: as :func:`find`.
+        CliError: as :func:`find`.
     """
     chosen = namespace(context, where)
     if names and chosen.has(names[0]):
         return RemoteJob(chosen, chosen.find(names[0])), list(names[1:])
     try:
         return RemoteJob(chosen, chosen.find(None)), list(names)
-    except RunError:
+    except CliError:
         if names:
-            chosen.find(names[0])  # says that there is no RLJob of this name, and which there are
+            chosen.find(names[0])  # raises that there is no RLJob of this name, and lists those there are
         raise

@@ -1,6 +1,6 @@
-"""Logs of a job's pods as one stream, by time; also of containers before their last restart, and of later pods.
+"""Logs of a job's pods as one stream, by time; with containers before their last restart, and later pods.
 
-A pod is called as it is without the job's name: coordinator-0, trainer-1-0-x7k2p, rollout-main-5c9d8-abcde.
+The name of a pod is shown without the job's: coordinator-0, trainer-1-0-x7k2p, rollout-main-5c9d8-abcde.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from rljob.local.errors import RunError
+from rljob.local.errors import CliError
 from rljob.local.logs import Line
 from rljob.manifests.labels import ROLE
-from rljob.remote import absent
+from rljob.remote import pod_diagnosis
 from rljob.remote.api import BAD_REQUEST, NOT_FOUND, ApiError, Object
-from rljob.remote.finding import goes_on
 from rljob.remote.job import RemoteJob
+from rljob.remote.lookup import is_active
 
 LOOK_SECONDS = 2.0
 PATIENCE_SECONDS = 60.0
-"""So long an API server that is away is waited for."""
+"""Longest wait for an API server that cannot be reached."""
 LAST_SECONDS = 1.0
-"""Without a line, after the run has ended: all is read."""
+"""So long without a line after the end of the run: everything is read."""
 MOST_LAST_SECONDS = 10.0
 READERS = 8
 WAITING = 10_000  # lines, in memory
@@ -36,13 +36,13 @@ WAITING = 10_000  # lines, in memory
 
 @dataclass(frozen=True)
 class Source:
-    """A container of a pod, in one of its lives."""
+    """A container of a pod, from one start to its end."""
 
     pod: str
     container: str
     part: str
     life: str
-    """Of the container: its id; empty before it has run."""
+    """Id of the container; empty before it has run."""
     restarts: int
 
 
@@ -50,13 +50,13 @@ class Logs:
     """Reads the logs of a job's pods.
 
     Args:
-        job: whose they are.
+        job: of the pods.
         parts: roles (trainer), kinds of roles (rollout, reward) or pods; all when empty.
-        named: whether the job was; else the first part may have been meant for its name.
-        follow: pods that are to come are waited for.
+        named: whether the job was named; else the first part may be a wrong name of a job.
+        follow: wait for pods that do not exist yet.
 
     Raises:
-        RunError: with exit code 2: one of the parts is none; with 1: it has no pods, and is not followed.
+        CliError: with exit code 2: one of the parts does not exist; with 1: it has no pods, and ``follow`` is not set.
     """
 
     def __init__(self, job: RemoteJob, parts: Sequence[str], *, named: bool = True, follow: bool = False) -> None:
@@ -64,23 +64,23 @@ class Logs:
         self._last: dict[Source, float] = {}
         self._lines: queue.Queue[Line | Source] = queue.Queue(WAITING)
         self._followed: set[Source] = set()
-        pods, waits = self._pods(), follow and goes_on(job.body)
+        pods, waits = self._pods(), follow and is_active(job.body)
         for part in parts:
             if not any(_is(pod, self._name(pod), part) for pod in pods):
                 self._check(part, pods, waits, unnamed=not named and part == parts[0])
         if not pods and not waits:
-            raise RunError(f"{job.place} has no pods: {absent.why(job.body, '')}")
-        self.parts = sorted({source.part for source in self._sources()})
+            raise CliError(f"{job.place} has no pods: {pod_diagnosis.why(job.body, '')}")
+        self.components = sorted({source.part for source in self._sources()})
 
     def awaited(self) -> str:
-        """Return why there is nothing to read yet; empty when there is something."""
-        if self.parts:
+        """Return why there is nothing to read yet; empty if there is."""
+        if self.components:
             return ""
         part = self._wanted[0] if len(self._wanted) == 1 else ""
-        return f"waiting for {part or 'pods'} of {self._job.place}: {absent.why(self._job.body, part)}"
+        return f"waiting for {part or 'pods'} of {self._job.place}: {pod_diagnosis.why(self._job.body, part)}"
 
     def history(self, tail: int | None = None) -> list[Line]:
-        """Return the lines there are by time, the last ``tail`` of them."""
+        """Return the existing lines by time, the last ``tail`` of them."""
         sources = list(self._sources())
         with ThreadPoolExecutor(READERS) as readers:
             found = list(readers.map(lambda source: self._read(source, tail), sources))
@@ -90,20 +90,20 @@ class Logs:
         return merged if tail is None else merged[max(0, len(merged) - tail) :]
 
     def follow(self) -> Iterator[Line]:
-        """Yield lines as they are written after those read, until the run no longer goes on."""
+        """Yield lines as they are written after those read, until the run is no longer active."""
         heard, looked, ended = time.monotonic(), float("-inf"), float("inf")
         while True:
             now = time.monotonic()
             if now - looked > LOOK_SECONDS:
                 try:
-                    self._take_up(self._sources())
-                    if not goes_on(self._job.read()):
+                    self._start_streams(self._sources())
+                    if not is_active(self._job.read()):
                         ended = min(ended, now)
                     looked = now
-                except RunError as error:
+                except CliError as error:
                     if error.exit_code == 2 or now - max(looked, heard) > PATIENCE_SECONDS:
                         raise
-            if now - ended > MOST_LAST_SECONDS:  # a coordinator that serves on may have something to say for ever
+            if now - ended > MOST_LAST_SECONDS:  # a coordinator that is kept after the end may log forever
                 return
             try:
                 found = self._lines.get(timeout=LAST_SECONDS)
@@ -112,12 +112,12 @@ class Logs:
                     return
                 continue
             if isinstance(found, Source):
-                self._followed.discard(found)  # it ended, or broke off: the next look takes it up where it goes on
+                self._followed.discard(found)  # it ended or broke off: the next look continues it
             else:
                 heard = time.monotonic()
                 yield found
 
-    def _take_up(self, sources: Mapping[Source, bool]) -> None:
+    def _start_streams(self, sources: Mapping[Source, bool]) -> None:
         for source, running in sources.items():
             if source.life and source not in self._followed and (running or source not in self._last):
                 self._followed.add(source)
@@ -125,10 +125,10 @@ class Logs:
                 threading.Thread(target=self._stream, args=(source,), daemon=True).start()
 
     def _stream(self, source: Source) -> None:
-        """Put the lines of one container into the queue until there are no more."""
+        """Put the lines of one container into the queue until its log ends."""
         last = self._last.get(source, 0.0)
         query = {"follow": "true", **_since(last)}
-        broken = contextlib.suppress(OSError, RunError, http.client.HTTPException, ValueError)
+        broken = contextlib.suppress(OSError, CliError, http.client.HTTPException, ValueError)
         with broken, self._open(source, query, timeout=None) as answer:
             for line in _lines(answer, source.part, last):
                 self._last[source] = line.time
@@ -136,7 +136,7 @@ class Logs:
         self._lines.put(source)
 
     def _read(self, source: Source, tail: int | None) -> list[Line]:
-        """Return what a container wrote, before its last restart too."""
+        """Return the lines of a container, with those before its last restart."""
         lines: list[Line] = []
         for before in (True, False) if source.restarts else (False,):
             query = {"previous": "true"} if before else {}
@@ -146,7 +146,7 @@ class Logs:
                 with self._open(source, query) as answer:
                     lines += _lines(answer, source.part)
             except ApiError as error:
-                if error.code not in (BAD_REQUEST, NOT_FOUND):  # it has not begun, or is gone
+                if error.code not in (BAD_REQUEST, NOT_FOUND):  # it has not started, or was deleted
                     raise
             except (OSError, http.client.HTTPException) as error:
                 raise self._job.namespace.api.unreachable(error) from None
@@ -161,7 +161,7 @@ class Logs:
         return self._job.namespace.pods(self._job.name)
 
     def _sources(self) -> dict[Source, bool]:
-        """Return the containers, and whether each runs."""
+        """Return container → whether it runs."""
         found = {}
         for pod in self._pods():
             name = self._name(pod)
@@ -181,15 +181,15 @@ class Logs:
         return str(pod["metadata"]["name"]).removeprefix(f"{self._job.name}-")
 
     def _check(self, part: str, pods: Sequence[Object], waits: bool, unnamed: bool) -> None:
-        """Raise what is to be said of a part that has no pod, unless it may be waited for."""
-        job, known = self._job, absent.roles(self._job.body)
+        """Raise the error on a part without a pod, unless its pod may come later."""
+        job, known = self._job, pod_diagnosis.roles(self._job.body)
         there = sorted({str(pod["metadata"]["labels"].get(ROLE)) for pod in pods})
-        if not any(absent.is_of(part, role) for role in known):
+        if not any(pod_diagnosis.is_of(part, role) for role in known):
             other = f"no RLJob {part!r}, and " if unnamed else ""
             names = ", ".join(sorted({*known, *there}))
-            raise RunError(f"there is {other}no part {part!r} of {job.place}; name one of {names}", 2)
+            raise CliError(f"there is {other}no component {part!r} of {job.place}; name one of {names}", 2)
         if not waits:
-            raise RunError(f"there is no pod of {part} of {job.place}: {absent.why(job.body, part, there)}")
+            raise CliError(f"there is no pod of {part} of {job.place}: {pod_diagnosis.why(job.body, part, there)}")
 
 
 def _is(pod: Object, name: str, part: str) -> bool:
@@ -198,7 +198,7 @@ def _is(pod: Object, name: str, part: str) -> bool:
 
 
 def _since(last: float) -> dict[str, str]:
-    """Return the query for what was written after ``last``; whole seconds, as Kubernetes has them."""
+    """Return the query for lines after ``last``; Kubernetes has whole seconds."""
     return {"sinceTime": datetime.fromtimestamp(int(last), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")} if last else {}
 
 

@@ -1,4 +1,4 @@
-"""Why a job in a cluster has no pod of a part, and what to look at instead. Pure: of an RLJob as it was read."""
+"""Explains why a job in a cluster has no pod of a component, and what to look at. Pure: from an RLJob that was read."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 from rljob.manifests.names import role_name
 from rljob.remote.api import Object
-from rljob.remote.finding import COORDINATOR, conditions, holds
+from rljob.remote.lookup import COORDINATOR, conditions, holds
 
 INITIALIZER = "initializer"
 
 
-def unseen(name: str = "it") -> str:
-    """Return what is to be said of an RLJob without conditions."""
-    return f"no operator has looked at {name} yet; see that the chart rljob is installed and its pod runs"
+def not_reconciled_message(name: str = "it") -> str:
+    """Return the message on an RLJob without conditions."""
+    return f"no operator has reconciled {name} yet; check that the chart rljob is installed and its pod runs"
 
 
 def roles(body: Object) -> list[str]:
-    """Return the roles of an RLJob that have pods at some time of its life."""
+    """Return the roles of an RLJob that ever have pods."""
     spec = body["spec"]
     rewards = [each["name"] for each in spec.get("rewards") or [] if not each.get("url")]
     return [
@@ -29,12 +29,12 @@ def roles(body: Object) -> list[str]:
 
 
 def is_of(part: str, role: str) -> bool:
-    """Return whether a part as a person writes it is a role or a kind of roles: rollout, rollout-main."""
+    """Return whether ``part``, a role (rollout-main) or a kind of roles (rollout), includes ``role``."""
     return part == role or role.startswith(f"{part}-")
 
 
 def why(body: Object, part: str, there: Sequence[str] = ()) -> str:
-    """Return why an RLJob has no pod of a part, and what to look at.
+    """Return why an RLJob has no pod of a component, and what to look at.
 
     Args:
         body: the RLJob.
@@ -48,9 +48,9 @@ def why(body: Object, part: str, there: Sequence[str] = ()) -> str:
         if holds(body, condition):
             return f"{name} {ended} and its pods{but} went with their logs; rljob status shows how it ended"
     if holds(body, "Suspended"):
-        return f"{name} is suspended; rljob resume goes on with it"
+        return f"{name} is suspended; rljob resume resumes it"
     if "Ready" not in met:
-        return unseen()
+        return not_reconciled_message()
     reason, message = met["Ready"]["reason"], met["Ready"]["message"]
     if part == INITIALIZER:
         initialized = met.get("Initialized", {})

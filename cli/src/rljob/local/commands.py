@@ -1,4 +1,4 @@
-"""A job as the commands of its parts: what a renderer makes pods of in a cluster. Pure."""
+"""Plans a job's components as commands of this machine, as the renderer plans pods in a cluster. Pure."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from rljob.api.cluster import Accelerator
 from rljob.api.models import RLJob
 from rljob.api.paths import in_storage
 from rljob.api.pods import main_container
 from rljob.api.roles import Coordinator, Reward, Rollout, Runner, Trainer
-from rljob.local import machine
 from rljob.local.processes import Command
 from rljob.protocol.environment import SEED
 
 HOST = "127.0.0.1"
+GPU = Path("/dev/nvidiactl")
+"""Exists if the machine, or this container, has NVIDIA GPUs."""
 INITIALIZER = "initializer"
 Templated: TypeAlias = Trainer | Rollout | Reward | Runner | Coordinator
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """Where a job's parts are to run.
+class LocalContext:
+    """Where a job's components run.
 
     ``storage`` is the run directory, ``ports`` has a port for each of :func:`servers`, ``tokens`` one for each role.
     """
@@ -40,15 +42,15 @@ class Surroundings:
 
 
 def servers(job: RLJob) -> list[str]:
-    """Return the parts that listen on a port."""
+    """Return the components that listen on a port."""
     return ["coordinator", *(f"reward-{reward.name}" for reward in job.spec.rewards if reward.url is None)]
 
 
-def parts(job: RLJob, here: Surroundings) -> list[Command]:
-    """Return the parts of a resolved job as commands, in the order in which they are started."""
+def components(job: RLJob, here: LocalContext) -> list[Command]:
+    """Return the commands of a resolved job's components, in the order of their start."""
     common = common_environment(here.storage)
 
-    def part(name: str, arguments: list[str], role: Templated, **own: str) -> Command:
+    def component(name: str, arguments: list[str], role: Templated, **own: str) -> Command:
         environment = common | {"RLJOB_COORDINATOR": here.coordinator_url, "RLJOB_HOST": HOST} | own
         variables = role.nccl if isinstance(role, Trainer | Rollout) else {}
         return templated(Command(name, [sys.executable, *arguments], environment), role.template, variables)
@@ -56,45 +58,45 @@ def parts(job: RLJob, here: Surroundings) -> list[Command]:
     def listen(name: str) -> str:
         return f"{HOST}:{here.ports[name]}"
 
-    def reward_part(reward: Reward) -> Command:
+    def reward_component(reward: Reward) -> Command:
         name = f"reward-{reward.name}"
         own = {"RLJOB_NAME": reward.name, "RLJOB_LISTEN": listen(name)}
         if reward.local is None:
-            return part(name, ["-m", "rljob.rewards.main"], reward, **own)
+            return component(name, ["-m", "rljob.rewards.main"], reward, **own)
         return Command(name, [in_storage(argument, here.storage) for argument in reward.local.command], common | own)
 
     rewards = job.spec.rewards
     urls = {reward.name: reward.url or f"http://{listen(f'reward-{reward.name}')}" for reward in rewards}
     return [
         *(
-            part(
+            component(
                 f"rollout-{pool.name}-{i}",
                 ["-m", "rljob.rollout.main"],
                 pool,
                 RLJOB_NAME=pool.name,
                 RLJOB_TOKEN=here.tokens["agent"],
-                **machine.environment(pool.accelerator),
+                **_visible_devices(pool.accelerator),
             )
             for pool in job.spec.rollouts
             for i in range(pool.replicas.min)
         ),
-        part(
+        component(
             "trainer",
             _trainer_arguments(job),
             job.spec.trainer,
             RLJOB_TOKEN=here.tokens["trainer"],
-            **machine.environment(job.spec.trainer.accelerator),
+            **_visible_devices(job.spec.trainer.accelerator),
         ),
-        part(
+        component(
             "coordinator",
             ["-m", "rljob.coordinator.main"],
             job.spec.coordinator,
             RLJOB_LISTEN=listen("coordinator"),
             RLJOB_TOKENS=str(here.storage / "tokens.json"),
         ),
-        *(reward_part(reward) for reward in rewards if reward.url is None),
+        *(reward_component(reward) for reward in rewards if reward.url is None),
         *(
-            part(
+            component(
                 "runner" if i == 0 else f"runner-{i}",
                 ["-m", "rljob.runner.main"],
                 job.spec.runner,
@@ -117,8 +119,8 @@ def initializer(job: RLJob, storage: Path) -> Command:
 
 
 def templated(command: Command, template: dict[str, Any] | None, variables: Mapping[str, str]) -> Command:
-    """Return ``command`` with ``variables`` and, over them, what its role's pod template says of env, command and args
-    of the main container."""
+    """Return ``command`` with ``variables`` and, over them, env, command and args of the main container in its role's
+    pod template."""
     main = main_container(template)
     arguments = [*(main.get("command") or command.arguments), *(main.get("args") or [])]
     environment = {**variables, **_variables(template), **command.environment}
@@ -132,7 +134,7 @@ def _variables(template: dict[str, Any] | None) -> dict[str, str]:
 
 
 def common_environment(storage: Path) -> dict[str, str]:
-    """Return the variables that every part and the initializer get."""
+    """Return the variables of every component and of the initializer."""
     return {"RLJOB_JOB": str(storage / "job.json"), "RLJOB_STORAGE": str(storage)}
 
 
@@ -141,3 +143,8 @@ def _trainer_arguments(job: RLJob) -> list[str]:
     if processes == 1:
         return ["-m", "rljob.trainer.main"]
     return ["-m", "rljob.trainer.launch", str(processes)]
+
+
+def _visible_devices(accelerator: Accelerator) -> dict[str, str]:
+    """Return the variables that restrict a component to the accelerator of its role."""
+    return {"CUDA_VISIBLE_DEVICES": ""} if accelerator.kind == "cpu" else {}

@@ -1,4 +1,4 @@
-"""What a job needs of this machine that no part looks at: programs to start, and files that nobody will make."""
+"""Checks what a job needs of this machine and no component checks: programs to start, files that must exist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rljob.protocol.environment import search_path
 
 
 def problems(job: RLJob, storage: Path) -> Iterator[str]:
-    """Yield one sentence for everything that is missing.
+    """Yield one sentence for each missing program or file.
 
     Args:
         job: resolved, with absolute paths.
@@ -42,7 +42,7 @@ def problems(job: RLJob, storage: Path) -> Iterator[str]:
 
 
 def _made(job: RLJob, source: str) -> bool:
-    """Whether the initializer may make what is not there."""
+    """Whether the initializer may make ``source``."""
     return job.spec.initializer is not None and source.startswith(IN_STORAGE)
 
 
@@ -54,7 +54,7 @@ def _program(field: str, argument: str, storage: Path) -> Iterator[str]:
 
 
 def _script(field: str, command: Sequence[str], storage: Path) -> Iterator[str]:
-    """Look at the Python file that a command runs: ``python reward.py``, or ``./reward.py``."""
+    """Check the Python file that a command runs: ``python reward.py``, or ``./reward.py``."""
     first = Path(command[0]).name.startswith("python")
     options = itertools.takewhile(lambda argument: argument not in ("-c", "-m"), command[1:] if first else command[:1])
     place, argument = next(
@@ -64,7 +64,7 @@ def _script(field: str, command: Sequence[str], storage: Path) -> Iterator[str]:
         return
     path = Path(in_storage(argument, storage))
     if not path.is_file():
-        if first and not argument.startswith(IN_STORAGE):  # what the initializer may make is looked at when it is run
+        if first and not argument.startswith(IN_STORAGE):  # the initializer may make it
             yield f"{field}: there is no file {str(path.absolute())!r}; correct {argument!r} in entry {place}"
         return
     try:

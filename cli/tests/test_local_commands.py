@@ -8,15 +8,15 @@ import pytest
 from rljob.api.load import validate
 from rljob.api.paths import in_storage
 from rljob.api.resolve import resolve
-from rljob.local import plan
-from rljob.local.plan import Surroundings
+from rljob.local import commands
+from rljob.local.commands import LocalContext
 from rljob.protocol import initializer
 from rljob.protocol.environment import read_environment, reward_urls
 
 
 @pytest.fixture
 def here(tmp_path):
-    return Surroundings(
+    return LocalContext(
         tmp_path,
         {"coordinator": 7001, "reward-exact": 7002},
         {"agent": "token-a", "trainer": "token-t", "runner": "token-r"},
@@ -24,7 +24,7 @@ def here(tmp_path):
 
 
 def parts(manifest, here):
-    return {part.name: part for part in plan.parts(resolve(validate(manifest)), here)}
+    return {part.name: part for part in commands.components(resolve(validate(manifest)), here)}
 
 
 def test_every_part_of_a_job_is_started(manifest, here):
@@ -84,7 +84,7 @@ def test_a_reward_of_ones_own_is_started_and_one_elsewhere_only_asked(manifest, 
         "RLJOB_LISTEN": "127.0.0.1:7002",
     }
     assert "reward-far" not in found
-    assert plan.servers(validate(manifest)) == ["coordinator", "reward-exact"]
+    assert commands.servers(validate(manifest)) == ["coordinator", "reward-exact"]
     urls = json.loads(found["runner"].environment["RLJOB_REWARD_URLS"])
     assert urls == {"exact": "http://127.0.0.1:7002", "far": "http://rewards.example/v2"}
 

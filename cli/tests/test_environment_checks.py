@@ -2,7 +2,7 @@ import pytest
 
 from rljob.api.load import validate
 from rljob.api.resolve import resolve
-from rljob.local import surroundings
+from rljob.local import environment_checks
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def said(manifest, tmp_path, monkeypatch):
             "name": manifest["spec"]["rewards"][0]["name"],
             "local": {"command": list(command)},
         }
-        return list(surroundings.problems(resolve(validate(manifest)), tmp_path / "run"))
+        return list(environment_checks.problems(resolve(validate(manifest)), tmp_path / "run"))
 
     return said
 

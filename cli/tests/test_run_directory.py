@@ -7,9 +7,9 @@ import pytest
 from rljob.api.load import validate
 from rljob.api.resolve import resolve
 from rljob.api.scalars import read_yaml
-from rljob.local import runs
-from rljob.local.directory import CHANGEABLE, RunDirectory
-from rljob.local.errors import RunError
+from rljob.local import find_run
+from rljob.local.errors import CliError
+from rljob.local.run_directory import CHANGEABLE, RunDirectory
 
 
 def job(manifest, **changes):
@@ -54,7 +54,7 @@ def test_a_change_that_would_make_it_another_run_is_refused_by_name(directory, m
     with directory.opened(job(manifest), b"before"):
         pass
     files = {file.name: file.read_bytes() for file in directory.path.iterdir() if file.is_file()}
-    with pytest.raises(RunError) as caught, directory.opened(job(manifest, **changes), b"after"):
+    with pytest.raises(CliError) as caught, directory.opened(job(manifest, **changes), b"after"):
         pass
     assert caught.value.exit_code == 2
     assert caught.value.sentence.startswith(sentence.replace("DIR", str(directory.path)))
@@ -79,7 +79,7 @@ def test_what_may_change_between_runs_is_taken(directory, manifest, changes):
 def test_a_directory_is_locked_while_it_is_open(directory, manifest):
     with (
         directory.opened(job(manifest), b""),
-        pytest.raises(RunError, match="is in use by another rljob run; wait for it or stop it") as caught,
+        pytest.raises(CliError, match="is in use by another rljob run; wait for it or stop it") as caught,
         RunDirectory(directory.path).opened(job(manifest), b""),
     ):
         pass
@@ -90,7 +90,7 @@ def test_a_directory_with_other_files_is_left_alone(directory, manifest):
     directory.path.mkdir(parents=True)
     (directory.path / "thesis.tex").touch()
     with (
-        pytest.raises(RunError, match=r"holds no run but other files \(thesis.tex\); choose another"),
+        pytest.raises(CliError, match=r"holds no run but other files \(thesis.tex\); choose another"),
         directory.opened(job(manifest), b""),
     ):
         pass
@@ -100,10 +100,10 @@ def test_a_directory_with_other_files_is_left_alone(directory, manifest):
 def test_a_file_in_the_way_is_left_alone(directory, manifest):
     directory.path.parent.mkdir()
     directory.path.write_text("mine")
-    with pytest.raises(RunError, match="is not a directory"), directory.opened(job(manifest), b""):
+    with pytest.raises(CliError, match="is not a directory"), directory.opened(job(manifest), b""):
         pass
     nested = RunDirectory(directory.path / "run")
-    with pytest.raises(RunError, match="cannot be made: Not a directory"), nested.opened(job(manifest), b""):
+    with pytest.raises(CliError, match="cannot be made: Not a directory"), nested.opened(job(manifest), b""):
         pass
 
 
@@ -111,7 +111,7 @@ def test_a_manifest_of_another_version_is_refused(directory, manifest):
     with directory.opened(job(manifest), b""):
         pass
     (directory.path / "job.json").write_text('{"spec": {"frobnicate": 1}}')
-    with pytest.raises(RunError, match="another version of rljob"), directory.opened(job(manifest), b""):
+    with pytest.raises(CliError, match="another version of rljob"), directory.opened(job(manifest), b""):
         pass
 
 
@@ -146,20 +146,20 @@ def test_a_half_written_file_is_as_none(directory):
 
 
 def test_a_place_that_takes_no_files_is_named_as_such(manifest):
-    with pytest.raises(RunError, match=r"^/proc/abc cannot be made: /proc takes no files; choose another --run-dir"):
+    with pytest.raises(CliError, match=r"^/proc/abc cannot be made: /proc takes no files; choose another --run-dir"):
         RunDirectory(Path("/proc/abc")).check(job(manifest))
 
 
 def test_a_damaged_manifest_is_not_taken_for_that_of_another_version(directory, manifest):
     with directory.opened(job(manifest), b""):
         directory.write("job.json", b"{")
-    with pytest.raises(RunError, match=r"job.json is damaged: it is no JSON any more; restore it"):
+    with pytest.raises(CliError, match=r"job.json is damaged: it is no JSON any more; restore it"):
         directory.job()
 
 
 def test_a_run_that_may_not_be_read_is_bad_input(directory, monkeypatch):
     directory.path.mkdir(parents=True)
-    monkeypatch.setattr(runs.os, "access", lambda path, mode: False)
-    with pytest.raises(RunError, match="sums may not be read; have its owner allow it") as caught:
-        runs.find(str(directory.path))
+    monkeypatch.setattr(find_run.os, "access", lambda path, mode: False)
+    with pytest.raises(CliError, match="sums may not be read; have its owner allow it") as caught:
+        find_run.find(str(directory.path))
     assert caught.value.exit_code == 2

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from rljob.cli import topping
 from rljob.kube.access import Access
-from rljob.local.errors import RunError
+from rljob.local import render
+from rljob.local.errors import CliError
+from rljob.local.snapshot import ComponentState
 from rljob.local.usage import Usage
-from rljob.local.view import PartView
 from rljob.remote import usage
-from rljob.remote.absent import roles, why
 from rljob.remote.api import Api
-from rljob.remote.finding import Namespace
-from rljob.remote.job import RemoteJob, glance
+from rljob.remote.job import RemoteJob
 from rljob.remote.logs import Logs
+from rljob.remote.lookup import Namespace
+from rljob.remote.pod_diagnosis import roles, why
 
 SPEC = {
     "initializer": {"command": ["make"]},
@@ -46,7 +46,7 @@ def test_the_roles_of_a_job_are_those_that_have_pods_of_it() -> None:
 @pytest.mark.parametrize(
     ("body", "part", "there", "said"),
     [
-        (rljob(), "trainer", [], "no operator has looked at it yet; see that the chart rljob is installed"),
+        (rljob(), "trainer", [], "no operator has reconciled it yet; check that the chart rljob is installed"),
         (rljob(INITIALIZING), "trainer", [], "it waits for the initializer; rljob logs -n team-a sums initializer sh"),
         (rljob(INITIALIZING), "initializer", [], "the RLJob says Initializing: the initializer runs; kubectl describe"),
         (
@@ -58,7 +58,7 @@ def test_the_roles_of_a_job_are_those_that_have_pods_of_it() -> None:
         (rljob(PENDING, roles=[QUOTA]), "trainer", [], "trainer: 1 of 1 trainer pod refused: exceeded quota; kubectl "),
         (rljob(PENDING), "rollout", [], "the RLJob says PodsPending: 1 of 2 rollout-main pods pending"),
         (rljob(PENDING), "rollout", [], "; kubectl describe rlj sums -n team-a tells more"),
-        (rljob(("Suspended", True, "Suspended", "")), "trainer", [], "sums is suspended; rljob resume goes on with it"),
+        (rljob(("Suspended", True, "Suspended", "")), "trainer", [], "sums is suspended; rljob resume resumes it"),
         (
             rljob(("Complete", True, "Succeeded", "")),
             "trainer",
@@ -81,61 +81,56 @@ def job(monkeypatch: pytest.MonkeyPatch) -> RemoteJob:
 
 
 def test_a_part_that_has_no_pods_yet_is_no_unknown_one(job: RemoteJob) -> None:
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(CliError) as caught:
         Logs(job, ["rollout"])
     assert caught.value.exit_code == 1
     assert str(caught.value).startswith(
         "there is no pod of rollout of RLJob sums in namespace team-a of context prod: it waits for the initializer"
     )
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(CliError) as caught:
         Logs(job, ["trainr"])
     assert caught.value.exit_code == 2
     assert str(caught.value).endswith(
         "; name one of coordinator, initializer, reward-exact, rollout-main, runner, trainer"
     )
-    with pytest.raises(RunError, match=r"^RLJob sums in .* has no pods: the RLJob says Initializing: the initializer"):
+    with pytest.raises(CliError, match=r"^RLJob sums in .* has no pods: the RLJob says Initializing: the initializer"):
         Logs(job, [])
 
 
 def test_a_part_that_is_followed_is_waited_for(job: RemoteJob) -> None:
     logs = Logs(job, ["trainer"], follow=True)
-    assert logs.parts == []
+    assert logs.components == []
     assert logs.awaited().startswith(
         "waiting for trainer of RLJob sums in namespace team-a of context prod: it waits for the initializer; rljob"
     )
     assert Logs(job, [], follow=True).awaited().startswith("waiting for pods of RLJob sums in")
     job.body = rljob(("Complete", True, "Succeeded", ""))
-    with pytest.raises(RunError, match="has succeeded and its pods went"):
+    with pytest.raises(CliError, match="has succeeded and its pods went"):
         Logs(job, ["trainer"], follow=True)
 
 
-POD, NEW, WAITS = (
-    PartView("trainer-1-0-a", "running", 0),
-    PartView("runner-b", "running", 0),
-    PartView("x", "pending", 0),
-)
-TAKEN = {"trainer-1-0-a": Usage(None, 1.5, 64 << 20)}
+POD = ComponentState("trainer-1-0-a", "running", 0, usage=Usage(None, 1.5, 64 << 20))
+UNMEASURED = ComponentState("trainer-1-0-a", "running", 0)
+NEW, WAITS = ComponentState("runner-b", "running", 0), ComponentState("x", "pending", 0)
 
 
 @pytest.mark.parametrize(
-    ("parts", "figures", "note"),
+    ("pods", "note"),
     [
-        ([POD], TAKEN, ""),
-        ([POD, WAITS], TAKEN, usage.NOT_RUNNING),
-        ([POD, NEW, WAITS], TAKEN, usage.NOT_MEASURED),
-        ([POD], {}, usage.UNKNOWN),
-        ([WAITS], {}, usage.NOT_RUNNING),
-        ([], {}, usage.NO_PODS),
+        ([POD], ""),
+        ([POD, WAITS], usage.NOT_RUNNING),
+        ([POD, NEW, WAITS], usage.NOT_MEASURED),
+        ([UNMEASURED], usage.UNKNOWN),
+        ([WAITS], usage.NOT_RUNNING),
+        ([], usage.NO_PODS),
     ],
 )
-def test_figures_that_are_missing_are_explained(parts: list[PartView], figures: dict[str, Usage], note: str) -> None:
-    assert usage.missing(parts, figures) == note
+def test_figures_that_are_missing_are_explained(pods: list[ComponentState], note: str) -> None:
+    assert usage.missing(pods) == note
 
 
-def test_no_cell_of_top_is_empty(capsys: pytest.CaptureFixture[str]) -> None:
-    found = glance(Namespace(Api(Access("https://k:1", context="prod")), "team-a"), rljob(INITIALIZING), None)
-    found.parts[:] = [POD, WAITS]
-    table = topping._parts(found, TAKEN)
+def test_no_cell_of_top_is_empty() -> None:
+    table = render._usage_table([POD, WAITS])
     assert [[*column.cells] for column in table.columns] == [
         ["trainer-1-0-a", "x"],
         ["running", "pending"],
@@ -143,5 +138,5 @@ def test_no_cell_of_top_is_empty(capsys: pytest.CaptureFixture[str]) -> None:
         ["64 MiB", "–"],
         ["0", "0"],
     ]
-    counted = topping._parts(found, {"trainer-1-0-a": Usage(3, 1.5, 1 << 20)})
+    counted = render._usage_table([ComponentState("trainer-1-0-a", "running", 0, usage=Usage(3, 1.5, 1 << 20)), WAITS])
     assert [*counted.columns[4].cells] == ["3", "–"]

@@ -1,11 +1,11 @@
-"""Finds the processes of a run by a mark in their environment, wherever they are, and kills them.
+"""Finds the processes of a run by a mark in their environment and kills them.
 
-A part's children may have left its process group (an engine server in a session of its own, workers of torchrun), and
-survive when the part is killed; they do inherit its environment, or have a parent that did. Run as a program this is
-the guardian of a run: it waits for the end of its standard input, which is the death of ``rljob run`` however it dies,
-and then sweeps.
+Children of a component may have left its process group (an engine server in its own session, workers of torchrun) and
+survive when it is killed; they inherit its environment, or have a parent that did. As a program this is the reaper of a
+run: it waits for the end of its standard input, which is the end of ``rljob run`` by whatever cause, and then kills all
+processes of the run.
 
-Standard library only: the guardian starts with ``python -I -S`` in milliseconds.
+Standard library only: the reaper starts with ``python -I -S`` in milliseconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 MARK = "RLJOB_LOCAL_PART"
-"""Variable whose value is RUN_DIRECTORY:PART: in every process of a part."""
+"""Variable with the value RUN_DIRECTORY:COMPONENT: in every process of a component."""
 
 GIVE_UP_SECONDS = 5.0
 
@@ -31,20 +31,20 @@ class Process(NamedTuple):
 
 
 def marked(prefix: str) -> list[int]:
-    """Return the ids of living processes of this user whose mark begins with ``prefix``, and of all they started, but
-    this one's."""
-    return [pid for pid, mark in marks().items() if mark.startswith(prefix)]
+    """Return the ids of this user's living processes whose mark begins with ``prefix``, and of their descendants;
+    without this process."""
+    return [pid for pid, mark in process_marks().items() if mark.startswith(prefix)]
 
 
-def marks() -> dict[int, str]:
-    """Return the mark of each living process of this user that has one, or whose ancestor has, but this one's."""
+def process_marks() -> dict[int, str]:
+    """Return process id → mark of this user's living processes, by their own or an ancestor's; without this process."""
     processes = _processes()
     found = {pid: _mark(pid, processes) for pid in processes}
     return {pid: mark for pid, mark in found.items() if mark is not None}
 
 
 def any_stopped(prefix: str) -> bool:
-    """Return whether one of these processes is stopped, as by SIGSTOP."""
+    """Return whether a process whose mark begins with ``prefix`` is stopped, as by SIGSTOP."""
     processes = _processes()
     stopped = (_mark(pid, processes) for pid, process in processes.items() if process.state == "T")
     return any(mark is not None and mark.startswith(prefix) for mark in stopped)
@@ -57,7 +57,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def _processes() -> dict[int, Process]:
-    """Return all processes that live, but this one."""
+    """Return process id → process of all living processes but this one."""
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
     found = {pid: _look(pid) for pid in pids if pid != os.getpid()}
     return {pid: process for pid, process in found.items() if process is not None and process.state not in "ZX"}
@@ -73,8 +73,8 @@ def _look(pid: int) -> Process | None:
 
 
 def _mark(pid: int, processes: dict[int, Process]) -> str | None:
-    """Return the mark of a process or its nearest ancestor that has one: a process that gives itself a title, as
-    vLLM's engine does, writes it where its environment was."""
+    """Return the mark of a process or its nearest ancestor that has one: a process that sets its title, as
+    vLLM's engine does, overwrites its environment in /proc."""
     while pid in processes:
         mark = _own_mark(pid)
         if mark is not None:
@@ -92,10 +92,10 @@ def _own_mark(pid: int) -> str | None:
     return None if variable is None else os.fsdecode(variable).partition("=")[2]
 
 
-def sweep(prefix: str) -> int:
-    """Kill all processes whose mark begins with ``prefix``; return how many there were.
+def kill_marked(prefix: str) -> int:
+    """Kill all processes whose mark begins with ``prefix``; return their number.
 
-    Returns when none is left or after GIVE_UP_SECONDS, which only a process stuck in the kernel takes.
+    Returns when none is left, or after GIVE_UP_SECONDS if a process is stuck in the kernel.
     """
     killed: set[int] = set()
     deadline = time.monotonic() + GIVE_UP_SECONDS
@@ -106,17 +106,17 @@ def sweep(prefix: str) -> int:
             except ProcessLookupError:
                 continue
         killed.update(pids)
-        time.sleep(0.005)  # they are not our children: their end cannot be waited for
+        time.sleep(0.005)  # they are not children of this process: wait() is not possible
     return len(killed)
 
 
-def _guard(prefix: str) -> None:
+def _reap(prefix: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     while sys.stdin.buffer.read(4096):
         pass
-    sweep(prefix)
+    kill_marked(prefix)
 
 
 if __name__ == "__main__":
-    _guard(sys.argv[1])
+    _reap(sys.argv[1])

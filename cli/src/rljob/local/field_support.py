@@ -1,7 +1,7 @@
-"""What `rljob run` makes of fields that are meant for a cluster: honours them, says that it ignores them, or refuses.
+"""Which fields of the manifest one machine supports: `rljob run` applies, warns of no effect, or refuses.
 
-Honoured in every role's template: `env` with a value, `command` and `args` of the container `main` (see plan.py), and
-`nccl` of trainer and pools. All other fields of the manifest are honoured or refused at loading
+Applied in every role's template: `env` with a value, `command` and `args` of the container `main` (commands.py), and
+`nccl` of trainer and pools. All other fields of the manifest are applied, or refused at loading
 (rljob.api.unsupported).
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 from rljob.api.departures import departures
 from rljob.api.models import RLJob
 from rljob.api.pods import MAIN
-from rljob.local import machine
+from rljob.local import commands
 
 STORAGE = "the run directory is the storage"
 NO_PODS = "there are no pods to place"
@@ -23,7 +23,7 @@ THIS_NETWORK = "everything uses the network of this machine"
 MINIMUM = "as many as min are started"
 STAYS = "the run directory stays and is served by no coordinator after the end"
 
-IGNORED: dict[str, str] = {
+NO_EFFECT_LOCALLY: dict[str, str] = {
     "storage.size": STORAGE,
     "storage.retention": STORAGE,
     "storage.claim": STORAGE,
@@ -45,7 +45,7 @@ IGNORED: dict[str, str] = {
     "network.egress.policy": "connections outwards are not limited",
     "network.egress.to": "connections outwards are not limited",
     "network.nodes": LOOPBACK,
-    "failurePolicy.disruption": "nobody drains this machine",
+    "failurePolicy.disruption": "this machine is not drained",
     "failurePolicy.pendingSeconds": NO_PODS,
     "ttlSecondsAfterFinished": STAYS,
     "keepCoordinatorSeconds": STAYS,
@@ -53,7 +53,7 @@ IGNORED: dict[str, str] = {
 }
 """Path below spec → why it has no effect on this machine."""
 IDENTITY = ("namespace", "labels", "annotations")
-"""Of metadata: what a cluster files a job by."""
+"""Metadata that only a cluster uses."""
 
 TEMPLATES = (
     "initializer.template",
@@ -66,11 +66,11 @@ TEMPLATES = (
 HONOURED_IN_MAIN = ("name", "env", "command", "args")
 
 
-def notes(job: RLJob) -> list[str]:
-    """Return a sentence for each field that is set and has no effect on this machine."""
+def warnings(job: RLJob) -> list[str]:
+    """Return a warning for each field that is set and has no effect on this machine."""
     lines = [
         f"spec.{found.path}: has no effect here, {reason}"
-        for pattern, reason in IGNORED.items()
+        for pattern, reason in NO_EFFECT_LOCALLY.items()
         for found in departures(job.spec, pattern)
     ]
     lines += [
@@ -88,8 +88,8 @@ def notes(job: RLJob) -> list[str]:
     return lines
 
 
-def refusals(job: RLJob) -> list[str]:
-    """Return a sentence for each field that asks for what this machine cannot do."""
+def errors(job: RLJob) -> list[str]:
+    """Return an error for each field that this machine cannot satisfy."""
     lines = []
     if job.spec.suspend:
         lines.append("spec.suspend: the job asks not to be run; set suspend: false to run it")
@@ -109,16 +109,16 @@ def refusals(job: RLJob) -> list[str]:
 
 
 def _gpus(job: RLJob) -> Iterator[str]:
-    """Yield a sentence for each role that is to compute on GPUs which are not there."""
+    """Yield an error for each role that needs GPUs if there are none."""
     roles = {"trainer": job.spec.trainer.accelerator}
     roles |= {f"rollouts[{i}]": pool.accelerator for i, pool in enumerate(job.spec.rollouts)}
     for path, accelerator in roles.items():
-        if accelerator.kind == "nvidia" and not machine.GPU.exists():
+        if accelerator.kind == "nvidia" and not commands.GPU.exists():
             yield f"spec.{path}.accelerator.kind: this machine has no NVIDIA GPU; set auto for what there is, or cpu"
 
 
 def _without_effect(template: dict[str, Any]) -> Iterator[str]:
-    """Yield the paths of a template's fields that mean nothing outside a cluster."""
+    """Yield the paths of a template's fields that have no effect outside a cluster."""
     for key, value in template.items():
         if key != "spec":
             yield key

@@ -1,16 +1,16 @@
-"""A run directory: the job's storage, and what a local run keeps in it to be resumed.
+"""A run directory: the job's storage, and the files with which a local run is resumed.
 
     job.yaml, job.json   the manifest as given, and resolved
     version              of the rljob that works here
     lock                 held by the `rljob run` that works here; its process id
-    tokens.json          role → token, for the owner's eyes only
-    ports.json           server → port, so that a restarted server is found where it was
-    logs/PART.log        what each part wrote; logs/PART.log.1 is older
-    run.log              what `rljob run --detach` would have printed
-    refused              is there when a part refused what the run began with, before it came to anything
-    events.jsonl         what happened when: parts started and ended, states of the run
+    tokens.json          role → token, readable by the owner alone
+    ports.json           server → port, so that a restarted server keeps its address
+    logs/COMPONENT.log   the output of each component; COMPONENT.log.1 is older
+    run.log              the output of `rljob run --detach`
+    refused              marker: a component rejected its configuration before the first step
+    events.jsonl         events with their times: starts and ends of components, states of the run
 
-The rest belongs to the parts.
+The components own the rest.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from pydantic import ValidationError
 from rljob.api.changes import differences, shown
 from rljob.api.explain import to_data
 from rljob.api.models import RLJob
-from rljob.local.errors import RunError
-from rljob.local.honours import IDENTITY
+from rljob.local.errors import CliError
+from rljob.local.field_support import IDENTITY
 from rljob.protocol.initializer import mark_unused
 from rljob.protocol.status import RunStatus, decode_status
 
@@ -45,9 +45,17 @@ MANIFEST = "job.json"
 VERSION = importlib.metadata.version("rljob")
 ROLES = ("agent", "trainer", "runner", "operator")
 OWN = re.compile(r"lock|logs|run\.log|\..*\.new")
-"""Files that a run which never began may have left."""
-MADE_BY_PARTS = ("ledger.sqlite*", "payload", "checkpoints", "status.json", "metrics.jsonl", "tensorboard", "data.json")
-"""What goes when a run that was refused is begun anew; what the initializer made stays while it would be the same."""
+"""Files that a run which never started may have left."""
+MADE_BY_COMPONENTS = (
+    "ledger.sqlite*",
+    "payload",
+    "checkpoints",
+    "status.json",
+    "metrics.jsonl",
+    "tensorboard",
+    "data.json",
+)
+"""Removed when a rejected run starts again; the initializer's output stays while its inputs are the same."""
 LOCK_ATTEMPTS = 5
 LOCK_PAUSE_SECONDS = 0.02
 CHANGEABLE = (
@@ -67,10 +75,10 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def opened(self, job: RLJob, manifest: bytes) -> Iterator[bool]:
-        """Lock the directory and write down the resolved ``job``; yield whether a run is resumed.
+        """Lock the directory and write the resolved ``job``; yield whether a run is resumed.
 
         Raises:
-            RunError: with exit code 2 and nothing written: see :meth:`check`.
+            CliError: with exit code 2 and nothing written: see :meth:`check`.
         """
         self._refuse_foreign()
         try:
@@ -86,7 +94,7 @@ class RunDirectory:
             lock.write(str(os.getpid()))
             lock.flush()
             if not resumed:
-                self._begin_anew()
+                self._reset()
             (self.path / "logs").mkdir(exist_ok=True)
             self.write("version", f"{VERSION}\n".encode())
             self.write("job.yaml", manifest)
@@ -97,7 +105,7 @@ class RunDirectory:
         """Check that ``job`` may run here, and write nothing; return whether a run would be resumed.
 
         Raises:
-            RunError: with exit code 2: the directory is in use, cannot be written, holds something else, another job's
+            CliError: with exit code 2: the directory is in use, cannot be written, holds something else, another job's
                 run, or a run of another version of rljob.
         """
         self._refuse_foreign()
@@ -105,16 +113,16 @@ class RunDirectory:
         if not nearest.is_dir():
             raise _cannot_be_made(self.path, NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)))
         if not os.access(nearest, os.W_OK | os.X_OK):
-            raise RunError(f"{self.path} cannot be written: {nearest} does not allow it; choose another --run-dir", 2)
+            raise CliError(f"{self.path} cannot be written: {nearest} does not allow it; choose another --run-dir", 2)
         if not os.statvfs(nearest).f_blocks and not _takes_files(nearest):
-            raise RunError(f"{self.path} cannot be made: {nearest} takes no files; choose another --run-dir", 2)
+            raise CliError(f"{self.path} cannot be made: {nearest} takes no files; choose another --run-dir", 2)
         if self.running():
             raise self._in_use()
         return self._refuse_other_job(job)
 
     def mark_refused(self) -> None:
-        """Note that a part refused what the run began with: it may begin anew with another manifest. Not when there is
-        a checkpoint: that is nobody's to throw away."""
+        """Mark that a component rejected the configuration: the run may start again with another manifest. Not if there
+        is a checkpoint, which would be removed."""
         if not any((self.path / "checkpoints").glob("step-*")):
             self.write("refused", b"")
 
@@ -140,14 +148,14 @@ class RunDirectory:
         """Return the resolved job of the run here.
 
         Raises:
-            RunError: with exit code 2: it is of another version of rljob.
+            CliError: with exit code 2: it is of another version of rljob.
         """
         try:
             return RLJob.model_validate_json((self.path / MANIFEST).read_bytes())
         except ValidationError as error:
             if error.errors()[0]["type"] == "json_invalid":
-                raise RunError(f"{self.path / MANIFEST} is damaged: it is no JSON any more; restore it", 2) from None
-            raise RunError(
+                raise CliError(f"{self.path / MANIFEST} is damaged: it is no JSON any more; restore it", 2) from None
+            raise CliError(
                 f"{self.path / MANIFEST} is of another version of rljob; use that version or another --run-dir", 2
             ) from None
 
@@ -181,22 +189,22 @@ class RunDirectory:
         """Return server → port on loopback: the ports of earlier starts where they are still free."""
         known = self.read_json("ports.json")
         ports: dict[str, int] = {}
-        with contextlib.ExitStack() as held:  # all at once, so that no two servers get the same
+        with contextlib.ExitStack() as held:  # all at once, so that no two servers get the same port
             for server in servers:
                 ports[server] = held.enter_context(_bound(known.get(server, 0))).getsockname()[1]
         self.write("ports.json", json.dumps(ports).encode())
         return ports
 
     def status(self) -> RunStatus | None:
-        """Return the last status that the coordinator left in status.json, if it did."""
+        """Return the last status that the coordinator wrote to status.json, if any."""
         try:
             return decode_status((self.path / "status.json").read_bytes())
         except (OSError, ValueError):
             return None
 
     def tell(self, subject: str, event: str, **figures: Any) -> None:
-        """Append to events.jsonl: one object with unix time, subject (a part, or run) and event. Lost on a full disk:
-        what happens to the parts then is said by themselves."""
+        """Append to events.jsonl: one object with unix time, subject (a component, or run) and event. Lost on a full
+        disk."""
         what = {"time": round(time.time(), 3), "subject": subject, "event": event, **figures}
         line = json.dumps(what).encode() + b"\n"
         with (self.path / "events.jsonl").open("ab", buffering=0) as file:
@@ -208,16 +216,16 @@ class RunDirectory:
                     raise
                 written = 0
             if written < len(line):
-                file.truncate(end)  # no half a line
+                file.truncate(end)  # no partial line
 
     def _refuse_foreign(self) -> None:
-        """Refuse a directory with other people's files in it: the job's storage is cleaned up by its parts."""
+        """Refuse a directory with foreign files: components delete files in the job's storage."""
         if self.path.exists() and not self.path.is_dir():
-            raise RunError(f"{self.path} is not a directory; choose another --run-dir", 2)
+            raise CliError(f"{self.path} is not a directory; choose another --run-dir", 2)
         if self.path.is_dir() and not (self.path / MANIFEST).exists():
             others = sorted(entry.name for entry in self.path.iterdir() if not OWN.fullmatch(entry.name))
             if others:
-                raise RunError(f"{self.path} holds no run but other files ({others[0]}); choose another --run-dir", 2)
+                raise CliError(f"{self.path} holds no run but other files ({others[0]}); choose another --run-dir", 2)
 
     def _refuse_other_job(self, job: RLJob) -> bool:
         """Return whether an earlier run of ``job`` is here; refuse that of another job or another rljob."""
@@ -228,7 +236,7 @@ class RunDirectory:
         except OSError:
             version = VERSION
         if version != VERSION:
-            raise RunError(
+            raise CliError(
                 f"the run in {self.path} is of rljob {version} and this is {VERSION}; use that version to resume it, "
                 "or another --run-dir",
                 2,
@@ -236,18 +244,18 @@ class RunDirectory:
         refuse_changes(to_data(self.job()), to_data(job), str(self.path))
         return True
 
-    def _begin_anew(self) -> None:
-        """Remove what a run that was refused left."""
+    def _reset(self) -> None:
+        """Remove the files of a rejected run."""
         if not (self.path / "refused").exists():
             return
-        for pattern in MADE_BY_PARTS:
+        for pattern in MADE_BY_COMPONENTS:
             for path in self.path.glob(pattern):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         mark_unused(self.path)
         (self.path / "refused").unlink()
 
-    def _in_use(self) -> RunError:
-        return RunError(f"{self.path} is in use by another rljob run; wait for it or stop it", 2)
+    def _in_use(self) -> CliError:
+        return CliError(f"{self.path} is in use by another rljob run; wait for it or stop it", 2)
 
 
 def _locked(lock: int) -> bool:
@@ -271,8 +279,8 @@ def _takes_files(directory: Path) -> bool:
         return False
 
 
-def _cannot_be_made(path: Path, error: OSError) -> RunError:
-    return RunError(f"{path} cannot be made: {error.strerror}; choose another --run-dir", 2)
+def _cannot_be_made(path: Path, error: OSError) -> CliError:
+    return CliError(f"{path} cannot be made: {error.strerror}; choose another --run-dir", 2)
 
 
 def _bound(port: int) -> socket.socket:
@@ -287,10 +295,10 @@ def _bound(port: int) -> socket.socket:
 
 
 def refuse_changes(before: dict[str, Any], after: dict[str, Any], where: str) -> None:
-    """Check that the run of manifest ``before`` may go on as ``after``.
+    """Check that the run of manifest ``before`` may continue as ``after``.
 
     Raises:
-        RunError: names the first field that may not change, with exit code 2.
+        CliError: names the first field that may not change, with exit code 2.
     """
     for path, old, new in differences(before, after):
         if path.startswith(CHANGEABLE):
@@ -298,8 +306,8 @@ def refuse_changes(before: dict[str, Any], after: dict[str, Any], where: str) ->
         if path == "spec.training.steps":
             if new > old:
                 continue
-            raise RunError(f"{path}: the run in {where} has {old}, which may grow but not become {new}", 2)
-        raise RunError(
+            raise CliError(f"{path}: the run in {where} has {old}, which may grow but not become {new}", 2)
+        raise CliError(
             f"{path}: the run in {where} was started with {shown(old)}, not {shown(new)}; "
             "give it that value, or choose another --run-dir",
             2,

@@ -1,12 +1,12 @@
 """When a part counts as hanging: by what is seen of it and when."""
 
-from rljob.local.hangs import Stillness
+from rljob.local.watchdog import HangDetector
 
 
 def looks(patience, *seen):
     """Return what each look says; a look is (now, beat, stopped)."""
-    stillness = Stillness(patience, now=0.0)
-    return [stillness.too_long(*look) for look in seen]
+    detector = HangDetector(patience, now=0.0)
+    return [detector.observe(*look) for look in seen]
 
 
 def test_a_heartbeat_that_stands_still_is_too_long_after_the_patience():

@@ -1,4 +1,4 @@
-"""Fetches a model from a job's coordinator. What breaks off goes on where it was."""
+"""Fetches a model from a job's coordinator. An interrupted transfer continues at the same byte."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import BinaryIO
 import msgspec
 
 from rljob.local.checkpoints import new_directory, refuse_damaged, sync
-from rljob.local.errors import RunError
-from rljob.remote.coordinator import Coordinator, SilentError
+from rljob.local.errors import CliError
+from rljob.remote.coordinator import Coordinator, CoordinatorUnavailableError
 from rljob.remote.job import RemoteJob
 
 CHUNK = 1 << 20
 TRIES = 5
-"""Without a byte in between."""
+"""Attempts without a received byte."""
 PAUSE_SECONDS = 2.0
 
 
-class Kept(msgspec.Struct):
+class CheckpointFiles(msgspec.Struct):
     """A checkpoint: the files of its model and their bytes."""
 
     step: int
@@ -28,30 +28,30 @@ class Kept(msgspec.Struct):
 
 
 def export(job: RemoteJob, destination: Path, step: int | None) -> int:
-    """Copy the model of a checkpoint to ``destination``, which is complete once it is there; return its step.
+    """Copy the model of a checkpoint to ``destination``, which is complete once it exists; return its step.
 
     Args:
         job: whose checkpoint.
-        destination: a directory that is not there yet, or is empty.
+        destination: a directory that does not exist, or is empty.
         step: of the checkpoint; None: the newest.
 
     Raises:
-        RunError: there is no such checkpoint, it went meanwhile or is damaged, the destination cannot be written, or
-            the coordinator cannot be asked.
+        CliError: there is no such checkpoint, it was removed or is damaged, the destination cannot be written, or the
+            coordinator cannot be asked.
     """
     coordinator = job.coordinator
-    kept, _ = coordinator.ask("/v1/checkpoints", list[Kept])
+    kept, _ = coordinator.ask("/v1/checkpoints", list[CheckpointFiles])
     known = {each.step: each for each in kept}
     if not known:
-        raise RunError(f"{job.name} has no checkpoint yet; wait for spec.checkpoints.everySteps", 2)
+        raise CliError(f"{job.name} has no checkpoint yet; wait for spec.checkpoints.everySteps", 2)
     chosen = known.get(max(known) if step is None else step)
     if chosen is None:
-        raise RunError(f"there is no checkpoint of step {step}; there are {', '.join(map(str, sorted(known)))}", 2)
+        raise CliError(f"there is no checkpoint of step {step}; there are {', '.join(map(str, sorted(known)))}", 2)
     with new_directory(destination) as partial:
         for name, size in chosen.files.items():
             path = partial / name
             if path.parent != partial:
-                raise RunError(f"the coordinator names a file {name!r}, which is none of a model", 1)
+                raise CliError(f"the coordinator names a file {name!r}, which is none of a model", 1)
             with path.open("wb") as file:
                 _fetch(coordinator, chosen.step, name, size, file)
             sync(path)
@@ -67,13 +67,13 @@ def _fetch(coordinator: Coordinator, step: int, name: str, size: int, file: Bina
             with coordinator.open(f"/v1/checkpoints/{step}/{name}", offset=done) as answer:
                 while piece := answer.read(CHUNK):
                     file.write(piece)
-        except (SilentError, http.client.HTTPException):
+        except (CoordinatorUnavailableError, http.client.HTTPException):
             if file.tell() == done and tries >= TRIES:
                 raise
-        except RunError as error:
-            raise RunError(f"{name}: {error.sentence}; export another checkpoint") from None
+        except CliError as error:
+            raise CliError(f"{name}: {error.sentence}; export another checkpoint") from None
         tries = 0 if file.tell() > done else tries + 1
         if tries > TRIES:
-            raise RunError(f"{name} ended at byte {file.tell()} of {size} again and again; try again later")
+            raise CliError(f"{name} ended at byte {file.tell()} of {size} again and again; try again later")
         if file.tell() < size:
             time.sleep(PAUSE_SECONDS)

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rljob.api.load import load
-from rljob.cli import clusters
-from rljob.cli.clusters import Context, Namespace
+from rljob.cli import cluster_commands
+from rljob.cli.cluster_commands import Context, Namespace
 from rljob.cli.options import File, Overrides, RemoteRunName, RunDir, RunName, default_directory, report
-from rljob.local import background, preflight, runs
-from rljob.local.directory import RunDirectory
-from rljob.local.ending import end
+from rljob.local import background, find_run, preflight
 from rljob.local.errors import Interrupted
-from rljob.local.glance import Glance, look
 from rljob.local.run import run_job
+from rljob.local.run_directory import RunDirectory
 from rljob.local.screen import Output, screen_for
+from rljob.local.snapshot import RunSnapshot, take_snapshot
+from rljob.local.stop import end
 
 if TYPE_CHECKING:
     from rljob.remote.job import RemoteJob
@@ -27,20 +27,20 @@ def run(
     overrides: Overrides = None,
     run_dir: RunDir = None,
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Return once the run is under way; it goes on in the background.")
+        bool, typer.Option("--detach", "-d", help="Return once the run has started; it continues in the background.")
     ] = False,
     no_screen: Annotated[bool, typer.Option("--no-screen", help="Print plain lines, also on a terminal.")] = False,
 ) -> None:
     """Run a job on this machine, or resume it.
 
-    Ctrl-C has a checkpoint written and stops; a second one stops at once. Nothing is lost either way.
+    Ctrl-C writes a checkpoint and stops; a second one stops at once. Nothing is lost either way.
     """
     job = load(file, overrides or [])
     directory = default_directory(run_dir, job.metadata.name)
     job = preflight.prepare(job, RunDirectory(directory), report)
     screen = background.start(directory) if detach else screen_for(Output(), live=not no_screen)
     if screen is None:
-        typer.echo(f"the run goes on in the background, in {directory}")
+        typer.echo(f"the run continues in the background, in {directory}")
         typer.echo(f"watch it:  rljob status --watch {directory}   or   rljob logs -f {directory}")
         typer.echo(f"stop it:   rljob stop {directory}")
         return
@@ -50,7 +50,7 @@ def run(
         report(f"{interrupted.checkpoint or 'interrupted'}; the same command resumes the run in {directory}")
         raise typer.Exit(130) from None
     except OSError as error:
-        report(f"{directory}: {error.strerror or error}; see to it and run the same command again to go on")
+        report(f"{directory}: {error.strerror or error}; correct it and run the same command again")
         raise typer.Exit(1) from None
     for line in lines:
         typer.echo(line)
@@ -62,42 +62,42 @@ def stop(
     context: Context = None,
     namespace: Namespace = None,
 ) -> None:
-    """Stop a run: a checkpoint is written, then all parts end. `rljob run` resumes it.
+    """Stop a run: a checkpoint is written, then all components end. `rljob run` resumes it.
 
-    In a cluster the RLJob is suspended; `rljob resume` has it go on.
+    In a cluster the RLJob is suspended; `rljob resume` resumes it.
     """
-    if clusters.meant(context, namespace):
-        _suspend(clusters.find(run, context, namespace), now)
+    if cluster_commands.targets_cluster(context, namespace):
+        _suspend(cluster_commands.find(run, context, namespace), now)
         return
-    directory = runs.find(run)
+    directory = find_run.find(run)
     if not directory.running():
-        typer.echo(f"the run in {directory.path} does not go on; it is {look(directory).state}")
+        typer.echo(f"the run in {directory.path} is not running; it is {take_snapshot(directory).state}")
         return
     end(directory, now)
-    glance = look(directory)
-    typer.echo(_ended(glance, f"{directory.path}/", "rljob run resumes it"))
+    snapshot = take_snapshot(directory)
+    typer.echo(_ended(snapshot, f"{directory.path}/", "rljob run resumes it"))
 
 
 def _suspend(job: RemoteJob, now: bool) -> None:
-    glance = job.look()
-    if not glance.going_on:
-        typer.echo(f"the {job.place} does not go on; it is {glance.state}")
+    snapshot = job.snapshot()
+    if not snapshot.running:
+        typer.echo(f"the {job.place} is not running; it is {snapshot.state}")
         return
-    clusters.suspend(job, now, report)
-    typer.echo(_ended(job.look(), f"{job.claim()}:", f"{clusters.program()} resume has it go on"))
+    cluster_commands.suspend(job, now, report)
+    typer.echo(_ended(job.snapshot(), f"{job.claim()}:", f"{cluster_commands.program()} resume resumes it"))
 
 
-def _ended(glance: Glance, storage: str, resumed: str) -> str:
-    """Return how a run ended that was told to. ``storage``: what comes before a path in it."""
-    step = f" at step {glance.status.progress.step}" if glance.status else ""
-    checkpoint = glance.status.last_checkpoint if glance.status else None
+def _ended(snapshot: RunSnapshot, storage: str, resumed: str) -> str:
+    """Return how a stopped run ended. ``storage``: prefix of paths in it."""
+    step = f" at step {snapshot.status.progress.step}" if snapshot.status else ""
+    checkpoint = snapshot.status.last_checkpoint if snapshot.status else None
     kept = f", checkpoint {storage}{checkpoint.path}" if checkpoint and checkpoint.path else ""
-    return f"{glance.state}{step}{kept}{'' if glance.state == 'succeeded' else f'; {resumed}'}"
+    return f"{snapshot.state}{step}{kept}{'' if snapshot.state == 'succeeded' else f'; {resumed}'}"
 
 
 def resume(run: RemoteRunName = None, context: Context = None, namespace: Namespace = None) -> None:
-    """Have an RLJob that was stopped go on."""
-    typer.echo(clusters.resume(run, context, namespace))
+    """Resume a suspended RLJob."""
+    typer.echo(cluster_commands.resume(run, context, namespace))
 
 
 def apply(
@@ -105,21 +105,21 @@ def apply(
     overrides: Overrides = None,
     context: Context = None,
     namespace: Namespace = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Have the cluster check it, and change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="The cluster checks it and changes nothing.")] = False,
     force: Annotated[
-        bool, typer.Option("--force-conflicts", help="Take over fields that somebody else has set.")
+        bool, typer.Option("--force-conflicts", help="Take over fields that another manager has set.")
     ] = False,
 ) -> None:
-    """Make an RLJob of a manifest in a cluster, or change the one that is there.
+    """Create the RLJob of a manifest in a cluster, or change it.
 
     Default of the namespace: the manifest's, else the context's.
     """
     job = load(file, overrides or [])
-    where, outcome = clusters.apply(job, file, context, namespace, dry_run, force)
+    where, outcome = cluster_commands.apply(job, file, context, namespace, dry_run, force)
     name, tried = job.metadata.name, " (dry run)" if dry_run else ""
     typer.echo(f"the RLJob {name} in namespace {where} is {outcome}{tried}")
     if not dry_run:
         at = f"-n {where} {name}" if context is None else f"--context {context} -n {where} {name}"
-        program = clusters.program()
+        program = cluster_commands.program()
         typer.echo(f"watch it:  {program} status --watch {at}   or   {program} logs -f {at}")
         typer.echo(f"stop it:   {program} stop {at}")

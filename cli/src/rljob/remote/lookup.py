@@ -1,4 +1,4 @@
-"""Finds the RLJob that a person means, and the pods of it."""
+"""Finds the RLJob that a command names, and its pods."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from urllib.parse import quote
 
 from rljob.api.models import API_VERSION
-from rljob.local.errors import RunError
+from rljob.local.errors import CliError
 from rljob.manifests.labels import selector_text
 from rljob.remote.api import BAD_REQUEST, FORBIDDEN, Api, ApiError, Object, connect
 
@@ -27,8 +27,8 @@ def holds(body: Object, condition: str) -> bool:
     return bool(conditions(body).get(condition, {}).get("status") == "True")
 
 
-def goes_on(body: Object) -> bool:
-    """Return whether an RLJob has neither ended nor been suspended."""
+def is_active(body: Object) -> bool:
+    """Return whether an RLJob is neither finished nor suspended."""
     return not any(holds(body, condition) for condition in ("Complete", "Failed", "Suspended"))
 
 
@@ -45,7 +45,7 @@ class Namespace:
 
     @property
     def place(self) -> str:
-        """Where this is, for sentences."""
+        """Name for messages."""
         return f"namespace {self.name} of {self.api.place}"
 
     def path(self, job: str = "") -> str:
@@ -54,10 +54,10 @@ class Namespace:
         return f"{collection}/{quote(job, safe='')}" if job else collection
 
     def find(self, name: str | None) -> Object:
-        """Return the RLJob called ``name``. None: the one that goes on, or the newest when none does.
+        """Return the RLJob called ``name``. None: the active one, or the newest when none is active.
 
         Raises:
-            RunError: with exit code 2: there is no such RLJob, or several go on and none is named.
+            CliError: with exit code 2: there is no such RLJob, or several are active and none is named.
         """
         if name is not None:
             try:
@@ -65,14 +65,16 @@ class Namespace:
             except ApiError as error:
                 if not error.missing_object:
                     raise
-            raise RunError(f"there is no RLJob {name!r} in {self.place}; {self._instead()}", 2)
+            raise CliError(f"there is no RLJob {name!r} in {self.place}; {self._instead()}", 2)
         known = self._all()
-        going_on = [body for body in known if goes_on(body)]
-        if len(going_on) > 1:
-            raise RunError(f"several RLJobs go on in {self.place} ({_listed(_names(going_on))}); name one of them", 2)
-        candidates = going_on or known
+        active = [body for body in known if is_active(body)]
+        if len(active) > 1:
+            raise CliError(
+                f"several RLJobs are active in {self.place} ({_listed(_names(active))}); name one of them", 2
+            )
+        candidates = active or known
         if not candidates:
-            raise RunError(f"there is no RLJob in {self.place}; {self._instead()}", 2)
+            raise CliError(f"there is no RLJob in {self.place}; {self._instead()}", 2)
         return max(candidates, key=lambda body: str(body["metadata"]["creationTimestamp"]))
 
     def has(self, name: str) -> bool:
@@ -95,14 +97,14 @@ class Namespace:
         return found
 
     def _instead(self) -> str:
-        """Say which RLJobs there are instead."""
+        """Return which RLJobs exist instead."""
         try:
             known = _names(self._all())
             if not known:
                 self.api.get(f"/api/v1/namespaces/{self.name}")
         except ApiError as error:
             if error.missing_object:
-                return "the namespace is not there; give another with -n"
+                return "the namespace does not exist; give another with -n"
             if error.code != FORBIDDEN:
                 raise
             known = []
@@ -121,9 +123,9 @@ def namespace(context: str | None, name: str | None) -> Namespace:
     """Return a namespace of a context: the current context, and its own namespace, where none is named.
 
     Raises:
-        RunError: with exit code 2: there is no such context, or it cannot be used.
+        CliError: with exit code 2: there is no such context, or it cannot be used.
     """
     api = connect(context)
     if name is not None and not NAME.fullmatch(name):
-        raise RunError(f"{name!r} is no name of a namespace; write it like team-a", 2)
+        raise CliError(f"{name!r} is not a valid name of a namespace; write it like team-a", 2)
     return Namespace(api, name or api.access.namespace or DEFAULT)

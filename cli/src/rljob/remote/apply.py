@@ -10,32 +10,32 @@ from typing import Any
 from rljob import manifests
 from rljob.api.models import RLJob
 from rljob.api.problems import ManifestError
-from rljob.local.errors import RunError
+from rljob.local.errors import CliError
 from rljob.remote.api import APPLY, CONFLICT, MANAGER, MERGE, ApiError, Object
-from rljob.remote.finding import Namespace, goes_on, holds
 from rljob.remote.job import RemoteJob
+from rljob.remote.lookup import Namespace, holds, is_active
 
 POLL_SECONDS = 0.5
-UNHEARD_SECONDS = 30.0
-"""An operator that has not looked at a change after so long is said to be away."""
+NOT_RECONCILED_SECONDS = 30.0
+"""After so long without a reaction the user is told that no operator reconciles the RLJob."""
 GRACE = "rljob.dev/suspend-grace-seconds"
 """Annotation: spec.suspendGraceSeconds as it was before `stop --now`, as JSON."""
 OWN = f'conflict with "{MANAGER}"'
 
 
 def apply(where: Namespace, job: RLJob, source: str, *, dry_run: bool = False, force: bool = False) -> str:
-    """Apply a manifest on the server's side; return what came of it: created, changed or unchanged.
+    """Apply a manifest by server-side apply; return created, changed or unchanged.
 
     Args:
         where: namespace.
-        job: what is applied: the fields that the manifest sets and no others.
+        job: only the fields that the manifest sets are applied.
         source: its file, for errors.
-        dry_run: have the API server check it, and change nothing.
-        force: take over fields that others have set.
+        dry_run: the API server checks it and changes nothing.
+        force: take over fields that other managers own.
 
     Raises:
         ManifestError: no cluster can honour it.
-        RunError: the API server refuses it.
+        CliError: the API server refuses it.
     """
     if found := manifests.problems(job):
         raise ManifestError(found, source)
@@ -59,7 +59,9 @@ def _applied(where: Namespace, path: str, body: Object, query: dict[str, str], f
     except ApiError as error:
         if error.code != CONFLICT or not all(str(cause.get("message")).startswith(OWN) for cause in _causes(error)):
             raise
-    return where.api.patch(path, body, APPLY, force="true", **query)  # what rljob stop has set is ours to set again
+    return where.api.patch(
+        path, body, APPLY, force="true", **query
+    )  # fields that rljob stop has set belong to rljob too
 
 
 def _causes(error: ApiError) -> list[dict[str, Any]]:
@@ -69,11 +71,11 @@ def _causes(error: ApiError) -> list[dict[str, Any]]:
 def _refused(error: ApiError, where: Namespace, source: str) -> Exception:
     causes = _causes(error)
     if error.missing_object and error.status["details"].get("kind") == "namespaces":
-        return RunError(f"there is no {where.place}; make the namespace, or give another with -n", 2)
+        return CliError(f"there is no {where.place}; create the namespace, or give another with -n", 2)
     if error.code == CONFLICT and "field" in causes[0]:
         fields = ", ".join(sorted({str(cause["field"]).removeprefix(".") for cause in causes}))
         owner = str(causes[0].get("message", "")).removeprefix("conflict with ").partition(" ")[0]
-        return RunError(f"{source}: {fields}: set by {owner}; --force-conflicts takes it over", 2)
+        return CliError(f"{source}: {fields}: set by {owner}; --force-conflicts takes it over", 2)
     if any(cause.get("field") for cause in causes):  # rules of the CustomResourceDefinition
         return ManifestError(
             [f"{cause['field']}: {cause['message']}" for cause in causes if cause.get("field")], source
@@ -85,13 +87,13 @@ def suspend(job: RemoteJob, now: bool, say: Callable[[str], None]) -> None:
     """Suspend a job, and return when it has no pods any more or has ended.
 
     Args:
-        job: one that goes on.
-        now: do not wait for a checkpoint. ``spec.suspendGraceSeconds`` is 0 meanwhile; what it was is in an annotation,
-            for whoever stops or resumes the job next should this be interrupted.
-        say: told what to know while it lasts.
+        job: an active one.
+        now: do not wait for a checkpoint. ``spec.suspendGraceSeconds`` is 0 during the call; its value is kept in an
+            annotation, so that the next stop or resume restores it if this call is interrupted.
+        say: called with messages for the user.
 
     Raises:
-        RunError: the API server refuses or cannot be reached.
+        CliError: the API server refuses or cannot be reached.
     """
     if now:
         grace = _kept(job).get("suspendGraceSeconds", job.body["spec"].get("suspendGraceSeconds"))
@@ -104,35 +106,35 @@ def suspend(job: RemoteJob, now: bool, say: Callable[[str], None]) -> None:
 
 
 def resume(job: RemoteJob) -> None:
-    """Have a suspended job go on.
+    """Resume a suspended job.
 
     Raises:
-        RunError: the API server refuses or cannot be reached.
+        CliError: the API server refuses or cannot be reached.
     """
     _set(job, {"suspend": False, **_kept(job)}, {GRACE: None})
 
 
 def _set(job: RemoteJob, fields: dict[str, Any], annotations: dict[str, Any]) -> None:
     api, path = job.namespace.api, job.namespace.path(job.name)
-    uid = job.body["metadata"]["uid"]  # another of its name is none of ours
+    uid = job.body["metadata"]["uid"]  # not another job of the same name
     job.body = api.patch(path, {"metadata": {"uid": uid, "annotations": annotations}, "spec": fields}, MERGE)
 
 
 def _kept(job: RemoteJob) -> dict[str, Any]:
-    """Return the fields that a `stop --now` has changed for its time, as they were before."""
+    """Return the fields that a `stop --now` changed, with their values before it."""
     text = (job.body["metadata"].get("annotations") or {}).get(GRACE)
     try:
         return {} if text is None else {"suspendGraceSeconds": json.loads(text)}
-    except ValueError:  # somebody else's words
+    except ValueError:  # not written by rljob
         return {"suspendGraceSeconds": None}
 
 
 def _wait(job: RemoteJob, say: Callable[[str], None]) -> None:
     generation, begun, said = job.body["metadata"]["generation"], time.monotonic(), False
-    while goes_on(job.read()) or (holds(job.body, "Suspended") and not _seen(job, generation)):
-        if not said and not _seen(job, generation) and time.monotonic() - begun > UNHEARD_SECONDS:
+    while is_active(job.read()) or (holds(job.body, "Suspended") and not _seen(job, generation)):
+        if not said and not _seen(job, generation) and time.monotonic() - begun > NOT_RECONCILED_SECONDS:
             said = True
-            say(f"no operator has looked at {job.name} for {UNHEARD_SECONDS:.0f} s; it stops when one does")
+            say(f"no operator has reconciled {job.name} for {NOT_RECONCILED_SECONDS:.0f} s; it stops when one does")
         time.sleep(POLL_SECONDS)
 
 

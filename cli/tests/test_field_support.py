@@ -6,8 +6,8 @@ import pytest
 
 from rljob.api.load import validate
 from rljob.api.resolve import resolve
-from rljob.local import honours, machine, plan
-from rljob.local.plan import Surroundings
+from rljob.local import commands, field_support
+from rljob.local.commands import LocalContext
 
 POD = {"spec": {"containers": [{"name": "main", "image": "mine:1"}]}}
 
@@ -42,26 +42,26 @@ EXAMPLES = {
 
 
 def parts(manifest, tmp_path):
-    here = Surroundings(
+    here = LocalContext(
         tmp_path, {"coordinator": 1, "reward-exact": 2}, {"agent": "a", "trainer": "t", "runner": "r", "operator": "o"}
     )
-    return {part.name: part for part in plan.parts(resolve(validate(manifest)), here)}
+    return {part.name: part for part in commands.components(resolve(validate(manifest)), here)}
 
 
 def test_every_ignored_field_has_an_example():
-    assert EXAMPLES.keys() == honours.IGNORED.keys()
+    assert EXAMPLES.keys() == field_support.NO_EFFECT_LOCALLY.keys()
 
 
 @pytest.mark.parametrize("path", EXAMPLES)
 def test_an_ignored_field_is_said_in_one_line_and_changes_no_command(manifest, tmp_path, path):
     before = parts(manifest, tmp_path)
-    assert honours.notes(validate(manifest)) == []
+    assert field_support.warnings(validate(manifest)) == []
     field, value = EXAMPLES[path]
     manifest["spec"][field] = value
     if path.endswith("hostNetwork"):  # which policies forbid
         manifest["spec"]["network"] = {"policy": "Disabled"}
-    lines = honours.notes(validate(manifest))
-    expected = f"spec.{path.replace('[*]', '[0]')}: has no effect here, {honours.IGNORED[path]}"
+    lines = field_support.warnings(validate(manifest))
+    expected = f"spec.{path.replace('[*]', '[0]')}: has no effect here, {field_support.NO_EFFECT_LOCALLY[path]}"
     assert expected in lines
     assert len(lines) == (2 if path == "network.egress.to" or path.endswith("hostNetwork") else 1)
     assert parts(manifest, tmp_path) == before
@@ -72,7 +72,7 @@ def test_variables_of_nccl_are_honoured_and_the_templates_win(manifest, tmp_path
     template = {"spec": {"containers": [{"name": "main", "env": [{"name": "NCCL_DEBUG", "value": "INFO"}]}]}}
     fields = {"nccl": {"NCCL_DEBUG": "WARN", "GLOO_SOCKET_IFNAME": "lo"}, "template": template}
     manifest["spec"][role] = fields if role == "trainer" else [{"name": "main", **fields}]
-    assert honours.notes(validate(manifest)) == []
+    assert field_support.warnings(validate(manifest)) == []
     found = parts(manifest, tmp_path)["trainer" if role == "trainer" else "rollout-main-0"].environment
     assert (found["NCCL_DEBUG"], found["GLOO_SOCKET_IFNAME"]) == ("INFO", "lo")
 
@@ -92,7 +92,7 @@ def test_of_a_template_the_main_containers_command_and_variables_are_honoured(ma
     assert "KEY" not in found["trainer"].environment
     assert found["trainer"].environment["RLJOB_TOKEN"] == "t"
     assert found["runner"].arguments == [sys.executable, "-m", "rljob.runner.main", "--fast"]
-    assert honours.notes(validate(manifest)) == [
+    assert field_support.warnings(validate(manifest)) == [
         "spec.trainer.template: of no effect here, as there are no pods: container side, KEY of main"
     ]
 
@@ -104,8 +104,8 @@ def test_the_initializer_has_the_variables_of_its_template_and_of_the_trainers_a
 
     manifest["spec"]["trainer"] = {"template": pod(A="trainer's", B="trainer's")}
     manifest["spec"]["initializer"]["template"] = pod(B="own")
-    assert honours.notes(validate(manifest)) == []
-    found = plan.initializer(resolve(validate(manifest)), tmp_path)
+    assert field_support.warnings(validate(manifest)) == []
+    found = commands.initializer(resolve(validate(manifest)), tmp_path)
     assert (found.environment["A"], found.environment["B"]) == ("trainer's", "own")
     assert found.arguments == ["make-model", f"{tmp_path}/model"]
     assert found.environment["RLJOB_SEED"] == str(manifest["spec"].get("seed", 0))
@@ -119,7 +119,7 @@ def test_what_else_a_template_says_is_named_in_one_line(manifest, role):
     else:
         manifest["spec"].setdefault(role, {})["template"] = template
     path = f"spec.{role}{'[0]' if role in ('rollouts', 'rewards') else ''}.template"
-    assert honours.notes(validate(manifest)) == [
+    assert field_support.warnings(validate(manifest)) == [
         f"{path}: of no effect here, as there are no pods: metadata, spec.nodeSelector, image of main"
     ]
 
@@ -133,26 +133,26 @@ def test_runners_are_started_as_often_as_the_manifest_says(manifest, tmp_path):
 
 def test_a_container_of_ones_own_needs_a_command_to_run_here(manifest):
     manifest["spec"]["rewards"] = [{"name": "exact", "template": POD}]
-    (line,) = honours.refusals(validate(manifest))
+    (line,) = field_support.errors(validate(manifest))
     assert line.startswith("spec.rewards[0].template: a container cannot be run on this machine; add local: {command")
     manifest["spec"]["rewards"][0]["local"] = {"command": ["./serve"]}
-    assert honours.refusals(validate(manifest)) == []
-    assert honours.notes(validate(manifest)) == [
+    assert field_support.errors(validate(manifest)) == []
+    assert field_support.warnings(validate(manifest)) == [
         "spec.rewards[0].template: has no effect here, local.command is run instead"
     ]
 
 
 def test_a_suspended_job_is_not_run(manifest):
-    assert honours.refusals(validate(manifest)) == []
+    assert field_support.errors(validate(manifest)) == []
     manifest["spec"]["suspend"] = True
-    assert honours.refusals(validate(manifest)) == [
+    assert field_support.errors(validate(manifest)) == [
         "spec.suspend: the job asks not to be run; set suspend: false to run it"
     ]
 
 
 def test_several_nodes_are_refused_on_one_machine(manifest):
     manifest["spec"]["trainer"] = {"nodes": 2}
-    assert honours.refusals(validate(manifest)) == [
+    assert field_support.errors(validate(manifest)) == [
         "spec.trainer.nodes: 2 nodes are asked for, and this is one machine; set nodes: 1, and processesPerNode for "
         "more processes"
     ]
@@ -161,14 +161,14 @@ def test_several_nodes_are_refused_on_one_machine(manifest):
 @pytest.mark.parametrize("there", [True, False])
 def test_gpus_are_asked_for_only_where_there_are_some(manifest, tmp_path, monkeypatch, there):
     gpu = tmp_path / "nvidiactl"
-    monkeypatch.setattr(machine, "GPU", gpu)
+    monkeypatch.setattr(commands, "GPU", gpu)
     if there:
         gpu.touch()
     manifest["spec"]["trainer"] = {"accelerator": {"kind": "nvidia"}}
     manifest["spec"]["rollouts"][0]["accelerator"] = {"kind": "nvidia"}
     sentence = "accelerator.kind: this machine has no NVIDIA GPU; set auto for what there is, or cpu"
     expected = [] if there else [f"spec.trainer.{sentence}", f"spec.rollouts[0].{sentence}"]
-    assert honours.refusals(validate(manifest)) == expected
+    assert field_support.errors(validate(manifest)) == expected
 
 
 @pytest.mark.parametrize("role", ["trainer", "rollouts"])

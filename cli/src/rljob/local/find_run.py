@@ -1,37 +1,37 @@
-"""Finds the run that a person means."""
+"""Finds the run that a command names."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from rljob.local.directory import MANIFEST, RunDirectory
-from rljob.local.errors import RunError
+from rljob.local.errors import CliError
+from rljob.local.run_directory import MANIFEST, RunDirectory
 
 ROOT = Path("runs")
 
 
 def find(name: str | None) -> RunDirectory:
-    """Return the run called ``name``: a run directory, or a name under runs/. None: the one that goes on, or the
-    newest when none does.
+    """Return the run called ``name``: a run directory, or a name under runs/. None: the running one, or
+    the newest when none is running.
 
     Raises:
-        RunError: with exit code 2: there is no such run, or several go on and none is named.
+        CliError: with exit code 2: there is no such run, or several are running and none is named.
     """
     if name is not None:
         for path in (Path(name), ROOT / name):
             if is_run(path):
                 return RunDirectory(path)
             if os.path.isdir(path) and not os.access(path, os.R_OK | os.X_OK):
-                raise RunError(f"{path} may not be read; have its owner allow it", 2)
-        raise RunError(f"there is no run {name!r}: give a run directory, or a name under {ROOT}/{_listed()}", 2)
-    going_on = [path for path in known() if RunDirectory(path).running()]
-    if len(going_on) > 1:
-        names = ", ".join(path.name for path in going_on)
-        raise RunError(f"several runs go on ({names}); name one of them", 2)
-    candidates = going_on or known()
+                raise CliError(f"{path} may not be read; have its owner allow it", 2)
+        raise CliError(f"there is no run {name!r}: give a run directory, or a name under {ROOT}/{_listed()}", 2)
+    running = [path for path in known() if RunDirectory(path).running()]
+    if len(running) > 1:
+        names = ", ".join(path.name for path in running)
+        raise CliError(f"several runs are running ({names}); name one of them", 2)
+    candidates = running or known()
     if not candidates:
-        raise RunError(f"there is no run under {ROOT}/; give a run directory", 2)
+        raise CliError(f"there is no run under {ROOT}/; give a run directory", 2)
     return RunDirectory(max(candidates, key=lambda path: (path / MANIFEST).stat().st_mtime_ns))
 
 
@@ -39,7 +39,7 @@ def is_run(path: Path) -> bool:
     """Return whether ``path`` is a run directory."""
     try:
         return (path / MANIFEST).is_file()
-    except PermissionError:  # somebody else's
+    except PermissionError:  # another user's
         return False
 
 

@@ -1,7 +1,7 @@
-"""Commands on a job in a cluster: whether one is meant, and the way to ``rljob.remote``.
+"""Commands on a job in a cluster: whether a command targets one, and the calls to ``rljob.remote``.
 
-A run is an RLJob where ``--context`` or ``-n`` is given, and always as ``kubectl rljob``; nothing else makes it one.
-What speaks to a cluster is imported when it is needed: commands on local runs start without it.
+A run is an RLJob if ``--context`` or ``-n`` is given, and always as ``kubectl rljob``. ``rljob.remote`` is imported
+when it is needed: commands on local runs start without it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rljob.api.models import RLJob
-from rljob.local.errors import RunError
+from rljob.local.errors import CliError
+from rljob.local.snapshot import RunSnapshot
 
 if TYPE_CHECKING:
     from rljob.remote.job import RemoteJob
     from rljob.remote.logs import Logs
-    from rljob.remote.usage import Meter
 
 PLUGIN = "kubectl rljob"
 Context = Annotated[
@@ -40,13 +40,13 @@ Namespace = Annotated[
 _program = ["rljob"]
 
 
-def be_plugin() -> None:
-    """Take every run for an RLJob from now on, as kubectl's plugin does."""
+def set_plugin_mode() -> None:
+    """Treat every run as an RLJob from now on, as kubectl's plugin does."""
     _program[0] = PLUGIN
 
 
 def program() -> str:
-    """Return what this program is called."""
+    """Return the name of this program."""
     return _program[0]
 
 
@@ -55,75 +55,75 @@ def is_plugin() -> bool:
     return program() == PLUGIN
 
 
-def meant(context: str | None, namespace: str | None) -> bool:
+def targets_cluster(context: str | None, namespace: str | None) -> bool:
     """Return whether a run is an RLJob in a cluster."""
     for option, given in (("--context", context), ("--namespace", namespace)):
         if given == "":
-            raise RunError(f"{option} is empty; give a name, or leave it out", 2)
+            raise CliError(f"{option} is empty; give a name, or leave it out", 2)
     return is_plugin() or context is not None or namespace is not None
 
 
 def find(run: str | None, context: str | None, namespace: str | None) -> RemoteJob:
-    """Return the RLJob that is meant; raises as :func:`rljob.remote.job.find`."""
+    """Return the RLJob that is named; raises as :func:`rljob.remote.job.find`."""
     from rljob.remote import job
 
     return job.find(run, context, namespace)
 
 
 def find_among(names: Sequence[str], context: str | None, namespace: str | None) -> tuple[RemoteJob, list[str]]:
-    """Return the RLJob that is meant, and the other names; raises as :func:`rljob.remote.job.find_among`."""
+    """Return the RLJob that is named, and the other names; raises as :func:`rljob.remote.job.find_among`."""
     from rljob.remote import job
 
     return job.find_among(names, context, namespace)
 
 
 def logs(job: RemoteJob, parts: Sequence[str], *, named: bool, follow: bool) -> Logs:
-    """Return the logs of some of a job's parts, or all; as :class:`rljob.remote.logs.Logs`."""
+    """Return the logs of some of a job's components, or all; as :class:`rljob.remote.logs.Logs`."""
     from rljob.remote.logs import Logs
 
     return Logs(job, parts, named=named, follow=follow)
 
 
-def meter(job: RemoteJob) -> Meter:
-    """Return what measures a job's pods."""
+def usage_source(job: RemoteJob) -> Callable[[], RunSnapshot]:
+    """Return a function that takes snapshots of a job's pods and their usage."""
     from rljob.remote.usage import Meter
 
-    return Meter(job)
+    return Meter(job).snapshot
 
 
 def suspend(job: RemoteJob, now: bool, say: Callable[[str], None]) -> None:
-    """Suspend a job; as :func:`rljob.remote.changing.suspend`."""
-    from rljob.remote import changing
+    """Suspend a job; as :func:`rljob.remote.apply.suspend`."""
+    from rljob.remote import apply
 
-    changing.suspend(job, now, say)
+    apply.suspend(job, now, say)
 
 
 def export(job: RemoteJob, destination: Path, step: int | None) -> int:
-    """Fetch a model; as :func:`rljob.remote.exporting.export`."""
-    from rljob.remote import exporting
+    """Fetch a model; as :func:`rljob.remote.export.export`."""
+    from rljob.remote import export
 
-    return exporting.export(job, destination, step)
+    return export.export(job, destination, step)
 
 
 def resume(run: str | None, context: str | None, namespace: str | None) -> str:
-    """Have a suspended job go on; return a sentence on it."""
-    from rljob.remote import changing, job
+    """Resume a suspended job; return a message."""
+    from rljob.remote import apply, job
 
     found = job.find(run, context, namespace)
     if not found.body["spec"].get("suspend"):
         return f"the {found.place} is not suspended"
-    changing.resume(found)
-    return f"the {found.place} goes on"
+    apply.resume(found)
+    return f"the {found.place} is resumed"
 
 
 def apply(
     job: RLJob, source: Path, context: str | None, namespace: str | None, dry_run: bool, force: bool
 ) -> tuple[str, str]:
-    """Apply a manifest; return the namespace and what came of it, as :func:`rljob.remote.changing.apply`."""
-    from rljob.remote import changing, finding
+    """Apply a manifest; return the namespace and the outcome, as :func:`rljob.remote.apply.apply`."""
+    from rljob.remote import apply, lookup
 
     own = job.metadata.namespace
     if own is not None and namespace is not None and own != namespace:
-        raise RunError(f"{source}: metadata.namespace: it is {own}, and -n says {namespace}; leave one of them out", 2)
-    where = finding.namespace(context, namespace or own)
-    return where.name, changing.apply(where, job, str(source), dry_run=dry_run, force=force)
+        raise CliError(f"{source}: metadata.namespace: it is {own}, and -n says {namespace}; leave one of them out", 2)
+    where = lookup.namespace(context, namespace or own)
+    return where.name, apply.apply(where, job, str(source), dry_run=dry_run, force=force)

@@ -12,9 +12,9 @@ import pytest
 from cli.tests.fakes.launcher import SUCCEEDED, status
 from rljob.api.load import validate
 from rljob.api.resolve import resolve
-from rljob.local.directory import RunDirectory
-from rljob.local.glance import look
-from rljob.local.screen import plain_lines
+from rljob.local.render import plain_lines
+from rljob.local.run_directory import RunDirectory
+from rljob.local.snapshot import take_snapshot
 from rljob.protocol.status import CheckpointStatus, RunStatus
 
 
@@ -32,7 +32,7 @@ def detached(launcher):
 
 def test_a_detached_run_goes_on_after_the_command_has_said_how_to_watch_and_stop_it(detached):
     assert detached.out == (
-        f"the run goes on in the background, in {detached.directory}\n"
+        f"the run continues in the background, in {detached.directory}\n"
         f"watch it:  rljob status --watch {detached.directory}   or   rljob logs -f {detached.directory}\n"
         f"stop it:   rljob stop {detached.directory}\n"
     )
@@ -53,10 +53,10 @@ def test_a_detached_run_goes_on_after_the_command_has_said_how_to_watch_and_stop
     code, out, _ = detached.rljob("status", "-o", "json", detached.directory)
     data = json.loads(out)
     assert code == 3
-    assert (data["state"], data["going_on"], data["status"]["progress"]["step"]) == ("suspended", False, 2)
+    assert (data["state"], data["running"], data["status"]["progress"]["step"]) == ("suspended", False, 2)
     assert detached.rljob("stop", detached.directory)[:2] == (
         0,
-        f"the run in {detached.directory} does not go on; it is suspended\n",
+        f"the run in {detached.directory} is not running; it is suspended\n",
     )
 
 
@@ -115,12 +115,12 @@ def test_status_says_that_the_initializer_runs_for_how_long_and_what_it_says(dir
     log = directory.path / "logs/initializer.log"
     log.write_text("--- started now\n3 of 9 files\n")
     now = time.time()
-    monkeypatch.setattr("rljob.local.glance.time.time", lambda: now + 65)
-    lines = list(plain_lines(look(directory).view()))
+    monkeypatch.setattr("rljob.local.snapshot.time.time", lambda: now + 65)
+    lines = list(plain_lines(take_snapshot(directory)))
     assert lines[0].endswith(" 1:05")
     assert lines[1:] == ["state      starting: running the initializer", "log        3 of 9 files"]
     directory.tell("initializer", "exited", pid=1, code=0)
-    assert list(plain_lines(look(directory).view()))[1:] == ["state      starting"]
+    assert list(plain_lines(take_snapshot(directory)))[1:] == ["state      starting"]
 
 
 def test_the_ledger_of_a_run_that_has_none_yet_says_why(directory, launcher):
@@ -136,7 +136,7 @@ def test_a_damaged_run_directory_is_named(directory, launcher):
     directory.tell("run", "succeeded")
     directory.write("status.json", b"{")
     directory.running = lambda: False
-    assert look(directory).message == f"{directory.path}/status.json is damaged, its figures cannot be shown"
+    assert take_snapshot(directory).message == f"{directory.path}/status.json is damaged, its metrics cannot be shown"
     directory.write("job.json", b"{")
     code, out, err = launcher.rljob("status", directory.path)
     assert (code, out) == (2, "")

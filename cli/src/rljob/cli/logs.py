@@ -1,0 +1,104 @@
+"""The command that prints what the components of a run wrote: logs."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from rljob.cli import cluster_commands
+from rljob.cli.cluster_commands import Context, Namespace
+from rljob.cli.options import RUN_HELP, Format, Output, complete_parts, report
+from rljob.local import find_run
+from rljob.local import logs as log_files
+from rljob.local.logs import Line
+from rljob.local.run_directory import RunDirectory
+from rljob.local.screen import Terminal
+
+if TYPE_CHECKING:
+    from rljob.remote.logs import Logs
+
+FOLLOWED_TAIL = 20
+COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red")
+
+
+def logs(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN] [COMPONENT]...",
+            help=f"{RUN_HELP} Then components, for example trainer; default: all.",
+            show_default=False,
+            autocompletion=complete_parts,
+        ),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the run ends.")] = False,
+    tail: Annotated[
+        int | None, typer.Option("--tail", min=0, help="Number of last lines. Default: all, with -f 20.")
+    ] = None,
+    output: Output = Format.TEXT,
+    context: Context = None,
+    namespace: Namespace = None,
+) -> None:
+    """Print the logs of a run's components, by time.
+
+    In a cluster a component is a role (trainer, rollout-main), all of a kind (rollout, reward) or a pod.
+    """
+    reader: log_files.Reader | Logs
+    if cluster_commands.targets_cluster(context, namespace):
+        job, parts = cluster_commands.find_among(names or [], context, namespace)
+        reader = cluster_commands.logs(job, parts, named=len(parts) < len(names or []), follow=follow)
+        chosen, following = reader.components, reader.follow
+        if follow and (why := reader.awaited()):
+            report(why)
+    else:
+        directory, parts = _run_and_components(names or [])
+        chosen = log_files.chosen(directory.path, parts)
+        reader = log_files.Reader(directory.path, parts)
+        following = functools.partial(reader.follow, directory.running)
+    if follow and tail is None:
+        tail = FOLLOWED_TAIL
+    show = _as_json if output is Format.JSON else _Prefixed([] if len(chosen) == 1 and parts else chosen)
+    for line in reader.history(tail):
+        show(line)
+    if follow:
+        for line in following():
+            show(line)
+
+
+def _run_and_components(names: list[str]) -> tuple[RunDirectory, list[str]]:
+    """Return the run and the named components: the first name may be the run's."""
+    if names and (find_run.is_run(Path(names[0])) or find_run.is_run(find_run.ROOT / names[0])):
+        return find_run.find(names[0]), names[1:]
+    return find_run.find(None), names
+
+
+def _as_json(line: Line) -> None:
+    at = datetime.fromtimestamp(line.time).astimezone().isoformat(timespec="milliseconds")
+    typer.echo(json.dumps({"time": at, "component": line.component, "line": line.text}, ensure_ascii=False))
+
+
+class _Prefixed:
+    """Prints lines with the name of their component first, each in its own colour on a terminal.
+
+    Args:
+        components: to tell apart; empty for no prefix.
+    """
+
+    def __init__(self, components: list[str]) -> None:
+        self._console = Terminal()
+        self._width = max(map(len, components), default=0)
+        self._colours = dict(zip(components, itertools.cycle(COLOURS), strict=False))
+
+    def __call__(self, line: Line) -> None:
+        prefix = f"{line.component:{self._width}} | " if self._width else ""
+        if self._console.color_system is None:
+            typer.echo(f"{prefix}{line.text}")
+        else:
+            self._console.print(Text(prefix, self._colours.get(line.component, "")), line.text, sep="", soft_wrap=True)
