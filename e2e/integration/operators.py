@@ -31,8 +31,8 @@ import aiohttp
 
 from rljob.kube.kubeconfig import from_kubeconfig
 from rljob.manifests.context import Cluster
+from rljob.operator.client import OperatorClient
 from rljob.operator.config import Settings
-from rljob.operator.kube import Client
 from rljob.operator.metrics import Metrics
 from rljob.operator.reconcile import Planner
 from rljob.operator.service import Operator
@@ -59,7 +59,7 @@ class RunningOperator:
     """An operator in this process."""
 
     operator: Operator
-    client: Client
+    client: OperatorClient
     task: asyncio.Task[None]
     stop: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -100,7 +100,7 @@ async def running_operator(
     kubeconfig: Path,
     namespaces: Sequence[str],
     *,
-    client: type[Client] = Client,
+    client: type[OperatorClient] = OperatorClient,
     planner: Planner | None = None,
     cluster: Cluster | None = None,
     wall: Callable[[], float] = time.time,

@@ -17,8 +17,9 @@ import pytest
 from e2e.fakes.engine import Faults
 from e2e.fakes.stage import Stage, make_job, on_stage
 from rljob.api.models import RLJob
-from rljob.coordinator import own_job
-from rljob.coordinator.own_job import OwnJob, Place
+from rljob.coordinator import rljob_client
+from rljob.coordinator.rljob_client import JobRef, RLJobClient
+from rljob.kube.errors import ConflictError
 from rljob.manifests import render
 from rljob.manifests.context import Context
 from tools.cluster.client import ApiError
@@ -50,8 +51,8 @@ class InCluster:
         return str(self.body["metadata"]["name"])
 
     @property
-    def place(self) -> Place:
-        return Place(self.cluster.url, self.namespace, self.name, self.body["metadata"]["uid"], self.account)
+    def job_ref(self) -> JobRef:
+        return JobRef(self.cluster.url, self.namespace, self.name, self.body["metadata"]["uid"], self.account)
 
     @property
     def path(self) -> str:
@@ -267,7 +268,7 @@ async def test_operator_and_coordinator_write_one_status_without_taking_each_oth
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     rljob = make(cluster, namespace, tmp_path, make_job())
-    own = OwnJob(rljob.place)
+    own = RLJobClient(rljob.job_ref)
     try:
         await own.apply_run({"state": "Running", "queues": [{"name": "waiting", "value": 3}]})
         rljob.apply_status(observedGeneration=1, draining=["a"])
@@ -287,19 +288,19 @@ async def test_a_job_of_the_same_name_that_is_not_its_own_is_not_obeyed_and_know
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     rljob = make(cluster, namespace, tmp_path, make_job())
-    old, new = OwnJob(replace(rljob.place, uid="of-one-that-was-deleted")), OwnJob(rljob.place)
+    old, new = RLJobClient(replace(rljob.job_ref, uid="of-one-that-was-deleted")), RLJobClient(rljob.job_ref)
     tasks: list[asyncio.Task[None]] = []
-    heard: list[tuple[OwnJob, str]] = []
+    heard: list[tuple[RLJobClient, str]] = []
     try:
         for job in (old, new):
             tasks.append(asyncio.create_task(job.follow(lambda seen, job=job: heard.append((job, seen.metadata.uid)))))
-        while not (old.heard_at and new.heard_at):
+        while not (old.last_event_at and new.last_event_at):
             await asyncio.sleep(0.01)
         assert old.gone and not new.gone
         cluster.api.delete(rljob.path)
         while not new.gone:
             await asyncio.sleep(0.01)
-        assert {(job, uid) for job, uid in heard} == {(new, rljob.place.uid)}
+        assert {(job, uid) for job, uid in heard} == {(new, rljob.job_ref.uid)}
     finally:
         for task in tasks:
             task.cancel()
@@ -314,9 +315,12 @@ async def test_nothing_is_told_to_another_job_of_the_same_name(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     rljob = make(cluster, namespace, tmp_path, make_job())
-    old, own = OwnJob(replace(rljob.place, uid="11111111-2222-3333-4444-555555555555")), OwnJob(rljob.place)
+    old, own = (
+        RLJobClient(replace(rljob.job_ref, uid="11111111-2222-3333-4444-555555555555")),
+        RLJobClient(rljob.job_ref),
+    )
     try:
-        with pytest.raises(own_job.ApiError, match="is another one by now") as refused:
+        with pytest.raises(ConflictError, match="is another one by now") as refused:
             await old.apply_run({"state": "Succeeded"})
         assert refused.value.code == 409
         version = await own.apply_run({"state": "Running"})
@@ -327,7 +331,7 @@ async def test_nothing_is_told_to_another_job_of_the_same_name(
         cluster.api.delete(rljob.path)
         await asyncio.to_thread(cluster.api.wait_gone, rljob.path)
         cluster.api.create(manifest(namespace, "sums", make_job()))
-        with pytest.raises(own_job.ApiError, match="is another one by now"):
+        with pytest.raises(ConflictError, match="is another one by now"):
             await own.apply_run({"state": "Succeeded"})
         assert own.gone and "run" not in rljob.get().get("status", {})
     finally:
@@ -352,11 +356,11 @@ async def test_an_end_that_somebody_wiped_from_the_status_is_told_again(
 async def test_no_change_is_missed_when_watches_end_or_their_version_is_gone(
     cluster: ControlPlane, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_job, "WATCH_SECONDS", 1)
-    monkeypatch.setattr(own_job, "FIRST_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(rljob_client, "WATCH_SECONDS", 1)
+    monkeypatch.setattr("rljob.kube.backoff.FIRST_SECONDS", 0.01)
     rljob = make(cluster, namespace, tmp_path, make_job())
-    own = OwnJob(rljob.place)
-    decoder, gone = own_job._list_decoder, [True]
+    own = RLJobClient(rljob.job_ref)
+    decoder, gone = rljob_client._list_decoder, [True]
 
     class ForgetfulDecoder:
         """Gives a version at first that the API server does not know any more."""
@@ -368,8 +372,8 @@ async def test_no_change_is_missed_when_watches_end_or_their_version_is_gone(
                 listed.metadata.resource_version = "1"
             return listed
 
-    monkeypatch.setattr(own_job, "_list_decoder", ForgetfulDecoder())
-    heard: asyncio.Queue[own_job.Seen] = asyncio.Queue()
+    monkeypatch.setattr(rljob_client, "_list_decoder", ForgetfulDecoder())
+    heard: asyncio.Queue[rljob_client.RLJobView] = asyncio.Queue()
     following = asyncio.create_task(own.follow(heard.put_nowait))
     try:
         await heard.get()

@@ -12,8 +12,8 @@ import pytest
 from e2e.integration.faulty import MeddlingClient
 from e2e.integration.lives import Life
 from e2e.integration.operators import Object, RunningOperator, running_operator
-from rljob.operator.errors import ForbiddenError
-from rljob.operator.kube import Client
+from rljob.kube.errors import ForbiddenError
+from rljob.operator.client import OperatorClient
 from rljob.operator.resources import Resource
 from tools.cluster.controlplane import ControlPlane
 
@@ -111,7 +111,7 @@ async def test_an_object_of_another_job_that_has_the_name_is_reported_until_it_g
         await life.ready_pods()
 
 
-class Refusing(Client):
+class Refusing(OperatorClient):
     """Pods may not be patched, StatefulSets not be deleted."""
 
     refuses = True

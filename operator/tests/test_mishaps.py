@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from rljob.operator.errors import ForbiddenError
+from rljob.kube.errors import ForbiddenError
 from rljob.operator.mishaps import FORGOTTEN_SECONDS, Mishaps, in_words
 from rljob.operator.planning.stuck import ASK_SECONDS
 

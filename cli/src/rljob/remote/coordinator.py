@@ -11,11 +11,12 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from rljob.api.pods import READERS_PORT
+from rljob.kube.sync_client import Object
 from rljob.local.errors import RunError
 from rljob.manifests.names import claim_name
 from rljob.remote import forwarding
 from rljob.remote.absent import unseen
-from rljob.remote.api import FORBIDDEN, UNAUTHORIZED, ApiError, Object
+from rljob.remote.api import FORBIDDEN, UNAUTHORIZED, RefusedError
 from rljob.remote.finding import COORDINATOR, Namespace, conditions, goes_on, holds
 
 NOTE = "Rljob-Note"
@@ -82,7 +83,7 @@ class Coordinator:
             raise SilentError(error.sentence) from None
         except forwarding.ForwardError as error:
             raise self._silent(error) from None
-        except ApiError as error:
+        except RefusedError as error:
             if error.code in (UNAUTHORIZED, FORBIDDEN):
                 raise
             raise self._silent(error) from None

@@ -8,12 +8,13 @@ from datetime import datetime
 
 import msgspec
 
+from rljob.kube.sync_client import Object
 from rljob.local.errors import RunError
 from rljob.local.glance import Glance
 from rljob.local.view import PartView
 from rljob.protocol.status import RunStatus
 from rljob.remote.absent import unseen
-from rljob.remote.api import FORBIDDEN, ApiError, Object
+from rljob.remote.api import FORBIDDEN, RefusedError
 from rljob.remote.coordinator import Coordinator, SilentError
 from rljob.remote.finding import Namespace, conditions, goes_on, holds, namespace
 
@@ -47,7 +48,7 @@ class RemoteJob:
         """
         try:
             self.body = self.namespace.api.get(self.namespace.path(self.name))
-        except ApiError as error:
+        except RefusedError as error:
             if error.missing_object:
                 raise RunError(f"the {self.place} was deleted; a retained claim keeps its ledger", 2) from None
             raise
@@ -63,7 +64,7 @@ class RemoteJob:
             status, _ = coordinator.ask("/v1/status", RunStatus)
         except SilentError as error:
             note = error.sentence if told and goes_on(body) else ""
-        except ApiError as error:
+        except RefusedError as error:
             if error.code != FORBIDDEN:
                 raise
             note = f"this is what the RLJob says, without rewards and parts of the coordinator: {error.sentence}"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rljob.kube.sync_client import Object
 from rljob.local.errors import RunError
 from rljob.local.usage import Usage
 from rljob.local.view import PartView
-from rljob.remote.api import Object
 from rljob.remote.finding import Namespace
 from rljob.remote.job import RemoteJob
 

@@ -21,7 +21,7 @@ REFUSED = Counter(
 )
 
 API_REQUESTS = Counter(
-    "rljob_api_requests", "Requests to the Kubernetes API; code none: no answer", ["verb", "code"], registry=REGISTRY
+    "rljob_api_requests", "Requests to the Kubernetes API; code error: no answer", ["verb", "code"], registry=REGISTRY
 )
 
 

@@ -20,11 +20,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from rljob.api.models import RLJob
+from rljob.kube.errors import REFUSALS, AlreadyExistsError, ConflictError, NotFoundError
 from rljob.manifests.context import Object
 from rljob.operator import drift
-from rljob.operator.errors import REFUSALS, AlreadyExistsError, ConflictError, NotFoundError
+from rljob.operator.client import OperatorClient
 from rljob.operator.informers import Caches
-from rljob.operator.kube import Client
 from rljob.operator.ownership import applied_fields, foreign_sentence, is_ours
 from rljob.operator.plan import Plan, Ref
 from rljob.operator.resources import BY_KIND, PODS, SECRETS, Resource
@@ -99,7 +99,7 @@ class _Full(msgspec.Struct):
 class Executor:
     """Does plans. ``clock``: seconds that never go back."""
 
-    def __init__(self, client: Client, caches: Caches, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, client: OperatorClient, caches: Caches, clock: Callable[[], float] = time.monotonic) -> None:
         self._client, self._caches, self._clock = client, caches, clock
         self._memories: dict[str, Memory] = {}
         """By the job's uid."""

@@ -16,9 +16,11 @@ from typing import Any
 
 import msgspec
 
+from rljob.kube.backoff import LAST_SECONDS, Backoff
+from rljob.kube.errors import ApiError, GoneError
+from rljob.kube.watch import WatchEvent, decode_event
 from rljob.operator.cache import Cache, SeenJob, child_reader, read_job, read_pod, version_of
-from rljob.operator.errors import ApiError, GoneError, error_of
-from rljob.operator.kube import Client
+from rljob.operator.client import OperatorClient
 from rljob.operator.metrics import Metrics
 from rljob.operator.news import matters
 from rljob.operator.plan import Key
@@ -29,8 +31,6 @@ log = logging.getLogger(__name__)
 
 WATCH_SECONDS = (240, 300)
 """How long a watch is asked to last; spread, so that not all end together."""
-FIRST_BACKOFF_SECONDS = 0.5
-LAST_BACKOFF_SECONDS = 30.0
 
 
 class _ListMeta(msgspec.Struct, rename="camel"):
@@ -43,17 +43,7 @@ class _Page(msgspec.Struct):
     items: list[msgspec.Raw] | None = None
 
 
-class _Event(msgspec.Struct):
-    type: str
-    object: msgspec.Raw
-
-
-class _ErrorObject(msgspec.Struct):
-    code: int = 500
-
-
 _page = msgspec.json.Decoder(_Page)
-_event = msgspec.json.Decoder(_Event)
 
 
 class Informer:
@@ -68,7 +58,7 @@ class Informer:
 
     def __init__(
         self,
-        client: Client,
+        client: OperatorClient,
         cache: Cache[Any],
         selector: str,
         namespaces: Sequence[str],
@@ -102,7 +92,7 @@ class Reflector:
 
     def __init__(
         self,
-        client: Client,
+        client: OperatorClient,
         cache: Cache[Any],
         selector: str,
         namespace: str,
@@ -119,7 +109,7 @@ class Reflector:
 
     async def run(self) -> None:
         """List and watch, for ever."""
-        backoff = FIRST_BACKOFF_SECONDS
+        backoff = Backoff()
         while True:
             began = time.monotonic()
             try:
@@ -137,10 +127,9 @@ class Reflector:
                 self._version, reason = "", "error"
                 log.warning("watch of %s: an answer that is not understood: %s", self._cache.resource.plural, error)
             self._metrics.watch_restarts.labels(self._cache.resource.plural, reason).inc()
-            if time.monotonic() - began > LAST_BACKOFF_SECONDS:
-                backoff = FIRST_BACKOFF_SECONDS
-            await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
-            backoff = min(backoff * 2, LAST_BACKOFF_SECONDS)
+            if time.monotonic() - began > LAST_SECONDS:
+                backoff.reset()
+            await backoff.wait()
 
     async def _list_and_watch(self) -> None:
         if not self._version:
@@ -156,7 +145,7 @@ class Reflector:
         )
         async for line in events:
             self.heard_at = time.monotonic()
-            self._handle(_event.decode(line))
+            self._handle(decode_event(line))
 
     async def _list(self) -> None:
         # Objects are read page by page, so that the bytes of only one page are in memory.
@@ -180,9 +169,7 @@ class Reflector:
             if not token:
                 return
 
-    def _handle(self, event: _Event) -> None:
-        if event.type == "ERROR":
-            raise error_of(msgspec.json.decode(event.object, type=_ErrorObject).code, bytes(event.object))
+    def _handle(self, event: WatchEvent) -> None:
         keys: tuple[Key, ...] = ()
         if event.type in ("ADDED", "MODIFIED"):
             keys = self._cache.put(event.object)
@@ -204,7 +191,7 @@ class Caches:
 
     def __init__(
         self,
-        client: Client,
+        client: OperatorClient,
         namespaces: Sequence[str],
         *,
         on_change: Callable[[Key], None],

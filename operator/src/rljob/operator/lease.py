@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from rljob.operator.errors import AlreadyExistsError, ApiError, NotFoundError
-from rljob.operator.kube import Client
+from rljob.kube.errors import AlreadyExistsError, ApiError, NotFoundError
+from rljob.operator.client import OperatorClient
 from rljob.operator.resources import LEASES
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Lease:
 
     def __init__(
         self,
-        client: Client,
+        client: OperatorClient,
         namespace: str,
         name: str,
         identity: str,

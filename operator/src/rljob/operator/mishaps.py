@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from rljob.operator.errors import ApiError
-from rljob.operator.kube import Client
+from rljob.kube.errors import ApiError
+from rljob.operator.client import OperatorClient
 from rljob.operator.planning.pending import key_of_claim
 from rljob.operator.planning.stuck import ASK_SECONDS
 from rljob.operator.planning.times import seconds_of
@@ -81,7 +81,7 @@ class _Heard:
 class Mishaps:
     """Remembers what was answered. ``clock``: seconds that never go back; ``wall``: Unix seconds."""
 
-    def __init__(self, client: Client, clock: Callable[[], float], wall: Callable[[], float]) -> None:
+    def __init__(self, client: OperatorClient, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         self._client, self._clock, self._wall = client, clock, wall
         self._heard: dict[str, _Heard] = {}
 

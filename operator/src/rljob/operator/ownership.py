@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rljob.operator.kube import FIELD_MANAGER
+from rljob.operator.client import FIELD_MANAGER
 from rljob.operator.seen import JOB_LABEL, Meta
 
 CLAIM = "PersistentVolumeClaim"

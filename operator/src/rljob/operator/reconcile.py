@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from rljob.api.status import RLJobStatus
+from rljob.kube.errors import ConflictError, NotFoundError
 from rljob.manifests.context import Cluster
 from rljob.operator.cache import SeenJob
+from rljob.operator.client import OperatorClient
 from rljob.operator.drift import replicas_of
-from rljob.operator.errors import ConflictError, NotFoundError
 from rljob.operator.executor import SCALE, Executor
 from rljob.operator.informers import Caches
 from rljob.operator.jobs import Jobs, Manifest
-from rljob.operator.kube import Client
 from rljob.operator.mishaps import Mishaps
 from rljob.operator.ownership import foreign_sentence, is_ours
 from rljob.operator.plan import Key, Observed, Plan, Ref
@@ -72,7 +72,7 @@ class Reconciler:
 
     def __init__(
         self,
-        client: Client,
+        client: OperatorClient,
         caches: Caches,
         cluster: Cluster,
         planner: Planner,

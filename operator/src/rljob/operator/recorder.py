@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from rljob.operator.errors import AlreadyExistsError, ApiError, FencedError, NotFoundError
-from rljob.operator.kube import Client
+from rljob.kube.errors import AlreadyExistsError, ApiError, NotFoundError
+from rljob.operator.client import FencedError, OperatorClient
 from rljob.operator.metrics import Metrics
 from rljob.operator.plan import Event
 from rljob.operator.resources import EVENTS, RLJOBS
@@ -39,7 +39,7 @@ class _Counted(msgspec.Struct):
 class Recorder:
     """Writes events one after the other. ``instance``: of this operator."""
 
-    def __init__(self, client: Client, metrics: Metrics, instance: str) -> None:
+    def __init__(self, client: OperatorClient, metrics: Metrics, instance: str) -> None:
         self._client, self._metrics, self._instance = client, metrics, instance
         self._queue: asyncio.Queue[tuple[Meta, Event]] = asyncio.Queue(WAITING)
         self._counts: OrderedDict[str, int] = OrderedDict()

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
+from rljob.kube.errors import ApiError
 from rljob.manifests.context import Cluster
+from rljob.operator.client import FencedError, OperatorClient
 from rljob.operator.config import Settings, Start
-from rljob.operator.errors import ApiError, FencedError
 from rljob.operator.informers import Caches
-from rljob.operator.kube import Client
 from rljob.operator.lease import Lease, LeaseLostError
 from rljob.operator.metrics import Metrics
 from rljob.operator.plan import Key, Observed, Plan
@@ -55,7 +55,7 @@ class Operator:
 
     def __init__(
         self,
-        client: Client,
+        client: OperatorClient,
         settings: Settings,
         namespace: str,
         identity: str,
@@ -207,7 +207,7 @@ async def serve(start: Start) -> int:
         loop.add_signal_handler(name, stop.set)
     metrics = Metrics()
     settings = start.settings
-    client = Client(
+    client = OperatorClient(
         start.access,
         connections=settings.connections,
         timeout_s=settings.request_seconds,
