@@ -12,6 +12,8 @@ LIGHT = (
     "rljob.api.models",
     "rljob.protocol.link",
     "rljob.scheduling.scheduler",
+    "rljob.manifests",
+    "rljob.operator.planning",
     "rljob.coordinator.service",
     "rljob.runner.wiring",
     "rljob.cli.calling",

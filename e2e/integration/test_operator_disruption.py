@@ -9,7 +9,7 @@ import pytest
 
 from e2e.integration.lives import Life
 from e2e.integration.operators import running_operator
-from rljob.operator.planning import budgets
+from rljob.operator.planning import scale
 from tools.cluster.client import ApiError
 from tools.cluster.controlplane import ControlPlane
 
@@ -41,7 +41,7 @@ async def evict(life: Life, pod: str) -> bool:
 
 async def test_a_drain_ends_where_no_node_has_room_for_what_it_evicts(life: Life, monkeypatch):
     """One engine after the other goes, though what takes their place finds no node."""
-    monkeypatch.setattr(budgets, "PATIENCE", 1.0)
+    monkeypatch.setattr(scale, "SCHEDULING_SECONDS", 1.0)
     mark = {"rljob.test/engines": life.namespace}
     nodes = await asyncio.to_thread(life.cluster.api.list, "/api/v1/nodes")
     path = f"/api/v1/nodes/{nodes[0]['metadata']['name']}"

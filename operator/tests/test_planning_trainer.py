@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from rljob.api.status import RLJobStatus
-from rljob.operator.planning.times import instant
-from rljob.operator.seen import ObjectCondition
+from rljob.operator.api_types import ObjectCondition
+from rljob.operator.planning.timestamps import instant
 
 from .world import BEGIN, World, put
 

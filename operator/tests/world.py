@@ -10,10 +10,7 @@ from msgspec.structs import force_setattr
 from rljob.api.models import RLJob
 from rljob.api.status import RLJobStatus, Run
 from rljob.manifests.context import Cluster
-from rljob.operator.plan import Observed, Plan, Ref
-from rljob.operator.planning import Rendering, plan
-from rljob.operator.planning.times import instant
-from rljob.operator.seen import (
+from rljob.operator.api_types import (
     Child,
     ContainerState,
     ContainerStatus,
@@ -25,6 +22,9 @@ from rljob.operator.seen import (
     Terminated,
     Waiting,
 )
+from rljob.operator.plan import Observed, Plan, Ref
+from rljob.operator.planning import Rendering, plan
+from rljob.operator.planning.timestamps import instant
 
 BEGIN = 1_800_000_000.0
 SPEC: dict[str, Any] = {

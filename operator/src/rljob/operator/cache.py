@@ -11,9 +11,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from rljob.manifests.labels import JOB
+from rljob.operator.api_types import Child, Meta, Pod
 from rljob.operator.plan import Key
 from rljob.operator.resources import RLJOBS, Resource
-from rljob.operator.seen import JOB_LABEL, Child, Meta, Pod
 
 REMEMBERED_DELETIONS = 10_000
 """Deletions of ours whose events are still to come; more is never waited for."""
@@ -82,7 +83,7 @@ def child_reader(kind: str) -> Callable[[bytes | msgspec.Raw], Child]:
 
 def job_by_label(meta: Meta) -> str | None:
     """Return the name of the job that a child belongs to."""
-    return meta.labels.get(JOB_LABEL)
+    return meta.labels.get(JOB)
 
 
 class Cache(Generic[T]):

@@ -11,7 +11,8 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from rljob.manifests.context import Object
-from rljob.operator.seen import HASH_ANNOTATION, INTENT_ANNOTATION, Child
+from rljob.manifests.labels import INTENT, ROLE_HASH
+from rljob.operator.api_types import Child
 
 Path = tuple[str | int, ...]
 
@@ -61,17 +62,17 @@ _METADATA = ("labels", "annotations", "ownerReferences")
 
 def role_of(rendered: Object) -> str:
     """Return the hash of the inputs that an object is rendered for."""
-    return _annotation(rendered, HASH_ANNOTATION)
+    return _annotation(rendered, ROLE_HASH)
 
 
 def intent_of(rendered: Object) -> str:
     """Return the hash of an object as it is rendered."""
-    return _annotation(rendered, INTENT_ANNOTATION)
+    return _annotation(rendered, INTENT)
 
 
 def same_role(rendered: Object, child: Child) -> bool:
     """Return whether the object was rendered for the same inputs of its role."""
-    return role_of(rendered) == child.metadata.annotations.get(HASH_ANNOTATION, "")
+    return role_of(rendered) == child.metadata.annotations.get(ROLE_HASH, "")
 
 
 def same_intent(rendered: Object, child: Child) -> bool:
@@ -79,7 +80,7 @@ def same_intent(rendered: Object, child: Child) -> bool:
 
     Every version of the operator says what it rendered: where nothing is said, somebody took it away.
     """
-    return child.metadata.annotations.get(INTENT_ANNOTATION) in (None, intent_of(rendered))
+    return child.metadata.annotations.get(INTENT) in (None, intent_of(rendered))
 
 
 def departures(rendered: Object, live: Object) -> frozenset[Path]:

@@ -22,14 +22,15 @@ import msgspec
 from rljob.api.models import RLJob
 from rljob.kube.errors import REFUSALS, AlreadyExistsError, ConflictError, NotFoundError
 from rljob.manifests.context import Object
+from rljob.manifests.labels import JOB, ROLE
 from rljob.operator import drift
+from rljob.operator.api_types import Child, Meta
 from rljob.operator.client import OperatorClient
 from rljob.operator.informers import Caches
 from rljob.operator.ownership import applied_fields, foreign_sentence, is_ours
-from rljob.operator.plan import Plan, Ref
+from rljob.operator.plan import INITIALIZER, POD_DELETION_COST, Plan, Ref
 from rljob.operator.resources import BY_KIND, PODS, SECRETS, Resource
 from rljob.operator.secret import new_secret
-from rljob.operator.seen import JOB_LABEL, ROLE_LABEL, Child, Meta
 
 log = logging.getLogger(__name__)
 
@@ -41,14 +42,11 @@ FIRST_RETRY_SECONDS = 1.0
 LAST_RETRY_SECONDS = 60.0
 SOONEST_RETRY_SECONDS = 0.5
 """Whatever goes wrong, a job is not looked at more often than this because of what cannot be had."""
-DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 DELETION_REFUSED = "it cannot be deleted: "
 """What is said of a child that shall go and cannot begins with this."""
 SCALE = "RLJobScale"
 """Its replicas belong to whoever scales: ours at creation only."""
 SCALED = ("Deployment", "StatefulSet")
-INITIALIZER = "initializer"
-"""The role that has no tokens."""
 
 
 class Stage(enum.Enum):
@@ -334,9 +332,9 @@ class Executor:
     async def _set_cost(self, meta: Meta, name: str, cost: int) -> None:
         """Say which pod is to go first. Where that may not be said, others may go instead, and work is repeated."""
         pod = self._caches.pods.find(meta.namespace, name)
-        if pod is None or pod.metadata.annotations.get(DELETION_COST) == str(cost):
+        if pod is None or pod.metadata.annotations.get(POD_DELETION_COST) == str(cost):
             return
-        patch = {"metadata": {"uid": pod.metadata.uid, "annotations": {DELETION_COST: str(cost)}}}
+        patch = {"metadata": {"uid": pod.metadata.uid, "annotations": {POD_DELETION_COST: str(cost)}}}
         with contextlib.suppress(NotFoundError, ConflictError):  # the pod is gone: so is its cost
             try:
                 self._caches.pods.put(await self._client.merge_patch(PODS, meta.namespace, name, patch))
@@ -377,7 +375,7 @@ class Executor:
             for child in self._caches.children[kind].of_job((meta.namespace, meta.name)).values()
             if is_ours(meta, kind, child.metadata)
             and child.metadata.deletion_timestamp is None
-            and child.metadata.labels.get(ROLE_LABEL) != INITIALIZER
+            and child.metadata.labels.get(ROLE) != INITIALIZER
         ]
 
     def _take(self, kind: str, raw: bytes) -> Child:
@@ -389,7 +387,7 @@ class Executor:
 
     def _note_foreign(self, meta: Meta, memory: Memory, live: Child) -> None:
         ref = live.kind, live.metadata.name
-        if live.metadata.labels.get(JOB_LABEL) == meta.name:
+        if live.metadata.labels.get(JOB) == meta.name:
             memory.troubles.pop(ref, None)  # labelled as ours, so the planner sees it, and we see it go
         elif not self._waits(memory, ref):  # another job's: its events are that one's
             self._note(memory, ref, foreign_sentence(meta, live.kind, live.metadata), foreign=True)

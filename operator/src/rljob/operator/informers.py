@@ -19,13 +19,14 @@ import msgspec
 from rljob.kube.backoff import LAST_SECONDS, Backoff
 from rljob.kube.errors import ApiError, GoneError
 from rljob.kube.watch import WatchEvent, decode_event
+from rljob.manifests.labels import JOB
+from rljob.operator.api_types import Child, Pod
 from rljob.operator.cache import Cache, SeenJob, child_reader, read_job, read_pod, version_of
+from rljob.operator.change_filter import matters
 from rljob.operator.client import OperatorClient
 from rljob.operator.metrics import Metrics
-from rljob.operator.news import matters
 from rljob.operator.plan import Key
 from rljob.operator.resources import CHILDREN, PODS, RLJOBS
-from rljob.operator.seen import JOB_LABEL, Child, Pod
 
 log = logging.getLogger(__name__)
 
@@ -205,7 +206,7 @@ class Caches:
         }
         """By kind."""
         labelled: list[Cache[Any]] = [self.pods, *self.children.values()]
-        caches: list[tuple[Cache[Any], str]] = [(self.jobs, ""), *((cache, JOB_LABEL) for cache in labelled)]
+        caches: list[tuple[Cache[Any], str]] = [(self.jobs, ""), *((cache, JOB) for cache in labelled)]
         self.informers = [
             Informer(client, cache, selector, namespaces, on_pod if cache is self.pods else on_change, metrics)
             for cache, selector in caches

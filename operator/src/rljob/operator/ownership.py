@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rljob.operator.client import FIELD_MANAGER
-from rljob.operator.seen import JOB_LABEL, Meta
-
-CLAIM = "PersistentVolumeClaim"
+from rljob.manifests.labels import JOB
+from rljob.operator.api_types import Meta
+from rljob.operator.resources import CLAIM, FIELD_MANAGER
 
 
 def is_ours(job: Meta, kind: str, meta: Meta) -> bool:
@@ -16,7 +15,7 @@ def is_ours(job: Meta, kind: str, meta: Meta) -> bool:
     for owner in meta.owner_references:
         if owner.controller:
             return owner.uid == job.uid
-    return kind == CLAIM and meta.labels.get(JOB_LABEL) == job.name
+    return kind == CLAIM and meta.labels.get(JOB) == job.name
 
 
 def foreign_sentence(job: Meta, kind: str, meta: Meta) -> str:

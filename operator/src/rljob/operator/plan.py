@@ -9,7 +9,12 @@ from typing import Any
 from rljob.api.models import RLJob
 from rljob.api.status import RLJobStatus
 from rljob.manifests.context import Object
-from rljob.operator.seen import Child, Meta, Pod
+from rljob.operator.api_types import Child, Meta, Pod
+
+COORDINATOR, INITIALIZER, TRAINER = "coordinator", "initializer", "trainer"
+"""Roles."""
+POD_DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+"""Annotation: of pods that a Deployment may remove, those with the lowest cost go first."""
 
 Key = tuple[str, str]
 """Namespace and name of an RLJob."""
@@ -43,7 +48,7 @@ class Observed:
     """Unix seconds."""
     mishaps: Mapping[str, str] = field(default_factory=dict)
     """uid of a pod or child that is late → what keeps it, as its events say. The claim that the job was given is there
-    by :func:`rljob.operator.planning.pending.key_of_claim`."""
+    by :func:`rljob.operator.planning.pod_diagnosis.key_of_claim`."""
     claim_in_use: str = ""
     """Why nothing of the job may be started, as another one uses its claim: a sentence. Never of a job with pods."""
 

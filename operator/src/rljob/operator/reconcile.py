@@ -16,21 +16,22 @@ from typing import Literal, Protocol
 from rljob.api.status import RLJobStatus
 from rljob.kube.errors import ConflictError, NotFoundError
 from rljob.manifests.context import Cluster
+from rljob.manifests.labels import ROLE
+from rljob.operator.api_types import Child, Meta
 from rljob.operator.cache import SeenJob
 from rljob.operator.client import OperatorClient
 from rljob.operator.drift import replicas_of
 from rljob.operator.executor import SCALE, Executor
 from rljob.operator.informers import Caches
 from rljob.operator.jobs import Jobs, Manifest
-from rljob.operator.mishaps import Mishaps
 from rljob.operator.ownership import foreign_sentence, is_ours
 from rljob.operator.plan import Key, Observed, Plan, Ref
-from rljob.operator.planning.afterlife import is_over
-from rljob.operator.planning.stuck import stuck
+from rljob.operator.planning.claims import claim_in_use
+from rljob.operator.planning.completion import is_over
+from rljob.operator.planning.stalled import stuck
 from rljob.operator.recorder import Recorder
 from rljob.operator.resources import RLJOBS
-from rljob.operator.rivals import claim_in_use
-from rljob.operator.seen import ROLE_LABEL, Child, Meta
+from rljob.operator.warning_events import Mishaps
 
 log = logging.getLogger(__name__)
 
@@ -255,5 +256,5 @@ def _scales(children: dict[Ref, Child]) -> dict[str, int]:
     for (kind, _), child in children.items():
         replicas = replicas_of(child.body) if kind == SCALE else None
         if replicas is not None:
-            scales[child.metadata.labels.get(ROLE_LABEL, "")] = replicas
+            scales[child.metadata.labels.get(ROLE, "")] = replicas
     return scales

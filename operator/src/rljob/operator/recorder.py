@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 
 from rljob.kube.errors import AlreadyExistsError, ApiError, NotFoundError
+from rljob.operator.api_types import Meta
 from rljob.operator.client import FencedError, OperatorClient
 from rljob.operator.metrics import Metrics
 from rljob.operator.plan import Event
 from rljob.operator.resources import EVENTS, RLJOBS
-from rljob.operator.seen import Meta
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from rljob.kube.resources import PODS, RLJOBS, Resource
 
-__all__ = ["BY_KIND", "CHILDREN", "EVENTS", "LEASES", "PODS", "RLJOBS", "SECRETS", "Resource"]
+__all__ = ["BY_KIND", "CHILDREN", "CLAIM", "EVENTS", "FIELD_MANAGER", "LEASES", "PODS", "RLJOBS", "SECRETS", "Resource"]
+
+FIELD_MANAGER = "rljob-operator"
 
 SECRETS = Resource("", "v1", "secrets", "Secret")
 EVENTS = Resource("", "v1", "events", "Event")
@@ -26,4 +28,5 @@ CHILDREN = (
 )
 """Kinds of a job's objects besides its pods and its Secret."""
 
+CLAIM = "PersistentVolumeClaim"
 BY_KIND = {resource.kind: resource for resource in CHILDREN}

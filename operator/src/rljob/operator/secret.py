@@ -8,7 +8,7 @@ import secrets
 from rljob.api.models import RLJob
 from rljob.manifests import ALL_TOKENS, TOKEN_ROLES, secret
 from rljob.manifests.context import Context, Object
-from rljob.operator.seen import Meta
+from rljob.operator.api_types import Meta
 
 
 def new_secret(meta: Meta, job: RLJob) -> Object:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from rljob.operator.planning.life import plan
-from rljob.operator.planning.rendering import Render, Rendering
+from rljob.operator.planning.job_view import Render, Rendering
+from rljob.operator.planning.lifecycle import plan
 
 __all__ = ["Render", "Rendering", "plan"]

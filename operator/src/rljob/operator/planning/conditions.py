@@ -8,7 +8,7 @@ from typing import Literal
 from rljob.api.status import Condition, RLJobStatus
 from rljob.operator.plan import Event
 from rljob.operator.planning import reasons
-from rljob.operator.planning.draft import Draft
+from rljob.operator.planning.plan_builder import Draft
 
 Type = Literal["Ready", "Initialized", "Suspended", "Complete", "Failed"]
 ORDER: Sequence[Type] = ("Ready", "Initialized", "Suspended", "Complete", "Failed")

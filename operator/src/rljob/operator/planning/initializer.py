@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from rljob.api.status import RLJobStatus
 from rljob.manifests.labels import ROLE_HASH
-from rljob.operator.planning import conditions, exits, reasons
+from rljob.operator.api_types import Child
+from rljob.operator.plan import INITIALIZER
+from rljob.operator.planning import conditions, reasons
+from rljob.operator.planning.container_exits import newest_end, with_log_end
+from rljob.operator.planning.job_view import DISRUPTED, Scene, condition
 from rljob.operator.planning.roles import LATE_SECONDS, Lack, lack_of
-from rljob.operator.planning.scene import DISRUPTED, Scene, condition
-from rljob.operator.planning.times import remaining
-from rljob.operator.seen import Child
-
-INITIALIZER = "initializer"
+from rljob.operator.planning.timestamps import remaining
 
 
 @dataclass(frozen=True)
@@ -68,5 +68,5 @@ def late(job: Child, now: float) -> float:
 
 
 def _end(scene: Scene) -> str:
-    end = exits.newest_end(scene.pods.get(INITIALIZER, ()))
-    return exits.with_log_end(end) if end else ""
+    end = newest_end(scene.pods.get(INITIALIZER, ()))
+    return with_log_end(end) if end else ""

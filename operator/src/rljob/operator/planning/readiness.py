@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rljob.api.status import Attempt, Run
-from rljob.operator.plan import Ref
-from rljob.operator.planning import pending, reasons
+from rljob.operator.plan import TRAINER, Ref
+from rljob.operator.planning import pod_diagnosis, reasons
 from rljob.operator.planning.initializer import Stage
 from rljob.operator.planning.roles import Lack
-from rljob.operator.planning.trainer import TRAINER
 
 STATES = {"Running": reasons.RUNNING, "Evaluating": reasons.EVALUATING, "Finishing": reasons.FINISHING}
 """States of a run that is under way."""
-_URGENT = pending.SEVERITY.index(reasons.CLAIM)
+_URGENT = pod_diagnosis.SEVERITY.index(reasons.CLAIM)
 """From here on somebody has to do something."""
 
 
@@ -66,7 +65,7 @@ def _blocked(foreign: Mapping[Ref, str], refused: Mapping[Ref, str]) -> Readines
         return Readiness(False, reasons.FOREIGN_OBJECT, first + _others(len(foreign) - 1, "object", "taken"))
     if refused:
         kind, name = ref = min(refused)
-        obstacle = pending.refusal(refused[ref])
+        obstacle = pod_diagnosis.refusal(refused[ref])
         reason = reasons.QUOTA_EXCEEDED if obstacle.reason == reasons.QUOTA_EXCEEDED else reasons.API_REFUSED
         text = f"{kind} {name} cannot be made: {obstacle.text}"
         return Readiness(False, reason, text + _others(len(refused) - 1, "object", "refused"))

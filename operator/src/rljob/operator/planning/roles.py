@@ -8,12 +8,21 @@ from dataclasses import dataclass
 from rljob.api.status import ReadyCounts, RLJobStatus, RoleStatus
 from rljob.manifests.context import Role
 from rljob.manifests.names import role_name
-from rljob.operator.planning import exits, pending, reasons
-from rljob.operator.planning.pending import Obstacle
-from rljob.operator.planning.scene import Scene, alive, is_ready, least_replicas
-from rljob.operator.planning.times import age
+from rljob.operator.api_types import Child, Pod
+from rljob.operator.planning import pod_diagnosis, reasons
+from rljob.operator.planning.container_exits import (
+    CONFIGURATION_ERROR,
+    describe,
+    last_end,
+    lived,
+    main_container,
+    newest_end,
+    with_log_end,
+)
+from rljob.operator.planning.job_view import Scene, alive, is_ready, least_replicas
+from rljob.operator.planning.pod_diagnosis import Obstacle
+from rljob.operator.planning.timestamps import age
 from rljob.operator.planning.trainer import FORGIVING_LIFE
-from rljob.operator.seen import Child, Pod
 
 LATE_SECONDS = 60.0
 """A pod that is not made so long after its Job was is kept by something."""
@@ -34,7 +43,7 @@ class Lack:
     @property
     def severity(self) -> int:
         """Higher is worse."""
-        return pending.SEVERITY.index(self.reason)
+        return pod_diagnosis.SEVERITY.index(self.reason)
 
 
 def survey(scene: Scene, before: RLJobStatus, waits_for: str = "") -> tuple[list[RoleStatus], list[Lack]]:
@@ -90,10 +99,10 @@ def lack_of(scene: Scene, role: Role, desired: int, least: int) -> Lack | None:
     if ready >= desired and not outdated:
         return None
     mishaps = scene.observed.mishaps
-    around = pending.Around(_claims(scene), scene.job.spec.storage.claim or "", mishaps)
-    obstacles = [pending.of_pod(pod, around) for pod in waiting]
+    around = pod_diagnosis.Around(_claims(scene), scene.job.spec.storage.claim or "", mishaps)
+    obstacles = [pod_diagnosis.of_pod(pod, around) for pod in waiting]
     if len(pods) < desired:
-        found = (pending.of_workload(child, mishaps) for child in scene.workloads(role.name))
+        found = (pod_diagnosis.of_workload(child, mishaps) for child in scene.workloads(role.name))
         obstacles += filter(None, found)
     if obstacles:
         worst = max(obstacles, key=lambda obstacle: obstacle.severity)
@@ -101,7 +110,7 @@ def lack_of(scene: Scene, role: Role, desired: int, least: int) -> Lack | None:
         text = _sentence(
             role.name, worst, max(count, desired - len(pods)) if worst.state == "refused" else count, desired
         )
-        restarts = role.kind == "trainer" and worst.state == pending.ENDED
+        restarts = role.kind == "trainer" and worst.state == pod_diagnosis.ENDED
         reason = reasons.TRAINER_RESTARTING if restarts else worst.reason
         return Lack(role.name, reason, text, ready < least or outdated)
     reason = reasons.ROLES_NOT_READY
@@ -127,16 +136,19 @@ def fatal(scene: Scene) -> tuple[str, str] | None:
         if role.kind in ("initializer", "trainer"):
             continue
         for pod in scene.pods.get(role.name, ()):
-            container = exits.main_container(pod)
-            end = exits.last_end(container) if container else None
+            container = main_container(pod)
+            end = last_end(container) if container else None
             if container is None or end is None:
                 continue
             name = f"{role.name} (pod {pod.metadata.name})"
-            if end.exit_code == exits.CONFIGURATION_ERROR and role.name not in others:
-                return reasons.CONFIGURATION_ERROR, f"{name} refuses its configuration: {exits.with_log_end(end)}"
-            if container.restart_count - exits.lived(pod, end) / FORGIVING_LIFE > most:
+            if end.exit_code == CONFIGURATION_ERROR and role.name not in others:
+                return (
+                    reasons.CONFIGURATION_ERROR,
+                    f"{name} refuses its configuration: {with_log_end(end)}",
+                )
+            if container.restart_count - lived(pod, end) / FORGIVING_LIFE > most:
                 had = f"had its {most} restarts (spec.failurePolicy.maxRestarts)"
-                return reasons.MAX_RESTARTS_EXCEEDED, f"{name} {had}: {exits.with_log_end(end)}"
+                return reasons.MAX_RESTARTS_EXCEEDED, f"{name} {had}: {with_log_end(end)}"
     return None
 
 
@@ -147,7 +159,7 @@ def gang_waits(scene: Scene) -> bool:
         if role.kind not in ("trainer", "rollout"):
             continue
         pods = alive(scene.pods.get(role.name, ()))
-        waiting = sum(pending.of_pod(pod).state == "pending" for pod in pods if pod.status.phase == "Pending")
+        waiting = sum(pod_diagnosis.of_pod(pod).state == "pending" for pod in pods if pod.status.phase == "Pending")
         fewest = least.get(role.name, role.desired)
         refused = len(pods) < fewest and _refused(scene, role.name)
         if (waiting or refused) and len(pods) - waiting < fewest:
@@ -158,7 +170,7 @@ def gang_waits(scene: Scene) -> bool:
 def _status(name: str, pods: Sequence[Pod], desired: int, summary: str, before: RoleStatus | None) -> RoleStatus:
     before = before or RoleStatus(name=name, desired=0, ready=0)
     restarts = sum(container.restart_count for pod in pods for container in pod.status.container_statuses)
-    end = exits.newest_end(pods)
+    end = newest_end(pods)
     return RoleStatus(
         name=name,
         desired=desired,
@@ -166,7 +178,7 @@ def _status(name: str, pods: Sequence[Pod], desired: int, summary: str, before: 
         summary=summary[:LONGEST_TEXT],
         restarts=before.restarts + max(0, restarts - before.counted),
         counted=restarts,
-        last_exit=exits.describe(end)[:LONGEST_TEXT] if end else before.last_exit,
+        last_exit=describe(end)[:LONGEST_TEXT] if end else before.last_exit,
     )
 
 
@@ -215,7 +227,7 @@ def _is_late(job: Child, now: float) -> bool:
 
 def _refused(scene: Scene, role: str) -> bool:
     """Return whether pods of a role cannot be made."""
-    said = (pending.of_workload(child, scene.observed.mishaps) for child in scene.workloads(role))
+    said = (pod_diagnosis.of_workload(child, scene.observed.mishaps) for child in scene.workloads(role))
     return _late_job(scene, role) is not None or any(said)
 
 

@@ -1,5 +1,12 @@
-"""Replicas. Engines are drained before they are removed: the coordinator is told which (`status.draining`), and their
-Deployment is lowered once they have nothing left to do, or after a while."""
+"""Replicas and disruption budgets.
+
+Engines are drained before they are removed: `status.draining` names them for the coordinator, and their Deployment is
+lowered when they are idle, or after DRAIN_SECONDS.
+
+A node drain evicts the pods of a role one at a time and waits for each replacement. If no node has room for the
+replacement, the drain would wait forever. A pod that has found no node for long protects nothing, so the budget then
+allows one more eviction.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +17,18 @@ from dataclasses import dataclass
 from rljob.api.status import Run, RunEngine
 from rljob.manifests.context import Object, Role
 from rljob.manifests.labels import selector_text
-from rljob.operator.planning.draft import Draft
-from rljob.operator.planning.scene import Scene, alive, is_ready, role_of, workloads
-from rljob.operator.planning.times import remaining, seconds_of
-from rljob.operator.seen import Child, Pod
+from rljob.operator.api_types import Child, Pod
+from rljob.operator.plan import POD_DELETION_COST
+from rljob.operator.planning.job_view import Scene, alive, is_ready, pod_condition, role_of, workloads
+from rljob.operator.planning.plan_builder import Draft
+from rljob.operator.planning.timestamps import remaining, seconds_of
 
 DRAIN_SECONDS = 60.0
 """After so long an engine is removed with what it has: its samples are generated elsewhere."""
 MOST_DRAINING = 1024
 """Bound of the status; more go as they are."""
-DELETION_COST = -1000
+REMOVE_FIRST_COST = -1000
 """Of a pod that is to go first when its Deployment is lowered; others have 0."""
-COST = "controller.kubernetes.io/pod-deletion-cost"
-"""The annotation."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +131,7 @@ def _hold(draft: Draft, scene: Scene, pools: Sequence[Pool], lowering: Mapping[s
             held[pool.name] = lowering[pool.name]
             draft.look_again(left)
         elif pool.wanted:  # else all go, and none goes first
-            draft.pod_costs.update(dict.fromkeys(going, DELETION_COST))
+            draft.pod_costs.update(dict.fromkeys(going, REMOVE_FIRST_COST))
     return held
 
 
@@ -133,7 +139,7 @@ def _take_costs_back(draft: Draft, scene: Scene) -> None:
     """Have engines that stay after all cost what the others cost."""
     going = set(draft.status.draining)
     for pod in _engine_pods(scene):
-        cheap = pod.metadata.annotations.get(COST) == str(DELETION_COST)
+        cheap = pod.metadata.annotations.get(POD_DELETION_COST) == str(REMOVE_FIRST_COST)
         if cheap and pod.metadata.name not in going:
             draft.pod_costs[pod.metadata.name] = 0
 
@@ -183,3 +189,28 @@ def _engines(run: Run | None) -> dict[str, RunEngine]:
 
 def _idle(engine: RunEngine | None) -> bool:
     return engine is None or engine.drained
+
+
+SCHEDULING_SECONDS = 300.0
+"""Seconds that a pod has to find a node: a cluster that grows makes one meanwhile."""
+
+
+def with_room(draft: Draft, scene: Scene, role: Role, rendered: Object) -> Object:
+    """Return a budget under which a pod may be taken besides those that find no node; other objects, and budgets that
+    say how many pods there are to be, as they are."""
+    bound = rendered["spec"].get("maxUnavailable")
+    if bound is None:
+        return rendered
+    waits = [left for pod in alive(scene.pods.get(role.name, ())) if (left := _patience(pod, draft.now)) is not None]
+    for left in waits:
+        draft.look_again(left)
+    lost = sum(left <= 0 for left in waits)
+    return {**rendered, "spec": {**rendered["spec"], "maxUnavailable": bound + lost}} if lost else rendered
+
+
+def _patience(pod: Pod, now: float) -> float | None:
+    """Return the seconds that a pod still has to find a node; None for one that has found one."""
+    scheduled = pod_condition(pod, "PodScheduled")
+    if scheduled is None or scheduled.status != "False":
+        return None
+    return remaining(scheduled.last_transition_time or pod.metadata.creation_timestamp, SCHEDULING_SECONDS, now)

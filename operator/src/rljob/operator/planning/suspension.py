@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from rljob.api.status import RLJobStatus, Run
+from rljob.operator.plan import COORDINATOR
 from rljob.operator.planning import conditions, reasons, roles, trainer
-from rljob.operator.planning.draft import Draft
-from rljob.operator.planning.scene import Scene, alive, pods_by_role, workloads
-from rljob.operator.planning.times import remaining, seconds_of
-
-COORDINATOR = "coordinator"
+from rljob.operator.planning.job_view import Scene, alive, pods_by_role, workloads
+from rljob.operator.planning.plan_builder import Draft
+from rljob.operator.planning.timestamps import remaining, seconds_of
 
 
 def suspend(draft: Draft, scene: Scene) -> None:

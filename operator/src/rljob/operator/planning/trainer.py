@@ -17,13 +17,20 @@ from rljob.api.operation import FailurePolicy
 from rljob.api.status import Attempt
 from rljob.manifests.labels import ATTEMPT, ROLE
 from rljob.manifests.names import object_name
-from rljob.operator.plan import Observed, Ref
-from rljob.operator.planning import exits
-from rljob.operator.planning.scene import DISRUPTED, condition, controller, is_disrupted, role_of
-from rljob.operator.planning.times import age, instant, remaining, seconds_of
-from rljob.operator.seen import Child, Pod
+from rljob.operator.api_types import Child, Pod
+from rljob.operator.plan import TRAINER, Observed, Ref
+from rljob.operator.planning.container_exits import (
+    CONFIGURATION_ERROR,
+    began,
+    culprit,
+    describe,
+    ends,
+    with_last_words,
+    with_log_end,
+)
+from rljob.operator.planning.job_view import DISRUPTED, condition, controller, is_disrupted, role_of
+from rljob.operator.planning.timestamps import age, instant, remaining, seconds_of
 
-TRAINER = "trainer"
 LONGEST_BACK_OFF = 60.0
 FORGIVING_LIFE = 600.0
 """Seconds of an attempt's life that forgive one earlier death."""
@@ -34,7 +41,7 @@ LOST_AFTER = 30.0
 DONE_GRACE = 30.0
 """Seconds that the coordinator has to say that the run is over, once the trainer ended with exit code 0."""
 LONGEST_CAUSE = 1000
-_EXIT_2 = re.compile(rf"\bexit code {exits.CONFIGURATION_ERROR}\b")
+_EXIT_2 = re.compile(rf"\bexit code {CONFIGURATION_ERROR}\b")
 
 Cost = Literal["free", "charged", "fatal"]
 
@@ -125,7 +132,7 @@ def decide(observed: Observed, attempt: Attempt, role_hash: str, policy: Failure
         ended = _ended(job, pods, now)
         if ended is None:
             return Verdict(attempt, look_again=_next_moment(job, pods, now))
-        begins = [begin for pod in pods if (begin := exits.began(pod)) is not None]
+        begins = [begin for pod in pods if (begin := began(pod)) is not None]
         ending = replace(ended, began=max(begins, default=-math.inf))
     return _after(attempt, ending, role_hash, policy, now)
 
@@ -211,18 +218,21 @@ def _ended(job: Child, pods: Sequence[Pod], now: float) -> Ending | None:
 def _failed(failed: dict[str, Any], pods: Sequence[Pod], now: float) -> Ending:
     message, at = str(failed.get("message", "")), _time_of(failed, now)
     by_rule = failed.get("reason") == "PodFailurePolicy"
-    refused = next((found for found in exits.ends(pods) if found[1].exit_code == exits.CONFIGURATION_ERROR), None)
+    refused = next(
+        (found for found in ends(pods) if found[1].exit_code == CONFIGURATION_ERROR),
+        None,
+    )
     if refused is not None or (by_rule and _EXIT_2.search(message)):
-        why = exits.with_log_end(refused[1]) if refused else message
-        return Ending("fatal", why, at, exits.describe(refused[1]) if refused else "exit code 2")
+        why = with_log_end(refused[1]) if refused else message
+        return Ending("fatal", why, at, describe(refused[1]) if refused else "exit code 2")
     disrupted = next((pod for pod in pods if is_disrupted(pod)), None)
     if disrupted is not None or (by_rule and DISRUPTED in message):
         return Ending("free", _disruption(disrupted, message), at, "disrupted")
-    first = exits.culprit(pods)
+    first = culprit(pods)
     if first is None:
         return Ending("charged", message or "its Job failed", at)
     pod, end = first
-    return Ending("charged", f"pod {pod.metadata.name}: {exits.with_last_words(end)}", at, exits.describe(end))
+    return Ending("charged", f"pod {pod.metadata.name}: {with_last_words(end)}", at, describe(end))
 
 
 def _disruption(pod: Pod | None, message: str) -> str:

@@ -9,13 +9,6 @@ from typing import Any
 
 import msgspec
 
-JOB_LABEL = "rljob.dev/job"
-ROLE_LABEL = "rljob.dev/role"
-HASH_ANNOTATION = "rljob.dev/role-hash"
-"""Hash of the inputs that a role was rendered for."""
-INTENT_ANNOTATION = "rljob.dev/intent"
-"""Hash of the object as it was rendered, replicas left out."""
-
 
 class _Camel(msgspec.Struct, rename="camel", gc=False, omit_defaults=True, frozen=True):
     pass

@@ -16,9 +16,9 @@ import msgspec
 
 from rljob.kube.errors import ApiError
 from rljob.operator.client import OperatorClient
-from rljob.operator.planning.pending import key_of_claim
-from rljob.operator.planning.stuck import ASK_SECONDS
-from rljob.operator.planning.times import seconds_of
+from rljob.operator.planning.pod_diagnosis import key_of_claim
+from rljob.operator.planning.stalled import ASK_SECONDS
+from rljob.operator.planning.timestamps import seconds_of
 from rljob.operator.resources import EVENTS
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class Mishaps:
 
         Args:
             namespace: of the objects.
-            late: see :func:`rljob.operator.planning.stuck.stuck`.
+            late: see :func:`rljob.operator.planning.stalled.stuck`.
         """
         due = [uid for uid, left in late.items() if left <= 0]
         if not due:

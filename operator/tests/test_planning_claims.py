@@ -5,8 +5,8 @@ import pytest
 
 from rljob.operator.cache import Cache, child_reader, read_job
 from rljob.operator.jobs import Jobs
+from rljob.operator.planning.claims import claim_in_use
 from rljob.operator.resources import BY_KIND, RLJOBS
-from rljob.operator.rivals import claim_in_use
 
 SPEC = {
     "models": [{"name": "policy", "source": "job://model"}],

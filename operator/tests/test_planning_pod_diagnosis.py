@@ -2,9 +2,9 @@
 
 import pytest
 
-from rljob.operator.planning import exits, pending
-from rljob.operator.planning.times import instant
-from rljob.operator.seen import Terminated
+from rljob.operator.api_types import Terminated
+from rljob.operator.planning import container_exits, pod_diagnosis
+from rljob.operator.planning.timestamps import instant
 
 from .world import World, put
 
@@ -43,7 +43,7 @@ def world():
     ],
 )
 def test_what_the_scheduler_says_without_its_counts(message, text):
-    assert pending.scheduling(message) == text
+    assert pod_diagnosis.scheduling(message) == text
 
 
 def test_pods_that_find_no_node_are_counted(world):
@@ -257,15 +257,15 @@ def test_pods_that_are_going_do_not_count(world):
     ],
 )
 def test_an_exit_in_words(end, text):
-    assert exits.describe(end) == text
+    assert container_exits.describe(end) == text
 
 
 def test_memory_that_was_used_up_is_said_with_what_to_do_about_it(world):
     end = Terminated(137, reason="OOMKilled", message="loading\nlast words\n")
     advice = "its memory limit was reached; raise it in the role's template or the namespace's LimitRange"
     text = f"exit code 137 (OOMKilled): {advice}"
-    assert exits.with_last_words(end) == f"{text}: last words"
-    assert exits.with_log_end(end) == f"{text}: loading\nlast words"
+    assert container_exits.with_last_words(end) == f"{text}: last words"
+    assert container_exits.with_log_end(end) == f"{text}: loading\nlast words"
     world.exit("trainer", 137, reason="OOMKilled")
     world.fail_job()
     world.settle()

@@ -2,9 +2,9 @@
 
 import pytest
 
-from rljob.operator.planning.stuck import ASK_SECONDS, PATIENCE, stuck
-from rljob.operator.planning.times import instant
-from rljob.operator.seen import ObjectCondition
+from rljob.operator.api_types import ObjectCondition
+from rljob.operator.planning.stalled import ASK_SECONDS, PATIENCE, stuck
+from rljob.operator.planning.timestamps import instant
 
 from .world import World, put
 

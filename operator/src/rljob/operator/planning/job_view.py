@@ -1,27 +1,27 @@
-"""What is observed of a job, put in the order that decisions ask for it."""
+"""A job at one moment, as decisions need it: its rendered roles, its pods by role, and readers of single objects.
+
+Rendering is remembered: an idle job is planned again and again with the same rendering.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+from rljob import manifests
 from rljob.api.models import RLJob
 from rljob.api.status import Attempt
 from rljob.manifests.context import Cluster, Context, Role
 from rljob.manifests.labels import ATTEMPT, ROLE
 from rljob.manifests.names import role_name
+from rljob.operator.api_types import Child, ObjectCondition, OwnerReference, Pod
 from rljob.operator.plan import Observed, Ref
-from rljob.operator.planning.rendering import Render
-from rljob.operator.seen import Child, ObjectCondition, OwnerReference, Pod
 
 WORKLOADS = frozenset({"Deployment", "StatefulSet", "Job"})
 """Kinds that have pods."""
 KEPT = frozenset({"PersistentVolumeClaim", "Secret"})
 """Kinds that only a person, or the job's own deletion, removes."""
-GPU_KINDS = frozenset({"trainer", "rollout"})
-SERVICES = frozenset({"coordinator", "reward", "runner"})
-"""Kinds of roles whose pods need no accelerator."""
 DISRUPTED = "DisruptionTarget"
 """Condition of a pod that something outside ended: an eviction, a preemption, a lost node."""
 
@@ -170,3 +170,45 @@ def is_disrupted(pod: Pod) -> bool:
     """Return whether something outside ends or ended a pod."""
     found = pod_condition(pod, DISRUPTED)
     return found is not None and found.status == "True"
+
+
+Render: TypeAlias = Callable[[RLJob, Context], Sequence[Role]]
+"""Job and context → its roles with their objects; ValueError when the job cannot be rendered."""
+
+
+def render(job: RLJob, context: Context) -> Sequence[Role]:
+    """Return the roles of a job.
+
+    Raises:
+        ValueError: it says what no cluster can honour; each line is a sentence.
+    """
+    problems = manifests.problems(job)
+    if problems:
+        raise ValueError("\n".join(problems))
+    return manifests.render(job, context)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    job: RLJob
+    context: Context
+    roles: Sequence[Role]
+
+
+class Rendering:
+    """Remembers the last rendering of each job, for as long as job (the very object) and context are the same."""
+
+    def __init__(self, render: Render = render) -> None:
+        self._render = render
+        self._entries: dict[str, _Entry] = {}
+
+    def __call__(self, job: RLJob, context: Context) -> Sequence[Role]:
+        """Return the roles of ``job``; they are shared and must not be changed."""
+        entry = self._entries.get(context.uid)
+        if entry is None or entry.job is not job or entry.context != context:
+            entry = self._entries[context.uid] = _Entry(job, context, self._render(job, context))
+        return entry.roles
+
+    def forget(self, uid: str) -> None:
+        """Forget a job that is gone."""
+        self._entries.pop(uid, None)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from rljob.api.status import RLJobStatus
 from rljob.manifests.context import Object
+from rljob.operator.api_types import Child
 from rljob.operator.plan import Event, Observed, Plan, Ref
-from rljob.operator.planning.scene import deletion
-from rljob.operator.planning.times import instant
-from rljob.operator.seen import Child
+from rljob.operator.planning.job_view import deletion
+from rljob.operator.planning.timestamps import instant
 
 
 @dataclass

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from rljob.kube.errors import ForbiddenError
-from rljob.operator.mishaps import FORGOTTEN_SECONDS, Mishaps, in_words
-from rljob.operator.planning.stuck import ASK_SECONDS
+from rljob.operator.planning.stalled import ASK_SECONDS
+from rljob.operator.warning_events import FORGOTTEN_SECONDS, Mishaps, in_words
 
 NOW = 1_767_225_600.0  # 2026-01-01T00:00:00Z
 TEXT = 'MountVolume.SetUp failed for volume "keys" : secret "keys" not found'

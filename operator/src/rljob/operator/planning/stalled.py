@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from rljob.operator.api_types import Child, ContainerStatus, Pod
 from rljob.operator.plan import Ref
-from rljob.operator.planning.pending import key_of_claim, waits_for_claim
-from rljob.operator.planning.scene import DISRUPTED, condition, controller, pod_condition
-from rljob.operator.planning.times import remaining
-from rljob.operator.seen import Child, ContainerStatus, Pod
+from rljob.operator.planning.job_view import DISRUPTED, condition, controller, pod_condition
+from rljob.operator.planning.pod_diagnosis import key_of_claim, waits_for_claim
+from rljob.operator.planning.timestamps import remaining
 
 PATIENCE = 8.0
 """Seconds that mounting volumes, making pods and binding a claim may take before it is asked what keeps them."""

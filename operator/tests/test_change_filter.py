@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
+from rljob.operator.api_types import Meta
 from rljob.operator.cache import SeenJob
-from rljob.operator.news import matters
-from rljob.operator.seen import Meta
+from rljob.operator.change_filter import matters
 
 RUN = {"state": "Running", "progress": {"step": 1}, "engines": [{"name": "a", "load": 1}], "observedGeneration": 1}
 STATUS = {"observedGeneration": 1, "conditions": [{"type": "Ready"}], "draining": [], "run": RUN}

@@ -9,13 +9,11 @@ from dataclasses import replace
 from rljob.api.models import RLJob
 from rljob.api.status import Attempt, RoleStatus
 from rljob.manifests.context import Cluster
-from rljob.operator.plan import Event, Observed, Plan, Ref
+from rljob.operator.plan import INITIALIZER, TRAINER, Event, Observed, Plan, Ref
 from rljob.operator.planning import (
-    afterlife,
-    budgets,
     claims,
+    completion,
     conditions,
-    deadlines,
     initializer,
     readiness,
     reasons,
@@ -24,13 +22,12 @@ from rljob.operator.planning import (
     suspension,
     trainer,
 )
-from rljob.operator.planning.draft import Draft
-from rljob.operator.planning.initializer import INITIALIZER, Stage
-from rljob.operator.planning.rendering import Render, render
-from rljob.operator.planning.scene import KEPT, WORKLOADS, Scene, controller, look
-from rljob.operator.planning.stuck import ASK_SECONDS, stuck
-from rljob.operator.planning.times import remaining
-from rljob.operator.planning.trainer import TRAINER, Verdict
+from rljob.operator.planning.initializer import Stage
+from rljob.operator.planning.job_view import KEPT, WORKLOADS, Render, Scene, controller, look, render
+from rljob.operator.planning.plan_builder import Draft
+from rljob.operator.planning.stalled import ASK_SECONDS, stuck
+from rljob.operator.planning.timestamps import remaining
+from rljob.operator.planning.trainer import Verdict
 
 RELEASE = importlib.metadata.version("rljob-operator")
 
@@ -47,8 +44,8 @@ def plan(observed: Observed, cluster: Cluster, render: Render = render) -> Plan:
     draft = Draft(observed, observed.status.model_copy())
     draft.status.observed_generation = observed.metadata.generation
     draft.status.release = RELEASE
-    if afterlife.is_over(draft.status):
-        afterlife.tidy(draft)
+    if completion.is_over(draft.status):
+        completion.tidy(draft)
     elif job is None or observed.problems:
         _refuse(draft, observed.problems)
     else:
@@ -86,9 +83,9 @@ def _live(draft: Draft, job: RLJob, cluster: Cluster, render: Render) -> None:
         _refuse(draft, str(error).splitlines())
         return
     if run is not None and run.state == "Succeeded":
-        afterlife.end(draft, "Complete", reasons.SUCCEEDED, run.message or "the run has succeeded")
+        completion.end(draft, "Complete", reasons.SUCCEEDED, run.message or "the run has succeeded")
     elif run is not None and run.state == "Failed":
-        afterlife.end(draft, "Failed", run.reason or reasons.RUN_FAILED, run.message or "the run has failed")
+        completion.end(draft, "Failed", run.reason or reasons.RUN_FAILED, run.message or "the run has failed")
     elif job.spec.suspend:
         suspension.suspend(draft, scene)
     else:
@@ -111,8 +108,8 @@ def _work(draft: Draft, scene: Scene, cluster: Cluster, render: Render) -> None:
         status.start_time = draft.instant
     stage = initializer.stage(scene, status)
     conditions.set_condition(draft, "Initialized", stage.done, stage.reason, stage.message)
-    deadlines.note_waiting(draft, scene)
-    over = deadlines.overdue(draft, scene) or roles.fatal(scene)
+    completion.note_waiting(draft, scene)
+    over = completion.overdue(draft, scene) or roles.fatal(scene)
     if over is None and stage.over:
         over = stage.reason, stage.message
     verdict = Verdict(attempt)
@@ -120,13 +117,13 @@ def _work(draft: Draft, scene: Scene, cluster: Cluster, render: Render) -> None:
         verdict = _judge(draft, scene, resumed)
         over = verdict.over
     if over is not None:
-        afterlife.end(draft, "Failed", *over)
+        completion.end(draft, "Failed", *over)
         status.roles = _bury(status.roles, verdict)
         return
     draft.deletions.update(trainer.strays(observed, verdict.attempt.number))
     if verdict.attempt.number != attempt.number:
         scene = look(observed, scene.job, cluster, verdict.attempt, render)
-        deadlines.note_waiting(draft, scene)
+        completion.note_waiting(draft, scene)
     _await_pods(draft, scene, stage)
     blocked = bool(observed.foreign or lost) or (bool(retained) and not begun)
     _make(draft, scene, stage, trainer.back_off_left(verdict.attempt, draft.now) <= 0, {*retained, *lost}, blocked)
@@ -233,7 +230,7 @@ def _make(
                 if ref not in children:
                     each = scale.with_replicas(each, scene.wanted[role.name])
             if ref[0] == "PodDisruptionBudget":
-                each = budgets.with_room(draft, scene, role, each)
+                each = scale.with_room(draft, scene, role, each)
             draft.desired.append(scale.with_replicas(each, held.get(ref[1]) if ref[0] == "Deployment" else None))
     draft.delete(
         children[ref]

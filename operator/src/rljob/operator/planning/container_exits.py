@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from rljob.operator.planning.times import seconds_of
-from rljob.operator.seen import ContainerStatus, Pod, Terminated
+from rljob.api.pods import MAIN
+from rljob.operator.api_types import ContainerStatus, Pod, Terminated
+from rljob.operator.planning.timestamps import seconds_of
 
-MAIN = "main"
-"""The container of every pod that a role's fate hangs on."""
 CONFIGURATION_ERROR = 2
 """Exit code of a part that refuses its configuration: trying again would not help."""
 _COMMON = frozenset({"", "Error", "Completed", "ContainerStatusUnknown"})

@@ -1,6 +1,8 @@
-"""The end of a job: accelerators are freed at once, the coordinator answers a while longer, then the job itself goes.
+"""The end of a job: deadlines, then the order in which its objects are removed.
 
-What failed is kept for reading as long as the job is. Nothing is ever started again.
+Accelerators are freed at once, the coordinator answers for spec.keepCoordinatorSeconds, and then the RLJob itself is
+deleted if it has spec.ttlSecondsAfterFinished. What failed is kept for users to read for as long as the RLJob exists.
+Nothing is ever started again.
 """
 
 from __future__ import annotations
@@ -8,14 +10,13 @@ from __future__ import annotations
 from typing import Literal
 
 from rljob.api.status import RLJobStatus, RoleStatus
+from rljob.operator.api_types import Child
+from rljob.operator.plan import COORDINATOR, INITIALIZER, TRAINER
 from rljob.operator.planning import conditions, reasons, roles, trainer
-from rljob.operator.planning.draft import Draft
-from rljob.operator.planning.initializer import INITIALIZER
-from rljob.operator.planning.scene import condition, pods_by_role, role_of, workloads
-from rljob.operator.planning.suspension import COORDINATOR
-from rljob.operator.planning.times import remaining
-from rljob.operator.planning.trainer import TRAINER
-from rljob.operator.seen import Child
+from rljob.operator.planning.job_view import Scene, condition, pods_by_role, role_of, workloads
+from rljob.operator.planning.plan_builder import Draft
+from rljob.operator.planning.roles import gang_waits
+from rljob.operator.planning.timestamps import remaining
 
 
 def end(draft: Draft, kind: Literal["Complete", "Failed"], reason: str, message: str) -> None:
@@ -100,3 +101,31 @@ def _expire(draft: Draft) -> None:
     left = remaining(draft.status.completion_time, job.spec.ttl_seconds_after_finished, draft.now)
     draft.delete_job = left <= 0
     draft.look_again(left)
+
+
+def note_waiting(draft: Draft, scene: Scene) -> None:
+    """Record since when pods of the gang wait for nodes, or are refused."""
+    if not gang_waits(scene):
+        draft.status.pending_since = None
+    elif draft.status.pending_since is None:
+        draft.status.pending_since = draft.instant
+
+
+def overdue(draft: Draft, scene: Scene) -> tuple[str, str] | None:
+    """Return reason and message if the run has to end."""
+    status, spec = draft.status, scene.job.spec
+    limit = spec.active_deadline_seconds
+    if limit is not None and _over(draft, status.start_time, limit):
+        since = f"the run began at {status.start_time}"
+        return reasons.DEADLINE_EXCEEDED, f"{since} and may take {limit} s (spec.activeDeadlineSeconds)"
+    limit = spec.failure_policy.pending_seconds
+    if limit is not None and status.pending_since is not None and _over(draft, status.pending_since, limit):
+        since = f"pods of the trainer or of engines have found no node, or were refused, since {status.pending_since}"
+        return reasons.PODS_PENDING_TOO_LONG, f"{since}, longer than {limit} s (spec.failurePolicy.pendingSeconds)"
+    return None
+
+
+def _over(draft: Draft, since: str | None, limit: float) -> bool:
+    left = remaining(since, limit, draft.now)
+    draft.look_again(left)
+    return left <= 0

@@ -10,9 +10,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rljob.operator.planning import exits, reasons
-from rljob.operator.planning.scene import condition, pod_condition
-from rljob.operator.seen import Child, ContainerStatus, Pod
+from rljob.api.pods import MAIN
+from rljob.operator.api_types import Child, ContainerStatus, Pod
+from rljob.operator.planning import reasons
+from rljob.operator.planning.container_exits import last_end, newest_end, with_last_words
+from rljob.operator.planning.job_view import condition, pod_condition
 
 SEVERITY = (
     reasons.ROLES_NOT_READY,
@@ -98,8 +100,8 @@ def of_pod(pod: Pod, around: Around = Around()) -> Obstacle:
     if found:
         return max(found, key=lambda obstacle: obstacle.severity)
     if pod.status.phase == "Failed":
-        end = exits.newest_end([pod])
-        return Obstacle(reasons.ROLES_NOT_READY, ENDED, exits.with_last_words(end) if end else "its node ended it")
+        end = newest_end([pod])
+        return Obstacle(reasons.ROLES_NOT_READY, ENDED, with_last_words(end) if end else "its node ended it")
     if pod.status.phase == "Running":
         return Obstacle(reasons.ROLES_NOT_READY, "not ready", "started, and not answering yet")
     if mishap := around.mishaps.get(pod.metadata.uid):
@@ -202,7 +204,7 @@ def _of_container(container: ContainerStatus) -> Obstacle | None:
     if waiting.reason in _CONTAINER:
         return Obstacle(reasons.CONTAINER, "waiting", waiting.message or waiting.reason)
     if waiting.reason == "CrashLoopBackOff":
-        end = exits.last_end(container)
-        where = "" if container.name == exits.MAIN else f"container {container.name}: "
-        return Obstacle(reasons.CRASHING, "crashing", where + (exits.with_last_words(end) if end else "it ends again"))
+        end = last_end(container)
+        where = "" if container.name == MAIN else f"container {container.name}: "
+        return Obstacle(reasons.CRASHING, "crashing", where + (with_last_words(end) if end else "it ends again"))
     return None
