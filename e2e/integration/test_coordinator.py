@@ -225,7 +225,7 @@ async def test_the_run_goes_on_while_the_api_server_is_away_and_says_so_when_it_
         stage.play("trainer", stage.trainer().run())
         await rljob.until(lambda run: run["progress"]["step"] > 0)
         cluster.stop("apiserver")
-        await stage.until("coordinator", "and the run goes on")
+        await stage.until("coordinator", "the run continues")
         reached = await goes_on(stage, 5)
         cluster.start("apiserver")  # in this thread, see Process
         await rljob.until(lambda run: run["progress"]["step"] >= reached, 60.0)

@@ -264,7 +264,7 @@ def test_memory_that_was_used_up_is_said_with_what_to_do_about_it(world):
     end = Terminated(137, reason="OOMKilled", message="loading\nlast words\n")
     advice = "its memory limit was reached; raise it in the role's template or the namespace's LimitRange"
     text = f"exit code 137 (OOMKilled): {advice}"
-    assert container_exits.with_last_words(end) == f"{text}: last words"
+    assert container_exits.with_last_line(end) == f"{text}: last words"
     assert container_exits.with_log_end(end) == f"{text}: loading\nlast words"
     world.exit("trainer", 137, reason="OOMKilled")
     world.fail_job()

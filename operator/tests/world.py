@@ -56,7 +56,7 @@ class World:
         self.pods: dict[str, Pod] = {}
         self.foreign: dict[Ref, str] = {}
         self.refused: dict[Ref, str] = {}
-        self.mishaps: dict[str, str] = {}
+        self.warnings: dict[str, str] = {}
         self.claim_in_use = ""
         self.problems: list[str] = []
         self.events: list[tuple[str, str]] = []
@@ -102,7 +102,7 @@ class World:
             foreign=self.foreign,
             refused=self.refused,
             now=self.now,
-            mishaps=self.mishaps,
+            warnings=self.warnings,
             claim_in_use=self.claim_in_use,
         )
 

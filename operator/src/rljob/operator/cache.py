@@ -99,11 +99,11 @@ class Cache(Generic[T]):
         self,
         resource: Resource,
         read: Callable[[bytes | msgspec.Raw], T],
-        matters: Callable[[T, T], bool] = lambda before, now: True,
+        is_relevant: Callable[[T, T], bool] = lambda before, now: True,
     ) -> None:
         self.resource = resource
         self.read = read
-        self._matters = matters
+        self._is_relevant = is_relevant
         self._job_of = (lambda meta: meta.name) if resource is RLJOBS else job_by_label
         self._jobs: dict[Key, dict[str, T]] = {}
         self._names: dict[Key, str] = {}
@@ -154,7 +154,7 @@ class Cache(Generic[T]):
             return news
         self._jobs.setdefault((meta.namespace, job), {})[meta.name] = item
         self._names[meta.namespace, meta.name] = job
-        if known is None or news or self._matters(known, item):
+        if known is None or news or self._is_relevant(known, item):
             news = ((meta.namespace, job), *news)
         return news
 

@@ -31,7 +31,7 @@ _decisive = msgspec.json.Decoder(_Decisive)
 _run = msgspec.json.Decoder(_Run)
 
 
-def matters(before: SeenJob, now: SeenJob) -> bool:
+def is_relevant(before: SeenJob, now: SeenJob) -> bool:
     """Return whether a job is to be decided on again because of this change."""
     old, new = before.metadata, now.metadata
     if (old.uid, old.generation, old.deletion_timestamp) != (new.uid, new.generation, new.deletion_timestamp):

@@ -49,7 +49,7 @@ SCALE = "RLJobScale"
 SCALED = ("Deployment", "StatefulSet")
 
 
-class Stage(enum.Enum):
+class CreationStage(enum.Enum):
     """Order in which a job's objects are made, all of a stage at a time."""
 
     BASE = 0
@@ -60,7 +60,7 @@ class Stage(enum.Enum):
 
 
 @dataclass
-class Trouble:
+class ChildError:
     """A child that cannot be had for now."""
 
     message: str
@@ -72,16 +72,16 @@ class Trouble:
 
 
 @dataclass
-class Memory:
+class JobMemo:
     """What is remembered of a job between reconciles; nothing that could not be found out again."""
 
     generation: int = 0
-    troubles: dict[Ref, Trouble] = field(default_factory=dict)
+    child_errors: dict[Ref, ChildError] = field(default_factory=dict)
     settled: dict[Ref, tuple[Any, ...]] = field(default_factory=dict)
     """Child → what was compared when it was found to be as it shall be."""
-    free: set[Ref] = field(default_factory=set)
+    free_names: set[Ref] = field(default_factory=set)
     """Of what is needed: names that nothing foreign had when they were looked at."""
-    unmendable: dict[Ref, tuple[str, frozenset[drift.Path]]] = field(default_factory=dict)
+    unrepairable: dict[Ref, tuple[str, frozenset[drift.Path]]] = field(default_factory=dict)
     """Child → intent, and the fields that departed from it even right after it was applied."""
 
 
@@ -99,21 +99,21 @@ class Executor:
 
     def __init__(self, client: OperatorClient, caches: Caches, clock: Callable[[], float] = time.monotonic) -> None:
         self._client, self._caches, self._clock = client, caches, clock
-        self._memories: dict[str, Memory] = {}
+        self._memos: dict[str, JobMemo] = {}
         """By the job's uid."""
 
-    def troubles(self, meta: Meta) -> Mapping[Ref, Trouble]:
+    def child_errors(self, meta: Meta) -> Mapping[Ref, ChildError]:
         """Return the job's children that cannot be had."""
-        return self._memory(meta).troubles
+        return self._memo(meta).child_errors
 
     def retry_after(self, meta: Meta) -> float | None:
         """Return seconds until one of them is tried again."""
-        moments = [trouble.retry_at for trouble in self._memory(meta).troubles.values()]
+        moments = [child_error.retry_at for child_error in self._memo(meta).child_errors.values()]
         return max(SOONEST_RETRY_SECONDS, min(moments) - self._clock()) if moments else None
 
     def forget(self, uid: str) -> None:
         """Forget a job that is gone."""
-        self._memories.pop(uid, None)
+        self._memos.pop(uid, None)
 
     async def execute(self, meta: Meta, job: RLJob | None, plan: Plan) -> bool:
         """Do the deletions, pod costs and desired objects of a plan, once what is needed was looked at.
@@ -124,72 +124,74 @@ class Executor:
         Raises:
             ApiError: something failed that may work later. As much as could be done was done.
         """
-        memory = self._memory(meta)
+        memo = self._memo(meta)
         asked = {_ref(rendered) for rendered in plan.desired} | {ref for ref, _ in plan.deletions} | {*plan.needed}
-        for ref in memory.troubles.keys() - asked:
+        for ref in memo.child_errors.keys() - asked:
             if ref[0] != SECRETS.kind or not plan.desired:
-                del memory.troubles[ref]
-        memory.free.intersection_update(plan.needed)
-        before = _told(memory)
+                del memo.child_errors[ref]
+        memo.free_names.intersection_update(plan.needed)
+        before = _reported(memo)
 
-        await _all(lambda doomed: self._delete(meta, memory, *doomed), plan.deletions)
-        await _all(lambda dear: self._set_cost(meta, *dear), plan.pod_costs.items())
-        await _all(lambda ref: self._look(meta, memory, ref), plan.needed)
-        if before != _told(memory):
+        await _all(lambda target: self._delete(meta, memo, *target), plan.deletions)
+        await _all(lambda pod_cost: self._set_cost(meta, *pod_cost), plan.pod_costs.items())
+        await _all(lambda ref: self._check_name(meta, memo, ref), plan.needed)
+        if before != _reported(memo):
             return True
-        for stage in Stage:
-            group = [
-                each for each in plan.desired if _stage(each) is stage and not self._is_settled(meta, memory, each)
-            ]
+        for stage in CreationStage:
+            group = [each for each in plan.desired if _stage(each) is stage and not self._is_settled(meta, memo, each)]
             there = [each for each in group if self._find(meta, _ref(each)) is not None]
-            if stage is Stage.PODS and len(there) < len(group):
+            if stage is CreationStage.PODS and len(there) < len(group):
                 assert job is not None, "nothing is desired of a job that is not valid"
-                if not await self._make_secret(meta, memory, job):
+                if not await self._make_secret(meta, memo, job):
                     group = there
-            await _all(lambda each: self._keep(meta, memory, each), group)
-            if before != _told(memory):
+            await _all(lambda each: self._ensure(meta, memo, each), group)
+            if before != _reported(memo):
                 return True  # what follows may not be wanted without what is missing
         return False
 
-    def _memory(self, meta: Meta) -> Memory:
-        memory = self._memories.setdefault(meta.uid, Memory())
-        if memory.generation != meta.generation:
+    def _memo(self, meta: Meta) -> JobMemo:
+        memo = self._memos.setdefault(meta.uid, JobMemo())
+        if memo.generation != meta.generation:
             # The user may have mended what was refused: try at once. What is said of it stays until then.
-            memory.generation = meta.generation
-            for trouble in memory.troubles.values():
-                trouble.retry_at, trouble.tries = self._clock(), 0
-        return memory
+            memo.generation = meta.generation
+            for child_error in memo.child_errors.values():
+                child_error.retry_at, child_error.tries = self._clock(), 0
+        return memo
 
-    def _waits(self, memory: Memory, ref: Ref) -> bool:
+    def _backing_off(self, memo: JobMemo, ref: Ref) -> bool:
         """Return whether it is too soon to try again what failed."""
-        trouble = memory.troubles.get(ref)
-        return trouble is not None and self._clock() < trouble.retry_at
+        child_error = memo.child_errors.get(ref)
+        return child_error is not None and self._clock() < child_error.retry_at
 
     def _find(self, meta: Meta, ref: Ref) -> Child | None:
         return self._caches.children[ref[0]].find(meta.namespace, ref[1])
 
-    def _is_settled(self, meta: Meta, memory: Memory, rendered: Object) -> bool:
+    def _is_settled(self, meta: Meta, memo: JobMemo, rendered: Object) -> bool:
         """Return whether a child was found to be as it shall be, and neither of the two has changed since."""
         ref = _ref(rendered)
         live = self._find(meta, ref)
-        return live is not None and ref not in memory.troubles and memory.settled.get(ref) == _marks(rendered, live)
+        return live is not None and ref not in memo.child_errors and memo.settled.get(ref) == _marks(rendered, live)
 
-    async def _look(self, meta: Meta, memory: Memory, ref: Ref) -> None:
+    async def _check_name(self, meta: Meta, memo: JobMemo, ref: Ref) -> None:
         """Find out whether an object that is needed later is foreign."""
-        trouble = memory.troubles.get(ref)
-        if ref in memory.free or self._waits(memory, ref) or (trouble is not None and not trouble.foreign):
+        child_error = memo.child_errors.get(ref)
+        if (
+            ref in memo.free_names
+            or self._backing_off(memo, ref)
+            or (child_error is not None and not child_error.foreign)
+        ):
             return
         live = self._find(meta, ref)
         if live is None:
             with contextlib.suppress(NotFoundError):
-                live = self._take(ref[0], await self._client.get(BY_KIND[ref[0]], meta.namespace, ref[1]))
+                live = self._cache_child(ref[0], await self._client.get(BY_KIND[ref[0]], meta.namespace, ref[1]))
         if live is not None and not is_ours(meta, live.kind, live.metadata):
-            self._note_foreign(meta, memory, live)
+            self._note_foreign(meta, memo, live)
         else:
-            memory.free.add(ref)
-            memory.troubles.pop(ref, None)
+            memo.free_names.add(ref)
+            memo.child_errors.pop(ref, None)
 
-    async def _keep(self, meta: Meta, memory: Memory, rendered: Object) -> None:
+    async def _ensure(self, meta: Meta, memo: JobMemo, rendered: Object) -> None:
         """Have an object as it is rendered.
 
         It is applied if its role's inputs are others, or if it was rendered to the same but somebody changed it. An
@@ -198,26 +200,26 @@ class Executor:
         ref = _ref(rendered)
         live = self._find(meta, ref)
         if live is not None and not is_ours(meta, live.kind, live.metadata):
-            self._note_foreign(meta, memory, live)
+            self._note_foreign(meta, memo, live)
             return
-        if self._waits(memory, ref) and (live is None or not memory.troubles[ref].foreign):
+        if self._backing_off(memo, ref) and (live is None or not memo.child_errors[ref].foreign):
             return
         try:
             if live is None:
-                live = await self._make(meta, memory, rendered)
+                live = await self._create(meta, memo, rendered)
             if live is None:
                 return  # foreign
             if live.metadata.deletion_timestamp is None:
-                await self._mend(meta, memory, rendered, live)
-            memory.troubles.pop(ref, None)
+                await self._repair(meta, memo, rendered, live)
+            memo.child_errors.pop(ref, None)
         except REFUSALS as error:
-            self._note(memory, ref, error.message, foreign=False)
+            self._note_error(memo, ref, error.message, foreign=False)
 
-    async def _make(self, meta: Meta, memory: Memory, rendered: Object) -> Child | None:
+    async def _create(self, meta: Meta, memo: JobMemo, rendered: Object) -> Child | None:
         """Make an object, or find that it is there; return it unless it is foreign."""
         ref, resource = _ref(rendered), BY_KIND[rendered["kind"]]
         name = ref[1]
-        known = memory.troubles.get(ref)
+        known = memo.child_errors.get(ref)
         if known is None or not known.foreign or not await self._exists(resource, meta.namespace, name):
             body = {key: value for key, value in rendered.items() if key != "status"}
             try:
@@ -225,18 +227,18 @@ class Executor:
             except AlreadyExistsError:
                 pass
             else:
-                child = self._take(ref[0], made)
+                child = self._cache_child(ref[0], made)
                 if "status" not in rendered:
-                    memory.settled[ref] = _marks(rendered, child)
+                    memo.settled[ref] = _marks(rendered, child)
                 return child
         try:
             there = await self._client.get(resource, meta.namespace, name)
         except NotFoundError as error:  # it went just now
             raise ConflictError(409, "Conflict", f"{ref[0]} {name} comes and goes") from error
-        child = self._take(ref[0], there)
+        child = self._cache_child(ref[0], there)
         if is_ours(meta, ref[0], child.metadata):
             return child
-        self._note(memory, ref, foreign_sentence(meta, ref[0], child.metadata), foreign=True)
+        self._note_error(memo, ref, foreign_sentence(meta, ref[0], child.metadata), foreign=True)
         return None
 
     async def _exists(self, resource: Resource, namespace: str, name: str) -> bool:
@@ -247,25 +249,25 @@ class Executor:
             return False
         return True
 
-    async def _mend(self, meta: Meta, memory: Memory, rendered: Object, live: Child) -> None:
+    async def _repair(self, meta: Meta, memo: JobMemo, rendered: Object, live: Child) -> None:
         ref = _ref(rendered)
         replicas = drift.replicas_of(rendered) if live.kind in SCALED else None
-        if memory.settled.get(ref) == _marks(rendered, live):
+        if memo.settled.get(ref) == _marks(rendered, live):
             return
         if not drift.same_role(rendered, live):
-            live = await self._apply(meta, memory, rendered, live)
+            live = await self._apply(meta, memo, rendered, live)
         elif drift.same_intent(rendered, live):
-            intent, departed = memory.unmendable.get(ref, ("", frozenset()))
+            intent, departed = memo.unrepairable.get(ref, ("", frozenset()))
             if intent != drift.intent_of(rendered):
                 departed = frozenset()
             if drift.departures(rendered, live.body) - departed:
-                live = await self._apply(meta, memory, rendered, live)
+                live = await self._apply(meta, memo, rendered, live)
         if replicas is not None and drift.replicas_of(live.body) != replicas:
             live = await self._scale(meta, live, replicas)
         live = await self._apply_status(meta, rendered, live)
-        memory.settled[ref] = _marks(rendered, live)
+        memo.settled[ref] = _marks(rendered, live)
 
-    async def _apply(self, meta: Meta, memory: Memory, rendered: Object, live: Child) -> Child:
+    async def _apply(self, meta: Meta, memo: JobMemo, rendered: Object, live: Child) -> Child:
         resource, name = BY_KIND[live.kind], live.metadata.name
         there = msgspec.json.decode(await self._client.get(resource, meta.namespace, name), type=_Full)
         fields = applied_fields(there.metadata.get("managedFields", ()))
@@ -280,15 +282,15 @@ class Executor:
             # Those of now, and of nobody's who scales it while we write.
             body["metadata"]["resourceVersion"] = there.metadata["resourceVersion"]
             body["spec"] = {**rendered["spec"], "replicas": there.spec.get("replicas")}
-        applied = self._take(live.kind, await self._client.apply(resource, meta.namespace, name, body))
+        applied = self._cache_child(live.kind, await self._client.apply(resource, meta.namespace, name, body))
         still = drift.departures(rendered, applied.body)
-        memory.unmendable[_ref(rendered)] = (drift.intent_of(rendered), still)
+        memo.unrepairable[_ref(rendered)] = (drift.intent_of(rendered), still)
         return applied
 
     async def _scale(self, meta: Meta, live: Child, replicas: int) -> Child:
         patch = {"metadata": {"uid": live.metadata.uid}, "spec": {"replicas": replicas}}
         raw = await self._client.merge_patch(BY_KIND[live.kind], meta.namespace, live.metadata.name, patch)
-        return self._take(live.kind, raw)
+        return self._cache_child(live.kind, raw)
 
     async def _apply_status(self, meta: Meta, rendered: Object, live: Child) -> Child:
         """Write the status of a child of a kind of ours, if the plan has one and it departs."""
@@ -302,15 +304,15 @@ class Executor:
         }
         resource = BY_KIND[live.kind]
         raw = await self._client.apply(resource, meta.namespace, live.metadata.name, body, "status")
-        return self._take(live.kind, raw)
+        return self._cache_child(live.kind, raw)
 
-    async def _delete(self, meta: Meta, memory: Memory, ref: Ref, uid: str) -> None:
+    async def _delete(self, meta: Meta, memo: JobMemo, ref: Ref, uid: str) -> None:
         kind, name = ref
         cache = self._caches.pods if kind == PODS.kind else self._caches.children[kind]
         known = cache.find(meta.namespace, name)
         if known is not None and known.metadata.uid == uid and known.metadata.deletion_timestamp is not None:
             return
-        if self._waits(memory, ref):
+        if self._backing_off(memo, ref):
             return
         try:
             answer = await self._client.delete(cache.resource, meta.namespace, name, uid)
@@ -320,14 +322,14 @@ class Executor:
             pass  # another object has the name by now: its event comes
         except REFUSALS as error:
             log.warning("%s/%s: %s %s cannot be deleted: %s", meta.namespace, meta.name, *ref, error)
-            self._note(memory, ref, f"{DELETION_REFUSED}{error.message}", foreign=False)
+            self._note_error(memo, ref, f"{DELETION_REFUSED}{error.message}", foreign=False)
             return
         else:
             if msgspec.json.decode(answer, type=_Answer).kind == "Status":
                 cache.deleted(meta.namespace, name, uid)
             else:
                 cache.put(answer)
-        memory.troubles.pop(ref, None)
+        memo.child_errors.pop(ref, None)
 
     async def _set_cost(self, meta: Meta, name: str, cost: int) -> None:
         """Say which pod is to go first. Where that may not be said, others may go instead, and work is repeated."""
@@ -341,7 +343,7 @@ class Executor:
             except REFUSALS as error:
                 log.warning("%s/%s: pod %s may not be marked as one to go: %s", meta.namespace, meta.name, name, error)
 
-    async def _make_secret(self, meta: Meta, memory: Memory, job: RLJob) -> bool:
+    async def _make_secret(self, meta: Meta, memo: JobMemo, job: RLJob) -> bool:
         """Have the job's Secret; return whether it is there.
 
         Raises:
@@ -349,20 +351,20 @@ class Executor:
         """
         body = new_secret(meta, job)
         ref = _ref(body)
-        if self._waits(memory, ref):
+        if self._backing_off(memo, ref):
             return False
         try:
             await self._client.create(SECRETS, meta.namespace, body)
         except AlreadyExistsError:  # by its name it is this very job's
-            memory.troubles.pop(ref, None)
+            memo.child_errors.pop(ref, None)
             return True
         except REFUSALS as error:
-            self._note(memory, ref, error.message, foreign=False)
+            self._note_error(memo, ref, error.message, foreign=False)
             return False
-        memory.troubles.pop(ref, None)
+        memo.child_errors.pop(ref, None)
         outdated = [((child.kind, child.metadata.name), child.metadata.uid) for child in self._token_holders(meta)]
         if outdated:
-            await _all(lambda doomed: self._delete(meta, memory, *doomed), outdated)
+            await _all(lambda target: self._delete(meta, memo, *target), outdated)
             raise ConflictError(409, "Conflict", f"Secret {ref[1]} is new: the job's pods are made anew")
         return True
 
@@ -378,25 +380,25 @@ class Executor:
             and child.metadata.labels.get(ROLE) != INITIALIZER
         ]
 
-    def _take(self, kind: str, raw: bytes) -> Child:
+    def _cache_child(self, kind: str, raw: bytes) -> Child:
         """Take the answer to a write into the cache, and return it."""
         cache = self._caches.children[kind]
         child = cache.read(raw)
         cache.take(child)
         return child
 
-    def _note_foreign(self, meta: Meta, memory: Memory, live: Child) -> None:
+    def _note_foreign(self, meta: Meta, memo: JobMemo, live: Child) -> None:
         ref = live.kind, live.metadata.name
         if live.metadata.labels.get(JOB) == meta.name:
-            memory.troubles.pop(ref, None)  # labelled as ours, so the planner sees it, and we see it go
-        elif not self._waits(memory, ref):  # another job's: its events are that one's
-            self._note(memory, ref, foreign_sentence(meta, live.kind, live.metadata), foreign=True)
+            memo.child_errors.pop(ref, None)  # labelled as ours, so the planner sees it, and we see it go
+        elif not self._backing_off(memo, ref):  # another job's: its events are that one's
+            self._note_error(memo, ref, foreign_sentence(meta, live.kind, live.metadata), foreign=True)
 
-    def _note(self, memory: Memory, ref: Ref, message: str, *, foreign: bool) -> None:
-        known = memory.troubles.get(ref)
+    def _note_error(self, memo: JobMemo, ref: Ref, message: str, *, foreign: bool) -> None:
+        known = memo.child_errors.get(ref)
         tries = known.tries + 1 if known is not None else 1
         wait = min(FIRST_RETRY_SECONDS * 2.0 ** min(tries - 1, 10), LAST_RETRY_SECONDS)
-        memory.troubles[ref] = Trouble(message, foreign, self._clock() + wait, tries)
+        memo.child_errors[ref] = ChildError(message, foreign, self._clock() + wait, tries)
 
 
 async def _all(do: Callable[[T], Awaitable[None]], items: Iterable[T]) -> None:
@@ -415,15 +417,15 @@ async def _all(do: Callable[[T], Awaitable[None]], items: Iterable[T]) -> None:
             raise result
 
 
-def _told(memory: Memory) -> set[tuple[Ref, str]]:
+def _reported(memo: JobMemo) -> set[tuple[Ref, str]]:
     """Return what the planner is told of what cannot be had."""
-    return {(ref, trouble.message) for ref, trouble in memory.troubles.items()}
+    return {(ref, child_error.message) for ref, child_error in memo.child_errors.items()}
 
 
-def _stage(rendered: Object) -> Stage:
+def _stage(rendered: Object) -> CreationStage:
     if BY_KIND[rendered["kind"]].pods:
-        return Stage.PODS
-    return Stage.BINDINGS if rendered["kind"] == "RoleBinding" else Stage.BASE
+        return CreationStage.PODS
+    return CreationStage.BINDINGS if rendered["kind"] == "RoleBinding" else CreationStage.BASE
 
 
 def _ref(rendered: Object) -> Ref:

@@ -22,7 +22,7 @@ from rljob.kube.watch import WatchEvent, decode_event
 from rljob.manifests.labels import JOB
 from rljob.operator.api_types import Child, Pod
 from rljob.operator.cache import Cache, SeenJob, child_reader, read_job, read_pod, version_of
-from rljob.operator.change_filter import matters
+from rljob.operator.change_filter import is_relevant
 from rljob.operator.client import OperatorClient
 from rljob.operator.metrics import Metrics
 from rljob.operator.plan import Key
@@ -199,7 +199,7 @@ class Caches:
         on_pod: Callable[[Key], None],
         metrics: Metrics,
     ) -> None:
-        self.jobs: Cache[SeenJob] = Cache(RLJOBS, read_job, matters)
+        self.jobs: Cache[SeenJob] = Cache(RLJOBS, read_job, is_relevant)
         self.pods: Cache[Pod] = Cache(PODS, read_pod)
         self.children: dict[str, Cache[Child]] = {
             resource.kind: Cache(resource, child_reader(resource.kind)) for resource in CHILDREN

@@ -46,7 +46,7 @@ class Observed:
     """Children that the API server refused for good (quota, admission, invalid) → its message."""
     now: float
     """Unix seconds."""
-    mishaps: Mapping[str, str] = field(default_factory=dict)
+    warnings: Mapping[str, str] = field(default_factory=dict)
     """uid of a pod or child that is late → what keeps it, as its events say. The claim that the job was given is there
     by :func:`rljob.operator.planning.pod_diagnosis.key_of_claim`."""
     claim_in_use: str = ""
@@ -97,20 +97,20 @@ class Plan:
                 up, and it stays for as long as another manager has it (a restored backup, `kubectl edit`).
         """
         assert self.status is not None
-        return _said(_fields(self.status), _fields(written))
+        return _without_absent(_fields(self.status), _fields(written))
 
 
 def _fields(status: RLJobStatus) -> dict[str, Any]:
     return status.model_dump(mode="json", by_alias=True, exclude={"run"})
 
 
-def _said(planned: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
+def _without_absent(planned: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is planned; of what is None only what was written."""
     said = {}
     for name, value in planned.items():
         before = written.get(name)
         if isinstance(value, dict):
-            said[name] = _said(value, before or {})
+            said[name] = _without_absent(value, before or {})
         elif value is not None or before is not None:
             said[name] = value
     return said

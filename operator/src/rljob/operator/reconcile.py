@@ -28,10 +28,10 @@ from rljob.operator.ownership import foreign_sentence, is_ours
 from rljob.operator.plan import Key, Observed, Plan, Ref
 from rljob.operator.planning.claims import claim_in_use
 from rljob.operator.planning.completion import is_over
-from rljob.operator.planning.stalled import stuck
+from rljob.operator.planning.stalled import stalled
 from rljob.operator.recorder import Recorder
 from rljob.operator.resources import RLJOBS
-from rljob.operator.warning_events import Mishaps
+from rljob.operator.warning_events import WarningEvents
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Reconciler:
         self._wall, self._clock = wall, clock
         self._jobs = Jobs()
         self._executor = Executor(client, caches)
-        self._mishaps = Mishaps(client, clock, wall)
+        self._warning_events = WarningEvents(client, clock, wall)
         self._uids: dict[Key, str] = {}
         """Of the jobs that something is remembered of."""
         self._written: dict[str, float] = {}
@@ -107,36 +107,36 @@ class Reconciler:
             return NOTHING
         observed = self._observe(key, seen, manifest, status)
         named = observed.job.spec.storage.claim if observed.job is not None else None
-        late = stuck(observed.pods, observed.children, observed.now, named or "")
-        mishaps = await self._mishaps.of(seen.metadata.namespace, late)
-        plan = self._planner(replace(observed, mishaps=mishaps), self._cluster)
+        stalled_objects = stalled(observed.pods, observed.children, observed.now, named or "")
+        warnings = await self._warning_events.of(seen.metadata.namespace, stalled_objects)
+        plan = self._planner(replace(observed, warnings=warnings), self._cluster)
         if plan.status is None:
             return NOTHING
         try:
             if plan.record_first:
                 await self._write_status(seen.metadata, plan, status, decided_on=seen.metadata.resource_version)
-                self._tell(seen.metadata, plan)
+                self._record_events(seen.metadata, plan)
             if await self._executor.execute(seen.metadata, manifest.job, plan):
                 return Result("retry")
             if plan.delete_job:
                 await self._delete_job(seen.metadata)
             elif not plan.record_first:
-                wait = self._too_soon(seen.metadata, plan, status)
-                if wait:
-                    return Result("done", wait)
+                delay = self._status_delay(seen.metadata, plan, status)
+                if delay:
+                    return Result("done", delay)
                 await self._write_status(seen.metadata, plan, status)
-                self._tell(seen.metadata, plan)
+                self._record_events(seen.metadata, plan)
         except ConflictError:
-            await self._look_again(seen.metadata)
+            await self._refresh(seen.metadata)
             raise
-        moments = [plan.after, self._executor.retry_after(seen.metadata)]
-        return Result("done", min((moment for moment in moments if moment is not None), default=None))
+        delays = [plan.after, self._executor.retry_after(seen.metadata)]
+        return Result("done", min((delay for delay in delays if delay is not None), default=None))
 
     def conditions(self) -> Iterable[tuple[str, str]]:
         """Yield type and status of every condition of every job."""
         return self._jobs.conditions()
 
-    def _tell(self, meta: Meta, plan: Plan) -> None:
+    def _record_events(self, meta: Meta, plan: Plan) -> None:
         for event in plan.events:
             self._recorder.record(meta, event)
 
@@ -150,7 +150,7 @@ class Reconciler:
                     children[kind, name] = child
                 else:
                     foreign[kind, name] = foreign_sentence(meta, kind, child.metadata)
-        troubles = self._executor.troubles(meta)
+        child_errors = self._executor.child_errors(meta)
         return Observed(
             metadata=meta,
             job=manifest.job,
@@ -164,8 +164,11 @@ class Reconciler:
                 if pod.metadata.creation_timestamp >= meta.creation_timestamp
             ],
             scales=_scales(children),
-            foreign={**foreign, **{ref: trouble.message for ref, trouble in troubles.items() if trouble.foreign}},
-            refused={ref: trouble.message for ref, trouble in troubles.items() if not trouble.foreign},
+            foreign={
+                **foreign,
+                **{ref: child_error.message for ref, child_error in child_errors.items() if child_error.foreign},
+            },
+            refused={ref: child_error.message for ref, child_error in child_errors.items() if not child_error.foreign},
             now=self._wall(),
             claim_in_use=self._claim_in_use(meta, manifest, status),
         )
@@ -181,17 +184,17 @@ class Reconciler:
         self._uids.setdefault((seen.metadata.namespace, seen.metadata.name), seen.metadata.uid)
         return self._jobs.read(seen)
 
-    def _too_soon(self, meta: Meta, plan: Plan, status: RLJobStatus) -> float:
+    def _status_delay(self, meta: Meta, plan: Plan, status: RLJobStatus) -> float:
         """Return how long a status waits for what else changes; 0 if it is to be written now.
 
         Pods become ready one after the other, and each write of an RLJob costs the API server more than all the rest.
         What a person waits for, a condition that turns or has another reason, is never held back.
         """
         assert plan.status is not None, "the job is ours"
-        wait = self._written.get(meta.uid, float("-inf")) + STATUS_SECONDS - self._clock()
-        if wait <= 0 or _turns(plan.status) != _turns(status) or _same(plan.status, status):
+        delay = self._written.get(meta.uid, float("-inf")) + STATUS_SECONDS - self._clock()
+        if delay <= 0 or _condition_states(plan.status) != _condition_states(status) or _same(plan.status, status):
             return 0.0
-        return wait
+        return delay
 
     async def _write_status(self, meta: Meta, plan: Plan, status: RLJobStatus, decided_on: str | None = None) -> None:
         """Write the operator's part of the status, if it changed; only on top of ``decided_on`` if that is given."""
@@ -220,7 +223,7 @@ class Reconciler:
             await self._client.delete(RLJOBS, meta.namespace, meta.name, meta.uid)
         self._caches.jobs.deleted(meta.namespace, meta.name, meta.uid)
 
-    async def _look_again(self, meta: Meta) -> None:
+    async def _refresh(self, meta: Meta) -> None:
         """Have the RLJob as it is now in the cache: what was decided on was old, and its event may take long."""
         try:
             self._caches.jobs.put(await self._client.get(RLJOBS, meta.namespace, meta.name))
@@ -246,7 +249,7 @@ def _same(planned: RLJobStatus, written: RLJobStatus) -> bool:
     return planned.model_copy(update={"run": None}) == written.model_copy(update={"run": None})
 
 
-def _turns(status: RLJobStatus) -> list[tuple[str, str, str]]:
+def _condition_states(status: RLJobStatus) -> list[tuple[str, str, str]]:
     return [(condition.type, condition.status, condition.reason) for condition in status.conditions]
 
 

@@ -69,46 +69,46 @@ class _Events(msgspec.Struct):
 
 
 @dataclass
-class _Heard:
+class _NamespaceWarnings:
     """What is known of a namespace, and since when."""
 
     at: float = float("-inf")
-    told: dict[str, str] = field(default_factory=dict)
+    messages: dict[str, str] = field(default_factory=dict)
     """uid of an object, or key of a claim → sentence."""
-    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class Mishaps:
+class WarningEvents:
     """Remembers what was answered. ``clock``: seconds that never go back; ``wall``: Unix seconds."""
 
     def __init__(self, client: OperatorClient, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         self._client, self._clock, self._wall = client, clock, wall
-        self._heard: dict[str, _Heard] = {}
+        self._namespaces: dict[str, _NamespaceWarnings] = {}
 
-    async def of(self, namespace: str, late: Mapping[str, float]) -> dict[str, str]:
+    async def of(self, namespace: str, stalled: Mapping[str, float]) -> dict[str, str]:
         """Return uid → sentence for those objects of which there is one.
 
         Args:
             namespace: of the objects.
             late: see :func:`rljob.operator.planning.stalled.stuck`.
         """
-        due = [uid for uid, left in late.items() if left <= 0]
+        due = [uid for uid, left in stalled.items() if left <= 0]
         if not due:
             return {}
-        heard = self._heard.setdefault(namespace, _Heard())
-        async with heard.asking:
+        known_warnings = self._namespaces.setdefault(namespace, _NamespaceWarnings())
+        async with known_warnings.lock:
             now = self._clock()
-            if now - heard.at >= ASK_SECONDS:
-                heard.told, heard.at = await self._ask(namespace), now
+            if now - known_warnings.at >= ASK_SECONDS:
+                known_warnings.messages, known_warnings.at = await self._read(namespace), now
         self._forget(now)
-        return {uid: heard.told[uid] for uid in due if uid in heard.told}
+        return {uid: known_warnings.messages[uid] for uid in due if uid in known_warnings.messages}
 
     def _forget(self, now: float) -> None:
-        for namespace, heard in list(self._heard.items()):
-            if now - heard.at > FORGOTTEN_SECONDS and not heard.asking.locked():
-                del self._heard[namespace]
+        for namespace, known_warnings in list(self._namespaces.items()):
+            if now - known_warnings.at > FORGOTTEN_SECONDS and not known_warnings.lock.locked():
+                del self._namespaces[namespace]
 
-    async def _ask(self, namespace: str) -> dict[str, str]:
+    async def _read(self, namespace: str) -> dict[str, str]:
         try:
             newest: dict[str, _Event] = {}
             for event in await self._list(namespace, "type=Warning"):
@@ -122,19 +122,19 @@ class Mishaps:
             return {}
         pulled = {event.involved_object.uid: event.at for event in pulls}
         return self._of_claims(newest.values()) | {
-            uid: in_words(event.message)
+            uid: normalize(event.message)
             for uid, event in newest.items()
-            if event.involved_object.kind != "Pod" or self._lasts(event, pulled.get(uid, 0.0))
+            if event.involved_object.kind != "Pod" or self._is_current(event, pulled.get(uid, 0.0))
         }
 
     def _of_claims(self, events: Iterable[_Event]) -> dict[str, str]:
         return {
-            key_of_claim(event.involved_object.name): in_words(event.message)
+            key_of_claim(event.involved_object.name): normalize(event.message)
             for event in sorted(events, key=lambda event: event.at)
             if event.involved_object.kind == "PersistentVolumeClaim" and self._wall() - event.at <= CLAIM_SECONDS
         }
 
-    def _lasts(self, event: _Event, pulled: float) -> bool:
+    def _is_current(self, event: _Event, pulled: float) -> bool:
         """Return whether what a pod was warned of still is so: its images are pulled once its volumes are mounted."""
         return event.at > pulled and self._wall() - event.at <= FRESH_SECONDS
 
@@ -152,7 +152,7 @@ class Mishaps:
         return found
 
 
-def in_words(message: str) -> str:
+def normalize(message: str) -> str:
     """Return an event's message without what is another in each of its kind: a status would be written for it."""
     found = _MOUNT.match(message)
     text = f"volume {found['volume']} cannot be mounted: {found['why']}" if found else message

@@ -21,50 +21,50 @@ from rljob.operator.jobs import Manifest
 from rljob.operator.ownership import is_ours
 from rljob.operator.plan import COORDINATOR, Ref
 from rljob.operator.planning.completion import is_over
-from rljob.operator.planning.job_view import WORKLOADS, Scene, condition, role_of
+from rljob.operator.planning.job_view import WORKLOADS, JobView, condition, role_of
 from rljob.operator.resources import CLAIM
 
 
-def lost(scene: Scene) -> dict[Ref, str]:
+def lost(view: JobView) -> dict[Ref, str]:
     """Return the job's claims that held its run and are not to be seen any more, each with a sentence.
 
     An empty one in their place would lose the run in silence. They may have lost a label only, so the job waits.
     """
-    status, children = scene.observed.status, scene.observed.children
+    status, children = view.observed.status, view.observed.children
     if status.run is None and (status.trainer is None or not status.trainer.job_uid):
         return {}  # it may never have been made
     return {
         ref: f"claim {ref[1]}, which holds the run, is not to be seen: put its label {JOB} back, or make the job anew "
         "if the claim was deleted"
-        for ref in _rendered(scene)
+        for ref in _rendered(view)
         if ref not in children
     }
 
 
-def going(scene: Scene) -> dict[Ref, str]:
+def being_deleted(view: JobView) -> dict[Ref, str]:
     """Return the job's claims that are being deleted, each with a sentence."""
-    children = scene.observed.children
+    children = view.observed.children
     return {
         ref: f"claim {ref[1]} is being deleted and goes with the last pod that uses it: save what you need of it"
-        for ref in _rendered(scene)
+        for ref in _rendered(view)
         if ref in children and children[ref].metadata.deletion_timestamp is not None
     }
 
 
-def of_another_run(scene: Scene) -> dict[Ref, str]:
+def of_another_run(view: JobView) -> dict[Ref, str]:
     """Return the job's claims that hold the run of a job with another manifest, each with a sentence."""
-    name, children = scene.observed.metadata.name, scene.observed.children
+    name, children = view.observed.metadata.name, view.observed.children
     return {
         ref: f"claim {ref[1]} holds the run of an earlier RLJob {name} with another manifest; give this job another "
         "name, or delete the claim if nobody needs its models any more"
-        for ref, spec_hash in _rendered(scene).items()
+        for ref, spec_hash in _rendered(view).items()
         if ref in children and children[ref].metadata.annotations.get(SPEC_HASH) != spec_hash
     }
 
 
-def _rendered(scene: Scene) -> dict[Ref, str]:
+def _rendered(view: JobView) -> dict[Ref, str]:
     """Return the claims that the job makes, with the hash of its immutable fields."""
-    objects = (each for role in scene.roles for each in role.objects if each["kind"] == CLAIM)
+    objects = (each for role in view.roles for each in role.objects if each["kind"] == CLAIM)
     return {(CLAIM, each["metadata"]["name"]): each["metadata"]["annotations"][SPEC_HASH] for each in objects}
 
 

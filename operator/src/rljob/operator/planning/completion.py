@@ -13,19 +13,19 @@ from rljob.api.status import RLJobStatus, RoleStatus
 from rljob.operator.api_types import Child
 from rljob.operator.plan import COORDINATOR, INITIALIZER, TRAINER
 from rljob.operator.planning import conditions, reasons, roles, trainer
-from rljob.operator.planning.job_view import Scene, condition, pods_by_role, role_of, workloads
-from rljob.operator.planning.plan_builder import Draft
+from rljob.operator.planning.job_view import JobView, condition, pods_by_role, role_of, workloads
+from rljob.operator.planning.plan_builder import PlanBuilder
 from rljob.operator.planning.roles import gang_waits
 from rljob.operator.planning.timestamps import remaining
 
 
-def end(draft: Draft, kind: Literal["Complete", "Failed"], reason: str, message: str) -> None:
+def end(builder: PlanBuilder, kind: Literal["Complete", "Failed"], reason: str, message: str) -> None:
     """End a job. It is recorded before anything follows from it, as what it was decided on goes with the pods."""
-    status = draft.status
-    status.completion_time = draft.instant
-    conditions.set_condition(draft, kind, True, reason, message)
-    draft.record_first = True
-    tidy(draft)
+    status = builder.status
+    status.completion_time = builder.instant
+    conditions.set_condition(builder, kind, True, reason, message)
+    builder.record_first = True
+    clean_up(builder)
 
 
 def is_over(status: RLJobStatus) -> bool:
@@ -33,55 +33,55 @@ def is_over(status: RLJobStatus) -> bool:
     return any(conditions.is_true(status, kind) for kind in ("Complete", "Failed"))
 
 
-def tidy(draft: Draft) -> None:
+def clean_up(builder: PlanBuilder) -> None:
     """Free what a job that has ended still has."""
-    status, job = draft.status, draft.observed.job
+    status, job = builder.status, builder.observed.job
     status.draining, status.draining_since, status.pending_since = [], None, None
     if status.completion_time is None:  # somebody took it away: its times begin anew
-        status.completion_time = draft.instant
+        status.completion_time = builder.instant
     keep = float(job.spec.keep_coordinator_seconds) if job is not None else float("inf")
-    left = remaining(status.completion_time, keep, draft.now)
-    running, evidence = workloads(draft.observed), _evidence(draft)
+    left = remaining(status.completion_time, keep, builder.now)
+    running, evidence = workloads(builder.observed), _kept_jobs(builder)
     kept = {child.metadata.uid for child in evidence}
     if left > 0:
         kept |= {child.metadata.uid for child in running if role_of(child) == COORDINATOR}
-    draft.delete(child for child in running if child.metadata.uid not in kept)
-    draft.deletions.update(trainer.strays(draft.observed))
+    builder.delete(child for child in running if child.metadata.uid not in kept)
+    builder.deletions.update(trainer.orphaned_jobs(builder.observed))
     answering = left > 0 and any(role_of(child) == COORDINATOR for child in running)
     if answering and job is not None:
-        draft.look_again(left)
-    status.roles = _at_rest(draft, answering, {role_of(child) for child in evidence})
+        builder.requeue_after(left)
+    status.roles = _roles_without_pods(builder, answering, {role_of(child) for child in evidence})
     failed = conditions.find(status, "Failed")
     if failed is not None and failed.status == "True":
-        conditions.set_condition(draft, "Ready", False, reasons.FAILED, f"{failed.reason}: {failed.message}")
+        conditions.set_condition(builder, "Ready", False, reasons.FAILED, f"{failed.reason}: {failed.message}")
     else:
-        conditions.set_condition(draft, "Ready", False, reasons.SUCCEEDED, "the run has succeeded")
-    _expire(draft)
+        conditions.set_condition(builder, "Ready", False, reasons.SUCCEEDED, "the run has succeeded")
+    _delete_after_ttl(builder)
 
 
-def _evidence(draft: Draft) -> list[Child]:
+def _kept_jobs(builder: PlanBuilder) -> list[Child]:
     """Return the Jobs that stay for people to read: the initializer's and the trainer's newest, if they have failed.
 
     Such a Job holds nothing: what still runs of it is ended by whoever said that it has failed.
     """
-    if not conditions.is_true(draft.status, "Failed"):
+    if not conditions.is_true(builder.status, "Failed"):
         return []
-    attempt = trainer.present(draft.observed)
-    newest = trainer.jobs(draft.observed).get(attempt.number) if attempt is not None else None
+    attempt = trainer.current_attempt(builder.observed)
+    newest = trainer.jobs(builder.observed).get(attempt.number) if attempt is not None else None
     return [
         child
-        for child in workloads(draft.observed)
+        for child in workloads(builder.observed)
         if child.kind == "Job"
         and (role_of(child) == INITIALIZER or (role_of(child) == TRAINER and child is newest))
         and condition(child, "Failed", "FailureTarget") is not None
     ]
 
 
-def _at_rest(draft: Draft, answering: bool, kept: set[str]) -> list[RoleStatus]:
+def _roles_without_pods(builder: PlanBuilder, answering: bool, kept: set[str]) -> list[RoleStatus]:
     """Return the roles. How a role in ``kept`` ended is on record, and its pods, which stay, do not say it again: of a
     group that died they would have the last death, not the first."""
-    before = draft.observed.status
-    pods = pods_by_role(draft.observed.pods, before.trainer.number if before.trainer else 1)
+    before = builder.observed.status
+    pods = pods_by_role(builder.observed.pods, before.trainer.number if before.trainer else 1)
     ends = {role.name: role.last_exit for role in before.roles if role.name in kept} if is_over(before) else {}
     return [
         role.model_copy(
@@ -90,42 +90,42 @@ def _at_rest(draft: Draft, answering: bool, kept: set[str]) -> list[RoleStatus]:
                 "last_exit": ends.get(role.name, role.last_exit),
             }
         )
-        for role in roles.at_rest(before, pods)
+        for role in roles.without_pods(before, pods)
     ]
 
 
-def _expire(draft: Draft) -> None:
-    job = draft.observed.job
+def _delete_after_ttl(builder: PlanBuilder) -> None:
+    job = builder.observed.job
     if job is None or job.spec.ttl_seconds_after_finished is None:
         return
-    left = remaining(draft.status.completion_time, job.spec.ttl_seconds_after_finished, draft.now)
-    draft.delete_job = left <= 0
-    draft.look_again(left)
+    left = remaining(builder.status.completion_time, job.spec.ttl_seconds_after_finished, builder.now)
+    builder.delete_job = left <= 0
+    builder.requeue_after(left)
 
 
-def note_waiting(draft: Draft, scene: Scene) -> None:
+def note_waiting(builder: PlanBuilder, view: JobView) -> None:
     """Record since when pods of the gang wait for nodes, or are refused."""
-    if not gang_waits(scene):
-        draft.status.pending_since = None
-    elif draft.status.pending_since is None:
-        draft.status.pending_since = draft.instant
+    if not gang_waits(view):
+        builder.status.pending_since = None
+    elif builder.status.pending_since is None:
+        builder.status.pending_since = builder.instant
 
 
-def overdue(draft: Draft, scene: Scene) -> tuple[str, str] | None:
+def overdue(builder: PlanBuilder, view: JobView) -> tuple[str, str] | None:
     """Return reason and message if the run has to end."""
-    status, spec = draft.status, scene.job.spec
+    status, spec = builder.status, view.job.spec
     limit = spec.active_deadline_seconds
-    if limit is not None and _over(draft, status.start_time, limit):
+    if limit is not None and _over(builder, status.start_time, limit):
         since = f"the run began at {status.start_time}"
         return reasons.DEADLINE_EXCEEDED, f"{since} and may take {limit} s (spec.activeDeadlineSeconds)"
     limit = spec.failure_policy.pending_seconds
-    if limit is not None and status.pending_since is not None and _over(draft, status.pending_since, limit):
+    if limit is not None and status.pending_since is not None and _over(builder, status.pending_since, limit):
         since = f"pods of the trainer or of engines have found no node, or were refused, since {status.pending_since}"
         return reasons.PODS_PENDING_TOO_LONG, f"{since}, longer than {limit} s (spec.failurePolicy.pendingSeconds)"
     return None
 
 
-def _over(draft: Draft, since: str | None, limit: float) -> bool:
-    left = remaining(since, limit, draft.now)
-    draft.look_again(left)
+def _over(builder: PlanBuilder, since: str | None, limit: float) -> bool:
+    left = remaining(since, limit, builder.now)
+    builder.requeue_after(left)
     return left <= 0

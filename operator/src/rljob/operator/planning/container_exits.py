@@ -30,19 +30,19 @@ def describe(end: Terminated) -> str:
     return f"exit code {end.exit_code}"
 
 
-def with_last_words(end: Terminated, characters: int = 200) -> str:
+def with_last_line(end: Terminated, characters: int = 200) -> str:
     """Return how a container ended and the last line that it left behind."""
     lines = [line.strip() for line in end.message.splitlines() if line.strip()]
-    return _told(end, lines[-1][:characters] if lines else "")
+    return _joined(end, lines[-1][:characters] if lines else "")
 
 
 def with_log_end(end: Terminated, characters: int = 1000) -> str:
     """Return how a container ended and the end of what it left behind, for the one who has to mend it."""
     text = end.message.strip()
-    return _told(end, f"{'…' if len(text) > characters else ''}{text[-characters:]}")
+    return _joined(end, f"{'…' if len(text) > characters else ''}{text[-characters:]}")
 
 
-def _told(end: Terminated, words: str) -> str:
+def _joined(end: Terminated, words: str) -> str:
     return ": ".join(filter(None, (describe(end), _ADVICE.get(end.reason), words)))
 
 
@@ -74,7 +74,7 @@ def newest_end(pods: Sequence[Pod]) -> Terminated | None:
     return max(found, key=lambda each: each[:2])[2] if found else None
 
 
-def culprit(pods: Sequence[Pod]) -> tuple[Pod, Terminated] | None:
+def first_failure(pods: Sequence[Pod]) -> tuple[Pod, Terminated] | None:
     """Return the pod whose failure came first: what follows it in a group are its consequences."""
     found = [(pod, end) for pod, end in ends(pods) if end.exit_code != 0]
     return min(found, key=lambda each: (each[1].finished_at, each[0].metadata.name)) if found else None

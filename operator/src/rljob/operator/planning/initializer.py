@@ -10,13 +10,13 @@ from rljob.operator.api_types import Child
 from rljob.operator.plan import INITIALIZER
 from rljob.operator.planning import conditions, reasons
 from rljob.operator.planning.container_exits import newest_end, with_log_end
-from rljob.operator.planning.job_view import DISRUPTED, Scene, condition
-from rljob.operator.planning.roles import LATE_SECONDS, Lack, lack_of
+from rljob.operator.planning.job_view import DISRUPTED, JobView, condition
+from rljob.operator.planning.roles import LATE_SECONDS, RoleProblem, problem_of
 from rljob.operator.planning.timestamps import remaining
 
 
 @dataclass(frozen=True)
-class Stage:
+class InitializerStage:
     """Where the initializer is. ``done``: the other roles may start; ``over``: it failed for good; ``remove``: its Job,
     so that it is made again; ``lack``: what keeps its pod."""
 
@@ -25,41 +25,45 @@ class Stage:
     message: str
     over: bool = False
     remove: Child | None = None
-    lack: Lack | None = None
+    problem: RoleProblem | None = None
 
 
-def stage(scene: Scene, status: RLJobStatus) -> Stage:
+def stage(view: JobView, status: RLJobStatus) -> InitializerStage:
     """Return where the initializer is. Once it has completed it is never run again, whatever becomes of its Job."""
     before = conditions.find(status, "Initialized")
     if before is not None and before.status == "True":
-        return Stage(True, before.reason, before.message)
-    role = scene.role(INITIALIZER)
+        return InitializerStage(True, before.reason, before.message)
+    role = view.role(INITIALIZER)
     if role is None:
-        return Stage(True, reasons.NO_INITIALIZER, "the job has no initializer")
-    jobs = [child for child in scene.workloads(role.name) if child.kind == "Job"]
+        return InitializerStage(True, reasons.NO_INITIALIZER, "the job has no initializer")
+    jobs = [child for child in view.workloads(role.name) if child.kind == "Job"]
     if not jobs:
-        return Stage(False, reasons.INITIALIZING, "the initializer is being started")
+        return InitializerStage(False, reasons.INITIALIZING, "the initializer is being started")
     job = jobs[0]
     if condition(job, "Complete", "SuccessCriteriaMet"):
-        return Stage(True, reasons.INITIALIZED, "the initializer has completed")
+        return InitializerStage(True, reasons.INITIALIZED, "the initializer has completed")
     if job.metadata.annotations.get(ROLE_HASH) != role.hash:  # a Job's template cannot be changed
-        message = "the manifest has changed: the initializer begins anew"
-        return Stage(False, reasons.INITIALIZING, message, remove=job)
+        message = "the manifest has changed: the initializer is started again"
+        return InitializerStage(False, reasons.INITIALIZING, message, remove=job)
     failed = condition(job, "Failed", "FailureTarget")
     if failed is not None:
         message = str(failed.get("message", ""))
         if DISRUPTED in message:
-            return Stage(False, reasons.INITIALIZING, "the initializer was disrupted and begins anew", remove=job)
-        return Stage(False, reasons.INITIALIZER_FAILED, f"the initializer failed: {_end(scene) or message}", over=True)
+            return InitializerStage(
+                False, reasons.INITIALIZING, "the initializer was disrupted and is started again", remove=job
+            )
+        return InitializerStage(
+            False, reasons.INITIALIZER_FAILED, f"the initializer failed: {_end(view) or message}", over=True
+        )
     failures = job.body.get("status", {}).get("failed", 0)
     if failures:
-        text = f"the initializer failed {failures} times and is tried again: {_end(scene)}"
-        return Stage(
-            False, reasons.INITIALIZER_FAILED, text.replace("1 times", "once"), lack=lack_of(scene, role, 1, 1)
+        text = f"the initializer failed {failures} times and is tried again: {_end(view)}"
+        return InitializerStage(
+            False, reasons.INITIALIZER_FAILED, text.replace("1 times", "once"), problem=problem_of(view, role, 1, 1)
         )
-    lack = lack_of(scene, role, 1, 1)
-    message = lack.text if lack is not None and late(job, scene.now) <= 0 else "the initializer runs"
-    return Stage(False, reasons.INITIALIZING, message, lack=lack)
+    problem = problem_of(view, role, 1, 1)
+    message = problem.text if problem is not None and late(job, view.now) <= 0 else "the initializer runs"
+    return InitializerStage(False, reasons.INITIALIZING, message, problem=problem)
 
 
 def late(job: Child, now: float) -> float:
@@ -67,6 +71,6 @@ def late(job: Child, now: float) -> float:
     return remaining(job.metadata.creation_timestamp, LATE_SECONDS, now)
 
 
-def _end(scene: Scene) -> str:
-    end = newest_end(scene.pods.get(INITIALIZER, ()))
+def _end(view: JobView) -> str:
+    end = newest_end(view.pods.get(INITIALIZER, ()))
     return with_log_end(end) if end else ""

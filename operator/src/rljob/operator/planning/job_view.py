@@ -27,7 +27,7 @@ DISRUPTED = "DisruptionTarget"
 
 
 @dataclass(frozen=True)
-class Scene:
+class JobView:
     """A job at one moment. ``pods``: role → its pods that count: none that is being deleted, the trainer's of the
     present attempt alone."""
 
@@ -57,17 +57,17 @@ class Scene:
         ]
 
 
-def look(observed: Observed, job: RLJob, cluster: Cluster, attempt: Attempt, render: Render) -> Scene:
+def observe(observed: Observed, job: RLJob, cluster: Cluster, attempt: Attempt, render: Render) -> JobView:
     """Return the scene of a valid job.
 
     Raises:
         ValueError: the job cannot be rendered; each line is a sentence.
     """
-    wanted = wanted_replicas(job, {**_there(observed), **observed.scales})
+    wanted = wanted_replicas(job, {**_present_replicas(observed), **observed.scales})
     meta = observed.metadata
     context = Context(cluster, meta.namespace, meta.uid, attempt.number, wanted)
     roles = render(job, context)
-    return Scene(observed, job, attempt, roles, wanted, pods_by_role(observed.pods, attempt.number))
+    return JobView(observed, job, attempt, roles, wanted, pods_by_role(observed.pods, attempt.number))
 
 
 def wanted_replicas(job: RLJob, scales: Mapping[str, int]) -> dict[str, int]:
@@ -84,7 +84,7 @@ def wanted_replicas(job: RLJob, scales: Mapping[str, int]) -> dict[str, int]:
     }
 
 
-def _there(observed: Observed) -> dict[str, int]:
+def _present_replicas(observed: Observed) -> dict[str, int]:
     """Return role → pods that its Deployments ask for now: what is wanted while the role's scale is not to be seen, as
     somebody has deleted it or taken its label away."""
     found: dict[str, int] = {}

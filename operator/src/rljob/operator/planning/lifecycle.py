@@ -22,12 +22,12 @@ from rljob.operator.planning import (
     suspension,
     trainer,
 )
-from rljob.operator.planning.initializer import Stage
-from rljob.operator.planning.job_view import KEPT, WORKLOADS, Render, Scene, controller, look, render
-from rljob.operator.planning.plan_builder import Draft
-from rljob.operator.planning.stalled import ASK_SECONDS, stuck
+from rljob.operator.planning.initializer import InitializerStage
+from rljob.operator.planning.job_view import KEPT, WORKLOADS, JobView, Render, controller, observe, render
+from rljob.operator.planning.plan_builder import PlanBuilder
+from rljob.operator.planning.stalled import ASK_SECONDS, stalled
 from rljob.operator.planning.timestamps import remaining
-from rljob.operator.planning.trainer import Verdict
+from rljob.operator.planning.trainer import AttemptDecision
 
 RELEASE = importlib.metadata.version("rljob-operator")
 
@@ -41,182 +41,189 @@ def plan(observed: Observed, cluster: Cluster, render: Render = render) -> Plan:
     if observed.metadata.deletion_timestamp is not None or (job is not None and job.spec.managed_by is not None):
         return Plan()
     observed = replace(observed, pods=[pod for pod in observed.pods if controller(pod) is not None])
-    draft = Draft(observed, observed.status.model_copy())
-    draft.status.observed_generation = observed.metadata.generation
-    draft.status.release = RELEASE
-    if completion.is_over(draft.status):
-        completion.tidy(draft)
+    builder = PlanBuilder(observed, observed.status.model_copy())
+    builder.status.observed_generation = observed.metadata.generation
+    builder.status.release = RELEASE
+    if completion.is_over(builder.status):
+        completion.clean_up(builder)
     elif job is None or observed.problems:
-        _refuse(draft, observed.problems)
+        _reject_spec(builder, observed.problems)
     else:
-        _live(draft, job, cluster, render)
-    draft.status.ready = roles.ready_counts(draft.status.roles)
-    _keep_quiet(draft)
-    draft.events += conditions.transitions(observed.status, draft.status)
-    return draft.plan()
+        _advance(builder, job, cluster, render)
+    builder.status.ready = roles.ready_counts(builder.status.roles)
+    _skip_minor_update(builder)
+    builder.events += conditions.transitions(observed.status, builder.status)
+    return builder.plan()
 
 
-def _keep_quiet(draft: Draft) -> None:
+def _skip_minor_update(builder: PlanBuilder) -> None:
     """Leave what is worth no write of its own to the next one: which Job the attempt has, as its pods come at once, and
     that they are late is written too. Until then a Job that was deleted is known by the pods it had."""
-    before, after = draft.observed.status, draft.status
+    before, after = builder.observed.status, builder.status
     if before.trainer is None or after.trainer is None or before.trainer.job_uid or not after.trainer.job_uid:
         return
     quiet = after.model_copy(update={"trainer": after.trainer.model_copy(update={"job_uid": ""})})
     if quiet == before:
-        draft.status = quiet
+        builder.status = quiet
 
 
-def _refuse(draft: Draft, problems: Sequence[str]) -> None:
+def _reject_spec(builder: PlanBuilder, problems: Sequence[str]) -> None:
     """Say what is wrong with a spec; what runs is left alone."""
     message = "; ".join(problems) or "the spec is not valid"
-    conditions.set_condition(draft, "Ready", False, reasons.INVALID_SPEC, message)
+    conditions.set_condition(builder, "Ready", False, reasons.INVALID_SPEC, message)
 
 
-def _live(draft: Draft, job: RLJob, cluster: Cluster, render: Render) -> None:
+def _advance(builder: PlanBuilder, job: RLJob, cluster: Cluster, render: Render) -> None:
     """Take a valid job that has not ended a step further."""
-    observed, run = draft.observed, draft.status.run
-    attempt = trainer.present(observed) or Attempt(started_at=draft.instant)
+    observed, run = builder.observed, builder.status.run
+    attempt = trainer.current_attempt(observed) or Attempt(started_at=builder.instant)
     try:
-        scene = look(observed, job, cluster, attempt, render)
+        view = observe(observed, job, cluster, attempt, render)
     except ValueError as error:
-        _refuse(draft, str(error).splitlines())
+        _reject_spec(builder, str(error).splitlines())
         return
     if run is not None and run.state == "Succeeded":
-        completion.end(draft, "Complete", reasons.SUCCEEDED, run.message or "the run has succeeded")
+        completion.end(builder, "Complete", reasons.SUCCEEDED, run.message or "the run has succeeded")
     elif run is not None and run.state == "Failed":
-        completion.end(draft, "Failed", run.reason or reasons.RUN_FAILED, run.message or "the run has failed")
+        completion.end(builder, "Failed", run.reason or reasons.RUN_FAILED, run.message or "the run has failed")
     elif job.spec.suspend:
-        suspension.suspend(draft, scene)
+        suspension.suspend(builder, view)
     else:
-        _work(draft, scene, cluster, render)
+        _run_job(builder, view, cluster, render)
 
 
-def _work(draft: Draft, scene: Scene, cluster: Cluster, render: Render) -> None:
+def _run_job(builder: PlanBuilder, view: JobView, cluster: Cluster, render: Render) -> None:
     """Have the job's parts made and kept, unless something ends it."""
-    observed, status, attempt = draft.observed, draft.status, scene.attempt
+    observed, status, attempt = builder.observed, builder.status, view.attempt
     if observed.claim_in_use:
-        _wait_for_claim(draft)
+        _wait_for_claim(builder)
         return
     resumed = suspension.is_suspended(status)
     if resumed:
-        suspension.resume(draft)
+        suspension.resume(builder)
     status.suspended_at = None
-    retained, lost = claims.of_another_run(scene), claims.lost(scene)
+    retained, lost = claims.of_another_run(view), claims.lost(view)
     begun = observed.status.start_time is not None
     if not begun and not retained:
-        status.start_time = draft.instant
-    stage = initializer.stage(scene, status)
-    conditions.set_condition(draft, "Initialized", stage.done, stage.reason, stage.message)
-    completion.note_waiting(draft, scene)
-    over = completion.overdue(draft, scene) or roles.fatal(scene)
+        status.start_time = builder.instant
+    stage = initializer.stage(view, status)
+    conditions.set_condition(builder, "Initialized", stage.done, stage.reason, stage.message)
+    completion.note_waiting(builder, view)
+    over = completion.overdue(builder, view) or roles.fatal(view)
     if over is None and stage.over:
         over = stage.reason, stage.message
-    verdict = Verdict(attempt)
+    decision = AttemptDecision(attempt)
     if over is None and stage.done:
-        verdict = _judge(draft, scene, resumed)
-        over = verdict.over
+        decision = _decide_attempt(builder, view, resumed)
+        over = decision.over
     if over is not None:
-        completion.end(draft, "Failed", *over)
-        status.roles = _bury(status.roles, verdict)
+        completion.end(builder, "Failed", *over)
+        status.roles = _count_exit(status.roles, decision)
         return
-    draft.deletions.update(trainer.strays(observed, verdict.attempt.number))
-    if verdict.attempt.number != attempt.number:
-        scene = look(observed, scene.job, cluster, verdict.attempt, render)
-        completion.note_waiting(draft, scene)
-    _await_pods(draft, scene, stage)
+    builder.deletions.update(trainer.orphaned_jobs(observed, decision.attempt.number))
+    if decision.attempt.number != attempt.number:
+        view = observe(observed, view.job, cluster, decision.attempt, render)
+        completion.note_waiting(builder, view)
+    _requeue_for_late_pods(builder, view, stage)
     blocked = bool(observed.foreign or lost) or (bool(retained) and not begun)
-    _make(draft, scene, stage, trainer.back_off_left(verdict.attempt, draft.now) <= 0, {*retained, *lost}, blocked)
-    surveyed, lacks = roles.survey(scene, observed.status, "" if stage.done else "waits for the initializer")
-    status.roles = _bury(surveyed, verdict)
-    run = suspension.present_run(status)
+    _select_objects(
+        builder, view, stage, trainer.back_off_left(decision.attempt, builder.now) <= 0, {*retained, *lost}, blocked
+    )
+    surveyed, problems = roles.survey(view, observed.status, "" if stage.done else "waits for the initializer")
+    status.roles = _count_exit(surveyed, decision)
+    run = suspension.current_run(status)
     foreign = observed.foreign if begun else {**observed.foreign, **retained}
-    found = readiness.of_job(stage, lacks, status.trainer, run, foreign, observed.refused)
-    if troubled := {**claims.going(scene), **lost}:
+    found = readiness.of_job(stage, problems, status.trainer, run, foreign, observed.refused)
+    if troubled := {**claims.being_deleted(view), **lost}:
         found = readiness.Readiness(False, reasons.CLAIM, troubled[min(troubled)])
-    conditions.set_condition(draft, "Ready", found.ready, found.reason, found.message)
+    conditions.set_condition(builder, "Ready", found.ready, found.reason, found.message)
 
 
-def _wait_for_claim(draft: Draft) -> None:
+def _wait_for_claim(builder: PlanBuilder) -> None:
     """Begin nothing, not even the job's time, while another job uses its claim; nobody tells of that one's end."""
-    message = draft.observed.claim_in_use
-    if not conditions.is_true(draft.status, "Initialized"):
-        conditions.set_condition(draft, "Initialized", False, reasons.CLAIM_IN_USE, message)
-    conditions.set_condition(draft, "Ready", False, reasons.CLAIM_IN_USE, message)
-    draft.look_again(ASK_SECONDS)
+    message = builder.observed.claim_in_use
+    if not conditions.is_true(builder.status, "Initialized"):
+        conditions.set_condition(builder, "Initialized", False, reasons.CLAIM_IN_USE, message)
+    conditions.set_condition(builder, "Ready", False, reasons.CLAIM_IN_USE, message)
+    builder.requeue_after(ASK_SECONDS)
 
 
-def _judge(draft: Draft, scene: Scene, resumed: bool) -> Verdict:
+def _decide_attempt(builder: PlanBuilder, view: JobView, resumed: bool) -> AttemptDecision:
     """Decide on the trainer's attempt and note the decision."""
-    status, role = draft.status, scene.role(TRAINER)
+    status, role = builder.status, view.role(TRAINER)
     assert role is not None, "every job has a trainer"
-    recorded, attempt = status.trainer, scene.attempt
+    recorded, attempt = status.trainer, view.attempt
     if recorded is None and not attempt.role_hash and not attempt.job_uid:
         attempt = attempt.model_copy(update={"role_hash": role.hash})
     if resumed and recorded is not None:
-        attempt = trainer.following(attempt, draft.now, role.hash)
-    verdict = trainer.decide(draft.observed, attempt, role.hash, scene.job.spec.failure_policy)
-    if verdict.over is None:
-        status.trainer = verdict.attempt
-        draft.look_again(verdict.look_again)
-        if recorded is None or recorded.number != verdict.attempt.number:
-            draft.record_first = True
-        if verdict.ending is not None:
-            draft.events.append(_restart_event(verdict))
-    return verdict
+        attempt = trainer.next_attempt(attempt, builder.now, role.hash)
+    decision = trainer.decide(builder.observed, attempt, role.hash, view.job.spec.failure_policy)
+    if decision.over is None:
+        status.trainer = decision.attempt
+        builder.requeue_after(decision.requeue_after)
+        if recorded is None or recorded.number != decision.attempt.number:
+            builder.record_first = True
+        if decision.ending is not None:
+            builder.events.append(_restart_event(decision))
+    return decision
 
 
-def _restart_event(verdict: Verdict) -> Event:
-    ending, attempt = verdict.ending, verdict.attempt
+def _restart_event(decision: AttemptDecision) -> Event:
+    ending, attempt = decision.ending, decision.attempt
     assert ending is not None
     begins = f"begins at {attempt.not_before}" if attempt.not_before else "begins"
     message = f"attempt {attempt.number} of the trainer {begins}; attempt {attempt.number - 1} ended: {ending.why}"
     return Event("Normal" if ending.cost == "free" else "Warning", reasons.TRAINER_RESTARTED, message)
 
 
-def _bury(statuses: list[RoleStatus], verdict: Verdict) -> list[RoleStatus]:
+def _count_exit(statuses: list[RoleStatus], decision: AttemptDecision) -> list[RoleStatus]:
     """Count the death of the trainer's attempt."""
-    ending = verdict.ending
+    ending = decision.ending
     if ending is None or not ending.exit:
         return statuses
     return [
-        role.model_copy(update={"restarts": role.restarts + (verdict.over is None), "last_exit": ending.exit})
+        role.model_copy(update={"restarts": role.restarts + (decision.over is None), "last_exit": ending.exit})
         if role.name == TRAINER
         else role
         for role in statuses
     ]
 
 
-def _await_pods(draft: Draft, scene: Scene, stage: Stage) -> None:
+def _requeue_for_late_pods(builder: PlanBuilder, view: JobView, stage: InitializerStage) -> None:
     """Have it looked at again when something is late, and while it stays so."""
-    named = scene.job.spec.storage.claim or ""
-    for left in stuck(draft.observed.pods, draft.observed.children, draft.now, named).values():
-        draft.look_again(left if left > 0 else ASK_SECONDS)
-    late = scene.workloads(TRAINER) if not scene.pods.get(TRAINER) else []
-    if stage.lack is not None:
-        late += scene.workloads(INITIALIZER)
+    named = view.job.spec.storage.claim or ""
+    for left in stalled(builder.observed.pods, builder.observed.children, builder.now, named).values():
+        builder.requeue_after(left if left > 0 else ASK_SECONDS)
+    late = view.workloads(TRAINER) if not view.pods.get(TRAINER) else []
+    if stage.problem is not None:
+        late += view.workloads(INITIALIZER)
     for child in late:
-        draft.look_again(remaining(child.metadata.creation_timestamp, roles.LATE_SECONDS, draft.now))
+        builder.requeue_after(remaining(child.metadata.creation_timestamp, roles.LATE_SECONDS, builder.now))
 
 
-def _make(
-    draft: Draft, scene: Scene, stage: Stage, trainer_due: bool, withheld: Collection[Ref], blocked: bool
+def _select_objects(
+    builder: PlanBuilder,
+    view: JobView,
+    stage: InitializerStage,
+    trainer_due: bool,
+    withheld: Collection[Ref],
+    blocked: bool,
 ) -> None:
     """Say which objects shall be, and which no longer. ``withheld``: claims that are neither made nor changed.
     ``blocked``: nothing that has pods is started."""
-    children, foreign = draft.observed.children, draft.observed.foreign
+    children, foreign = builder.observed.children, builder.observed.foreign
     again = (stage.remove.kind, stage.remove.metadata.name) if stage.remove is not None else None
     started = any(ref[0] in WORKLOADS for ref in children)
-    held = scale.drain(draft, scene)
+    held = scale.drain(builder, view)
     rendered = set()
-    for role in scene.roles:
+    for role in view.roles:
         waits = role.desired > 0 and role.kind != INITIALIZER and not stage.done
         over = role.kind == INITIALIZER and stage.done
         for each in role.objects:
             ref = each["kind"], each["metadata"]["name"]
             rendered.add(ref)
             if not started and not over and (waits or ref[0] in WORKLOADS) and ref not in children:
-                draft.needed.append(ref)
+                builder.needed.append(ref)
             if waits or over:
                 continue
             if ref == again or ref in withheld:
@@ -226,13 +233,13 @@ def _make(
             if role.kind == TRAINER and ref[0] == "Job" and not trainer_due:
                 continue
             if ref[0] == "RLJobScale":
-                each = scale.with_scale_status(scene, role, each)
+                each = scale.with_scale_status(view, role, each)
                 if ref not in children:
-                    each = scale.with_replicas(each, scene.wanted[role.name])
+                    each = scale.with_replicas(each, view.wanted[role.name])
             if ref[0] == "PodDisruptionBudget":
-                each = scale.with_room(draft, scene, role, each)
-            draft.desired.append(scale.with_replicas(each, held.get(ref[1]) if ref[0] == "Deployment" else None))
-    draft.delete(
+                each = scale.with_room(builder, view, role, each)
+            builder.desired.append(scale.with_replicas(each, held.get(ref[1]) if ref[0] == "Deployment" else None))
+    builder.delete(
         children[ref]
         for ref in sorted(children)
         if ref not in rendered
@@ -241,4 +248,4 @@ def _make(
         and children[ref].metadata.deletion_timestamp is None
     )
     if stage.remove is not None:
-        draft.delete([stage.remove])
+        builder.delete([stage.remove])

@@ -14,7 +14,7 @@ from rljob.operator.planning.timestamps import instant
 
 
 @dataclass
-class Draft:
+class PlanBuilder:
     """A plan in the making. ``status`` is a copy: fields are set anew, never changed in place."""
 
     observed: Observed
@@ -26,7 +26,7 @@ class Draft:
     record_first: bool = False
     delete_job: bool = False
     events: list[Event] = field(default_factory=list)
-    moments: list[float] = field(default_factory=list)
+    delays: list[float] = field(default_factory=list)
 
     @property
     def now(self) -> float:
@@ -44,10 +44,10 @@ class Draft:
             ref, uid = deletion(child)
             self.deletions[ref] = uid
 
-    def look_again(self, seconds: float) -> None:
+    def requeue_after(self, seconds: float) -> None:
         """Have the job looked at again then, unless the moment is over."""
         if seconds > 0:
-            self.moments.append(seconds)
+            self.delays.append(seconds)
 
     def plan(self) -> Plan:
         """Return the plan."""
@@ -60,5 +60,5 @@ class Draft:
             record_first=self.record_first,
             delete_job=self.delete_job,
             events=self.events,
-            after=min(self.moments, default=None),
+            after=min(self.delays, default=None),
         )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from rljob.api.pods import MAIN
 from rljob.operator.api_types import Child, ContainerStatus, Pod
 from rljob.operator.planning import reasons
-from rljob.operator.planning.container_exits import last_end, newest_end, with_last_words
+from rljob.operator.planning.container_exits import last_end, newest_end, with_last_line
 from rljob.operator.planning.job_view import condition, pod_condition
 
 SEVERITY = (
@@ -55,7 +55,7 @@ _UNBOUND = ("unbound immediate PersistentVolumeClaims", "didn't find available p
 
 
 @dataclass(frozen=True)
-class Obstacle:
+class PodProblem:
     """What keeps a pod, or all pods of a workload, from being ready. ``text`` follows "2 of 4 main pods pending: "."""
 
     reason: str
@@ -70,13 +70,13 @@ class Obstacle:
 
 
 @dataclass(frozen=True)
-class Around:
+class DiagnosisContext:
     """What is known besides of a job whose pods are looked at. ``claims``: those that it made; ``named``: the one that
     it was given (spec.storage.claim); ``mishaps``: see :class:`rljob.operator.plan.Observed`."""
 
     claims: Sequence[Child] = ()
     named: str = ""
-    mishaps: Mapping[str, str] = field(default_factory=dict)
+    warnings: Mapping[str, str] = field(default_factory=dict)
 
 
 def key_of_claim(name: str) -> str:
@@ -90,55 +90,55 @@ def waits_for_claim(pod: Pod) -> bool:
     return scheduled is not None and scheduled.status == "False" and _is_unbound(scheduled.message)
 
 
-def of_pod(pod: Pod, around: Around = Around()) -> Obstacle:
+def of_pod(pod: Pod, context: DiagnosisContext = DiagnosisContext()) -> PodProblem:
     """Return what keeps a pod from being ready, which it is not."""
     scheduled = pod_condition(pod, "PodScheduled")
     if scheduled is not None and scheduled.status == "False":
-        return _unscheduled(scheduled.message, scheduled.reason, around)
+        return _unscheduled(scheduled.message, scheduled.reason, context)
     containers = [*pod.status.init_container_statuses, *pod.status.container_statuses]
-    found = [obstacle for container in containers if (obstacle := _of_container(container)) is not None]
+    found = [pod_problem for container in containers if (pod_problem := _of_container(container)) is not None]
     if found:
-        return max(found, key=lambda obstacle: obstacle.severity)
+        return max(found, key=lambda pod_problem: pod_problem.severity)
     if pod.status.phase == "Failed":
         end = newest_end([pod])
-        return Obstacle(reasons.ROLES_NOT_READY, ENDED, with_last_words(end) if end else "its node ended it")
+        return PodProblem(reasons.ROLES_NOT_READY, ENDED, with_last_line(end) if end else "its node ended it")
     if pod.status.phase == "Running":
-        return Obstacle(reasons.ROLES_NOT_READY, "not ready", "started, and not answering yet")
-    if mishap := around.mishaps.get(pod.metadata.uid):
-        return Obstacle(reasons.CONTAINER, "waiting", mishap)
-    return Obstacle(reasons.ROLES_NOT_READY, "starting", "containers are being made")
+        return PodProblem(reasons.ROLES_NOT_READY, "not ready", "started, and not answering yet")
+    if warning := context.warnings.get(pod.metadata.uid):
+        return PodProblem(reasons.CONTAINER, "waiting", warning)
+    return PodProblem(reasons.ROLES_NOT_READY, "starting", "containers are being made")
 
 
-def of_workload(child: Child, mishaps: Mapping[str, str]) -> Obstacle | None:
+def of_workload(child: Child, warnings: Mapping[str, str]) -> PodProblem | None:
     """Return what keeps a workload from having all its pods, as far as it says so, in its status or in events."""
     failure = condition(child, "ReplicaFailure")
-    said = str(failure.get("message", "")) if failure is not None else mishaps.get(child.metadata.uid)
+    said = str(failure.get("message", "")) if failure is not None else warnings.get(child.metadata.uid)
     return refusal(said) if said is not None else None
 
 
-def refusal(message: str) -> Obstacle:
+def refusal(message: str) -> PodProblem:
     """Return what the API server's refusal to make a pod comes to."""
     text = _FORBIDDEN.sub("", message).strip()
     if "exceeded quota" in text:
-        return Obstacle(reasons.QUOTA_EXCEEDED, "refused", text)
-    return Obstacle(reasons.PODS_REFUSED, "refused", text)
+        return PodProblem(reasons.QUOTA_EXCEEDED, "refused", text)
+    return PodProblem(reasons.PODS_REFUSED, "refused", text)
 
 
-def _unscheduled(message: str, reason: str, around: Around) -> Obstacle:
+def _unscheduled(message: str, reason: str, context: DiagnosisContext) -> PodProblem:
     if reason == "SchedulingGated":
-        return Obstacle(reasons.PODS_PENDING, "pending", "held back by scheduling gates")
+        return PodProblem(reasons.PODS_PENDING, "pending", "held back by scheduling gates")
     missing = _NO_CLAIM.search(message)
     if missing:
         other = "make a new job with another spec.storage.claim"  # which cannot be changed
-        if missing["name"] != around.named:
+        if missing["name"] != context.named:
             other = "correct the template that names it"
         text = f"claim {missing['name']} is not there; make it, or {other}"
-        return Obstacle(reasons.CLAIM, "pending", text)
+        return PodProblem(reasons.CLAIM, "pending", text)
     if bad := _BAD_CLAIM.search(message):
-        return Obstacle(reasons.CLAIM, "pending", f"claim {bad['name']} {bad['why'].rstrip('.')}")
+        return PodProblem(reasons.CLAIM, "pending", f"claim {bad['name']} {bad['why'].rstrip('.')}")
     if _is_unbound(message):
-        return Obstacle(reasons.CLAIM, "pending", _unbound(around))
-    return Obstacle(reasons.PODS_PENDING, "pending", scheduling(message))
+        return PodProblem(reasons.CLAIM, "pending", _unbound(context))
+    return PodProblem(reasons.PODS_PENDING, "pending", scheduling(message))
 
 
 def scheduling(message: str) -> str:
@@ -156,13 +156,13 @@ def _is_unbound(message: str) -> bool:
     return any(each in message for each in _UNBOUND)
 
 
-def _unbound(around: Around) -> str:
-    waiting = [claim for claim in around.claims if claim.body.get("status", {}).get("phase") != "Bound"]
-    named = around.named
+def _unbound(context: DiagnosisContext) -> str:
+    waiting = [claim for claim in context.claims if claim.body.get("status", {}).get("phase") != "Bound"]
+    named = context.named
     if not waiting:
         claim_named = f"claim {named} (spec.storage.claim)" if named else "a claim of the pod's template"
-        if named and (mishap := around.mishaps.get(key_of_claim(named))):
-            return f"{claim_named} {_unprovided(mishap)}"
+        if named and (warning := context.warnings.get(key_of_claim(named))):
+            return f"{claim_named} {_unprovided(warning)}"
         return f"{claim_named} is not bound: kubectl describe pvc {named}".rstrip() + " tells why"
     claim = waiting[0]
     spec, status = claim.body.get("spec", {}), claim.body.get("status", {})
@@ -171,8 +171,8 @@ def _unbound(around: Around) -> str:
     modes = " ".join(spec.get("accessModes", ()))
     if status.get("phase") == "Lost":
         said = "its volume is lost"
-    elif not said and (mishap := around.mishaps.get(claim.metadata.uid)):
-        return f"claim {claim.metadata.name} {_unprovided(mishap)}"
+    elif not said and (warning := context.warnings.get(claim.metadata.uid)):
+        return f"claim {claim.metadata.name} {_unprovided(warning)}"
     elif not said and not spec.get("storageClassName"):
         said = (
             "the cluster has no default storage class; set the chart's jobs.storage.className, or make a new job with "
@@ -186,25 +186,25 @@ def _unbound(around: Around) -> str:
     return f"claim {claim.metadata.name} is not bound: {said}"
 
 
-def _unprovided(mishap: str) -> str:
+def _unprovided(warning: str) -> str:
     """Return in words what an event says of a claim that is not bound."""
-    if missing := _NO_CLASS.search(mishap):
+    if missing := _NO_CLASS.search(warning):
         mend = "make the class, or the claim anew with one that is there (kubectl get storageclass)"
         return f"wants StorageClass {missing['name']}, which is not there; {mend}"
-    return f"is not bound: {mishap}"
+    return f"is not bound: {warning}"
 
 
-def _of_container(container: ContainerStatus) -> Obstacle | None:
+def _of_container(container: ContainerStatus) -> PodProblem | None:
     waiting = container.state.waiting
     if waiting is None:
         return None
     if waiting.reason in _IMAGE:
         text = _PULL.sub("", _BACK_OFF.sub("", waiting.message)).strip() or waiting.reason
-        return Obstacle(reasons.IMAGE, "waiting for their image", text, container.image)
+        return PodProblem(reasons.IMAGE, "waiting for their image", text, container.image)
     if waiting.reason in _CONTAINER:
-        return Obstacle(reasons.CONTAINER, "waiting", waiting.message or waiting.reason)
+        return PodProblem(reasons.CONTAINER, "waiting", waiting.message or waiting.reason)
     if waiting.reason == "CrashLoopBackOff":
         end = last_end(container)
         where = "" if container.name == MAIN else f"container {container.name}: "
-        return Obstacle(reasons.CRASHING, "crashing", where + (with_last_words(end) if end else "it ends again"))
+        return PodProblem(reasons.CRASHING, "crashing", where + (with_last_line(end) if end else "it ends again"))
     return None

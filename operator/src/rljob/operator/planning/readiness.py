@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from rljob.api.status import Attempt, Run
 from rljob.operator.plan import TRAINER, Ref
 from rljob.operator.planning import pod_diagnosis, reasons
-from rljob.operator.planning.initializer import Stage
-from rljob.operator.planning.roles import Lack
+from rljob.operator.planning.initializer import InitializerStage
+from rljob.operator.planning.roles import RoleProblem
 
 STATES = {"Running": reasons.RUNNING, "Evaluating": reasons.EVALUATING, "Finishing": reasons.FINISHING}
 """States of a run that is under way."""
@@ -27,8 +27,8 @@ class Readiness:
 
 
 def of_job(
-    stage: Stage,
-    lacks: Sequence[Lack],
+    stage: InitializerStage,
+    problems: Sequence[RoleProblem],
     attempt: Attempt | None,
     run: Run | None,
     foreign: Mapping[Ref, str],
@@ -39,14 +39,16 @@ def of_job(
     if blocked is not None:
         return blocked
     if not stage.done:
-        if stage.lack is not None and stage.lack.reason != reasons.ROLES_NOT_READY:
-            return Readiness(False, stage.lack.reason, stage.lack.text)
+        if stage.problem is not None and stage.problem.reason != reasons.ROLES_NOT_READY:
+            return Readiness(False, stage.problem.reason, stage.problem.text)
         return Readiness(False, stage.reason, stage.message)
-    essential = sorted((lack for lack in lacks if lack.essential), key=lambda lack: -lack.severity)
+    essential = sorted((problem for problem in problems if problem.essential), key=lambda problem: -problem.severity)
     if not essential:
-        return _under_way(run, lacks)
+        return _under_way(run, problems)
     worst = essential[0]
-    held = {lack.reason for lack in essential if lack.role == TRAINER}  # for want of a node: that does not mend itself
+    held = {
+        problem.reason for problem in essential if problem.role == TRAINER
+    }  # for want of a node: that does not mend itself
     restarting = attempt is not None and attempt.cause and held and reasons.PODS_PENDING not in held
     if restarting and worst.severity < _URGENT:
         assert attempt is not None
@@ -65,15 +67,15 @@ def _blocked(foreign: Mapping[Ref, str], refused: Mapping[Ref, str]) -> Readines
         return Readiness(False, reasons.FOREIGN_OBJECT, first + _others(len(foreign) - 1, "object", "taken"))
     if refused:
         kind, name = ref = min(refused)
-        obstacle = pod_diagnosis.refusal(refused[ref])
-        reason = reasons.QUOTA_EXCEEDED if obstacle.reason == reasons.QUOTA_EXCEEDED else reasons.API_REFUSED
-        text = f"{kind} {name} cannot be made: {obstacle.text}"
+        pod_problem = pod_diagnosis.refusal(refused[ref])
+        reason = reasons.QUOTA_EXCEEDED if pod_problem.reason == reasons.QUOTA_EXCEEDED else reasons.API_REFUSED
+        text = f"{kind} {name} cannot be made: {pod_problem.text}"
         return Readiness(False, reason, text + _others(len(refused) - 1, "object", "refused"))
     return None
 
 
-def _under_way(run: Run | None, lacks: Sequence[Lack]) -> Readiness:
-    more = "".join(f"; {lack.text}" for lack in lacks)
+def _under_way(run: Run | None, problems: Sequence[RoleProblem]) -> Readiness:
+    more = "".join(f"; {problem.text}" for problem in problems)
     said = f"; {run.message}" if run is not None and run.message else ""  # a pod is ready before its part is
     if run is None or run.state not in STATES:
         return Readiness(

@@ -19,7 +19,7 @@ _SILENT = frozenset({"", "ContainerCreating", "PodInitializing"})
 _ENDINGS = ("Complete", "SuccessCriteriaMet", "Failed", "FailureTarget", "Suspended")
 
 
-def stuck(pods: Iterable[Pod], children: Mapping[Ref, Child], now: float, claim: str = "") -> dict[str, float]:
+def stalled(pods: Iterable[Pod], children: Mapping[Ref, Child], now: float, claim: str = "") -> dict[str, float]:
     """Return uid → seconds until it is to be asked what keeps an object; 0 or less once it is.
 
     Args:
@@ -33,7 +33,7 @@ def stuck(pods: Iterable[Pod], children: Mapping[Ref, Child], now: float, claim:
     found = {}
     for pod in pods:
         scheduled = pod_condition(pod, "PodScheduled")
-        if scheduled is not None and scheduled.status == "True" and _silent(pod):
+        if scheduled is not None and scheduled.status == "True" and _is_silent(pod):
             found[pod.metadata.uid] = remaining(scheduled.last_transition_time, PATIENCE, now)
         if claim and scheduled is not None and waits_for_claim(pod):
             left, key = remaining(scheduled.last_transition_time, PATIENCE, now), key_of_claim(claim)
@@ -48,7 +48,7 @@ def stuck(pods: Iterable[Pod], children: Mapping[Ref, Child], now: float, claim:
     return found
 
 
-def _silent(pod: Pod) -> bool:
+def _is_silent(pod: Pod) -> bool:
     """Return whether a pod has found a node and its containers say nothing of why they do not start."""
     if pod.status.phase != "Pending" or pod.metadata.deletion_timestamp is not None:
         return False

@@ -22,10 +22,10 @@ from rljob.operator.plan import TRAINER, Observed, Ref
 from rljob.operator.planning.container_exits import (
     CONFIGURATION_ERROR,
     began,
-    culprit,
     describe,
     ends,
-    with_last_words,
+    first_failure,
+    with_last_line,
     with_log_end,
 )
 from rljob.operator.planning.job_view import DISRUPTED, condition, controller, is_disrupted, role_of
@@ -36,7 +36,7 @@ FORGIVING_LIFE = 600.0
 """Seconds of an attempt's life that forgive one earlier death."""
 QUICK_LIFE = 10.0
 """A free attempt that ended sooner is backed off all the same: something goes wrong again and again."""
-LOST_AFTER = 30.0
+LOST_SECONDS = 30.0
 """Seconds after the end of its grace that a pod which is still there is on a node that is lost."""
 DONE_GRACE = 30.0
 """Seconds that the coordinator has to say that the run is over, once the trainer ended with exit code 0."""
@@ -47,7 +47,7 @@ Cost = Literal["free", "charged", "fatal"]
 
 
 @dataclass(frozen=True)
-class Ending:
+class AttemptEnd:
     """Why an attempt is over, what it costs, and when it was (Unix seconds)."""
 
     cost: Cost
@@ -59,14 +59,14 @@ class Ending:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class AttemptDecision:
     """What becomes of the attempt. ``ending`` of the one before if ``attempt`` is a new one; ``over`` if no other may
     follow: reason and message; ``look_again`` in seconds if something becomes due."""
 
     attempt: Attempt
-    ending: Ending | None = None
+    ending: AttemptEnd | None = None
     over: tuple[str, str] | None = None
-    look_again: float = 0.0
+    requeue_after: float = 0.0
 
 
 def jobs(observed: Observed) -> dict[int, Child]:
@@ -80,7 +80,7 @@ def jobs(observed: Observed) -> dict[int, Child]:
     return found
 
 
-def present(observed: Observed) -> Attempt | None:
+def current_attempt(observed: Observed) -> Attempt | None:
     """Return the attempt that is under way; None before the first.
 
     A Job of a later attempt than the status knows of says that the status is a copy of an earlier day: the attempts
@@ -96,7 +96,7 @@ def present(observed: Observed) -> Attempt | None:
     return base.model_copy(update={"number": highest, "not_before": None, "job_uid": ""})
 
 
-def strays(observed: Observed, before: float = math.inf) -> dict[Ref, str]:
+def orphaned_jobs(observed: Observed, before: float = math.inf) -> dict[Ref, str]:
     """Return Job → uid of attempts before ``before`` that still have pods though the Job is not to be seen.
 
     Somebody took its label away, or it is gone and its pods go soon: having it deleted does no harm then.
@@ -114,27 +114,27 @@ def strays(observed: Observed, before: float = math.inf) -> dict[Ref, str]:
     return found
 
 
-def decide(observed: Observed, attempt: Attempt, role_hash: str, policy: FailurePolicy) -> Verdict:
+def decide(observed: Observed, attempt: Attempt, role_hash: str, policy: FailurePolicy) -> AttemptDecision:
     """Return what becomes of ``attempt``, given the hash of the inputs that the trainer has now."""
     now = observed.now
     job = jobs(observed).get(attempt.number)
     if attempt.role_hash and attempt.role_hash != role_hash:
-        changed = Ending("free", "spec.trainer was changed", now)
-        return Verdict(following(attempt, now, role_hash, changed.why), changed)
+        changed = AttemptEnd("free", "spec.trainer was changed", now)
+        return AttemptDecision(next_attempt(attempt, now, role_hash, changed.why), changed)
     if job is None or job.metadata.deletion_timestamp is not None:
         if job is None and not attempt.job_uid and not _was_made(observed, attempt):
-            return Verdict(attempt, look_again=back_off_left(attempt, now))
-        ending = Ending("free", "its Job was deleted", now)
+            return AttemptDecision(attempt, requeue_after=back_off_left(attempt, now))
+        ending = AttemptEnd("free", "its Job was deleted", now)
     else:
         if attempt.job_uid != job.metadata.uid or not attempt.role_hash:
             attempt = attempt.model_copy(update={"job_uid": job.metadata.uid, "role_hash": role_hash})
         pods = pods_of(observed, attempt, job)
         ended = _ended(job, pods, now)
         if ended is None:
-            return Verdict(attempt, look_again=_next_moment(job, pods, now))
+            return AttemptDecision(attempt, requeue_after=_next_deadline(job, pods, now))
         begins = [begin for pod in pods if (begin := began(pod)) is not None]
         ending = replace(ended, began=max(begins, default=-math.inf))
-    return _after(attempt, ending, role_hash, policy, now)
+    return _decision_after(attempt, ending, role_hash, policy, now)
 
 
 def pods_of(observed: Observed, attempt: Attempt, job: Child) -> list[Pod]:
@@ -158,7 +158,7 @@ def _was_made(observed: Observed, attempt: Attempt) -> bool:
     )
 
 
-def following(
+def next_attempt(
     attempt: Attempt, now: float, role_hash: str, cause: str = "", back_off: float = 0.0, charged: float | None = None
 ) -> Attempt:
     """Return the next attempt after ``attempt``, which ended for ``cause``, to begin after ``back_off`` seconds."""
@@ -179,26 +179,34 @@ def back_off_left(attempt: Attempt, now: float) -> float:
     return max(0.0, remaining(attempt.not_before, 0.0, now))
 
 
-def _after(attempt: Attempt, ending: Ending, role_hash: str, policy: FailurePolicy, now: float) -> Verdict:
+def _decision_after(
+    attempt: Attempt, ending: AttemptEnd, role_hash: str, policy: FailurePolicy, now: float
+) -> AttemptDecision:
     decided = seconds_of(attempt.started_at) or 0.0
     begun = max(decided, seconds_of(attempt.not_before or "") or 0.0)
     lived = max(0.0, ending.at - begun)
     worked = max(0.0, ending.at - max(begun, ending.began))
     charged = max(0.0, round(attempt.charged - worked / FORGIVING_LIFE, 3))
     if ending.cost == "fatal":
-        return Verdict(attempt, ending, ("ConfigurationError", f"the trainer refuses its configuration: {ending.why}"))
+        return AttemptDecision(
+            attempt, ending, ("ConfigurationError", f"the trainer refuses its configuration: {ending.why}")
+        )
     if ending.cost == "free":
         back_off = min(LONGEST_BACK_OFF, max(1.0, 2 * (begun - decided))) if lived < QUICK_LIFE else 0.0
-        return Verdict(following(attempt, now, role_hash, ending.why, back_off, charged), ending, look_again=back_off)
+        return AttemptDecision(
+            next_attempt(attempt, now, role_hash, ending.why, back_off, charged), ending, requeue_after=back_off
+        )
     charged += 1
     if charged > policy.max_restarts:
         had = f"and had its {policy.max_restarts} restarts (spec.failurePolicy.maxRestarts)"
-        return Verdict(attempt, ending, ("MaxRestartsExceeded", f"the trainer failed {had}: {ending.why}"))
+        return AttemptDecision(attempt, ending, ("MaxRestartsExceeded", f"the trainer failed {had}: {ending.why}"))
     back_off = min(LONGEST_BACK_OFF, 2.0 ** min(6, math.ceil(charged) - 1))
-    return Verdict(following(attempt, now, role_hash, ending.why, back_off, charged), ending, look_again=back_off)
+    return AttemptDecision(
+        next_attempt(attempt, now, role_hash, ending.why, back_off, charged), ending, requeue_after=back_off
+    )
 
 
-def _ended(job: Child, pods: Sequence[Pod], now: float) -> Ending | None:
+def _ended(job: Child, pods: Sequence[Pod], now: float) -> AttemptEnd | None:
     """Return how the attempt ended; None while it goes on.
 
     A Job says that it will fail (FailureTarget) before its last pod is gone, which on a lost node is never.
@@ -208,14 +216,14 @@ def _ended(job: Child, pods: Sequence[Pod], now: float) -> Ending | None:
         return _failed(failed, pods, now)
     done = condition(job, "Complete", "SuccessCriteriaMet")
     if done is not None and age(done.get("lastTransitionTime"), now) >= DONE_GRACE:
-        return Ending("charged", "exit code 0 before the run was over", _time_of(done, now), "exit code 0")
-    lost = next((pod for pod in pods if _lost_in(pod, now) <= 0), None)
+        return AttemptEnd("charged", "exit code 0 before the run was over", _time_of(done, now), "exit code 0")
+    lost = next((pod for pod in pods if _seconds_until_lost(pod, now) <= 0), None)
     if lost is not None:
-        return Ending("free", f"pod {lost.metadata.name} on node {lost.spec.node_name} is lost", now, "node lost")
+        return AttemptEnd("free", f"pod {lost.metadata.name} on node {lost.spec.node_name} is lost", now, "node lost")
     return None
 
 
-def _failed(failed: dict[str, Any], pods: Sequence[Pod], now: float) -> Ending:
+def _failed(failed: dict[str, Any], pods: Sequence[Pod], now: float) -> AttemptEnd:
     message, at = str(failed.get("message", "")), _time_of(failed, now)
     by_rule = failed.get("reason") == "PodFailurePolicy"
     refused = next(
@@ -224,15 +232,15 @@ def _failed(failed: dict[str, Any], pods: Sequence[Pod], now: float) -> Ending:
     )
     if refused is not None or (by_rule and _EXIT_2.search(message)):
         why = with_log_end(refused[1]) if refused else message
-        return Ending("fatal", why, at, describe(refused[1]) if refused else "exit code 2")
+        return AttemptEnd("fatal", why, at, describe(refused[1]) if refused else "exit code 2")
     disrupted = next((pod for pod in pods if is_disrupted(pod)), None)
     if disrupted is not None or (by_rule and DISRUPTED in message):
-        return Ending("free", _disruption(disrupted, message), at, "disrupted")
-    first = culprit(pods)
+        return AttemptEnd("free", _disruption(disrupted, message), at, "disrupted")
+    first = first_failure(pods)
     if first is None:
-        return Ending("charged", message or "its Job failed", at)
+        return AttemptEnd("charged", message or "its Job failed", at)
     pod, end = first
-    return Ending("charged", f"pod {pod.metadata.name}: {with_last_words(end)}", at, describe(end))
+    return AttemptEnd("charged", f"pod {pod.metadata.name}: {with_last_line(end)}", at, describe(end))
 
 
 def _disruption(pod: Pod | None, message: str) -> str:
@@ -247,17 +255,17 @@ def _time_of(condition: dict[str, Any], now: float) -> float:
     return now if at is None else at
 
 
-def _lost_in(pod: Pod, now: float) -> float:
+def _seconds_until_lost(pod: Pod, now: float) -> float:
     """Return the seconds until a pod that is being deleted counts as lost."""
     if pod.metadata.deletion_timestamp is None or pod.status.phase in ("Failed", "Succeeded"):
         return math.inf
-    return remaining(pod.metadata.deletion_timestamp, LOST_AFTER, now)
+    return remaining(pod.metadata.deletion_timestamp, LOST_SECONDS, now)
 
 
-def _next_moment(job: Child, pods: Sequence[Pod], now: float) -> float:
-    moments = [_lost_in(pod, now) for pod in pods]
+def _next_deadline(job: Child, pods: Sequence[Pod], now: float) -> float:
+    delays = [_seconds_until_lost(pod, now) for pod in pods]
     done = condition(job, "Complete", "SuccessCriteriaMet")
     if done is not None:
-        moments.append(remaining(done.get("lastTransitionTime"), DONE_GRACE, now))
-    soonest = min(moments, default=math.inf)
+        delays.append(remaining(done.get("lastTransitionTime"), DONE_GRACE, now))
+    soonest = min(delays, default=math.inf)
     return soonest if math.isfinite(soonest) else 0.0
