@@ -85,5 +85,5 @@ async def test_pods_that_a_namespace_refuses_are_said_to_be_in_its_words(life: L
     await life.kubectl("label", "namespace", life.namespace, *(f"{key}={value}" for key, value in labels.items()))
     async with operator(life):
         await life.apply(trainer={"hostNetwork": True}, network={"policy": "Disabled"})
-        message = await life.reason("PodsRefused")
+        message = await life.reason("PodsForbidden")
         assert message.startswith('1 of 1 trainer pod refused: violates PodSecurity "baseline:latest": host namespaces')

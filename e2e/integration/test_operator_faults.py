@@ -146,7 +146,7 @@ async def test_a_foreign_object_of_the_same_name_is_reported_and_left_alone(scen
 
         async def reported() -> bool:
             reason, message = await scene.ready_reason()
-            return reason == "ForeignObject" and f"{kind} {name}" in message
+            return reason == "NameConflict" and f"{kind} {name}" in message
 
         await scene.until(reported)
         await operator.idle(quiet=2.5)
@@ -168,7 +168,7 @@ async def test_a_foreign_object_of_a_later_role_is_reported_before_anything_is_s
         await scene.create(job(scene.namespace, **spec))
 
         async def reported() -> bool:
-            return (await scene.ready_reason())[0] == "ForeignObject"
+            return (await scene.ready_reason())[0] == "NameConflict"
 
         await scene.until(reported)
         assert "Deployment sums-rollout-main belongs to somebody else" in (await scene.ready_reason())[1]
@@ -177,7 +177,7 @@ async def test_a_foreign_object_of_a_later_role_is_reported_before_anything_is_s
         await scene.delete("Deployment", "sums-rollout-main")
 
         async def started() -> bool:
-            return bool(await scene.list("Job")) and (await scene.ready_reason())[0] != "ForeignObject"
+            return bool(await scene.list("Job")) and (await scene.ready_reason())[0] != "NameConflict"
 
         await scene.until(started)
 
@@ -323,7 +323,7 @@ async def test_what_the_api_server_finds_invalid_is_reported_and_made_once_the_s
 
         async def reported() -> bool:
             reason, message = await scene.ready_reason()
-            return reason == "ApiRefused" and "nowhere" in message
+            return reason == "APIRejected" and "nowhere" in message
 
         await scene.until(reported)
         await scene.patch("RLJob", "sums", {"spec": {"runner": {"template": None}}})

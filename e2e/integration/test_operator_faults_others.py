@@ -86,13 +86,13 @@ async def test_a_foreign_object_that_is_labelled_as_the_jobs_is_reported_and_cos
     await asyncio.to_thread(life.cluster.api.create, {"apiVersion": "v1", "kind": "ConfigMap", **mine})
     async with operator(life) as running:
         await life.apply()
-        await life.reason("ForeignObject")
+        await life.reason("NameConflict")
         await life.kubectl("label", "configmap", "sums-job", "rljob.dev/job=sums")
         await asyncio.sleep(3.0)
         before = reconciles(running)
         await asyncio.sleep(3.0)
         assert reconciles(running) - before <= 10
-        assert "ConfigMap sums-job" in await life.reason("ForeignObject")
+        assert "ConfigMap sums-job" in await life.reason("NameConflict")
         await life.kubectl("delete", "configmap", "sums-job")
         await life.ready_pods()
 
@@ -102,7 +102,7 @@ async def test_an_object_of_another_job_that_has_the_name_is_reported_until_it_g
     async with operator(life) as running:
         await other.run_up()
         await life.apply(rollouts=[{"name": "runner", "replicas": {"min": 1}}])
-        assert "sums-rollout-runner" in await life.reason("ForeignObject")
+        assert "sums-rollout-runner" in await life.reason("NameConflict")
         await running.idle()
         before = reconciles(running)
         await asyncio.sleep(3.0)

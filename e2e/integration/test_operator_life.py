@@ -303,14 +303,14 @@ async def test_pods_that_find_no_accelerator_say_so_and_fail_the_run_in_time(lif
         message = await life.reason("PodsPending")
         assert message == "1 of 1 trainer pod pending: insufficient nvidia.com/gpu"
         assert (await life.status())["pendingSince"]
-        await life.reason("PodsPendingTooLong", "Failed")
+        await life.reason("PendingTimeout", "Failed")
         await life.no_pods("coordinator")
 
 
 async def test_an_image_that_cannot_be_pulled_is_named(life: Life):
     async with operator(life):
         await life.apply(runner={"template": annotated(behaviour="image-pull-backoff")})
-        message = await life.reason("ImageCannotBePulled")
+        message = await life.reason("ImagePullFailed")
         assert message.startswith("image rljob-runner of runner cannot be pulled: ")
         assert message.endswith("; correct its name or pull secret")
 
@@ -318,7 +318,7 @@ async def test_an_image_that_cannot_be_pulled_is_named(life: Life):
 async def test_a_claim_that_is_not_there_is_named(life: Life):
     async with operator(life):
         await life.apply(storage={"claim": "mine"})
-        message = await life.reason("ClaimNotBound")
+        message = await life.reason("VolumeClaimPending")
         assert "claim mine is not there; make it, or make a new job with another spec.storage.claim" in message
 
 
@@ -339,7 +339,7 @@ async def test_a_claim_of_the_users_whose_class_is_not_there_has_its_class_named
 async def test_a_claim_that_is_not_bound_is_named(life: Life):
     async with operator(life, cluster=replace(GPUS, accelerator="cpu", storage_class="no-such")):
         await life.apply()
-        message = await life.reason("ClaimNotBound")
+        message = await life.reason("VolumeClaimPending")
         assert "claim sums-storage is not bound: storage class no-such has given no volume of 10Gi" in message
 
 
@@ -354,7 +354,7 @@ async def test_a_quota_that_is_exceeded_is_named(life: Life):
 async def test_a_part_that_crashes_says_how(life: Life):
     async with operator(life):
         await life.apply(runner={"template": annotated(**{"exit-code": "1", "message": "ImportError: no module x"})})
-        message = await life.reason("RolesCrashing")
+        message = await life.reason("CrashLoop")
         assert message.startswith("1 of 1 runner pod crashing: exit code 1: ImportError: no module x")
 
 
@@ -417,7 +417,7 @@ async def test_a_retained_claim_is_taken_over_by_the_same_job_and_by_no_other(li
         await life.delete()
         await life.until(lambda: _nothing_but_the_claim(life))
         await life.apply(seed=7)
-        message = await life.reason("ForeignObject")
+        message = await life.reason("NameConflict")
         assert "sums-storage" in message
         assert "another name" in message
         assert await life.pods() == []

@@ -77,7 +77,7 @@ def test_a_volume_that_cannot_be_mounted_is_said(world):
     world.warnings[uid] = 'volume keys cannot be mounted: secret "keys" not found'
     world.settle()
     text = '1 of 1 runner pod waiting: volume keys cannot be mounted: secret "keys" not found'
-    assert world.condition("Ready") == ("False", "ContainerCannotBeMade", text)
+    assert world.condition("Ready") == ("False", "ContainerCreateFailed", text)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_volume_that_cannot_be_mounted_is_said(world):
         (
             'Error creating: pods "sums-trainer-1-0-" is forbidden: violates PodSecurity "restricted:latest": host '
             "namespaces (hostNetwork=true)",
-            "PodsRefused",
+            "PodsForbidden",
             'violates PodSecurity "restricted:latest": host namespaces (hostNetwork=true)',
         ),
         (
@@ -117,7 +117,7 @@ def test_a_claim_says_what_its_class_says(world):
     world.settle()
     said = "claim sums-storage wants StorageClass fast, which is not there; make the class, or the claim anew with one "
     said += "that is there (kubectl get storageclass)"
-    assert world.condition("Ready")[1:] == ("ClaimNotBound", f"1 of 1 runner pod pending: {said}")
+    assert world.condition("Ready")[1:] == ("VolumeClaimPending", f"1 of 1 runner pod pending: {said}")
 
 
 NO_CLASS = 'storageclass.storage.k8s.io "nope" not found'

@@ -121,7 +121,7 @@ def overdue(builder: PlanBuilder, view: JobView) -> tuple[str, str] | None:
     limit = spec.failure_policy.pending_seconds
     if limit is not None and status.pending_since is not None and _over(builder, status.pending_since, limit):
         since = f"pods of the trainer or of engines have found no node, or were refused, since {status.pending_since}"
-        return reasons.PODS_PENDING_TOO_LONG, f"{since}, longer than {limit} s (spec.failurePolicy.pendingSeconds)"
+        return reasons.PENDING_TIMEOUT, f"{since}, longer than {limit} s (spec.failurePolicy.pendingSeconds)"
     return None
 
 

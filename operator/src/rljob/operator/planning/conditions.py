@@ -26,7 +26,7 @@ NORMAL = frozenset(
         reasons.SUCCEEDED,
         reasons.INITIALIZED,
         reasons.NO_INITIALIZER,
-        reasons.ROLES_NOT_READY,
+        reasons.PODS_NOT_READY,
     }
 )
 """Reasons that are part of a job's ordinary life: their events are no warnings."""

@@ -135,7 +135,7 @@ def _run_job(builder: PlanBuilder, view: JobView, cluster: Cluster, render: Rend
     foreign = observed.foreign if begun else {**observed.foreign, **retained}
     found = readiness.of_job(stage, problems, status.trainer, run, foreign, observed.refused)
     if troubled := {**claims.being_deleted(view), **lost}:
-        found = readiness.Readiness(False, reasons.CLAIM, troubled[min(troubled)])
+        found = readiness.Readiness(False, reasons.VOLUME_CLAIM_PENDING, troubled[min(troubled)])
     conditions.set_condition(builder, "Ready", found.ready, found.reason, found.message)
 
 

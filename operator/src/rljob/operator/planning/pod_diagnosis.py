@@ -17,15 +17,15 @@ from rljob.operator.planning.container_exits import last_end, newest_end, with_l
 from rljob.operator.planning.job_view import condition, pod_condition
 
 SEVERITY = (
-    reasons.ROLES_NOT_READY,
+    reasons.PODS_NOT_READY,
     reasons.TRAINER_RESTARTING,
     reasons.PODS_PENDING,
-    reasons.CRASHING,
-    reasons.CLAIM,
-    reasons.PODS_REFUSED,
+    reasons.CRASH_LOOP,
+    reasons.VOLUME_CLAIM_PENDING,
+    reasons.PODS_FORBIDDEN,
     reasons.QUOTA_EXCEEDED,
-    reasons.CONTAINER,
-    reasons.IMAGE,
+    reasons.CONTAINER_CREATE_FAILED,
+    reasons.IMAGE_PULL_FAILED,
 )
 """From what mends itself to what somebody has to mend."""
 _IMAGE = frozenset(
@@ -101,12 +101,12 @@ def of_pod(pod: Pod, context: DiagnosisContext = DiagnosisContext()) -> PodProbl
         return max(found, key=lambda pod_problem: pod_problem.severity)
     if pod.status.phase == "Failed":
         end = newest_end([pod])
-        return PodProblem(reasons.ROLES_NOT_READY, ENDED, with_last_line(end) if end else "its node ended it")
+        return PodProblem(reasons.PODS_NOT_READY, ENDED, with_last_line(end) if end else "its node ended it")
     if pod.status.phase == "Running":
-        return PodProblem(reasons.ROLES_NOT_READY, "not ready", "started, and not answering yet")
+        return PodProblem(reasons.PODS_NOT_READY, "not ready", "started, and not answering yet")
     if warning := context.warnings.get(pod.metadata.uid):
-        return PodProblem(reasons.CONTAINER, "waiting", warning)
-    return PodProblem(reasons.ROLES_NOT_READY, "starting", "containers are being made")
+        return PodProblem(reasons.CONTAINER_CREATE_FAILED, "waiting", warning)
+    return PodProblem(reasons.PODS_NOT_READY, "starting", "containers are being made")
 
 
 def of_workload(child: Child, warnings: Mapping[str, str]) -> PodProblem | None:
@@ -121,7 +121,7 @@ def refusal(message: str) -> PodProblem:
     text = _FORBIDDEN.sub("", message).strip()
     if "exceeded quota" in text:
         return PodProblem(reasons.QUOTA_EXCEEDED, "refused", text)
-    return PodProblem(reasons.PODS_REFUSED, "refused", text)
+    return PodProblem(reasons.PODS_FORBIDDEN, "refused", text)
 
 
 def _unscheduled(message: str, reason: str, context: DiagnosisContext) -> PodProblem:
@@ -133,11 +133,11 @@ def _unscheduled(message: str, reason: str, context: DiagnosisContext) -> PodPro
         if missing["name"] != context.named:
             other = "correct the template that names it"
         text = f"claim {missing['name']} is not there; make it, or {other}"
-        return PodProblem(reasons.CLAIM, "pending", text)
+        return PodProblem(reasons.VOLUME_CLAIM_PENDING, "pending", text)
     if bad := _BAD_CLAIM.search(message):
-        return PodProblem(reasons.CLAIM, "pending", f"claim {bad['name']} {bad['why'].rstrip('.')}")
+        return PodProblem(reasons.VOLUME_CLAIM_PENDING, "pending", f"claim {bad['name']} {bad['why'].rstrip('.')}")
     if _is_unbound(message):
-        return PodProblem(reasons.CLAIM, "pending", _unbound(context))
+        return PodProblem(reasons.VOLUME_CLAIM_PENDING, "pending", _unbound(context))
     return PodProblem(reasons.PODS_PENDING, "pending", scheduling(message))
 
 
@@ -200,11 +200,11 @@ def _of_container(container: ContainerStatus) -> PodProblem | None:
         return None
     if waiting.reason in _IMAGE:
         text = _PULL.sub("", _BACK_OFF.sub("", waiting.message)).strip() or waiting.reason
-        return PodProblem(reasons.IMAGE, "waiting for their image", text, container.image)
+        return PodProblem(reasons.IMAGE_PULL_FAILED, "waiting for their image", text, container.image)
     if waiting.reason in _CONTAINER:
-        return PodProblem(reasons.CONTAINER, "waiting", waiting.message or waiting.reason)
+        return PodProblem(reasons.CONTAINER_CREATE_FAILED, "waiting", waiting.message or waiting.reason)
     if waiting.reason == "CrashLoopBackOff":
         end = last_end(container)
         where = "" if container.name == MAIN else f"container {container.name}: "
-        return PodProblem(reasons.CRASHING, "crashing", where + (with_last_line(end) if end else "it ends again"))
+        return PodProblem(reasons.CRASH_LOOP, "crashing", where + (with_last_line(end) if end else "it ends again"))
     return None

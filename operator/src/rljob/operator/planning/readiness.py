@@ -13,7 +13,7 @@ from rljob.operator.planning.roles import RoleProblem
 
 STATES = {"Running": reasons.RUNNING, "Evaluating": reasons.EVALUATING, "Finishing": reasons.FINISHING}
 """States of a run that is under way."""
-_URGENT = pod_diagnosis.SEVERITY.index(reasons.CLAIM)
+_URGENT = pod_diagnosis.SEVERITY.index(reasons.VOLUME_CLAIM_PENDING)
 """From here on somebody has to do something."""
 
 
@@ -39,7 +39,7 @@ def of_job(
     if blocked is not None:
         return blocked
     if not stage.done:
-        if stage.problem is not None and stage.problem.reason != reasons.ROLES_NOT_READY:
+        if stage.problem is not None and stage.problem.reason != reasons.PODS_NOT_READY:
             return Readiness(False, stage.problem.reason, stage.problem.text)
         return Readiness(False, stage.reason, stage.message)
     essential = sorted((problem for problem in problems if problem.essential), key=lambda problem: -problem.severity)
@@ -54,9 +54,9 @@ def of_job(
         assert attempt is not None
         return Readiness(False, reasons.TRAINER_RESTARTING, _restarting(attempt))
     # Those that are merely starting are not worth a word beside one that somebody has to look after.
-    held_up = [each for each in essential if each.reason != reasons.ROLES_NOT_READY] or essential
+    held_up = [each for each in essential if each.reason != reasons.PODS_NOT_READY] or essential
     message = worst.text + _others(len(held_up) - 1, "role", "not ready")
-    if worst.reason == reasons.ROLES_NOT_READY and not (run is not None and run.state in STATES):
+    if worst.reason == reasons.PODS_NOT_READY and not (run is not None and run.state in STATES):
         return Readiness(False, reasons.STARTING, message)
     return Readiness(False, worst.reason, message)
 
@@ -64,11 +64,11 @@ def of_job(
 def _blocked(foreign: Mapping[Ref, str], refused: Mapping[Ref, str]) -> Readiness | None:
     if foreign:
         first = foreign[min(foreign)]
-        return Readiness(False, reasons.FOREIGN_OBJECT, first + _others(len(foreign) - 1, "object", "taken"))
+        return Readiness(False, reasons.NAME_CONFLICT, first + _others(len(foreign) - 1, "object", "taken"))
     if refused:
         kind, name = ref = min(refused)
         pod_problem = pod_diagnosis.refusal(refused[ref])
-        reason = reasons.QUOTA_EXCEEDED if pod_problem.reason == reasons.QUOTA_EXCEEDED else reasons.API_REFUSED
+        reason = reasons.QUOTA_EXCEEDED if pod_problem.reason == reasons.QUOTA_EXCEEDED else reasons.API_REJECTED
         text = f"{kind} {name} cannot be made: {pod_problem.text}"
         return Readiness(False, reason, text + _others(len(refused) - 1, "object", "refused"))
     return None

@@ -62,7 +62,7 @@ def survey(view: JobView, before: RLJobStatus, waits_for: str = "") -> tuple[lis
         desired = view.wanted.get(role.name, role.desired)
         problem = problem_of(view, role, desired, least.get(role.name, desired))
         if problem is not None and waits_for:
-            problem = RoleProblem(role.name, reasons.ROLES_NOT_READY, waits_for, True)
+            problem = RoleProblem(role.name, reasons.PODS_NOT_READY, waits_for, True)
         if problem is not None:
             problems.append(problem)
         statuses.append(_status(role.name, pods, desired, problem.text if problem else "", earlier.get(role.name)))
@@ -113,11 +113,11 @@ def problem_of(view: JobView, role: Role, desired: int, least: int) -> RoleProbl
         restarts = role.kind == "trainer" and worst.state == pod_diagnosis.ENDED
         reason = reasons.TRAINER_RESTARTING if restarts else worst.reason
         return RoleProblem(role.name, reason, text, ready < least or outdated)
-    reason = reasons.ROLES_NOT_READY
+    reason = reasons.PODS_NOT_READY
     if ready < desired:
         text = f"{desired - ready} of {desired} {role.name} {_pods(desired)} not made yet"
         if late := _late_job(view, role.name):
-            reason = reasons.PODS_REFUSED
+            reason = reasons.PODS_FORBIDDEN
             text += f": refused, or a quota is used up; kubectl describe job {late.metadata.name} tells why"
     else:
         text = f"{role.name} {_pods(desired)} are being replaced: the manifest has changed"
@@ -183,7 +183,7 @@ def _status(name: str, pods: Sequence[Pod], desired: int, summary: str, before: 
 
 
 def _sentence(role: str, pod_problem: PodProblem, count: int, desired: int) -> str:
-    if pod_problem.reason == reasons.IMAGE:
+    if pod_problem.reason == reasons.IMAGE_PULL_FAILED:
         image = f"image {pod_problem.image} " if pod_problem.image else "the image "
         return f"{image}of {role} cannot be pulled: {pod_problem.text}; correct its name or pull secret"
     return f"{count} of {desired} {role} {_pods(desired)} {pod_problem.state}: {pod_problem.text}"
