@@ -172,7 +172,7 @@ class StatusSyncCollector:
         now = time.monotonic()
         if self._client.last_event_at:
             yield GaugeMetricFamily(
-                "rljob_job_heard_age_seconds",
+                "rljob_watch_last_event_age_seconds",
                 "Seconds since the last list or watch event about the RLJob",
                 value=now - self._client.last_event_at,
             )
