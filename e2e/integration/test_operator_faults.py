@@ -171,7 +171,7 @@ async def test_a_foreign_object_of_a_later_role_is_reported_before_anything_is_s
             return (await scene.ready_reason())[0] == "NameConflict"
 
         await scene.until(reported)
-        assert "Deployment sums-rollout-main belongs to somebody else" in (await scene.ready_reason())[1]
+        assert "Deployment sums-rollout-main belongs to another owner" in (await scene.ready_reason())[1]
         await operator.idle()
         assert operator.writes.keys() & {"create jobs", "create deployments", "create statefulsets"} == set()
         await scene.delete("Deployment", "sums-rollout-main")

@@ -1,8 +1,8 @@
-"""Keeps caches up to date: lists with pages, then watches with bookmarks, for as long as the operator runs.
+"""Keeps caches up to date: paged lists, then watches with bookmarks, for as long as the operator runs.
 
-An informer has a reflector for each namespace it looks at, or one for all. Whatever goes wrong is tried again with
-back-off: a watch that ends or stalls goes on from where it was, one whose version is too old (410) begins with a list.
-Changes only name a job, for the queue; nobody is called back with objects.
+An informer has one reflector per namespace, or one for all. Failures are retried with back-off: a watch that ends or
+stalls continues from its last version; one whose version is too old (410) starts with a list. Callbacks receive only
+the key of the job whose object changed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rljob.operator.resources import CHILDREN, PODS, RLJOBS
 log = logging.getLogger(__name__)
 
 WATCH_SECONDS = (240, 300)
-"""How long a watch is asked to last; spread, so that not all end together."""
+"""Range of timeoutSeconds of watches; random, so that not all end together."""
 
 
 class _ListMeta(msgspec.Struct, rename="camel"):
@@ -53,8 +53,8 @@ class Informer:
     Args:
         cache: to fill.
         selector: label selector.
-        namespaces: to look at; all when empty.
-        on_change: told each job of which something changed.
+        namespaces: to watch; all if empty.
+        on_change: called with the key of every job of which an object changed.
     """
 
     def __init__(
@@ -72,24 +72,24 @@ class Informer:
         ]
 
     async def run(self) -> None:
-        """Keep the cache up to date, for ever."""
+        """Keep the cache up to date. Never returns."""
         async with asyncio.TaskGroup() as group:
             for reflector in self._reflectors:
                 group.create_task(reflector.run())
 
     async def synced(self) -> None:
-        """Return when all that there is has been seen."""
+        """Return when the first list is complete."""
         for reflector in self._reflectors:
             await reflector.synced.wait()
 
     @property
     def age(self) -> float:
-        """Seconds since a watch said anything, the longest of them; bookmarks come once a minute."""
+        """Seconds since the last watch event, of the reflector with the oldest; bookmarks come once a minute."""
         return max(time.monotonic() - reflector.heard_at for reflector in self._reflectors)
 
 
 class Reflector:
-    """Lists and watches one resource in one namespace or in all (empty)."""
+    """Lists and watches one resource in one namespace, or in all (empty)."""
 
     def __init__(
         self,
@@ -106,10 +106,10 @@ class Reflector:
         self._on_change = on_change
         self._metrics = metrics
         self._version = ""
-        """To watch from; empty: list first."""
+        """resourceVersion to watch from; empty: list first."""
 
     async def run(self) -> None:
-        """List and watch, for ever."""
+        """List and watch. Never returns."""
         backoff = Backoff()
         while True:
             began = time.monotonic()
@@ -120,13 +120,13 @@ class Reflector:
                 self._version, reason = "", "gone"
             except ApiError as error:
                 reason = "error"
-                # A connection that breaks or is silent is nothing; a refusal (rights, a missing CRD) is.
+                # Broken or stalled connections are normal; refusals (rights, a missing CRD) are not.
                 level = logging.INFO if error.code in (0, 429) else logging.WARNING
                 log.log(level, "watch of %s: %s", self._cache.resource.plural, error)
             except msgspec.MsgspecError as error:
-                # Begin anew: an event that was not understood is an object that is not known.
+                # List again: the object of an event that cannot be decoded is missing in the cache.
                 self._version, reason = "", "error"
-                log.warning("watch of %s: an answer that is not understood: %s", self._cache.resource.plural, error)
+                log.warning("watch of %s: an answer cannot be decoded: %s", self._cache.resource.plural, error)
             self._metrics.watch_restarts.labels(self._cache.resource.plural, reason).inc()
             if time.monotonic() - began > LAST_SECONDS:
                 backoff.reset()
@@ -149,7 +149,7 @@ class Reflector:
             self._handle(decode_event(line))
 
     async def _list(self) -> None:
-        # Objects are read page by page, so that the bytes of only one page are in memory.
+        # Objects are decoded page by page, so that the bytes of only one page are in memory.
         items: list[Any] = []
         version = "0"
         async for page in self._pages():
@@ -185,9 +185,9 @@ class Caches:
     """All caches of an operator and the informers that fill them.
 
     Args:
-        namespaces: to look at; all when empty.
-        on_change: told each job of which an object changed.
-        on_pod: told each job of which a pod changed.
+        namespaces: to watch; all if empty.
+        on_change: called with the key of every job of which an object other than a pod changed.
+        on_pod: called with the key of every job of which a pod changed.
     """
 
     def __init__(
@@ -213,6 +213,6 @@ class Caches:
         ]
 
     async def synced(self) -> None:
-        """Return when all that there is has been seen."""
+        """Return when the first list is complete."""
         for informer in self.informers:
             await informer.synced()

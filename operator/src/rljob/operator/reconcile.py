@@ -1,7 +1,7 @@
-"""Brings one job to what it shall be: look at the caches, plan, do the plan, write the status once, tell of it.
+"""Reconciles one RLJob: observe, plan, execute, write status, record events.
 
-Idempotent and stateless but for memory that only saves work: it may be stopped before or after any of its writes, and
-whoever begins anew from what the cluster says comes to the same end.
+Idempotent. What is remembered only saves requests: the operator may be killed before or after any write, and restarting
+from cluster state converges to the same result.
 """
 
 from __future__ import annotations
@@ -37,37 +37,37 @@ log = logging.getLogger(__name__)
 
 
 class Planner(Protocol):
-    """Decides; see :mod:`rljob.operator.planning`."""
+    """Makes plans; see :mod:`rljob.operator.planning`."""
 
     def __call__(self, observed: Observed, cluster: Cluster) -> Plan:
-        """Return what is to be done."""
+        """Return the plan for a job."""
         ...
 
     def forget(self, uid: str) -> None:
-        """Forget a job that is gone."""
+        """Drop what is remembered of a deleted job."""
         ...
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a reconcile ended."""
+    """Result of a reconcile."""
 
     what: Literal["done", "retry"]
-    """Retry: it learned something while it worked, and is to decide again at once."""
+    """retry: the plan was outdated by what the execution found; reconcile again at once."""
     after: float | None = None
-    """Seconds until it is to be looked at again, though nothing changes."""
+    """Seconds until the next reconcile if nothing changes."""
 
 
 NOTHING = Result("done")
 STATUS_SECONDS = 1.0
-"""Between two writes of a job's status, if neither records a decision or turns a condition."""
+"""Least time between two writes of a status that neither record a decision nor change a condition."""
 
 
 class Reconciler:
     """Reconciles jobs.
 
     Args:
-        wall: Unix seconds, for what is decided by times in the status.
+        wall: Unix seconds; compared with times in the status.
         clock: seconds that never go back.
     """
 
@@ -88,15 +88,15 @@ class Reconciler:
         self._executor = Executor(client, caches)
         self._warning_events = WarningEvents(client, clock, wall)
         self._uids: dict[Key, str] = {}
-        """Of the jobs that something is remembered of."""
+        """Of jobs with remembered state."""
         self._written: dict[str, float] = {}
-        """uid → when its status was written last."""
+        """uid → time of the last write of the status."""
 
     async def reconcile(self, key: Key) -> Result:
-        """Bring a job to what it shall be.
+        """Reconcile a job once.
 
         Raises:
-            ApiError: something failed that may work later.
+            ApiError: a request failed that may succeed later.
         """
         seen = self._caches.jobs.find(*key)
         self._forget_others(key, seen)
@@ -157,7 +157,7 @@ class Reconciler:
             problems=manifest.problems,
             status=status,
             children=children,
-            # What was made before the job belongs to an earlier one of its name. Both times are the API server's.
+            # Pods that are older than the job belong to an earlier job of its name. The API server set both times.
             pods=[
                 pod
                 for pod in self._caches.pods.of_job(key).values()
@@ -176,29 +176,29 @@ class Reconciler:
     def _claim_in_use(self, meta: Meta, manifest: Manifest, status: RLJobStatus) -> str:
         job = manifest.job
         if job is None or job.spec.suspend or is_over(status):
-            return ""  # it starts nothing
+            return ""  # it starts no pods
         return claim_in_use(meta, job, self._caches.jobs, self._caches.children, self._read_other)
 
     def _read_other(self, seen: SeenJob) -> tuple[Manifest, RLJobStatus]:
-        """Read a job that may not have been reconciled yet, so that it is forgotten all the same."""
+        """Read a job that may not have been reconciled yet, and register it, to forget it when it is deleted."""
         self._uids.setdefault((seen.metadata.namespace, seen.metadata.name), seen.metadata.uid)
         return self._jobs.read(seen)
 
     def _status_delay(self, meta: Meta, plan: Plan, status: RLJobStatus) -> float:
-        """Return how long a status waits for what else changes; 0 if it is to be written now.
+        """Return the seconds for which a write of the status is delayed, to be merged with later changes; 0: write now.
 
-        Pods become ready one after the other, and each write of an RLJob costs the API server more than all the rest.
-        What a person waits for, a condition that turns or has another reason, is never held back.
+        Pods become ready one after the other, and writes of RLJobs are the most expensive requests. A condition with
+        another status or reason is never delayed.
         """
-        assert plan.status is not None, "the job is ours"
+        assert plan.status is not None, "managedBy is not set"
         delay = self._written.get(meta.uid, float("-inf")) + STATUS_SECONDS - self._clock()
         if delay <= 0 or _condition_states(plan.status) != _condition_states(status) or _same(plan.status, status):
             return 0.0
         return delay
 
     async def _write_status(self, meta: Meta, plan: Plan, status: RLJobStatus, decided_on: str | None = None) -> None:
-        """Write the operator's part of the status, if it changed; only on top of ``decided_on`` if that is given."""
-        assert plan.status is not None, "the job is ours"
+        """Write the operator's part of the status if it changed. ``decided_on``: required resourceVersion."""
+        assert plan.status is not None, "managedBy is not set"
         if _same(plan.status, status):
             return
         metadata = {"name": meta.name, "namespace": meta.namespace, "uid": meta.uid}
@@ -219,12 +219,12 @@ class Reconciler:
         self._written[meta.uid] = self._clock()
 
     async def _delete_job(self, meta: Meta) -> None:
-        with contextlib.suppress(NotFoundError, ConflictError):  # it is gone already
+        with contextlib.suppress(NotFoundError, ConflictError):  # it was deleted already
             await self._client.delete(RLJOBS, meta.namespace, meta.name, meta.uid)
         self._caches.jobs.deleted(meta.namespace, meta.name, meta.uid)
 
     async def _refresh(self, meta: Meta) -> None:
-        """Have the RLJob as it is now in the cache: what was decided on was old, and its event may take long."""
+        """Read the RLJob into the cache: the plan was based on an old version, and the watch event may be late."""
         try:
             self._caches.jobs.put(await self._client.get(RLJOBS, meta.namespace, meta.name))
         except NotFoundError:
@@ -245,7 +245,7 @@ class Reconciler:
 
 
 def _same(planned: RLJobStatus, written: RLJobStatus) -> bool:
-    """Return whether two statuses are equal but for what the coordinator writes."""
+    """Return whether two statuses are equal except for the coordinator's part."""
     return planned.model_copy(update={"run": None}) == written.model_copy(update={"run": None})
 
 
@@ -254,7 +254,7 @@ def _condition_states(status: RLJobStatus) -> list[tuple[str, str, str]]:
 
 
 def _scales(children: dict[Ref, Child]) -> dict[str, int]:
-    """Return role → replicas that somebody asks for."""
+    """Return role → replicas of its RLJobScale."""
     scales = {}
     for (kind, _), child in children.items():
         replicas = replicas_of(child.body) if kind == SCALE else None

@@ -1,7 +1,7 @@
-"""What keeps objects that do not say it themselves: the newest warning among their events.
+"""Reads the newest warning event of stalled objects whose status does not report the cause.
 
-Asked for when an object is late, and now and then while it stays so: one list of a namespace's warnings serves all jobs
-in it. Events are a courtesy: what cannot be asked for is done without.
+Events are listed only while an object is stalled, at most every ASK_SECONDS; one list of a namespace serves all its
+jobs. Events are best effort: without the right to list them, causes are missing.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from rljob.operator.resources import EVENTS
 log = logging.getLogger(__name__)
 
 MOST_PAGES = 8
-"""Of a list of events that are read; a namespace with more warnings than that has other troubles."""
+"""Upper bound of the pages of events that are read."""
 FRESH_SECONDS = 150.0
-"""A kubelet tries again within so long what it could not do to a pod: a warning that is older is over."""
+"""A kubelet retries within this time: an older warning about a pod is outdated."""
 CLAIM_SECONDS = 600.0
-"""A warning of a claim that is known by its name alone counts so long: an older one may be of another that
-had the name. What keeps a claim is told again every five minutes at least."""
+"""A warning about a claim that is identified by name is valid for this time: an older one may be about a deleted claim
+of the same name. Warnings about unbound claims are repeated at least every five minutes."""
 FORGOTTEN_SECONDS = 60.0
-"""After so long without a question what is known of a namespace is forgotten."""
+"""After this time without a request the warnings of a namespace are dropped."""
 REASONS = frozenset(
     {"FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox", "FailedCreate",
      "ProvisioningFailed", "FailedBinding"}
@@ -55,7 +55,7 @@ class _Event(msgspec.Struct, rename="camel"):
 
     @property
     def at(self) -> float:
-        """When it happened last (Unix seconds)."""
+        """Time of the last occurrence (Unix seconds)."""
         return seconds_of(self.last_timestamp or self.event_time or "") or 0.0
 
 
@@ -70,27 +70,27 @@ class _Events(msgspec.Struct):
 
 @dataclass
 class _NamespaceWarnings:
-    """What is known of a namespace, and since when."""
+    """Warnings of a namespace, and when they were read."""
 
     at: float = float("-inf")
     messages: dict[str, str] = field(default_factory=dict)
-    """uid of an object, or key of a claim → sentence."""
+    """uid of an object, or key of a claim → message."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class WarningEvents:
-    """Remembers what was answered. ``clock``: seconds that never go back; ``wall``: Unix seconds."""
+    """Reads and caches warnings. ``clock``: seconds that never go back; ``wall``: Unix seconds."""
 
     def __init__(self, client: OperatorClient, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         self._client, self._clock, self._wall = client, clock, wall
         self._namespaces: dict[str, _NamespaceWarnings] = {}
 
     async def of(self, namespace: str, stalled: Mapping[str, float]) -> dict[str, str]:
-        """Return uid → sentence for those objects of which there is one.
+        """Return uid → message for the stalled objects that have a warning.
 
         Args:
             namespace: of the objects.
-            late: see :func:`rljob.operator.planning.stalled.stuck`.
+            stalled: see :func:`rljob.operator.planning.stalled.stalled`.
         """
         due = [uid for uid, left in stalled.items() if left <= 0]
         if not due:
@@ -117,7 +117,7 @@ class WarningEvents:
                     newest[event.involved_object.uid] = event
             pods = any(event.involved_object.kind == "Pod" for event in newest.values())
             pulls = await self._list(namespace, "reason=Pulling") if pods else []
-        except ApiError as error:  # no rights to it, or the server has enough to do
+        except ApiError as error:  # no rights, or the server is overloaded
             log.debug("events in %s cannot be read: %s", namespace, error)
             return {}
         pulled = {event.involved_object.uid: event.at for event in pulls}
@@ -135,7 +135,7 @@ class WarningEvents:
         }
 
     def _is_current(self, event: _Event, pulled: float) -> bool:
-        """Return whether what a pod was warned of still is so: its images are pulled once its volumes are mounted."""
+        """Return whether a pod's warning still applies. After a Pulling event it does not: volumes are mounted."""
         return event.at > pulled and self._wall() - event.at <= FRESH_SECONDS
 
     async def _list(self, namespace: str, fields: str) -> list[_Event]:
@@ -153,7 +153,7 @@ class WarningEvents:
 
 
 def normalize(message: str) -> str:
-    """Return an event's message without what is another in each of its kind: a status would be written for it."""
+    """Return an event's message without parts that differ between repetitions, each of which would write a status."""
     found = _MOUNT.match(message)
     text = f"volume {found['volume']} cannot be mounted: {found['why']}" if found else message
     return _RANDOM.sub("", text).strip()
