@@ -12,7 +12,6 @@ import pytest
 from e2e.integration.faulty import BreakingClient, HoldingClient, MeddlingClient, PagingClient, unreliable
 from e2e.integration.operators import Object, job, running_operator
 from e2e.integration.scene import Scene
-from rljob.operator import kube
 from rljob.operator.resources import CHILDREN
 from tools.cluster.controlplane import ControlPlane
 
@@ -275,7 +274,7 @@ async def test_watches_that_break_or_are_too_old_lose_no_change(scene: Scene):
 
 
 async def test_a_watch_that_falls_silent_is_begun_again_and_loses_no_change(scene: Scene, monkeypatch):
-    monkeypatch.setattr(kube, "STALL_SECONDS", 1.0)
+    monkeypatch.setattr("rljob.kube.client.STALL_SECONDS", 1.0)
     async with scene.operator() as operator:
         restarts = operator.operator.metrics.watch_restarts.labels("services", "error")
         await scene.create(job(scene.namespace))

@@ -94,7 +94,7 @@ class ApiClient:
         return answer
 
     async def watch(
-        self, path: str, query: Mapping[str, str], *, version: str, seconds: int, stall_seconds: float = STALL_SECONDS
+        self, path: str, query: Mapping[str, str], *, version: str, seconds: int, stall_seconds: float | None = None
     ) -> AsyncGenerator[bytes, None]:
         """Yield the lines of a watch, each an event (see :mod:`rljob.kube.watch`).
 
@@ -103,7 +103,7 @@ class ApiClient:
             query: selectors.
             version: resourceVersion to watch from.
             seconds: after this time the server ends the watch.
-            stall_seconds: longest time without a byte.
+            stall_seconds: longest time without a byte; STALL_SECONDS if None.
 
         Raises:
             ApiError: the watch is refused, or breaks off.
@@ -115,7 +115,7 @@ class ApiClient:
             "timeoutSeconds": str(seconds),
             **query,
         }
-        timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_read=stall_seconds)
+        timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_read=stall_seconds or STALL_SECONDS)
         try:
             async with self._open("GET", path, query, timeout, None, "") as response:
                 self._count("watch", str(response.status))
