@@ -17,7 +17,7 @@ SPEC = {
     "keepCoordinatorSeconds": 600,
 }
 ENDED = {"conditions": [{"type": "Complete", "status": "True", "reason": "Succeeded", "lastTransitionTime": "x"}]}
-REMEDY = "; delete it, wait, or make this job anew with a claim of its own"
+REMEDY = "; delete it, wait, or create this job again with another claim"
 
 
 class Jobspace:

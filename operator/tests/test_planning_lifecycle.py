@@ -161,7 +161,7 @@ def test_an_initializer_that_is_tried_again_says_why():
     world.exit("initializer", 1, message="connection refused")
     world.children["Job", "sums-initializer"].body["status"]["failed"] = 1
     world.settle()
-    text = "the initializer failed once and is tried again: exit code 1: connection refused"
+    text = "the initializer failed once and is retried: exit code 1: connection refused"
     assert world.condition("Ready") == ("False", "InitializerFailed", text)
     assert not world.status.completion_time
 
@@ -530,7 +530,7 @@ def test_a_claim_that_is_lost_is_not_replaced_by_an_empty_one_and_the_job_waits_
     del world.children["Deployment", "sums-runner"]
     world.settle()
     assert world.why == "VolumeClaimPending"
-    assert "claim sums-storage, which holds the run, is not to be seen" in world.condition("Ready")[2]
+    assert "claim sums-storage, which holds the run, is missing" in world.condition("Ready")[2]
     assert not {("PersistentVolumeClaim", "sums-storage"), ("Deployment", "sums-runner")} & set(world.children)
     world.children["PersistentVolumeClaim", "sums-storage"] = claim  # it had lost its label only
     world.settle()

@@ -1,6 +1,6 @@
-"""Decisions of the operator: what is seen of a job leads to a plan. Pure: no clock, no I/O, no randomness.
+"""Planning: from the observation of a job to a plan. Pure: no clock, no I/O, no randomness.
 
-`life` is the order of a job's life; each other file decides one thing.
+`lifecycle` holds the order of decisions; each other file makes one kind of decision.
 """
 
 from __future__ import annotations

@@ -26,15 +26,15 @@ from rljob.operator.resources import CLAIM
 
 
 def lost(view: JobView) -> dict[Ref, str]:
-    """Return the job's claims that held its run and are not to be seen any more, each with a sentence.
+    """Return the claims of a started job that are missing, each with a message.
 
-    An empty one in their place would lose the run in silence. They may have lost a label only, so the job waits.
+    An empty claim in their place would lose the run silently. They may only have lost a label, so the job waits.
     """
     status, children = view.observed.status, view.observed.children
     if status.run is None and (status.trainer is None or not status.trainer.job_uid):
-        return {}  # it may never have been made
+        return {}  # it may not have been created yet
     return {
-        ref: f"claim {ref[1]}, which holds the run, is not to be seen: put its label {JOB} back, or make the job anew "
+        ref: f"claim {ref[1]}, which holds the run, is missing: put its label {JOB} back, or create the job again "
         "if the claim was deleted"
         for ref in _rendered(view)
         if ref not in children
@@ -42,28 +42,28 @@ def lost(view: JobView) -> dict[Ref, str]:
 
 
 def being_deleted(view: JobView) -> dict[Ref, str]:
-    """Return the job's claims that are being deleted, each with a sentence."""
+    """Return the job's claims with a deletionTimestamp, each with a message."""
     children = view.observed.children
     return {
-        ref: f"claim {ref[1]} is being deleted and goes with the last pod that uses it: save what you need of it"
+        ref: f"claim {ref[1]} is being deleted and disappears with the last pod that uses it: save what you need of it"
         for ref in _rendered(view)
         if ref in children and children[ref].metadata.deletion_timestamp is not None
     }
 
 
 def of_another_run(view: JobView) -> dict[Ref, str]:
-    """Return the job's claims that hold the run of a job with another manifest, each with a sentence."""
+    """Return the job's claims that hold the run of a job with another manifest, each with a message."""
     name, children = view.observed.metadata.name, view.observed.children
     return {
         ref: f"claim {ref[1]} holds the run of an earlier RLJob {name} with another manifest; give this job another "
-        "name, or delete the claim if nobody needs its models any more"
+        "name, or delete the claim if its models are not needed any more"
         for ref, spec_hash in _rendered(view).items()
         if ref in children and children[ref].metadata.annotations.get(SPEC_HASH) != spec_hash
     }
 
 
 def _rendered(view: JobView) -> dict[Ref, str]:
-    """Return the claims that the job makes, with the hash of its immutable fields."""
+    """Return the claims that are rendered for the job, with the hash of its immutable fields."""
     objects = (each for role in view.roles for each in role.objects if each["kind"] == CLAIM)
     return {(CLAIM, each["metadata"]["name"]): each["metadata"]["annotations"][SPEC_HASH] for each in objects}
 
@@ -75,15 +75,16 @@ def claim_in_use(
     children: Mapping[str, Cache[Child]],
     read: Callable[[SeenJob], tuple[Manifest, RLJobStatus]],
 ) -> str:
-    """Return a sentence if another job uses the claim of one that has no pods; an empty text if none does, or if the
-    job has begun: then none is looked at, which would be too much for every look at every job.
+    """Return a message if another job uses the claim of a job without pods; empty if no job does.
+
+    For a job with pods the result is empty and no other job is read: that would be too slow for every reconcile.
 
     Args:
         meta: of the job.
-        job: what its user wrote.
-        jobs: all that are known.
+        job: its manifest.
+        jobs: all known jobs.
         children: of all jobs, by kind.
-        read: returns what an RLJob says.
+        read: decodes an RLJob.
     """
     if any(_workloads(meta, children)):
         return ""
@@ -95,14 +96,14 @@ def claim_in_use(
         manifest, status = read(other)
         if manifest.job is None or claim_name(name, manifest.job.spec.storage.claim) != claim:
             continue
-        # A Job that has ended is kept for reading and has no pod that runs.
+        # A Job that has ended is kept for users to read, and has no running pod.
         running = [
             child for child in _workloads(other.metadata, children) if condition(child, "Complete", "Failed") is None
         ]
         waits = not manifest.managed and not is_over(status) and _age(other.metadata) < _age(meta)
         if running or waits:
             what = _ended(manifest.job, running) if is_over(status) else ""
-            remedy = "delete it, wait, or make this job anew with a claim of its own"
+            remedy = "delete it, wait, or create this job again with another claim"
             return f"claim {claim} is in use by RLJob {name}{what}; {remedy}"
     return ""
 

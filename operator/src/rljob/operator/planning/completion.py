@@ -20,7 +20,7 @@ from rljob.operator.planning.timestamps import remaining
 
 
 def end(builder: PlanBuilder, kind: Literal["Complete", "Failed"], reason: str, message: str) -> None:
-    """End a job. It is recorded before anything follows from it, as what it was decided on goes with the pods."""
+    """End a job. The status is written first, as the evidence for the decision is deleted with the pods."""
     status = builder.status
     status.completion_time = builder.instant
     conditions.set_condition(builder, kind, True, reason, message)
@@ -34,10 +34,10 @@ def is_over(status: RLJobStatus) -> bool:
 
 
 def clean_up(builder: PlanBuilder) -> None:
-    """Free what a job that has ended still has."""
+    """Delete the objects that an ended job does not need."""
     status, job = builder.status, builder.observed.job
     status.draining, status.draining_since, status.pending_since = [], None, None
-    if status.completion_time is None:  # somebody took it away: its times begin anew
+    if status.completion_time is None:  # another client removed it: its times start again
         status.completion_time = builder.instant
     keep = float(job.spec.keep_coordinator_seconds) if job is not None else float("inf")
     left = remaining(status.completion_time, keep, builder.now)
@@ -60,9 +60,9 @@ def clean_up(builder: PlanBuilder) -> None:
 
 
 def _kept_jobs(builder: PlanBuilder) -> list[Child]:
-    """Return the Jobs that stay for people to read: the initializer's and the trainer's newest, if they have failed.
+    """Return the Jobs that are kept for users to read: the initializer's and the trainer's newest, if they have failed.
 
-    Such a Job holds nothing: what still runs of it is ended by whoever said that it has failed.
+    A failed Job keeps no running pods; the Job controller ends them.
     """
     if not conditions.is_true(builder.status, "Failed"):
         return []
@@ -78,8 +78,8 @@ def _kept_jobs(builder: PlanBuilder) -> list[Child]:
 
 
 def _roles_without_pods(builder: PlanBuilder, answering: bool, kept: set[str]) -> list[RoleStatus]:
-    """Return the roles. How a role in ``kept`` ended is on record, and its pods, which stay, do not say it again: of a
-    group that died they would have the last death, not the first."""
+    """Return the roles. The recorded exit of a role in ``kept`` stays: its kept pods would replace the first exit of
+    the group by the last."""
     before = builder.observed.status
     pods = pods_by_role(builder.observed.pods, before.trainer.number if before.trainer else 1)
     ends = {role.name: role.last_exit for role in before.roles if role.name in kept} if is_over(before) else {}
@@ -104,7 +104,7 @@ def _delete_after_ttl(builder: PlanBuilder) -> None:
 
 
 def note_waiting(builder: PlanBuilder, view: JobView) -> None:
-    """Record since when pods of the gang wait for nodes, or are refused."""
+    """Record since when pods of the gang are pending or refused."""
     if not gang_waits(view):
         builder.status.pending_since = None
     elif builder.status.pending_since is None:
@@ -112,7 +112,7 @@ def note_waiting(builder: PlanBuilder, view: JobView) -> None:
 
 
 def overdue(builder: PlanBuilder, view: JobView) -> tuple[str, str] | None:
-    """Return reason and message if the run has to end."""
+    """Return reason and message if a deadline has passed."""
     status, spec = builder.status, view.job.spec
     limit = spec.active_deadline_seconds
     if limit is not None and _over(builder, status.start_time, limit):

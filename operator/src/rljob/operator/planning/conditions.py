@@ -1,4 +1,4 @@
-"""Conditions, and the events that tell of their transitions."""
+"""Conditions, and events for their transitions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NORMAL = frozenset(
         reasons.PODS_NOT_READY,
     }
 )
-"""Reasons that are part of a job's ordinary life: their events are no warnings."""
+"""Reasons of normal operation: their events have the type Normal."""
 _SILENT = frozenset({(reasons.NO_INITIALIZER, "True"), (reasons.INITIALIZING, "False")})
 
 
@@ -45,7 +45,7 @@ def is_true(status: RLJobStatus, kind: Type) -> bool:
 
 
 def set_condition(builder: PlanBuilder, kind: Type, true: bool, reason: str, message: str) -> None:
-    """Set a condition; its time moves only when its status does."""
+    """Set a condition; lastTransitionTime changes only with its status."""
     before = find(builder.status, kind)
     value: Literal["True", "False"] = "True" if true else "False"
     message = message[:LONGEST_MESSAGE]
@@ -72,8 +72,7 @@ def set_condition(builder: PlanBuilder, kind: Type, true: bool, reason: str, mes
 def transitions(before: RLJobStatus, after: RLJobStatus) -> list[Event]:
     """Return an event for every condition whose status or reason has changed.
 
-    What ended a job is told once, by Complete or Failed, and what Suspended and Initialized tell is not told again by
-    Ready.
+    One event per transition: Ready does not repeat Complete, Failed, Suspended or Initialized.
     """
     changed = [each for each in after.conditions if _differs(find(before, each.type), each)]
     told: list[Event] = []

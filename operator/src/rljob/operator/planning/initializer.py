@@ -1,4 +1,4 @@
-"""The initializer: it has to complete before any other pod of the job is made. Its Job backs off by itself."""
+"""The initializer: it must complete before any other pod of the job is created. The Job controller backs it off."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rljob.operator.planning.timestamps import remaining
 
 @dataclass(frozen=True)
 class InitializerStage:
-    """Where the initializer is. ``done``: the other roles may start; ``over``: it failed for good; ``remove``: its Job,
-    so that it is made again; ``lack``: what keeps its pod."""
+    """State of the initializer. ``done``: the other roles may start; ``over``: it has failed finally; ``remove``: its
+    Job, which is then created again; ``problem``: what prevents its pod from running."""
 
     done: bool
     reason: str
@@ -29,7 +29,7 @@ class InitializerStage:
 
 
 def stage(view: JobView, status: RLJobStatus) -> InitializerStage:
-    """Return where the initializer is. Once it has completed it is never run again, whatever becomes of its Job."""
+    """Return the state of the initializer. Once complete, it never runs again, even if its Job is deleted."""
     before = conditions.find(status, "Initialized")
     if before is not None and before.status == "True":
         return InitializerStage(True, before.reason, before.message)
@@ -57,7 +57,7 @@ def stage(view: JobView, status: RLJobStatus) -> InitializerStage:
         )
     failures = job.body.get("status", {}).get("failed", 0)
     if failures:
-        text = f"the initializer failed {failures} times and is tried again: {_end(view)}"
+        text = f"the initializer failed {failures} times and is retried: {_end(view)}"
         return InitializerStage(
             False, reasons.INITIALIZER_FAILED, text.replace("1 times", "once"), problem=problem_of(view, role, 1, 1)
         )
@@ -67,7 +67,7 @@ def stage(view: JobView, status: RLJobStatus) -> InitializerStage:
 
 
 def late(job: Child, now: float) -> float:
-    """Return the seconds until a pod that is not running counts as late."""
+    """Return the seconds until a pod that is not running is late."""
     return remaining(job.metadata.creation_timestamp, LATE_SECONDS, now)
 
 

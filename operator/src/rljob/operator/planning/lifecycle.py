@@ -1,4 +1,4 @@
-"""The life of a job: what one look at it leads to. See :func:`plan`."""
+"""The lifecycle of a job: the order of decisions in one plan. See :func:`plan`."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ RELEASE = importlib.metadata.version("rljob-operator")
 
 
 def plan(observed: Observed, cluster: Cluster, render: Render = render) -> Plan:
-    """Return what is to be done about a job, given all that is known of it.
+    """Return the plan for an observed job.
 
-    Pure: the same observation gives the same plan, and the observation that a plan leads to asks for nothing new.
+    Pure: the same observation gives the same plan, and planning again after its execution requests nothing new.
     """
     job = observed.job
     if observed.metadata.deletion_timestamp is not None or (job is not None and job.spec.managed_by is not None):
@@ -57,8 +57,9 @@ def plan(observed: Observed, cluster: Cluster, render: Render = render) -> Plan:
 
 
 def _skip_minor_update(builder: PlanBuilder) -> None:
-    """Leave what is worth no write of its own to the next one: which Job the attempt has, as its pods come at once, and
-    that they are late is written too. Until then a Job that was deleted is known by the pods it had."""
+    """Drop a status change that only records the uid of the attempt's Job; the next write includes it.
+
+    The Job's pods appear soon and change the status anyway. Until then a deleted Job is recognized by its pods."""
     before, after = builder.observed.status, builder.status
     if before.trainer is None or after.trainer is None or before.trainer.job_uid or not after.trainer.job_uid:
         return
@@ -68,13 +69,13 @@ def _skip_minor_update(builder: PlanBuilder) -> None:
 
 
 def _reject_spec(builder: PlanBuilder, problems: Sequence[str]) -> None:
-    """Say what is wrong with a spec; what runs is left alone."""
+    """Report the errors of a spec; running pods are left unchanged."""
     message = "; ".join(problems) or "the spec is not valid"
     conditions.set_condition(builder, "Ready", False, reasons.INVALID_SPEC, message)
 
 
 def _advance(builder: PlanBuilder, job: RLJob, cluster: Cluster, render: Render) -> None:
-    """Take a valid job that has not ended a step further."""
+    """Plan for a valid job that has not ended."""
     observed, run = builder.observed, builder.status.run
     attempt = trainer.current_attempt(observed) or Attempt(started_at=builder.instant)
     try:
@@ -93,7 +94,7 @@ def _advance(builder: PlanBuilder, job: RLJob, cluster: Cluster, render: Render)
 
 
 def _run_job(builder: PlanBuilder, view: JobView, cluster: Cluster, render: Render) -> None:
-    """Have the job's parts made and kept, unless something ends it."""
+    """Select the objects of a job that is not suspended, unless something ends the job."""
     observed, status, attempt = builder.observed, builder.status, view.attempt
     if observed.claim_in_use:
         _wait_for_claim(builder)
@@ -140,7 +141,7 @@ def _run_job(builder: PlanBuilder, view: JobView, cluster: Cluster, render: Rend
 
 
 def _wait_for_claim(builder: PlanBuilder) -> None:
-    """Begin nothing, not even the job's time, while another job uses its claim; nobody tells of that one's end."""
+    """Start nothing, not even the job's deadline, while another job uses its claim. Poll: no event reports its end."""
     message = builder.observed.claim_in_use
     if not conditions.is_true(builder.status, "Initialized"):
         conditions.set_condition(builder, "Initialized", False, reasons.CLAIM_IN_USE, message)
@@ -149,7 +150,7 @@ def _wait_for_claim(builder: PlanBuilder) -> None:
 
 
 def _decide_attempt(builder: PlanBuilder, view: JobView, resumed: bool) -> AttemptDecision:
-    """Decide on the trainer's attempt and note the decision."""
+    """Decide about the trainer's attempt and record the decision."""
     status, role = builder.status, view.role(TRAINER)
     assert role is not None, "every job has a trainer"
     recorded, attempt = status.trainer, view.attempt
@@ -177,7 +178,7 @@ def _restart_event(decision: AttemptDecision) -> Event:
 
 
 def _count_exit(statuses: list[RoleStatus], decision: AttemptDecision) -> list[RoleStatus]:
-    """Count the death of the trainer's attempt."""
+    """Count the exit of the trainer's attempt."""
     ending = decision.ending
     if ending is None or not ending.exit:
         return statuses
@@ -190,7 +191,7 @@ def _count_exit(statuses: list[RoleStatus], decision: AttemptDecision) -> list[R
 
 
 def _requeue_for_late_pods(builder: PlanBuilder, view: JobView, stage: InitializerStage) -> None:
-    """Have it looked at again when something is late, and while it stays so."""
+    """Reconcile again when an object becomes stalled, and repeatedly while it is."""
     named = view.job.spec.storage.claim or ""
     for left in stalled(builder.observed.pods, builder.observed.children, builder.now, named).values():
         builder.requeue_after(left if left > 0 else ASK_SECONDS)
@@ -209,8 +210,8 @@ def _select_objects(
     withheld: Collection[Ref],
     blocked: bool,
 ) -> None:
-    """Say which objects shall be, and which no longer. ``withheld``: claims that are neither made nor changed.
-    ``blocked``: nothing that has pods is started."""
+    """Select the desired objects and the deletions. ``withheld``: claims that are neither created nor changed.
+    ``blocked``: no workload is created."""
     children, foreign = builder.observed.children, builder.observed.foreign
     again = (stage.remove.kind, stage.remove.metadata.name) if stage.remove is not None else None
     started = any(ref[0] in WORKLOADS for ref in children)
@@ -227,9 +228,9 @@ def _select_objects(
             if waits or over:
                 continue
             if ref == again or ref in withheld:
-                continue  # first the old one goes; what another run left is not touched
+                continue  # the old Job is deleted first; the claim of another run is not changed
             if ref[0] in WORKLOADS and blocked and ref not in children and ref not in foreign:
-                continue  # it would run on what belongs to another; what is foreign itself is asked for until it is had
+                continue  # it would use objects of another owner; a foreign name itself is retried
             if role.kind == TRAINER and ref[0] == "Job" and not trainer_due:
                 continue
             if ref[0] == "RLJobScale":

@@ -1,4 +1,4 @@
-"""A plan in the making: the files of this package fill it, each its part."""
+"""The plan under construction, which the other files of this package fill."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rljob.operator.planning.timestamps import instant
 
 @dataclass
 class PlanBuilder:
-    """A plan in the making. ``status`` is a copy: fields are set anew, never changed in place."""
+    """Builds a plan. ``status`` is a shallow copy: fields are replaced, never changed in place."""
 
     observed: Observed
     status: RLJobStatus
@@ -35,17 +35,17 @@ class PlanBuilder:
 
     @property
     def instant(self) -> str:
-        """Now, as the status writes it."""
+        """``now`` in the format of the status."""
         return instant(self.observed.now)
 
     def delete(self, children: Iterable[Child]) -> None:
-        """Have children deleted."""
+        """Add deletions of children."""
         for child in children:
             ref, uid = deletion(child)
             self.deletions[ref] = uid
 
     def requeue_after(self, seconds: float) -> None:
-        """Have the job looked at again then, unless the moment is over."""
+        """Reconcile the job again after ``seconds``; ignored if that is not positive."""
         if seconds > 0:
             self.delays.append(seconds)
 

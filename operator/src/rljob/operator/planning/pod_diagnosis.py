@@ -1,7 +1,7 @@
-"""Why pods are not ready, in words, and of several reasons the one that a person should hear of first.
+"""Diagnosis of pods that are not ready: the most severe reason, with a message.
 
-The words come from what Kubernetes says; what changes from minute to minute in it (counts of nodes, times, random
-names) is left out, so that a status is written when something happened and not because time passed.
+Messages come from Kubernetes without the parts that change all the time (counts of nodes, times, random names), so that
+a status is written when something has happened and not because time has passed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SEVERITY = (
     reasons.CONTAINER_CREATE_FAILED,
     reasons.IMAGE_PULL_FAILED,
 )
-"""From what mends itself to what somebody has to mend."""
+"""From what resolves itself to what a user must fix."""
 _IMAGE = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
      "RegistryUnavailable", "SignatureValidationFailed"}
@@ -37,7 +37,7 @@ _CONTAINER = frozenset(
 )
 _NODES = re.compile(r"^\d+/\d+ nodes are available: (?P<why>.*?)\.?(?: (?:preemption|no new claims).*)?$", re.DOTALL)
 _WORDS = {"were unschedulable": "nodes are cordoned"}
-"""What the scheduler says that is no sentence without its count."""
+"""Messages of the scheduler that need other words without their count."""
 _COUNT = re.compile(r"^\d+ (?:node\(s\) )?")
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*"(?:: )?')
 _PULL = re.compile(
@@ -50,13 +50,13 @@ _BAD_CLAIM = re.compile(
 )
 _NO_CLASS = re.compile(r'storageclass\.storage\.k8s\.io "(?P<name>[^"]*)" not found')
 ENDED = "ended"
-"""State of pods that run no more."""
+"""State of pods that have ended."""
 _UNBOUND = ("unbound immediate PersistentVolumeClaims", "didn't find available persistent volumes to bind")
 
 
 @dataclass(frozen=True)
 class PodProblem:
-    """What keeps a pod, or all pods of a workload, from being ready. ``text`` follows "2 of 4 main pods pending: "."""
+    """Why a pod, or all pods of a workload, are not ready. ``text`` follows "2 of 4 main pods pending: "."""
 
     reason: str
     state: str
@@ -71,8 +71,8 @@ class PodProblem:
 
 @dataclass(frozen=True)
 class DiagnosisContext:
-    """What is known besides of a job whose pods are looked at. ``claims``: those that it made; ``named``: the one that
-    it was given (spec.storage.claim); ``mishaps``: see :class:`rljob.operator.plan.Observed`."""
+    """Context of a diagnosis. ``claims``: created for the job; ``named``: spec.storage.claim; ``warnings``: see
+    :class:`rljob.operator.plan.Observed`."""
 
     claims: Sequence[Child] = ()
     named: str = ""
@@ -80,18 +80,18 @@ class DiagnosisContext:
 
 
 def key_of_claim(name: str) -> str:
-    """Return what stands for the uid of a claim that is not the job's own: it is never read."""
+    """Return the key of a claim that the operator did not create and never reads, in place of its uid."""
     return f"PersistentVolumeClaim/{name}"
 
 
 def waits_for_claim(pod: Pod) -> bool:
-    """Return whether a pod finds no node because a claim is not bound."""
+    """Return whether a pod is unschedulable because a claim is not bound."""
     scheduled = pod_condition(pod, "PodScheduled")
     return scheduled is not None and scheduled.status == "False" and _is_unbound(scheduled.message)
 
 
 def of_pod(pod: Pod, context: DiagnosisContext = DiagnosisContext()) -> PodProblem:
-    """Return what keeps a pod from being ready, which it is not."""
+    """Return why a pod is not ready."""
     scheduled = pod_condition(pod, "PodScheduled")
     if scheduled is not None and scheduled.status == "False":
         return _unscheduled(scheduled.message, scheduled.reason, context)
@@ -110,14 +110,14 @@ def of_pod(pod: Pod, context: DiagnosisContext = DiagnosisContext()) -> PodProbl
 
 
 def of_workload(child: Child, warnings: Mapping[str, str]) -> PodProblem | None:
-    """Return what keeps a workload from having all its pods, as far as it says so, in its status or in events."""
+    """Return why a workload lacks pods, from its status or its events; None if neither reports a reason."""
     failure = condition(child, "ReplicaFailure")
     said = str(failure.get("message", "")) if failure is not None else warnings.get(child.metadata.uid)
     return refusal(said) if said is not None else None
 
 
 def refusal(message: str) -> PodProblem:
-    """Return what the API server's refusal to make a pod comes to."""
+    """Return the problem for a refused creation of a pod."""
     text = _FORBIDDEN.sub("", message).strip()
     if "exceeded quota" in text:
         return PodProblem(reasons.QUOTA_EXCEEDED, "refused", text)
@@ -129,7 +129,7 @@ def _unscheduled(message: str, reason: str, context: DiagnosisContext) -> PodPro
         return PodProblem(reasons.PODS_PENDING, "pending", "held back by scheduling gates")
     missing = _NO_CLAIM.search(message)
     if missing:
-        other = "make a new job with another spec.storage.claim"  # which cannot be changed
+        other = "make a new job with another spec.storage.claim"  # the field is immutable
         if missing["name"] != context.named:
             other = "correct the template that names it"
         text = f"claim {missing['name']} is not there; make it, or {other}"
@@ -187,7 +187,7 @@ def _unbound(context: DiagnosisContext) -> str:
 
 
 def _unprovided(warning: str) -> str:
-    """Return in words what an event says of a claim that is not bound."""
+    """Return the message for a warning event of a claim that is not bound."""
     if missing := _NO_CLASS.search(warning):
         mend = "make the class, or the claim anew with one that is there (kubectl get storageclass)"
         return f"wants StorageClass {missing['name']}, which is not there; {mend}"

@@ -1,4 +1,4 @@
-"""The reason of Ready: the one word that a person reads of a job, and the sentence behind it."""
+"""The Ready condition: its reason and its message."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rljob.operator.planning.initializer import InitializerStage
 from rljob.operator.planning.roles import RoleProblem
 
 STATES = {"Running": reasons.RUNNING, "Evaluating": reasons.EVALUATING, "Finishing": reasons.FINISHING}
-"""States of a run that is under way."""
+"""States of a running run → reason."""
 _URGENT = pod_diagnosis.SEVERITY.index(reasons.VOLUME_CLAIM_PENDING)
-"""From here on somebody has to do something."""
+"""Severity from which a user must act."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def of_job(
     foreign: Mapping[Ref, str],
     refused: Mapping[Ref, str],
 ) -> Readiness:
-    """Return the readiness of a job that is neither suspended nor over."""
+    """Return the readiness of a job that is neither suspended nor ended."""
     blocked = _blocked(foreign, refused)
     if blocked is not None:
         return blocked
@@ -46,14 +46,12 @@ def of_job(
     if not essential:
         return _under_way(run, problems)
     worst = essential[0]
-    held = {
-        problem.reason for problem in essential if problem.role == TRAINER
-    }  # for want of a node: that does not mend itself
+    held = {problem.reason for problem in essential if problem.role == TRAINER}  # pending pods need a user
     restarting = attempt is not None and attempt.cause and held and reasons.PODS_PENDING not in held
     if restarting and worst.severity < _URGENT:
         assert attempt is not None
         return Readiness(False, reasons.TRAINER_RESTARTING, _restarting(attempt))
-    # Those that are merely starting are not worth a word beside one that somebody has to look after.
+    # Roles that are merely starting are not counted beside a role that a user must look at.
     held_up = [each for each in essential if each.reason != reasons.PODS_NOT_READY] or essential
     message = worst.text + _others(len(held_up) - 1, "role", "not ready")
     if worst.reason == reasons.PODS_NOT_READY and not (run is not None and run.state in STATES):
@@ -76,7 +74,7 @@ def _blocked(foreign: Mapping[Ref, str], refused: Mapping[Ref, str]) -> Readines
 
 def _under_way(run: Run | None, problems: Sequence[RoleProblem]) -> Readiness:
     more = "".join(f"; {problem.text}" for problem in problems)
-    said = f"; {run.message}" if run is not None and run.message else ""  # a pod is ready before its part is
+    said = f"; {run.message}" if run is not None and run.message else ""  # a pod is ready before its component is
     if run is None or run.state not in STATES:
         return Readiness(
             False, reasons.STARTING, f"all roles are ready{said or ', the first batch is being made'}{more}"

@@ -1,4 +1,4 @@
-"""Every role of a job: how many of its pods there shall be and are ready, what keeps the rest, what died."""
+"""Status of every role: desired and ready pods, why pods are missing, exits and restarts."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from rljob.operator.planning.timestamps import age
 from rljob.operator.planning.trainer import FORGIVING_LIFE
 
 LATE_SECONDS = 60.0
-"""A pod that is not made so long after its Job was is kept by something."""
+"""After this time without pods a Job counts as blocked."""
 LONGEST_TEXT = 4096
 LONGEST_CELL = 253
-"""Characters of what a column shows."""
+"""Characters of a printed column."""
 
 
 @dataclass(frozen=True)
 class RoleProblem:
-    """What a role lacks. ``essential``: the job is not ready without it (an engine beyond its pool's least is not)."""
+    """Why a role is not ready. ``essential``: the job is not ready either (engines above a pool's minimum are not)."""
 
     role: str
     reason: str
@@ -47,10 +47,12 @@ class RoleProblem:
 
 
 def survey(view: JobView, before: RLJobStatus, waits_for: str = "") -> tuple[list[RoleStatus], list[RoleProblem]]:
-    """Return the status of every role that has pods for good, and what they lack.
+    """Return the status of every role except the initializer, and the problems of those that are not ready.
 
     Args:
-        waits_for: the summary of roles of which nothing is made yet.
+        view: the job.
+        before: the last status.
+        waits_for: summary of roles without objects.
     """
     least = least_replicas(view.job)
     earlier = {role.name: role for role in before.roles}
@@ -70,12 +72,12 @@ def survey(view: JobView, before: RLJobStatus, waits_for: str = "") -> tuple[lis
 
 
 def without_pods(before: RLJobStatus, pods: Mapping[str, Sequence[Pod]]) -> list[RoleStatus]:
-    """Return the roles of a job that shall have no pods, with those that still are."""
+    """Return the roles of a job whose pods are all to be deleted, with the remaining pods."""
     return [_status(role.name, pods.get(role.name, ()), 0, "", role) for role in before.roles]
 
 
 def ready_counts(roles: Sequence[RoleStatus]) -> ReadyCounts:
-    """Return ready of desired pods by kind of role, empty for kinds that the job has none of, and what died."""
+    """Return "ready/desired" pods by kind of role, empty for kinds without roles, and restarts."""
 
     def text(kind: str) -> str:
         of_kind = [role for role in roles if role.name == kind or role.name.startswith(f"{kind}-")]
@@ -91,7 +93,7 @@ def ready_counts(roles: Sequence[RoleStatus]) -> ReadyCounts:
 
 
 def problem_of(view: JobView, role: Role, desired: int, least: int) -> RoleProblem | None:
-    """Return what a role lacks; None when all its pods are ready and as the manifest says."""
+    """Return why a role is not ready; None if all its pods are ready and up to date."""
     pods = view.pods.get(role.name, ())
     waiting = [pod for pod in pods if not is_ready(pod)]
     ready = len(pods) - len(waiting)
@@ -125,10 +127,10 @@ def problem_of(view: JobView, role: Role, desired: int, least: int) -> RoleProbl
 
 
 def fatal(view: JobView) -> tuple[str, str] | None:
-    """Return reason and message if something died, besides the trainer, in a way that ends the run.
+    """Return reason and message if a role other than the trainer has failed in a way that ends the run.
 
-    A container's deaths are forgiven by the life of its pod as the cluster recorded it, so that no clock decides. Exit
-    code 2 of a reward that the user wrote says nothing: a Go program ends so when it panics.
+    The lifetime of a pod, as the cluster recorded it, offsets restarts of its container, so no local clock is used.
+    Exit code 2 of a user's reward has no meaning: a Go program exits with it when it panics.
     """
     most = view.job.spec.failure_policy.max_restarts
     others = {role_name("reward", each.name) for each in view.job.spec.rewards if each.builtin is None}
@@ -153,7 +155,7 @@ def fatal(view: JobView) -> tuple[str, str] | None:
 
 
 def gang_waits(view: JobView) -> bool:
-    """Return whether pods of the trainer or of the least engines of a pool find no node, or are refused."""
+    """Return whether pods of the trainer or of a pool's minimum of engines are pending or refused."""
     least = least_replicas(view.job)
     for role in view.roles:
         if role.kind not in ("trainer", "rollout"):
@@ -194,7 +196,7 @@ def _pods(count: int) -> str:
 
 
 def _outdated(view: JobView, role: Role) -> bool:
-    """Return whether a Deployment or StatefulSet of the role is not yet what its newest spec says."""
+    """Return whether a Deployment or StatefulSet of the role has not rolled out its newest spec."""
     return any(_behind(child) for child in view.workloads(role.name))
 
 
@@ -204,16 +206,16 @@ def _behind(child: Child) -> bool:
     status = child.body.get("status", {})
     made = status.get("replicas", 0)
     if status.get("observedGeneration", 0) < child.metadata.generation:
-        return bool(made == child.body.get("spec", {}).get("replicas", 1))  # else it is being scaled
+        return bool(made == child.body.get("spec", {}).get("replicas", 1))  # otherwise it is being scaled
     if child.kind == "StatefulSet":
         return bool(status.get("updateRevision") != status.get("currentRevision"))
     return bool(status.get("updatedReplicas", 0) < made)
 
 
 def _late_job(view: JobView, role: str) -> Child | None:
-    """Return the role's Job if it should have made all its pods by now: unlike a Deployment it says why in events only.
+    """Return the role's Job if its pods are late: unlike a Deployment, a Job reports the cause in events only.
 
-    A pod that was made and is gone, deleted or evicted, was not refused: the Job counts it.
+    A pod that was created and then deleted or evicted was not refused: the Job counts it.
     """
     jobs = [child for child in view.workloads(role) if child.kind == "Job"]
     return next((job for job in jobs if _is_late(job, view.now)), None)
@@ -226,7 +228,7 @@ def _is_late(job: Child, now: float) -> bool:
 
 
 def _refused(view: JobView, role: str) -> bool:
-    """Return whether pods of a role cannot be made."""
+    """Return whether the creation of a role's pods is refused."""
     said = (pod_diagnosis.of_workload(child, view.observed.warnings) for child in view.workloads(role))
     return _late_job(view, role) is not None or any(said)
 

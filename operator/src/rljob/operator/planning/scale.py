@@ -24,16 +24,16 @@ from rljob.operator.planning.plan_builder import PlanBuilder
 from rljob.operator.planning.timestamps import remaining, seconds_of
 
 DRAIN_SECONDS = 60.0
-"""After so long an engine is removed with what it has: its samples are generated elsewhere."""
+"""After this time an engine is removed with its requests, which are repeated on other engines."""
 MOST_DRAINING = 1024
-"""Bound of the status; more go as they are."""
+"""Limit of the status field; further engines are removed without draining."""
 REMOVE_FIRST_COST = -1000
-"""Of a pod that is to go first when its Deployment is lowered; others have 0."""
+"""Deletion cost of pods that a Deployment must remove first; other pods have 0."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """A Deployment of engines. ``wanted``: the replicas it shall have in the end."""
+    """A Deployment of engines. ``wanted``: its replicas after draining."""
 
     role: str
     name: str
@@ -41,14 +41,14 @@ class Pool:
     selector: Mapping[str, str]
 
     def selects(self, pod: Pod) -> bool:
-        """Return whether it has the pod."""
+        """Return whether the Deployment selects the pod."""
         return self.selector.items() <= pod.metadata.labels.items()
 
 
 def drain(builder: PlanBuilder, view: JobView) -> dict[str, int]:
-    """Choose the engines that go, and return Deployment → replicas that it keeps until they are drained.
+    """Choose the engines to remove; return Deployment → replicas that it keeps until they are drained.
 
-    A Deployment that is no longer rendered, as its pool may not grow any more, is among them until it may be deleted.
+    A Deployment that is not rendered any more, because its pool cannot grow, is included until it may be deleted.
     """
     pools = _pools(view)
     leaving: list[str] = []
@@ -69,8 +69,8 @@ def drain(builder: PlanBuilder, view: JobView) -> dict[str, int]:
 
 
 def choose(pods: Sequence[Pod], count: int, already: Iterable[str], run: Run | None) -> list[str]:
-    """Return the names of ``count`` pods to remove: those that were told already, then those that do no work, then
-    those with the least, of equal ones the newest."""
+    """Return the names of ``count`` pods to remove: those that drain already, then those that are not ready, then those
+    with the lowest load; among equal pods the newest."""
     engines = _engines(run)
     told = {name: place for place, name in enumerate(already)}
 
@@ -84,7 +84,7 @@ def choose(pods: Sequence[Pod], count: int, already: Iterable[str], run: Run | N
 
 
 def with_scale_status(view: JobView, role: Role, rendered: Object) -> Object:
-    """Return an RLJobScale with the status that the scale subresource shows, once there is something to show."""
+    """Return an RLJobScale with the status that the scale subresource shows; unchanged while there are no pods."""
     replicas = len(alive(view.pods.get(role.name, ())))
     child = view.observed.children.get((rendered["kind"], rendered["metadata"]["name"]))
     if not replicas and (child is None or not child.body.get("status")):
@@ -94,25 +94,25 @@ def with_scale_status(view: JobView, role: Role, rendered: Object) -> Object:
 
 
 def with_replicas(rendered: Object, replicas: int | None) -> Object:
-    """Return an object with other replicas; the same object when ``replicas`` is None."""
+    """Return an object with other replicas; the same object if ``replicas`` is None."""
     return rendered if replicas is None else {**rendered, "spec": {**rendered["spec"], "replicas": replicas}}
 
 
 def _record_draining(builder: PlanBuilder, leaving: list[str]) -> None:
-    """Record which engines are to go. The wait begins anew when more of a Deployment are to go, not when another pod
-    took the place of one that is gone."""
+    """Record the engines to remove. The wait starts again if more pods of a Deployment drain, not if a draining pod was
+    replaced by another."""
     status, leaving = builder.status, leaving[:MOST_DRAINING]
     since = seconds_of(status.draining_since or "")
     before, after = (Counter(map(_maker, names)) for names in (status.draining, leaving))
     if not leaving:
         status.draining_since = None
-    elif after - before or since is None or since > builder.now:  # the clock went back: begin anew
+    elif after - before or since is None or since > builder.now:  # the clock went back: start again
         status.draining_since = builder.instant
     status.draining = leaving
 
 
 def _maker(pod: str) -> str:
-    """Return what the pods of one Deployment have in common in their names: DEPLOYMENT-REPLICASET-POD."""
+    """Return the prefix of a pod's name that its Deployment determines: names are DEPLOYMENT-REPLICASET-POD."""
     return pod.rsplit("-", 2)[0]
 
 
@@ -132,13 +132,13 @@ def _hold_until_drained(
         if left > 0 and any(is_ready(pods[pod]) and not _idle(engines.get(pod)) for pod in being_deleted):
             held[pool.name] = lowering[pool.name]
             builder.requeue_after(left)
-        elif pool.wanted:  # else all go, and none goes first
+        elif pool.wanted:  # otherwise all pods are removed, in any order
             builder.pod_costs.update(dict.fromkeys(being_deleted, REMOVE_FIRST_COST))
     return held
 
 
 def _reset_costs(builder: PlanBuilder, view: JobView) -> None:
-    """Have engines that stay after all cost what the others cost."""
+    """Reset the deletion cost of engines that are not removed after all."""
     being_deleted = set(builder.status.draining)
     for pod in _engine_pods(view):
         cheap = pod.metadata.annotations.get(POD_DELETION_COST) == str(REMOVE_FIRST_COST)
@@ -170,7 +170,7 @@ def _engine_pods(view: JobView) -> list[Pod]:
 
 
 def _orphaned_engines(builder: PlanBuilder, view: JobView, pools: Sequence[Pool]) -> list[str]:
-    """Return the engines that were told to go and whose Deployment has been deleted: they get no work while they go."""
+    """Return draining engines whose Deployment has been deleted: they must get no requests while they terminate."""
     if not builder.status.draining:
         return []
     told = set(builder.status.draining)
@@ -194,12 +194,12 @@ def _idle(engine: RunEngine | None) -> bool:
 
 
 SCHEDULING_SECONDS = 300.0
-"""Seconds that a pod has to find a node: a cluster that grows makes one meanwhile."""
+"""Seconds until a pending pod stops counting for the budget: an autoscaler adds a node within this time."""
 
 
 def with_room(builder: PlanBuilder, view: JobView, role: Role, rendered: Object) -> Object:
-    """Return a budget under which a pod may be taken besides those that find no node; other objects, and budgets that
-    say how many pods there are to be, as they are."""
+    """Return a disruption budget that allows one eviction besides the unschedulable pods; other objects, and budgets
+    with minAvailable, unchanged."""
     bound = rendered["spec"].get("maxUnavailable")
     if bound is None:
         return rendered
@@ -215,7 +215,7 @@ def with_room(builder: PlanBuilder, view: JobView, role: Role, rendered: Object)
 
 
 def _seconds_to_schedule(pod: Pod, now: float) -> float | None:
-    """Return the seconds that a pod still has to find a node; None for one that has found one."""
+    """Return the seconds until a pending pod stops counting; None for a scheduled pod."""
     scheduled = pod_condition(pod, "PodScheduled")
     if scheduled is None or scheduled.status != "False":
         return None

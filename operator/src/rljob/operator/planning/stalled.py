@@ -1,5 +1,5 @@
-"""Objects that do not come to anything and do not say why: a pod whose volumes cannot be mounted, a Job whose pods are
-refused, a claim whose class is not there. What keeps them is told in events alone."""
+"""Stalled objects whose status does not report the cause, only events do: a pod whose volumes cannot be mounted, a Job
+whose pods are refused, a claim whose StorageClass does not exist."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from rljob.operator.planning.pod_diagnosis import key_of_claim, waits_for_claim
 from rljob.operator.planning.timestamps import remaining
 
 PATIENCE = 8.0
-"""Seconds that mounting volumes, making pods and binding a claim may take before it is asked what keeps them."""
+"""Seconds that mounting volumes, creating pods and binding a claim may take before events are read."""
 ASK_SECONDS = 10.0
-"""Between two questions."""
+"""Interval between two reads of events."""
 _SILENT = frozenset({"", "ContainerCreating", "PodInitializing"})
 _ENDINGS = ("Complete", "SuccessCriteriaMet", "Failed", "FailureTarget", "Suspended")
 
 
 def stalled(pods: Iterable[Pod], children: Mapping[Ref, Child], now: float, claim: str = "") -> dict[str, float]:
-    """Return uid → seconds until it is to be asked what keeps an object; 0 or less once it is.
+    """Return uid → seconds until an object counts as stalled; 0 or less if it does.
 
     Args:
         pods: the job's.
         children: the job's.
         now: Unix seconds.
-        claim: that the job was given (spec.storage.claim); it is found by its key, not by its uid.
+        claim: spec.storage.claim; its entry has a key instead of a uid.
     """
     pods = list(pods)
     owners = {owner.uid for pod in pods if (owner := controller(pod)) is not None}
@@ -49,7 +49,7 @@ def stalled(pods: Iterable[Pod], children: Mapping[Ref, Child], now: float, clai
 
 
 def _is_silent(pod: Pod) -> bool:
-    """Return whether a pod has found a node and its containers say nothing of why they do not start."""
+    """Return whether a scheduled pod's containers report no reason for not starting."""
     if pod.status.phase != "Pending" or pod.metadata.deletion_timestamp is not None:
         return False
     if pod_condition(pod, DISRUPTED) is not None:

@@ -1,4 +1,4 @@
-"""Suspension: the run is told to end in good order, then every pod is freed; storage, settings and secrets stay."""
+"""Suspension: the run writes a checkpoint and stops, then every pod is deleted; storage, settings and secrets stay."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rljob.operator.planning.timestamps import remaining, seconds_of
 def suspend(builder: PlanBuilder, view: JobView) -> None:
     """Suspend a job, or keep it suspended: nothing is started.
 
-    The coordinator reads `spec.suspend` itself and says when it is done; what it said of an earlier spec does not
-    count.
+    The coordinator reads `spec.suspend` itself and reports when it is done; a report for an earlier generation is
+    ignored.
     """
     status, observed = builder.status, builder.observed
     since = seconds_of(status.suspended_at or "")
     begun = since is not None and is_suspended(status)
-    if since is None or not begun or since > builder.now:  # the clock went back: the grace begins anew
+    if since is None or not begun or since > builder.now:  # the clock went back: the grace period starts again
         builder.record_first = not begun
         status.suspended_at = builder.instant
     status.draining, status.draining_since, status.pending_since = [], None, None
@@ -42,7 +42,7 @@ def suspend(builder: PlanBuilder, view: JobView) -> None:
     if running or alive(observed.pods):
         _set_suspended(builder, False, "pods are being deleted")
     else:
-        _set_suspended(builder, True, "set spec.suspend to false and the run goes on from its last checkpoint")
+        _set_suspended(builder, True, "set spec.suspend to false to resume the run from its last checkpoint")
 
 
 def _set_suspended(builder: PlanBuilder, done: bool, message: str) -> None:
@@ -52,29 +52,29 @@ def _set_suspended(builder: PlanBuilder, done: bool, message: str) -> None:
 
 
 def is_suspended(status: RLJobStatus) -> bool:
-    """Return whether the job is suspended, or about to be.
+    """Return whether the job is suspended or being suspended.
 
-    The condition alone says so: `suspendedAt` may come back after a resume, if somebody else writes it too, and would
-    then have the job resumed again and again.
+    Only the condition decides: `suspendedAt` may reappear after a resume if another client writes it too, and would
+    then resume the job again and again.
     """
     found = conditions.find(status, "Suspended")
     return found is not None and found.reason in (reasons.SUSPENDING, reasons.SUSPENDED)
 
 
 def resume(builder: PlanBuilder) -> None:
-    """Take up a job that was suspended: the time it may take begins anew."""
+    """Resume a suspended job: its active deadline starts again."""
     status = builder.status
     status.suspended_at, status.pending_since = None, None
     if status.start_time is not None:
         status.start_time = builder.instant
     builder.record_first = True
-    conditions.set_condition(builder, "Suspended", False, reasons.RESUMED, "the run goes on")
+    conditions.set_condition(builder, "Suspended", False, reasons.RESUMED, "the run is resumed")
 
 
 def current_run(status: RLJobStatus) -> Run | None:
-    """Return what the coordinator says; None if it said that before the job was resumed, and has not been back since.
+    """Return status.run; None if the coordinator wrote it before the job was resumed.
 
-    The condition keeps the generation of the resume, as nothing else sets it.
+    The Suspended condition keeps the generation of the resume, as nothing else sets it.
     """
     run, resumed = status.run, conditions.find(status, "Suspended")
     if run is not None and resumed is not None and run.observed_generation < resumed.observed_generation:

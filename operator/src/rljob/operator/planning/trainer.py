@@ -1,8 +1,8 @@
-"""Attempts of the trainer: it fails as a group, and the next attempt is decided on and recorded before it is made.
+"""Attempts of the trainer: it fails as a group, and the next attempt is decided and recorded before it is created.
 
-What ended an attempt decides what it costs. A disruption, a Job that somebody deleted, a resume and a change of the
-trainer's fields are free. Exit code 2 ends the run. All else counts against failurePolicy.maxRestarts, less what long
-lives forgive, and is backed off.
+The cause of an attempt's end decides its cost. A disruption, a deleted Job, a resume and a change of the trainer's
+fields are free. Exit code 2 ends the run. Every other cause counts against failurePolicy.maxRestarts, minus one for
+every FORGIVING_LIFE seconds of work, and is backed off.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from rljob.operator.planning.timestamps import age, instant, remaining, seconds_
 
 LONGEST_BACK_OFF = 60.0
 FORGIVING_LIFE = 600.0
-"""Seconds of an attempt's life that forgive one earlier death."""
+"""Seconds of work of an attempt that offset one earlier failure."""
 QUICK_LIFE = 10.0
-"""A free attempt that ended sooner is backed off all the same: something goes wrong again and again."""
+"""A free attempt that ended sooner is backed off too, as the cause may repeat."""
 LOST_SECONDS = 30.0
-"""Seconds after the end of its grace that a pod which is still there is on a node that is lost."""
+"""Seconds after the end of its grace period after which an existing pod counts as on a lost node."""
 DONE_GRACE = 30.0
-"""Seconds that the coordinator has to say that the run is over, once the trainer ended with exit code 0."""
+"""Seconds that the coordinator has to report the end of the run after the trainer exited with code 0."""
 LONGEST_CAUSE = 1000
 _EXIT_2 = re.compile(rf"\bexit code {CONFIGURATION_ERROR}\b")
 
@@ -48,20 +48,20 @@ Cost = Literal["free", "charged", "fatal"]
 
 @dataclass(frozen=True)
 class AttemptEnd:
-    """Why an attempt is over, what it costs, and when it was (Unix seconds)."""
+    """Why and when an attempt ended (Unix seconds), and its cost."""
 
     cost: Cost
     why: str
     at: float
     exit: str = ""
     began: float = -math.inf
-    """When the last of the attempt's pods began, as far as that is known: waiting for a node is no life."""
+    """When the last of the attempt's pods started, if known: time without a node is not counted as work."""
 
 
 @dataclass(frozen=True)
 class AttemptDecision:
-    """What becomes of the attempt. ``ending`` of the one before if ``attempt`` is a new one; ``over`` if no other may
-    follow: reason and message; ``look_again`` in seconds if something becomes due."""
+    """Decision about an attempt. ``attempt``: the current or a new one; ``ending``: of the previous one if it is new;
+    ``over``: reason and message if no attempt may follow; ``requeue_after``: seconds, 0 for never."""
 
     attempt: Attempt
     ending: AttemptEnd | None = None
@@ -70,7 +70,7 @@ class AttemptDecision:
 
 
 def jobs(observed: Observed) -> dict[int, Child]:
-    """Return the trainer's Jobs by the number of their attempt."""
+    """Return attempt number → Job of the trainer."""
     found = {}
     for (kind, name), child in observed.children.items():
         if kind == "Job" and role_of(child) == TRAINER:
@@ -81,10 +81,10 @@ def jobs(observed: Observed) -> dict[int, Child]:
 
 
 def current_attempt(observed: Observed) -> Attempt | None:
-    """Return the attempt that is under way; None before the first.
+    """Return the current attempt; None before the first.
 
-    A Job of a later attempt than the status knows of says that the status is a copy of an earlier day: the attempts
-    go on from there, as a number is never used twice.
+    If a Job has a higher number than the status, the status was restored from an older copy: attempts continue from
+    the Job's number, as a number is never used twice.
     """
     recorded = observed.status.trainer
     highest = max(jobs(observed), default=0)
@@ -97,9 +97,9 @@ def current_attempt(observed: Observed) -> Attempt | None:
 
 
 def orphaned_jobs(observed: Observed, before: float = math.inf) -> dict[Ref, str]:
-    """Return Job → uid of attempts before ``before`` that still have pods though the Job is not to be seen.
+    """Return Job → uid of attempts before ``before`` that have pods although the Job is not observed.
 
-    Somebody took its label away, or it is gone and its pods go soon: having it deleted does no harm then.
+    The Job has lost its label, or it was deleted and its pods follow: deleting it again does no harm.
     """
     seen = {child.metadata.uid for child in jobs(observed).values()}
     found: dict[Ref, str] = {}
@@ -115,7 +115,7 @@ def orphaned_jobs(observed: Observed, before: float = math.inf) -> dict[Ref, str
 
 
 def decide(observed: Observed, attempt: Attempt, role_hash: str, policy: FailurePolicy) -> AttemptDecision:
-    """Return what becomes of ``attempt``, given the hash of the inputs that the trainer has now."""
+    """Return the decision about ``attempt``. ``role_hash``: of the trainer's current inputs."""
     now = observed.now
     job = jobs(observed).get(attempt.number)
     if attempt.role_hash and attempt.role_hash != role_hash:
@@ -138,7 +138,7 @@ def decide(observed: Observed, attempt: Attempt, role_hash: str, policy: Failure
 
 
 def pods_of(observed: Observed, attempt: Attempt, job: Child) -> list[Pod]:
-    """Return the pods of an attempt, also those that are being deleted, by name."""
+    """Return the pods of an attempt by name, including those with a deletionTimestamp."""
     number = str(attempt.number)
     pods = [
         pod
@@ -151,7 +151,7 @@ def pods_of(observed: Observed, attempt: Attempt, job: Child) -> list[Pod]:
 
 
 def _was_made(observed: Observed, attempt: Attempt) -> bool:
-    """Return whether an attempt whose Job is not recorded had one: pods of it are left."""
+    """Return whether an attempt without a recorded Job had one: it has pods."""
     number = str(attempt.number)
     return any(
         pod.metadata.labels.get(ROLE) == TRAINER and pod.metadata.labels.get(ATTEMPT) == number for pod in observed.pods
@@ -161,7 +161,7 @@ def _was_made(observed: Observed, attempt: Attempt) -> bool:
 def next_attempt(
     attempt: Attempt, now: float, role_hash: str, cause: str = "", back_off: float = 0.0, charged: float | None = None
 ) -> Attempt:
-    """Return the next attempt after ``attempt``, which ended for ``cause``, to begin after ``back_off`` seconds."""
+    """Return the attempt after ``attempt``, which ended because of ``cause``; it starts after ``back_off`` seconds."""
     return Attempt(
         number=attempt.number + 1,
         started_at=instant(now),
@@ -173,7 +173,7 @@ def next_attempt(
 
 
 def back_off_left(attempt: Attempt, now: float) -> float:
-    """Return the seconds until an attempt may begin; 0 once it may, and when the clock was set back meanwhile."""
+    """Return the seconds until an attempt may start; 0 if it may, or if the clock was set back."""
     if attempt.not_before is None or (seconds_of(attempt.started_at) or 0.0) > now:
         return 0.0
     return max(0.0, remaining(attempt.not_before, 0.0, now))
@@ -207,9 +207,9 @@ def _decision_after(
 
 
 def _ended(job: Child, pods: Sequence[Pod], now: float) -> AttemptEnd | None:
-    """Return how the attempt ended; None while it goes on.
+    """Return how the attempt ended; None while it runs.
 
-    A Job says that it will fail (FailureTarget) before its last pod is gone, which on a lost node is never.
+    A Job reports its failure (FailureTarget) before its last pod has ended, which on a lost node is never.
     """
     failed = condition(job, "Failed", "FailureTarget")
     if failed is not None:
@@ -256,7 +256,7 @@ def _time_of(condition: dict[str, Any], now: float) -> float:
 
 
 def _seconds_until_lost(pod: Pod, now: float) -> float:
-    """Return the seconds until a pod that is being deleted counts as lost."""
+    """Return the seconds until a pod with a deletionTimestamp counts as lost."""
     if pod.metadata.deletion_timestamp is None or pod.status.phase in ("Failed", "Succeeded"):
         return math.inf
     return remaining(pod.metadata.deletion_timestamp, LOST_SECONDS, now)
