@@ -115,14 +115,16 @@ def test_a_claim_says_what_its_class_says(world):
     world.warnings[claim.metadata.uid] = 'storageclass.storage.k8s.io "fast" not found'
     world.unschedulable("0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.", "runner")
     world.settle()
-    said = "claim sums-storage wants StorageClass fast, which is not there; make the class, or the claim anew with one "
-    said += "that is there (kubectl get storageclass)"
+    said = (
+        "claim sums-storage wants StorageClass fast, which does not exist; create the class, or create the claim again "
+    )
+    said += "with an existing one (kubectl get storageclass)"
     assert world.condition("Ready")[1:] == ("VolumeClaimPending", f"1 of 1 runner pod pending: {said}")
 
 
 NO_CLASS = 'storageclass.storage.k8s.io "nope" not found'
 NO_CLASS_SAID = (
-    "wants StorageClass nope, which is not there; make the class, or the claim anew with one that is there "
+    "wants StorageClass nope, which does not exist; create the class, or create the claim again with an existing one "
     "(kubectl get storageclass)"
 )
 

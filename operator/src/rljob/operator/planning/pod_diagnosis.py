@@ -189,8 +189,8 @@ def _unbound(context: DiagnosisContext) -> str:
 def _unprovided(warning: str) -> str:
     """Return the message for a warning event of a claim that is not bound."""
     if missing := _NO_CLASS.search(warning):
-        mend = "make the class, or the claim anew with one that is there (kubectl get storageclass)"
-        return f"wants StorageClass {missing['name']}, which is not there; {mend}"
+        fix = "create the class, or create the claim again with an existing one (kubectl get storageclass)"
+        return f"wants StorageClass {missing['name']}, which does not exist; {fix}"
     return f"is not bound: {warning}"
 
 
