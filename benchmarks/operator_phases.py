@@ -18,8 +18,8 @@ from benchmarks.operator_audit import Write, counted
 from benchmarks.operator_cluster import WORKERS, BenchmarkCluster, OperatorProcess, RequestError, Script
 from benchmarks.operator_jobs import changed_spec, children, manifest, name, namespace, run_status
 from rljob.manifests.context import Object
+from rljob.operator.client import OperatorClient
 from rljob.operator.executor import AT_A_TIME
-from rljob.operator.kube import Client
 from rljob.operator.resources import BY_KIND, CHILDREN, RLJOBS, SECRETS
 
 SEED = 5
@@ -41,7 +41,7 @@ async def measure_floor(
     prefix = "bare" if script is None else "owned"
     rendered = enumerate([children(i, pods, str(uuid.uuid4()), prefix) for i in range(jobs)])
     cluster.namespaces(sorted({namespace(i, prefix) for i in range(jobs)}))
-    async with Client(cluster.operator_access) as client:
+    async with OperatorClient(cluster.operator_access) as client:
 
         async def make(bodies: Iterable[Object]) -> None:
             slots = asyncio.Semaphore(AT_A_TIME)

@@ -11,7 +11,7 @@ import pytest
 from e2e.fields import place
 from rljob.api.load import validate
 from rljob.api.resolve import resolve
-from rljob.coordinator.own_job import place_in_cluster
+from rljob.coordinator.rljob_client import job_ref_from_environment
 from rljob.manifests import render
 from rljob.manifests.context import Context
 from rljob.protocol.environment import read_environment
@@ -84,7 +84,7 @@ def test_the_coordinator_is_told_which_rljob_is_its_own(monkeypatch):
     for variable, value in variables(pods()["fields-coordinator"]).items():
         monkeypatch.setenv(variable, value)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    own = place_in_cluster()
+    own = job_ref_from_environment()
     assert own is not None and (own.namespace, own.name, own.uid) == ("ns", "fields", "uid")
 
 

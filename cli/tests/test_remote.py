@@ -17,11 +17,12 @@ from websockets.exceptions import InvalidMessage
 from websockets.sync.server import ServerConnection, serve
 
 from rljob.kube.access import Access
+from rljob.kube.errors import AccessError, error_of
 from rljob.kube.plugin import Credential
-from rljob.local.errors import CliError
+from rljob.kube.sync_client import SyncApiClient
 from rljob.local.render import plain_lines
 from rljob.remote import export, forwarding
-from rljob.remote.api import Api, ApiError
+from rljob.remote.api import Api, RefusedError
 from rljob.remote.coordinator import Coordinator, CoordinatorUnavailableError
 from rljob.remote.forwarding import ForwardError, HandshakeError
 from rljob.remote.job import RemoteJob, job_snapshot
@@ -191,29 +192,32 @@ def test_a_port_whose_forwarding_never_begins_is_not_blamed_on_the_api_server_or
 )
 def test_a_refusal_is_one_sentence(code: int, status: dict[str, Any], sentence: str) -> None:
     api = Api(Access("https://k:1", context="c", user="jane"))
-    error = api.refusal(code, json.dumps({"kind": "Status", **status}).encode())
+    error = api.refusal(error_of(code, json.dumps({"kind": "Status", **status}).encode()))
     assert error.sentence.startswith(sentence) and error.exit_code == (1 if code == 500 else 2)
     assert error.missing_object == ("details" in status)
 
 
 def test_an_answer_of_something_that_is_no_api_server_is_a_sentence_too() -> None:
     api = Api(Access("https://k:1", context="c"))
-    assert api.refusal(502, b"<html>bad gateway</html>").sentence == "context c refuses: <html>bad gateway</html>"
-    assert isinstance(api.refusal(404, b"\xff"), ApiError)
+    assert (
+        api.refusal(error_of(502, b"<html>bad gateway</html>")).sentence
+        == "context c refuses: <html>bad gateway</html>"
+    )
+    assert isinstance(api.refusal(error_of(404, b"\xff")), RefusedError)
 
 
 def test_a_proxy_of_another_kind_is_refused() -> None:
-    with pytest.raises(CliError, match="the proxy socks5://p cannot be used"):
-        Api(Access("https://k:1", proxy="socks5://me:secret@p:1")).connection()
+    with pytest.raises(AccessError, match="the proxy socks5://p cannot be used"):
+        SyncApiClient(Access("https://k:1", proxy="socks5://me:secret@p:1"), "test").connection()
 
 
 def test_this_machine_is_behind_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.delenv("no_proxy", raising=False)
-    assert (Api(Access("http://127.0.0.1:1")).connection().host) == "127.0.0.1"
+    assert (SyncApiClient(Access("http://127.0.0.1:1"), "test").connection().host) == "127.0.0.1"
     monkeypatch.setenv("http_proxy", "http://user:pw@proxy:3128")
-    through = Api(Access("http://k:1")).connection()
+    through = SyncApiClient(Access("http://k:1"), "test").connection()
     assert (through.host, through.port) == ("proxy", 3128)
     assert through._tunnel_host == "k"  # type: ignore[attr-defined]
 
@@ -222,9 +226,9 @@ def test_no_proxy_may_name_networks_and_a_proxy_may_have_no_scheme(monkeypatch: 
     for name in ("no_proxy", "NO_PROXY", "http_proxy", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("http_proxy", "proxy:3128")
-    assert (Api(Access("http://10.1.2.3:1")).connection().host) == "proxy"
+    assert (SyncApiClient(Access("http://10.1.2.3:1"), "test").connection().host) == "proxy"
     monkeypatch.setenv("no_proxy", "example.com, 10.0.0.0/8")
-    assert (Api(Access("http://10.1.2.3:1")).connection().host) == "10.1.2.3"
+    assert (SyncApiClient(Access("http://10.1.2.3:1"), "test").connection().host) == "10.1.2.3"
 
 
 def test_secrets_are_in_no_representation() -> None:

@@ -18,8 +18,8 @@ from rljob.protocol.status import HistoryPoint
 
 NAMES = {
     "rljob_policy_version", "rljob_lineage", "rljob_trainer_incarnation", "rljob_engines",
-    "rljob_generated_tokens_total", "rljob_engine_deaths_total", "rljob_samples_ended_total", "rljob_samples",
-    "rljob_last_step", "rljob_accuracy",
+    "rljob_generated_tokens_total", "rljob_engine_crashes_total", "rljob_samples_discarded_total", "rljob_samples",
+    "rljob_groups", "rljob_last_step", "rljob_accuracy",
 }  # fmt: skip
 
 
@@ -56,7 +56,7 @@ async def test_the_names_of_figures_for_prometheus_stay(new_world: Any, tmp_path
         for sample in family.samples
     ]
     assert {sample.name for sample in samples} == NAMES
-    deaths = [sample for sample in samples if sample.name == "rljob_engine_deaths_total"]
+    deaths = [sample for sample in samples if sample.name == "rljob_engine_crashes_total"]
     assert [(sample.labels, sample.value) for sample in deaths] == [({"pool": "main"}, 1.0)]
 
 

@@ -8,12 +8,12 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
-from rljob.operator.errors import ApiError, GoneError, TooManyRequestsError, UnavailableError
-from rljob.operator.kube import Client
+from rljob.kube.errors import ApiError, GoneError, TooManyRequestsError, UnavailableError
+from rljob.operator.client import OperatorClient
 from rljob.operator.resources import Resource
 
 
-class DyingClient(Client):
+class DyingClient(OperatorClient):
     """Of an operator that dies at a write: of its ``at``-th nothing, or no more than the request, gets out."""
 
     at = 0
@@ -48,7 +48,7 @@ def dying(at: int, after: bool) -> type[DyingClient]:
     return type("Dying", (DyingClient,), {"at": at, "after": after})
 
 
-class RandomClient(Client):
+class RandomClient(OperatorClient):
     """A part of all requests fails: before they are sent, or afterwards so that the answer is lost."""
 
     share = 0.3
@@ -79,7 +79,7 @@ def unreliable(share: float, seed: int) -> type[RandomClient]:
     return type("Unreliable", (RandomClient,), {"share": share, "seed": seed})
 
 
-class HoldingClient(Client):
+class HoldingClient(OperatorClient):
     """Holds back what watches say while ``hold`` is clear."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -96,7 +96,7 @@ class HoldingClient(Client):
             yield line
 
 
-class BreakingClient(Client):
+class BreakingClient(OperatorClient):
     """Watches can be made to end, and to be too old when they begin again."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -129,14 +129,14 @@ class BreakingClient(Client):
             yield reading.result()
 
 
-class PagingClient(Client):
+class PagingClient(OperatorClient):
     """Lists in pages of two."""
 
     async def list(self, resource: Resource, namespace: str = "", **options: Any) -> bytes:
         return await super().list(resource, namespace, **{**options, "limit": 2})
 
 
-class MeddlingClient(Client):
+class MeddlingClient(OperatorClient):
     """Somebody else does something just before chosen requests of the operator."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:

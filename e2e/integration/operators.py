@@ -32,8 +32,8 @@ import aiohttp
 
 from rljob.kube.kubeconfig import from_kubeconfig
 from rljob.manifests.context import Cluster
+from rljob.operator.client import OperatorClient
 from rljob.operator.config import Settings
-from rljob.operator.kube import Client
 from rljob.operator.metrics import Metrics
 from rljob.operator.plan import Key
 from rljob.operator.reconcile import Planner, Result
@@ -94,7 +94,7 @@ class RunningOperator:
     """An operator in this process."""
 
     operator: Operator
-    client: Client
+    client: OperatorClient
     namespace: str
     """The first of those it looks at."""
     task: asyncio.Task[None]
@@ -170,7 +170,7 @@ async def running_operator(
     kubeconfig: Path,
     namespaces: Sequence[str],
     *,
-    client: type[Client] = Client,
+    client: type[OperatorClient] = OperatorClient,
     planner: Planner | None = None,
     cluster: Cluster | None = None,
     wall: Callable[[], float] = time.time,

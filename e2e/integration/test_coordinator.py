@@ -17,8 +17,9 @@ import pytest
 from e2e.fakes.engine import Faults
 from e2e.fakes.stage import Stage, make_job, on_stage
 from rljob.api.models import RLJob
-from rljob.coordinator import own_job
-from rljob.coordinator.own_job import OwnJob, Place
+from rljob.coordinator import rljob_client
+from rljob.coordinator.rljob_client import JobRef, RLJobClient
+from rljob.kube.errors import ConflictError
 from rljob.manifests import render
 from rljob.manifests.context import Context
 from tools.cluster.client import ApiError
@@ -50,8 +51,8 @@ class InCluster:
         return str(self.body["metadata"]["name"])
 
     @property
-    def place(self) -> Place:
-        return Place(self.cluster.url, self.namespace, self.name, self.body["metadata"]["uid"], self.account)
+    def job_ref(self) -> JobRef:
+        return JobRef(self.cluster.url, self.namespace, self.name, self.body["metadata"]["uid"], self.account)
 
     @property
     def path(self) -> str:
@@ -131,7 +132,7 @@ async def goes_on(stage: Stage, steps: int = 1) -> int:
     return wanted
 
 
-async def close(*jobs: OwnJob) -> None:
+async def close(*jobs: RLJobClient) -> None:
     """Close jobs; return when their TLS connections are closed too, which takes a moment longer."""
     for job in jobs:
         await job.close()
@@ -233,7 +234,7 @@ async def test_the_run_goes_on_while_the_api_server_is_away_and_says_so_when_it_
         stage.play("trainer", stage.trainer().run())
         await rljob.until(lambda run: run["progress"]["step"] > 0)
         cluster.stop("apiserver")
-        await stage.until("coordinator", "and the run goes on")
+        await stage.until("coordinator", "the run continues")
         reached = await goes_on(stage, 5)
         cluster.start("apiserver")  # in this thread, see Process
         await rljob.until(lambda run: run["progress"]["step"] >= reached)
@@ -276,7 +277,7 @@ async def test_operator_and_coordinator_write_one_status_without_taking_each_oth
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     rljob = make(cluster, namespace, tmp_path, make_job())
-    own = OwnJob(rljob.place)
+    own = RLJobClient(rljob.job_ref)
     try:
         await own.apply_run({"state": "Running", "queues": [{"name": "waiting", "value": 3}]})
         rljob.apply_status(observedGeneration=1, draining=["a"])
@@ -295,19 +296,19 @@ async def test_a_job_of_the_same_name_that_is_not_its_own_is_not_obeyed_and_know
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     rljob = make(cluster, namespace, tmp_path, make_job())
-    old, new = OwnJob(replace(rljob.place, uid="of-one-that-was-deleted")), OwnJob(rljob.place)
+    old, new = RLJobClient(replace(rljob.job_ref, uid="of-one-that-was-deleted")), RLJobClient(rljob.job_ref)
     tasks: list[asyncio.Task[None]] = []
-    heard: list[tuple[OwnJob, str]] = []
+    heard: list[tuple[RLJobClient, str]] = []
     try:
         for job in (old, new):
             tasks.append(asyncio.create_task(job.follow(lambda seen, job=job: heard.append((job, seen.metadata.uid)))))
-        while not (old.heard_at and new.heard_at):
+        while not (old.last_event_at and new.last_event_at):
             await asyncio.sleep(0.01)
         assert old.gone and not new.gone
         cluster.api.delete(rljob.path)
         while not new.gone:
             await asyncio.sleep(0.01)
-        assert {(job, uid) for job, uid in heard} == {(new, rljob.place.uid)}
+        assert {(job, uid) for job, uid in heard} == {(new, rljob.job_ref.uid)}
     finally:
         for task in tasks:
             task.cancel()
@@ -320,9 +321,13 @@ async def test_nothing_is_told_to_another_job_of_the_same_name(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     rljob = make(cluster, namespace, tmp_path, make_job())
-    old, own = OwnJob(replace(rljob.place, uid="11111111-2222-3333-4444-555555555555")), OwnJob(rljob.place)
+    old = RLJobClient(replace(rljob.job_ref, uid="11111111-2222-3333-4444-555555555555"))
+    own = RLJobClient(rljob.job_ref)
+        RLJobClient(replace(rljob.job_ref, uid="11111111-2222-3333-4444-555555555555")),
+        RLJobClient(rljob.job_ref),
+    )
     try:
-        with pytest.raises(own_job.ApiError, match="is another one by now") as refused:
+        with pytest.raises(ConflictError, match="is another one by now") as refused:
             await old.apply_run({"state": "Succeeded"})
         assert refused.value.code == 409
         version = await own.apply_run({"state": "Running"})
@@ -333,7 +338,7 @@ async def test_nothing_is_told_to_another_job_of_the_same_name(
         cluster.api.delete(rljob.path)
         await asyncio.to_thread(cluster.api.wait_gone, rljob.path)
         cluster.api.create(manifest(namespace, "sums", make_job()))
-        with pytest.raises(own_job.ApiError, match="is another one by now"):
+        with pytest.raises(ConflictError, match="is another one by now"):
             await own.apply_run({"state": "Succeeded"})
         assert own.gone and "run" not in rljob.get().get("status", {})
     finally:
@@ -356,11 +361,11 @@ async def test_an_end_that_somebody_wiped_from_the_status_is_told_again(
 async def test_no_change_is_missed_when_watches_end_or_their_version_is_gone(
     cluster: ControlPlane, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_job, "WATCH_SECONDS", 1)
-    monkeypatch.setattr(own_job, "FIRST_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(rljob_client, "WATCH_SECONDS", 1)
+    monkeypatch.setattr("rljob.kube.backoff.FIRST_SECONDS", 0.01)
     rljob = make(cluster, namespace, tmp_path, make_job())
-    own = Forgotten(rljob.place)
-    heard: asyncio.Queue[own_job.Seen] = asyncio.Queue()
+    own = Forgotten(rljob.job_ref)
+    heard: asyncio.Queue[rljob_client.RLJobView] = asyncio.Queue()
     following = asyncio.create_task(own.follow(heard.put_nowait))
     try:
         await heard.get()
@@ -379,7 +384,7 @@ async def test_no_change_is_missed_when_watches_end_or_their_version_is_gone(
         await close(own)
 
 
-class Forgotten(OwnJob):
+class Forgotten(RLJobClient):
     """Its first list has a version that the API server does not know any more."""
 
     forgotten = False
@@ -394,4 +399,4 @@ class Forgotten(OwnJob):
 
 def watches_ended() -> float:
     """Return how many watches of this process were answered and have ended."""
-    return own_job.API_REQUESTS.labels("watch", "200")._value.get()
+    return rljob_client.API_REQUESTS.labels("watch", "200")._value.get()

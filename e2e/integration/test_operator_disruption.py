@@ -9,7 +9,7 @@ import pytest
 
 from e2e.integration.lives import Life
 from e2e.integration.operators import running_operator
-from rljob.operator.planning import budgets
+from rljob.operator.planning import scale
 from tools.cluster.client import ApiError
 from tools.cluster.controlplane import ControlPlane
 
@@ -41,7 +41,7 @@ async def evict(life: Life, pod: str) -> bool:
 
 async def test_a_drain_ends_where_no_node_has_room_for_what_it_evicts(life: Life, monkeypatch):
     """One engine after the other goes, though what takes their place finds no node."""
-    monkeypatch.setattr(budgets, "PATIENCE", 1.0)
+    monkeypatch.setattr(scale, "SCHEDULING_SECONDS", 1.0)
     mark = {"rljob.test/engines": life.namespace}
     nodes = await asyncio.to_thread(life.cluster.api.list, "/api/v1/nodes")
     path = f"/api/v1/nodes/{nodes[0]['metadata']['name']}"
@@ -85,5 +85,5 @@ async def test_pods_that_a_namespace_refuses_are_said_to_be_in_its_words(life: L
     await life.kubectl("label", "namespace", life.namespace, *(f"{key}={value}" for key, value in labels.items()))
     async with operator(life):
         await life.apply(trainer={"hostNetwork": True}, network={"policy": "Disabled"})
-        message = await life.reason("PodsRefused")
+        message = await life.reason("PodsForbidden")
         assert message.startswith('1 of 1 trainer pod refused: violates PodSecurity "baseline:latest": host namespaces')

@@ -12,7 +12,6 @@ import pytest
 from e2e.integration.faulty import BreakingClient, HoldingClient, MeddlingClient, PagingClient, unreliable
 from e2e.integration.operators import Object, job, running_operator
 from e2e.integration.scene import Scene
-from rljob.operator import kube
 from rljob.operator.resources import CHILDREN
 from tools.cluster.controlplane import ControlPlane
 
@@ -137,7 +136,7 @@ async def test_a_foreign_object_of_the_same_name_is_reported_and_left_alone(scen
 
         async def reported() -> bool:
             reason, message = await scene.ready_reason()
-            return reason == "ForeignObject" and f"{kind} {name}" in message
+            return reason == "NameConflict" and f"{kind} {name}" in message
 
         await scene.until(reported)
         await operator.settled()
@@ -158,16 +157,16 @@ async def test_a_foreign_object_of_a_later_role_is_reported_before_anything_is_s
         await scene.create(job(scene.namespace))
 
         async def reported() -> bool:
-            return (await scene.ready_reason())[0] == "ForeignObject"
+            return (await scene.ready_reason())[0] == "NameConflict"
 
         await scene.until(reported)
-        assert "Deployment sums-rollout-main belongs to somebody else" in (await scene.ready_reason())[1]
+        assert "Deployment sums-rollout-main belongs to another owner" in (await scene.ready_reason())[1]
         await operator.idle()
         assert operator.writes.keys() & {"create jobs", "create deployments", "create statefulsets"} == set()
         await scene.delete("Deployment", "sums-rollout-main")
 
         async def started() -> bool:
-            return bool(await scene.list("Job")) and (await scene.ready_reason())[0] != "ForeignObject"
+            return bool(await scene.list("Job")) and (await scene.ready_reason())[0] != "NameConflict"
 
         await scene.until(started)
 
@@ -269,7 +268,7 @@ async def test_watches_that_break_or_are_too_old_lose_no_change(scene: Scene):
 
 
 async def test_a_watch_that_falls_silent_is_begun_again_and_loses_no_change(scene: Scene, monkeypatch):
-    monkeypatch.setattr(kube, "STALL_SECONDS", 1.0)
+    monkeypatch.setattr("rljob.kube.client.STALL_SECONDS", 1.0)
     async with scene.operator() as operator:
         restarts = operator.operator.metrics.watch_restarts.labels("services", "error")
         await scene.create(job(scene.namespace))
@@ -321,7 +320,7 @@ async def test_what_the_api_server_finds_invalid_is_reported_and_made_once_the_s
 
         async def reported() -> bool:
             reason, message = await scene.ready_reason()
-            return reason == "ApiRefused" and "nowhere" in message
+            return reason == "APIRejected" and "nowhere" in message
 
         await scene.until(reported)
         await scene.patch("RLJob", "sums", {"spec": {"runner": {"template": None}}})

@@ -12,8 +12,8 @@ import pytest
 from e2e.integration.faulty import MeddlingClient
 from e2e.integration.lives import Life
 from e2e.integration.operators import Object, running_operator
-from rljob.operator.errors import ForbiddenError
-from rljob.operator.kube import Client
+from rljob.kube.errors import ForbiddenError
+from rljob.operator.client import OperatorClient
 from rljob.operator.resources import Resource
 from tools.cluster.controlplane import ControlPlane
 
@@ -81,15 +81,15 @@ async def test_a_foreign_object_that_is_labelled_as_the_jobs_is_reported_and_cos
     await asyncio.to_thread(life.cluster.api.create, {"apiVersion": "v1", "kind": "ConfigMap", **mine})
     async with operator(life) as running:
         await life.apply()
-        await life.reason("ForeignObject")
+        await life.reason("NameConflict")
         await life.kubectl("label", "configmap", "sums-job", "rljob.dev/job=sums")
         await running.settled()
-        assert "ConfigMap sums-job" in await life.reason("ForeignObject")
+        assert "ConfigMap sums-job" in await life.reason("NameConflict")
         await life.kubectl("delete", "configmap", "sums-job")
         await life.ready_pods()
 
 
-class Refusing(Client):
+class Refusing(OperatorClient):
     """Pods may not be patched, StatefulSets not be deleted."""
 
     refuses = True

@@ -241,7 +241,7 @@ async def test_pods_that_find_no_accelerator_say_so_and_fail_the_run_in_time(lif
         message = await life.reason("PodsPending")
         assert message == "1 of 1 trainer pod pending: insufficient nvidia.com/gpu"
         assert (await life.status())["pendingSince"]
-        await life.reason("PodsPendingTooLong", "Failed")
+        await life.reason("PendingTimeout", "Failed")
         await life.no_pods("coordinator")
 
 
@@ -270,7 +270,7 @@ async def test_a_quota_that_is_exceeded_is_named(life: Life):
 async def test_a_part_that_crashes_says_how(life: Life):
     async with operator(life):
         await life.apply(runner={"template": annotated(**{"exit-code": "1", "message": "ImportError: no module x"})})
-        message = await life.reason("RolesCrashing")
+        message = await life.reason("CrashLoop")
         assert message.startswith("1 of 1 runner pod crashing: exit code 1: ImportError: no module x")
 
 
@@ -325,7 +325,7 @@ async def test_a_retained_claim_is_taken_over_by_the_same_job_and_by_no_other(li
         await life.delete()
         await life.until(lambda: _nothing_but_the_claim(life))
         await life.apply(seed=7)
-        message = await life.reason("ForeignObject")
+        message = await life.reason("NameConflict")
         assert "sums-storage" in message
         assert "another name" in message
         assert await life.pods() == []

@@ -67,7 +67,7 @@ def test_an_image_that_does_not_exist_shows_in_the_conditions_within_30_seconds(
     template = {"spec": {"containers": [{"name": "main", "image": image, "imagePullPolicy": "IfNotPresent"}]}}
     spec = idle()
     job = job_in(node, namespace, **spec | {"trainer": spec["trainer"] | {"template": template}})
-    message = job.has_reason("Ready", "ImageCannotBePulled", SOON)
+    message = job.has_reason("Ready", "ImagePullFailed", SOON)
     assert image in message and "trainer" in message and "correct" in message, message
 
 
@@ -79,7 +79,7 @@ def test_a_model_that_does_not_exist_shows_in_the_conditions_within_30_seconds(n
 
 def test_a_volume_that_does_not_exist_shows_in_the_conditions_within_30_seconds(node: Cluster, namespace: str) -> None:
     job = job_in(node, namespace, storage={"claim": "there-is-none"})
-    message = job.has_reason("Ready", "ClaimNotBound", SOON)
+    message = job.has_reason("Ready", "VolumeClaimPending", SOON)
     assert "claim there-is-none is not there" in message and "spec.storage.claim" in message, message
 
 
@@ -98,7 +98,7 @@ def test_a_foreign_deployment_of_the_same_name_is_left_alone(node: Cluster, name
     }
     made = node.api.create(theirs)
     job = job_in(node, namespace, **idle())
-    message = job.has_reason("Ready", "ForeignObject", SOON)
+    message = job.has_reason("Ready", "NameConflict", SOON)
     assert "Deployment" in message and "quickstart-runner" in message, message
     assert not job.pods(), "the runner comes late: nothing that waits for it is started"
     found = job.get("Deployment", "quickstart-runner")

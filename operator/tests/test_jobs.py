@@ -3,9 +3,9 @@
 import msgspec
 
 from rljob.api.status import RLJobStatus
+from rljob.operator.api_types import Meta
 from rljob.operator.cache import SeenJob
 from rljob.operator.jobs import Jobs, read_status
-from rljob.operator.seen import Meta
 
 SPEC = {
     "models": [{"name": "policy", "source": "job://model"}],

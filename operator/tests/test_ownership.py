@@ -1,7 +1,7 @@
 """Whose an object is, and what of it is ours."""
 
+from rljob.operator.api_types import Meta, OwnerReference
 from rljob.operator.ownership import applied_fields, foreign_sentence, is_ours
-from rljob.operator.seen import Meta, OwnerReference
 
 JOB = Meta(name="sums", namespace="research", uid="u1")
 

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rljob.api.status import RLJobStatus
 from rljob.operator.planning import Rendering, plan
-from rljob.operator.planning.times import instant, seconds_of
+from rljob.operator.planning.timestamps import instant, seconds_of
 from rljob.operator.planning.trainer import jobs
 
 from .world import CLUSTER, World, put

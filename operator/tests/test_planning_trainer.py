@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from rljob.api.status import RLJobStatus
-from rljob.operator.planning.times import instant
-from rljob.operator.seen import ObjectCondition
+from rljob.operator.api_types import ObjectCondition
+from rljob.operator.planning.timestamps import instant
 
 from .world import BEGIN, World, put
 
@@ -296,7 +296,7 @@ def test_a_job_that_makes_no_pods_is_pointed_to():
     text = "2 of 2 trainer pods not made yet: refused, or a quota is used up; "
     text += "kubectl describe job sums-trainer-1 tells why"
     assert world.role("trainer").summary == text
-    assert world.why == "PodsRefused"
+    assert world.why == "PodsForbidden"
     assert world.decide().after == 10
 
 
@@ -308,7 +308,7 @@ def test_a_pod_that_was_deleted_long_after_its_job_was_made_is_not_said_to_be_re
     job.body["status"] = {"active": 1, "terminating": 1}
     world.settle()
     assert "refused" not in world.role("trainer").summary
-    assert world.why == "RolesNotReady"
+    assert world.why == "PodsNotReady"
 
 
 def test_a_job_that_makes_no_pods_counts_as_pending():
@@ -319,7 +319,7 @@ def test_a_job_that_makes_no_pods_counts_as_pending():
     assert world.status.pending_since is not None
     world.now += 101
     world.settle()
-    assert world.condition("Failed")[1] == "PodsPendingTooLong"
+    assert world.condition("Failed")[1] == "PendingTimeout"
 
 
 def test_a_column_says_what_died(world):

@@ -2,9 +2,9 @@
 
 import datetime
 
+from rljob.operator.api_types import Meta
 from rljob.operator.plan import Event
 from rljob.operator.recorder import MESSAGE_CHARACTERS, event_body
-from rljob.operator.seen import Meta
 
 JOB = Meta(name="sums", namespace="research", uid="u1", resource_version="7")
 NOW = datetime.datetime(2026, 1, 31, 12, tzinfo=datetime.UTC)

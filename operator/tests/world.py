@@ -10,10 +10,7 @@ from msgspec.structs import force_setattr
 from rljob.api.models import RLJob
 from rljob.api.status import RLJobStatus, Run
 from rljob.manifests.context import Cluster
-from rljob.operator.plan import Observed, Plan, Ref
-from rljob.operator.planning import Rendering, plan
-from rljob.operator.planning.times import instant
-from rljob.operator.seen import (
+from rljob.operator.api_types import (
     Child,
     ContainerState,
     ContainerStatus,
@@ -25,6 +22,9 @@ from rljob.operator.seen import (
     Terminated,
     Waiting,
 )
+from rljob.operator.plan import Observed, Plan, Ref
+from rljob.operator.planning import Rendering, plan
+from rljob.operator.planning.timestamps import instant
 
 BEGIN = 1_800_000_000.0
 SPEC: dict[str, Any] = {
@@ -56,7 +56,7 @@ class World:
         self.pods: dict[str, Pod] = {}
         self.foreign: dict[Ref, str] = {}
         self.refused: dict[Ref, str] = {}
-        self.mishaps: dict[str, str] = {}
+        self.warnings: dict[str, str] = {}
         self.claim_in_use = ""
         self.problems: list[str] = []
         self.events: list[tuple[str, str]] = []
@@ -102,7 +102,7 @@ class World:
             foreign=self.foreign,
             refused=self.refused,
             now=self.now,
-            mishaps=self.mishaps,
+            warnings=self.warnings,
             claim_in_use=self.claim_in_use,
         )
 

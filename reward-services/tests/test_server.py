@@ -48,6 +48,6 @@ async def test_health_and_metrics_are_plain_http(client):
         "rljob_reward_samples_total",
         "rljob_reward_seconds",
         "rljob_reward_timeouts_total",
-        "rljob_reward_worker_deaths_total",
+        "rljob_reward_worker_crashes_total",
         "rljob_reward_failures_total",
     } <= names

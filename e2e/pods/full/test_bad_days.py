@@ -65,7 +65,7 @@ def test_an_image_of_the_second_attempt_that_is_missing_is_said_and_the_job_goes
     step = job.reaches(6, SECONDS)
     trainer = job.body["spec"]["trainer"]
     job.change(trainer=with_main(trainer, image="localhost/there-is-none:2", imagePullPolicy="IfNotPresent"))
-    message = job.has_reason("Ready", "ImageCannotBePulled", 30)
+    message = job.has_reason("Ready", "ImagePullFailed", 30)
     assert "localhost/there-is-none:2" in message
     job.change(trainer={"template": None})
     job.reaches(step + 2, SECONDS)

@@ -10,8 +10,10 @@ from typing import Any
 from rljob import manifests
 from rljob.api.models import RLJob
 from rljob.api.problems import ManifestError
+from rljob.kube.resources import APPLY_PATCH, MERGE_PATCH
+from rljob.kube.sync_client import Object
 from rljob.local.errors import CliError
-from rljob.remote.api import APPLY, CONFLICT, MANAGER, MERGE, ApiError, Object
+from rljob.remote.api import CONFLICT, FIELD_MANAGER, RefusedError
 from rljob.remote.job import RemoteJob
 from rljob.remote.lookup import Namespace, holds, is_active
 
@@ -20,7 +22,7 @@ NOT_RECONCILED_SECONDS = 30.0
 """After so long without a reaction the user is told that no operator reconciles the RLJob."""
 GRACE = "rljob.dev/suspend-grace-seconds"
 """Annotation: spec.suspendGraceSeconds as it was before `stop --now`, as JSON."""
-OWN = f'conflict with "{MANAGER}"'
+OWN = f'conflict with "{FIELD_MANAGER}"'
 
 
 def apply(where: Namespace, job: RLJob, source: str, *, dry_run: bool = False, force: bool = False) -> str:
@@ -46,7 +48,7 @@ def apply(where: Namespace, job: RLJob, source: str, *, dry_run: bool = False, f
     query = {"fieldValidation": "Strict"} | ({"dryRun": "All"} if dry_run else {})
     try:
         after = _applied(where, path, body, query, force)["metadata"]
-    except ApiError as error:
+    except RefusedError as error:
         raise _refused(error, where, source) from None
     if before.get("uid") != after["uid"] or not before:
         return "created"
@@ -55,22 +57,21 @@ def apply(where: Namespace, job: RLJob, source: str, *, dry_run: bool = False, f
 
 def _applied(where: Namespace, path: str, body: Object, query: dict[str, str], force: bool) -> Object:
     try:
-        return where.api.patch(path, body, APPLY, force=str(force).lower(), **query)
-    except ApiError as error:
+        return where.api.patch(path, body, APPLY_PATCH, force=str(force).lower(), **query)
+    except RefusedError as error:
         if error.code != CONFLICT or not all(str(cause.get("message")).startswith(OWN) for cause in _causes(error)):
             raise
-    return where.api.patch(
-        path, body, APPLY, force="true", **query
-    )  # fields that rljob stop has set belong to rljob too
+    # The fields that `rljob stop` has set belong to rljob too.
+    return where.api.patch(path, body, APPLY_PATCH, force="true", **query)
 
 
-def _causes(error: ApiError) -> list[dict[str, Any]]:
-    return list((error.status.get("details") or {}).get("causes") or [{}])
+def _causes(error: RefusedError) -> list[dict[str, Any]]:
+    return list(error.cause.details.get("causes") or [{}])
 
 
-def _refused(error: ApiError, where: Namespace, source: str) -> Exception:
+def _refused(error: RefusedError, where: Namespace, source: str) -> Exception:
     causes = _causes(error)
-    if error.missing_object and error.status["details"].get("kind") == "namespaces":
+    if error.missing_object and error.cause.details.get("kind") == "namespaces":
         return CliError(f"there is no {where.place}; create the namespace, or give another with -n", 2)
     if error.code == CONFLICT and "field" in causes[0]:
         fields = ", ".join(sorted({str(cause["field"]).removeprefix(".") for cause in causes}))
@@ -117,7 +118,7 @@ def resume(job: RemoteJob) -> None:
 def _set(job: RemoteJob, fields: dict[str, Any], annotations: dict[str, Any]) -> None:
     api, path = job.namespace.api, job.namespace.path(job.name)
     uid = job.body["metadata"]["uid"]  # not another job of the same name
-    job.body = api.patch(path, {"metadata": {"uid": uid, "annotations": annotations}, "spec": fields}, MERGE)
+    job.body = api.patch(path, {"metadata": {"uid": uid, "annotations": annotations}, "spec": fields}, MERGE_PATCH)
 
 
 def _kept(job: RemoteJob) -> dict[str, Any]:

@@ -11,11 +11,12 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from rljob.api.pods import READERS_PORT
+from rljob.kube.sync_client import Object
 from rljob.local.errors import CliError
 from rljob.manifests.names import claim_name
 from rljob.protocol.status import NOTE_HEADER
 from rljob.remote import forwarding
-from rljob.remote.api import FORBIDDEN, UNAUTHORIZED, ApiError, Object
+from rljob.remote.api import FORBIDDEN, UNAUTHORIZED, RefusedError
 from rljob.remote.lookup import COORDINATOR, Namespace, conditions, holds, is_active
 from rljob.remote.pod_diagnosis import not_reconciled_message
 
@@ -82,7 +83,7 @@ class Coordinator:
             raise CoordinatorUnavailableError(error.sentence) from None
         except forwarding.ForwardError as error:
             raise self._silent(error) from None
-        except ApiError as error:
+        except RefusedError as error:
             if error.code in (UNAUTHORIZED, FORBIDDEN):
                 raise
             raise self._silent(error) from None

@@ -18,8 +18,11 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
+from rljob.kube.errors import error_of
+from rljob.kube.resources import PODS
+from rljob.kube.sync_client import ANSWER_SECONDS
 from rljob.local.errors import CliError
-from rljob.remote.api import ANSWER_SECONDS, Api
+from rljob.remote.api import Api
 
 PROTOCOL = Subprotocol("v4.channel.k8s.io")
 DATA, ERROR = b"\0", b"\1"
@@ -46,7 +49,7 @@ class Tunnel:
     """A connection to a port of a pod; what :mod:`http.client` wants of a socket. ``patience``: seconds without a byte.
 
     Raises:
-        ApiError: the API server refuses.
+        RefusedError: the API server refuses.
         HandshakeError: it does not forward the port, at several tries.
         CliError: it cannot be reached.
     """
@@ -139,7 +142,7 @@ def _forwarded(api: Api, namespace: str, pod: str, port: int) -> ClientConnectio
 
 def _shaken(api: Api, namespace: str, pod: str, port: int) -> ClientConnection:
     """Try once."""
-    path = f"/api/v1/namespaces/{namespace}/pods/{pod}/portforward?{urlencode({'ports': port})}"
+    path = f"{PODS.path(namespace, pod, 'portforward')}?{urlencode({'ports': port})}"
     headers = {name: value for name, value in api.headers().items() if name not in ("Connection", "Accept")}
     agent = headers.pop("User-Agent")
     sock = api.dial()  # with TLS where there is any: to websockets it is a plain connection
@@ -158,7 +161,7 @@ def _shaken(api: Api, namespace: str, pod: str, port: int) -> ClientConnection:
         )
     except InvalidStatus as error:
         sock.close()
-        raise api.refusal(error.response.status_code, bytes(error.response.body or b"")) from None
+        raise api.refusal(error_of(error.response.status_code, bytes(error.response.body or b""))) from None
     except (*BROKEN_OFF, InvalidHandshake):
         sock.close()
         raise
@@ -178,7 +181,7 @@ def get(
         patience: seconds, between two pieces of the answer.
 
     Raises:
-        ApiError: the API server refuses to forward.
+        RefusedError: the API server refuses to forward.
         ForwardError: the pod does not answer.
         CliError: the API server cannot be reached.
     """

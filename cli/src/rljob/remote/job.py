@@ -8,10 +8,11 @@ from datetime import datetime
 
 import msgspec
 
+from rljob.kube.sync_client import Object
 from rljob.local.errors import CliError
 from rljob.local.snapshot import ComponentState, RunSnapshot
 from rljob.protocol.status import RunStatus
-from rljob.remote.api import FORBIDDEN, ApiError, Object
+from rljob.remote.api import FORBIDDEN, RefusedError
 from rljob.remote.coordinator import Coordinator, CoordinatorUnavailableError
 from rljob.remote.lookup import Namespace, conditions, holds, is_active, namespace
 from rljob.remote.pod_diagnosis import not_reconciled_message
@@ -46,7 +47,7 @@ class RemoteJob:
         """
         try:
             self.body = self.namespace.api.get(self.namespace.path(self.name))
-        except ApiError as error:
+        except RefusedError as error:
             if error.missing_object:
                 raise CliError(f"the {self.place} was deleted; a retained claim keeps its ledger", 2) from None
             raise
@@ -62,7 +63,7 @@ class RemoteJob:
             status, _ = coordinator.ask("/v1/status", RunStatus)
         except CoordinatorUnavailableError as error:
             note = error.sentence if recorded and is_active(body) else ""
-        except ApiError as error:
+        except RefusedError as error:
             if error.code != FORBIDDEN:
                 raise
             note = f"from the RLJob, without rewards and components of the coordinator: {error.sentence}"

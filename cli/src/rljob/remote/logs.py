@@ -16,11 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from rljob.kube.resources import PODS
+from rljob.kube.sync_client import Object
 from rljob.local.errors import CliError
 from rljob.local.logs import Line
 from rljob.manifests.labels import ROLE
 from rljob.remote import pod_diagnosis
-from rljob.remote.api import BAD_REQUEST, NOT_FOUND, ApiError, Object
+from rljob.remote.api import BAD_REQUEST, NOT_FOUND, RefusedError
 from rljob.remote.job import RemoteJob
 from rljob.remote.lookup import is_active
 
@@ -145,7 +147,7 @@ class Logs:
             try:
                 with self._open(source, query) as answer:
                     lines += _lines(answer, source.part)
-            except ApiError as error:
+            except RefusedError as error:
                 if error.code not in (BAD_REQUEST, NOT_FOUND):  # it has not started, or was deleted
                     raise
             except (OSError, http.client.HTTPException) as error:
@@ -153,7 +155,7 @@ class Logs:
         return lines
 
     def _open(self, source: Source, query: dict[str, str], timeout: float | None = 30.0) -> http.client.HTTPResponse:
-        path = f"/api/v1/namespaces/{self._job.namespace.name}/pods/{source.pod}/log"
+        path = PODS.path(self._job.namespace.name, source.pod, "log")
         query = {"container": source.container, "timestamps": "true", **query}
         return self._job.namespace.api.open("GET", path, query, timeout=timeout)
 

@@ -6,10 +6,11 @@ import re
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from rljob.api.models import API_VERSION
+from rljob.kube.resources import PODS, RLJOBS
+from rljob.kube.sync_client import Object
 from rljob.local.errors import CliError
 from rljob.manifests.labels import selector_text
-from rljob.remote.api import BAD_REQUEST, FORBIDDEN, Api, ApiError, Object, connect
+from rljob.remote.api import BAD_REQUEST, FORBIDDEN, Api, RefusedError, connect
 
 MOST_NAMED = 8
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -50,8 +51,7 @@ class Namespace:
 
     def path(self, job: str = "") -> str:
         """Return the path of an RLJob, or of all."""
-        collection = f"/apis/{API_VERSION}/namespaces/{self.name}/rljobs"
-        return f"{collection}/{quote(job, safe='')}" if job else collection
+        return RLJOBS.path(self.name, quote(job, safe=""))
 
     def find(self, name: str | None) -> Object:
         """Return the RLJob called ``name``. None: the active one, or the newest when none is active.
@@ -62,7 +62,7 @@ class Namespace:
         if name is not None:
             try:
                 return self.api.get(self.path(name))
-            except ApiError as error:
+            except RefusedError as error:
                 if not error.missing_object:
                     raise
             raise CliError(f"there is no RLJob {name!r} in {self.place}; {self._instead()}", 2)
@@ -81,15 +81,14 @@ class Namespace:
         """Return whether there is an RLJob called ``name``."""
         try:
             return bool(self.api.get(self.path(name)))
-        except ApiError as error:
+        except RefusedError as error:
             if error.missing_object or error.code == BAD_REQUEST:  # such as a path
                 return False
             raise
 
     def pods(self, job: str, role: str = "") -> list[Object]:
         """Return the pods of an RLJob, or of one of its roles, the oldest first."""
-        path = f"/api/v1/namespaces/{self.name}/pods"
-        found = self.api.get(path, labelSelector=selector_text(job, role))["items"]
+        found = self.api.get(PODS.path(self.name), labelSelector=selector_text(job, role))["items"]
         return sorted(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
     def _all(self) -> list[Object]:
@@ -102,7 +101,7 @@ class Namespace:
             known = _names(self._all())
             if not known:
                 self.api.get(f"/api/v1/namespaces/{self.name}")
-        except ApiError as error:
+        except RefusedError as error:
             if error.missing_object:
                 return "the namespace does not exist; give another with -n"
             if error.code != FORBIDDEN:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rljob.kube.sync_client import Object
 from rljob.manifests.names import role_name
-from rljob.remote.api import Object
 from rljob.remote.lookup import COORDINATOR, conditions, holds
 
 INITIALIZER = "initializer"

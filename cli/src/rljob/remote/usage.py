@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from rljob.kube.sync_client import Object
 from rljob.local.errors import CliError
 from rljob.local.snapshot import ComponentState, RunSnapshot
 from rljob.local.usage import Usage
-from rljob.remote.api import Object
 from rljob.remote.job import RemoteJob
 from rljob.remote.lookup import Namespace
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 REGISTRY = CollectorRegistry()
 
 REFUSED = Counter(
-    "rljob_refused_messages", "Messages refused: bad token, bad frame, old incarnation", ["role"], registry=REGISTRY
+    "rljob_rejected_messages", "Messages rejected: bad token, bad frame, old incarnation", ["role"], registry=REGISTRY
 )
 
 API_REQUESTS = Counter(
-    "rljob_api_requests", "Requests to the Kubernetes API; code none: no answer", ["verb", "code"], registry=REGISTRY
+    "rljob_api_requests", "Requests to the Kubernetes API; code error: no answer", ["verb", "code"], registry=REGISTRY
 )
 
 
@@ -43,18 +43,20 @@ class RunCollector:
         yield CounterMetricFamily(
             "rljob_generated_tokens", "Tokens recorded since start", value=run.trajectories.generated_tokens
         )
-        died = CounterMetricFamily("rljob_engine_deaths", "Engine servers that died since start", labels=["pool"])
+        died = CounterMetricFamily("rljob_engine_crashes", "Engine servers that crashed since start", labels=["pool"])
         for pool in run.spec.rollouts:
             died.add_metric([pool.name], run.engines.died[pool.name])
         yield died
-        ended = CounterMetricFamily("rljob_samples_ended", "Samples that were not trained", labels=["end"])
+        ended = CounterMetricFamily("rljob_samples_discarded", "Samples that were not trained", labels=["reason"])
         for end in REJECTED:
             ended.add_metric([end], run.ends[end])
         yield ended
-        samples = GaugeMetricFamily("rljob_samples", "Samples by where they are", labels=["state"])
+        samples = GaugeMetricFamily("rljob_samples", "Samples by state", labels=["state"])
+        groups = GaugeMetricFamily("rljob_groups", "Groups by state", labels=["state"])
         for name, value in run.counts().items():
-            samples.add_metric([name], value)
-        yield samples
+            family = groups if name.startswith("groups_") else samples
+            family.add_metric([name.removeprefix("groups_")], value)
+        yield from (samples, groups)
         last = GaugeMetricFamily("rljob_last_step", "Figures of the last step", labels=["figure"])
         for name, value in run.progress.summary().items():
             last.add_metric([name], value)

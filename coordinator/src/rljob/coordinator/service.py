@@ -13,15 +13,15 @@ from pathlib import Path
 import uvicorn
 
 from rljob.api.models import RLJob
-from rljob.coordinator.cluster import Cluster
 from rljob.coordinator.disk_space import wait_for_space
 from rljob.coordinator.job_match import check_same_job
 from rljob.coordinator.local_api_server import Readers
-from rljob.coordinator.own_job import place_in_cluster
 from rljob.coordinator.recovery import recover
+from rljob.coordinator.rljob_client import job_ref_from_environment
 from rljob.coordinator.run import Run
 from rljob.coordinator.server import build_app
 from rljob.coordinator.status import status_of
+from rljob.coordinator.status_sync import StatusSync
 from rljob.coordinator.tracking import Tracking, finish, follow
 from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import link
@@ -43,10 +43,10 @@ async def serve(environment: PartEnvironment) -> None:
         StorageInUseError: another coordinator works in the storage.
         ValueError: the surroundings are not right (tokens missing, ledger of another version or of another job).
     """
-    place = place_in_cluster()
+    job_ref = job_ref_from_environment()
     tokens = json.loads(Path(os.environ["RLJOB_TOKENS"]).read_bytes())
     environment.storage.mkdir(parents=True, exist_ok=True)
-    if place is not None:  # elsewhere rljob run waits, and starts us when there is room
+    if job_ref is not None:  # elsewhere rljob run waits, and starts us when there is room
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # the first process of a container dies of none by itself
         await wait_for_space(environment.storage)
     ledger = LedgerWriter(environment.storage)
@@ -81,9 +81,9 @@ async def serve(environment: PartEnvironment) -> None:
     serving = asyncio.create_task(server.serve())
     working = {committing, following, reporting, serving}
     readers, reading = Readers(run), set[asyncio.Task[None]]()
-    if place is not None:
+    if job_ref is not None:
         reading.add(asyncio.create_task(readers.listen(environment.readers_port)))
-        working.add(asyncio.create_task(Cluster(run, place).serve()))
+        working.add(asyncio.create_task(StatusSync(run, job_ref).serve()))
     run.changed()
     with beating():
         done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)

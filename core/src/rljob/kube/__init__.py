@@ -1,1 +1,5 @@
-"""How the Kubernetes API is reached and by whom: shared by operator and command line. No requests are made here."""
+"""Access to the Kubernetes API for operator, coordinator and CLI: credentials, clients, errors.
+
+`client` is asynchronous (aiohttp), `sync_client` synchronous (http.client, imports in milliseconds). Both raise the
+errors of `errors`. Packages above add their own subject only: fencing and caches, the RLJob's client, sentences.
+"""

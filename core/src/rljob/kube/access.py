@@ -1,4 +1,4 @@
-"""Address and credentials of an API server; from within a pod those of its service account."""
+"""Address and credentials of an API server; inside a pod those of its service account."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rljob.kube.plugin import Plugin
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TOKEN_SECONDS = 60.0
-"""A token file is read again after so long: the kubelet replaces it before it expires."""
+"""A token file is read again after this time: the kubelet replaces it before it expires."""
 
 
 @dataclass
@@ -26,23 +26,30 @@ class Access:
     token_file: Path | None = None
     token: str = field(default="", repr=False)
     plugin: Plugin | None = None
-    """A program that gives the token, or a certificate."""
+    """A program that prints the token or a certificate."""
     impersonated: str = ""
-    """Whose rights are used instead of one's own."""
+    """User for the header Impersonate-User."""
     server_name: str = ""
-    """Whom the server's certificate names, where that is not the host of ``server``."""
+    """Name in the server's certificate, if it differs from the host of ``server``."""
     proxy: str = ""
-    """Such as http://proxy:3128; empty: as the environment says."""
+    """Such as http://proxy:3128; empty: from the environment."""
     context: str = ""
     """Of the kubeconfig; empty in a pod."""
     user: str = ""
     """Of the kubeconfig."""
     namespace: str = ""
-    """What is meant when none is named."""
+    """Default namespace."""
+    authority_file: Path | None = None
+    """Certificates of the authority, if ``tls`` was made from a file that may be replaced."""
     _read_at: float | None = field(default=None, repr=False)
 
+    @property
+    def place(self) -> str:
+        """Name of the cluster for messages."""
+        return f"context {self.context}" if self.context else f"the cluster at {self.server}"
+
     def headers(self) -> dict[str, str]:
-        """Return the headers that say who we are; a certificate says it without any.
+        """Return the headers with the credentials; empty if a certificate is used.
 
         Raises:
             OSError: the token cannot be read.
@@ -57,10 +64,26 @@ class Access:
         return headers | {"Impersonate-User": self.impersonated} if self.impersonated else headers
 
     def security(self) -> ssl.SSLContext | None:
-        """Return what connections are made with: ``tls``, with the plugin's certificate where it gives one."""
+        """Return the TLS context for new connections: ``tls``, with the plugin's certificate if it gives one."""
         if self.tls is not None and self.plugin is not None:
             self.plugin.present_certificate(self.tls)
         return self.tls
+
+    def forget_credentials(self) -> None:
+        """Read the token file, or run the plugin, again before the next request: the credentials were rejected."""
+        self._read_at = None
+        if self.plugin is not None:
+            self.plugin.forget()
+
+    def reload_authority(self) -> bool:
+        """Read ``authority_file`` again: the server's certificate was rejected. Return whether it could be read."""
+        if self.authority_file is None:
+            return False
+        try:
+            self.tls = ssl.create_default_context(cafile=str(self.authority_file))
+        except OSError:
+            return False
+        return True
 
 
 def in_cluster(directory: Path = SERVICE_ACCOUNT) -> Access:
@@ -69,18 +92,32 @@ def in_cluster(directory: Path = SERVICE_ACCOUNT) -> Access:
     Raises:
         ValueError: this is no pod, or it has no service account.
     """
-    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
-    if not host:
+    server = in_cluster_server()
+    if server is None:
         raise ValueError("KUBERNETES_SERVICE_HOST is not set: outside a cluster give --kubeconfig or set KUBECONFIG")
-    token = directory / "token"
-    if not token.exists():
-        raise ValueError(f"{token}: there is no token; the pod needs a service account")
-    tls = ssl.create_default_context(cafile=str(directory / "ca.crt"))
-    namespace = directory / "namespace"
+    if not (directory / "token").exists():
+        raise ValueError(f"{directory / 'token'}: there is no token; the pod needs a service account")
+    return service_account(server, directory)
+
+
+def in_cluster_server() -> str | None:
+    """Return the address of the API server that the kubelet puts into the environment; None outside a pod."""
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    return f"https://{f'[{host}]' if ':' in host else host}:{port}" if host else None
+
+
+def service_account(server: str, directory: Path) -> Access:
+    """Return the access with `token`, `ca.crt` and, if there is one, `namespace` of a directory.
+
+    Raises:
+        OSError: the certificates cannot be read.
+    """
+    authority, namespace = directory / "ca.crt", directory / "namespace"
     return Access(
-        f"https://{f'[{host}]' if ':' in host else host}:{port}",
-        tls,
-        token,
+        server,
+        ssl.create_default_context(cafile=str(authority)),
+        directory / "token",
         user="the pod's service account",
         namespace=namespace.read_text().strip() if namespace.exists() else "",
+        authority_file=authority,
     )

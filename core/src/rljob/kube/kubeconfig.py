@@ -1,4 +1,4 @@
-"""Reads kubeconfigs as kubectl does: several files are one, the first to say something is right.
+"""Reads kubeconfigs as kubectl does: several files are merged, and the first value wins.
 
 Source: https://kubernetes.io/docs/concepts/configuration/organize-cluster-access-kubeconfig/
 """
@@ -34,7 +34,7 @@ class Entry:
 
 @dataclass
 class Kubeconfig:
-    """What all files say together."""
+    """The merged files."""
 
     files: list[Path] = field(default_factory=list)
     current: str = ""
@@ -43,10 +43,10 @@ class Kubeconfig:
     """clusters, users, contexts → name → entry."""
 
     def add(self, path: Path) -> None:
-        """Take in a file: what is there already stays.
+        """Merge a file; existing entries stay.
 
         Raises:
-            ValueError: it cannot be read.
+            ValueError: the file cannot be read.
         """
         try:
             data = yaml.safe_load(path.read_text()) or {}
@@ -63,14 +63,14 @@ class Kubeconfig:
 
     @property
     def source(self) -> str:
-        """The files, for sentences."""
+        """The files, for messages."""
         return ":".join(map(str, self.files))
 
     def access(self, context: str = "") -> Access:
-        """Return the access of a context, the current one when none is named.
+        """Return the access of a context; empty: the current one.
 
         Raises:
-            ValueError: there is no such context, or what it names is not there or cannot be used.
+            ValueError: the context, its cluster or its user is missing or cannot be used.
         """
         context = context or self.current
         contexts = self.entries.get("contexts", {})
@@ -143,17 +143,17 @@ def _tls(cluster: Entry, user: Entry) -> ssl.SSLContext:
 
 
 def _bytes(entry: Entry, name: str) -> bytes:
-    """Return what NAME-data holds, or the file that NAME names; empty when there is neither."""
+    """Return the value of NAME-data, or the content of the file in NAME; empty if neither is set."""
     if entry.data.get(f"{name}-data"):
         return base64.b64decode(entry.data[f"{name}-data"])
     return (entry.directory / entry.data[name]).read_bytes() if entry.data.get(name) else b""
 
 
 def read(paths: Sequence[Path]) -> Kubeconfig:
-    """Return what ``paths`` say together; files that are not there say nothing.
+    """Return the merged files of ``paths``; missing files are skipped.
 
     Raises:
-        ValueError: none is there, or one cannot be read.
+        ValueError: all are missing, or one cannot be read.
     """
     config = Kubeconfig()
     for path in paths:
@@ -165,7 +165,7 @@ def read(paths: Sequence[Path]) -> Kubeconfig:
 
 
 def from_kubeconfig(path: Path, context: str = "") -> Access:
-    """Return the access of one file's context, the current one when none is named.
+    """Return the access of a context in one file; empty: the current one.
 
     Raises:
         ValueError: the file cannot be used.
@@ -174,16 +174,16 @@ def from_kubeconfig(path: Path, context: str = "") -> Access:
 
 
 def default_paths() -> list[Path]:
-    """Return the kubeconfigs that kubectl would read: those of KUBECONFIG, else ~/.kube/config."""
+    """Return the paths that kubectl reads: those in KUBECONFIG, else ~/.kube/config."""
     named = [Path(part) for part in os.environ.get("KUBECONFIG", "").split(os.pathsep) if part]
     return named or [Path.home() / ".kube" / "config"]
 
 
 def default_access(context: str = "") -> Access:
-    """Return the access that kubectl would have: a kubeconfig's, or this pod's service account where there is none.
+    """Return the access that kubectl uses: from a kubeconfig, or this pod's service account if there is none.
 
     Raises:
-        ValueError: there is neither, no such context, or what is there cannot be used.
+        ValueError: neither exists, or the context is missing or cannot be used.
     """
     paths = default_paths()
     pod = "KUBERNETES_SERVICE_HOST" in os.environ

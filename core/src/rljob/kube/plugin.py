@@ -1,4 +1,4 @@
-"""Credentials that a program gives, as kubeconfigs of cloud providers have them (`users[].user.exec`).
+"""Exec plugins: programs that print credentials, as in kubeconfigs of cloud providers (`users[].user.exec`).
 
 Source: https://kubernetes.io/docs/reference/access-authn-authz/authentication/#client-go-credential-plugins
 """
@@ -21,14 +21,14 @@ from typing import Any
 
 VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 RUN_SECONDS = 600.0
-"""Longest time for the program: somebody may log in with a browser meanwhile."""
+"""Time-out of the program: the user may have to log in with a browser."""
 EARLY_SECONDS = 10.0
-"""Before its end a credential is not used any more: the request takes time, and clocks differ."""
+"""A credential is replaced this long before it expires: the request takes time, and clocks differ."""
 
 
 @dataclass(frozen=True)
 class Credential:
-    """What a program gave: a token, a certificate with its key, or both."""
+    """Output of a program: a token, a certificate with its key, or both."""
 
     token: str = field(default="", repr=False)
     certificate: str = ""
@@ -38,12 +38,12 @@ class Credential:
 
 
 class Plugin:
-    """A program that gives credentials, and what it gave last.
+    """A program that prints credentials, and its last output.
 
     Args:
         config: ``users[].user.exec``.
-        cluster: ``clusters[].cluster``, which the program is told where it asks for it.
-        directory: of the kubeconfig; the command may be relative to it.
+        cluster: ``clusters[].cluster``, passed to the program if provideClusterInfo is set.
+        directory: of the kubeconfig; a relative command starts there.
 
     Raises:
         ValueError: the configuration cannot be used.
@@ -62,21 +62,21 @@ class Plugin:
         self._presented = ""
 
     def credential(self) -> Credential:
-        """Return the credential, a new one when that of before has expired.
+        """Return the credential; run the program if there is none or it expires.
 
         Raises:
-            ValueError: the program gives none; says which program, and what its kubeconfig says about installing it.
+            ValueError: the program gives none; the message names the program and the kubeconfig's installHint.
         """
         if self._known is None or time.time() > self._known.expires - EARLY_SECONDS:
             self._known = self._run()
         return self._known
 
     def forget(self) -> None:
-        """Have the program run again: what it gave is not accepted."""
+        """Drop the credential, which the server rejected: the next call runs the program again."""
         self._known = None
 
     def present_certificate(self, tls: ssl.SSLContext) -> None:
-        """Have connections made with ``tls`` present the certificate, if the program gives one."""
+        """Load the certificate into ``tls``, if the program gives one."""
         given = self.credential()
         if given.certificate and given.certificate != self._presented:
             load_certificate(tls, f"{given.certificate}\n{given.key}".encode())
@@ -93,7 +93,7 @@ class Plugin:
                 [program, *map(str, self._config.get("args") or [])],
                 env={**os.environ, **self._variables(interactive)},
                 stdin=None if interactive else subprocess.DEVNULL,
-                stdout=subprocess.PIPE,  # stderr is the person's: how to log in is said there
+                stdout=subprocess.PIPE,  # stderr goes to the user: it tells how to log in
                 timeout=RUN_SECONDS,
             )
         except subprocess.TimeoutExpired:
@@ -131,12 +131,12 @@ class Plugin:
 
 
 def load_certificate(tls: ssl.SSLContext, chain: bytes) -> None:
-    """Have connections made with ``tls`` present a certificate, with its key in ``chain`` too (PEM).
+    """Load a client certificate into ``tls``. ``chain``: certificate and key (PEM).
 
     Raises:
         OSError: it cannot be used.
     """
-    with tempfile.NamedTemporaryFile() as file:  # the ssl module takes certificates from files only
+    with tempfile.NamedTemporaryFile() as file:  # the ssl module reads certificates from files only
         file.write(chain)
         file.flush()
         tls.load_cert_chain(file.name)

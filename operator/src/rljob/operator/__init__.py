@@ -1,1 +1,1 @@
-"""Reconciles RLJobs: what a job's objects shall be, keeping them so, and saying how the job stands."""
+"""The operator: creates and repairs the objects of RLJobs and writes their status."""

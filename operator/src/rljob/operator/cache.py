@@ -1,7 +1,7 @@
-"""What was seen of one kind of object, by job. Informers fill it; the operator's own writes go into it at once.
+"""Objects of one resource by job, with read-your-writes: filled by informers and by answers to own writes.
 
-Two sources tell of an object, watches and answers to writes, in any order. The newer one wins: resource versions are
-compared as integers, which Kubernetes guarantees for the objects of a resource since 1.35.
+Watch events and answers to writes arrive in any order. The newer one wins: resource versions are compared as integers,
+which Kubernetes guarantees for the objects of a resource since 1.35.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from rljob.manifests.labels import JOB
+from rljob.operator.api_types import Child, Meta, Pod
 from rljob.operator.plan import Key
 from rljob.operator.resources import RLJOBS, Resource
-from rljob.operator.seen import JOB_LABEL, Child, Meta, Pod
 
 REMEMBERED_DELETIONS = 10_000
-"""Deletions of ours whose events are still to come; more is never waited for."""
+"""Upper bound of own deletions whose events have not arrived."""
 
 
 class SeenJob(msgspec.Struct, gc=False):
-    """An RLJob as it came: parts that change by themselves are decoded when somebody wants them."""
+    """An RLJob; spec and status are decoded when they are needed, as they change separately."""
 
     metadata: Meta
     spec: msgspec.Raw = msgspec.Raw(b"{}")
@@ -28,7 +29,7 @@ class SeenJob(msgspec.Struct, gc=False):
 
 
 class HasMeta(Protocol):
-    """What a cache can hold."""
+    """An object that a cache can hold."""
 
     @property
     def metadata(self) -> Meta: ...
@@ -64,13 +65,13 @@ def read_pod(raw: bytes | msgspec.Raw) -> Pod:
 
 
 def read_job(raw: bytes | msgspec.Raw) -> SeenJob:
-    """Return the RLJob in ``raw``, in memory of its own: ``raw`` may be a part of something large."""
+    """Return the RLJob in ``raw``. Spec and status are copied: ``raw`` may be a slice of a large list."""
     job = _job.decode(raw)
     return SeenJob(job.metadata, job.spec.copy(), job.status.copy())
 
 
 def child_reader(kind: str) -> Callable[[bytes | msgspec.Raw], Child]:
-    """Return what reads a child of ``kind``; items of a list do not say theirs."""
+    """Return a function that decodes a child of ``kind``; items of a list have no kind."""
 
     def read(raw: bytes | msgspec.Raw) -> Child:
         body: dict[str, Any] = msgspec.json.decode(raw)
@@ -82,39 +83,39 @@ def child_reader(kind: str) -> Callable[[bytes | msgspec.Raw], Child]:
 
 def job_by_label(meta: Meta) -> str | None:
     """Return the name of the job that a child belongs to."""
-    return meta.labels.get(JOB_LABEL)
+    return meta.labels.get(JOB)
 
 
 class Cache(Generic[T]):
     """The objects of one resource.
 
     Args:
-        resource: which one.
-        read: makes an object of its JSON.
-        matters: whether a change of an object, from one to the other, is news; every one if not given.
+        resource: of the objects.
+        read: decodes an object.
+        matters: whether a change from the first to the second object is reported; default: always.
     """
 
     def __init__(
         self,
         resource: Resource,
         read: Callable[[bytes | msgspec.Raw], T],
-        matters: Callable[[T, T], bool] = lambda before, now: True,
+        is_relevant: Callable[[T, T], bool] = lambda before, now: True,
     ) -> None:
         self.resource = resource
         self.read = read
-        self._matters = matters
+        self._is_relevant = is_relevant
         self._job_of = (lambda meta: meta.name) if resource is RLJOBS else job_by_label
         self._jobs: dict[Key, dict[str, T]] = {}
         self._names: dict[Key, str] = {}
         """Namespace and name of an object → its job."""
         self._deleted: dict[str, None] = {}
-        """uids of objects that we deleted and whose event is still to come."""
+        """uids of objects that this operator deleted and whose events have not arrived."""
 
     def __len__(self) -> int:
         return len(self._names)
 
     def keys(self) -> Iterable[Key]:
-        """Return the jobs there are objects of."""
+        """Return the jobs that have objects here."""
         return self._jobs.keys()
 
     def of_job(self, key: Key) -> Mapping[str, T]:
@@ -127,17 +128,17 @@ class Cache(Generic[T]):
         return None if job is None else self._jobs[namespace, job][name]
 
     def put(self, raw: bytes | msgspec.Raw) -> tuple[Key, ...]:
-        """Take in an object from a write's answer or a watch; return the jobs that this is news of."""
+        """Store an object from the answer to a write or from a watch; return the jobs for which it is a change."""
         head = _head.decode(raw).metadata
         known = self.find(head.namespace, head.name)
         if known is not None and int(head.resource_version) <= int(known.metadata.resource_version):
-            return ()  # most often the event of a write of our own: not worth decoding
+            return ()  # usually the event of an own write: not worth decoding
         return self.take(self.read(raw))
 
     def take(self, item: T) -> tuple[Key, ...]:
-        """Take in an object unless a newer one is known; return the jobs that this is news of.
+        """Store an object unless a newer version is known; return the jobs for which it is a change.
 
-        Two are told when its label names another job than before: the one that has it, and the one that lost it.
+        These are two if the object's label names another job than before: the new one and the old one.
         """
         meta = item.metadata
         known = self.find(meta.namespace, meta.name)
@@ -153,12 +154,12 @@ class Cache(Generic[T]):
             return news
         self._jobs.setdefault((meta.namespace, job), {})[meta.name] = item
         self._names[meta.namespace, meta.name] = job
-        if known is None or news or self._matters(known, item):
+        if known is None or news or self._is_relevant(known, item):
             news = ((meta.namespace, job), *news)
         return news
 
     def deleted(self, namespace: str, name: str, uid: str) -> None:
-        """Take note that an object was deleted by us, and is gone."""
+        """Remove an object that this operator deleted; later events of its uid are ignored."""
         self._deleted[uid] = None
         if len(self._deleted) > REMEMBERED_DELETIONS:
             self._deleted.pop(next(iter(self._deleted)))
@@ -167,7 +168,7 @@ class Cache(Generic[T]):
             self._forget(namespace, name)
 
     def drop(self, raw: msgspec.Raw) -> tuple[Key, ...]:
-        """Take in a watch's word that an object is gone; return its job if this is news."""
+        """Remove an object after a DELETED event; return its job if it was here."""
         meta = self.read(raw).metadata
         self._deleted.pop(meta.uid, None)
         known = self.find(meta.namespace, meta.name)
@@ -176,10 +177,10 @@ class Cache(Generic[T]):
         return (self._forget(meta.namespace, meta.name),)
 
     def replace(self, namespace: str, items: Iterable[T], version: int) -> set[Key]:
-        """Take in a whole list, of one namespace or all (empty), that was read at ``version``.
+        """Store a complete list of one namespace or of all (empty), read at resourceVersion ``version``.
 
         Returns:
-            The jobs of which something is new or gone. What we wrote after the list was read stays.
+            The jobs with added, changed or removed objects. Own writes after ``version`` stay.
         """
         seen: set[tuple[str, str]] = set()
         changed: set[Key] = set()

@@ -28,7 +28,7 @@ _Namespace = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", ma
 
 
 LEAST_WRITE_SECONDS = 1.0
-"""A write that has less time fails on a busy API server."""
+"""Writes with a shorter time-out fail on a busy API server."""
 
 
 class LeaseSettings(Model):
@@ -37,9 +37,9 @@ class LeaseSettings(Model):
     name: _Line = "rljob-operator"
     """Of the Lease, in the operator's own namespace."""
     duration_seconds: Annotated[float, Field(ge=1, le=3600)] = 15.0
-    """How long the others wait for a leader that is silent."""
+    """Time without a renewal after which another operator takes the lease."""
     renew_seconds: Annotated[float, Field(gt=0, le=3600)] = 10.0
-    """How long a leader tries to renew before it gives up."""
+    """Time for which a leader tries to renew before it stops."""
     retry_seconds: Annotated[float, Field(gt=0, le=3600)] = 2.0
     """Between attempts to take or renew the lease."""
 
@@ -54,8 +54,8 @@ class LeaseSettings(Model):
 
     @property
     def write_seconds(self) -> float:
-        """Longest time for one write. The last may begin when the lease is about to run out of `renewSeconds`, and
-        must have ended when another operator may lead."""
+        """Time-out of one write. The last write may start just before `renewSeconds` are over, and must end
+        before another operator may lead."""
         return self.duration_seconds - self.renew_seconds
 
 
@@ -67,18 +67,18 @@ class Settings(Model):
     namespaces: Annotated[list[_Namespace], Field(max_length=64)] = []  # noqa: RUF012 (pydantic copies it)
     """Where RLJobs are looked after; everywhere when empty."""
     workers: Annotated[int, Field(ge=1, le=256)] = 16
-    """Jobs that are reconciled at the same time."""
+    """Jobs that are reconciled concurrently."""
     connections: Annotated[int, Field(ge=1, le=1024)] = 32
-    """Most requests to the API server at a time."""
+    """Concurrent requests to the API server."""
     request_seconds: Annotated[float, Field(gt=0, le=300)] = 15.0
-    """Longest time for one request to the API server; writes have less: what is between the lease's two times."""
+    """Time-out of one request to the API server; writes have less: lease.durationSeconds - lease.renewSeconds."""
     listen: _Line = ":8080"
     """host:port of /metrics, /healthz and /readyz; without a host all addresses, of IPv4 and IPv6; port 0 takes a free
     one."""
     lease: LeaseSettings = LeaseSettings()
     """Election of the leader."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    """How much is logged."""
+    """Level of log messages."""
 
     @model_validator(mode="after")
     def _check_listen(self) -> Settings:
@@ -88,18 +88,18 @@ class Settings(Model):
         return self
 
     def for_rendering(self) -> Cluster:
-        """Return the settings of the cluster as rendering takes them."""
+        """Return the settings of the cluster for rendering."""
         return read_cluster(self.cluster.model_dump(mode="json", by_alias=True))
 
 
 @dataclass(frozen=True)
 class Start:
-    """All that an operator is started with."""
+    """Everything that an operator is started with."""
 
     settings: Settings
     access: Access
     namespace: str
-    """Its own: the Lease is there."""
+    """Of the operator, and of its Lease."""
     identity: str
     """Of this process among the candidates for the Lease."""
 
@@ -108,7 +108,7 @@ def read_settings(path: Path) -> Settings:
     """Return the settings in a file.
 
     Raises:
-        ValueError: one line for each thing that is wrong.
+        ValueError: one line per error.
     """
     try:
         # JSON is YAML.
@@ -124,12 +124,12 @@ def read_settings(path: Path) -> Settings:
 
 
 def start_of(arguments: Sequence[str] | None = None) -> Start:
-    """Return what an operator is started with, from its command line and its environment.
+    """Read command line, environment and settings.
 
     Raises:
-        ValueError: what is wrong with them.
+        ValueError: one of them is invalid.
     """
-    parser = argparse.ArgumentParser(prog="rljob-operator", description="Looks after the RLJobs of a cluster.")
+    parser = argparse.ArgumentParser(prog="rljob-operator", description="Reconciles the RLJobs of a cluster.")
     parser.add_argument("--config", default=os.environ.get("RLJOB_OPERATOR_CONFIG"), help="file of settings")
     parser.add_argument("--kubeconfig", default=os.environ.get("KUBECONFIG"), help="outside a cluster")
     given = parser.parse_args(arguments)

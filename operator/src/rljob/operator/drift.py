@@ -1,7 +1,7 @@
-"""Whether an object is as it was rendered. Pure.
+"""Drift: whether an object matches its rendering. Pure.
 
-Compared is what we render and nothing else: the API server fills in defaults, controllers and people add fields, and
-none of that is ours to judge. What is empty is as good as absent, and quantities are compared by value.
+Only rendered fields are compared: the API server sets defaults, and controllers and users add fields. An empty value
+equals an absent one, and quantities are compared by value.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from rljob.manifests.context import Object
-from rljob.operator.seen import HASH_ANNOTATION, INTENT_ANNOTATION, Child
+from rljob.manifests.labels import INTENT, ROLE_HASH
+from rljob.operator.api_types import Child
 
 Path = tuple[str | int, ...]
 
@@ -26,14 +27,14 @@ _MERGE_KEYS: Mapping[str, tuple[str, ...]] = {
     "hostAliases": ("ip",),
     "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
 }
-"""Lists that are maps by these fields: entries of others beside ours do not matter. All other lists are values."""
+"""Lists that are maps with these keys: additional entries are ignored. All other lists are compared as a whole."""
 
 _WHOLE = frozenset({"selector", "matchLabels"})
-"""Maps that are values: a key more is another meaning."""
+"""Maps that are compared as a whole: an additional key changes the meaning."""
 _TRUE_BY_DEFAULT = frozenset({"automountServiceAccountToken", "allowPrivilegeEscalation", "enableServiceLinks"})
-"""Fields that are not false when they are absent."""
+"""Fields whose default is true."""
 _CHOICES = frozenset({"emptyDir"})
-"""Members of a union that say something though they are empty."""
+"""Members of a union that have a meaning although they are empty."""
 _QUANTITIES = frozenset({"limits", "requests", "capacity", "hard"})
 """Maps of quantities."""
 _QUANTITY_FIELDS = frozenset({"sizeLimit", "divisor"})
@@ -60,30 +61,30 @@ _METADATA = ("labels", "annotations", "ownerReferences")
 
 
 def role_of(rendered: Object) -> str:
-    """Return the hash of the inputs that an object is rendered for."""
-    return _annotation(rendered, HASH_ANNOTATION)
+    """Return the hash of the inputs of a rendering."""
+    return _annotation(rendered, ROLE_HASH)
 
 
 def intent_of(rendered: Object) -> str:
-    """Return the hash of an object as it is rendered."""
-    return _annotation(rendered, INTENT_ANNOTATION)
+    """Return the hash of a rendered object."""
+    return _annotation(rendered, INTENT)
 
 
 def same_role(rendered: Object, child: Child) -> bool:
-    """Return whether the object was rendered for the same inputs of its role."""
-    return role_of(rendered) == child.metadata.annotations.get(HASH_ANNOTATION, "")
+    """Return whether the object was rendered from the same inputs of its role."""
+    return role_of(rendered) == child.metadata.annotations.get(ROLE_HASH, "")
 
 
 def same_intent(rendered: Object, child: Child) -> bool:
-    """Return whether the object was rendered to the same, replicas aside, as it would be now.
+    """Return whether the object was rendered to the same result (without replicas) as now.
 
-    Every version of the operator says what it rendered: where nothing is said, somebody took it away.
+    Every version of the operator sets the annotation: if it is missing, another client has removed it.
     """
-    return child.metadata.annotations.get(INTENT_ANNOTATION) in (None, intent_of(rendered))
+    return child.metadata.annotations.get(INTENT) in (None, intent_of(rendered))
 
 
 def departures(rendered: Object, live: Object) -> frozenset[Path]:
-    """Return the fields in which an object departs from how it was rendered; spec.replicas and status do not count."""
+    """Return the fields in which an object differs from its rendering, without spec.replicas and status."""
     found: set[Path] = set()
     for field in _ROOT_FIELDS:
         if field in rendered:
@@ -97,12 +98,12 @@ def departures(rendered: Object, live: Object) -> frozenset[Path]:
 
 
 def departs(wanted: Any, there: Any) -> bool:
-    """Return whether a part of an object departs from how it was rendered."""
+    """Return whether a part of an object differs from its rendering."""
     return next(_compare(wanted, there, ()), None) is not None
 
 
 def replicas_of(body: Mapping[str, Any]) -> int | None:
-    """Return spec.replicas, if the object has it."""
+    """Return spec.replicas; None if the object has none."""
     spec = body.get("spec")
     return spec.get("replicas") if isinstance(spec, dict) else None
 
@@ -112,11 +113,11 @@ def _annotation(rendered: Object, name: str) -> str:
 
 
 def _compare(wanted: Any, there: Any, path: Path) -> Iterator[Path]:
-    """Yield the paths in which ``there`` is not as ``wanted``."""
+    """Yield the paths in which ``there`` differs from ``wanted``."""
     if wanted == there:
-        return  # most of an object is, and is compared in C
+        return  # the usual case, compared in C
     if wanted is None or wanted == "":
-        return  # says nothing: the API server may have filled in its default
+        return  # unset: the API server may have set its default
     if isinstance(wanted, dict) and wanted:
         if there is not None and not isinstance(there, dict):
             yield path
@@ -153,14 +154,14 @@ def _compare_lists(wanted: Sequence[Any], there: Any, path: Path) -> Iterator[Pa
 
 
 def _is_told(wanted: Any, path: Path) -> bool:
-    """Return whether something empty means another thing than nothing at all."""
+    """Return whether an empty value differs in meaning from an absent one."""
     if wanted is False:
         return bool(path) and path[-1] in _TRUE_BY_DEFAULT
     return isinstance(wanted, dict) and bool(path) and path[-1] in _CHOICES
 
 
 def _is_empty(value: Any) -> bool:
-    """Return whether the API server would leave ``value`` out, or stores it as good as nothing."""
+    """Return whether the API server drops ``value`` or treats it as unset."""
     if isinstance(value, dict):
         return all(_is_empty(inner) for inner in value.values())
     return value is None or value is False or value == 0 or value == "" or value == []

@@ -1,9 +1,9 @@
-"""Does what a plan says to a job's objects; knows nothing of why.
+"""Executes plans: creates, changes and deletes a job's objects. The decisions are in :mod:`rljob.operator.planning`.
 
-Objects are made by POST and changed by server-side apply (what is applied when: :meth:`Executor._keep`). The answer to
-every write goes into the caches, so that the next decision knows of it. What cannot be done is of two kinds: what the
-API server refuses (a name that is taken, a quota, an invalid object) is remembered, told to the planner, and tried
-again with back-off; everything else is an error, after which the job is reconciled again.
+Objects are created by POST and changed by server-side apply (see :meth:`Executor._ensure`). The answer to every write
+goes into the caches, so the next decision knows it. Two kinds of failures are distinguished: what the API server
+refuses (a name that is taken, a quota, an invalid object) is remembered, reported to the planner and retried with
+back-off; every other failure is raised, and the job is reconciled again.
 """
 
 from __future__ import annotations
@@ -14,77 +14,45 @@ import enum
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
 
 from rljob.api.models import RLJob
+from rljob.kube.errors import REFUSALS, AlreadyExistsError, ConflictError, NotFoundError
 from rljob.manifests.context import Object
+from rljob.manifests.labels import JOB, ROLE
 from rljob.operator import drift
-from rljob.operator.errors import REFUSALS, AlreadyExistsError, ConflictError, NotFoundError
+from rljob.operator.api_types import Child, Meta
+from rljob.operator.client import OperatorClient
 from rljob.operator.informers import Caches
-from rljob.operator.kube import Client
+from rljob.operator.job_memo import ChildError, JobMemo, fingerprint
 from rljob.operator.ownership import applied_fields, foreign_sentence, is_ours
-from rljob.operator.plan import Plan, Ref
+from rljob.operator.plan import INITIALIZER, POD_DELETION_COST, Plan, Ref
 from rljob.operator.resources import BY_KIND, PODS, SECRETS, Resource
 from rljob.operator.secret import new_secret
-from rljob.operator.seen import JOB_LABEL, ROLE_LABEL, Child, Meta
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 AT_A_TIME = 8
-"""Requests for one job."""
-FIRST_RETRY_SECONDS = 1.0
-LAST_RETRY_SECONDS = 60.0
-SOONEST_RETRY_SECONDS = 0.5
-"""Whatever goes wrong, a job is not looked at more often than this because of what cannot be had."""
-DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+"""Concurrent requests for one job."""
 DELETION_REFUSED = "it cannot be deleted: "
-"""What is said of a child that shall go and cannot begins with this."""
+"""Prefix of the message for a child whose deletion is refused."""
 SCALE = "RLJobScale"
-"""Its replicas belong to whoever scales: ours at creation only."""
+"""Its replicas are set by the operator at creation only; afterwards they belong to autoscalers and users."""
 SCALED = ("Deployment", "StatefulSet")
-INITIALIZER = "initializer"
-"""The role that has no tokens."""
 
 
-class Stage(enum.Enum):
-    """Order in which a job's objects are made, all of a stage at a time."""
+class CreationStage(enum.Enum):
+    """Order in which a job's objects are created, all of a stage at a time."""
 
     BASE = 0
     BINDINGS = 1
-    """Only who has the rights of a Role, or may bind it, may name it: it must be there to be looked at."""
+    """RoleBindings. Kubernetes checks the rights of the Role that a binding names, so the Role must exist."""
     PODS = 2
-    """What pods follow from: all that they mount and need is there."""
-
-
-@dataclass
-class Trouble:
-    """A child that cannot be had for now."""
-
-    message: str
-    foreign: bool
-    """An object that is not the job's has the name; else the API server refuses ours."""
-    retry_at: float
-    """By the executor's clock."""
-    tries: int
-
-
-@dataclass
-class Memory:
-    """What is remembered of a job between reconciles; nothing that could not be found out again."""
-
-    generation: int = 0
-    troubles: dict[Ref, Trouble] = field(default_factory=dict)
-    settled: dict[Ref, tuple[Any, ...]] = field(default_factory=dict)
-    """Child → what was compared when it was found to be as it shall be."""
-    free: set[Ref] = field(default_factory=set)
-    """Of what is needed: names that nothing foreign had when they were looked at."""
-    unmendable: dict[Ref, tuple[str, frozenset[drift.Path]]] = field(default_factory=dict)
-    """Child → intent, and the fields that departed from it even right after it was applied."""
+    """Workloads: everything that their pods mount and need exists."""
 
 
 class _Answer(msgspec.Struct):
@@ -97,129 +65,123 @@ class _Full(msgspec.Struct):
 
 
 class Executor:
-    """Does plans. ``clock``: seconds that never go back."""
+    """Executes plans. ``clock``: seconds that never go back."""
 
-    def __init__(self, client: Client, caches: Caches, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, client: OperatorClient, caches: Caches, clock: Callable[[], float] = time.monotonic) -> None:
         self._client, self._caches, self._clock = client, caches, clock
-        self._memories: dict[str, Memory] = {}
+        self._memos: dict[str, JobMemo] = {}
         """By the job's uid."""
 
-    def troubles(self, meta: Meta) -> Mapping[Ref, Trouble]:
-        """Return the job's children that cannot be had."""
-        return self._memory(meta).troubles
+    def child_errors(self, meta: Meta) -> Mapping[Ref, ChildError]:
+        """Return the job's children that could not be created, changed or deleted."""
+        return self._memo(meta).child_errors
 
     def retry_after(self, meta: Meta) -> float | None:
-        """Return seconds until one of them is tried again."""
-        moments = [trouble.retry_at for trouble in self._memory(meta).troubles.values()]
-        return max(SOONEST_RETRY_SECONDS, min(moments) - self._clock()) if moments else None
+        """Return the seconds until one of them is retried; None if there is none."""
+        return self._memo(meta).retry_after(self._clock())
 
     def forget(self, uid: str) -> None:
         """Forget a job that is gone."""
-        self._memories.pop(uid, None)
+        self._memos.pop(uid, None)
 
     async def execute(self, meta: Meta, job: RLJob | None, plan: Plan) -> bool:
-        """Do the deletions, pod costs and desired objects of a plan, once what is needed was looked at.
+        """Execute deletions and pod costs, check the names in ``plan.needed``, and create or change desired objects.
 
         Returns:
-            Whether anything was found that the planner did not know: then it must be asked again.
+            Whether the plan is outdated: something was found that the planner did not know.
 
         Raises:
-            ApiError: something failed that may work later. As much as could be done was done.
+            ApiError: a request failed that may succeed later; the other requests were made.
         """
-        memory = self._memory(meta)
+        memo = self._memo(meta)
         asked = {_ref(rendered) for rendered in plan.desired} | {ref for ref, _ in plan.deletions} | {*plan.needed}
-        for ref in memory.troubles.keys() - asked:
-            if ref[0] != SECRETS.kind or not plan.desired:
-                del memory.troubles[ref]
-        memory.free.intersection_update(plan.needed)
-        before = _told(memory)
+        unasked = memo.child_errors.keys() - asked
+        memo.drop_errors([ref for ref in unasked if ref[0] != SECRETS.kind or not plan.desired])
+        memo.free_names.intersection_update(plan.needed)
+        before = memo.reported()
 
-        await _all(lambda doomed: self._delete(meta, memory, *doomed), plan.deletions)
-        await _all(lambda dear: self._set_cost(meta, *dear), plan.pod_costs.items())
-        await _all(lambda ref: self._look(meta, memory, ref), plan.needed)
-        if before != _told(memory):
+        await _all(lambda target: self._delete(meta, memo, *target), plan.deletions)
+        await _all(lambda pod_cost: self._set_cost(meta, *pod_cost), plan.pod_costs.items())
+        await _all(lambda ref: self._check_name(meta, memo, ref), plan.needed)
+        if before != memo.reported():
             return True
-        for stage in Stage:
-            group = [
-                each for each in plan.desired if _stage(each) is stage and not self._is_settled(meta, memory, each)
-            ]
+        for stage in CreationStage:
+            group = [each for each in plan.desired if _stage(each) is stage and not self._is_settled(meta, memo, each)]
             there = [each for each in group if self._find(meta, _ref(each)) is not None]
-            if stage is Stage.PODS and len(there) < len(group):
-                assert job is not None, "nothing is desired of a job that is not valid"
-                if not await self._make_secret(meta, memory, job):
+            if stage is CreationStage.PODS and len(there) < len(group):
+                assert job is not None, "an invalid job has no desired objects"
+                if not await self._make_secret(meta, memo, job):
                     group = there
-            await _all(lambda each: self._keep(meta, memory, each), group)
-            if before != _told(memory):
-                return True  # what follows may not be wanted without what is missing
+            await _all(lambda each: self._ensure(meta, memo, each), group)
+            if before != memo.reported():
+                return True  # the planner may not want the next stage without the missing objects
         return False
 
-    def _memory(self, meta: Meta) -> Memory:
-        memory = self._memories.setdefault(meta.uid, Memory())
-        if memory.generation != meta.generation:
-            # The user may have mended what was refused: try at once. What is said of it stays until then.
-            memory.generation = meta.generation
-            for trouble in memory.troubles.values():
-                trouble.retry_at, trouble.tries = self._clock(), 0
-        return memory
-
-    def _waits(self, memory: Memory, ref: Ref) -> bool:
-        """Return whether it is too soon to try again what failed."""
-        trouble = memory.troubles.get(ref)
-        return trouble is not None and self._clock() < trouble.retry_at
+    def _memo(self, meta: Meta) -> JobMemo:
+        memo = self._memos.setdefault(meta.uid, JobMemo())
+        memo.begin_generation(meta.generation, self._clock())
+        return memo
 
     def _find(self, meta: Meta, ref: Ref) -> Child | None:
         return self._caches.children[ref[0]].find(meta.namespace, ref[1])
 
-    def _is_settled(self, meta: Meta, memory: Memory, rendered: Object) -> bool:
-        """Return whether a child was found to be as it shall be, and neither of the two has changed since."""
+    def _is_settled(self, meta: Meta, memo: JobMemo, rendered: Object) -> bool:
+        """Return whether a child matched its rendering, and neither of the two has changed since."""
         ref = _ref(rendered)
         live = self._find(meta, ref)
-        return live is not None and ref not in memory.troubles and memory.settled.get(ref) == _marks(rendered, live)
+        return (
+            live is not None and ref not in memo.child_errors and memo.settled.get(ref) == fingerprint(rendered, live)
+        )
 
-    async def _look(self, meta: Meta, memory: Memory, ref: Ref) -> None:
-        """Find out whether an object that is needed later is foreign."""
-        trouble = memory.troubles.get(ref)
-        if ref in memory.free or self._waits(memory, ref) or (trouble is not None and not trouble.foreign):
+    async def _check_name(self, meta: Meta, memo: JobMemo, ref: Ref) -> None:
+        """Check that no foreign object has a name that is needed later."""
+        child_error = memo.child_errors.get(ref)
+        if (
+            ref in memo.free_names
+            or memo.backing_off(ref, self._clock())
+            or (child_error is not None and not child_error.foreign)
+        ):
             return
         live = self._find(meta, ref)
         if live is None:
             with contextlib.suppress(NotFoundError):
-                live = self._take(ref[0], await self._client.get(BY_KIND[ref[0]], meta.namespace, ref[1]))
+                live = self._cache_child(ref[0], await self._client.get(BY_KIND[ref[0]], meta.namespace, ref[1]))
         if live is not None and not is_ours(meta, live.kind, live.metadata):
-            self._note_foreign(meta, memory, live)
+            self._note_foreign(meta, memo, live)
         else:
-            memory.free.add(ref)
-            memory.troubles.pop(ref, None)
+            memo.free_names.add(ref)
+            memo.child_errors.pop(ref, None)
 
-    async def _keep(self, meta: Meta, memory: Memory, rendered: Object) -> None:
-        """Have an object as it is rendered.
+    async def _ensure(self, meta: Meta, memo: JobMemo, rendered: Object) -> None:
+        """Create an object, or change it to match its rendering.
 
-        It is applied if its role's inputs are others, or if it was rendered to the same but somebody changed it. An
-        object that another version of the operator rendered of the same inputs is left alone, replicas apart.
+        It is applied if the inputs of its role have changed, or if it was rendered to the same result but another
+        client has changed it. An object that another release of the operator rendered from the same inputs is left
+        unchanged, except for replicas.
         """
         ref = _ref(rendered)
         live = self._find(meta, ref)
         if live is not None and not is_ours(meta, live.kind, live.metadata):
-            self._note_foreign(meta, memory, live)
+            self._note_foreign(meta, memo, live)
             return
-        if self._waits(memory, ref) and (live is None or not memory.troubles[ref].foreign):
+        if memo.backing_off(ref, self._clock()) and (live is None or not memo.child_errors[ref].foreign):
             return
         try:
             if live is None:
-                live = await self._make(meta, memory, rendered)
+                live = await self._create(meta, memo, rendered)
             if live is None:
                 return  # foreign
             if live.metadata.deletion_timestamp is None:
-                await self._mend(meta, memory, rendered, live)
-            memory.troubles.pop(ref, None)
+                await self._repair(meta, memo, rendered, live)
+            memo.child_errors.pop(ref, None)
         except REFUSALS as error:
-            self._note(memory, ref, error.message, foreign=False)
+            memo.note_error(ref, error.message, self._clock(), foreign=False)
 
-    async def _make(self, meta: Meta, memory: Memory, rendered: Object) -> Child | None:
-        """Make an object, or find that it is there; return it unless it is foreign."""
+    async def _create(self, meta: Meta, memo: JobMemo, rendered: Object) -> Child | None:
+        """Create an object, or find that it exists; return it unless it is foreign."""
         ref, resource = _ref(rendered), BY_KIND[rendered["kind"]]
         name = ref[1]
-        known = memory.troubles.get(ref)
+        known = memo.child_errors.get(ref)
         if known is None or not known.foreign or not await self._exists(resource, meta.namespace, name):
             body = {key: value for key, value in rendered.items() if key != "status"}
             try:
@@ -227,47 +189,47 @@ class Executor:
             except AlreadyExistsError:
                 pass
             else:
-                child = self._take(ref[0], made)
+                child = self._cache_child(ref[0], made)
                 if "status" not in rendered:
-                    memory.settled[ref] = _marks(rendered, child)
+                    memo.settled[ref] = fingerprint(rendered, child)
                 return child
         try:
             there = await self._client.get(resource, meta.namespace, name)
-        except NotFoundError as error:  # it went just now
-            raise ConflictError(409, "Conflict", f"{ref[0]} {name} comes and goes") from error
-        child = self._take(ref[0], there)
+        except NotFoundError as error:  # it was deleted just now
+            raise ConflictError(409, "Conflict", f"{ref[0]} {name} is created and deleted repeatedly") from error
+        child = self._cache_child(ref[0], there)
         if is_ours(meta, ref[0], child.metadata):
             return child
-        self._note(memory, ref, foreign_sentence(meta, ref[0], child.metadata), foreign=True)
+        memo.note_error(ref, foreign_sentence(meta, ref[0], child.metadata), self._clock(), foreign=True)
         return None
 
     async def _exists(self, resource: Resource, namespace: str, name: str) -> bool:
-        """Look for a foreign object, so that one that stays costs reads and no writes."""
+        """Return whether a foreign object exists; while it does, retries cost reads and no writes."""
         try:
             await self._client.get(resource, namespace, name)
         except NotFoundError:
             return False
         return True
 
-    async def _mend(self, meta: Meta, memory: Memory, rendered: Object, live: Child) -> None:
+    async def _repair(self, meta: Meta, memo: JobMemo, rendered: Object, live: Child) -> None:
         ref = _ref(rendered)
         replicas = drift.replicas_of(rendered) if live.kind in SCALED else None
-        if memory.settled.get(ref) == _marks(rendered, live):
+        if memo.settled.get(ref) == fingerprint(rendered, live):
             return
         if not drift.same_role(rendered, live):
-            live = await self._apply(meta, memory, rendered, live)
+            live = await self._apply(meta, memo, rendered, live)
         elif drift.same_intent(rendered, live):
-            intent, departed = memory.unmendable.get(ref, ("", frozenset()))
+            intent, departed = memo.unrepairable.get(ref, ("", frozenset()))
             if intent != drift.intent_of(rendered):
                 departed = frozenset()
             if drift.departures(rendered, live.body) - departed:
-                live = await self._apply(meta, memory, rendered, live)
+                live = await self._apply(meta, memo, rendered, live)
         if replicas is not None and drift.replicas_of(live.body) != replicas:
             live = await self._scale(meta, live, replicas)
         live = await self._apply_status(meta, rendered, live)
-        memory.settled[ref] = _marks(rendered, live)
+        memo.settled[ref] = fingerprint(rendered, live)
 
-    async def _apply(self, meta: Meta, memory: Memory, rendered: Object, live: Child) -> Child:
+    async def _apply(self, meta: Meta, memo: JobMemo, rendered: Object, live: Child) -> Child:
         resource, name = BY_KIND[live.kind], live.metadata.name
         there = msgspec.json.decode(await self._client.get(resource, meta.namespace, name), type=_Full)
         fields = applied_fields(there.metadata.get("managedFields", ()))
@@ -275,25 +237,25 @@ class Executor:
             patch = {"metadata": {"resourceVersion": there.metadata["resourceVersion"], "managedFields": fields}}
             raw = await self._client.merge_patch(resource, meta.namespace, name, patch)
             there = msgspec.json.decode(raw, type=_Full)
-        # The uid makes it fail, rather than make the object anew, if that is gone.
+        # With the uid the apply fails instead of creating a new object, if the object was deleted.
         body = {key: value for key, value in rendered.items() if key != "status"}
         body["metadata"] = {**rendered["metadata"], "uid": live.metadata.uid}
         if live.kind == SCALE:
-            # Those of now, and of nobody's who scales it while we write.
+            # Current replicas; the resourceVersion rejects the write if an autoscaler changes them meanwhile.
             body["metadata"]["resourceVersion"] = there.metadata["resourceVersion"]
             body["spec"] = {**rendered["spec"], "replicas": there.spec.get("replicas")}
-        applied = self._take(live.kind, await self._client.apply(resource, meta.namespace, name, body))
+        applied = self._cache_child(live.kind, await self._client.apply(resource, meta.namespace, name, body))
         still = drift.departures(rendered, applied.body)
-        memory.unmendable[_ref(rendered)] = (drift.intent_of(rendered), still)
+        memo.unrepairable[_ref(rendered)] = (drift.intent_of(rendered), still)
         return applied
 
     async def _scale(self, meta: Meta, live: Child, replicas: int) -> Child:
         patch = {"metadata": {"uid": live.metadata.uid}, "spec": {"replicas": replicas}}
         raw = await self._client.merge_patch(BY_KIND[live.kind], meta.namespace, live.metadata.name, patch)
-        return self._take(live.kind, raw)
+        return self._cache_child(live.kind, raw)
 
     async def _apply_status(self, meta: Meta, rendered: Object, live: Child) -> Child:
-        """Write the status of a child of a kind of ours, if the plan has one and it departs."""
+        """Write the status of a child with a custom kind, if the plan has one and it differs."""
         if "status" not in rendered or not drift.departs(rendered["status"], live.body.get("status", {})):
             return live
         body = {
@@ -304,72 +266,72 @@ class Executor:
         }
         resource = BY_KIND[live.kind]
         raw = await self._client.apply(resource, meta.namespace, live.metadata.name, body, "status")
-        return self._take(live.kind, raw)
+        return self._cache_child(live.kind, raw)
 
-    async def _delete(self, meta: Meta, memory: Memory, ref: Ref, uid: str) -> None:
+    async def _delete(self, meta: Meta, memo: JobMemo, ref: Ref, uid: str) -> None:
         kind, name = ref
         cache = self._caches.pods if kind == PODS.kind else self._caches.children[kind]
         known = cache.find(meta.namespace, name)
         if known is not None and known.metadata.uid == uid and known.metadata.deletion_timestamp is not None:
             return
-        if self._waits(memory, ref):
+        if memo.backing_off(ref, self._clock()):
             return
         try:
             answer = await self._client.delete(cache.resource, meta.namespace, name, uid)
         except NotFoundError:
             cache.deleted(meta.namespace, name, uid)
         except ConflictError:
-            pass  # another object has the name by now: its event comes
+            pass  # another object has the name by now; its event follows
         except REFUSALS as error:
             log.warning("%s/%s: %s %s cannot be deleted: %s", meta.namespace, meta.name, *ref, error)
-            self._note(memory, ref, f"{DELETION_REFUSED}{error.message}", foreign=False)
+            memo.note_error(ref, f"{DELETION_REFUSED}{error.message}", self._clock(), foreign=False)
             return
         else:
             if msgspec.json.decode(answer, type=_Answer).kind == "Status":
                 cache.deleted(meta.namespace, name, uid)
             else:
                 cache.put(answer)
-        memory.troubles.pop(ref, None)
+        memo.child_errors.pop(ref, None)
 
     async def _set_cost(self, meta: Meta, name: str, cost: int) -> None:
-        """Say which pod is to go first. Where that may not be said, others may go instead, and work is repeated."""
+        """Set the deletion cost of a pod. If that is refused, other pods may be removed and their work is repeated."""
         pod = self._caches.pods.find(meta.namespace, name)
-        if pod is None or pod.metadata.annotations.get(DELETION_COST) == str(cost):
+        if pod is None or pod.metadata.annotations.get(POD_DELETION_COST) == str(cost):
             return
-        patch = {"metadata": {"uid": pod.metadata.uid, "annotations": {DELETION_COST: str(cost)}}}
-        with contextlib.suppress(NotFoundError, ConflictError):  # the pod is gone: so is its cost
+        patch = {"metadata": {"uid": pod.metadata.uid, "annotations": {POD_DELETION_COST: str(cost)}}}
+        with contextlib.suppress(NotFoundError, ConflictError):  # the pod is gone
             try:
                 self._caches.pods.put(await self._client.merge_patch(PODS, meta.namespace, name, patch))
             except REFUSALS as error:
-                log.warning("%s/%s: pod %s may not be marked as one to go: %s", meta.namespace, meta.name, name, error)
+                log.warning("%s/%s: pod %s cannot get a deletion cost: %s", meta.namespace, meta.name, name, error)
 
-    async def _make_secret(self, meta: Meta, memory: Memory, job: RLJob) -> bool:
-        """Have the job's Secret; return whether it is there.
+    async def _make_secret(self, meta: Meta, memo: JobMemo, job: RLJob) -> bool:
+        """Create the job's Secret unless it exists; return whether it exists.
 
         Raises:
-            ConflictError: somebody had deleted it. Its tokens are others now, so what runs by the old ones was deleted.
+            ConflictError: it had been deleted. Its tokens are new, so the workloads with the old ones were deleted.
         """
         body = new_secret(meta, job)
         ref = _ref(body)
-        if self._waits(memory, ref):
+        if memo.backing_off(ref, self._clock()):
             return False
         try:
             await self._client.create(SECRETS, meta.namespace, body)
-        except AlreadyExistsError:  # by its name it is this very job's
-            memory.troubles.pop(ref, None)
+        except AlreadyExistsError:  # its name contains the job's uid
+            memo.child_errors.pop(ref, None)
             return True
         except REFUSALS as error:
-            self._note(memory, ref, error.message, foreign=False)
+            memo.note_error(ref, error.message, self._clock(), foreign=False)
             return False
-        memory.troubles.pop(ref, None)
+        memo.child_errors.pop(ref, None)
         outdated = [((child.kind, child.metadata.name), child.metadata.uid) for child in self._token_holders(meta)]
         if outdated:
-            await _all(lambda doomed: self._delete(meta, memory, *doomed), outdated)
-            raise ConflictError(409, "Conflict", f"Secret {ref[1]} is new: the job's pods are made anew")
+            await _all(lambda target: self._delete(meta, memo, *target), outdated)
+            raise ConflictError(409, "Conflict", f"Secret {ref[1]} is new: the job's pods are replaced")
         return True
 
     def _token_holders(self, meta: Meta) -> list[Child]:
-        """Return what runs pods of the job that have tokens."""
+        """Return the job's workloads whose pods have tokens."""
         return [
             child
             for kind, resource in BY_KIND.items()
@@ -377,32 +339,26 @@ class Executor:
             for child in self._caches.children[kind].of_job((meta.namespace, meta.name)).values()
             if is_ours(meta, kind, child.metadata)
             and child.metadata.deletion_timestamp is None
-            and child.metadata.labels.get(ROLE_LABEL) != INITIALIZER
+            and child.metadata.labels.get(ROLE) != INITIALIZER
         ]
 
-    def _take(self, kind: str, raw: bytes) -> Child:
-        """Take the answer to a write into the cache, and return it."""
+    def _cache_child(self, kind: str, raw: bytes) -> Child:
+        """Put the answer to a write into the cache, and return it."""
         cache = self._caches.children[kind]
         child = cache.read(raw)
         cache.take(child)
         return child
 
-    def _note_foreign(self, meta: Meta, memory: Memory, live: Child) -> None:
+    def _note_foreign(self, meta: Meta, memo: JobMemo, live: Child) -> None:
         ref = live.kind, live.metadata.name
-        if live.metadata.labels.get(JOB_LABEL) == meta.name:
-            memory.troubles.pop(ref, None)  # labelled as ours, so the planner sees it, and we see it go
-        elif not self._waits(memory, ref):  # another job's: its events are that one's
-            self._note(memory, ref, foreign_sentence(meta, live.kind, live.metadata), foreign=True)
-
-    def _note(self, memory: Memory, ref: Ref, message: str, *, foreign: bool) -> None:
-        known = memory.troubles.get(ref)
-        tries = known.tries + 1 if known is not None else 1
-        wait = min(FIRST_RETRY_SECONDS * 2.0 ** min(tries - 1, 10), LAST_RETRY_SECONDS)
-        memory.troubles[ref] = Trouble(message, foreign, self._clock() + wait, tries)
+        if live.metadata.labels.get(JOB) == meta.name:
+            memo.child_errors.pop(ref, None)  # it has the job's label, so the caches see it and its deletion
+        elif not memo.backing_off(ref, self._clock()):  # its events are not watched for this job
+            memo.note_error(ref, foreign_sentence(meta, live.kind, live.metadata), self._clock(), foreign=True)
 
 
 async def _all(do: Callable[[T], Awaitable[None]], items: Iterable[T]) -> None:
-    """Do something to all items, some at a time; raise the first error when all have ended."""
+    """Call ``do`` for all items, AT_A_TIME at once; when all have ended, raise the first error."""
     items = list(items)
     if not items:
         return
@@ -417,32 +373,11 @@ async def _all(do: Callable[[T], Awaitable[None]], items: Iterable[T]) -> None:
             raise result
 
 
-def _told(memory: Memory) -> set[tuple[Ref, str]]:
-    """Return what the planner is told of what cannot be had."""
-    return {(ref, trouble.message) for ref, trouble in memory.troubles.items()}
-
-
-def _stage(rendered: Object) -> Stage:
+def _stage(rendered: Object) -> CreationStage:
     if BY_KIND[rendered["kind"]].pods:
-        return Stage.PODS
-    return Stage.BINDINGS if rendered["kind"] == "RoleBinding" else Stage.BASE
+        return CreationStage.PODS
+    return CreationStage.BINDINGS if rendered["kind"] == "RoleBinding" else CreationStage.BASE
 
 
 def _ref(rendered: Object) -> Ref:
     return rendered["kind"], rendered["metadata"]["name"]
-
-
-def _marks(rendered: Object, live: Child) -> tuple[Any, ...]:
-    """Return all that decides whether a child is as it shall be.
-
-    Of objects with a generation it is that and the metadata: their resource version changes with every word that a
-    controller says in their status.
-    """
-    meta = live.metadata
-    seen: tuple[Any, ...] = (meta.uid, meta.resource_version)
-    if meta.generation:
-        seen = (meta.uid, meta.generation, meta.labels, meta.annotations, meta.owner_references)
-    # A plan sets replicas and budgets besides what was rendered.
-    numbers = (drift.replicas_of(rendered), rendered.get("spec", {}).get("maxUnavailable"))
-    wanted = (drift.role_of(rendered), drift.intent_of(rendered), *numbers, rendered.get("status"))
-    return (meta.deletion_timestamp, *seen, *wanted)

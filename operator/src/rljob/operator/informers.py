@@ -1,8 +1,8 @@
-"""Keeps caches up to date: lists with pages, then watches with bookmarks, for as long as the operator runs.
+"""Keeps caches up to date: paged lists, then watches with bookmarks, for as long as the operator runs.
 
-An informer has a reflector for each namespace it looks at, or one for all. Whatever goes wrong is tried again with
-back-off: a watch that ends or stalls goes on from where it was, one whose version is too old (410) begins with a list.
-Changes only name a job, for the queue; nobody is called back with objects.
+An informer has one reflector per namespace, or one for all. Failures are retried with back-off: a watch that ends or
+stalls continues from its last version; one whose version is too old (410) starts with a list. Callbacks receive only
+the key of the job whose object changed.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ from typing import Any
 
 import msgspec
 
+from rljob.kube.backoff import LAST_SECONDS, Backoff
+from rljob.kube.errors import ApiError, GoneError
+from rljob.kube.watch import WatchEvent, decode_event
+from rljob.manifests.labels import JOB
+from rljob.operator.api_types import Child, Pod
 from rljob.operator.cache import Cache, SeenJob, child_reader, read_job, read_pod, version_of
-from rljob.operator.errors import ApiError, GoneError, error_of
-from rljob.operator.kube import Client
+from rljob.operator.change_filter import is_relevant
+from rljob.operator.client import OperatorClient
 from rljob.operator.metrics import Metrics
-from rljob.operator.news import matters
 from rljob.operator.plan import Key
 from rljob.operator.resources import CHILDREN, PODS, RLJOBS
-from rljob.operator.seen import JOB_LABEL, Child, Pod
 
 log = logging.getLogger(__name__)
 
 WATCH_SECONDS = (240, 300)
-"""How long a watch is asked to last; spread, so that not all end together."""
-FIRST_BACKOFF_SECONDS = 0.5
-LAST_BACKOFF_SECONDS = 30.0
+"""Range of timeoutSeconds of watches; random, so that not all end together."""
 
 
 class _ListMeta(msgspec.Struct, rename="camel"):
@@ -43,17 +44,7 @@ class _Page(msgspec.Struct):
     items: list[msgspec.Raw] | None = None
 
 
-class _Event(msgspec.Struct):
-    type: str
-    object: msgspec.Raw
-
-
-class _ErrorObject(msgspec.Struct):
-    code: int = 500
-
-
 _page = msgspec.json.Decoder(_Page)
-_event = msgspec.json.Decoder(_Event)
 
 
 class Informer:
@@ -62,13 +53,13 @@ class Informer:
     Args:
         cache: to fill.
         selector: label selector.
-        namespaces: to look at; all when empty.
-        on_change: told each job of which something changed.
+        namespaces: to watch; all if empty.
+        on_change: called with the key of every job of which an object changed.
     """
 
     def __init__(
         self,
-        client: Client,
+        client: OperatorClient,
         cache: Cache[Any],
         selector: str,
         namespaces: Sequence[str],
@@ -81,28 +72,28 @@ class Informer:
         ]
 
     async def run(self) -> None:
-        """Keep the cache up to date, for ever."""
+        """Keep the cache up to date. Never returns."""
         async with asyncio.TaskGroup() as group:
             for reflector in self._reflectors:
                 group.create_task(reflector.run())
 
     async def synced(self) -> None:
-        """Return when all that there is has been seen."""
+        """Return when the first list is complete."""
         for reflector in self._reflectors:
             await reflector.synced.wait()
 
     @property
     def age(self) -> float:
-        """Seconds since a watch said anything, the longest of them; bookmarks come once a minute."""
+        """Seconds since the last watch event, of the reflector with the oldest; bookmarks come once a minute."""
         return max(time.monotonic() - reflector.heard_at for reflector in self._reflectors)
 
 
 class Reflector:
-    """Lists and watches one resource in one namespace or in all (empty)."""
+    """Lists and watches one resource in one namespace, or in all (empty)."""
 
     def __init__(
         self,
-        client: Client,
+        client: OperatorClient,
         cache: Cache[Any],
         selector: str,
         namespace: str,
@@ -115,11 +106,11 @@ class Reflector:
         self._on_change = on_change
         self._metrics = metrics
         self._version = ""
-        """To watch from; empty: list first."""
+        """resourceVersion to watch from; empty: list first."""
 
     async def run(self) -> None:
-        """List and watch, for ever."""
-        backoff = FIRST_BACKOFF_SECONDS
+        """List and watch. Never returns."""
+        backoff = Backoff()
         while True:
             began = time.monotonic()
             try:
@@ -129,18 +120,17 @@ class Reflector:
                 self._version, reason = "", "gone"
             except ApiError as error:
                 reason = "error"
-                # A connection that breaks or is silent is nothing; a refusal (rights, a missing CRD) is.
+                # Broken or stalled connections are normal; refusals (rights, a missing CRD) are not.
                 level = logging.INFO if error.code in (0, 429) else logging.WARNING
                 log.log(level, "watch of %s: %s", self._cache.resource.plural, error)
             except msgspec.MsgspecError as error:
-                # Begin anew: an event that was not understood is an object that is not known.
+                # List again: the object of an event that cannot be decoded is missing in the cache.
                 self._version, reason = "", "error"
-                log.warning("watch of %s: an answer that is not understood: %s", self._cache.resource.plural, error)
+                log.warning("watch of %s: an answer cannot be decoded: %s", self._cache.resource.plural, error)
             self._metrics.watch_restarts.labels(self._cache.resource.plural, reason).inc()
-            if time.monotonic() - began > LAST_BACKOFF_SECONDS:
-                backoff = FIRST_BACKOFF_SECONDS
-            await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
-            backoff = min(backoff * 2, LAST_BACKOFF_SECONDS)
+            if time.monotonic() - began > LAST_SECONDS:
+                backoff.reset()
+            await backoff.wait()
 
     async def _list_and_watch(self) -> None:
         if not self._version:
@@ -156,10 +146,10 @@ class Reflector:
         )
         async for line in events:
             self.heard_at = time.monotonic()
-            self._handle(_event.decode(line))
+            self._handle(decode_event(line))
 
     async def _list(self) -> None:
-        # Objects are read page by page, so that the bytes of only one page are in memory.
+        # Objects are decoded page by page, so that the bytes of only one page are in memory.
         items: list[Any] = []
         version = "0"
         async for page in self._pages():
@@ -180,9 +170,7 @@ class Reflector:
             if not token:
                 return
 
-    def _handle(self, event: _Event) -> None:
-        if event.type == "ERROR":
-            raise error_of(msgspec.json.decode(event.object, type=_ErrorObject).code, bytes(event.object))
+    def _handle(self, event: WatchEvent) -> None:
         keys: tuple[Key, ...] = ()
         if event.type in ("ADDED", "MODIFIED"):
             keys = self._cache.put(event.object)
@@ -197,34 +185,34 @@ class Caches:
     """All caches of an operator and the informers that fill them.
 
     Args:
-        namespaces: to look at; all when empty.
-        on_change: told each job of which an object changed.
-        on_pod: told each job of which a pod changed.
+        namespaces: to watch; all if empty.
+        on_change: called with the key of every job of which an object other than a pod changed.
+        on_pod: called with the key of every job of which a pod changed.
     """
 
     def __init__(
         self,
-        client: Client,
+        client: OperatorClient,
         namespaces: Sequence[str],
         *,
         on_change: Callable[[Key], None],
         on_pod: Callable[[Key], None],
         metrics: Metrics,
     ) -> None:
-        self.jobs: Cache[SeenJob] = Cache(RLJOBS, read_job, matters)
+        self.jobs: Cache[SeenJob] = Cache(RLJOBS, read_job, is_relevant)
         self.pods: Cache[Pod] = Cache(PODS, read_pod)
         self.children: dict[str, Cache[Child]] = {
             resource.kind: Cache(resource, child_reader(resource.kind)) for resource in CHILDREN
         }
         """By kind."""
         labelled: list[Cache[Any]] = [self.pods, *self.children.values()]
-        caches: list[tuple[Cache[Any], str]] = [(self.jobs, ""), *((cache, JOB_LABEL) for cache in labelled)]
+        caches: list[tuple[Cache[Any], str]] = [(self.jobs, ""), *((cache, JOB) for cache in labelled)]
         self.informers = [
             Informer(client, cache, selector, namespaces, on_pod if cache is self.pods else on_change, metrics)
             for cache, selector in caches
         ]
 
     async def synced(self) -> None:
-        """Return when all that there is has been seen."""
+        """Return when the first list is complete."""
         for informer in self.informers:
             await informer.synced()

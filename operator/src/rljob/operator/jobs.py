@@ -1,4 +1,4 @@
-"""Reads RLJobs as they come from the API server: the manifest once for each generation, the status at each change."""
+"""Decodes RLJobs: the manifest once per generation, the status at each change."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from rljob.operator.cache import SeenJob
 log = logging.getLogger(__name__)
 
 TRIES = 4
-"""Rounds of taking out of a status what is not understood; its parts nest no deeper."""
+"""Rounds of removing invalid parts of a status; it nests no deeper."""
 _GONE = object()
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What the user wrote, at one generation."""
+    """The user's manifest at one generation."""
 
     generation: int
     job: RLJob | None
     """None if it is not valid."""
     problems: Sequence[str]
     managed: bool
-    """Another controller looks after it (managedBy)."""
+    """Another controller manages it (managedBy)."""
 
 
 @dataclass
@@ -43,7 +43,7 @@ class _Read:
 
 
 class Jobs:
-    """Remembers what was read; the RLJob of a manifest is the same Python object while its generation is the same."""
+    """Caches decoded RLJobs; a manifest is the same Python object while its generation is the same."""
 
     def __init__(self) -> None:
         self._read: dict[str, _Read] = {}
@@ -70,12 +70,12 @@ class Jobs:
                 yield condition.type, condition.status
 
     def forget(self, uid: str) -> None:
-        """Forget an RLJob that is gone."""
+        """Drop a deleted RLJob."""
         self._read.pop(uid, None)
 
 
 def read_manifest(seen: SeenJob) -> Manifest:
-    """Return an RLJob's manifest; whatever is wrong with it is in ``problems``."""
+    """Return an RLJob's manifest; its errors are in ``problems``."""
     meta = seen.metadata
     spec = msgspec.json.decode(seen.spec)
     managed = isinstance(spec, dict) and spec.get("managedBy") is not None
@@ -87,7 +87,7 @@ def read_manifest(seen: SeenJob) -> Manifest:
 
 
 def read_status(raw: bytes) -> RLJobStatus:
-    """Return a status. What is not understood (an operator of another version wrote it) is left out."""
+    """Return a status. Invalid parts (written by another version of the operator) are left out."""
     try:
         return RLJobStatus.model_validate_json(raw)
     except ValidationError as error:
@@ -95,19 +95,19 @@ def read_status(raw: bytes) -> RLJobStatus:
         problems = error
     for _ in range(TRIES):
         for detail in problems.errors(include_url=False):
-            # A field that must be there and is not is the fault of what holds it.
+            # For a missing field, its parent is removed.
             _take_out(data, detail["loc"][:-1] if detail["type"] == "missing" else detail["loc"])
         data = _without_gone(data)
         try:
             return RLJobStatus.model_validate(data)
         except ValidationError as error:
             problems = error
-    log.error("a status is not understood and is taken for empty: %s", problems)
+    log.error("a status cannot be decoded and is treated as empty: %s", problems)
     return RLJobStatus()
 
 
 def _take_out(data: Any, location: Sequence[str | int]) -> None:
-    """Put a mark in the place of a value, if it is there."""
+    """Replace a value by a mark, if it exists."""
     for step in location[:-1]:
         data = _at(data, step)
     if location and _at(data, location[-1]) is not None:
@@ -121,7 +121,7 @@ def _at(data: Any, step: str | int) -> Any:
 
 
 def _without_gone(data: Any) -> Any:
-    """Return data without what was marked."""
+    """Return data without marked values."""
     if isinstance(data, dict):
         return {key: _without_gone(value) for key, value in data.items() if value is not _GONE}
     if isinstance(data, list):

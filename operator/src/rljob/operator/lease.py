@@ -1,9 +1,9 @@
 """Leader election by a Lease of coordination.k8s.io, with the semantics of client-go's leaderelection.
 
-Clocks of machines are never compared: a lease of somebody else is over when it has not changed for its duration by
-*our* monotonic clock. A leader that could not renew for ``renew_seconds`` (less than the duration) writes nothing any
-more and its process ends; a write that it has sent is given up before the duration is over. Whoever follows can be
-sure that it is alone.
+Clocks of machines are never compared: the lease of another candidate has expired when it has not changed for its
+duration by the *local* monotonic clock. A leader that could not renew for ``renew_seconds`` (less than the duration)
+stops writing and its process ends; writes in flight time out before the duration is over. So the next leader is the
+only one that writes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from rljob.operator.errors import AlreadyExistsError, ApiError, NotFoundError
-from rljob.operator.kube import Client
+from rljob.kube.errors import AlreadyExistsError, ApiError, NotFoundError
+from rljob.operator.client import OperatorClient
 from rljob.operator.resources import LEASES
 
 log = logging.getLogger(__name__)
@@ -28,11 +28,11 @@ JITTER = 1.2
 
 
 class LeaseLostError(Exception):
-    """The lease could not be renewed in time, or is another's."""
+    """The lease could not be renewed in time, or another candidate holds it."""
 
 
 class LeaseSpec(msgspec.Struct, rename="camel"):
-    """`spec` of a Lease, as far as it matters."""
+    """`spec` of a Lease."""
 
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
@@ -54,16 +54,16 @@ class Lease:
     """One candidate.
 
     Args:
-        identity: who we are; no two candidates may have the same.
-        duration_seconds: how long the others wait for a leader that is silent.
-        renew_seconds: how long a leader tries to renew; less than the duration.
+        identity: of this candidate; unique.
+        duration_seconds: time without a renewal after which other candidates take the lease.
+        renew_seconds: time for which a leader tries to renew; less than the duration.
         retry_seconds: between attempts.
         clock: seconds that never go back.
     """
 
     def __init__(
         self,
-        client: Client,
+        client: OperatorClient,
         namespace: str,
         name: str,
         identity: str,
@@ -79,23 +79,23 @@ class Lease:
         self._seen: _Lease | None = None
         self._seen_at = 0.0
         self._stale = False
-        """A write was not answered, or refused: the lease may be another than the one seen last."""
+        """A write failed: the lease may differ from the one that was observed last."""
         self._renewed_at = float("-inf")
-        """When the request that renewed it last was sent: it is ours from then on."""
+        """When the last successful renewal was sent: the lease is held from then on."""
 
     @property
     def held(self) -> bool:
-        """Whether we are the leader and may write."""
+        """Whether this candidate is the leader and may write."""
         return self._clock() < self._renewed_at + self._renew
 
     async def acquire(self) -> None:
-        """Return when we are the leader."""
+        """Return when this candidate is the leader."""
         while not await self._try():
             await asyncio.sleep(self._retry * random.uniform(1.0, JITTER))
         log.info("%s leads by lease %s/%s", self._identity, self._namespace, self._name)
 
     async def keep(self) -> None:
-        """Renew the lease for ever.
+        """Renew the lease. Never returns.
 
         Raises:
             LeaseLostError: it could not be renewed in time.
@@ -113,28 +113,28 @@ class Lease:
                 raise LeaseLostError(f"the lease {self._namespace}/{self._name} could not be renewed in time")
 
     async def release(self) -> None:
-        """Let the next one lead at once. Nothing may be written after this."""
+        """Give the lease up, so that another candidate takes it at once. The caller writes nothing after this."""
         if not self.held or self._seen is None:
             return
         self._renewed_at = float("-inf")
         try:
-            # Looked at again: the last renewal may have been broken off without its answer.
+            # Read again: the last renewal may have been cancelled before its answer.
             self.observe(msgspec.json.decode(await self._client.get(LEASES, self._namespace, self._name), type=_Lease))
             if self._is_anothers():
                 return
             spec = LeaseSpec("", 1, _now(), _now(), self._seen.spec.lease_transitions)
             await self._client.update(LEASES, self._namespace, self._name, self._body(self._seen, spec))
         except ApiError as error:
-            log.warning("the lease could not be released, the next leader waits until it is over: %s", error)
+            log.warning("the lease could not be released, the next leader waits until it expires: %s", error)
 
     def may_take(self, spec: LeaseSpec) -> bool:
-        """Return whether a lease as it was seen last can be taken: nobody's, ours, or over."""
+        """Return whether the lease can be taken: it has no holder, this candidate holds it, or it has expired."""
         if not spec.holder_identity or spec.holder_identity == self._identity:
             return True
         return self._clock() >= self._seen_at + (spec.lease_duration_seconds or self._duration)
 
     def observe(self, lease: _Lease) -> None:
-        """Take note of the lease as it is; its time begins anew when it has changed."""
+        """Record the lease; its duration starts again if it has changed."""
         if self._seen is None or self._seen.metadata.resource_version != lease.metadata.resource_version:
             self._seen, self._seen_at = lease, self._clock()
 
@@ -142,7 +142,7 @@ class Lease:
         return self._seen is not None and self._seen.spec.holder_identity not in (self._identity, "", None)
 
     async def _try(self) -> bool:
-        """Take or renew the lease; return whether it is ours now."""
+        """Take or renew the lease; return whether that succeeded."""
         began = self._clock()
         try:
             written = await self._write()
@@ -157,14 +157,14 @@ class Lease:
         return True
 
     async def _write(self) -> bytes | None:
-        if self._stale or not self.held:  # else a leader knows what it wrote
+        if self._stale or not self.held:  # a leader knows what it wrote last
             try:
                 raw = await self._client.get(LEASES, self._namespace, self._name)
             except NotFoundError:
                 return await self._create()
             self.observe(msgspec.json.decode(raw, type=_Lease))
             self._stale = False
-        assert self._seen is not None, "observed just now, or when it was renewed last"
+        assert self._seen is not None, "observed just now, or at the last renewal"
         seen = self._seen.spec
         if not self.may_take(seen):
             return None

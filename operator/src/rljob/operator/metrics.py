@@ -1,4 +1,4 @@
-"""What Prometheus sees of the operator. No job's name is ever a label: their number is not bounded."""
+"""Prometheus metrics of the operator. Names of jobs are never labels: their number is unbounded."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from prometheus_client.registry import Collector
 
 PREFIX = "rljob_operator_"
 LAG_SECONDS = 0.5
-"""How often the event loop's lag is measured."""
+"""Interval of measurements of the event loop's lag."""
 
 
 class Metrics:
-    """One operator's metrics, in a registry of their own."""
+    """The metrics of one operator, in their own registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         quick = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0)
         self.reconcile_seconds = Histogram(
             f"{PREFIX}reconcile_seconds",
-            "Time of a reconcile by its result: done, retry (it learned something and decides again), error.",
+            "Time of a reconcile by its result: done, retry (the plan was outdated), error.",
             ["result"],
             buckets=quick,
             registry=self.registry,
@@ -32,10 +32,10 @@ class Metrics:
         self.queue_wait_seconds = Histogram(
             f"{PREFIX}queue_wait_seconds", "Time a job waited for a worker.", buckets=quick, registry=self.registry
         )
-        self.queue_depth = Gauge(f"{PREFIX}queue_depth", "Jobs that wait for a worker.", registry=self.registry)
+        self.queue_depth = Gauge(f"{PREFIX}queue_depth", "Jobs waiting for a worker.", registry=self.registry)
         self.watch_restarts = Counter(
             f"{PREFIX}watch_restarts",
-            "Watches begun again: ended (as asked), gone (too old, listed anew), error.",
+            "Watches restarted: ended (after timeoutSeconds), gone (too old, listed again), error.",
             ["resource", "reason"],
             registry=self.registry,
         )
@@ -65,17 +65,17 @@ class Metrics:
         objects: Callable[[], Mapping[str, int]],
         ages: Callable[[], Mapping[str, float]],
     ) -> None:
-        """Register what is looked up when somebody asks.
+        """Register metrics that are computed at each scrape.
 
         Args:
             conditions: type and status of every condition of every job.
             objects: resource → objects in its cache.
-            ages: resource → seconds since its watch said anything.
+            ages: resource → seconds since the last watch event.
         """
         self.registry.register(_AtScrape(conditions, objects, ages))
 
     async def measure_lag(self) -> None:
-        """Measure how late the event loop is, for ever."""
+        """Measure the lag of the event loop. Never returns."""
         window: list[float] = []
         while True:
             began = time.monotonic()

@@ -1,28 +1,27 @@
-"""Whose an object is, and the fields of it that are ours."""
+"""Ownership of objects, and of their fields."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rljob.operator.kube import FIELD_MANAGER
-from rljob.operator.seen import JOB_LABEL, Meta
-
-CLAIM = "PersistentVolumeClaim"
+from rljob.manifests.labels import JOB
+from rljob.operator.api_types import Meta
+from rljob.operator.resources import CLAIM, FIELD_MANAGER
 
 
 def is_ours(job: Meta, kind: str, meta: Meta) -> bool:
-    """Return whether an object is the job's: it is its controller, or it is a claim that outlives its job."""
+    """Return whether an object belongs to the job: the job is its controller, or it is a claim, which outlives jobs."""
     for owner in meta.owner_references:
         if owner.controller:
             return owner.uid == job.uid
-    return kind == CLAIM and meta.labels.get(JOB_LABEL) == job.name
+    return kind == CLAIM and meta.labels.get(JOB) == job.name
 
 
 def foreign_sentence(job: Meta, kind: str, meta: Meta) -> str:
-    """Return what to say of an object that has a name we need."""
+    """Return the message about a foreign object whose name the job needs."""
     controller = next((owner for owner in meta.owner_references if owner.controller), None)
-    whose = f"{controller.kind} {controller.name}" if controller else "somebody else"
+    whose = f"{controller.kind} {controller.name}" if controller else "another owner"
     if controller is not None and (controller.kind, controller.name) == ("RLJob", job.name):
         whose = "an earlier RLJob of this name"
     if meta.deletion_timestamp:
@@ -31,10 +30,10 @@ def foreign_sentence(job: Meta, kind: str, meta: Meta) -> str:
 
 
 def applied_fields(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
-    """Return managedFields in which what we made by POST or patch counts as applied; None if it does already.
+    """Return managedFields in which fields set by POST or patch count as applied; None if they do already.
 
-    Without it an apply could never remove a field: it would stay ours by the entry of the operation Update. The same
-    as client-go's csaupgrade.
+    Otherwise an apply could never remove such a field: the entry of the operation Update would still own it. Source:
+    client-go's csaupgrade.
     """
     updates = [entry for entry in entries if _is_our(entry, "Update")]
     if not updates:

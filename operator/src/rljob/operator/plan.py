@@ -1,4 +1,4 @@
-"""What a reconcile decides: :mod:`rljob.operator.planning` makes it, :mod:`rljob.operator.executor` does it."""
+"""Input and output of planning: Observed → Plan, which :mod:`rljob.operator.executor` executes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from typing import Any
 from rljob.api.models import RLJob
 from rljob.api.status import RLJobStatus
 from rljob.manifests.context import Object
-from rljob.operator.seen import Child, Meta, Pod
+from rljob.operator.api_types import Child, Meta, Pod
+
+COORDINATOR, INITIALIZER, TRAINER = "coordinator", "initializer", "trainer"
+"""Roles."""
+POD_DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+"""Annotation: of pods that a Deployment may remove, those with the lowest cost go first."""
 
 Key = tuple[str, str]
 """Namespace and name of an RLJob."""
@@ -19,33 +24,33 @@ Ref = tuple[str, str]
 
 @dataclass(frozen=True)
 class Observed:
-    """All that one decision looks at. Of caches, but for ``now``."""
+    """Input of a plan. All from caches, except ``now``."""
 
     metadata: Meta
     """Of the RLJob."""
     job: RLJob | None
     """As the user wrote it, not resolved; None if it is not valid."""
     problems: Sequence[str]
-    """What is wrong with it: sentences."""
+    """Errors of the spec."""
     status: RLJobStatus
-    """As it was written last."""
+    """Last known status."""
     children: Mapping[Ref, Child]
-    """The job's objects (by label), also those that are being deleted."""
+    """The job's objects (by label), including those with a deletionTimestamp."""
     pods: Sequence[Pod]
     """The job's pods."""
     scales: Mapping[str, int]
-    """Role → replicas that its RLJobScale asks for."""
+    """Role → replicas of its RLJobScale."""
     foreign: Mapping[Ref, str]
-    """Children that cannot be made because an object that is not the job's has the name → a sentence."""
+    """Children whose name a foreign object has → message."""
     refused: Mapping[Ref, str]
-    """Children that the API server refused for good (quota, admission, invalid) → its message."""
+    """Children that the API server refused (quota, admission, invalid) → its message."""
     now: float
     """Unix seconds."""
-    mishaps: Mapping[str, str] = field(default_factory=dict)
-    """uid of a pod or child that is late → what keeps it, as its events say. The claim that the job was given is there
-    by :func:`rljob.operator.planning.pending.key_of_claim`."""
+    warnings: Mapping[str, str] = field(default_factory=dict)
+    """uid of a stalled pod or child → the message of its newest warning event. A claim named by spec.storage.claim has
+    the key of :func:`rljob.operator.planning.pod_diagnosis.key_of_claim`."""
     claim_in_use: str = ""
-    """Why nothing of the job may be started, as another one uses its claim: a sentence. Never of a job with pods."""
+    """Message if another job uses the claim, so that no pod may be started; always empty for a job with pods."""
 
 
 @dataclass(frozen=True)
@@ -60,52 +65,52 @@ class Event:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be done, in this order: status if ``record_first``, deletions, pod_costs, a look at what is needed,
-    desired, status, events."""
+    """Writes in this order: status if ``record_first``, deletions, pod_costs, check of ``needed``, desired, status,
+    events."""
 
     needed: Sequence[Ref] = ()
-    """Objects that nothing was made of yet, of a job of which no pod was started yet: whether something foreign has
-    their names is found out before anything is made, not when their turn comes (engines come after the initializer)."""
+    """Objects of a job without pods that do not exist yet: the executor checks that no foreign object has their names
+    before it creates anything, not only when their turn comes (engines are created after the initializer)."""
     desired: Sequence[Object] = ()
-    """Objects that shall be: made where they are missing, applied again where their role's hash changed or somebody
-    changed them, replicas set. What is not here is left alone unless it is in ``deletions``."""
+    """Objects that must exist: created if missing, applied if the hash of their role or their content has changed,
+    replicas set. Objects that are neither here nor in ``deletions`` are left unchanged."""
     deletions: Sequence[tuple[Ref, str]] = ()
     """Child and its uid; background propagation."""
     pod_costs: Mapping[str, int] = field(default_factory=dict)
     """Pod name → controller.kubernetes.io/pod-deletion-cost, to be set before replicas are lowered."""
     status: RLJobStatus | None = None
-    """All of the status but ``run``; None: the RLJob is none of ours (managedBy)."""
+    """The status except ``run``; None: another controller manages the RLJob (managedBy)."""
     record_first: bool = False
-    """The status holds a decision (attempt, suspension) that must be durable before anything follows from it."""
+    """The status holds a decision (attempt, suspension) that must be stored before the other writes."""
     delete_job: bool = False
-    """Its time to live is over."""
+    """spec.ttlSecondsAfterFinished has passed."""
     events: Sequence[Event] = ()
-    """Transitions, to be told once the status is written."""
+    """Recorded after the status is written."""
     after: float | None = None
-    """Seconds until it is to be looked at again, though nothing changes."""
+    """Seconds until the next reconcile if nothing changes."""
 
     def status_fields(self, written: RLJobStatus) -> dict[str, Any]:
-        """Return the status as JSON for server-side apply, without what is the coordinator's.
+        """Return the status as JSON for server-side apply, without the coordinator's part.
 
         Args:
-            written: the status as it is. What it has and shall not have is null: to leave a field out only gives it
-                up, and it stays for as long as another manager has it (a restored backup, `kubectl edit`).
+            written: the current status. Fields to remove are null: leaving a field out only gives up its ownership,
+                and it stays while another manager owns it (a restored backup, `kubectl edit`).
         """
         assert self.status is not None
-        return _said(_fields(self.status), _fields(written))
+        return _without_absent(_fields(self.status), _fields(written))
 
 
 def _fields(status: RLJobStatus) -> dict[str, Any]:
     return status.model_dump(mode="json", by_alias=True, exclude={"run"})
 
 
-def _said(planned: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is planned; of what is None only what was written."""
+def _without_absent(planned: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``planned`` without fields that are None both there and in ``written``."""
     said = {}
     for name, value in planned.items():
         before = written.get(name)
         if isinstance(value, dict):
-            said[name] = _said(value, before or {})
+            said[name] = _without_absent(value, before or {})
         elif value is not None or before is not None:
             said[name] = value
     return said

@@ -1,8 +1,8 @@
-"""Which job is reconciled next.
+"""Work queue: which job is reconciled next.
 
-:class:`Schedule` is the logic, without time or tasks of its own; :class:`Queue` gives it a clock and workers that
-wait. A job is there once however often it is added, is never with two workers, and is done again if it was added
-while a worker had it.
+:class:`Schedule` is the logic without clock or tasks; :class:`Queue` adds a clock and waiting workers. A key is queued
+once however often it is added, is never processed by two workers at once, and is processed again if it was added
+during its processing.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ LAST_BACKOFF_SECONDS = 60.0
 
 
 class Schedule(Generic[K]):
-    """Keys that wait, keys that are due later, and keys that somebody works on. Times are seconds of any clock."""
+    """Keys that wait, keys that are due later, and keys in processing. Times are seconds of any clock."""
 
     def __init__(self) -> None:
         self._waiting: dict[K, float] = {}
-        """Key → since when, in the order they are served."""
+        """Key → time of the first add, in the order of processing."""
         self._working: set[K] = set()
         self._again: dict[K, float] = {}
-        """Keys that were added while somebody worked on them → since when."""
+        """Keys that were added during their processing → time of the first add."""
         self._due: dict[K, float] = {}
         self._heap: list[tuple[float, int, K]] = []
-        """Of _due; an entry that does not agree with it is void."""
+        """Of _due; an entry that differs from _due is ignored."""
         self._count = 0
         self._failures: dict[K, int] = {}
 
@@ -38,14 +38,14 @@ class Schedule(Generic[K]):
         return len(self._waiting) + len(self._again)
 
     def add(self, key: K, now: float) -> None:
-        """Have ``key`` done as soon as may be."""
+        """Queue ``key``."""
         if key in self._working:
             self._again.setdefault(key, now)
         else:
             self._waiting.setdefault(key, now)
 
     def add_after(self, key: K, seconds: float, now: float) -> None:
-        """Have ``key`` done in ``seconds``, or earlier if that was asked for already."""
+        """Queue ``key`` after ``seconds``, unless it is due earlier already."""
         if seconds <= 0:
             self.add(key, now)
         elif now + seconds < self._due.get(key, float("inf")):
@@ -54,7 +54,7 @@ class Schedule(Generic[K]):
             heapq.heappush(self._heap, (now + seconds, self._count, key))
 
     def failed(self, key: K, now: float, at_least: float = 0.0) -> float:
-        """Have ``key`` done again after its back-off, which doubles with every failure; return that."""
+        """Queue ``key`` after its back-off, which doubles with every failure; return the back-off in seconds."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         back_off = float(min(FIRST_BACKOFF_SECONDS * 2 ** min(failures - 1, 20), LAST_BACKOFF_SECONDS))
         seconds = max(back_off, min(at_least, LAST_BACKOFF_SECONDS))
@@ -66,9 +66,9 @@ class Schedule(Generic[K]):
         self._failures.pop(key, None)
 
     def take(self, now: float) -> tuple[K, float] | None:
-        """Return the next key to work on, and for how long it has waited; None if there is none just now.
+        """Return the next key and the seconds it has waited; None if no key is due.
 
-        What was to be done later of this key is forgotten: who works on it says anew when it wants to.
+        A later due time of this key is dropped: the worker sets a new one.
         """
         while self._heap and self._heap[0][0] <= now:
             due, _, key = heapq.heappop(self._heap)
@@ -84,25 +84,25 @@ class Schedule(Generic[K]):
         return key, max(0.0, now - since)
 
     def done(self, key: K) -> None:
-        """Say that nobody works on ``key`` any more."""
+        """End the processing of ``key``."""
         self._working.discard(key)
         since = self._again.pop(key, None)
         if since is not None:
             self._waiting[key] = since
 
     def next_due(self) -> float | None:
-        """Return when :meth:`take` may have something that it has not now."""
+        """Return the time at which the next delayed key is due."""
         while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
 
 class ClosedError(Exception):
-    """Nothing is given out any more."""
+    """The queue was closed."""
 
 
 class Queue(Generic[K]):
-    """A schedule for workers of one event loop. ``clock`` gives seconds and must not go back."""
+    """A schedule for workers of one event loop. ``clock``: seconds that never go back."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._schedule: Schedule[K] = Schedule()
@@ -114,17 +114,17 @@ class Queue(Generic[K]):
         return len(self._schedule)
 
     def add(self, key: K) -> None:
-        """Have ``key`` done as soon as may be."""
+        """Queue ``key``."""
         self._schedule.add(key, self._clock())
         self._wake_one()
 
     def add_after(self, key: K, seconds: float) -> None:
-        """Have ``key`` done in ``seconds``, or earlier if that was asked for already."""
+        """Queue ``key`` after ``seconds``, unless it is due earlier already."""
         self._schedule.add_after(key, seconds, self._clock())
         self._wake_one()
 
     def failed(self, key: K, at_least: float = 0.0) -> float:
-        """Have ``key`` done again after its back-off; return that."""
+        """Queue ``key`` after its back-off; return the back-off in seconds."""
         seconds = self._schedule.failed(key, self._clock(), at_least)
         self._wake_one()
         return seconds
@@ -134,7 +134,7 @@ class Queue(Generic[K]):
         self._schedule.succeeded(key)
 
     async def get(self) -> tuple[K, float]:
-        """Return the next key to work on, and for how long it has waited; say :meth:`done` after it.
+        """Wait for the next key; return it and the seconds it has waited. The caller calls :meth:`done` afterwards.
 
         Raises:
             ClosedError: the queue was closed.
@@ -148,22 +148,22 @@ class Queue(Generic[K]):
             try:
                 await asyncio.wait([waiter], timeout=None if due is None else max(0.0, due - self._clock()))
             except asyncio.CancelledError:
-                self._wake_one()  # the call that woke us is for somebody else
+                self._wake_one()  # pass the wake-up on to another worker
                 raise
             finally:
                 if waiter in self._waiters:
                     self._waiters.remove(waiter)
         if len(self) or self._schedule.next_due() is not None:
-            self._wake_one()  # who waits does not know of what is due since it began to
+            self._wake_one()  # waiting workers do not know newer due times
         return taken
 
     def done(self, key: K) -> None:
-        """Say that nobody works on ``key`` any more."""
+        """End the processing of ``key``."""
         self._schedule.done(key)
         self._wake_one()
 
     def close(self) -> None:
-        """Give out nothing any more."""
+        """Make every current and later :meth:`get` raise ClosedError."""
         self._closed = True
         while self._waiters:
             self._wake_one()

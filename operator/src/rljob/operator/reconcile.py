@@ -1,7 +1,7 @@
-"""Brings one job to what it shall be: look at the caches, plan, do the plan, write the status once, tell of it.
+"""Reconciles one RLJob: observe, plan, execute, write status, record events.
 
-Idempotent and stateless but for memory that only saves work: it may be stopped before or after any of its writes, and
-whoever begins anew from what the cluster says comes to the same end.
+Idempotent. What is remembered only saves requests: the operator may be killed before or after any write, and restarting
+from cluster state converges to the same result.
 """
 
 from __future__ import annotations
@@ -14,65 +14,66 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from rljob.api.status import RLJobStatus
+from rljob.kube.errors import ConflictError, NotFoundError
 from rljob.manifests.context import Cluster
+from rljob.manifests.labels import ROLE
+from rljob.operator.api_types import Child, Meta
 from rljob.operator.cache import SeenJob
+from rljob.operator.client import OperatorClient
 from rljob.operator.drift import replicas_of
-from rljob.operator.errors import ConflictError, NotFoundError
 from rljob.operator.executor import SCALE, Executor
 from rljob.operator.informers import Caches
 from rljob.operator.jobs import Jobs, Manifest
-from rljob.operator.kube import Client
-from rljob.operator.mishaps import Mishaps
 from rljob.operator.ownership import foreign_sentence, is_ours
 from rljob.operator.plan import Key, Observed, Plan, Ref
-from rljob.operator.planning.afterlife import is_over
-from rljob.operator.planning.stuck import stuck
+from rljob.operator.planning.claims import claim_in_use
+from rljob.operator.planning.completion import is_over
+from rljob.operator.planning.stalled import stalled
 from rljob.operator.recorder import Recorder
 from rljob.operator.resources import RLJOBS
-from rljob.operator.rivals import claim_in_use
-from rljob.operator.seen import ROLE_LABEL, Child, Meta
+from rljob.operator.warning_events import WarningEvents
 
 log = logging.getLogger(__name__)
 
 
 class Planner(Protocol):
-    """Decides; see :mod:`rljob.operator.planning`."""
+    """Makes plans; see :mod:`rljob.operator.planning`."""
 
     def __call__(self, observed: Observed, cluster: Cluster) -> Plan:
-        """Return what is to be done."""
+        """Return the plan for a job."""
         ...
 
     def forget(self, uid: str) -> None:
-        """Forget a job that is gone."""
+        """Drop what is remembered of a deleted job."""
         ...
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a reconcile ended."""
+    """Result of a reconcile."""
 
     what: Literal["done", "retry"]
-    """Retry: it learned something while it worked, and is to decide again at once."""
+    """retry: the plan was outdated by what the execution found; reconcile again at once."""
     after: float | None = None
-    """Seconds until it is to be looked at again, though nothing changes."""
+    """Seconds until the next reconcile if nothing changes."""
 
 
 NOTHING = Result("done")
 STATUS_SECONDS = 1.0
-"""Between two writes of a job's status, if neither records a decision or turns a condition."""
+"""Least time between two writes of a status that neither record a decision nor change a condition."""
 
 
 class Reconciler:
     """Reconciles jobs.
 
     Args:
-        wall: Unix seconds, for what is decided by times in the status.
+        wall: Unix seconds; compared with times in the status.
         clock: seconds that never go back.
     """
 
     def __init__(
         self,
-        client: Client,
+        client: OperatorClient,
         caches: Caches,
         cluster: Cluster,
         planner: Planner,
@@ -85,17 +86,17 @@ class Reconciler:
         self._wall, self._clock = wall, clock
         self._jobs = Jobs()
         self._executor = Executor(client, caches)
-        self._mishaps = Mishaps(client, clock, wall)
+        self._warning_events = WarningEvents(client, clock, wall)
         self._uids: dict[Key, str] = {}
-        """Of the jobs that something is remembered of."""
+        """Of jobs with remembered state."""
         self._written: dict[str, float] = {}
-        """uid → when its status was written last."""
+        """uid → time of the last write of the status."""
 
     async def reconcile(self, key: Key) -> Result:
-        """Bring a job to what it shall be.
+        """Reconcile a job once.
 
         Raises:
-            ApiError: something failed that may work later.
+            ApiError: a request failed that may succeed later.
         """
         seen = self._caches.jobs.find(*key)
         self._forget_others(key, seen)
@@ -106,36 +107,36 @@ class Reconciler:
             return NOTHING
         observed = self._observe(key, seen, manifest, status)
         named = observed.job.spec.storage.claim if observed.job is not None else None
-        late = stuck(observed.pods, observed.children, observed.now, named or "")
-        mishaps = await self._mishaps.of(seen.metadata.namespace, late)
-        plan = self._planner(replace(observed, mishaps=mishaps), self._cluster)
+        stalled_objects = stalled(observed.pods, observed.children, observed.now, named or "")
+        warnings = await self._warning_events.of(seen.metadata.namespace, stalled_objects)
+        plan = self._planner(replace(observed, warnings=warnings), self._cluster)
         if plan.status is None:
             return NOTHING
         try:
             if plan.record_first:
                 await self._write_status(seen.metadata, plan, status, decided_on=seen.metadata.resource_version)
-                self._tell(seen.metadata, plan)
+                self._record_events(seen.metadata, plan)
             if await self._executor.execute(seen.metadata, manifest.job, plan):
                 return Result("retry")
             if plan.delete_job:
                 await self._delete_job(seen.metadata)
             elif not plan.record_first:
-                wait = self._too_soon(seen.metadata, plan, status)
-                if wait:
-                    return Result("done", wait)
+                delay = self._status_delay(seen.metadata, plan, status)
+                if delay:
+                    return Result("done", delay)
                 await self._write_status(seen.metadata, plan, status)
-                self._tell(seen.metadata, plan)
+                self._record_events(seen.metadata, plan)
         except ConflictError:
-            await self._look_again(seen.metadata)
+            await self._refresh(seen.metadata)
             raise
-        moments = [plan.after, self._executor.retry_after(seen.metadata)]
-        return Result("done", min((moment for moment in moments if moment is not None), default=None))
+        delays = [plan.after, self._executor.retry_after(seen.metadata)]
+        return Result("done", min((delay for delay in delays if delay is not None), default=None))
 
     def conditions(self) -> Iterable[tuple[str, str]]:
         """Yield type and status of every condition of every job."""
         return self._jobs.conditions()
 
-    def _tell(self, meta: Meta, plan: Plan) -> None:
+    def _record_events(self, meta: Meta, plan: Plan) -> None:
         for event in plan.events:
             self._recorder.record(meta, event)
 
@@ -149,22 +150,25 @@ class Reconciler:
                     children[kind, name] = child
                 else:
                     foreign[kind, name] = foreign_sentence(meta, kind, child.metadata)
-        troubles = self._executor.troubles(meta)
+        child_errors = self._executor.child_errors(meta)
         return Observed(
             metadata=meta,
             job=manifest.job,
             problems=manifest.problems,
             status=status,
             children=children,
-            # What was made before the job belongs to an earlier one of its name. Both times are the API server's.
+            # Pods that are older than the job belong to an earlier job of its name. The API server set both times.
             pods=[
                 pod
                 for pod in self._caches.pods.of_job(key).values()
                 if pod.metadata.creation_timestamp >= meta.creation_timestamp
             ],
             scales=_scales(children),
-            foreign={**foreign, **{ref: trouble.message for ref, trouble in troubles.items() if trouble.foreign}},
-            refused={ref: trouble.message for ref, trouble in troubles.items() if not trouble.foreign},
+            foreign={
+                **foreign,
+                **{ref: child_error.message for ref, child_error in child_errors.items() if child_error.foreign},
+            },
+            refused={ref: child_error.message for ref, child_error in child_errors.items() if not child_error.foreign},
             now=self._wall(),
             claim_in_use=self._claim_in_use(meta, manifest, status),
         )
@@ -172,29 +176,29 @@ class Reconciler:
     def _claim_in_use(self, meta: Meta, manifest: Manifest, status: RLJobStatus) -> str:
         job = manifest.job
         if job is None or job.spec.suspend or is_over(status):
-            return ""  # it starts nothing
+            return ""  # it starts no pods
         return claim_in_use(meta, job, self._caches.jobs, self._caches.children, self._read_other)
 
     def _read_other(self, seen: SeenJob) -> tuple[Manifest, RLJobStatus]:
-        """Read a job that may not have been reconciled yet, so that it is forgotten all the same."""
+        """Read a job that may not have been reconciled yet, and register it, to forget it when it is deleted."""
         self._uids.setdefault((seen.metadata.namespace, seen.metadata.name), seen.metadata.uid)
         return self._jobs.read(seen)
 
-    def _too_soon(self, meta: Meta, plan: Plan, status: RLJobStatus) -> float:
-        """Return how long a status waits for what else changes; 0 if it is to be written now.
+    def _status_delay(self, meta: Meta, plan: Plan, status: RLJobStatus) -> float:
+        """Return the seconds for which a write of the status is delayed, to be merged with later changes; 0: write now.
 
-        Pods become ready one after the other, and each write of an RLJob costs the API server more than all the rest.
-        What a person waits for, a condition that turns or has another reason, is never held back.
+        Pods become ready one after the other, and writes of RLJobs are the most expensive requests. A condition with
+        another status or reason is never delayed.
         """
-        assert plan.status is not None, "the job is ours"
-        wait = self._written.get(meta.uid, float("-inf")) + STATUS_SECONDS - self._clock()
-        if wait <= 0 or _turns(plan.status) != _turns(status) or _same(plan.status, status):
+        assert plan.status is not None, "managedBy is not set"
+        delay = self._written.get(meta.uid, float("-inf")) + STATUS_SECONDS - self._clock()
+        if delay <= 0 or _condition_states(plan.status) != _condition_states(status) or _same(plan.status, status):
             return 0.0
-        return wait
+        return delay
 
     async def _write_status(self, meta: Meta, plan: Plan, status: RLJobStatus, decided_on: str | None = None) -> None:
-        """Write the operator's part of the status, if it changed; only on top of ``decided_on`` if that is given."""
-        assert plan.status is not None, "the job is ours"
+        """Write the operator's part of the status if it changed. ``decided_on``: required resourceVersion."""
+        assert plan.status is not None, "managedBy is not set"
         if _same(plan.status, status):
             return
         metadata = {"name": meta.name, "namespace": meta.namespace, "uid": meta.uid}
@@ -215,12 +219,12 @@ class Reconciler:
         self._written[meta.uid] = self._clock()
 
     async def _delete_job(self, meta: Meta) -> None:
-        with contextlib.suppress(NotFoundError, ConflictError):  # it is gone already
+        with contextlib.suppress(NotFoundError, ConflictError):  # it was deleted already
             await self._client.delete(RLJOBS, meta.namespace, meta.name, meta.uid)
         self._caches.jobs.deleted(meta.namespace, meta.name, meta.uid)
 
-    async def _look_again(self, meta: Meta) -> None:
-        """Have the RLJob as it is now in the cache: what was decided on was old, and its event may take long."""
+    async def _refresh(self, meta: Meta) -> None:
+        """Read the RLJob into the cache: the plan was based on an old version, and the watch event may be late."""
         try:
             self._caches.jobs.put(await self._client.get(RLJOBS, meta.namespace, meta.name))
         except NotFoundError:
@@ -241,19 +245,19 @@ class Reconciler:
 
 
 def _same(planned: RLJobStatus, written: RLJobStatus) -> bool:
-    """Return whether two statuses are equal but for what the coordinator writes."""
+    """Return whether two statuses are equal except for the coordinator's part."""
     return planned.model_copy(update={"run": None}) == written.model_copy(update={"run": None})
 
 
-def _turns(status: RLJobStatus) -> list[tuple[str, str, str]]:
+def _condition_states(status: RLJobStatus) -> list[tuple[str, str, str]]:
     return [(condition.type, condition.status, condition.reason) for condition in status.conditions]
 
 
 def _scales(children: dict[Ref, Child]) -> dict[str, int]:
-    """Return role → replicas that somebody asks for."""
+    """Return role → replicas of its RLJobScale."""
     scales = {}
     for (kind, _), child in children.items():
         replicas = replicas_of(child.body) if kind == SCALE else None
         if replicas is not None:
-            scales[child.metadata.labels.get(ROLE_LABEL, "")] = replicas
+            scales[child.metadata.labels.get(ROLE, "")] = replicas
     return scales

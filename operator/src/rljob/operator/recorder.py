@@ -1,7 +1,7 @@
-"""Events on RLJobs: what `kubectl describe` shows. Told, never waited for.
+"""Events on RLJobs, which `kubectl describe` shows. Recording never blocks a reconcile.
 
-An event that is said again is counted, not made again. Its name follows from what it says, so that an operator that
-was restarted counts on. Events are a courtesy: what cannot be recorded is dropped and counted.
+A repeated event increases the count of the existing one. An event's name is a hash of its content, so a restarted
+operator continues the count. Events are best effort: one that cannot be written is dropped and counted.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 import msgspec
 
-from rljob.operator.errors import AlreadyExistsError, ApiError, FencedError, NotFoundError
-from rljob.operator.kube import Client
+from rljob.kube.errors import AlreadyExistsError, ApiError, NotFoundError
+from rljob.operator.api_types import Meta
+from rljob.operator.client import FencedError, OperatorClient
 from rljob.operator.metrics import Metrics
 from rljob.operator.plan import Event
 from rljob.operator.resources import EVENTS, RLJOBS
-from rljob.operator.seen import Meta
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ COMPONENT = "rljob-operator"
 WAITING = 1000
 REMEMBERED = 4096
 MESSAGE_CHARACTERS = 1024
-"""The API's bound."""
+"""Limit of the API."""
 NAME_CHARACTERS = 200
 
 
@@ -37,23 +37,23 @@ class _Counted(msgspec.Struct):
 
 
 class Recorder:
-    """Writes events one after the other. ``instance``: of this operator."""
+    """Writes events one by one. ``instance``: identity of this operator."""
 
-    def __init__(self, client: Client, metrics: Metrics, instance: str) -> None:
+    def __init__(self, client: OperatorClient, metrics: Metrics, instance: str) -> None:
         self._client, self._metrics, self._instance = client, metrics, instance
         self._queue: asyncio.Queue[tuple[Meta, Event]] = asyncio.Queue(WAITING)
         self._counts: OrderedDict[str, int] = OrderedDict()
-        """Name of an event → how often it was said."""
+        """Name of an event → its count."""
 
     def record(self, job: Meta, event: Event) -> None:
-        """Have an event on ``job`` written soon."""
+        """Queue an event on ``job``; it is dropped if the queue is full."""
         try:
             self._queue.put_nowait((job, event))
         except asyncio.QueueFull:
             self._metrics.events_dropped.inc()
 
     async def run(self) -> None:
-        """Write what was recorded, for ever."""
+        """Write queued events. Never returns."""
         while True:
             job, event = await self._queue.get()
             try:
@@ -90,7 +90,7 @@ class Recorder:
 
 
 def event_body(job: Meta, event: Event, instance: str, now: datetime.datetime) -> dict[str, Any]:
-    """Return the Event object that says ``event`` of ``job`` for the first time."""
+    """Return the Event object for the first occurrence of ``event`` on ``job``."""
     said = "\0".join((job.uid, event.type, event.reason, event.message))
     digest = hashlib.sha256(said.encode()).hexdigest()[:16]
     time = now.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,36 +1,13 @@
-"""The kinds of objects that the operator reads and writes, and where the API serves them."""
+"""The kinds of objects that the operator reads and writes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from rljob.kube.resources import PODS, RLJOBS, Resource
 
+__all__ = ["BY_KIND", "CHILDREN", "CLAIM", "EVENTS", "FIELD_MANAGER", "LEASES", "PODS", "RLJOBS", "SECRETS", "Resource"]
 
-@dataclass(frozen=True)
-class Resource:
-    """One kind of object, all of them in namespaces."""
+FIELD_MANAGER = "rljob-operator"
 
-    group: str
-    """Empty for the core group."""
-    version: str
-    plural: str
-    kind: str
-    pods: bool = False
-    """Pods follow from it."""
-
-    @property
-    def api_version(self) -> str:
-        """Value of apiVersion."""
-        return f"{self.group}/{self.version}" if self.group else self.version
-
-    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """Return the path of an object or, without ``name``, of a collection (of all namespaces without one)."""
-        parts = ["apis", self.group, self.version] if self.group else ["api", self.version]
-        parts += ["namespaces", namespace, self.plural] if namespace else [self.plural]
-        return "/" + "/".join([*parts, *filter(None, (name, subresource))])
-
-
-RLJOBS = Resource("rljob.dev", "v1alpha1", "rljobs", "RLJob")
-PODS = Resource("", "v1", "pods", "Pod")
 SECRETS = Resource("", "v1", "secrets", "Secret")
 EVENTS = Resource("", "v1", "events", "Event")
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
@@ -49,6 +26,7 @@ CHILDREN = (
     Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy"),
     Resource("rljob.dev", "v1alpha1", "rljobscales", "RLJobScale"),
 )
-"""What a job may consist of besides its pods and its Secret."""
+"""Kinds of a job's objects besides its pods and its Secret."""
 
+CLAIM = "PersistentVolumeClaim"
 BY_KIND = {resource.kind: resource for resource in CHILDREN}

@@ -1,4 +1,4 @@
-"""The job's Secret: the tokens by which its parts know each other. Made once; never read, listed or changed."""
+"""The job's Secret with the tokens of its components. Created once; never read, listed or changed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import secrets
 from rljob.api.models import RLJob
 from rljob.manifests import ALL_TOKENS, TOKEN_ROLES, secret
 from rljob.manifests.context import Context, Object
-from rljob.operator.seen import Meta
+from rljob.operator.api_types import Meta
 
 
 def new_secret(meta: Meta, job: RLJob) -> Object:
-    """Return a Secret of new tokens. Its name holds the job's uid: a later job of the same name has another."""
+    """Return a Secret with new tokens. Its name contains the job's uid: a later job of the same name has another."""
     tokens = {role: secrets.token_urlsafe(32) for role in TOKEN_ROLES}
     context = Context(namespace=meta.namespace, uid=meta.uid)
     return secret(job, context, {**tokens, ALL_TOKENS: json.dumps(tokens)})

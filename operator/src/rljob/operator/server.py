@@ -13,10 +13,10 @@ from rljob.protocol.addresses import host_and_port
 
 
 def build_app(metrics: Metrics, ready: Callable[[], bool]) -> web.Application:
-    """Return the application. ``ready``: the operator works, or stands by for the one that does."""
+    """Return the application. ``ready``: the caches are filled, or the operator is on standby."""
 
     async def healthz(request: web.Request) -> web.Response:
-        return web.Response(text="ok\n")  # an event loop that hangs does not answer
+        return web.Response(text="ok\n")  # a blocked event loop does not answer
 
     async def readyz(request: web.Request) -> web.Response:
         if ready():
@@ -35,10 +35,10 @@ def build_app(metrics: Metrics, ready: Callable[[], bool]) -> web.Application:
 
 @asynccontextmanager
 async def serving(app: web.Application, listen: str) -> AsyncIterator[int]:
-    """Serve ``app`` at host:port while entered; yields the port.
+    """Serve ``app`` at host:port while entered; yield the port.
 
     Raises:
-        OSError: the address cannot be had.
+        OSError: the address is in use or not local.
     """
     host, port = host_and_port(listen)
     runner = web.AppRunner(app, access_log=None)

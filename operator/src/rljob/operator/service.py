@@ -1,7 +1,7 @@
-"""An operator at work: stands by for the lease, then fills its caches and reconciles for as long as it holds it.
+"""Wiring of the operator: it waits for the lease, fills its caches, and reconciles for as long as it holds the lease.
 
-The caches are filled after the lease is held, by consistent lists: so the first decision of a new leader knows of every
-write of the one before. Any background task that ends, ends the operator; losing the lease does too.
+The caches are filled by consistent lists after the lease is acquired, so the first decision of a new leader knows every
+write of the previous one. The operator ends if any background task ends or the lease is lost.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
+from rljob.kube.errors import ApiError
 from rljob.manifests.context import Cluster
+from rljob.operator.client import FencedError, OperatorClient
 from rljob.operator.config import Settings, Start
-from rljob.operator.errors import ApiError, FencedError
 from rljob.operator.informers import Caches
-from rljob.operator.kube import Client
 from rljob.operator.lease import Lease, LeaseLostError
 from rljob.operator.metrics import Metrics
 from rljob.operator.plan import Key, Observed, Plan
@@ -30,32 +30,32 @@ from rljob.operator.server import build_app, serving
 log = logging.getLogger(__name__)
 
 FINISH_SECONDS = 8.0
-"""How long reconciles in hand may take to end when the operator is told to."""
+"""Time for running reconciles to finish after SIGTERM."""
 POD_SECONDS = 0.2
-"""Pods change many at a time, each in several steps: they are looked at together."""
+"""Delay after a change of a pod: pods change in groups and in several steps, which one reconcile handles together."""
 
 
 class RLJobPlanner:
-    """The planner of RLJobs, with its renderings remembered."""
+    """The planner of RLJobs, with cached renderings."""
 
     def __init__(self) -> None:
         self._rendering = Rendering()
 
     def __call__(self, observed: Observed, cluster: Cluster) -> Plan:
-        """Return what is to be done."""
+        """Return the plan for a job."""
         return plan(observed, cluster, self._rendering)
 
     def forget(self, uid: str) -> None:
-        """Forget a job that is gone."""
+        """Drop the rendering of a deleted job."""
         self._rendering.forget(uid)
 
 
 class Operator:
-    """One operator process, or one of several in a test's."""
+    """One operator; a process has one, a test may have several."""
 
     def __init__(
         self,
-        client: Client,
+        client: OperatorClient,
         settings: Settings,
         namespace: str,
         identity: str,
@@ -96,14 +96,14 @@ class Operator:
 
     @property
     def ready(self) -> bool:
-        """Whether it works, or stands by for the one that does."""
+        """Whether the caches are filled, or the operator is on standby."""
         return self.synced.is_set() or not self.leads.is_set()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Be an operator until ``stop`` is set.
+        """Run the operator until ``stop`` is set.
 
         Raises:
-            LeaseLostError: another may lead by now. The process must end.
+            LeaseLostError: another operator may lead. The process must end.
         """
         await _until(stop, [self.lease.acquire()])
         if stop.is_set():
@@ -151,7 +151,7 @@ class Operator:
         except FencedError:
             raise
         except Exception as error:
-            # A job that planning or doing trips over (a bug) must not take the other jobs with it.
+            # A bug that one job triggers must not stop the other jobs; it is logged with its stack and retried.
             seconds = self.queue.failed(key)
             log.exception("%s/%s: %s; again in %.1f s", *key, type(error).__name__, seconds)
         else:
@@ -164,13 +164,13 @@ class Operator:
         self.metrics.reconcile_seconds.labels(what).observe(time.perf_counter() - began)
 
     async def _end_of(self, workers: Sequence[asyncio.Task[None]]) -> None:
-        """Raise what a worker raises. The workers go on when this is cancelled."""
+        """Raise the error of a worker. Cancelling this does not cancel the workers."""
         done, _ = await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
         for worker in done:
             worker.result()
 
     async def _finish(self, workers: list[asyncio.Task[None]]) -> None:
-        """Let reconciles in hand end; what waits is the next leader's."""
+        """Let running reconciles finish; queued jobs are left to the next leader."""
         self.queue.close()
         await asyncio.wait(workers, timeout=FINISH_SECONDS)
 
@@ -186,9 +186,9 @@ class Operator:
         return {informer.cache.resource.plural: informer.age for informer in self.caches.informers}
 
 
-async def _until(stop: asyncio.Event, doings: Iterable[Coroutine[Any, Any, Any]]) -> None:
-    """Return when ``stop`` is set or one of ``doings`` ends, with its error; all have ended then."""
-    tasks = [asyncio.create_task(doing) for doing in (stop.wait(), *doings)]
+async def _until(stop: asyncio.Event, coroutines: Iterable[Coroutine[Any, Any, Any]]) -> None:
+    """Run ``coroutines`` until ``stop`` is set or one of them ends; cancel the others and raise its error."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in (stop.wait(), *coroutines)]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
@@ -207,7 +207,7 @@ async def serve(start: Start) -> int:
         loop.add_signal_handler(name, stop.set)
     metrics = Metrics()
     settings = start.settings
-    client = Client(
+    client = OperatorClient(
         start.access,
         connections=settings.connections,
         timeout_s=settings.request_seconds,
@@ -221,7 +221,7 @@ async def serve(start: Start) -> int:
                 log.info("serves /metrics at port %d", port)
                 await operator.run(stop)
         except (LeaseLostError, FencedError) as error:
-            log.critical("%s: this process ends, so that only one operator acts", error)
+            log.critical("%s: this process ends, so that only one operator writes", error)
             return 1
         finally:
             lag.cancel()

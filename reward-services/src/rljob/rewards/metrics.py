@@ -14,5 +14,5 @@ SECONDS = Histogram(
     registry=REGISTRY,
 )
 TIMEOUTS = Counter("rljob_reward_timeouts", "Samples that overran the time limit", registry=REGISTRY)
-DEATHS = Counter("rljob_reward_worker_deaths", "Workers that died of themselves", registry=REGISTRY)
+DEATHS = Counter("rljob_reward_worker_crashes", "Worker processes that crashed", registry=REGISTRY)
 FAILURES = Counter("rljob_reward_failures", "Samples answered with an error, those that overran too", registry=REGISTRY)

@@ -1,11 +1,11 @@
-"""Decisions of the operator: what is seen of a job leads to a plan. Pure: no clock, no I/O, no randomness.
+"""Planning: from the observation of a job to a plan. Pure: no clock, no I/O, no randomness.
 
-`life` is the order of a job's life; each other file decides one thing.
+`lifecycle` holds the order of decisions; each other file makes one kind of decision.
 """
 
 from __future__ import annotations
 
-from rljob.operator.planning.life import plan
-from rljob.operator.planning.rendering import Render, Rendering
+from rljob.operator.planning.job_view import Render, Rendering
+from rljob.operator.planning.lifecycle import plan
 
 __all__ = ["Render", "Rendering", "plan"]

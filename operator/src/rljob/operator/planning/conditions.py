@@ -1,4 +1,4 @@
-"""Conditions, and the events that tell of their transitions."""
+"""Conditions, and events for their transitions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 from rljob.api.status import Condition, RLJobStatus
 from rljob.operator.plan import Event
 from rljob.operator.planning import reasons
-from rljob.operator.planning.draft import Draft
+from rljob.operator.planning.plan_builder import PlanBuilder
 
 Type = Literal["Ready", "Initialized", "Suspended", "Complete", "Failed"]
 ORDER: Sequence[Type] = ("Ready", "Initialized", "Suspended", "Complete", "Failed")
@@ -26,11 +26,11 @@ NORMAL = frozenset(
         reasons.SUCCEEDED,
         reasons.INITIALIZED,
         reasons.NO_INITIALIZER,
-        reasons.ROLES_NOT_READY,
+        reasons.PODS_NOT_READY,
     }
 )
-"""Reasons that are part of a job's ordinary life: their events are no warnings."""
-_UNTOLD = frozenset({(reasons.NO_INITIALIZER, "True"), (reasons.INITIALIZING, "False")})
+"""Reasons of normal operation: their events have the type Normal."""
+_SILENT = frozenset({(reasons.NO_INITIALIZER, "True"), (reasons.INITIALIZING, "False")})
 
 
 def find(status: RLJobStatus, kind: Type) -> Condition | None:
@@ -44,18 +44,18 @@ def is_true(status: RLJobStatus, kind: Type) -> bool:
     return found is not None and found.status == "True"
 
 
-def set_condition(draft: Draft, kind: Type, true: bool, reason: str, message: str) -> None:
-    """Set a condition; its time moves only when its status does."""
-    before = find(draft.status, kind)
+def set_condition(builder: PlanBuilder, kind: Type, true: bool, reason: str, message: str) -> None:
+    """Set a condition; lastTransitionTime changes only with its status."""
+    before = find(builder.status, kind)
     value: Literal["True", "False"] = "True" if true else "False"
     message = message[:LONGEST_MESSAGE]
-    generation = draft.observed.metadata.generation
+    generation = builder.observed.metadata.generation
     if before is not None and before.status == value and before.reason == reason and before.message == message:
         if before.observed_generation == generation:
             return
         after = before.model_copy(update={"observed_generation": generation})
     else:
-        since = before.last_transition_time if before is not None and before.status == value else draft.instant
+        since = before.last_transition_time if before is not None and before.status == value else builder.instant
         after = Condition(
             type=kind,
             status=value,
@@ -64,22 +64,21 @@ def set_condition(draft: Draft, kind: Type, true: bool, reason: str, message: st
             last_transition_time=since,
             observed_generation=generation,
         )
-    others = {each.type: each for each in draft.status.conditions}
+    others = {each.type: each for each in builder.status.conditions}
     others[kind] = after
-    draft.status.conditions = [others[each] for each in ORDER if each in others]
+    builder.status.conditions = [others[each] for each in ORDER if each in others]
 
 
 def transitions(before: RLJobStatus, after: RLJobStatus) -> list[Event]:
     """Return an event for every condition whose status or reason has changed.
 
-    What ended a job is told once, by Complete or Failed, and what Suspended and Initialized tell is not told again by
-    Ready.
+    One event per transition: Ready does not repeat Complete, Failed, Suspended or Initialized.
     """
     changed = [each for each in after.conditions if _differs(find(before, each.type), each)]
     told: list[Event] = []
     for condition in sorted(changed, key=lambda each: each.type == "Ready"):
         reason = condition.reason
-        if condition.type == "Initialized" and (reason, condition.status) in _UNTOLD:
+        if condition.type == "Initialized" and (reason, condition.status) in _SILENT:
             continue
         if condition.type == "Ready" and (reason == reasons.FAILED or any(reason == each.reason for each in told)):
             continue

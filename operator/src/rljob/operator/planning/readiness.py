@@ -1,4 +1,4 @@
-"""The reason of Ready: the one word that a person reads of a job, and the sentence behind it."""
+"""The Ready condition: its reason and its message."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rljob.api.status import Attempt, Run
-from rljob.operator.plan import Ref
-from rljob.operator.planning import pending, reasons
-from rljob.operator.planning.initializer import Stage
-from rljob.operator.planning.roles import Lack
-from rljob.operator.planning.trainer import TRAINER
+from rljob.operator.plan import TRAINER, Ref
+from rljob.operator.planning import pod_diagnosis, reasons
+from rljob.operator.planning.initializer import InitializerStage
+from rljob.operator.planning.roles import RoleProblem
 
 STATES = {"Running": reasons.RUNNING, "Evaluating": reasons.EVALUATING, "Finishing": reasons.FINISHING}
-"""States of a run that is under way."""
-_URGENT = pending.SEVERITY.index(reasons.CLAIM)
-"""From here on somebody has to do something."""
+"""States of a running run → reason."""
+_URGENT = pod_diagnosis.SEVERITY.index(reasons.VOLUME_CLAIM_PENDING)
+"""Severity from which a user must act."""
 
 
 @dataclass(frozen=True)
@@ -28,34 +27,34 @@ class Readiness:
 
 
 def of_job(
-    stage: Stage,
-    lacks: Sequence[Lack],
+    stage: InitializerStage,
+    problems: Sequence[RoleProblem],
     attempt: Attempt | None,
     run: Run | None,
     foreign: Mapping[Ref, str],
     refused: Mapping[Ref, str],
 ) -> Readiness:
-    """Return the readiness of a job that is neither suspended nor over."""
+    """Return the readiness of a job that is neither suspended nor ended."""
     blocked = _blocked(foreign, refused)
     if blocked is not None:
         return blocked
     if not stage.done:
-        if stage.lack is not None and stage.lack.reason != reasons.ROLES_NOT_READY:
-            return Readiness(False, stage.lack.reason, stage.lack.text)
+        if stage.problem is not None and stage.problem.reason != reasons.PODS_NOT_READY:
+            return Readiness(False, stage.problem.reason, stage.problem.text)
         return Readiness(False, stage.reason, stage.message)
-    essential = sorted((lack for lack in lacks if lack.essential), key=lambda lack: -lack.severity)
+    essential = sorted((problem for problem in problems if problem.essential), key=lambda problem: -problem.severity)
     if not essential:
-        return _under_way(run, lacks)
+        return _under_way(run, problems)
     worst = essential[0]
-    held = {lack.reason for lack in essential if lack.role == TRAINER}  # for want of a node: that does not mend itself
+    held = {problem.reason for problem in essential if problem.role == TRAINER}  # pending pods need a user
     restarting = attempt is not None and attempt.cause and held and reasons.PODS_PENDING not in held
     if restarting and worst.severity < _URGENT:
         assert attempt is not None
         return Readiness(False, reasons.TRAINER_RESTARTING, _restarting(attempt))
-    # Those that are merely starting are not worth a word beside one that somebody has to look after.
-    held_up = [each for each in essential if each.reason != reasons.ROLES_NOT_READY] or essential
+    # Roles that are merely starting are not counted beside a role that a user must look at.
+    held_up = [each for each in essential if each.reason != reasons.PODS_NOT_READY] or essential
     message = worst.text + _others(len(held_up) - 1, "role", "not ready")
-    if worst.reason == reasons.ROLES_NOT_READY and not (run is not None and run.state in STATES):
+    if worst.reason == reasons.PODS_NOT_READY and not (run is not None and run.state in STATES):
         return Readiness(False, reasons.STARTING, message)
     return Readiness(False, worst.reason, message)
 
@@ -63,19 +62,19 @@ def of_job(
 def _blocked(foreign: Mapping[Ref, str], refused: Mapping[Ref, str]) -> Readiness | None:
     if foreign:
         first = foreign[min(foreign)]
-        return Readiness(False, reasons.FOREIGN_OBJECT, first + _others(len(foreign) - 1, "object", "taken"))
+        return Readiness(False, reasons.NAME_CONFLICT, first + _others(len(foreign) - 1, "object", "taken"))
     if refused:
         kind, name = ref = min(refused)
-        obstacle = pending.refusal(refused[ref])
-        reason = reasons.QUOTA_EXCEEDED if obstacle.reason == reasons.QUOTA_EXCEEDED else reasons.API_REFUSED
-        text = f"{kind} {name} cannot be made: {obstacle.text}"
+        pod_problem = pod_diagnosis.refusal(refused[ref])
+        reason = reasons.QUOTA_EXCEEDED if pod_problem.reason == reasons.QUOTA_EXCEEDED else reasons.API_REJECTED
+        text = f"{kind} {name} cannot be made: {pod_problem.text}"
         return Readiness(False, reason, text + _others(len(refused) - 1, "object", "refused"))
     return None
 
 
-def _under_way(run: Run | None, lacks: Sequence[Lack]) -> Readiness:
-    more = "".join(f"; {lack.text}" for lack in lacks)
-    said = f"; {run.message}" if run is not None and run.message else ""  # a pod is ready before its part is
+def _under_way(run: Run | None, problems: Sequence[RoleProblem]) -> Readiness:
+    more = "".join(f"; {problem.text}" for problem in problems)
+    said = f"; {run.message}" if run is not None and run.message else ""  # a pod is ready before its component is
     if run is None or run.state not in STATES:
         return Readiness(
             False, reasons.STARTING, f"all roles are ready{said or ', the first batch is being made'}{more}"

@@ -1,5 +1,12 @@
-"""Replicas. Engines are drained before they are removed: the coordinator is told which (`status.draining`), and their
-Deployment is lowered once they have nothing left to do, or after a while."""
+"""Replicas and disruption budgets.
+
+Engines are drained before they are removed: `status.draining` names them for the coordinator, and their Deployment is
+lowered when they are idle, or after DRAIN_SECONDS.
+
+A node drain evicts the pods of a role one at a time and waits for each replacement. If no node has room for the
+replacement, the drain would wait forever. A pod that has found no node for long protects nothing, so the budget then
+allows one more eviction.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +17,23 @@ from dataclasses import dataclass
 from rljob.api.status import Run, RunEngine
 from rljob.manifests.context import Object, Role
 from rljob.manifests.labels import selector_text
-from rljob.operator.planning.draft import Draft
-from rljob.operator.planning.scene import Scene, alive, is_ready, role_of, workloads
-from rljob.operator.planning.times import remaining, seconds_of
-from rljob.operator.seen import Child, Pod
+from rljob.operator.api_types import Child, Pod
+from rljob.operator.plan import POD_DELETION_COST
+from rljob.operator.planning.job_view import JobView, alive, is_ready, pod_condition, role_of, workloads
+from rljob.operator.planning.plan_builder import PlanBuilder
+from rljob.operator.planning.timestamps import remaining, seconds_of
 
 DRAIN_SECONDS = 60.0
-"""After so long an engine is removed with what it has: its samples are generated elsewhere."""
+"""After this time an engine is removed with its requests, which are repeated on other engines."""
 MOST_DRAINING = 1024
-"""Bound of the status; more go as they are."""
-DELETION_COST = -1000
-"""Of a pod that is to go first when its Deployment is lowered; others have 0."""
-COST = "controller.kubernetes.io/pod-deletion-cost"
-"""The annotation."""
+"""Limit of the status field; further engines are removed without draining."""
+REMOVE_FIRST_COST = -1000
+"""Deletion cost of pods that a Deployment must remove first; other pods have 0."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """A Deployment of engines. ``wanted``: the replicas it shall have in the end."""
+    """A Deployment of engines. ``wanted``: its replicas after draining."""
 
     role: str
     name: str
@@ -35,36 +41,36 @@ class Pool:
     selector: Mapping[str, str]
 
     def selects(self, pod: Pod) -> bool:
-        """Return whether it has the pod."""
+        """Return whether the Deployment selects the pod."""
         return self.selector.items() <= pod.metadata.labels.items()
 
 
-def drain(draft: Draft, scene: Scene) -> dict[str, int]:
-    """Choose the engines that go, and return Deployment → replicas that it keeps until they are drained.
+def drain(builder: PlanBuilder, view: JobView) -> dict[str, int]:
+    """Choose the engines to remove; return Deployment → replicas that it keeps until they are drained.
 
-    A Deployment that is no longer rendered, as its pool may not grow any more, is among them until it may be deleted.
+    A Deployment that is not rendered any more, because its pool cannot grow, is included until it may be deleted.
     """
-    pools = _pools(scene)
+    pools = _pools(view)
     leaving: list[str] = []
     lowering: dict[str, int] = {}
     for pool in pools:
-        child = scene.observed.children.get(("Deployment", pool.name))
+        child = view.observed.children.get(("Deployment", pool.name))
         if child is None:
             continue
-        pods = [pod for pod in alive(scene.pods.get(pool.role, ())) if pool.selects(pod)]
-        leaving += choose(pods, len(pods) - pool.wanted, draft.status.draining, draft.status.run)
+        pods = [pod for pod in alive(view.pods.get(pool.role, ())) if pool.selects(pod)]
+        leaving += choose(pods, len(pods) - pool.wanted, builder.status.draining, builder.status.run)
         if _replicas(child) > pool.wanted:
             lowering[pool.name] = _replicas(child)
-    leaving += _left_over(draft, scene, pools)
-    _record(draft, leaving)
-    held = _hold(draft, scene, pools, lowering)
-    _take_costs_back(draft, scene)
+    leaving += _orphaned_engines(builder, view, pools)
+    _record_draining(builder, leaving)
+    held = _hold_until_drained(builder, view, pools, lowering)
+    _reset_costs(builder, view)
     return held
 
 
 def choose(pods: Sequence[Pod], count: int, already: Iterable[str], run: Run | None) -> list[str]:
-    """Return the names of ``count`` pods to remove: those that were told already, then those that do no work, then
-    those with the least, of equal ones the newest."""
+    """Return the names of ``count`` pods to remove: those that drain already, then those that are not ready, then those
+    with the lowest load; among equal pods the newest."""
     engines = _engines(run)
     told = {name: place for place, name in enumerate(already)}
 
@@ -77,77 +83,79 @@ def choose(pods: Sequence[Pod], count: int, already: Iterable[str], run: Run | N
     return [pod.metadata.name for pod in sorted(newest, key=order)[: max(0, count)]]
 
 
-def with_scale_status(scene: Scene, role: Role, rendered: Object) -> Object:
-    """Return an RLJobScale with the status that the scale subresource shows, once there is something to show."""
-    replicas = len(alive(scene.pods.get(role.name, ())))
-    child = scene.observed.children.get((rendered["kind"], rendered["metadata"]["name"]))
+def with_scale_status(view: JobView, role: Role, rendered: Object) -> Object:
+    """Return an RLJobScale with the status that the scale subresource shows; unchanged while there are no pods."""
+    replicas = len(alive(view.pods.get(role.name, ())))
+    child = view.observed.children.get((rendered["kind"], rendered["metadata"]["name"]))
     if not replicas and (child is None or not child.body.get("status")):
         return rendered
-    selector = selector_text(scene.observed.metadata.name, role.name)
+    selector = selector_text(view.observed.metadata.name, role.name)
     return {**rendered, "status": {"replicas": replicas, "selector": selector}}
 
 
 def with_replicas(rendered: Object, replicas: int | None) -> Object:
-    """Return an object with other replicas; the same object when ``replicas`` is None."""
+    """Return an object with other replicas; the same object if ``replicas`` is None."""
     return rendered if replicas is None else {**rendered, "spec": {**rendered["spec"], "replicas": replicas}}
 
 
-def _record(draft: Draft, leaving: list[str]) -> None:
-    """Record which engines are to go. The wait begins anew when more of a Deployment are to go, not when another pod
-    took the place of one that is gone."""
-    status, leaving = draft.status, leaving[:MOST_DRAINING]
+def _record_draining(builder: PlanBuilder, leaving: list[str]) -> None:
+    """Record the engines to remove. The wait starts again if more pods of a Deployment drain, not if a draining pod was
+    replaced by another."""
+    status, leaving = builder.status, leaving[:MOST_DRAINING]
     since = seconds_of(status.draining_since or "")
     before, after = (Counter(map(_maker, names)) for names in (status.draining, leaving))
     if not leaving:
         status.draining_since = None
-    elif after - before or since is None or since > draft.now:  # the clock went back: begin anew
-        status.draining_since = draft.instant
+    elif after - before or since is None or since > builder.now:  # the clock went back: start again
+        status.draining_since = builder.instant
     status.draining = leaving
 
 
 def _maker(pod: str) -> str:
-    """Return what the pods of one Deployment have in common in their names: DEPLOYMENT-REPLICASET-POD."""
+    """Return the prefix of a pod's name that its Deployment determines: names are DEPLOYMENT-REPLICASET-POD."""
     return pod.rsplit("-", 2)[0]
 
 
-def _hold(draft: Draft, scene: Scene, pools: Sequence[Pool], lowering: Mapping[str, int]) -> dict[str, int]:
+def _hold_until_drained(
+    builder: PlanBuilder, view: JobView, pools: Sequence[Pool], lowering: Mapping[str, int]
+) -> dict[str, int]:
     if not lowering:
         return {}
-    left = remaining(draft.status.draining_since, DRAIN_SECONDS, draft.now) if draft.status.draining else 0.0
-    engines = _engines(draft.status.run)
-    pods = {pod.metadata.name: pod for each in scene.pods.values() for pod in each}
+    left = remaining(builder.status.draining_since, DRAIN_SECONDS, builder.now) if builder.status.draining else 0.0
+    engines = _engines(builder.status.run)
+    pods = {pod.metadata.name: pod for each in view.pods.values() for pod in each}
     held = {}
     for pool in pools:
         if pool.name not in lowering:
             continue
-        going = [pod for pod in draft.status.draining if pool.selects(pods[pod])]
-        if left > 0 and any(is_ready(pods[pod]) and not _idle(engines.get(pod)) for pod in going):
+        being_deleted = [pod for pod in builder.status.draining if pool.selects(pods[pod])]
+        if left > 0 and any(is_ready(pods[pod]) and not _idle(engines.get(pod)) for pod in being_deleted):
             held[pool.name] = lowering[pool.name]
-            draft.look_again(left)
-        elif pool.wanted:  # else all go, and none goes first
-            draft.pod_costs.update(dict.fromkeys(going, DELETION_COST))
+            builder.requeue_after(left)
+        elif pool.wanted:  # otherwise all pods are removed, in any order
+            builder.pod_costs.update(dict.fromkeys(being_deleted, REMOVE_FIRST_COST))
     return held
 
 
-def _take_costs_back(draft: Draft, scene: Scene) -> None:
-    """Have engines that stay after all cost what the others cost."""
-    going = set(draft.status.draining)
-    for pod in _engine_pods(scene):
-        cheap = pod.metadata.annotations.get(COST) == str(DELETION_COST)
-        if cheap and pod.metadata.name not in going:
-            draft.pod_costs[pod.metadata.name] = 0
+def _reset_costs(builder: PlanBuilder, view: JobView) -> None:
+    """Reset the deletion cost of engines that are not removed after all."""
+    being_deleted = set(builder.status.draining)
+    for pod in _engine_pods(view):
+        cheap = pod.metadata.annotations.get(POD_DELETION_COST) == str(REMOVE_FIRST_COST)
+        if cheap and pod.metadata.name not in being_deleted:
+            builder.pod_costs[pod.metadata.name] = 0
 
 
-def _pools(scene: Scene) -> list[Pool]:
+def _pools(view: JobView) -> list[Pool]:
     found = {
         rendered["metadata"]["name"]: _pool(role.name, rendered, rendered["spec"].get("replicas", 1))
-        for role in scene.roles
+        for role in view.roles
         if role.kind == "rollout"
         for rendered in role.objects
         if rendered["kind"] == "Deployment"
     }
     roles = {pool.role for pool in found.values()}
-    for child in workloads(scene.observed):
+    for child in workloads(view.observed):
         if child.kind == "Deployment" and role_of(child) in roles and child.metadata.name not in found:
             found[child.metadata.name] = _pool(role_of(child), child.body, 0)
     return list(found.values())
@@ -157,18 +165,18 @@ def _pool(role: str, deployment: Object, wanted: int) -> Pool:
     return Pool(role, deployment["metadata"]["name"], wanted, deployment["spec"]["selector"]["matchLabels"])
 
 
-def _engine_pods(scene: Scene) -> list[Pod]:
-    return [pod for role in scene.roles if role.kind == "rollout" for pod in scene.pods.get(role.name, ())]
+def _engine_pods(view: JobView) -> list[Pod]:
+    return [pod for role in view.roles if role.kind == "rollout" for pod in view.pods.get(role.name, ())]
 
 
-def _left_over(draft: Draft, scene: Scene, pools: Sequence[Pool]) -> list[str]:
-    """Return the engines that were told to go and whose Deployment has been deleted: they get no work while they go."""
-    if not draft.status.draining:
+def _orphaned_engines(builder: PlanBuilder, view: JobView, pools: Sequence[Pool]) -> list[str]:
+    """Return draining engines whose Deployment has been deleted: they must get no requests while they terminate."""
+    if not builder.status.draining:
         return []
-    told = set(draft.status.draining)
+    told = set(builder.status.draining)
     return [
         pod.metadata.name
-        for pod in alive(_engine_pods(scene))
+        for pod in alive(_engine_pods(view))
         if pod.metadata.name in told and not any(pool.selects(pod) for pool in pools)
     ]
 
@@ -183,3 +191,32 @@ def _engines(run: Run | None) -> dict[str, RunEngine]:
 
 def _idle(engine: RunEngine | None) -> bool:
     return engine is None or engine.drained
+
+
+SCHEDULING_SECONDS = 300.0
+"""Seconds until a pending pod stops counting for the budget: an autoscaler adds a node within this time."""
+
+
+def with_room(builder: PlanBuilder, view: JobView, role: Role, rendered: Object) -> Object:
+    """Return a disruption budget that allows one eviction besides the unschedulable pods; other objects, and budgets
+    with minAvailable, unchanged."""
+    bound = rendered["spec"].get("maxUnavailable")
+    if bound is None:
+        return rendered
+    waits = [
+        left
+        for pod in alive(view.pods.get(role.name, ()))
+        if (left := _seconds_to_schedule(pod, builder.now)) is not None
+    ]
+    for left in waits:
+        builder.requeue_after(left)
+    lost = sum(left <= 0 for left in waits)
+    return {**rendered, "spec": {**rendered["spec"], "maxUnavailable": bound + lost}} if lost else rendered
+
+
+def _seconds_to_schedule(pod: Pod, now: float) -> float | None:
+    """Return the seconds until a pending pod stops counting; None for a scheduled pod."""
+    scheduled = pod_condition(pod, "PodScheduled")
+    if scheduled is None or scheduled.status != "False":
+        return None
+    return remaining(scheduled.last_transition_time or pod.metadata.creation_timestamp, SCHEDULING_SECONDS, now)

@@ -1,79 +1,80 @@
-"""Suspension: the run is told to end in good order, then every pod is freed; storage, settings and secrets stay."""
+"""Suspension: the run writes a checkpoint and stops, then every pod is deleted; storage, settings and secrets stay."""
 
 from __future__ import annotations
 
 from rljob.api.status import RLJobStatus, Run
+from rljob.operator.plan import COORDINATOR
 from rljob.operator.planning import conditions, reasons, roles, trainer
-from rljob.operator.planning.draft import Draft
-from rljob.operator.planning.scene import Scene, alive, pods_by_role, workloads
-from rljob.operator.planning.times import remaining, seconds_of
-
-COORDINATOR = "coordinator"
+from rljob.operator.planning.job_view import JobView, alive, pods_by_role, workloads
+from rljob.operator.planning.plan_builder import PlanBuilder
+from rljob.operator.planning.timestamps import remaining, seconds_of
 
 
-def suspend(draft: Draft, scene: Scene) -> None:
+def suspend(builder: PlanBuilder, view: JobView) -> None:
     """Suspend a job, or keep it suspended: nothing is started.
 
-    The coordinator reads `spec.suspend` itself and says when it is done; what it said of an earlier spec does not
-    count.
+    The coordinator reads `spec.suspend` itself and reports when it is done; a report for an earlier generation is
+    ignored.
     """
-    status, observed = draft.status, draft.observed
+    status, observed = builder.status, builder.observed
     since = seconds_of(status.suspended_at or "")
     begun = since is not None and is_suspended(status)
-    if since is None or not begun or since > draft.now:  # the clock went back: the grace begins anew
-        draft.record_first = not begun
-        status.suspended_at = draft.instant
+    if since is None or not begun or since > builder.now:  # the clock went back: the grace period starts again
+        builder.record_first = not begun
+        status.suspended_at = builder.instant
     status.draining, status.draining_since, status.pending_since = [], None, None
     running = workloads(observed)
-    grace = scene.job.spec.suspend_grace_seconds
-    left = remaining(status.suspended_at, grace, draft.now)
+    grace = view.job.spec.suspend_grace_seconds
+    left = remaining(status.suspended_at, grace, builder.now)
     run = status.run
     answered = run is not None and run.state == "Suspended" and run.observed_generation >= observed.metadata.generation
-    if scene.workloads(COORDINATOR) and not answered and left > 0:
-        draft.look_again(left)
-        status.roles, _ = roles.survey(scene, observed.status)
-        _say(draft, False, f"the run writes a checkpoint and stops; it has {grace:g} s (spec.suspendGraceSeconds)")
+    if view.workloads(COORDINATOR) and not answered and left > 0:
+        builder.requeue_after(left)
+        status.roles, _ = roles.survey(view, observed.status)
+        _set_suspended(
+            builder, False, f"the run writes a checkpoint and stops; it has {grace:g} s (spec.suspendGraceSeconds)"
+        )
         return
-    draft.delete(running)
-    draft.deletions.update(trainer.strays(observed))
-    pods = pods_by_role(observed.pods, scene.attempt.number)
-    status.roles = roles.at_rest(observed.status, pods)
+    builder.delete(running)
+    builder.deletions.update(trainer.orphaned_jobs(observed))
+    pods = pods_by_role(observed.pods, view.attempt.number)
+    status.roles = roles.without_pods(observed.status, pods)
     if running or alive(observed.pods):
-        _say(draft, False, "pods are being deleted")
+        _set_suspended(builder, False, "pods are being deleted")
     else:
-        _say(draft, True, "set spec.suspend to false and the run goes on from its last checkpoint")
+        _set_suspended(builder, True, "set spec.suspend to false to resume the run from its last checkpoint")
 
 
-def _say(draft: Draft, done: bool, message: str) -> None:
+def _set_suspended(builder: PlanBuilder, done: bool, message: str) -> None:
     reason = reasons.SUSPENDED if done else reasons.SUSPENDING
-    conditions.set_condition(draft, "Suspended", done, reason, message)
-    conditions.set_condition(draft, "Ready", False, reason, message)
+    conditions.set_condition(builder, "Suspended", done, reason, message)
+    conditions.set_condition(builder, "Ready", False, reason, message)
 
 
 def is_suspended(status: RLJobStatus) -> bool:
-    """Return whether the job is suspended, or about to be.
+    """Return whether the job is suspended or being suspended.
 
-    The condition alone says so: `suspendedAt` may come back after a resume, if somebody else writes it too, and would
-    then have the job resumed again and again.
+    Only the condition decides: `suspendedAt` may reappear after a resume if another client writes it too, and would
+    then resume the job again and again.
     """
     found = conditions.find(status, "Suspended")
     return found is not None and found.reason in (reasons.SUSPENDING, reasons.SUSPENDED)
 
 
-def resume(draft: Draft) -> None:
-    """Take up a job that was suspended: the time it may take begins anew."""
-    status = draft.status
+def resume(builder: PlanBuilder) -> None:
+    """Resume a suspended job: its active deadline starts again."""
+    status = builder.status
     status.suspended_at, status.pending_since = None, None
     if status.start_time is not None:
-        status.start_time = draft.instant
-    draft.record_first = True
-    conditions.set_condition(draft, "Suspended", False, reasons.RESUMED, "the run goes on")
+        status.start_time = builder.instant
+    builder.record_first = True
+    conditions.set_condition(builder, "Suspended", False, reasons.RESUMED, "the run is resumed")
 
 
-def present_run(status: RLJobStatus) -> Run | None:
-    """Return what the coordinator says; None if it said that before the job was resumed, and has not been back since.
+def current_run(status: RLJobStatus) -> Run | None:
+    """Return status.run; None if the coordinator wrote it before the job was resumed.
 
-    The condition keeps the generation of the resume, as nothing else sets it.
+    The Suspended condition keeps the generation of the resume, as nothing else sets it.
     """
     run, resumed = status.run, conditions.find(status, "Suspended")
     if run is not None and resumed is not None and run.observed_generation < resumed.observed_generation:

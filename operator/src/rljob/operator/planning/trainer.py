@@ -1,8 +1,8 @@
-"""Attempts of the trainer: it fails as a group, and the next attempt is decided on and recorded before it is made.
+"""Attempts of the trainer: it fails as a group, and the next attempt is decided and recorded before it is created.
 
-What ended an attempt decides what it costs. A disruption, a Job that somebody deleted, a resume and a change of the
-trainer's fields are free. Exit code 2 ends the run. All else counts against failurePolicy.maxRestarts, less what long
-lives forgive, and is backed off.
+The cause of an attempt's end decides its cost. A disruption, a deleted Job, a resume and a change of the trainer's
+fields are free. Exit code 2 ends the run. Every other cause counts against failurePolicy.maxRestarts, minus one for
+every FORGIVING_LIFE seconds of work, and is backed off.
 """
 
 from __future__ import annotations
@@ -17,53 +17,60 @@ from rljob.api.operation import FailurePolicy
 from rljob.api.status import Attempt
 from rljob.manifests.labels import ATTEMPT, ROLE
 from rljob.manifests.names import object_name
-from rljob.operator.plan import Observed, Ref
-from rljob.operator.planning import exits
-from rljob.operator.planning.scene import DISRUPTED, condition, controller, is_disrupted, role_of
-from rljob.operator.planning.times import age, instant, remaining, seconds_of
-from rljob.operator.seen import Child, Pod
+from rljob.operator.api_types import Child, Pod
+from rljob.operator.plan import TRAINER, Observed, Ref
+from rljob.operator.planning.container_exits import (
+    CONFIGURATION_ERROR,
+    began,
+    describe,
+    ends,
+    first_failure,
+    with_last_line,
+    with_log_end,
+)
+from rljob.operator.planning.job_view import DISRUPTED, condition, controller, is_disrupted, role_of
+from rljob.operator.planning.timestamps import age, instant, remaining, seconds_of
 
-TRAINER = "trainer"
 LONGEST_BACK_OFF = 60.0
 FORGIVING_LIFE = 600.0
-"""Seconds of an attempt's life that forgive one earlier death."""
+"""Seconds of work of an attempt that offset one earlier failure."""
 QUICK_LIFE = 10.0
-"""A free attempt that ended sooner is backed off all the same: something goes wrong again and again."""
-LOST_AFTER = 30.0
-"""Seconds after the end of its grace that a pod which is still there is on a node that is lost."""
+"""A free attempt that ended sooner is backed off too, as the cause may repeat."""
+LOST_SECONDS = 30.0
+"""Seconds after the end of its grace period after which an existing pod counts as on a lost node."""
 DONE_GRACE = 30.0
-"""Seconds that the coordinator has to say that the run is over, once the trainer ended with exit code 0."""
+"""Seconds that the coordinator has to report the end of the run after the trainer exited with code 0."""
 LONGEST_CAUSE = 1000
-_EXIT_2 = re.compile(rf"\bexit code {exits.CONFIGURATION_ERROR}\b")
+_EXIT_2 = re.compile(rf"\bexit code {CONFIGURATION_ERROR}\b")
 
 Cost = Literal["free", "charged", "fatal"]
 
 
 @dataclass(frozen=True)
-class Ending:
-    """Why an attempt is over, what it costs, and when it was (Unix seconds)."""
+class AttemptEnd:
+    """Why and when an attempt ended (Unix seconds), and its cost."""
 
     cost: Cost
     why: str
     at: float
     exit: str = ""
     began: float = -math.inf
-    """When the last of the attempt's pods began, as far as that is known: waiting for a node is no life."""
+    """When the last of the attempt's pods started, if known: time without a node is not counted as work."""
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What becomes of the attempt. ``ending`` of the one before if ``attempt`` is a new one; ``over`` if no other may
-    follow: reason and message; ``look_again`` in seconds if something becomes due."""
+class AttemptDecision:
+    """Decision about an attempt. ``attempt``: the current or a new one; ``ending``: of the previous one if it is new;
+    ``over``: reason and message if no attempt may follow; ``requeue_after``: seconds, 0 for never."""
 
     attempt: Attempt
-    ending: Ending | None = None
+    ending: AttemptEnd | None = None
     over: tuple[str, str] | None = None
-    look_again: float = 0.0
+    requeue_after: float = 0.0
 
 
 def jobs(observed: Observed) -> dict[int, Child]:
-    """Return the trainer's Jobs by the number of their attempt."""
+    """Return attempt number → Job of the trainer."""
     found = {}
     for (kind, name), child in observed.children.items():
         if kind == "Job" and role_of(child) == TRAINER:
@@ -73,11 +80,11 @@ def jobs(observed: Observed) -> dict[int, Child]:
     return found
 
 
-def present(observed: Observed) -> Attempt | None:
-    """Return the attempt that is under way; None before the first.
+def current_attempt(observed: Observed) -> Attempt | None:
+    """Return the current attempt; None before the first.
 
-    A Job of a later attempt than the status knows of says that the status is a copy of an earlier day: the attempts
-    go on from there, as a number is never used twice.
+    If a Job has a higher number than the status, the status was restored from an older copy: attempts continue from
+    the Job's number, as a number is never used twice.
     """
     recorded = observed.status.trainer
     highest = max(jobs(observed), default=0)
@@ -89,10 +96,10 @@ def present(observed: Observed) -> Attempt | None:
     return base.model_copy(update={"number": highest, "not_before": None, "job_uid": ""})
 
 
-def strays(observed: Observed, before: float = math.inf) -> dict[Ref, str]:
-    """Return Job → uid of attempts before ``before`` that still have pods though the Job is not to be seen.
+def orphaned_jobs(observed: Observed, before: float = math.inf) -> dict[Ref, str]:
+    """Return Job → uid of attempts before ``before`` that have pods although the Job is not observed.
 
-    Somebody took its label away, or it is gone and its pods go soon: having it deleted does no harm then.
+    The Job has lost its label, or it was deleted and its pods follow: deleting it again does no harm.
     """
     seen = {child.metadata.uid for child in jobs(observed).values()}
     found: dict[Ref, str] = {}
@@ -107,31 +114,31 @@ def strays(observed: Observed, before: float = math.inf) -> dict[Ref, str]:
     return found
 
 
-def decide(observed: Observed, attempt: Attempt, role_hash: str, policy: FailurePolicy) -> Verdict:
-    """Return what becomes of ``attempt``, given the hash of the inputs that the trainer has now."""
+def decide(observed: Observed, attempt: Attempt, role_hash: str, policy: FailurePolicy) -> AttemptDecision:
+    """Return the decision about ``attempt``. ``role_hash``: of the trainer's current inputs."""
     now = observed.now
     job = jobs(observed).get(attempt.number)
     if attempt.role_hash and attempt.role_hash != role_hash:
-        changed = Ending("free", "spec.trainer was changed", now)
-        return Verdict(following(attempt, now, role_hash, changed.why), changed)
+        changed = AttemptEnd("free", "spec.trainer was changed", now)
+        return AttemptDecision(next_attempt(attempt, now, role_hash, changed.why), changed)
     if job is None or job.metadata.deletion_timestamp is not None:
         if job is None and not attempt.job_uid and not _was_made(observed, attempt):
-            return Verdict(attempt, look_again=back_off_left(attempt, now))
-        ending = Ending("free", "its Job was deleted", now)
+            return AttemptDecision(attempt, requeue_after=back_off_left(attempt, now))
+        ending = AttemptEnd("free", "its Job was deleted", now)
     else:
         if attempt.job_uid != job.metadata.uid or not attempt.role_hash:
             attempt = attempt.model_copy(update={"job_uid": job.metadata.uid, "role_hash": role_hash})
         pods = pods_of(observed, attempt, job)
         ended = _ended(job, pods, now)
         if ended is None:
-            return Verdict(attempt, look_again=_next_moment(job, pods, now))
-        begins = [begin for pod in pods if (begin := exits.began(pod)) is not None]
+            return AttemptDecision(attempt, requeue_after=_next_deadline(job, pods, now))
+        begins = [begin for pod in pods if (begin := began(pod)) is not None]
         ending = replace(ended, began=max(begins, default=-math.inf))
-    return _after(attempt, ending, role_hash, policy, now)
+    return _decision_after(attempt, ending, role_hash, policy, now)
 
 
 def pods_of(observed: Observed, attempt: Attempt, job: Child) -> list[Pod]:
-    """Return the pods of an attempt, also those that are being deleted, by name."""
+    """Return the pods of an attempt by name, including those with a deletionTimestamp."""
     number = str(attempt.number)
     pods = [
         pod
@@ -144,17 +151,17 @@ def pods_of(observed: Observed, attempt: Attempt, job: Child) -> list[Pod]:
 
 
 def _was_made(observed: Observed, attempt: Attempt) -> bool:
-    """Return whether an attempt whose Job is not recorded had one: pods of it are left."""
+    """Return whether an attempt without a recorded Job had one: it has pods."""
     number = str(attempt.number)
     return any(
         pod.metadata.labels.get(ROLE) == TRAINER and pod.metadata.labels.get(ATTEMPT) == number for pod in observed.pods
     )
 
 
-def following(
+def next_attempt(
     attempt: Attempt, now: float, role_hash: str, cause: str = "", back_off: float = 0.0, charged: float | None = None
 ) -> Attempt:
-    """Return the next attempt after ``attempt``, which ended for ``cause``, to begin after ``back_off`` seconds."""
+    """Return the attempt after ``attempt``, which ended because of ``cause``; it starts after ``back_off`` seconds."""
     return Attempt(
         number=attempt.number + 1,
         started_at=instant(now),
@@ -166,63 +173,74 @@ def following(
 
 
 def back_off_left(attempt: Attempt, now: float) -> float:
-    """Return the seconds until an attempt may begin; 0 once it may, and when the clock was set back meanwhile."""
+    """Return the seconds until an attempt may start; 0 if it may, or if the clock was set back."""
     if attempt.not_before is None or (seconds_of(attempt.started_at) or 0.0) > now:
         return 0.0
     return max(0.0, remaining(attempt.not_before, 0.0, now))
 
 
-def _after(attempt: Attempt, ending: Ending, role_hash: str, policy: FailurePolicy, now: float) -> Verdict:
+def _decision_after(
+    attempt: Attempt, ending: AttemptEnd, role_hash: str, policy: FailurePolicy, now: float
+) -> AttemptDecision:
     decided = seconds_of(attempt.started_at) or 0.0
     begun = max(decided, seconds_of(attempt.not_before or "") or 0.0)
     lived = max(0.0, ending.at - begun)
     worked = max(0.0, ending.at - max(begun, ending.began))
     charged = max(0.0, round(attempt.charged - worked / FORGIVING_LIFE, 3))
     if ending.cost == "fatal":
-        return Verdict(attempt, ending, ("ConfigurationError", f"the trainer refuses its configuration: {ending.why}"))
+        return AttemptDecision(
+            attempt, ending, ("ConfigurationError", f"the trainer refuses its configuration: {ending.why}")
+        )
     if ending.cost == "free":
         back_off = min(LONGEST_BACK_OFF, max(1.0, 2 * (begun - decided))) if lived < QUICK_LIFE else 0.0
-        return Verdict(following(attempt, now, role_hash, ending.why, back_off, charged), ending, look_again=back_off)
+        return AttemptDecision(
+            next_attempt(attempt, now, role_hash, ending.why, back_off, charged), ending, requeue_after=back_off
+        )
     charged += 1
     if charged > policy.max_restarts:
         had = f"and had its {policy.max_restarts} restarts (spec.failurePolicy.maxRestarts)"
-        return Verdict(attempt, ending, ("MaxRestartsExceeded", f"the trainer failed {had}: {ending.why}"))
+        return AttemptDecision(attempt, ending, ("MaxRestartsExceeded", f"the trainer failed {had}: {ending.why}"))
     back_off = min(LONGEST_BACK_OFF, 2.0 ** min(6, math.ceil(charged) - 1))
-    return Verdict(following(attempt, now, role_hash, ending.why, back_off, charged), ending, look_again=back_off)
+    return AttemptDecision(
+        next_attempt(attempt, now, role_hash, ending.why, back_off, charged), ending, requeue_after=back_off
+    )
 
 
-def _ended(job: Child, pods: Sequence[Pod], now: float) -> Ending | None:
-    """Return how the attempt ended; None while it goes on.
+def _ended(job: Child, pods: Sequence[Pod], now: float) -> AttemptEnd | None:
+    """Return how the attempt ended; None while it runs.
 
-    A Job says that it will fail (FailureTarget) before its last pod is gone, which on a lost node is never.
+    A Job reports its failure (FailureTarget) before its last pod has ended, which on a lost node is never.
     """
     failed = condition(job, "Failed", "FailureTarget")
     if failed is not None:
         return _failed(failed, pods, now)
     done = condition(job, "Complete", "SuccessCriteriaMet")
     if done is not None and age(done.get("lastTransitionTime"), now) >= DONE_GRACE:
-        return Ending("charged", "exit code 0 before the run was over", _time_of(done, now), "exit code 0")
-    lost = next((pod for pod in pods if _lost_in(pod, now) <= 0), None)
+        return AttemptEnd("charged", "exit code 0 before the run was over", _time_of(done, now), "exit code 0")
+    lost = next((pod for pod in pods if _seconds_until_lost(pod, now) <= 0), None)
     if lost is not None:
-        return Ending("free", f"pod {lost.metadata.name} on node {lost.spec.node_name} is lost", now, "node lost")
+        return AttemptEnd("free", f"pod {lost.metadata.name} on node {lost.spec.node_name} is lost", now, "node lost")
     return None
 
 
-def _failed(failed: dict[str, Any], pods: Sequence[Pod], now: float) -> Ending:
+def _failed(failed: dict[str, Any], pods: Sequence[Pod], now: float) -> AttemptEnd:
     message, at = str(failed.get("message", "")), _time_of(failed, now)
     by_rule = failed.get("reason") == "PodFailurePolicy"
-    refused = next((found for found in exits.ends(pods) if found[1].exit_code == exits.CONFIGURATION_ERROR), None)
+    refused = next(
+        (found for found in ends(pods) if found[1].exit_code == CONFIGURATION_ERROR),
+        None,
+    )
     if refused is not None or (by_rule and _EXIT_2.search(message)):
-        why = exits.with_log_end(refused[1]) if refused else message
-        return Ending("fatal", why, at, exits.describe(refused[1]) if refused else "exit code 2")
+        why = with_log_end(refused[1]) if refused else message
+        return AttemptEnd("fatal", why, at, describe(refused[1]) if refused else "exit code 2")
     disrupted = next((pod for pod in pods if is_disrupted(pod)), None)
     if disrupted is not None or (by_rule and DISRUPTED in message):
-        return Ending("free", _disruption(disrupted, message), at, "disrupted")
-    first = exits.culprit(pods)
+        return AttemptEnd("free", _disruption(disrupted, message), at, "disrupted")
+    first = first_failure(pods)
     if first is None:
-        return Ending("charged", message or "its Job failed", at)
+        return AttemptEnd("charged", message or "its Job failed", at)
     pod, end = first
-    return Ending("charged", f"pod {pod.metadata.name}: {exits.with_last_words(end)}", at, exits.describe(end))
+    return AttemptEnd("charged", f"pod {pod.metadata.name}: {with_last_line(end)}", at, describe(end))
 
 
 def _disruption(pod: Pod | None, message: str) -> str:
@@ -237,17 +255,17 @@ def _time_of(condition: dict[str, Any], now: float) -> float:
     return now if at is None else at
 
 
-def _lost_in(pod: Pod, now: float) -> float:
-    """Return the seconds until a pod that is being deleted counts as lost."""
+def _seconds_until_lost(pod: Pod, now: float) -> float:
+    """Return the seconds until a pod with a deletionTimestamp counts as lost."""
     if pod.metadata.deletion_timestamp is None or pod.status.phase in ("Failed", "Succeeded"):
         return math.inf
-    return remaining(pod.metadata.deletion_timestamp, LOST_AFTER, now)
+    return remaining(pod.metadata.deletion_timestamp, LOST_SECONDS, now)
 
 
-def _next_moment(job: Child, pods: Sequence[Pod], now: float) -> float:
-    moments = [_lost_in(pod, now) for pod in pods]
+def _next_deadline(job: Child, pods: Sequence[Pod], now: float) -> float:
+    delays = [_seconds_until_lost(pod, now) for pod in pods]
     done = condition(job, "Complete", "SuccessCriteriaMet")
     if done is not None:
-        moments.append(remaining(done.get("lastTransitionTime"), DONE_GRACE, now))
-    soonest = min(moments, default=math.inf)
+        delays.append(remaining(done.get("lastTransitionTime"), DONE_GRACE, now))
+    soonest = min(delays, default=math.inf)
     return soonest if math.isfinite(soonest) else 0.0

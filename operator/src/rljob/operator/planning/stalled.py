@@ -1,39 +1,39 @@
-"""Objects that do not come to anything and do not say why: a pod whose volumes cannot be mounted, a Job whose pods are
-refused, a claim whose class is not there. What keeps them is told in events alone."""
+"""Stalled objects whose status does not report the cause, only events do: a pod whose volumes cannot be mounted, a Job
+whose pods are refused, a claim whose StorageClass does not exist."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from rljob.operator.api_types import Child, ContainerStatus, Pod
 from rljob.operator.plan import Ref
-from rljob.operator.planning.pending import key_of_claim, waits_for_claim
-from rljob.operator.planning.scene import DISRUPTED, condition, controller, pod_condition
-from rljob.operator.planning.times import remaining
-from rljob.operator.seen import Child, ContainerStatus, Pod
+from rljob.operator.planning.job_view import DISRUPTED, condition, controller, pod_condition
+from rljob.operator.planning.pod_diagnosis import key_of_claim, waits_for_claim
+from rljob.operator.planning.timestamps import remaining
 
 PATIENCE = 8.0
-"""Seconds that mounting volumes, making pods and binding a claim may take before it is asked what keeps them."""
+"""Seconds that mounting volumes, creating pods and binding a claim may take before events are read."""
 ASK_SECONDS = 10.0
-"""Between two questions."""
+"""Interval between two reads of events."""
 _SILENT = frozenset({"", "ContainerCreating", "PodInitializing"})
 _ENDINGS = ("Complete", "SuccessCriteriaMet", "Failed", "FailureTarget", "Suspended")
 
 
-def stuck(pods: Iterable[Pod], children: Mapping[Ref, Child], now: float, claim: str = "") -> dict[str, float]:
-    """Return uid → seconds until it is to be asked what keeps an object; 0 or less once it is.
+def stalled(pods: Iterable[Pod], children: Mapping[Ref, Child], now: float, claim: str = "") -> dict[str, float]:
+    """Return uid → seconds until an object counts as stalled; 0 or less if it does.
 
     Args:
         pods: the job's.
         children: the job's.
         now: Unix seconds.
-        claim: that the job was given (spec.storage.claim); it is found by its key, not by its uid.
+        claim: spec.storage.claim; its entry has a key instead of a uid.
     """
     pods = list(pods)
     owners = {owner.uid for pod in pods if (owner := controller(pod)) is not None}
     found = {}
     for pod in pods:
         scheduled = pod_condition(pod, "PodScheduled")
-        if scheduled is not None and scheduled.status == "True" and _silent(pod):
+        if scheduled is not None and scheduled.status == "True" and _is_silent(pod):
             found[pod.metadata.uid] = remaining(scheduled.last_transition_time, PATIENCE, now)
         if claim and scheduled is not None and waits_for_claim(pod):
             left, key = remaining(scheduled.last_transition_time, PATIENCE, now), key_of_claim(claim)
@@ -48,8 +48,8 @@ def stuck(pods: Iterable[Pod], children: Mapping[Ref, Child], now: float, claim:
     return found
 
 
-def _silent(pod: Pod) -> bool:
-    """Return whether a pod has found a node and its containers say nothing of why they do not start."""
+def _is_silent(pod: Pod) -> bool:
+    """Return whether a scheduled pod's containers report no reason for not starting."""
     if pod.status.phase != "Pending" or pod.metadata.deletion_timestamp is not None:
         return False
     if pod_condition(pod, DISRUPTED) is not None:

@@ -1,35 +1,35 @@
-"""What is observed of a job, put in the order that decisions ask for it."""
+"""A job at one moment, as decisions need it: its rendered roles, its pods by role, and readers of single objects.
+
+Rendering is remembered: an idle job is planned again and again with the same rendering.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+from rljob import manifests
 from rljob.api.models import RLJob
 from rljob.api.status import Attempt
 from rljob.manifests.context import Cluster, Context, Role
 from rljob.manifests.labels import ATTEMPT, ROLE
 from rljob.manifests.names import role_name
+from rljob.operator.api_types import Child, ObjectCondition, OwnerReference, Pod
 from rljob.operator.plan import Observed, Ref
-from rljob.operator.planning.rendering import Render
-from rljob.operator.seen import Child, ObjectCondition, OwnerReference, Pod
 
 WORKLOADS = frozenset({"Deployment", "StatefulSet", "Job"})
-"""Kinds that have pods."""
+"""Kinds with pods."""
 KEPT = frozenset({"PersistentVolumeClaim", "Secret"})
-"""Kinds that only a person, or the job's own deletion, removes."""
-GPU_KINDS = frozenset({"trainer", "rollout"})
-SERVICES = frozenset({"coordinator", "reward", "runner"})
-"""Kinds of roles whose pods need no accelerator."""
+"""Kinds that only users, or the deletion of the job, remove."""
 DISRUPTED = "DisruptionTarget"
-"""Condition of a pod that something outside ended: an eviction, a preemption, a lost node."""
+"""Condition of a pod that was ended from outside: evicted, preempted, or on a lost node."""
 
 
 @dataclass(frozen=True)
-class Scene:
-    """A job at one moment. ``pods``: role → its pods that count: none that is being deleted, the trainer's of the
-    present attempt alone."""
+class JobView:
+    """A job at one moment. ``pods``: role → its pods without those with a deletionTimestamp, and without pods of other
+    attempts of the trainer."""
 
     observed: Observed
     job: RLJob
@@ -44,11 +44,11 @@ class Scene:
         return self.observed.now
 
     def role(self, kind: str) -> Role | None:
-        """Return the only role of a kind, if the job has it."""
+        """Return the only role of a kind; None if the job has none."""
         return next((role for role in self.roles if role.kind == kind), None)
 
     def workloads(self, role: str) -> list[Child]:
-        """Return the objects that have the role's pods: none that is being deleted, none of another attempt."""
+        """Return the role's workloads, without those with a deletionTimestamp and those of other attempts."""
         number = self.attempt.number
         return [
             child
@@ -57,21 +57,21 @@ class Scene:
         ]
 
 
-def look(observed: Observed, job: RLJob, cluster: Cluster, attempt: Attempt, render: Render) -> Scene:
-    """Return the scene of a valid job.
+def observe(observed: Observed, job: RLJob, cluster: Cluster, attempt: Attempt, render: Render) -> JobView:
+    """Return the view of a valid job.
 
     Raises:
-        ValueError: the job cannot be rendered; each line is a sentence.
+        ValueError: the job cannot be rendered; each line is an error.
     """
-    wanted = wanted_replicas(job, {**_there(observed), **observed.scales})
+    wanted = wanted_replicas(job, {**_present_replicas(observed), **observed.scales})
     meta = observed.metadata
     context = Context(cluster, meta.namespace, meta.uid, attempt.number, wanted)
     roles = render(job, context)
-    return Scene(observed, job, attempt, roles, wanted, pods_by_role(observed.pods, attempt.number))
+    return JobView(observed, job, attempt, roles, wanted, pods_by_role(observed.pods, attempt.number))
 
 
 def wanted_replicas(job: RLJob, scales: Mapping[str, int]) -> dict[str, int]:
-    """Return for each role that can be scaled the pods there shall be: what its scale asks for, between min and max."""
+    """Return scalable role → desired pods: the replicas of its RLJobScale, limited to min and max."""
     spec = job.spec
     ranges = {
         **{role_name("rollout", pool.name): pool.replicas for pool in spec.rollouts},
@@ -84,9 +84,9 @@ def wanted_replicas(job: RLJob, scales: Mapping[str, int]) -> dict[str, int]:
     }
 
 
-def _there(observed: Observed) -> dict[str, int]:
-    """Return role → pods that its Deployments ask for now: what is wanted while the role's scale is not to be seen, as
-    somebody has deleted it or taken its label away."""
+def _present_replicas(observed: Observed) -> dict[str, int]:
+    """Return role → replicas of its Deployments: the desired pods while the role's RLJobScale is missing (it was
+    deleted or has lost its label)."""
     found: dict[str, int] = {}
     for (kind, _), child in observed.children.items():
         if kind == "Deployment" and child.metadata.deletion_timestamp is None:
@@ -96,12 +96,12 @@ def _there(observed: Observed) -> dict[str, int]:
 
 
 def least_replicas(job: RLJob) -> dict[str, int]:
-    """Return for each role that can be scaled the pods without which it is not ready."""
+    """Return scalable role → least pods for which it is ready."""
     return wanted_replicas(job, {})
 
 
 def pods_by_role(pods: Sequence[Pod], attempt: int) -> dict[str, list[Pod]]:
-    """Return role → its pods, by name; see :class:`Scene`."""
+    """Return role → its pods, by name; see :class:`JobView`."""
     found: dict[str, list[Pod]] = {}
     for pod in pods:
         meta = pod.metadata
@@ -117,7 +117,7 @@ def _of_attempt(labels: Mapping[str, str], attempt: int) -> bool:
 
 
 def alive(pods: Sequence[Pod]) -> list[Pod]:
-    """Return the pods that have not ended; one that was evicted stays for people to look at."""
+    """Return the pods that have not ended; evicted pods stay until they are deleted."""
     return [pod for pod in pods if pod.status.phase not in ("Failed", "Succeeded")]
 
 
@@ -127,7 +127,7 @@ def role_of(child: Child) -> str:
 
 
 def workloads(observed: Observed) -> list[Child]:
-    """Return all objects of the job that have pods, but for those that are being deleted, by kind and name."""
+    """Return the job's workloads without those with a deletionTimestamp, by kind and name."""
     return [
         observed.children[ref]
         for ref in sorted(observed.children)
@@ -136,7 +136,7 @@ def workloads(observed: Observed) -> list[Child]:
 
 
 def deletion(child: Child) -> tuple[Ref, str]:
-    """Return what a plan says to have a child deleted."""
+    """Return the entry of Plan.deletions for a child."""
     return (child.kind, child.metadata.name), child.metadata.uid
 
 
@@ -148,15 +148,14 @@ def condition(child: Child, *types: str) -> dict[str, Any] | None:
 
 def pod_condition(pod: Pod, kind: str) -> ObjectCondition | None:
     """Return a condition of a pod."""
-    for each in pod.status.conditions:  # a loop: this is asked of every pod several times in a decision
+    for each in pod.status.conditions:  # a loop: this runs several times per pod and plan
         if each.type == kind:
             return each
     return None
 
 
 def controller(pod: Pod) -> OwnerReference | None:
-    """Return who made a pod; None for one that somebody made by hand, which is none of the job's whatever its labels
-    say."""
+    """Return the controller of a pod; None for a pod that a user created, which never belongs to the job."""
     return next((owner for owner in pod.metadata.owner_references if owner.controller), None)
 
 
@@ -167,6 +166,48 @@ def is_ready(pod: Pod) -> bool:
 
 
 def is_disrupted(pod: Pod) -> bool:
-    """Return whether something outside ends or ended a pod."""
+    """Return whether a pod is or was ended from outside."""
     found = pod_condition(pod, DISRUPTED)
     return found is not None and found.status == "True"
+
+
+Render: TypeAlias = Callable[[RLJob, Context], Sequence[Role]]
+"""Job and context → its roles with their objects; ValueError when the job cannot be rendered."""
+
+
+def render(job: RLJob, context: Context) -> Sequence[Role]:
+    """Return the roles of a job.
+
+    Raises:
+        ValueError: no cluster supports a field that it sets; each line is an error.
+    """
+    problems = manifests.problems(job)
+    if problems:
+        raise ValueError("\n".join(problems))
+    return manifests.render(job, context)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    job: RLJob
+    context: Context
+    roles: Sequence[Role]
+
+
+class Rendering:
+    """Caches the last rendering of each job while job (the same Python object) and context do not change."""
+
+    def __init__(self, render: Render = render) -> None:
+        self._render = render
+        self._entries: dict[str, _Entry] = {}
+
+    def __call__(self, job: RLJob, context: Context) -> Sequence[Role]:
+        """Return the roles of ``job``; the result is shared and must not be changed."""
+        entry = self._entries.get(context.uid)
+        if entry is None or entry.job is not job or entry.context != context:
+            entry = self._entries[context.uid] = _Entry(job, context, self._render(job, context))
+        return entry.roles
+
+    def forget(self, uid: str) -> None:
+        """Drop the rendering of a deleted job."""
+        self._entries.pop(uid, None)

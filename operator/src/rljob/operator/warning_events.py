@@ -1,7 +1,7 @@
-"""What keeps objects that do not say it themselves: the newest warning among their events.
+"""Reads the newest warning event of stalled objects whose status does not report the cause.
 
-Asked for when an object is late, and now and then while it stays so: one list of a namespace's warnings serves all jobs
-in it. Events are a courtesy: what cannot be asked for is done without.
+Events are listed only while an object is stalled, at most every ASK_SECONDS; one list of a namespace serves all its
+jobs. Events are best effort: without the right to list them, causes are missing.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from rljob.operator.errors import ApiError
-from rljob.operator.kube import Client
-from rljob.operator.planning.pending import key_of_claim
-from rljob.operator.planning.stuck import ASK_SECONDS
-from rljob.operator.planning.times import seconds_of
+from rljob.kube.errors import ApiError
+from rljob.operator.client import OperatorClient
+from rljob.operator.planning.pod_diagnosis import key_of_claim
+from rljob.operator.planning.stalled import ASK_SECONDS
+from rljob.operator.planning.timestamps import seconds_of
 from rljob.operator.resources import EVENTS
 
 log = logging.getLogger(__name__)
 
 MOST_PAGES = 8
-"""Of a list of events that are read; a namespace with more warnings than that has other troubles."""
+"""Upper bound of the pages of events that are read."""
 FRESH_SECONDS = 150.0
-"""A kubelet tries again within so long what it could not do to a pod: a warning that is older is over."""
+"""A kubelet retries within this time: an older warning about a pod is outdated."""
 CLAIM_SECONDS = 600.0
-"""A warning of a claim that is known by its name alone counts so long: an older one may be of another that
-had the name. What keeps a claim is told again every five minutes at least."""
+"""A warning about a claim that is identified by name is valid for this time: an older one may be about a deleted claim
+of the same name. Warnings about unbound claims are repeated at least every five minutes."""
 FORGOTTEN_SECONDS = 60.0
-"""After so long without a question what is known of a namespace is forgotten."""
+"""After this time without a request the warnings of a namespace are dropped."""
 REASONS = frozenset(
     {"FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox", "FailedCreate",
      "ProvisioningFailed", "FailedBinding"}
@@ -55,7 +55,7 @@ class _Event(msgspec.Struct, rename="camel"):
 
     @property
     def at(self) -> float:
-        """When it happened last (Unix seconds)."""
+        """Time of the last occurrence (Unix seconds)."""
         return seconds_of(self.last_timestamp or self.event_time or "") or 0.0
 
 
@@ -69,46 +69,46 @@ class _Events(msgspec.Struct):
 
 
 @dataclass
-class _Heard:
-    """What is known of a namespace, and since when."""
+class _NamespaceWarnings:
+    """Warnings of a namespace, and when they were read."""
 
     at: float = float("-inf")
-    told: dict[str, str] = field(default_factory=dict)
-    """uid of an object, or key of a claim → sentence."""
-    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    messages: dict[str, str] = field(default_factory=dict)
+    """uid of an object, or key of a claim → message."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class Mishaps:
-    """Remembers what was answered. ``clock``: seconds that never go back; ``wall``: Unix seconds."""
+class WarningEvents:
+    """Reads and caches warnings. ``clock``: seconds that never go back; ``wall``: Unix seconds."""
 
-    def __init__(self, client: Client, clock: Callable[[], float], wall: Callable[[], float]) -> None:
+    def __init__(self, client: OperatorClient, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         self._client, self._clock, self._wall = client, clock, wall
-        self._heard: dict[str, _Heard] = {}
+        self._namespaces: dict[str, _NamespaceWarnings] = {}
 
-    async def of(self, namespace: str, late: Mapping[str, float]) -> dict[str, str]:
-        """Return uid → sentence for those objects of which there is one.
+    async def of(self, namespace: str, stalled: Mapping[str, float]) -> dict[str, str]:
+        """Return uid → message for the stalled objects that have a warning.
 
         Args:
             namespace: of the objects.
-            late: see :func:`rljob.operator.planning.stuck.stuck`.
+            stalled: see :func:`rljob.operator.planning.stalled.stalled`.
         """
-        due = [uid for uid, left in late.items() if left <= 0]
+        due = [uid for uid, left in stalled.items() if left <= 0]
         if not due:
             return {}
-        heard = self._heard.setdefault(namespace, _Heard())
-        async with heard.asking:
+        known_warnings = self._namespaces.setdefault(namespace, _NamespaceWarnings())
+        async with known_warnings.lock:
             now = self._clock()
-            if now - heard.at >= ASK_SECONDS:
-                heard.told, heard.at = await self._ask(namespace), now
+            if now - known_warnings.at >= ASK_SECONDS:
+                known_warnings.messages, known_warnings.at = await self._read(namespace), now
         self._forget(now)
-        return {uid: heard.told[uid] for uid in due if uid in heard.told}
+        return {uid: known_warnings.messages[uid] for uid in due if uid in known_warnings.messages}
 
     def _forget(self, now: float) -> None:
-        for namespace, heard in list(self._heard.items()):
-            if now - heard.at > FORGOTTEN_SECONDS and not heard.asking.locked():
-                del self._heard[namespace]
+        for namespace, known_warnings in list(self._namespaces.items()):
+            if now - known_warnings.at > FORGOTTEN_SECONDS and not known_warnings.lock.locked():
+                del self._namespaces[namespace]
 
-    async def _ask(self, namespace: str) -> dict[str, str]:
+    async def _read(self, namespace: str) -> dict[str, str]:
         try:
             newest: dict[str, _Event] = {}
             for event in await self._list(namespace, "type=Warning"):
@@ -117,25 +117,25 @@ class Mishaps:
                     newest[event.involved_object.uid] = event
             pods = any(event.involved_object.kind == "Pod" for event in newest.values())
             pulls = await self._list(namespace, "reason=Pulling") if pods else []
-        except ApiError as error:  # no rights to it, or the server has enough to do
+        except ApiError as error:  # no rights, or the server is overloaded
             log.debug("events in %s cannot be read: %s", namespace, error)
             return {}
         pulled = {event.involved_object.uid: event.at for event in pulls}
         return self._of_claims(newest.values()) | {
-            uid: in_words(event.message)
+            uid: normalize(event.message)
             for uid, event in newest.items()
-            if event.involved_object.kind != "Pod" or self._lasts(event, pulled.get(uid, 0.0))
+            if event.involved_object.kind != "Pod" or self._is_current(event, pulled.get(uid, 0.0))
         }
 
     def _of_claims(self, events: Iterable[_Event]) -> dict[str, str]:
         return {
-            key_of_claim(event.involved_object.name): in_words(event.message)
+            key_of_claim(event.involved_object.name): normalize(event.message)
             for event in sorted(events, key=lambda event: event.at)
             if event.involved_object.kind == "PersistentVolumeClaim" and self._wall() - event.at <= CLAIM_SECONDS
         }
 
-    def _lasts(self, event: _Event, pulled: float) -> bool:
-        """Return whether what a pod was warned of still is so: its images are pulled once its volumes are mounted."""
+    def _is_current(self, event: _Event, pulled: float) -> bool:
+        """Return whether a pod's warning still applies. After a Pulling event it does not: volumes are mounted."""
         return event.at > pulled and self._wall() - event.at <= FRESH_SECONDS
 
     async def _list(self, namespace: str, fields: str) -> list[_Event]:
@@ -152,8 +152,8 @@ class Mishaps:
         return found
 
 
-def in_words(message: str) -> str:
-    """Return an event's message without what is another in each of its kind: a status would be written for it."""
+def normalize(message: str) -> str:
+    """Return an event's message without parts that differ between repetitions, each of which would write a status."""
     found = _MOUNT.match(message)
     text = f"volume {found['volume']} cannot be mounted: {found['why']}" if found else message
     return _RANDOM.sub("", text).strip()

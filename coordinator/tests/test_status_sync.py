@@ -9,17 +9,17 @@ import pytest
 from world import job
 
 from rljob.api.status import Run
-from rljob.coordinator import own_job
-from rljob.coordinator.cluster import APPLY_SECONDS, Cadence, Cluster
-from rljob.coordinator.own_job import Place, Seen, place_in_cluster
+from rljob.coordinator import rljob_client
+from rljob.coordinator.rljob_client import JobRef, RLJobView, job_ref_from_environment
 from rljob.coordinator.status import status_of
+from rljob.coordinator.status_sync import APPLY_SECONDS, ApplyThrottle, StatusSync
 from rljob.protocol.status import EngineStatus, EvaluationResult, Metric, Progress, Queue, RunStatus, run_fields
 
-HERE = Place("https://127.0.0.1:1", "default", "sums", "uid", Path())
+HERE = JobRef("https://127.0.0.1:1", "default", "sums", "uid", Path())
 
 
-def seen(generation: int, suspend: bool = False, draining: tuple[str, ...] = ()) -> Seen:
-    found = Seen()
+def view(generation: int, suspend: bool = False, draining: tuple[str, ...] = ()) -> RLJobView:
+    found = RLJobView()
     found.metadata.generation, found.spec.suspend, found.status.draining = generation, suspend, list(draining)
     return found
 
@@ -36,7 +36,7 @@ async def going_on(new_world: Any, tmp_path: Path) -> Any:
 
 async def test_a_job_that_is_suspended_ends_suspended(new_world: Any, tmp_path: Path) -> None:
     world = await going_on(new_world, tmp_path)
-    Cluster(world.run, HERE).obey(seen(2, suspend=True))
+    StatusSync(world.run, HERE).on_update(view(2, suspend=True))
     await world.settle()
     status = status_of(world.run)
     assert (status.state, status.observed_generation) == ("Suspended", 2)
@@ -45,13 +45,13 @@ async def test_a_job_that_is_suspended_ends_suspended(new_world: Any, tmp_path: 
 @pytest.mark.parametrize("after", range(0, 12, 2))
 async def test_a_suspension_is_taken_back_while_that_is_safe(new_world: Any, tmp_path: Path, after: int) -> None:
     world = await going_on(new_world, tmp_path)
-    cluster = Cluster(world.run, HERE)
-    cluster.obey(seen(2, suspend=True))
+    sync = StatusSync(world.run, HERE)
+    sync.on_update(view(2, suspend=True))
     await world.some(after)
     late = world.run.suspended
-    cluster.obey(seen(3))
+    sync.on_update(view(3))
     await world.settle()
-    assert cluster._too_late.is_set() == late
+    assert sync._too_late.is_set() == late
     assert (status_of(world.run).state, world.run.observed_generation) == (
         ("Suspended", 2) if late else ("Succeeded", 3)
     )
@@ -62,14 +62,14 @@ async def test_a_suspension_is_taken_back_while_that_is_safe(new_world: Any, tmp
 async def test_a_suspension_that_somebody_else_asked_for_is_not_taken_back(new_world: Any, tmp_path: Path) -> None:
     world = await going_on(new_world, tmp_path)
     world.run.suspend()
-    Cluster(world.run, HERE).obey(seen(1))
+    StatusSync(world.run, HERE).on_update(view(1))
     await world.settle()
     assert status_of(world.run).state == "Suspended"
 
 
 async def test_engines_are_drained_as_the_operator_says(new_world: Any, tmp_path: Path) -> None:
     world = await going_on(new_world, tmp_path)
-    Cluster(world.run, HERE).obey(seen(1, draining=("engine-0.0",)))
+    StatusSync(world.run, HERE).on_update(view(1, draining=("engine-0.0",)))
     assert all(world.run.draining.drains(engine) for engine in world.run.engines.connected())
 
 
@@ -93,16 +93,16 @@ def fields(**more: Any) -> dict[str, Any]:
     ],
 )
 def test_the_status_is_applied_at_once_when_the_state_changes_and_never_for_the_clock(changed, at_once, later) -> None:
-    cadence = Cadence(fields(), at=100.0)
-    assert cadence.due(fields(**changed), 100.0 + APPLY_SECONDS - 0.1) is at_once
-    assert cadence.due(fields(**changed), 100.0 + APPLY_SECONDS) is later
+    throttle = ApplyThrottle(fields(), at=100.0)
+    assert throttle.due(fields(**changed), 100.0 + APPLY_SECONDS - 0.1) is at_once
+    assert throttle.due(fields(**changed), 100.0 + APPLY_SECONDS) is later
 
 
-def shown(version: int, state: str | None) -> Seen:
+def shown(version: int, state: str | None) -> RLJobView:
     """Return the RLJob with a status.run."""
-    found = seen(1)
+    found = view(1)
     found.metadata.resource_version = str(version)
-    found.status.run = None if state is None else own_job._Run(state)
+    found.status.run = None if state is None else rljob_client._Run(state)
     return found
 
 
@@ -114,13 +114,13 @@ def shown(version: int, state: str | None) -> Seen:
     ("Running", 7, False),
 ])  # fmt: skip
 def test_a_status_that_somebody_else_has_put_away_is_applied_again(state: str | None, version: int, due: bool) -> None:
-    cadence, ended = Cadence(), fields(state="Succeeded")
-    cadence.done(ended, 7, 100.0)
-    cadence.look(shown(version, state))
-    assert not cadence.due(ended, 100.0 + APPLY_SECONDS - 0.1), "two who disagree write every so often, not at once"
-    assert cadence.due(ended, 100.0 + APPLY_SECONDS) is due
-    cadence.done(ended, version + 1, 110.0)
-    assert not cadence.due(ended, 200.0)
+    throttle, ended = ApplyThrottle(), fields(state="Succeeded")
+    throttle.done(ended, 7, 100.0)
+    throttle.on_update(shown(version, state))
+    assert not throttle.due(ended, 100.0 + APPLY_SECONDS - 0.1), "two who disagree write every so often, not at once"
+    assert throttle.due(ended, 100.0 + APPLY_SECONDS) is due
+    throttle.done(ended, version + 1, 110.0)
+    assert not throttle.due(ended, 200.0)
 
 
 async def test_what_is_applied_is_the_status_run_of_the_schema(new_world: Any, tmp_path: Path) -> None:
@@ -146,16 +146,16 @@ def test_the_first_and_the_newest_evaluations_outlive_the_coordinator() -> None:
 def test_the_job_is_named_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RLJOB_NAMESPACE", "RLJOB_JOB_NAME", "RLJOB_JOB_UID", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
-    assert place_in_cluster() is None
+    assert job_ref_from_environment() is None
     monkeypatch.setenv("RLJOB_NAMESPACE", "ns")
     monkeypatch.setenv("RLJOB_JOB_NAME", "sums")
     with pytest.raises(ValueError, match="KUBERNETES_SERVICE_HOST is not set"):
-        place_in_cluster()
+        job_ref_from_environment()
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
-    place = place_in_cluster()
-    assert place is not None
-    assert (place.server, place.account) == (
+    job_ref = job_ref_from_environment()
+    assert job_ref is not None
+    assert (job_ref.server, job_ref.account) == (
         "https://[fd00::1]:6443",
         Path("/var/run/secrets/kubernetes.io/serviceaccount"),
     )

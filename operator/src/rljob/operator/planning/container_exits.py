@@ -1,22 +1,21 @@
-"""How containers ended, in words: "exit code 137 (OOMKilled)", "killed by signal 9"."""
+"""How containers ended, as text: "exit code 137 (OOMKilled)", "killed by signal 9"."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 
-from rljob.operator.planning.times import seconds_of
-from rljob.operator.seen import ContainerStatus, Pod, Terminated
+from rljob.api.pods import MAIN
+from rljob.operator.api_types import ContainerStatus, Pod, Terminated
+from rljob.operator.planning.timestamps import seconds_of
 
-MAIN = "main"
-"""The container of every pod that a role's fate hangs on."""
 CONFIGURATION_ERROR = 2
-"""Exit code of a part that refuses its configuration: trying again would not help."""
+"""Exit code of a component that rejects its configuration: a retry would not help."""
 _COMMON = frozenset({"", "Error", "Completed", "ContainerStatusUnknown"})
 _ADVICE = {
     "OOMKilled": "its memory limit was reached; raise it in the role's template or the namespace's LimitRange",
 }
-"""What to do about ends that do not say it in their last words."""
+"""Advice for exits whose termination message has none."""
 _SIGNALLED = 128
 _LARGEST_SIGNAL = 64
 
@@ -31,24 +30,24 @@ def describe(end: Terminated) -> str:
     return f"exit code {end.exit_code}"
 
 
-def with_last_words(end: Terminated, characters: int = 200) -> str:
-    """Return how a container ended and the last line that it left behind."""
+def with_last_line(end: Terminated, characters: int = 200) -> str:
+    """Return how a container ended, with the last line of its termination message."""
     lines = [line.strip() for line in end.message.splitlines() if line.strip()]
-    return _told(end, lines[-1][:characters] if lines else "")
+    return _joined(end, lines[-1][:characters] if lines else "")
 
 
 def with_log_end(end: Terminated, characters: int = 1000) -> str:
-    """Return how a container ended and the end of what it left behind, for the one who has to mend it."""
+    """Return how a container ended, with the end of its termination message."""
     text = end.message.strip()
-    return _told(end, f"{'…' if len(text) > characters else ''}{text[-characters:]}")
+    return _joined(end, f"{'…' if len(text) > characters else ''}{text[-characters:]}")
 
 
-def _told(end: Terminated, words: str) -> str:
+def _joined(end: Terminated, words: str) -> str:
     return ": ".join(filter(None, (describe(end), _ADVICE.get(end.reason), words)))
 
 
 def main_container(pod: Pod) -> ContainerStatus | None:
-    """Return what is known of the container that the pod is there for."""
+    """Return the status of the pod's main container."""
     for each in pod.status.container_statuses:
         if each.name == MAIN:
             return each
@@ -56,12 +55,12 @@ def main_container(pod: Pod) -> ContainerStatus | None:
 
 
 def last_end(container: ContainerStatus) -> Terminated | None:
-    """Return how a container ended last, if it ever did."""
+    """Return the last exit of a container; None if it has never ended."""
     return container.state.terminated or container.last_state.terminated
 
 
 def ends(pods: Sequence[Pod]) -> Iterator[tuple[Pod, Terminated]]:
-    """Yield how the main containers of ``pods`` ended last."""
+    """Yield the last exits of the main containers of ``pods``."""
     for pod in pods:
         container = main_container(pod)
         end = last_end(container) if container else None
@@ -70,20 +69,20 @@ def ends(pods: Sequence[Pod]) -> Iterator[tuple[Pod, Terminated]]:
 
 
 def newest_end(pods: Sequence[Pod]) -> Terminated | None:
-    """Return the end that happened last; of two at one time the one of the later name."""
+    """Return the newest exit; of two at the same time that of the later name."""
     found = [(end.finished_at, pod.metadata.name, end) for pod, end in ends(pods)]
     return max(found, key=lambda each: each[:2])[2] if found else None
 
 
-def culprit(pods: Sequence[Pod]) -> tuple[Pod, Terminated] | None:
-    """Return the pod whose failure came first: what follows it in a group are its consequences."""
+def first_failure(pods: Sequence[Pod]) -> tuple[Pod, Terminated] | None:
+    """Return the pod that failed first: later failures of a group are consequences."""
     found = [(pod, end) for pod, end in ends(pods) if end.exit_code != 0]
     return min(found, key=lambda each: (each[1].finished_at, each[0].metadata.name)) if found else None
 
 
 def began(pod: Pod) -> float | None:
-    """Return when a pod's main container began, or else when the pod found its node (Unix seconds): infinity for one
-    that never did; None if that is not known."""
+    """Return when a pod's main container started, or else when the pod was scheduled (Unix seconds); infinity if it was
+    never scheduled; None if unknown."""
     container = main_container(pod)
     end = last_end(container) if container else None
     if end is not None and (begin := seconds_of(end.started_at)) is not None:
@@ -95,7 +94,7 @@ def began(pod: Pod) -> float | None:
 
 
 def lived(pod: Pod, end: Terminated) -> float:
-    """Return the seconds from when a pod found its node to an end of its container, both as the cluster says."""
+    """Return the seconds from the scheduling of a pod to an exit of its container, both times from the cluster."""
     scheduled = next((each.last_transition_time for each in pod.status.conditions if each.type == "PodScheduled"), "")
     born, died = seconds_of(scheduled or pod.metadata.creation_timestamp), seconds_of(end.finished_at)
     return max(0.0, died - born) if born is not None and died is not None else 0.0

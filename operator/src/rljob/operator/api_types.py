@@ -1,6 +1,6 @@
-"""What the operator looks at of the cluster: the few fields that decisions need, decoded straight from the API's JSON.
+"""Types of Kubernetes objects with only the fields that decisions need, decoded directly from the API's JSON.
 
-Caches hold these, not whole objects: thousands of pods fit into little memory. All are read-only.
+Caches hold these instead of whole objects, so thousands of pods need little memory. All are read-only.
 """
 
 from __future__ import annotations
@@ -8,13 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-
-JOB_LABEL = "rljob.dev/job"
-ROLE_LABEL = "rljob.dev/role"
-HASH_ANNOTATION = "rljob.dev/role-hash"
-"""Hash of the inputs that a role was rendered for."""
-INTENT_ANNOTATION = "rljob.dev/intent"
-"""Hash of the object as it was rendered, replicas left out."""
 
 
 class _Camel(msgspec.Struct, rename="camel", gc=False, omit_defaults=True, frozen=True):
@@ -97,7 +90,7 @@ class Pod(_Camel, frozen=True):
 
 
 class Child(msgspec.Struct, frozen=True):
-    """Any other object of a job; ``body`` is whole, without managedFields."""
+    """Any other object of a job; ``body`` is complete except for managedFields."""
 
     kind: str
     metadata: Meta

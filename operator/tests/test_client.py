@@ -1,4 +1,4 @@
-"""How long requests may last: against a server that answers reads and never a write."""
+"""Durations of requests: against a server that answers reads and never a write."""
 
 import asyncio
 
@@ -7,8 +7,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from rljob.kube.access import Access
-from rljob.operator.errors import UnavailableError
-from rljob.operator.kube import Client
+from rljob.kube.errors import UnavailableError
+from rljob.operator.client import OperatorClient
 from rljob.operator.resources import BY_KIND
 
 SERVICES = BY_KIND["Service"]
@@ -22,7 +22,7 @@ async def test_a_write_is_given_up_in_the_time_that_the_lease_leaves_it():
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
-    async with TestServer(app) as server, Client(Access(str(server.make_url("")).rstrip("/"))) as client:
+    async with TestServer(app) as server, OperatorClient(Access(str(server.make_url("")).rstrip("/"))) as client:
         client.limit_writes(0.05)
         async with asyncio.timeout(60.0):
             assert await client.get(SERVICES, "research", "a")
@@ -31,3 +31,8 @@ async def test_a_write_is_given_up_in_the_time_that_the_lease_leaves_it():
             with pytest.raises(UnavailableError):
                 await client.delete(SERVICES, "research", "a", "uid")
         assert client._timeout.total == 15.0, "reads may take as long as before"
+
+
+def test_paths_of_children():
+    assert BY_KIND["Deployment"].path() == "/apis/apps/v1/deployments"
+    assert BY_KIND["Deployment"].api_version == "apps/v1"

@@ -2,9 +2,9 @@
 
 import pytest
 
-from rljob.operator.planning.stuck import ASK_SECONDS, PATIENCE, stuck
-from rljob.operator.planning.times import instant
-from rljob.operator.seen import ObjectCondition
+from rljob.operator.api_types import ObjectCondition
+from rljob.operator.planning.stalled import ASK_SECONDS, PATIENCE, stalled
+from rljob.operator.planning.timestamps import instant
 
 from .world import World, put
 
@@ -27,7 +27,7 @@ def being_made(world, name):
 
 
 def found(world):
-    return stuck(world.pods.values(), world.children, world.now)
+    return stalled(world.pods.values(), world.children, world.now)
 
 
 def test_a_pod_whose_containers_wait_without_a_word_is_asked_about_after_a_while(world):
@@ -74,10 +74,10 @@ def test_a_claim_that_waits_for_a_volume_is_asked_about(world):
 def test_a_volume_that_cannot_be_mounted_is_said(world):
     uid = being_made(world, "runner")
     world.now += PATIENCE
-    world.mishaps[uid] = 'volume keys cannot be mounted: secret "keys" not found'
+    world.warnings[uid] = 'volume keys cannot be mounted: secret "keys" not found'
     world.settle()
     text = '1 of 1 runner pod waiting: volume keys cannot be mounted: secret "keys" not found'
-    assert world.condition("Ready") == ("False", "ContainerCannotBeMade", text)
+    assert world.condition("Ready") == ("False", "ContainerCreateFailed", text)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_volume_that_cannot_be_mounted_is_said(world):
         (
             'Error creating: pods "sums-trainer-1-0-" is forbidden: violates PodSecurity "restricted:latest": host '
             "namespaces (hostNetwork=true)",
-            "PodsRefused",
+            "PodsForbidden",
             'violates PodSecurity "restricted:latest": host namespaces (hostNetwork=true)',
         ),
         (
@@ -100,7 +100,7 @@ def test_a_volume_that_cannot_be_mounted_is_said(world):
 def test_a_job_whose_pods_are_refused_says_why(message, reason, text):
     world = World(trainer={})
     world.settle()
-    world.mishaps[world.children["Job", "sums-trainer-1"].metadata.uid] = message
+    world.warnings[world.children["Job", "sums-trainer-1"].metadata.uid] = message
     world.make_pods()
     world.pods = {name: pod for name, pod in world.pods.items() if "trainer" not in name}
     world.ready()
@@ -112,17 +112,19 @@ def test_a_claim_says_what_its_class_says(world):
     claim = world.children["PersistentVolumeClaim", "sums-storage"]
     claim.body["status"] = {"phase": "Pending"}
     claim.body["spec"]["storageClassName"] = "fast"
-    world.mishaps[claim.metadata.uid] = 'storageclass.storage.k8s.io "fast" not found'
+    world.warnings[claim.metadata.uid] = 'storageclass.storage.k8s.io "fast" not found'
     world.unschedulable("0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.", "runner")
     world.settle()
-    said = "claim sums-storage wants StorageClass fast, which is not there; make the class, or the claim anew with one "
-    said += "that is there (kubectl get storageclass)"
-    assert world.condition("Ready")[1:] == ("ClaimNotBound", f"1 of 1 runner pod pending: {said}")
+    said = (
+        "claim sums-storage wants StorageClass fast, which does not exist; create the class, or create the claim again "
+    )
+    said += "with an existing one (kubectl get storageclass)"
+    assert world.condition("Ready")[1:] == ("VolumeClaimPending", f"1 of 1 runner pod pending: {said}")
 
 
 NO_CLASS = 'storageclass.storage.k8s.io "nope" not found'
 NO_CLASS_SAID = (
-    "wants StorageClass nope, which is not there; make the class, or the claim anew with one that is there "
+    "wants StorageClass nope, which does not exist; create the class, or create the claim again with an existing one "
     "(kubectl get storageclass)"
 )
 
@@ -135,13 +137,13 @@ def test_the_class_of_a_claim_that_the_job_was_given_is_named_when_it_is_not_the
     world.settle()
     pods, key = world.pods.values(), "PersistentVolumeClaim/mine"
     assert found(world) == {}
-    assert stuck(pods, world.children, world.now, "mine") == {key: PATIENCE}
+    assert stalled(pods, world.children, world.now, "mine") == {key: PATIENCE}
     for pod in pods:
         put(pod.status.conditions[0], last_transition_time=instant(world.now))
     world.now += PATIENCE
-    assert stuck(pods, world.children, world.now, "mine") == {key: 0}
+    assert stalled(pods, world.children, world.now, "mine") == {key: 0}
     assert world.settle().after == ASK_SECONDS
     assert "claim mine (spec.storage.claim) is not bound: kubectl describe" in world.condition("Ready")[2]
-    world.mishaps = {key: NO_CLASS}
+    world.warnings = {key: NO_CLASS}
     world.settle()
     assert f"claim mine (spec.storage.claim) {NO_CLASS_SAID}" in world.condition("Ready")[2]

@@ -5,8 +5,8 @@ import pytest
 
 from rljob.operator.cache import Cache, child_reader, read_job
 from rljob.operator.jobs import Jobs
+from rljob.operator.planning.claims import claim_in_use
 from rljob.operator.resources import BY_KIND, RLJOBS
-from rljob.operator.rivals import claim_in_use
 
 SPEC = {
     "models": [{"name": "policy", "source": "job://model"}],
@@ -17,7 +17,7 @@ SPEC = {
     "keepCoordinatorSeconds": 600,
 }
 ENDED = {"conditions": [{"type": "Complete", "status": "True", "reason": "Succeeded", "lastTransitionTime": "x"}]}
-REMEDY = "; delete it, wait, or make this job anew with a claim of its own"
+REMEDY = "; delete it, wait, or create this job again with another claim"
 
 
 class Jobspace:

@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
+from rljob.operator.api_types import Meta
 from rljob.operator.cache import SeenJob
-from rljob.operator.news import matters
-from rljob.operator.seen import Meta
+from rljob.operator.change_filter import is_relevant
 
 RUN = {"state": "Running", "progress": {"step": 1}, "engines": [{"name": "a", "load": 1}], "observedGeneration": 1}
 STATUS = {"observedGeneration": 1, "conditions": [{"type": "Ready"}], "draining": [], "run": RUN}
@@ -32,7 +32,7 @@ def with_run(status=STATUS, **changes):
     ids=["progress", "metrics", "engines", "version"],
 )
 def test_what_a_coordinator_reports_for_people_does_not_matter(changed):
-    assert not matters(seen(), changed)
+    assert not is_relevant(seen(), changed)
 
 
 @pytest.mark.parametrize(
@@ -52,11 +52,11 @@ def test_what_a_coordinator_reports_for_people_does_not_matter(changed):
     ],
 )
 def test_what_decisions_read_matters(changed):
-    assert matters(seen(), changed) and matters(changed, seen())
+    assert is_relevant(seen(), changed) and is_relevant(changed, seen())
 
 
 def test_engines_matter_while_some_are_drained():
     draining = {**STATUS, "draining": ["a"]}
     done = with_run(draining, engines=[{"name": "a", "load": 0, "drained": True}])
-    assert matters(seen(draining), seen(done))
-    assert not matters(seen(draining), seen(with_run(draining, progress={"step": 2})))
+    assert is_relevant(seen(draining), seen(done))
+    assert not is_relevant(seen(draining), seen(with_run(draining, progress={"step": 2})))

@@ -1,4 +1,4 @@
-"""A plan in the making: the files of this package fill it, each its part."""
+"""The plan under construction, which the other files of this package fill."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 from rljob.api.status import RLJobStatus
 from rljob.manifests.context import Object
+from rljob.operator.api_types import Child
 from rljob.operator.plan import Event, Observed, Plan, Ref
-from rljob.operator.planning.scene import deletion
-from rljob.operator.planning.times import instant
-from rljob.operator.seen import Child
+from rljob.operator.planning.job_view import deletion
+from rljob.operator.planning.timestamps import instant
 
 
 @dataclass
-class Draft:
-    """A plan in the making. ``status`` is a copy: fields are set anew, never changed in place."""
+class PlanBuilder:
+    """Builds a plan. ``status`` is a shallow copy: fields are replaced, never changed in place."""
 
     observed: Observed
     status: RLJobStatus
@@ -26,7 +26,7 @@ class Draft:
     record_first: bool = False
     delete_job: bool = False
     events: list[Event] = field(default_factory=list)
-    moments: list[float] = field(default_factory=list)
+    delays: list[float] = field(default_factory=list)
 
     @property
     def now(self) -> float:
@@ -35,19 +35,19 @@ class Draft:
 
     @property
     def instant(self) -> str:
-        """Now, as the status writes it."""
+        """``now`` in the format of the status."""
         return instant(self.observed.now)
 
     def delete(self, children: Iterable[Child]) -> None:
-        """Have children deleted."""
+        """Add deletions of children."""
         for child in children:
             ref, uid = deletion(child)
             self.deletions[ref] = uid
 
-    def look_again(self, seconds: float) -> None:
-        """Have the job looked at again then, unless the moment is over."""
+    def requeue_after(self, seconds: float) -> None:
+        """Reconcile the job again after ``seconds``; ignored if that is not positive."""
         if seconds > 0:
-            self.moments.append(seconds)
+            self.delays.append(seconds)
 
     def plan(self) -> Plan:
         """Return the plan."""
@@ -60,5 +60,5 @@ class Draft:
             record_first=self.record_first,
             delete_job=self.delete_job,
             events=self.events,
-            after=min(self.moments, default=None),
+            after=min(self.delays, default=None),
         )

@@ -1,7 +1,7 @@
-"""Why pods are not ready, in words, and of several reasons the one that a person should hear of first.
+"""Diagnosis of pods that are not ready: the most severe reason, with a message.
 
-The words come from what Kubernetes says; what changes from minute to minute in it (counts of nodes, times, random
-names) is left out, so that a status is written when something happened and not because time passed.
+Messages come from Kubernetes without the parts that change all the time (counts of nodes, times, random names), so that
+a status is written when something has happened and not because time has passed.
 """
 
 from __future__ import annotations
@@ -10,22 +10,24 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rljob.operator.planning import exits, reasons
-from rljob.operator.planning.scene import condition, pod_condition
-from rljob.operator.seen import Child, ContainerStatus, Pod
+from rljob.api.pods import MAIN
+from rljob.operator.api_types import Child, ContainerStatus, Pod
+from rljob.operator.planning import reasons
+from rljob.operator.planning.container_exits import last_end, newest_end, with_last_line
+from rljob.operator.planning.job_view import condition, pod_condition
 
 SEVERITY = (
-    reasons.ROLES_NOT_READY,
+    reasons.PODS_NOT_READY,
     reasons.TRAINER_RESTARTING,
     reasons.PODS_PENDING,
-    reasons.CRASHING,
-    reasons.CLAIM,
-    reasons.PODS_REFUSED,
+    reasons.CRASH_LOOP,
+    reasons.VOLUME_CLAIM_PENDING,
+    reasons.PODS_FORBIDDEN,
     reasons.QUOTA_EXCEEDED,
-    reasons.CONTAINER,
-    reasons.IMAGE,
+    reasons.CONTAINER_CREATE_FAILED,
+    reasons.IMAGE_PULL_FAILED,
 )
-"""From what mends itself to what somebody has to mend."""
+"""From what resolves itself to what a user must fix."""
 _IMAGE = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
      "RegistryUnavailable", "SignatureValidationFailed"}
@@ -35,7 +37,7 @@ _CONTAINER = frozenset(
 )
 _NODES = re.compile(r"^\d+/\d+ nodes are available: (?P<why>.*?)\.?(?: (?:preemption|no new claims).*)?$", re.DOTALL)
 _WORDS = {"were unschedulable": "nodes are cordoned"}
-"""What the scheduler says that is no sentence without its count."""
+"""Messages of the scheduler that need other words without their count."""
 _COUNT = re.compile(r"^\d+ (?:node\(s\) )?")
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*"(?:: )?')
 _PULL = re.compile(
@@ -48,13 +50,13 @@ _BAD_CLAIM = re.compile(
 )
 _NO_CLASS = re.compile(r'storageclass\.storage\.k8s\.io "(?P<name>[^"]*)" not found')
 ENDED = "ended"
-"""State of pods that run no more."""
+"""State of pods that have ended."""
 _UNBOUND = ("unbound immediate PersistentVolumeClaims", "didn't find available persistent volumes to bind")
 
 
 @dataclass(frozen=True)
-class Obstacle:
-    """What keeps a pod, or all pods of a workload, from being ready. ``text`` follows "2 of 4 main pods pending: "."""
+class PodProblem:
+    """Why a pod, or all pods of a workload, are not ready. ``text`` follows "2 of 4 main pods pending: "."""
 
     reason: str
     state: str
@@ -68,75 +70,75 @@ class Obstacle:
 
 
 @dataclass(frozen=True)
-class Around:
-    """What is known besides of a job whose pods are looked at. ``claims``: those that it made; ``named``: the one that
-    it was given (spec.storage.claim); ``mishaps``: see :class:`rljob.operator.plan.Observed`."""
+class DiagnosisContext:
+    """Context of a diagnosis. ``claims``: created for the job; ``named``: spec.storage.claim; ``warnings``: see
+    :class:`rljob.operator.plan.Observed`."""
 
     claims: Sequence[Child] = ()
     named: str = ""
-    mishaps: Mapping[str, str] = field(default_factory=dict)
+    warnings: Mapping[str, str] = field(default_factory=dict)
 
 
 def key_of_claim(name: str) -> str:
-    """Return what stands for the uid of a claim that is not the job's own: it is never read."""
+    """Return the key of a claim that the operator did not create and never reads, in place of its uid."""
     return f"PersistentVolumeClaim/{name}"
 
 
 def waits_for_claim(pod: Pod) -> bool:
-    """Return whether a pod finds no node because a claim is not bound."""
+    """Return whether a pod is unschedulable because a claim is not bound."""
     scheduled = pod_condition(pod, "PodScheduled")
     return scheduled is not None and scheduled.status == "False" and _is_unbound(scheduled.message)
 
 
-def of_pod(pod: Pod, around: Around = Around()) -> Obstacle:
-    """Return what keeps a pod from being ready, which it is not."""
+def of_pod(pod: Pod, context: DiagnosisContext = DiagnosisContext()) -> PodProblem:
+    """Return why a pod is not ready."""
     scheduled = pod_condition(pod, "PodScheduled")
     if scheduled is not None and scheduled.status == "False":
-        return _unscheduled(scheduled.message, scheduled.reason, around)
+        return _unscheduled(scheduled.message, scheduled.reason, context)
     containers = [*pod.status.init_container_statuses, *pod.status.container_statuses]
-    found = [obstacle for container in containers if (obstacle := _of_container(container)) is not None]
+    found = [pod_problem for container in containers if (pod_problem := _of_container(container)) is not None]
     if found:
-        return max(found, key=lambda obstacle: obstacle.severity)
+        return max(found, key=lambda pod_problem: pod_problem.severity)
     if pod.status.phase == "Failed":
-        end = exits.newest_end([pod])
-        return Obstacle(reasons.ROLES_NOT_READY, ENDED, exits.with_last_words(end) if end else "its node ended it")
+        end = newest_end([pod])
+        return PodProblem(reasons.PODS_NOT_READY, ENDED, with_last_line(end) if end else "its node ended it")
     if pod.status.phase == "Running":
-        return Obstacle(reasons.ROLES_NOT_READY, "not ready", "started, and not answering yet")
-    if mishap := around.mishaps.get(pod.metadata.uid):
-        return Obstacle(reasons.CONTAINER, "waiting", mishap)
-    return Obstacle(reasons.ROLES_NOT_READY, "starting", "containers are being made")
+        return PodProblem(reasons.PODS_NOT_READY, "not ready", "started, and not answering yet")
+    if warning := context.warnings.get(pod.metadata.uid):
+        return PodProblem(reasons.CONTAINER_CREATE_FAILED, "waiting", warning)
+    return PodProblem(reasons.PODS_NOT_READY, "starting", "containers are being made")
 
 
-def of_workload(child: Child, mishaps: Mapping[str, str]) -> Obstacle | None:
-    """Return what keeps a workload from having all its pods, as far as it says so, in its status or in events."""
+def of_workload(child: Child, warnings: Mapping[str, str]) -> PodProblem | None:
+    """Return why a workload lacks pods, from its status or its events; None if neither reports a reason."""
     failure = condition(child, "ReplicaFailure")
-    said = str(failure.get("message", "")) if failure is not None else mishaps.get(child.metadata.uid)
+    said = str(failure.get("message", "")) if failure is not None else warnings.get(child.metadata.uid)
     return refusal(said) if said is not None else None
 
 
-def refusal(message: str) -> Obstacle:
-    """Return what the API server's refusal to make a pod comes to."""
+def refusal(message: str) -> PodProblem:
+    """Return the problem for a refused creation of a pod."""
     text = _FORBIDDEN.sub("", message).strip()
     if "exceeded quota" in text:
-        return Obstacle(reasons.QUOTA_EXCEEDED, "refused", text)
-    return Obstacle(reasons.PODS_REFUSED, "refused", text)
+        return PodProblem(reasons.QUOTA_EXCEEDED, "refused", text)
+    return PodProblem(reasons.PODS_FORBIDDEN, "refused", text)
 
 
-def _unscheduled(message: str, reason: str, around: Around) -> Obstacle:
+def _unscheduled(message: str, reason: str, context: DiagnosisContext) -> PodProblem:
     if reason == "SchedulingGated":
-        return Obstacle(reasons.PODS_PENDING, "pending", "held back by scheduling gates")
+        return PodProblem(reasons.PODS_PENDING, "pending", "held back by scheduling gates")
     missing = _NO_CLAIM.search(message)
     if missing:
-        other = "make a new job with another spec.storage.claim"  # which cannot be changed
-        if missing["name"] != around.named:
+        other = "make a new job with another spec.storage.claim"  # the field is immutable
+        if missing["name"] != context.named:
             other = "correct the template that names it"
         text = f"claim {missing['name']} is not there; make it, or {other}"
-        return Obstacle(reasons.CLAIM, "pending", text)
+        return PodProblem(reasons.VOLUME_CLAIM_PENDING, "pending", text)
     if bad := _BAD_CLAIM.search(message):
-        return Obstacle(reasons.CLAIM, "pending", f"claim {bad['name']} {bad['why'].rstrip('.')}")
+        return PodProblem(reasons.VOLUME_CLAIM_PENDING, "pending", f"claim {bad['name']} {bad['why'].rstrip('.')}")
     if _is_unbound(message):
-        return Obstacle(reasons.CLAIM, "pending", _unbound(around))
-    return Obstacle(reasons.PODS_PENDING, "pending", scheduling(message))
+        return PodProblem(reasons.VOLUME_CLAIM_PENDING, "pending", _unbound(context))
+    return PodProblem(reasons.PODS_PENDING, "pending", scheduling(message))
 
 
 def scheduling(message: str) -> str:
@@ -154,13 +156,13 @@ def _is_unbound(message: str) -> bool:
     return any(each in message for each in _UNBOUND)
 
 
-def _unbound(around: Around) -> str:
-    waiting = [claim for claim in around.claims if claim.body.get("status", {}).get("phase") != "Bound"]
-    named = around.named
+def _unbound(context: DiagnosisContext) -> str:
+    waiting = [claim for claim in context.claims if claim.body.get("status", {}).get("phase") != "Bound"]
+    named = context.named
     if not waiting:
         claim_named = f"claim {named} (spec.storage.claim)" if named else "a claim of the pod's template"
-        if named and (mishap := around.mishaps.get(key_of_claim(named))):
-            return f"{claim_named} {_unprovided(mishap)}"
+        if named and (warning := context.warnings.get(key_of_claim(named))):
+            return f"{claim_named} {_unprovided(warning)}"
         return f"{claim_named} is not bound: kubectl describe pvc {named}".rstrip() + " tells why"
     claim = waiting[0]
     spec, status = claim.body.get("spec", {}), claim.body.get("status", {})
@@ -169,8 +171,8 @@ def _unbound(around: Around) -> str:
     modes = " ".join(spec.get("accessModes", ()))
     if status.get("phase") == "Lost":
         said = "its volume is lost"
-    elif not said and (mishap := around.mishaps.get(claim.metadata.uid)):
-        return f"claim {claim.metadata.name} {_unprovided(mishap)}"
+    elif not said and (warning := context.warnings.get(claim.metadata.uid)):
+        return f"claim {claim.metadata.name} {_unprovided(warning)}"
     elif not said and not spec.get("storageClassName"):
         said = (
             "the cluster has no default storage class; set the chart's jobs.storage.className, or make a new job with "
@@ -184,25 +186,25 @@ def _unbound(around: Around) -> str:
     return f"claim {claim.metadata.name} is not bound: {said}"
 
 
-def _unprovided(mishap: str) -> str:
-    """Return in words what an event says of a claim that is not bound."""
-    if missing := _NO_CLASS.search(mishap):
-        mend = "make the class, or the claim anew with one that is there (kubectl get storageclass)"
-        return f"wants StorageClass {missing['name']}, which is not there; {mend}"
-    return f"is not bound: {mishap}"
+def _unprovided(warning: str) -> str:
+    """Return the message for a warning event of a claim that is not bound."""
+    if missing := _NO_CLASS.search(warning):
+        fix = "create the class, or create the claim again with an existing one (kubectl get storageclass)"
+        return f"wants StorageClass {missing['name']}, which does not exist; {fix}"
+    return f"is not bound: {warning}"
 
 
-def _of_container(container: ContainerStatus) -> Obstacle | None:
+def _of_container(container: ContainerStatus) -> PodProblem | None:
     waiting = container.state.waiting
     if waiting is None:
         return None
     if waiting.reason in _IMAGE:
         text = _PULL.sub("", _BACK_OFF.sub("", waiting.message)).strip() or waiting.reason
-        return Obstacle(reasons.IMAGE, "waiting for their image", text, container.image)
+        return PodProblem(reasons.IMAGE_PULL_FAILED, "waiting for their image", text, container.image)
     if waiting.reason in _CONTAINER:
-        return Obstacle(reasons.CONTAINER, "waiting", waiting.message or waiting.reason)
+        return PodProblem(reasons.CONTAINER_CREATE_FAILED, "waiting", waiting.message or waiting.reason)
     if waiting.reason == "CrashLoopBackOff":
-        end = exits.last_end(container)
-        where = "" if container.name == exits.MAIN else f"container {container.name}: "
-        return Obstacle(reasons.CRASHING, "crashing", where + (exits.with_last_words(end) if end else "it ends again"))
+        end = last_end(container)
+        where = "" if container.name == MAIN else f"container {container.name}: "
+        return PodProblem(reasons.CRASH_LOOP, "crashing", where + (with_last_line(end) if end else "it ends again"))
     return None

@@ -1,7 +1,7 @@
-"""Which changes of an RLJob a decision may depend on. Coordinators report every few seconds, and most of that is for
-people: it must cost next to nothing.
+"""Which changes of an RLJob trigger a reconcile. Coordinators write status.run every few seconds, mostly for users:
+such a change must cost almost nothing.
 
-Whoever has planning look at more of `status.run` adds it here; else it is seen only when something else changes.
+A field of `status.run` that planning reads must be listed here, or its changes trigger no reconcile.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _EMPTY = msgspec.Raw(b"")
 
 
 class _Decisive(msgspec.Struct, rename="camel", frozen=True):
-    """What planning reads of `status.run`, besides the engines."""
+    """The fields of `status.run` that planning reads, besides the engines."""
 
     state: str = ""
     reason: str = ""
@@ -31,8 +31,8 @@ _decisive = msgspec.json.Decoder(_Decisive)
 _run = msgspec.json.Decoder(_Run)
 
 
-def matters(before: SeenJob, now: SeenJob) -> bool:
-    """Return whether a job is to be decided on again because of this change."""
+def is_relevant(before: SeenJob, now: SeenJob) -> bool:
+    """Return whether a change of an RLJob triggers a reconcile."""
     old, new = before.metadata, now.metadata
     if (old.uid, old.generation, old.deletion_timestamp) != (new.uid, new.generation, new.deletion_timestamp):
         return True
@@ -46,6 +46,6 @@ def matters(before: SeenJob, now: SeenJob) -> bool:
         return run_was is not run
     if _decisive.decode(run_was) != _decisive.decode(run):
         return True
-    # Which engines are done matters while some are being drained; who is to be drained is chosen of the present ones.
+    # Engines matter only while some are drained: the operator waits for them to finish.
     draining = len(bytes(status.get("draining", b"[]"))) > len(b"[]")
     return draining and bytes(_run.decode(run_was).engines) != bytes(_run.decode(run).engines)

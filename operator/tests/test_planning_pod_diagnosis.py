@@ -2,9 +2,9 @@
 
 import pytest
 
-from rljob.operator.planning import exits, pending
-from rljob.operator.planning.times import instant
-from rljob.operator.seen import Terminated
+from rljob.operator.api_types import Terminated
+from rljob.operator.planning import container_exits, pod_diagnosis
+from rljob.operator.planning.timestamps import instant
 
 from .world import World, put
 
@@ -43,7 +43,7 @@ def world():
     ],
 )
 def test_what_the_scheduler_says_without_its_counts(message, text):
-    assert pending.scheduling(message) == text
+    assert pod_diagnosis.scheduling(message) == text
 
 
 def test_pods_that_find_no_node_are_counted(world):
@@ -95,14 +95,14 @@ def test_an_image_that_cannot_be_pulled_is_named(world, reason, message, text):
     world.waiting(reason, message, "rollout")
     world.settle()
     said = f"image rljob-rollout of rollout-main cannot be pulled: {text}; correct its name or pull secret"
-    assert world.condition("Ready") == ("False", "ImageCannotBePulled", said)
+    assert world.condition("Ready") == ("False", "ImagePullFailed", said)
 
 
 def test_a_container_that_cannot_be_made_says_why(world):
     world.waiting("CreateContainerConfigError", 'secret "keys" not found', "reward")
     world.settle()
     assert world.condition("Ready")[1:] == (
-        "ContainerCannotBeMade",
+        "ContainerCreateFailed",
         '1 of 1 reward-exact pod waiting: secret "keys" not found',
     )
 
@@ -112,7 +112,7 @@ def test_a_container_that_ends_again_and_again_says_how_and_its_last_words(world
     world.waiting("CrashLoopBackOff", "back-off 5m0s restarting", "runner")
     world.settle()
     assert world.condition("Ready")[1:] == (
-        "RolesCrashing",
+        "CrashLoop",
         "1 of 1 runner pod crashing: exit code 1: ImportError: no module x",
     )
     assert world.role("runner").restarts == 1
@@ -134,14 +134,14 @@ def test_a_claim_that_is_not_bound_is_named(world, storage_class, said):
     world._rendering.forget("uid")
     made = world.decide()
     ready = made.status.conditions[0]
-    assert ready.reason == "ClaimNotBound"
+    assert ready.reason == "VolumeClaimPending"
     assert f"claim sums-storage is not bound: {said}" in ready.message
 
 
 def test_a_claim_that_is_not_there_is_named(world):
     world.unschedulable('persistentvolumeclaim "mine" not found', "trainer")
     world.settle()
-    assert world.why == "ClaimNotBound"
+    assert world.why == "VolumeClaimPending"
     assert "claim mine is not there; make it, or correct the template that names it" in world.condition("Ready")[2]
 
 
@@ -156,18 +156,18 @@ def test_a_claim_that_is_not_there_is_named(world):
         ),
         (
             'pods "sums-runner-abc-x1z2y" is forbidden: violates PodSecurity "restricted:latest": privileged',
-            "PodsRefused",
+            "PodsForbidden",
             'violates PodSecurity "restricted:latest": privileged',
         ),
         (
             'pods "sums-runner-abc-" is forbidden: no PriorityClass with name high was found',
-            "PodsRefused",
+            "PodsForbidden",
             "no PriorityClass with name high was found",
         ),
         (
             'pods "sums-runner-abc-" is forbidden: error looking up service account default/me: serviceaccount "me" '
             "not found",
-            "PodsRefused",
+            "PodsForbidden",
             'serviceaccount "me" not found',
         ),
     ],
@@ -195,7 +195,7 @@ def test_the_worst_reason_is_told_and_the_rest_are_counted(world):
     world.waiting("ContainerCreating", "", "reward")
     world.settle()
     message = world.condition("Ready")[2]
-    assert world.why == "ImageCannotBePulled"
+    assert world.why == "ImagePullFailed"
     assert message.startswith("image rljob-runner of runner cannot be pulled: not found")
     assert message.endswith("; 1 more role is not ready")  # the reward is merely starting
 
@@ -217,7 +217,7 @@ def test_a_deployment_that_has_not_seen_its_newest_spec_is_not_ready(world):
     child = world.children["Deployment", "sums-runner"]
     put(child.metadata, generation=child.metadata.generation + 1)
     world.settle()
-    assert world.condition("Ready")[:2] == ("False", "RolesNotReady")
+    assert world.condition("Ready")[:2] == ("False", "PodsNotReady")
     assert "being replaced" in world.condition("Ready")[2]
 
 
@@ -234,7 +234,7 @@ def test_a_deployment_that_is_scaled_stays_ready():
 def test_a_deployment_that_is_rolled_out_is_not_ready(world):
     world.children["Deployment", "sums-rollout-main"].body["status"]["updatedReplicas"] = 1
     world.settle()
-    assert world.why == "RolesNotReady"
+    assert world.why == "PodsNotReady"
 
 
 def test_pods_that_are_going_do_not_count(world):
@@ -257,15 +257,15 @@ def test_pods_that_are_going_do_not_count(world):
     ],
 )
 def test_an_exit_in_words(end, text):
-    assert exits.describe(end) == text
+    assert container_exits.describe(end) == text
 
 
 def test_memory_that_was_used_up_is_said_with_what_to_do_about_it(world):
     end = Terminated(137, reason="OOMKilled", message="loading\nlast words\n")
     advice = "its memory limit was reached; raise it in the role's template or the namespace's LimitRange"
     text = f"exit code 137 (OOMKilled): {advice}"
-    assert exits.with_last_words(end) == f"{text}: last words"
-    assert exits.with_log_end(end) == f"{text}: loading\nlast words"
+    assert container_exits.with_last_line(end) == f"{text}: last words"
+    assert container_exits.with_log_end(end) == f"{text}: loading\nlast words"
     world.exit("trainer", 137, reason="OOMKilled")
     world.fail_job()
     world.settle()
@@ -330,7 +330,7 @@ def test_pods_that_wait_too_long_for_a_node_fail_the_run():
     world.settle()
     world.now += 1
     world.settle()
-    assert world.condition("Failed")[1] == "PodsPendingTooLong"
+    assert world.condition("Failed")[1] == "PendingTimeout"
 
 
 def test_a_pod_that_finds_its_node_ends_the_waiting():
@@ -380,7 +380,7 @@ def test_a_claim_of_the_users_that_cannot_be_used_is_named(message, text):
     world.make_pods()
     world.unschedulable(message, "coordinator")
     world.settle()
-    assert world.condition("Ready")[1] == "ClaimNotBound"
+    assert world.condition("Ready")[1] == "VolumeClaimPending"
     assert world.condition("Ready")[2].startswith(f"1 of 1 coordinator pod pending: {text}")
 
 
@@ -390,15 +390,15 @@ def test_a_claim_of_a_template_that_is_not_bound_is_said_to_be_one(world):
     claim["status"] = {"phase": "Bound"}
     world.settle()
     text = "1 of 1 runner pod pending: a claim of the pod's template is not bound: kubectl describe pvc tells why"
-    assert world.condition("Ready")[1:] == ("ClaimNotBound", text)
+    assert world.condition("Ready")[1:] == ("VolumeClaimPending", text)
 
 
 @pytest.mark.parametrize(
     ("reason", "message", "said"),
     [
-        ("ErrImagePull", "not found", ("ImageCannotBePulled", "image rljob-trainer of initializer cannot be pulled")),
-        ("ErrImageNeverPull", "", ("ImageCannotBePulled", "image rljob-trainer of initializer cannot be pulled")),
-        ("CreateContainerConfigError", 'secret "k" not found', ("ContainerCannotBeMade", 'secret "k" not found')),
+        ("ErrImagePull", "not found", ("ImagePullFailed", "image rljob-trainer of initializer cannot be pulled")),
+        ("ErrImageNeverPull", "", ("ImagePullFailed", "image rljob-trainer of initializer cannot be pulled")),
+        ("CreateContainerConfigError", 'secret "k" not found', ("ContainerCreateFailed", 'secret "k" not found')),
     ],
 )
 def test_what_keeps_an_initializer_is_said_at_once(reason, message, said):

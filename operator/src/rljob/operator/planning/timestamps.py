@@ -1,4 +1,4 @@
-"""Instants of the status and spans between them. No clock is read here: ``now`` always comes with what is observed."""
+"""Timestamps of the status. No clock is read: ``now`` is part of the observation."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 
 
 def instant(seconds: float) -> str:
-    """Return Unix seconds as Kubernetes writes an instant, rounded down to a second."""
+    """Return Unix seconds as a Kubernetes timestamp, rounded down to a second."""
     return datetime.fromtimestamp(math.floor(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def seconds_of(text: str) -> float | None:
-    """Return an instant as Unix seconds; None for what is none (an empty text: it has not happened)."""
+    """Return a timestamp as Unix seconds; None for an empty or invalid one."""
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
@@ -20,12 +20,12 @@ def seconds_of(text: str) -> float | None:
 
 
 def age(since: str | None, now: float) -> float:
-    """Return the seconds since an instant; 0 when it has not happened, or when the clock has gone back before it."""
+    """Return the seconds since a timestamp; 0 if there is none, or if it is later than ``now``."""
     begin = seconds_of(since) if since else None
     return 0.0 if begin is None else max(0.0, now - begin)
 
 
 def remaining(since: str | None, span: float, now: float) -> float:
-    """Return the seconds until ``span`` seconds have passed since an instant; 0 or less once they have."""
+    """Return the seconds until ``span`` seconds have passed since a timestamp; 0 or less once they have."""
     begin = seconds_of(since) if since else None
     return span if begin is None else begin + span - now

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rljob.operator.planning.budgets import PATIENCE
+from rljob.operator.planning.scale import SCHEDULING_SECONDS
 
 from .world import World
 
@@ -31,7 +31,7 @@ def evict(world, name):
     made = [pod for pod in world.find("rollout") if not pod.status.conditions]
     world.unschedulable(NO_ROOM, *[pod.metadata.name for pod in made])
     world.settle()
-    world.now += PATIENCE
+    world.now += SCHEDULING_SECONDS
     world.settle()
 
 
@@ -48,8 +48,8 @@ def test_a_pod_has_a_while_to_find_a_node_as_clusters_grow(world):
     del world.pods[engine]
     world.make_pods()
     world.unschedulable(NO_ROOM, *[pod.metadata.name for pod in world.find("rollout") if not pod.status.conditions])
-    assert world.settle().after == PATIENCE
-    world.now += PATIENCE - 1
+    assert world.settle().after == SCHEDULING_SECONDS
+    world.now += SCHEDULING_SECONDS - 1
     world.settle()
     assert bounds(world)["sums-rollout-main"] == 1
     world.now += 1

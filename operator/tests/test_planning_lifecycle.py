@@ -162,7 +162,7 @@ def test_an_initializer_that_is_tried_again_says_why():
     world.exit("initializer", 1, message="connection refused")
     world.children["Job", "sums-initializer"].body["status"]["failed"] = 1
     world.settle()
-    text = "the initializer failed once and is tried again: exit code 1: connection refused"
+    text = "the initializer failed once and is retried: exit code 1: connection refused"
     assert world.condition("Ready") == ("False", "InitializerFailed", text)
     assert not world.status.completion_time
 
@@ -213,7 +213,7 @@ def test_an_initializer_that_gets_no_pod_says_where_to_look():
     world.settle()
     text = "1 of 1 initializer pod not made yet: refused, or a quota is used up; "
     text += "kubectl describe job sums-initializer tells why"
-    assert world.condition("Ready") == ("False", "PodsRefused", text)
+    assert world.condition("Ready") == ("False", "PodsForbidden", text)
     world.make_pods()
     world.settle()
     assert world.condition("Ready")[2] == "1 of 1 initializer pod starting: containers are being made"
@@ -350,7 +350,7 @@ def test_nothing_runs_on_what_belongs_to_another():
     world.foreign = {("PersistentVolumeClaim", "sums-storage"): "claim sums-storage is there already: delete it"}
     world.plan()
     assert world.names("Job") == world.names("Deployment") == world.names("StatefulSet") == []
-    assert world.condition("Ready") == ("False", "ForeignObject", "claim sums-storage is there already: delete it")
+    assert world.condition("Ready") == ("False", "NameConflict", "claim sums-storage is there already: delete it")
     world.foreign = {}
     world.settle()
     assert world.names("Job")
@@ -376,7 +376,7 @@ def test_a_claim_of_another_run_is_left_as_it_is_and_nothing_runs_on_it():
     world = World(seed=7)
     world.children["PersistentVolumeClaim", "sums-storage"] = claim
     made = world.settle()
-    assert world.why == "ForeignObject"
+    assert world.why == "NameConflict"
     assert "give this job another name" in world.condition("Ready")[2]
     assert world.status.start_time is None
     assert world.names("Job") == world.names("StatefulSet") == []
@@ -423,7 +423,7 @@ def test_a_claim_of_another_run_stops_a_job_that_was_suspended_from_the_start():
     world.settle()
     world.change(suspend=False)
     world.settle()
-    assert world.why == "ForeignObject"
+    assert world.why == "NameConflict"
     assert world.names("Job") == []
     del world.children["PersistentVolumeClaim", "sums-storage"]
     world.settle()
@@ -440,7 +440,7 @@ def test_all_that_pods_follow_from_is_looked_at_before_the_first_pod_and_not_aga
     world.foreign = {("Deployment", "sums-rollout-main"): "Deployment sums-rollout-main is another's"}
     made = world.plan()
     assert set(made.needed) == needed
-    assert world.condition("Ready")[1:] == ("ForeignObject", "Deployment sums-rollout-main is another's")
+    assert world.condition("Ready")[1:] == ("NameConflict", "Deployment sums-rollout-main is another's")
     assert not world.names("Job")
     world.foreign = {}
     world.children.pop(("Deployment", "sums-rollout-main"), None)  # a world makes it though its name is taken
@@ -462,7 +462,7 @@ def test_what_is_foreign_is_asked_for_until_it_is_had():
     ("message", "reason"),
     [
         ('services "x" is forbidden: exceeded quota: few, requested: services=1, used: services=5', "QuotaExceeded"),
-        ('Job.batch "x" is invalid: spec: Required value', "ApiRefused"),
+        ('Job.batch "x" is invalid: spec: Required value', "APIRejected"),
     ],
 )
 def test_what_the_api_server_refuses_is_said(message, reason):
@@ -525,15 +525,15 @@ def test_a_claim_that_is_lost_is_not_replaced_by_an_empty_one_and_the_job_waits_
     going = msgspec.structs.replace(claim.metadata, deletion_timestamp="2026-01-01T00:00:00Z")
     world.children["PersistentVolumeClaim", "sums-storage"] = msgspec.structs.replace(claim, metadata=going)
     world.settle()
-    assert world.why == "ClaimNotBound"
+    assert world.why == "VolumeClaimPending"
     assert "claim sums-storage is being deleted" in world.condition("Ready")[2]
     del world.children["PersistentVolumeClaim", "sums-storage"]
     del world.children["Deployment", "sums-runner"]
     world.settle()
-    assert world.why == "ClaimNotBound"
-    assert "claim sums-storage, which holds the run, is not to be seen" in world.condition("Ready")[2]
+    assert world.why == "VolumeClaimPending"
+    assert "claim sums-storage, which holds the run, is missing" in world.condition("Ready")[2]
     assert not {("PersistentVolumeClaim", "sums-storage"), ("Deployment", "sums-runner")} & set(world.children)
     world.children["PersistentVolumeClaim", "sums-storage"] = claim  # it had lost its label only
     world.settle()
     assert ("Deployment", "sums-runner") in world.children
-    assert world.why != "ClaimNotBound"
+    assert world.why != "VolumeClaimPending"

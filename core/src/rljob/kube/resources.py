@@ -1,0 +1,37 @@
+"""Kinds of objects and their URL paths, and content types of patches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MERGE_PATCH = "application/merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
+"""Server-side apply. JSON is a subset of YAML."""
+
+
+@dataclass(frozen=True)
+class Resource:
+    """One kind of namespaced object."""
+
+    group: str
+    """Empty for the core group."""
+    version: str
+    plural: str
+    kind: str
+    pods: bool = False
+    """A workload: a controller creates pods for it."""
+
+    @property
+    def api_version(self) -> str:
+        """Value of apiVersion."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
+        """Return the path of an object; without ``name`` that of the collection, without ``namespace`` of all."""
+        parts = ["apis", self.group, self.version] if self.group else ["api", self.version]
+        parts += ["namespaces", namespace, self.plural] if namespace else [self.plural]
+        return "/" + "/".join([*parts, *filter(None, (name, subresource))])
+
+
+RLJOBS = Resource("rljob.dev", "v1alpha1", "rljobs", "RLJob")
+PODS = Resource("", "v1", "pods", "Pod")

@@ -1,0 +1,252 @@
+"""The lifecycle of a job: the order of decisions in one plan. See :func:`plan`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from rljob.api.models import RLJob
+from rljob.api.status import Attempt, RoleStatus
+from rljob.manifests.context import Cluster
+from rljob.operator.plan import INITIALIZER, TRAINER, Event, Observed, Plan, Ref
+from rljob.operator.planning import (
+    claims,
+    completion,
+    conditions,
+    initializer,
+    readiness,
+    reasons,
+    roles,
+    scale,
+    suspension,
+    trainer,
+)
+from rljob.operator.planning.initializer import InitializerStage
+from rljob.operator.planning.job_view import KEPT, WORKLOADS, JobView, Render, controller, observe, render
+from rljob.operator.planning.plan_builder import PlanBuilder
+from rljob.operator.planning.stalled import ASK_SECONDS, stalled
+from rljob.operator.planning.timestamps import remaining
+from rljob.operator.planning.trainer import AttemptDecision
+
+RELEASE = importlib.metadata.version("rljob-operator")
+
+
+def plan(observed: Observed, cluster: Cluster, render: Render = render) -> Plan:
+    """Return the plan for an observed job.
+
+    Pure: the same observation gives the same plan, and planning again after its execution requests nothing new.
+    """
+    job = observed.job
+    if observed.metadata.deletion_timestamp is not None or (job is not None and job.spec.managed_by is not None):
+        return Plan()
+    observed = replace(observed, pods=[pod for pod in observed.pods if controller(pod) is not None])
+    builder = PlanBuilder(observed, observed.status.model_copy())
+    builder.status.observed_generation = observed.metadata.generation
+    builder.status.release = RELEASE
+    if completion.is_over(builder.status):
+        completion.clean_up(builder)
+    elif job is None or observed.problems:
+        _reject_spec(builder, observed.problems)
+    else:
+        _advance(builder, job, cluster, render)
+    builder.status.ready = roles.ready_counts(builder.status.roles)
+    _skip_minor_update(builder)
+    builder.events += conditions.transitions(observed.status, builder.status)
+    return builder.plan()
+
+
+def _skip_minor_update(builder: PlanBuilder) -> None:
+    """Drop a status change that only records the uid of the attempt's Job; the next write includes it.
+
+    The Job's pods appear soon and change the status anyway. Until then a deleted Job is recognized by its pods."""
+    before, after = builder.observed.status, builder.status
+    if before.trainer is None or after.trainer is None or before.trainer.job_uid or not after.trainer.job_uid:
+        return
+    quiet = after.model_copy(update={"trainer": after.trainer.model_copy(update={"job_uid": ""})})
+    if quiet == before:
+        builder.status = quiet
+
+
+def _reject_spec(builder: PlanBuilder, problems: Sequence[str]) -> None:
+    """Report the errors of a spec; running pods are left unchanged."""
+    message = "; ".join(problems) or "the spec is not valid"
+    conditions.set_condition(builder, "Ready", False, reasons.INVALID_SPEC, message)
+
+
+def _advance(builder: PlanBuilder, job: RLJob, cluster: Cluster, render: Render) -> None:
+    """Plan for a valid job that has not ended."""
+    observed, run = builder.observed, builder.status.run
+    attempt = trainer.current_attempt(observed) or Attempt(started_at=builder.instant)
+    try:
+        view = observe(observed, job, cluster, attempt, render)
+    except ValueError as error:
+        _reject_spec(builder, str(error).splitlines())
+        return
+    if run is not None and run.state == "Succeeded":
+        completion.end(builder, "Complete", reasons.SUCCEEDED, run.message or "the run has succeeded")
+    elif run is not None and run.state == "Failed":
+        completion.end(builder, "Failed", run.reason or reasons.RUN_FAILED, run.message or "the run has failed")
+    elif job.spec.suspend:
+        suspension.suspend(builder, view)
+    else:
+        _run_job(builder, view, cluster, render)
+
+
+def _run_job(builder: PlanBuilder, view: JobView, cluster: Cluster, render: Render) -> None:
+    """Select the objects of a job that is not suspended, unless something ends the job."""
+    observed, status, attempt = builder.observed, builder.status, view.attempt
+    if observed.claim_in_use:
+        _wait_for_claim(builder)
+        return
+    resumed = suspension.is_suspended(status)
+    if resumed:
+        suspension.resume(builder)
+    status.suspended_at = None
+    retained, lost = claims.of_another_run(view), claims.lost(view)
+    begun = observed.status.start_time is not None
+    if not begun and not retained:
+        status.start_time = builder.instant
+    stage = initializer.stage(view, status)
+    conditions.set_condition(builder, "Initialized", stage.done, stage.reason, stage.message)
+    completion.note_waiting(builder, view)
+    over = completion.overdue(builder, view) or roles.fatal(view)
+    if over is None and stage.over:
+        over = stage.reason, stage.message
+    decision = AttemptDecision(attempt)
+    if over is None and stage.done:
+        decision = _decide_attempt(builder, view, resumed)
+        over = decision.over
+    if over is not None:
+        completion.end(builder, "Failed", *over)
+        status.roles = _count_exit(status.roles, decision)
+        return
+    builder.deletions.update(trainer.orphaned_jobs(observed, decision.attempt.number))
+    if decision.attempt.number != attempt.number:
+        view = observe(observed, view.job, cluster, decision.attempt, render)
+        completion.note_waiting(builder, view)
+    _requeue_for_late_pods(builder, view, stage)
+    blocked = bool(observed.foreign or lost) or (bool(retained) and not begun)
+    _select_objects(
+        builder, view, stage, trainer.back_off_left(decision.attempt, builder.now) <= 0, {*retained, *lost}, blocked
+    )
+    surveyed, problems = roles.survey(view, observed.status, "" if stage.done else "waits for the initializer")
+    status.roles = _count_exit(surveyed, decision)
+    run = suspension.current_run(status)
+    foreign = observed.foreign if begun else {**observed.foreign, **retained}
+    found = readiness.of_job(stage, problems, status.trainer, run, foreign, observed.refused)
+    if troubled := {**claims.being_deleted(view), **lost}:
+        found = readiness.Readiness(False, reasons.VOLUME_CLAIM_PENDING, troubled[min(troubled)])
+    conditions.set_condition(builder, "Ready", found.ready, found.reason, found.message)
+
+
+def _wait_for_claim(builder: PlanBuilder) -> None:
+    """Start nothing, not even the job's deadline, while another job uses its claim. Poll: no event reports its end."""
+    message = builder.observed.claim_in_use
+    if not conditions.is_true(builder.status, "Initialized"):
+        conditions.set_condition(builder, "Initialized", False, reasons.CLAIM_IN_USE, message)
+    conditions.set_condition(builder, "Ready", False, reasons.CLAIM_IN_USE, message)
+    builder.requeue_after(ASK_SECONDS)
+
+
+def _decide_attempt(builder: PlanBuilder, view: JobView, resumed: bool) -> AttemptDecision:
+    """Decide about the trainer's attempt and record the decision."""
+    status, role = builder.status, view.role(TRAINER)
+    assert role is not None, "every job has a trainer"
+    recorded, attempt = status.trainer, view.attempt
+    if recorded is None and not attempt.role_hash and not attempt.job_uid:
+        attempt = attempt.model_copy(update={"role_hash": role.hash})
+    if resumed and recorded is not None:
+        attempt = trainer.next_attempt(attempt, builder.now, role.hash)
+    decision = trainer.decide(builder.observed, attempt, role.hash, view.job.spec.failure_policy)
+    if decision.over is None:
+        status.trainer = decision.attempt
+        builder.requeue_after(decision.requeue_after)
+        if recorded is None or recorded.number != decision.attempt.number:
+            builder.record_first = True
+        if decision.ending is not None:
+            builder.events.append(_restart_event(decision))
+    return decision
+
+
+def _restart_event(decision: AttemptDecision) -> Event:
+    ending, attempt = decision.ending, decision.attempt
+    assert ending is not None
+    begins = f"begins at {attempt.not_before}" if attempt.not_before else "begins"
+    message = f"attempt {attempt.number} of the trainer {begins}; attempt {attempt.number - 1} ended: {ending.why}"
+    return Event("Normal" if ending.cost == "free" else "Warning", reasons.TRAINER_RESTARTED, message)
+
+
+def _count_exit(statuses: list[RoleStatus], decision: AttemptDecision) -> list[RoleStatus]:
+    """Count the exit of the trainer's attempt."""
+    ending = decision.ending
+    if ending is None or not ending.exit:
+        return statuses
+    return [
+        role.model_copy(update={"restarts": role.restarts + (decision.over is None), "last_exit": ending.exit})
+        if role.name == TRAINER
+        else role
+        for role in statuses
+    ]
+
+
+def _requeue_for_late_pods(builder: PlanBuilder, view: JobView, stage: InitializerStage) -> None:
+    """Reconcile again when an object becomes stalled, and repeatedly while it is."""
+    named = view.job.spec.storage.claim or ""
+    for left in stalled(builder.observed.pods, builder.observed.children, builder.now, named).values():
+        builder.requeue_after(left if left > 0 else ASK_SECONDS)
+    late = view.workloads(TRAINER) if not view.pods.get(TRAINER) else []
+    if stage.problem is not None:
+        late += view.workloads(INITIALIZER)
+    for child in late:
+        builder.requeue_after(remaining(child.metadata.creation_timestamp, roles.LATE_SECONDS, builder.now))
+
+
+def _select_objects(
+    builder: PlanBuilder,
+    view: JobView,
+    stage: InitializerStage,
+    trainer_due: bool,
+    withheld: Collection[Ref],
+    blocked: bool,
+) -> None:
+    """Select the desired objects and the deletions. ``withheld``: claims that are neither created nor changed.
+    ``blocked``: no workload is created."""
+    children, foreign = builder.observed.children, builder.observed.foreign
+    again = (stage.remove.kind, stage.remove.metadata.name) if stage.remove is not None else None
+    started = any(ref[0] in WORKLOADS for ref in children)
+    held = scale.drain(builder, view)
+    rendered = set()
+    for role in view.roles:
+        waits = role.desired > 0 and role.kind != INITIALIZER and not stage.done
+        over = role.kind == INITIALIZER and stage.done
+        for each in role.objects:
+            ref = each["kind"], each["metadata"]["name"]
+            rendered.add(ref)
+            if not started and not over and (waits or ref[0] in WORKLOADS) and ref not in children:
+                builder.needed.append(ref)
+            if waits or over:
+                continue
+            if ref == again or ref in withheld:
+                continue  # the old Job is deleted first; the claim of another run is not changed
+            if ref[0] in WORKLOADS and blocked and ref not in children and ref not in foreign:
+                continue  # it would use objects of another owner; a foreign name itself is retried
+            if role.kind == TRAINER and ref[0] == "Job" and not trainer_due:
+                continue
+            if ref[0] == "RLJobScale":
+                each = scale.with_scale_status(view, role, each)
+                if ref not in children:
+                    each = scale.with_replicas(each, view.wanted[role.name])
+            if ref[0] == "PodDisruptionBudget":
+                each = scale.with_room(builder, view, role, each)
+            builder.desired.append(scale.with_replicas(each, held.get(ref[1]) if ref[0] == "Deployment" else None))
+    builder.delete(
+        children[ref]
+        for ref in sorted(children)
+        if ref not in rendered
+        and ref[0] not in KEPT
+        and not (ref[0] == "Deployment" and ref[1] in held)
+        and children[ref].metadata.deletion_timestamp is None
+    )
+    if stage.remove is not None:
+        builder.delete([stage.remove])
