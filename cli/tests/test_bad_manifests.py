@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from core.tests.manifests import MANIFEST
 from core.tests.test_api_properties import SCHEMA, values
+from rljob.api.errors import ManifestError
 from rljob.api.load import loads, validate
-from rljob.api.problems import ManifestError
-from rljob.api.scalars import write_yaml
+from rljob.api.yaml_loader import write_yaml
 from rljob.cli.main import main
 from rljob.local import sweep
 

@@ -6,8 +6,7 @@ import sys
 import pytest
 
 from rljob.api.load import validate
-from rljob.api.paths import in_storage
-from rljob.api.resolve import resolve
+from rljob.api.resolve import in_storage, resolve
 from rljob.local import plan
 from rljob.local.plan import Surroundings
 from rljob.protocol import initializer

@@ -8,15 +8,14 @@ import pytest
 import yaml
 
 from core.tests.crd_cases import BOUNDS, CHANGES, FIELDS, GOOD, ONLY_IN_A_CLUSTER, UNSUPPORTED, Case, changed
-from rljob.api.crd import definitions
-from rljob.api.crd_text import text
+from rljob.api.cel_rules import rules
+from rljob.api.crd import definitions, to_yaml
+from rljob.api.errors import ManifestError
 from rljob.api.immutable import MUTABLE
 from rljob.api.load import validate
 from rljob.api.models import RLJobSpec
-from rljob.api.problems import ManifestError
-from rljob.api.rules import rules
-from rljob.api.scalars import read_yaml
 from rljob.api.structural import structural
+from rljob.api.yaml_loader import read_yaml
 from rljob.manifests.problems import problems as problems_in_a_cluster
 from tools.generate import ROOT, problems
 
@@ -79,7 +78,7 @@ def test_a_file_that_differs_is_told_with_the_command_that_mends_it(tmp_path):
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_a_definition_is_small_enough_and_read_the_same_by_every_reader_of_yaml(name):
     definition = DEFINITIONS[name]
-    written = text(definition)
+    written = to_yaml(definition)
     assert len(json.dumps(definition, separators=(",", ":"))) <= LARGEST
     assert len(written) <= LARGEST
     assert read_yaml(written) == definition

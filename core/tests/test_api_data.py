@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from rljob.api.builtin_rewards import ExactMatch, exact_match
+from rljob.api.errors import ManifestError
 from rljob.api.load import validate
-from rljob.api.paths import with_absolute_paths
-from rljob.api.problems import ManifestError
+from rljob.api.resolve import with_absolute_paths
 from rljob.api.templates import columns_of, fill
 
 

@@ -2,12 +2,13 @@ import json
 
 import pytest
 
+from rljob.api.algorithm import PRESETS
+from rljob.api.errors import ManifestError
 from rljob.api.explain import explain, explain_field, fields, to_data
 from rljob.api.load import load, loads, override, validate
 from rljob.api.models import RLJob
-from rljob.api.problems import ManifestError
-from rljob.api.resolve import PRESETS, resolve
-from rljob.api.scalars import write_yaml
+from rljob.api.resolve import resolve
+from rljob.api.yaml_loader import write_yaml
 
 
 def change(manifest, **values):

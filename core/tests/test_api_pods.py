@@ -2,9 +2,9 @@
 
 import pytest
 
+from rljob.api.errors import ManifestError
 from rljob.api.load import validate
 from rljob.api.pods import main_container
-from rljob.api.problems import ManifestError
 
 TEMPLATE = {
     "metadata": {"labels": {"team": "a"}},

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob.api.scalars import BareWord, YamlError, read_yaml, scalar, write_yaml
+from rljob.api.yaml_loader import BareWord, YamlError, read_yaml, scalar, write_yaml
 
 
 @pytest.mark.parametrize(

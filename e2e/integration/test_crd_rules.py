@@ -10,12 +10,13 @@ import msgspec
 import pytest
 
 from core.tests.crd_cases import BOUNDS, CHANGES, FIELDS, GOOD, UNSUPPORTED, WRITTEN_NULL, Case, changed
+from rljob.api.algorithm import PRESETS
 from rljob.api.crd import definitions
 from rljob.api.explain import to_data
 from rljob.api.immutable import CHANGED, immutability
 from rljob.api.load import override, validate
-from rljob.api.resolve import PRESETS, resolve
-from rljob.api.scalars import write_yaml
+from rljob.api.resolve import resolve
+from rljob.api.yaml_loader import write_yaml
 from rljob.manifests.problems import problems
 from rljob.operator.cache import SeenJob
 from rljob.operator.jobs import read_manifest

@@ -9,7 +9,7 @@ import pytest
 from core.tests.goldens import CONTEXTS, JOB
 from rljob.api.load import load, validate
 from rljob.api.models import RLJob
-from rljob.api.scalars import read_yaml
+from rljob.api.yaml_loader import read_yaml
 from rljob.manifests import ALL_TOKENS, TOKEN_ROLES, render, secret
 from rljob.manifests.context import Context, Object
 from rljob.manifests.text import to_yaml

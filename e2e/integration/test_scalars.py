@@ -8,7 +8,7 @@ import random
 import pytest
 import yaml
 
-from rljob.api.scalars import BareWord, YamlError, read_yaml, scalar
+from rljob.api.yaml_loader import BareWord, YamlError, read_yaml, scalar
 
 _NUMBERS = """
 3e-4 1e3 1E3 1e+3 1e-3 12e03 0e0 -0e0 1e1_0 1_e1 1e0 0.1e1 1.5e300 1.7976931348623157e308 5e-324 1e-400

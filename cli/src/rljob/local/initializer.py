@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rljob.api.models import RLJob
-from rljob.api.paths import in_storage
+from rljob.api.resolve import in_storage
 from rljob.local import plan, processes, sweep
 from rljob.local.directory import RunDirectory
 from rljob.local.errors import Interrupted, RunError

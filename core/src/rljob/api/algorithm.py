@@ -1,8 +1,8 @@
-"""The learning algorithm of a manifest."""
+"""The learning algorithm of a manifest, and the presets that fill it."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -32,3 +32,26 @@ class Algorithm(Model):
     """Optimizer updates per batch; each sees its share of the batch's samples once."""
     group_filter: Literal["none", "nonconstant"] | None = None
     """`nonconstant` rejects and replaces a group whose rewards are all equal (dynamic sampling, arXiv 2503.14476)."""
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "grpo": {
+        "advantage": "group_normalized",
+        "aggregation": "token_mean",
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "ratio": "behavior",
+        "minibatches": 1,
+        "group_filter": "none",
+    },
+    "dr_grpo": {
+        "advantage": "group_centered",
+        "aggregation": "token_sum_constant",
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "ratio": "behavior",
+        "minibatches": 1,
+        "group_filter": "none",
+    },
+}
+"""Preset → fields of `algorithm` it fills. A field the user set wins. dualClip stays null: off."""

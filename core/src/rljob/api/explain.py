@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from rljob.api.algorithm import PRESETS
+from rljob.api.errors import ManifestError
 from rljob.api.models import RLJob
-from rljob.api.problems import ManifestError
-from rljob.api.resolve import PRESETS, resolve
-from rljob.api.scalars import write_yaml
+from rljob.api.resolve import resolve
 from rljob.api.unsupported import NOT_YET
+from rljob.api.yaml_loader import write_yaml
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rljob.api.rules import Rule
+from rljob.api.cel_rules import Rule
 from rljob.api.structural import Schema
 
 MUTABLE = (

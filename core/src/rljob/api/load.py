@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rljob.api.errors import ManifestError, path_text, sentences
 from rljob.api.models import RLJob
-from rljob.api.problems import ManifestError, path_text, sentences
-from rljob.api.scalars import BareWord, YamlError, read_yaml
+from rljob.api.yaml_loader import BareWord, YamlError, read_yaml
 
 _STEP = re.compile(r"\.?([^.\[\]=]+)|\[([^\[\]=]+)\]")
 

@@ -12,14 +12,14 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from rljob.api.algorithm import Algorithm
-from rljob.api.base import Model, Name, Text
-from rljob.api.cluster import Label, Labels, Network, Storage
-from rljob.api.operation import Checkpoints, FailurePolicy, Scheduling, Tracking, WeightSync
+from rljob.api.base import Label, Labels, Model, Name, Text
+from rljob.api.kubernetes import Network, Storage
 from rljob.api.pods import PodTemplate
-from rljob.api.references import problems
 from rljob.api.roles import Coordinator, Environment, Reward, Rollout, Runner, Trainer
+from rljob.api.run_policy import Checkpoints, FailurePolicy, Scheduling, Tracking, WeightSync
 from rljob.api.tasks import Evaluation, Task
 from rljob.api.unsupported import unsupported
+from rljob.api.validation import problems
 
 API_VERSION: Literal["rljob.dev/v1alpha1"] = "rljob.dev/v1alpha1"
 

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
-from rljob.api.base import Model, Name, Text
-from rljob.api.cluster import Accelerator, Collectives, Quantity, Rdma
+from rljob.api.base import Collectives, Model, Name, Quantity, Text, Url
+from rljob.api.kubernetes import Accelerator, Rdma
 from rljob.api.pods import PodTemplate
-
-Url = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+", max_length=4096)]
-"""Address of a service."""
-
 
 OF_PODS = ("sharedMemory", "rdma", "nccl", "hostNetwork")
 """Fields of trainer and pools that, as `template`, say how their pods are made and nothing that a part reads."""

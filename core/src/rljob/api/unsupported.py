@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rljob.api.departures import departures
+from rljob.api.diff import non_defaults
 
 if TYPE_CHECKING:
     from rljob.api.models import RLJobSpec
@@ -38,7 +38,7 @@ NOT_YET: dict[str, tuple[str, ...] | None] = {
 def unsupported(spec: RLJobSpec) -> Iterator[str]:
     """Yield one ``field: sentence`` for each field that is set to what is not supported."""
     for pattern, values in NOT_YET.items():
-        for found in departures(spec, pattern):
+        for found in non_defaults(spec, pattern):
             if values is None or found.value in values:
                 yield f"{found.path}: {sentence(found.value, found.default)}"
     if "policy" in (names := [model.name for model in spec.models]):
@@ -47,7 +47,7 @@ def unsupported(spec: RLJobSpec) -> Iterator[str]:
                 yield f"models[{i}]: a model besides policy ({name}) is not supported yet; remove it"
 
 
-def misspelt(location: Sequence[str | int], value: Any, known: str, default: Any) -> str | None:
+def near_miss(location: Sequence[str | int], value: Any, known: str, default: Any) -> str | None:
     """Return the refusal of a word that is another spelling of a value to come (colocated for Colocated), or None.
 
     Args:

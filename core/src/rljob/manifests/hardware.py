@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rljob.api.cluster import GPUS, Accelerator
+from rljob.api.kubernetes import GPUS, Accelerator
 from rljob.api.roles import Rollout, Trainer
 from rljob.manifests.pods import Volume
 from rljob.manifests.scene import Scene

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rljob.api.cluster import Destination, Peer
+from rljob.api.kubernetes import Destination, Peer
 from rljob.api.pods import PORT
 from rljob.manifests import labels as l
 from rljob.manifests.context import Object, Role

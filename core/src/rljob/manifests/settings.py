@@ -8,9 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, ValidationError
 
-from rljob.api.base import Model
-from rljob.api.cluster import Quantity
-from rljob.api.problems import sentences
+from rljob.api.base import Model, Quantity
+from rljob.api.errors import sentences
 from rljob.manifests.context import PARTS, Cluster
 
 _Word = Annotated[str, StringConstraints(min_length=1, max_length=253)]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import yaml
 
-from rljob.api.scalars import Dumper
+from rljob.api.yaml_loader import Dumper
 from rljob.manifests.context import Object
 
 

@@ -15,7 +15,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from rljob.api.base import Model
-from rljob.api.problems import sentences
+from rljob.api.errors import sentences
 from rljob.kube.access import Access, in_cluster
 from rljob.kube.kubeconfig import from_kubeconfig
 from rljob.manifests.context import Cluster

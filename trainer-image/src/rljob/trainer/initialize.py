@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 
-from rljob.api.paths import in_storage
+from rljob.api.resolve import in_storage
 from rljob.protocol import initializer
 from rljob.protocol.ending import end_on_sigterm
 from rljob.protocol.environment import PartEnvironment, read_environment, search_path

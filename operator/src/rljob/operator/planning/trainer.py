@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from rljob.api.operation import FailurePolicy
+from rljob.api.run_policy import FailurePolicy
 from rljob.api.status import Attempt
 from rljob.manifests.labels import ATTEMPT, ROLE
 from rljob.manifests.names import object_name

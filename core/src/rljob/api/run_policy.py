@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rljob.api.base import Model, Name
-from rljob.api.cluster import Gang, Topology
+from rljob.api.kubernetes import Gang, Topology
 
 
 class Redundancy(Model):

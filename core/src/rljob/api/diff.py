@@ -1,10 +1,13 @@
-"""How two manifests differ: what a run was started with, and what it is asked to go on as."""
+"""Compares manifests: with each other, and with their defaults."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
+
+from pydantic import BaseModel
 
 LONGEST_VALUE = 80
 
@@ -26,7 +29,7 @@ def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, 
         yield path, old, new
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a value as a sentence shows it: JSON, cut when it is long."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
@@ -38,3 +41,30 @@ def _by_name(entries: list[Any]) -> dict[str, Any]:
         return {}
     named = {entry["name"]: entry for entry in entries}
     return named if len(named) == len(entries) else {}
+
+
+@dataclass(frozen=True)
+class NonDefault:
+    """A field that is set to something other than its default; ``path`` as a person writes it: rollouts[0].hosts."""
+
+    path: str
+    value: Any
+    default: Any
+
+
+def non_defaults(model: BaseModel, pattern: str) -> Iterator[NonDefault]:
+    """Yield the fields of ``model`` that match ``pattern`` (``rollouts[*].hosts``) and are not at their default."""
+    head, _, rest = pattern.partition(".")
+    alias = head.removesuffix("[*]")
+    name, field = next((name, field) for name, field in type(model).model_fields.items() if field.alias == alias)
+    value = getattr(model, name)
+    if not rest:
+        default = field.get_default(call_default_factory=True)
+        if value != default:
+            yield NonDefault(alias, value, default)
+        return
+    entries = {f"{alias}[{i}]": entry for i, entry in enumerate(value)} if head.endswith("[*]") else {alias: value}
+    for path, entry in entries.items():
+        if entry is not None:
+            for found in non_defaults(entry, rest):
+                yield NonDefault(f"{path}.{found.path}", found.value, found.default)

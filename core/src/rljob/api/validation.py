@@ -7,14 +7,14 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from rljob.api.builtin_rewards import option_problems
-from rljob.api.cluster import GPUS
 from rljob.api.engine_args import refused
+from rljob.api.kubernetes import GPUS
 from rljob.api.pods import MAIN
 from rljob.api.templates import columns_of
 
 if TYPE_CHECKING:
     from rljob.api.base import Model
-    from rljob.api.cluster import Destination, Peer
+    from rljob.api.kubernetes import Destination, Peer
     from rljob.api.models import RLJobSpec
     from rljob.api.roles import Reward, Rollout, Trainer
     from rljob.api.tasks import Task, TaskData

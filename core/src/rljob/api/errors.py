@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from rljob.api.models import RLJob
-from rljob.api.unsupported import misspelt, on_one_line
+from rljob.api.unsupported import near_miss, on_one_line
 
 KEY = "[key]"
 """What pydantic adds to the path of a key that is wrong."""
@@ -91,7 +91,7 @@ def _instead_of_null(detail: ErrorDetails, root: type[BaseModel]) -> str:
 def _not_yet(detail: ErrorDetails, root: type[BaseModel]) -> str | None:
     model = model_at(detail["loc"][:-1], root)
     defaults = {field.alias: field.default for field in model.model_fields.values()} if model else {}
-    return misspelt(detail["loc"], detail["input"], detail["ctx"]["expected"], defaults.get(str(detail["loc"][-1])))
+    return near_miss(detail["loc"], detail["input"], detail["ctx"]["expected"], defaults.get(str(detail["loc"][-1])))
 
 
 def _unknown(location: Sequence[str | int], root: type[BaseModel]) -> str:

@@ -1,4 +1,4 @@
-"""What fields of a manifest demand of each other, as CEL for the API server: :mod:`rljob.api.references` in its words.
+"""What fields of a manifest demand of each other, as CEL for the API server: :mod:`rljob.api.validation` in its words.
 
 CEL has a budget, estimated from the bounds of lists and texts; what does not fit into it, and what CEL cannot see or
 compute, the operator says in the job's conditions. core/tests/crd_cases.py has one case for every rule of both.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rljob.api.cluster import GPUS
+from rljob.api.kubernetes import GPUS
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from rljob.api.base import Model, Name, Text
-
-Quantity = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?([kMGTPE]i?)?$", max_length=63)]
-"""An amount of bytes as Kubernetes writes it: 10Gi."""
-Label = Annotated[str, StringConstraints(max_length=317)]
-"""Key of a label: a name of 63 characters, and before a slash a domain of 253."""
-Labels = Annotated[dict[Label, Annotated[str, StringConstraints(max_length=63)]], Field(max_length=64)]
-"""Labels that something must have."""
+from rljob.api.base import Label, Labels, Model, Name, Quantity, ResourceName, Text
 
 
 class Storage(Model):
@@ -38,19 +31,6 @@ class Accelerator(Model):
 
 GPUS = "nvidia.com/gpu"
 """Resource of nodes that NVIDIA's device plugin makes of GPUs."""
-Variable = Annotated[str, StringConstraints(pattern=r"^(NCCL|TORCH_NCCL|GLOO|UCX|FI)_[A-Z0-9_]+$", max_length=63)]
-"""Name of an environment variable of NCCL, or of what it works with."""
-Collectives = Annotated[dict[Variable, Text], Field(max_length=64)]
-"""Variables of the libraries that carry tensors between processes."""
-
-
-ResourceName = Annotated[
-    str,
-    StringConstraints(
-        pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$", max_length=253
-    ),
-]
-"""Name of an extended resource of nodes."""
 
 
 class Rdma(Model):
