@@ -7,7 +7,7 @@ from e2e.fields.rows import KUBERNETES, ROWS, Ignored, Refused
 from e2e.test_every_field import changed
 from rljob.api.load import loads
 from rljob.manifests import problems, render
-from rljob.manifests.context import Context
+from rljob.manifests.inputs import Context
 
 OPERATOR = {
     "spec.suspend",
@@ -20,7 +20,7 @@ OPERATOR = {
     "spec.managedBy",
 }
 """Fields that decide what the operator does with the objects, and not what they are."""
-HASHES = ("rljob.dev/role-hash", "rljob.dev/intent")
+HASHES = ("rljob.dev/role-hash", "rljob.dev/rendered-hash")
 
 RENDERED = [path for path, row in ROWS.items() if not isinstance(row, Refused) and path not in KUBERNETES]
 

@@ -10,7 +10,7 @@ from core.tests.goldens import CONTEXTS, JOB
 from rljob.api.load import load, validate
 from rljob.api.models import RLJob
 from rljob.manifests import ALL_TOKENS, TOKEN_ROLES, problems, render, secret, secret_name
-from rljob.manifests.context import Cluster, Context
+from rljob.manifests.inputs import Cluster, Context
 from rljob.manifests.names import NAME_LIMIT, bounded
 
 LONG = "a" + "b-" * 30 + "cd"
@@ -101,7 +101,7 @@ def test_every_object_says_whose_it_is_and_what_it_was_made_of(manifest):
             assert metadata["labels"]["rljob.dev/role"] == role.name
             assert metadata["labels"]["app.kubernetes.io/component"] == role.kind
             assert metadata["annotations"]["rljob.dev/role-hash"] == role.hash
-            assert metadata["annotations"]["rljob.dev/intent"]
+            assert metadata["annotations"]["rljob.dev/rendered-hash"]
             [owner] = metadata["ownerReferences"]
             assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (UID, True, True)
             if "template" in rendered.get("spec", {}):

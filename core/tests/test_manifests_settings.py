@@ -9,8 +9,7 @@ import yaml
 from core.tests.goldens import JOB
 from rljob.api.yaml_loader import write_yaml
 from rljob.manifests import render
-from rljob.manifests.context import Cluster, Context
-from rljob.manifests.settings import Settings, read_cluster
+from rljob.manifests.inputs import Cluster, Context, Settings, read_cluster
 
 SET = {
     "images": {"runner": "registry/runner:2"},

@@ -11,7 +11,7 @@ from typing import Any
 
 from rljob.api.models import RLJob
 from rljob.manifests import problems, render
-from rljob.manifests.context import Context
+from rljob.manifests.inputs import Context
 
 WORLD = Path(__file__).parents[2] / "operator" / "tests" / "world.py"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from e2e.integration.operators import Object, job
 from e2e.integration.scene import SECONDS
-from rljob.manifests.context import Cluster
+from rljob.manifests.inputs import Cluster
 from tools.cluster.client import API, VERSIONS
 from tools.cluster.controlplane import ControlPlane
 

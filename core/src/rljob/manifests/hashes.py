@@ -2,7 +2,7 @@
 
 A role's hash is over the manifest's fields that its pods depend on, as the user wrote them (defaults left out, presets
 not expanded): so neither a newer operator nor another image or setting of the cluster changes it, and a job that runs
-is left alone by both. The intent hash is over one object as it was rendered.
+is left alone by both. The rendered hash is over one object as it was rendered.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def digest(*values: Any) -> str:
     return whole.hexdigest()
 
 
-def intent(rendered: Mapping[str, Any]) -> str:
+def rendered_hash(rendered: Mapping[str, Any]) -> str:
     """Return the hash of an object before it is annotated, its replicas left out."""
     spec = rendered.get("spec")
     if isinstance(spec, dict) and "replicas" in spec:

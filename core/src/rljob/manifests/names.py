@@ -1,4 +1,6 @@
-"""Names of a job's objects: they follow from the job alone, so that whoever makes one twice makes the same one."""
+"""Names, labels and annotations of a job's objects and pods. They follow from the job alone, so that creating an object
+twice creates the same one.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,20 @@ LABEL_LIMIT = 63
 NAME_LIMIT = 52
 """Characters of an object's name: what StatefulSets and Indexed Jobs append for their pods must fit into a label."""
 _HASH_BYTES = 4
+JOB = "rljob.dev/job"
+ROLE = "rljob.dev/role"
+ATTEMPT = "rljob.dev/attempt"
+"""Of the trainer's pods."""
+TIER = "rljob.dev/tier"
+"""Of the pods of trainer and pools: ``gang`` or ``elastic``. The two Deployments of a pool select by it besides, as
+two that select the same pods would adopt each other's."""
+ROLE_HASH = "rljob.dev/role-hash"
+"""Annotation: hash of the manifest's fields that the role's pods depend on."""
+RENDERED_HASH = "rljob.dev/rendered-hash"
+"""Annotation: hash of the object as it was rendered."""
+SPEC_HASH = "rljob.dev/spec-hash"
+"""Annotation of a claim: hash of the fields that cannot change in a job's life. A retained claim is taken over by a
+later job of the same name only if they are equal."""
 
 
 def bounded(name: str, limit: int = NAME_LIMIT) -> str:
@@ -42,3 +58,26 @@ def claim_name(job: str, given: str | None = None) -> str:
 def dns_name(host: str, namespace: str, domain: str) -> str:
     """Return the name under which the whole cluster finds a service, or a pod of a headless one."""
     return f"{host}.{namespace}.svc.{domain}"
+
+
+def labels(job: str, kind: str, role: str) -> dict[str, str]:
+    """Return the labels of every object and pod of a role."""
+    return {
+        "app.kubernetes.io/name": "rljob",
+        "app.kubernetes.io/instance": job,
+        "app.kubernetes.io/component": kind,
+        "app.kubernetes.io/part-of": "rljob",
+        "app.kubernetes.io/managed-by": "rljob-operator",
+        JOB: job,
+        ROLE: role,
+    }
+
+
+def selector(job: str, role: str = "") -> dict[str, str]:
+    """Return the labels that the pods of a role have, or those of all roles."""
+    return {JOB: job, ROLE: role} if role else {JOB: job}
+
+
+def selector_text(job: str, role: str) -> str:
+    """Return :func:`selector` as text, for the ``scale`` subresource."""
+    return ",".join(f"{key}={value}" for key, value in selector(job, role).items())

@@ -7,7 +7,7 @@ from typing import Any
 
 from rljob.api.models import RLJob
 from rljob.api.pods import MAIN, main_container
-from rljob.manifests.gang import ELASTIC
+from rljob.manifests.resources import ELASTIC
 
 
 def problems(job: RLJob) -> list[str]:

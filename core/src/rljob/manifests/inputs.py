@@ -1,16 +1,62 @@
-"""A cluster's settings as a file has them: the chart writes it for the operator, a person for `rljob render`."""
+"""Inputs of rendering besides the job: the cluster's settings, and the moment in the job's life.
+
+The settings are the chart's values, which the operator reads from a file; for `rljob render` a user writes the file.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, StringConstraints, ValidationError
 
 from rljob.api.base import Model, Quantity
 from rljob.api.errors import sentences
-from rljob.manifests.context import PARTS, Cluster
+
+Object: TypeAlias = dict[str, Any]
+"""A Kubernetes object as JSON."""
+
+PARTS = ("coordinator", "runner", "trainer", "rollout", "rewards")
+"""Images; the initializer runs in the trainer's."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Settings of the cluster: the chart's values, which the operator reads from a file."""
+
+    images: Mapping[str, str] = field(default_factory=lambda: {part: f"rljob-{part}" for part in PARTS})
+    """Part → image."""
+    image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = ""
+    image_pull_secrets: tuple[str, ...] = ()
+    domain: str = "cluster.local"
+    """Domain of the cluster's names."""
+    storage_class: str = ""
+    """Of claims; the cluster's default when empty."""
+    storage_size: str = "10Gi"
+    """Of claims of jobs that say none."""
+    access_modes: tuple[str, ...] = ("ReadWriteMany",)
+    """Of claims: pods on several nodes share a job's storage."""
+    accelerator: Literal["nvidia", "cpu"] = "nvidia"
+    """What `accelerator: {kind: auto}` stands for."""
+    gang: Literal["none"] = "none"
+    """Provider of jobs that name none."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where and when a job is rendered."""
+
+    cluster: Cluster = Cluster()
+    namespace: str = "default"
+    uid: str = ""
+    """Of the RLJob: owner of what is made; no owner references when empty (`rljob render`)."""
+    attempt: int = 1
+    """Of the trainer."""
+    replicas: Mapping[str, int] = field(default_factory=dict)
+    """Role → pods, between its min and max; min where nothing is said."""
+
 
 _Word = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 AccessMode = Literal["ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod"]
@@ -28,7 +74,7 @@ class Images(Model):
 
 
 class Settings(Model):
-    """The fields of :class:`~rljob.manifests.context.Cluster`, all of them optional."""
+    """The fields of :class:`~rljob.manifests.inputs.Cluster`, all of them optional."""
 
     images: Images = Images()
     image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = _Defaults.image_pull_policy

@@ -1,8 +1,9 @@
-"""What pods of the trainer and of engines ask for besides what every pod has: accelerators, the memory that their
-processes share, and the network between them.
+"""What pods of the trainer and of engines request besides what every pod has: accelerators, shared memory, network
+adapters, and a place near the gang.
 
-Pods stay restricted. CAP_IPC_LOCK, which guides to RDMA add, has no effect for processes that are not root's: how much
-memory they may lock is the limit of the container runtime.
+The gang is the trainer and the minimum of engines of each pool: none of them is of use without the others.
+Pods stay restricted. CAP_IPC_LOCK, which guides to RDMA add, has no effect for processes that do not run as root: the
+limit of the container runtime decides how much memory they may lock.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ from typing import Any
 
 from rljob.api.kubernetes import GPUS, Accelerator
 from rljob.api.roles import Rollout, Trainer
+from rljob.manifests import names
 from rljob.manifests.pods import Volume
-from rljob.manifests.scene import Scene
+from rljob.manifests.render_context import RenderContext
 
 REQUESTS = {"cpu": "250m", "memory": "1Gi"}
 """The least that any model needs. Pods that ask for nothing are the first to go when a node runs short of memory."""
 LOST_NODE_SECONDS = 30
 """A pod of what is cheap to replace goes so soon after its node is lost (Kubernetes' default is five minutes)."""
+GANG = "gang"
+ELASTIC = "elastic"
 
 
 @dataclass(frozen=True)
-class Hardware:
+class Resources:
     """Of a pod: resources and variables of its main container, volumes, taints it bears, fields of its spec."""
 
     resources: Mapping[str, Any] = field(default_factory=dict)
@@ -33,12 +37,12 @@ class Hardware:
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
-def hardware(scene: Scene, role: Trainer | Rollout, devices: int) -> Hardware:
+def resources(ctx: RenderContext, role: Trainer | Rollout, devices: int) -> Resources:
     """Return what a pod of a role with ``devices`` accelerators asks for."""
-    limits, hidden, taints = _accelerators(scene, role.accelerator, devices)
+    limits, hidden, taints = _accelerators(ctx, role.accelerator, devices)
     if role.rdma is not None:
         limits[role.rdma.resource] = str(role.rdma.count)
-    return Hardware(
+    return Resources(
         resources={"requests": dict(REQUESTS)} | ({"limits": limits} if limits else {}),
         variables={**hidden, **role.nccl},
         volumes=[_shared_memory(role.shared_memory)],
@@ -62,10 +66,10 @@ def lost_node() -> list[dict[str, Any]]:
 
 
 def _accelerators(
-    scene: Scene, wanted: Accelerator, devices: int
+    ctx: RenderContext, wanted: Accelerator, devices: int
 ) -> tuple[dict[str, str], dict[str, str], list[dict[str, Any]]]:
     """Return limits, variables and tolerations; no limits where the role computes on the processor."""
-    kind = scene.cluster.accelerator if wanted.kind == "auto" else wanted.kind
+    kind = ctx.cluster.accelerator if wanted.kind == "auto" else wanted.kind
     if kind == "cpu":
         # Where NVIDIA's runtime is the default, images made for GPUs see all of a node's unless told not to.
         return {}, {"NVIDIA_VISIBLE_DEVICES": "void"}, []
@@ -76,3 +80,26 @@ def _shared_memory(bound: str | None) -> Volume:
     """Return the memory that the processes of a pod share."""
     source = {"medium": "Memory"} | ({"sizeLimit": bound} if bound else {})
     return {"name": "shm", "emptyDir": source}, "/dev/shm"
+
+
+def tier(which: str) -> dict[str, str]:
+    """Return the label that tells the gang's pods from elastic ones."""
+    return {names.TIER: which}
+
+
+def near_the_gang(ctx: RenderContext, which: str) -> dict[str, Any]:
+    """Return the fields of a PodSpec that place the gang's pods as scheduling.topology says.
+
+    The gang's pods must be near one another, elastic ones should be: they are no reason to place the gang elsewhere.
+    """
+    topology = ctx.job.spec.scheduling.topology
+    if topology is None:
+        return {}
+    term = {
+        "labelSelector": {"matchLabels": names.selector(ctx.job.metadata.name) | tier(GANG)},
+        "topologyKey": topology.key,
+    }
+    if which == GANG:
+        return {"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}}
+    preferred = {"weight": 100, "podAffinityTerm": term}
+    return {"affinity": {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preferred]}}}
