@@ -39,7 +39,7 @@ from rljob.api.resolve import resolve
 from rljob.local import plan, processes
 from rljob.local.plan import Surroundings
 from rljob.protocol import messages as m
-from rljob.protocol.link import Link
+from rljob.protocol.coordinator_link import CoordinatorLink
 from rljob.protocol.status import decode_status
 from rljob.scheduling.seeds import derive
 from rljob.trainer.example_model import train_tokenizer
@@ -127,7 +127,7 @@ class IdleTrainer:
         self._weights = [(name, tensor.detach().clone()) for name, tensor in model.named_parameters()]
         self._sender = WeightSender("127.0.0.1", sync.bucket_bytes, sync.timeout_seconds, "gloo")
         self._step, self._incarnation = 0, 0
-        self._link = Link(url, "trainer", token, m.ToTrainer, self._register)
+        self._link = CoordinatorLink(url, "trainer", token, m.ToTrainer, self._register)
 
     def _register(self) -> list[Any]:
         return [m.RegisterTrainer("idle", self._incarnation, self._step)]

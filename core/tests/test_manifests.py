@@ -160,7 +160,15 @@ def test_no_command_holds_a_port_a_path_or_an_address(context):
     assert words == {
         *("python", "-m", "--"),
         *(f"rljob.{part}.main" for part in ("coordinator", "runner", "rollout", "rewards")),
-        *("rljob.trainer.launch", "2", "rljob.trainer.initialize", "rljob.protocol.probe", "moves", "90", "serves"),
+        *(
+            "rljob.trainer.launch",
+            "2",
+            "rljob.trainer.initialize",
+            "rljob.protocol.health_probe",
+            "alive",
+            "90",
+            "ready",
+        ),
         *("rljob-example-model", "job://model"),  # the user's
     }
 
@@ -379,9 +387,9 @@ def test_a_trainer_that_is_not_to_be_disrupted_has_a_budget_of_all_its_pods(mani
 @pytest.mark.parametrize("role", ["trainer", "rollout-main", "runner"])
 def test_a_part_that_nobody_dials_says_itself_whether_it_serves(manifest, role):
     main = main_of(roles(manifest)[role])
-    look = ["python", "-m", "rljob.protocol.probe"]
-    assert main["readinessProbe"]["exec"]["command"] == [*look, "serves"]
-    assert main["livenessProbe"]["exec"]["command"] == [*look, "moves", "60"]
+    look = ["python", "-m", "rljob.protocol.health_probe"]
+    assert main["readinessProbe"]["exec"]["command"] == [*look, "ready"]
+    assert main["livenessProbe"]["exec"]["command"] == [*look, "alive", "60"]
     assert "startupProbe" not in main  # before the first beat nothing is killed
 
 

@@ -38,7 +38,7 @@ from rljob.api.explain import to_data
 from rljob.api.models import RLJob
 from rljob.local.errors import RunError
 from rljob.local.honours import IDENTITY
-from rljob.protocol.initializer import mark_unused
+from rljob.protocol.initializer_stamp import mark_unused
 from rljob.protocol.status import RunStatus, decode_status
 
 MANIFEST = "job.json"

@@ -10,7 +10,7 @@ from rljob.local import plan, processes, sweep
 from rljob.local.directory import RunDirectory
 from rljob.local.errors import Interrupted, RunError
 from rljob.local.processes import Command, Interrupt
-from rljob.protocol import initializer as stamps
+from rljob.protocol import initializer_stamp as stamps
 
 NAME = plan.INITIALIZER
 

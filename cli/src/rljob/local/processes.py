@@ -17,7 +17,7 @@ from typing import Any
 
 from rljob.local import sweep
 from rljob.protocol.environment import search_path
-from rljob.protocol.probe import HEARTBEAT
+from rljob.protocol.health_probe import HEARTBEAT
 
 GRACE_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1

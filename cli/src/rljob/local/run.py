@@ -28,7 +28,7 @@ from rljob.local.summary import checkpoint_line, draw_plot, summary
 from rljob.local.supervisor import CONFIGURATION_ERROR, Backoff, Supervisor
 from rljob.local.suspension import ask_to_suspend
 from rljob.local.view import PartView, View
-from rljob.protocol.initializer import mark_used
+from rljob.protocol.initializer_stamp import mark_used
 from rljob.protocol.status import RunStatus, decode_status
 
 POLL_SECONDS = 0.5

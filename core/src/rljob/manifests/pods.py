@@ -225,13 +225,13 @@ def file_probes(hang_seconds: float) -> dict[str, Any]:
     Of liveness the third failure in a row counts: a clock that is put forward makes every heartbeat old until the next
     beat, and a look that a busy node cannot start in time counts as one that failed.
     """
-    look = ["python", "-m", "rljob.protocol.probe"]
+    look = ["python", "-m", "rljob.protocol.health_probe"]
     often = {"periodSeconds": PROBE_PERIOD_SECONDS, "timeoutSeconds": EXEC_PROBE_TIMEOUT_SECONDS}
-    moves = {"exec": {"command": [*look, "moves", f"{hang_seconds:g}"]}}
-    serves = {"exec": {"command": [*look, "serves"]}}
+    alive = {"exec": {"command": [*look, "alive", f"{hang_seconds:g}"]}}
+    ready = {"exec": {"command": [*look, "ready"]}}
     return {
-        "livenessProbe": {**moves, **often, "failureThreshold": LIVENESS_FAILURES},
-        "readinessProbe": {**serves, **often, "failureThreshold": 1},
+        "livenessProbe": {**alive, **often, "failureThreshold": LIVENESS_FAILURES},
+        "readinessProbe": {**ready, **often, "failureThreshold": 1},
     }
 
 

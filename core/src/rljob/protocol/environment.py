@@ -11,7 +11,7 @@ import msgspec
 
 from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
-from rljob.protocol.addresses import host_and_port
+from rljob.protocol.startup import host_and_port
 
 
 @dataclass(frozen=True)

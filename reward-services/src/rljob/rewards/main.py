@@ -18,7 +18,7 @@ def main() -> None:
     """Serve the builtin reward called RLJOB_NAME; exit code 2 when there is none or its surroundings are not right."""
     if sys.argv[1:] == ["--check"]:
         sys.exit(_check())
-    from rljob.protocol.ending import end_on_sigterm
+    from rljob.protocol.startup import end_on_sigterm
 
     end_on_sigterm()
     from rljob.protocol.environment import read_environment
@@ -39,8 +39,8 @@ def _check() -> int:
 
     All but reasoning_gym: its datasets take seconds, and the runner's check makes the same ones.
     """
-    from rljob.protocol.checking import report
     from rljob.protocol.environment import read_environment
+    from rljob.protocol.startup import report_problems
 
     os.environ.setdefault("RLJOB_STORAGE", os.devnull)  # nothing in it is needed
 
@@ -53,7 +53,7 @@ def _check() -> int:
                 except ValueError as error:
                     yield f"spec.rewards[{i}]: {error}"
 
-    return report(find)
+    return report_problems(find)
 
 
 def make_builtin(settings: Settings, job: RLJob) -> Reward:

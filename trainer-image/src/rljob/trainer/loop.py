@@ -17,7 +17,8 @@ import torch
 
 from rljob.api.models import RLJob
 from rljob.protocol.environment import PartEnvironment
-from rljob.protocol.initializer import mark_used
+from rljob.protocol.health_probe import say_ready
+from rljob.protocol.initializer_stamp import mark_used
 from rljob.protocol.messages import (
     Checkpoint,
     Checkpointed,
@@ -33,7 +34,6 @@ from rljob.protocol.messages import (
     encode_frame,
     frame_decoder,
 )
-from rljob.protocol.probe import say_ready
 from rljob.trainer.batch import Row
 from rljob.trainer.checkpoint import OPTIMIZER, Checkpoints, OptimizerState, TrainerState, read_configuration
 from rljob.trainer.errors import ModelError, NoRoomError, SupersededError, UnrecoverableError

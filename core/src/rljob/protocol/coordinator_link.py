@@ -31,7 +31,7 @@ class RefusedError(Exception):
     """The coordinator refuses this part for good."""
 
 
-class Link:
+class CoordinatorLink:
     """The connection of one part.
 
     Args:

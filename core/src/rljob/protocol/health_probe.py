@@ -1,8 +1,8 @@
 """What a cluster's probes ask of a part that serves nobody, by the files it touches. Started again and again, so it
 imports next to nothing:
 
-    python -m rljob.protocol.probe moves SECONDS     whether its event loop has run within so long
-    python -m rljob.protocol.probe serves            whether it does what it is there for
+    python -m rljob.protocol.health_probe alive SECONDS     whether its event loop has run within so long
+    python -m rljob.protocol.health_probe ready            whether it does what it is there for
 
 Files outlive a container that is started anew in its pod: those of the container before say nothing.
 """
@@ -33,7 +33,7 @@ def say_ready(ready: bool) -> None:
         sys.stderr.write(f"{path} cannot be written: {error}\n")
 
 
-def moves(beat: float, started: float, now: float, patience: float) -> bool:
+def is_alive(beat: float, started: float, now: float, patience: float) -> bool:
     """Whether a part is to be taken for alive.
 
     Args:
@@ -45,7 +45,7 @@ def moves(beat: float, started: float, now: float, patience: float) -> bool:
     return beat <= started or now - beat <= patience
 
 
-def serves(said: float, started: float) -> bool:
+def is_ready(said: float, started: float) -> bool:
     """Whether a part serves that said so at ``said`` (0: it does not say so) and began at ``started``."""
     return said > started
 
@@ -78,15 +78,15 @@ def _node_started() -> float:
 def main() -> None:
     """Answer by the exit code: 0 yes, 1 no, with a sentence."""
     match sys.argv[1:]:
-        case ["moves", patience]:
+        case ["alive", patience]:
             beat = _last_beat()
-            if not moves(beat, _node_started() + _first_process_started(), time.time(), float(patience)):
+            if not is_alive(beat, _node_started() + _first_process_started(), time.time(), float(patience)):
                 sys.exit(f"the part has not moved for {time.time() - beat:.0f} s")
-        case ["serves"]:
-            if not serves(_said_ready(), _first_process_started()):
+        case ["ready"]:
+            if not is_ready(_said_ready(), _first_process_started()):
                 sys.exit("the part is being started, or is about to end")
         case _:
-            sys.exit("usage: python -m rljob.protocol.probe moves SECONDS | serves")
+            sys.exit("usage: python -m rljob.protocol.health_probe alive SECONDS | ready")
 
 
 if __name__ == "__main__":
