@@ -28,7 +28,7 @@ TEXTS = {
     "two documents": ("kind: RLJob\n---\nkind: RLJob\n", "a second document begins; keep one RLJob in a file"),
     "a key that is no text": ("1: a\n", "the key '1' is not text; put it in quotes"),
     "a tag": ("kind: !!python/object:os.system x\n", "the tag .* has no meaning in a manifest; remove it"),
-    "infinity": ("spec: {seed: .inf}\n", "a value is infinite or not a number"),
+    "infinity": ("spec: {seed: .inf}\n", "line 1, column 14: '.inf' is infinite or not a number"),
     "another kind of object": (
         "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {}\n",
         "apiVersion: must be 'rljob.dev/v1alpha1', not 'v1'",
@@ -50,7 +50,11 @@ SETTINGS = {
     "a list for a mapping": ("spec.training=[1]", "spec.training: must be a mapping, not a list"),
     "a mapping for a list": ("spec.tasks={a: 1}", "spec.tasks: must be a list, not a mapping"),
     "null for something needed": ("spec.training=null", "spec.training: must be a mapping, not null"),
-    "a word for true": ("spec.tracking.tensorboard=yes", "spec.tracking.tensorboard: must be true or false, not 'yes'"),
+    "a word for true": ("spec.tracking.tensorboard=yes", "spec.tracking.tensorboard=yes: .* write true"),
+    "text for true": (
+        "spec.tracking.tensorboard='yes'",
+        "spec.tracking.tensorboard: must be true or false, not 'yes'",
+    ),
     "no task": ("spec.tasks=[]", "spec.tasks: must have at least 1 entry, not 0"),
     "no model called policy": ("spec.models[policy].name=base", "spec.models: none is called 'policy'; name the model"),
     "a name in capitals": (

@@ -355,7 +355,7 @@ FIELDS = [
     ),
     Case(
         "rljob's own variables",
-        ("spec.trainer.template={spec: {containers: [{name: main, env: [{name: RLJOB_X, value: y}]}]}}",),
+        ("spec.trainer.template={spec: {containers: [{name: main, env: [{name: RLJOB_X, value: a}]}]}}",),
         "variables that begin with RLJOB_ are rljob's own; remove it",
         "",
         BUDGET,

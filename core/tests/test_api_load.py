@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 
@@ -169,14 +170,11 @@ def test_two_entries_of_one_name_are_refused(manifest):
     assert problems(manifest) == ["spec.tasks[1].name: 'sums' is used twice; give every entry its own name"]
 
 
-def test_a_bare_yes_is_refused_only_where_any_value_is_allowed(manifest):
+def test_a_bare_yes_is_refused_with_its_line(manifest):
     text = write_yaml(manifest)
-    (found,) = _refused(text.replace("dataset: chain_sum", "dataset: chain_sum\n        config: {allow: [yes]}"))
-    assert found == (
-        "spec.tasks[0].data.reasoningGym.config.allow[0]: a bare yes is true to kubectl; "
-        'write true, or "yes" if you mean text'
-    )
-    assert loads(text.replace("name: sums\nspec", "name: on\nspec")).metadata.name == "on"
+    (found,) = _refused(text.replace("name: sums\nspec", "name: on\nspec"))
+    assert re.match(r"line 4, column 9: 'on' is .*put it in quotes", found)
+    assert loads(text.replace("name: sums\nspec", "name: 'on'\nspec")).metadata.name == "on"
 
 
 def _refused(text):

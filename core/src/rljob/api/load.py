@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from rljob.api.errors import ManifestError, path_text, sentences
+from rljob.api.errors import ManifestError, sentences
 from rljob.api.models import RLJob
-from rljob.api.yaml_loader import BareWord, YamlError, read_yaml
+from rljob.api.yaml_loader import YamlError, read_yaml
 
 _STEP = re.compile(r"\.?([^.\[\]=]+)|\[([^\[\]=]+)\]")
 
@@ -65,38 +65,12 @@ def validate(data: dict[str, Any], source: str = "") -> RLJob:
     except ValidationError as error:
         raise ManifestError(sentences(error), source) from None
     missing = [f"{name}: required; add {name}: {value}" for name, value in _HEADER.items() if name not in data]
-    problems = missing + list(_ambiguous_words(data))
-    if problems:
-        raise ManifestError(problems, source)
+    if missing:
+        raise ManifestError(missing, source)
     return job
 
 
 _HEADER = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob"}
-
-
-def _ambiguous_words(data: dict[str, Any]) -> Iterable[str]:
-    """Yield a sentence for each bare on/yes/no… where any value is allowed: there no type says what is meant."""
-    for location, free in _free_mappings(data["spec"]):
-        pending: list[tuple[tuple[str | int, ...], Any]] = [(("spec", *location), free)]
-        while pending:
-            place, value = pending.pop()
-            if isinstance(value, dict):
-                pending.extend(((*place, key), inner) for key, inner in value.items())
-            elif isinstance(value, list):
-                pending.extend(((*place, j), inner) for j, inner in enumerate(value))
-            elif isinstance(value, BareWord):
-                truth = "true" if value.lower() in ("y", "yes", "on") else "false"
-                where = path_text(place)
-                yield f'{where}: a bare {value} is {truth} to kubectl; write {truth}, or "{value}" if you mean text'
-
-
-def _free_mappings(spec: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """Yield location and value of every mapping of a valid manifest that may hold any value."""
-    for i, task in enumerate(spec["tasks"]):
-        config = (task["data"].get("reasoningGym") or {}).get("config")
-        yield ("tasks", i, "data", "reasoningGym", "config"), config
-    for i, reward in enumerate(spec["rewards"]):
-        yield ("rewards", i, "config"), reward.get("config")
 
 
 def override(data: dict[str, Any], entry: str) -> None:
