@@ -1,4 +1,4 @@
-"""What every part of the manifest is made of."""
+"""Types that all models of the manifest share: names, text, quantities, labels, and the base model."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ Name = Annotated[
     str,
     StringConstraints(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=63),
 ]
-"""A name as Kubernetes allows it for a label: lower-case letters, digits and dashes."""
+"""A name that is also valid as a Kubernetes label value: lower-case letters, digits and dashes."""
 
 Text = Annotated[str, StringConstraints(max_length=4096)]
 Quantity = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?([kMGTPE]i?)?$", max_length=63)]
-"""An amount of bytes as Kubernetes writes it: 10Gi."""
+"""Bytes as a Kubernetes quantity: 10Gi."""
 Label = Annotated[str, StringConstraints(max_length=317)]
-"""Key of a label: a name of 63 characters, and before a slash a domain of 253."""
+"""Label key: a name of at most 63 characters, optionally after a domain of at most 253 and a slash."""
 Labels = Annotated[dict[Label, Annotated[str, StringConstraints(max_length=63)]], Field(max_length=64)]
-"""Labels that something must have."""
+"""Labels to match or to set."""
 Variable = Annotated[str, StringConstraints(pattern=r"^(NCCL|TORCH_NCCL|GLOO|UCX|FI)_[A-Z0-9_]+$", max_length=63)]
-"""Name of an environment variable of NCCL, or of what it works with."""
+"""Name of an environment variable of NCCL or of a library below it."""
 Collectives = Annotated[dict[Variable, Text], Field(max_length=64)]
-"""Variables of the libraries that carry tensors between processes."""
+"""Environment variables of the libraries that transfer tensors between processes."""
 ResourceName = Annotated[
     str,
     StringConstraints(
         pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$", max_length=253
     ),
 ]
-"""Name of an extended resource of nodes."""
+"""Name of an extended resource of a node."""
 Url = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+", max_length=4096)]
 """Address of a service."""
 
 
 class Model(BaseModel):
-    """Base of every part of the manifest."""
+    """Base class of the manifest's models: camelCase aliases, unknown fields refused."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,

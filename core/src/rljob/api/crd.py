@@ -33,7 +33,7 @@ def rljob() -> dict[str, Any]:
     """Return the CustomResourceDefinition of RLJob."""
     spec = _schema_of(RLJobSpec, defaults=True)
     _at(spec, "evaluation.tasks")["x-kubernetes-list-type"] = "set"
-    _say_what_is_supported(spec, "spec", fields())
+    _add_descriptions(spec, "spec", fields())
     schema = _object(str(RLJob.__doc__), spec, _schema_of(RLJobStatus, defaults=False))
     schema["required"] = ["metadata", "spec"]
     name = _schema_of(Metadata, defaults=False)["properties"]["name"]
@@ -45,14 +45,14 @@ def rljob() -> dict[str, Any]:
 
 
 def rljobscale() -> dict[str, Any]:
-    """Return the CustomResourceDefinition of RLJobScale: how many copies of one role of a job are wanted."""
+    """Return the CustomResourceDefinition of RLJobScale: the desired replicas of one role of a job."""
     count = {"type": "integer", "format": "int32", "minimum": 0}
     spec = {
-        "description": "What is wanted.",
+        "description": "Desired state.",
         "type": "object",
         "properties": {
             "job": {
-                "description": "Name of the RLJob that the role belongs to.",
+                "description": "Name of the RLJob of the role.",
                 "type": "string",
                 "maxLength": 63,
             },
@@ -63,18 +63,18 @@ def rljobscale() -> dict[str, Any]:
             },
             "replicas": count
             | {
-                "description": "Copies wanted: what kubectl scale and autoscalers write. The operator keeps it between "
-                "min and max of the role's replicas; min when left out.",
+                "description": "Desired replicas, written by kubectl scale and autoscalers. The operator keeps it "
+                "between min and max of the role's replicas. Default: min.",
             },
         },
     }
     status = {
-        "description": "What there is. Written by the operator.",
+        "description": "Observed state. Written by the operator.",
         "type": "object",
         "properties": {
-            "replicas": count | {"description": "Pods of the role there are."},
+            "replicas": count | {"description": "Pods of the role."},
             "selector": {
-                "description": "Label selector of the role's pods, which autoscalers read.",
+                "description": "Label selector of the role's pods, for autoscalers.",
                 "type": "string",
                 "maxLength": 4096,
             },
@@ -86,13 +86,13 @@ def rljobscale() -> dict[str, Any]:
         "statusReplicasPath": ".status.replicas",
         "labelSelectorPath": ".status.selector",
     }
-    described = "Copies of one role of an RLJob: the one place that kubectl scale and autoscalers write."
+    described = "Replicas of one role of an RLJob, written by kubectl scale and autoscalers."
     schema = _object(described, _deep_ordered(spec), _deep_ordered(status))
     return _definition(names, schema, SCALE_COLUMNS, {"status": {}, "scale": scale})
 
 
 def add(schema: Schema, rule: Rule) -> None:
-    """Add ``rule`` to the schema at its place, in place."""
+    """Add ``rule`` to the schema at its path; the schema is changed."""
     at = _at(schema, rule.at)
     said = {"rule": rule.rule, "message": rule.message}
     said |= {"fieldPath": rule.field} if rule.field else {}
@@ -107,23 +107,27 @@ def _column(name: str, path: str, kind: str = "string", wide: bool = False, desc
 
 _READY = '.status.conditions[?(@.type=="Ready")]'
 COLUMNS = [
-    _column("Ready", f"{_READY}.reason", description="Running, or what keeps the job from it."),
-    _column("Step", ".status.run.progress.step", "integer", description="Batches applied."),
-    _column("Progress", ".status.run.progress.text", description="Of how many."),
-    _column("Trainer", ".status.ready.trainer", description="Ready of desired pods of the trainer."),
-    _column("Rollout", ".status.ready.rollout", description="Ready of desired pods of all pools."),
-    _column("Reward", ".status.ready.reward", description="Ready of desired pods of all reward services."),
-    _column("Staleness", ".status.run.staleness", description="Mean and most of the last batch, in policy versions."),
+    _column("Ready", f"{_READY}.reason", description="Running, or why the job is not."),
+    _column("Step", ".status.run.progress.step", "integer", description="Applied batches."),
+    _column("Progress", ".status.run.progress.text", description="Steps applied of all steps."),
+    _column("Trainer", ".status.ready.trainer", description="Ready/desired pods of the trainer."),
+    _column("Rollout", ".status.ready.rollout", description="Ready/desired pods of all pools."),
+    _column("Reward", ".status.ready.reward", description="Ready/desired pods of all reward services."),
+    _column("Staleness", ".status.run.staleness", description="Mean/maximum of the last batch, in policy versions."),
     _column("Age", ".metadata.creationTimestamp", "date"),
-    _column("Run", ".status.run.state", wide=True, description="What the coordinator says."),
+    _column("Run", ".status.run.state", wide=True, description="State of the run, written by the coordinator."),
     _column(
-        "Tokens/s", '.status.run.metrics[?(@.name=="tokens_per_second")].value', "integer", True, "Sampled of late."
+        "Tokens/s",
+        '.status.run.metrics[?(@.name=="tokens_per_second")].value',
+        "integer",
+        True,
+        "Tokens sampled per second.",
     ),
     _column("Mean reward", '.status.run.metrics[?(@.name=="reward_mean")].value', "number", True, "Of the last batch."),
     _column("Checkpoint", ".status.run.lastCheckpoint.step", "integer", True, "Step of the newest durable one."),
-    _column("Attempt", ".status.trainer.number", "integer", True, "Of the trainer: restarted as often, less one."),
-    _column("Restarts", ".status.ready.restarts", wide=True, description="Which roles died how often."),
-    _column("Message", f"{_READY}.message", wide=True, description="What to do, where something can be done."),
+    _column("Attempt", ".status.trainer.number", "integer", True, "Attempt of the trainer, counted from 1."),
+    _column("Restarts", ".status.ready.restarts", wide=True, description="Failures by role."),
+    _column("Message", f"{_READY}.message", wide=True, description="Explanation, with a remedy if there is one."),
 ]
 SCALE_COLUMNS = [
     _column("Job", ".spec.job"),
@@ -151,7 +155,7 @@ def _definition(
         "kind": "CustomResourceDefinition",
         "metadata": {
             "name": f"{names['plural']}.{GROUP}",
-            # An uninstalled chart that took its definition along would delete every job.
+            # Uninstalling the chart must not delete the definition, which would delete every job.
             "annotations": {"helm.sh/resource-policy": "keep"},
         },
         "spec": {"group": GROUP, "scope": "Namespaced", "names": names, "versions": [version]},
@@ -174,12 +178,12 @@ def _object(description: str, spec: Schema, status: Schema) -> Schema:
     }
 
 
-def _say_what_is_supported(schema: Schema, path: str, docs: dict[str, FieldDoc]) -> None:
-    """Give every field the words of `rljob explain`, which say what no part acts on yet."""
+def _add_descriptions(schema: Schema, path: str, docs: dict[str, FieldDoc]) -> None:
+    """Give every field the description of `rljob explain`, which says what is not supported yet."""
     for name, inner in schema.get("properties", {}).items():
         if doc := docs.get(f"{path}.{name}"):
             inner["description"] = doc.meaning
-            _say_what_is_supported(inner.get("items", inner), f"{path}.{name}", docs)
+            _add_descriptions(inner.get("items", inner), f"{path}.{name}", docs)
 
 
 def _schema_of(model: type[BaseModel], *, defaults: bool) -> Schema:
@@ -188,7 +192,7 @@ def _schema_of(model: type[BaseModel], *, defaults: bool) -> Schema:
 
 
 def _at(schema: Schema, path: str) -> Schema:
-    """Return the schema at ``path``, as a person writes it, a list's entries as []: spec.tasks[].data."""
+    """Return the schema at ``path``, in which [] stands for the entries of a list: spec.tasks[].data."""
     for step in filter(None, path.replace("[]", ".[]").split(".")):
         schema = schema["items"] if step == "[]" else schema["properties"][step]
     return schema
@@ -201,9 +205,9 @@ def _deep_ordered(schema: Schema) -> Schema:
 
 HEAD = "# Generated by `make crds` from rljob.api; not to be edited.\n"
 ONE_LINE = 100
-"""Longest mapping or list of plain values that is written on one line, in characters of JSON."""
+"""Maximum length of a mapping or list of scalars on one line, in characters of JSON."""
 WORTH_AN_ALIAS = 2000
-"""Shortest part, in characters of JSON, that is written once however often it is there."""
+"""Minimum length of a value that is written once and repeated by aliases, in characters of JSON."""
 
 
 def to_yaml(definition: dict[str, Any]) -> str:
@@ -232,7 +236,7 @@ def _shared(data: Any, seen: dict[str, Any]) -> Any:
 
 
 class _Dumper(Dumper):
-    """Writes leaves on one line, and aliases for what :func:`_shared` made one."""
+    """Writes short mappings on one line, and aliases for values that :func:`_shared` made one object."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return not isinstance(data, dict | list) or len(json.dumps(data)) < WORTH_AN_ALIAS

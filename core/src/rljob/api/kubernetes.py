@@ -1,4 +1,4 @@
-"""What a manifest says about the cluster a job runs in. `rljob run` needs none of it and says so."""
+"""Fields of a manifest that concern the Kubernetes cluster. `rljob run` prints which of them have no effect."""
 
 from __future__ import annotations
 
@@ -10,91 +10,91 @@ from rljob.api.base import Label, Labels, Model, Name, Quantity, ResourceName, T
 
 
 class Storage(Model):
-    """The job's storage, to which `job://PATH` refers; for `rljob run` it is the run directory."""
+    """The job's storage, where `job://PATH` points to; for `rljob run` the run directory."""
 
     size: Quantity | None = None
-    """Size of the volume that is claimed for the job; the cluster's default when left out."""
+    """Size of the job's PersistentVolumeClaim. Default: the cluster setting."""
     retention: Literal["Retain", "Delete"] = "Retain"
-    """Whether the volume stays when the job is deleted."""
+    """Whether the claim is kept when the job is deleted."""
     claim: Name | None = None
-    """Name of an existing PersistentVolumeClaim to use instead."""
+    """Name of an existing PersistentVolumeClaim to use instead of a new one."""
     uri: Annotated[Text, Field(min_length=1)] | None = None
-    """Place in an object store to use instead: s3://BUCKET/PATH."""
+    """Object store URI to use instead of a claim: s3://BUCKET/PATH."""
 
 
 class Accelerator(Model):
-    """What a part computes on."""
+    """The device type of a role."""
 
     kind: Literal["auto", "nvidia", "cpu"] = "auto"
-    """`auto`: the accelerators there are, else the processor."""
+    """`auto`: accelerators if there are any, else the CPU."""
 
 
 GPUS = "nvidia.com/gpu"
-"""Resource of nodes that NVIDIA's device plugin makes of GPUs."""
+"""Extended resource under which NVIDIA's device plugin offers GPUs."""
 
 
 class Rdma(Model):
-    """Network adapters that read and write the memory of other nodes, as a device plugin gives them to pods."""
+    """RDMA network adapters that a device plugin assigns to pods."""
 
     resource: ResourceName
-    """Resource of nodes: rdma/hca, vpc.amazonaws.com/efa."""
+    """Extended resource: rdma/hca, vpc.amazonaws.com/efa."""
     count: Annotated[int, Field(ge=1, le=64)] = 1
-    """How many of it one pod gets."""
+    """Adapters per pod."""
 
 
 class Gang(Model):
-    """Pods that start together or not at all: the trainer and the least engines of each pool."""
+    """Gang scheduling: the trainer and `replicas.min` engines of each pool start together or not at all."""
 
     provider: Literal["none", "kubernetes", "volcano", "coscheduling", "kueue"] | None = None
-    """Who schedules the gang; the cluster's default when left out."""
+    """Gang scheduler. Default: the cluster setting."""
     queue: Name | None = None
-    """Queue of the provider, where it has queues."""
+    """Queue of the provider, if it has queues."""
 
 
 class Topology(Model):
-    """How near one another the pods of the gang are placed."""
+    """Topology-aware placement of the gang's pods."""
 
     key: Annotated[Label, Field(min_length=1)]
-    """Label of nodes; all pods of the gang run on nodes with one value of it."""
+    """Node label; all pods of the gang run on nodes with the same value of it."""
 
 
 class Peer(Model):
-    """Pods that may connect to the job's."""
+    """Pods that may connect to the job's pods."""
 
     name: Name
     """Name of this entry."""
     namespace_labels: Labels = {}
-    """Labels of their namespace; the job's own namespace when left out."""
+    """Labels of their namespace. Default: the job's own namespace."""
     pod_labels: Labels = {}
-    """Labels of the pods; all of the namespace when left out."""
+    """Labels of the pods. Default: all pods of the namespace."""
 
 
 class Destination(Model):
-    """A range of addresses."""
+    """An IP address range."""
 
     name: Name
     """Name of this entry."""
     cidr: Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F.:]+/[0-9]+$", max_length=63)]
-    """Range of addresses: 10.0.0.0/8."""
+    """Address range in CIDR notation: 10.0.0.0/8."""
 
 
 class Egress(Model):
-    """What the job's pods may connect to besides one another and the cluster's name service."""
+    """Destinations that the job's pods may connect to, besides each other and the cluster's DNS."""
 
     policy: Literal["Any", "Listed"] = "Any"
-    """`Any`: everything. `Listed`: what `to` lists."""
+    """`Any`: all destinations. `Listed`: the ranges in `to`."""
     to: Annotated[list[Destination], Field(max_length=64)] = []
-    """Addresses allowed with `policy: Listed`."""
+    """Destinations allowed with `policy: Listed`."""
 
 
 class Network(Model):
-    """Who may talk to the job's pods."""
+    """NetworkPolicies of the job."""
 
     policy: Literal["Enabled", "Disabled"] = "Enabled"
-    """Whether NetworkPolicies keep others away from the job's pods."""
+    """Whether NetworkPolicies restrict connections to the job's pods."""
     allow_from: Annotated[list[Peer], Field(max_length=64)] = []
-    """Pods that may read the coordinator's status, metrics and page."""
+    """Pods that may read the coordinator's status, metrics and web page."""
     egress: Egress = Egress()
-    """Connections outwards."""
+    """Outgoing connections."""
     nodes: Annotated[list[Destination], Field(max_length=64)] = []
-    """Addresses of nodes. Pods with `hostNetwork` have their node's: to policies they are strangers but for this."""
+    """Addresses of nodes. Pods with `hostNetwork` use their node's address; policies admit them only by this list."""

@@ -1,4 +1,4 @@
-"""How a job is run: scheduling, weight updates, checkpoints, failures."""
+"""Run policies of a manifest: scheduling, weight updates, checkpoints, tracking, failures."""
 
 from __future__ import annotations
 
@@ -11,79 +11,80 @@ from rljob.api.kubernetes import Gang, Topology
 
 
 class Redundancy(Model):
-    """Work started beyond what a batch needs, so that a batch need not wait for its slowest part."""
+    """Work started beyond what a batch needs, so that a batch does not wait for its slowest samples."""
 
     groups: Annotated[int, Field(ge=0, le=65_536)] = 0
-    """Groups started beyond the admission bound. Those that a batch does not need wait for the next one if their
-    deadline allows, else they end as `surplus`: this favours short answers."""
+    """Groups started beyond the admission bound. Groups that a batch does not need wait for the next batch if their
+    deadline allows, else they end as `surplus`. This favours short answers."""
     members: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Samples started in each group beyond samplesPerPrompt; the first to be scored form the group."""
+    """Samples started in each group beyond samplesPerPrompt; the first ones scored form the group."""
 
 
 class Scheduling(Model):
     """How samples are scheduled."""
 
     redundancy: Redundancy = Redundancy()
-    """Redundant work."""
+    """Redundant groups and samples."""
     on_deadline: Literal["wait", "regenerate"] = "wait"
-    """What happens to a group that is not complete when the last batch it may join is due. `wait`: the batch waits
-    for it (unbiased). `regenerate`: it ends as `expired` and its prompt starts afresh under current weights."""
+    """Action for a group that is incomplete when the last batch it may join is due. `wait`: the batch waits
+    for it (unbiased). `regenerate`: it ends as `expired` and its prompt starts again under current weights."""
     gang: Gang = Gang()
-    """Pods that start together or not at all."""
+    """Gang scheduling of the trainer and the engines."""
     priority_class_name: Name | None = None
-    """PriorityClass of the job's pods."""
+    """Name of the PriorityClass of the job's pods."""
     topology: Topology | None = None
-    """How near one another pods are placed; anywhere when left out."""
+    """Topology-aware placement of the gang's pods. Default: any node."""
 
 
 class WeightSync(Model):
-    """How new weights reach the engines."""
+    """Transfer of new weights to the engines."""
 
     transport: Literal["auto", "gloo", "nccl", "ipc"] = "auto"
-    """`auto`: nccl when trainer and engines have NVIDIA GPUs of their own, else gloo. `ipc`: memory of GPUs
+    """`auto`: nccl when trainer and engines have NVIDIA GPUs of their own, else gloo. `ipc`: GPU memory
     that trainer and engines share."""
     in_flight: Literal["keep", "keepStaleCache", "abort", "wait"] = "keep"
-    """Sequences in flight at an update. `keep`: go on under the new weights, cache recomputed. `keepStaleCache`: go
-    on with the old cache. `abort`: interrupted and continued from their prefix. `wait`: the update waits for them."""
+    """Sequences in flight at an update. `keep`: they continue under the new weights with a recomputed KV cache.
+    `keepStaleCache`: they continue with the old cache. `abort`: they are interrupted and continue from their prefix.
+    `wait`: the update waits for them."""
     groups: Literal["perEngine", "shared"] = "perEngine"
-    """`perEngine`: every engine is sent the weights by itself, so that one that dies holds up no other. `shared`: all
-    engines of a pool at once."""
+    """`perEngine`: each engine receives the weights in its own group, so that an engine that crashes blocks no other.
+    `shared`: all engines of a pool at once."""
     bucket_bytes: Annotated[int, Field(ge=1 << 16, le=1 << 32)] = 16 << 20
     """Size of one broadcast in bytes."""
     timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 60.0
-    """An update of one engine that takes longer has failed; the engine is given weights anew, or restarted."""
+    """Time limit for updating one engine. After it the update failed; the engine is updated again or restarted."""
     probe_tolerance: Annotated[float, Field(gt=0, le=10)] = 1e-4
     """Largest difference between trainer and engine in the log-probability of a probe token (float32: the run stops
     when exceeded; bfloat16: a warning)."""
 
 
 class Checkpoints(Model):
-    """Checkpoints of the trainer, in Hugging Face format with the optimizer's state beside it."""
+    """Checkpoints of the trainer, in Hugging Face format with the optimizer state beside them."""
 
     every_steps: Annotated[int, Field(ge=1, le=10_000_000)] = 20
-    """Steps between checkpoints; there is one after the last step besides."""
+    """Steps between checkpoints; one more is written after the last step."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 3
-    """Checkpoints kept."""
+    """Number of checkpoints kept."""
 
 
 class Tracking(Model):
-    """Where the figures of the run go. metrics.jsonl in the run directory is always written."""
+    """Where the metrics of the run are written. metrics.jsonl in the run directory is always written."""
 
     tensorboard: bool = True
-    """Write TensorBoard's event files to tensorboard/ in the job's storage."""
+    """Write TensorBoard event files to tensorboard/ in the job's storage."""
 
 
 class FailurePolicy(Model):
-    """What is done about parts that die."""
+    """Reaction to processes and pods that fail."""
 
     max_restarts: Annotated[int, Field(ge=0, le=1_000_000)] = 20
-    """Restarts of one part in a run before the run fails. Ten minutes without a death forgive one."""
+    """Restarts of one role in a run before the run fails. Each ten minutes without a failure take one off the count."""
     hang_seconds: Annotated[float, Field(ge=1, le=86_400)] = 60.0
-    """A part whose event loop has not run for so long (a stopped or hanging process) is killed and restarted."""
+    """A process whose event loop has not run for this long (stopped or hung) is killed and restarted."""
     disruption: Literal["Allow", "Block"] = "Allow"
-    """Whether pods of the trainer may be evicted, as by the drain of a node. `Allow`: it goes on from its last
-    checkpoint on another node, which counts as no restart. `Block`: evictions are refused; a drain waits for the end of
-    the job."""
+    """Whether pods of the trainer may be evicted, for example when a node is drained. `Allow`: the trainer continues
+    from its last checkpoint on another node, which does not count as a restart. `Block`: evictions are refused, and a
+    drain waits for the end of the job."""
     pending_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    """The run fails when pods of the trainer or of engines have found no node, or were refused, for so long; they
-    may wait for ever when left out."""
+    """The run fails when pods of the trainer or of engines could not be scheduled or created for this long. Default:
+    no limit."""
