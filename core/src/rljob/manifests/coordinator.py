@@ -10,7 +10,7 @@ from rljob.manifests.pods import TOKENS_FILE, Pod, http_probes, pod_template
 from rljob.manifests.render_context import RenderContext, RenderedRole
 
 RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}}
-"""Of the servers that do little. A pod that asks for nothing is the first to go when a node runs short."""
+"""Requests of small servers. Pods without requests are evicted first when a node runs out of memory."""
 RBAC = "rbac.authorization.k8s.io"
 
 
@@ -42,7 +42,7 @@ def coordinator(ctx: RenderContext) -> RenderedRole:
     spec = {
         "replicas": 1,
         "serviceName": name,
-        "podManagementPolicy": "Parallel",  # else a pod that cannot start holds up the one that could
+        "podManagementPolicy": "Parallel",  # otherwise a pod that cannot start blocks its replacement
         "revisionHistoryLimit": 1,
         "selector": {"matchLabels": ctx.selector(role)},
         "template": pod_template(ctx, pod),

@@ -20,11 +20,11 @@ from rljob.manifests.render_context import RenderContext, RenderedRole, RoleKey
 from rljob.manifests.resources import ELASTIC, GANG, lost_node, near_the_gang, resources, tier
 
 PROGRESS_DEADLINE_SECONDS = 3600
-"""Large models take long to load."""
+"""Large models load slowly."""
 
 
 def replicas_of(ctx: RenderContext, role: RoleKey, replicas: Replicas) -> int:
-    """Return how many pods a role shall have."""
+    """Return the desired pods of a role."""
     return ctx.context.replicas.get(role.name, replicas.min)
 
 
@@ -36,12 +36,12 @@ def deployment(
     template: Object,
     more_labels: dict[str, str] | None = None,
 ) -> Object:
-    """Return a Deployment; ``more_labels`` tells its pods from those of another Deployment of the role."""
+    """Return a Deployment; ``more_labels`` distinguish its pods from another Deployment of the same role."""
     spec = {
         "replicas": replicas,
         "revisionHistoryLimit": 1,
         "progressDeadlineSeconds": PROGRESS_DEADLINE_SECONDS,
-        # No pod more than there shall be: accelerators and quotas have no room for one.
+        # No surge: accelerators and quotas have no room for another pod.
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "25%"}},
         "selector": {"matchLabels": ctx.selector(role) | (more_labels or {})},
         "template": template,
@@ -50,7 +50,7 @@ def deployment(
 
 
 def scale(ctx: RenderContext, role: RoleKey, replicas: Replicas) -> list[Object]:
-    """Return the RLJobScale of a role that may grow. Its replicas are what it is made with; they are others' to set."""
+    """Return the RLJobScale of a role with max > min. Its replicas are initial values that autoscalers change."""
     if replicas.max is None or replicas.max <= replicas.min:
         return []
     body = {"spec": {"job": ctx.job.metadata.name, "role": role.name, "replicas": replicas.min}}
@@ -59,10 +59,10 @@ def scale(ctx: RenderContext, role: RoleKey, replicas: Replicas) -> list[Object]
 
 
 def disruption_budget(ctx: RenderContext, role: RoleKey, min_available: int | None = None) -> Object:
-    """Return the budget of pods of which one may be missing: a drain takes them one at a time.
+    """Return a PodDisruptionBudget with maxUnavailable 1: a drain evicts one pod at a time.
 
-    With ``min_available`` so many are to be there always. That is the form for the pods of a Job, of which Kubernetes
-    does not know how many there shall be: it would refuse every eviction for ever.
+    With ``min_available`` that number must stay available. Pods of a Job need this form, because Kubernetes does not
+    know their desired number and would refuse every eviction.
     """
     bound = {"maxUnavailable": 1} if min_available is None else {"minAvailable": min_available}
     body: dict[str, Any] = {
@@ -76,7 +76,7 @@ def disruption_budget(ctx: RenderContext, role: RoleKey, min_available: int | No
 
 
 def reward(ctx: RenderContext, service: Reward) -> RenderedRole | None:
-    """Return the role of a reward, if the job runs it."""
+    """Return the role of a reward; None if it runs outside the job."""
     if service.url is not None:
         return None
     role = ctx.identity("reward", service.name, own=service.template)
@@ -168,6 +168,6 @@ def _pool_deployment(ctx: RenderContext, role: RoleKey, pool: Rollout, which: st
 
 
 def _devices(pool: Rollout) -> int:
-    """Return the accelerators of one pod."""
+    """Return the number of accelerators per pod."""
     cut = pool.parallelism
     return max(1, cut.tensor * cut.pipeline * cut.data // pool.hosts)

@@ -19,29 +19,29 @@ Object: TypeAlias = dict[str, Any]
 """A Kubernetes object as JSON."""
 
 PARTS = ("coordinator", "runner", "trainer", "rollout", "rewards")
-"""Images; the initializer runs in the trainer's."""
+"""Images; the initializer runs in the trainer image."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Settings of the cluster: the chart's values, which the operator reads from a file."""
+    """Cluster settings: the chart's values, which the operator reads from a file."""
 
     images: Mapping[str, str] = field(default_factory=lambda: {part: f"rljob-{part}" for part in PARTS})
-    """Part → image."""
+    """Component → image."""
     image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = ""
     image_pull_secrets: tuple[str, ...] = ()
     domain: str = "cluster.local"
-    """Domain of the cluster's names."""
+    """DNS domain of the cluster."""
     storage_class: str = ""
-    """Of claims; the cluster's default when empty."""
+    """StorageClass of claims; empty: the cluster's default."""
     storage_size: str = "10Gi"
-    """Of claims of jobs that say none."""
+    """Size of claims of jobs that set none."""
     access_modes: tuple[str, ...] = ("ReadWriteMany",)
-    """Of claims: pods on several nodes share a job's storage."""
+    """Access modes of claims; pods on several nodes share a job's storage."""
     accelerator: Literal["nvidia", "cpu"] = "nvidia"
-    """What `accelerator: {kind: auto}` stands for."""
+    """Device type of `accelerator: {kind: auto}`."""
     gang: Literal["none"] = "none"
-    """Provider of jobs that name none."""
+    """Gang provider of jobs that set none."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Context:
     cluster: Cluster = Cluster()
     namespace: str = "default"
     uid: str = ""
-    """Of the RLJob: owner of what is made; no owner references when empty (`rljob render`)."""
+    """UID of the RLJob, which owns the objects; empty: no owner references (`rljob render`)."""
     attempt: int = 1
-    """Of the trainer."""
+    """Attempt of the trainer."""
     replicas: Mapping[str, int] = field(default_factory=dict)
-    """Role → pods, between its min and max; min where nothing is said."""
+    """Role → pods, between its min and max; min for roles that are missing."""
 
 
 _Word = Annotated[str, StringConstraints(min_length=1, max_length=253)]
@@ -64,7 +64,7 @@ _Defaults = Cluster()
 
 
 class Images(Model):
-    """Part → image."""
+    """Component → image."""
 
     coordinator: _Word = _Defaults.images["coordinator"]
     runner: _Word = _Defaults.images["runner"]
@@ -74,7 +74,7 @@ class Images(Model):
 
 
 class Settings(Model):
-    """The fields of :class:`~rljob.manifests.inputs.Cluster`, all of them optional."""
+    """The fields of :class:`~rljob.manifests.inputs.Cluster`, all optional."""
 
     images: Images = Images()
     image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = _Defaults.image_pull_policy
@@ -88,10 +88,10 @@ class Settings(Model):
 
 
 def read_cluster(data: Mapping[str, Any]) -> Cluster:
-    """Return the settings in ``data``, whose keys are those of a file: imagePullPolicy.
+    """Return the settings in ``data``, whose keys are camelCase as in a file.
 
     Raises:
-        ValueError: a line for each problem: which setting, and what is wrong with it.
+        ValueError: one line per problem: the setting and the cause.
     """
     try:
         read = Settings.model_validate_json(json.dumps(data), strict=True, by_alias=True, by_name=False)

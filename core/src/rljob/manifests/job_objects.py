@@ -16,7 +16,7 @@ from rljob.manifests.names import claim_name
 from rljob.manifests.render_context import RenderContext, RenderedRole
 
 KEY = "job.json"
-"""In the ConfigMap, and name of the file in a pod."""
+"""Key in the ConfigMap, and name of the file in a pod."""
 
 
 def storage(ctx: RenderContext) -> RenderedRole:
@@ -45,8 +45,8 @@ def storage(ctx: RenderContext) -> RenderedRole:
 def job_json(job: RLJob, inputs: Inputs) -> str:
     """Return the user's fields, not expanded, without those that only the operator reads.
 
-    Parts expand it by themselves (:func:`rljob.api.resolve.resolve`), and defaults are left out: so a part of an older
-    release never meets a field that its operator's newer one has filled in.
+    Processes expand it (:func:`rljob.api.resolve.resolve`), and defaults are left out, so that a process of an older
+    release never gets a field that a newer operator filled in.
     """
     content: dict[str, Any] = {
         "apiVersion": job.api_version,

@@ -19,16 +19,16 @@ from rljob.manifests.render_context import RenderContext, RenderedRole
 from rljob.manifests.resources import GANG, near_the_gang, resources, tier
 
 CONFIGURATION_ERROR = 2
-"""Exit code that says that no restart helps."""
+"""Exit code of a configuration error, which no restart can repair."""
 HOST_PORTS = range(20_000, 30_000)
-"""Of nodes, below those that Kubernetes gives services and that the kernel gives connections."""
+"""Host ports, below the NodePort range and the kernel's ephemeral range."""
 RANK_FIELD = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 RETRIES = 3
 OF_THE_TRAINERS_MAIN = ("image", "imagePullPolicy", "env", "envFrom")
 
 
 def trainer(ctx: RenderContext) -> RenderedRole:
-    """Return the trainer's role, of the context's attempt."""
+    """Return the trainer's role for the context's attempt."""
     spec, attempt = ctx.job.spec.trainer, str(ctx.context.attempt)
     role = ctx.identity("trainer", own=of_pods(spec))
     service, name = ctx.name("trainer"), ctx.name("trainer", attempt)
@@ -86,10 +86,10 @@ def trainer(ctx: RenderContext) -> RenderedRole:
 
 
 def _master(ctx: RenderContext, pod: str) -> str:
-    """Return where the trainer's nodes meet: at their first pod.
+    """Return the rendezvous address of the trainer's nodes: their first pod.
 
-    On the network of a node others may have the usual port. What is taken costs an attempt, and the next one has
-    another port.
+    With hostNetwork the default port may be in use on the node. A port in use costs one attempt, and the next attempt
+    has another port.
     """
     name = dns_name(pod, ctx.context.namespace, ctx.cluster.domain)
     if not ctx.job.spec.trainer.host_network:
@@ -99,7 +99,7 @@ def _master(ctx: RenderContext, pod: str) -> str:
 
 
 def configuration_error() -> dict[str, object]:
-    """Return the condition of a Job's rule on the exit code that no restart helps against."""
+    """Return the onExitCodes condition of a configuration error."""
     return {"containerName": MAIN, "operator": "In", "values": [CONFIGURATION_ERROR]}
 
 
@@ -115,7 +115,7 @@ def initializer(ctx: RenderContext) -> RenderedRole | None:
     if spec.initializer is None:
         return None
     inherited, own = _of_the_trainers(spec.trainer.template), spec.initializer.template
-    # The trainer's alone where there is no other: so it was before there was one, and running jobs stay.
+    # Only the trainer's if there is no other, so that hashes of existing jobs stay stable.
     role = ctx.identity("initializer", own=inherited if own is None else [inherited, own])
     pod = Pod(
         role,
@@ -143,7 +143,7 @@ def initializer(ctx: RenderContext) -> RenderedRole | None:
 
 
 def _of_the_trainers(template: dict[str, Any] | None) -> dict[str, Any]:
-    """Return what the initializer takes of the trainer's template: the image and how it is had, and variables."""
+    """Return the fields that the initializer inherits from the trainer's template: image, pull settings, variables."""
     main = {key: value for key, value in main_container(template).items() if key in OF_THE_TRAINERS_MAIN}
     spec: dict[str, Any] = {"containers": [{"name": MAIN, **main}]}
     secrets = ((template or {}).get("spec") or {}).get("imagePullSecrets")

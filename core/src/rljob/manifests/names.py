@@ -7,28 +7,28 @@ from __future__ import annotations
 import hashlib
 
 LABEL_LIMIT = 63
-"""Characters of a label's value."""
+"""Maximum length of a label value."""
 NAME_LIMIT = 52
-"""Characters of an object's name: what StatefulSets and Indexed Jobs append for their pods must fit into a label."""
+"""Maximum length of an object name: the suffixes that StatefulSets and Indexed Jobs append must fit into a label."""
 _HASH_BYTES = 4
 JOB = "rljob.dev/job"
 ROLE = "rljob.dev/role"
 ATTEMPT = "rljob.dev/attempt"
-"""Of the trainer's pods."""
+"""Label of the trainer's pods."""
 TIER = "rljob.dev/tier"
-"""Of the pods of trainer and pools: ``gang`` or ``elastic``. The two Deployments of a pool select by it besides, as
-two that select the same pods would adopt each other's."""
+"""Label of the pods of trainer and pools: ``gang`` or ``elastic``. The two Deployments of a pool select by it, because
+Deployments with the same selector adopt each other's pods."""
 ROLE_HASH = "rljob.dev/role-hash"
-"""Annotation: hash of the manifest's fields that the role's pods depend on."""
+"""Annotation: hash of the manifest fields that the role's pods depend on."""
 RENDERED_HASH = "rljob.dev/rendered-hash"
 """Annotation: hash of the object as it was rendered."""
 SPEC_HASH = "rljob.dev/spec-hash"
-"""Annotation of a claim: hash of the fields that cannot change in a job's life. A retained claim is taken over by a
-later job of the same name only if they are equal."""
+"""Annotation of a claim: hash of the immutable fields. A later job of the same name takes over a retained claim
+only if the hashes are equal."""
 
 
 def bounded(name: str, limit: int = NAME_LIMIT) -> str:
-    """Return ``name``; a longer one is cut and ends with a hash of all of it, so that two do not become one."""
+    """Return ``name``; a longer name is cut and ends with a hash of the whole name, so that names stay unique."""
     if len(name) <= limit:
         return name
     digest = hashlib.blake2b(name.encode(), digest_size=_HASH_BYTES).hexdigest()
@@ -46,17 +46,17 @@ def object_name(job: str, *rest: str) -> str:
 
 
 def secret_name(job: str, uid: str) -> str:
-    """Return the name of the Secret that holds a job's tokens; another job of the same name has another one."""
+    """Return the name of the Secret of a job's tokens; another job of the same name has another one."""
     return object_name(job, "tokens", *([uid[:8]] if uid else []))
 
 
 def claim_name(job: str, given: str | None = None) -> str:
-    """Return the name of the claim that holds a job's storage: the one ``given`` in its manifest, or its own."""
+    """Return the name of the claim of a job's storage: the one ``given`` in the manifest, or its own."""
     return given or object_name(job, "storage")
 
 
 def dns_name(host: str, namespace: str, domain: str) -> str:
-    """Return the name under which the whole cluster finds a service, or a pod of a headless one."""
+    """Return the DNS name of a service, or of a pod of a headless service."""
     return f"{host}.{namespace}.svc.{domain}"
 
 
@@ -74,7 +74,7 @@ def labels(job: str, kind: str, role: str) -> dict[str, str]:
 
 
 def selector(job: str, role: str = "") -> dict[str, str]:
-    """Return the labels that the pods of a role have, or those of all roles."""
+    """Return the selector of the pods of a role, or of all roles."""
     return {JOB: job, ROLE: role} if role else {JOB: job}
 
 

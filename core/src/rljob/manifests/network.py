@@ -1,8 +1,8 @@
-"""Who may talk to the job's pods, and to whom they may talk.
+"""NetworkPolicies of a job.
 
-Within the job everything is open: weight groups use ports that are not known before. Pods on the network of their node
-(hostNetwork) are selected by no policy and have the node's address: what they say is let in from network.nodes, and
-nothing keeps others from them.
+Pods of the job may connect to each other on all ports, because weight groups use dynamic ports. Pods with hostNetwork
+have their node's address and no policy selects them: their connections are admitted from network.nodes, and
+connections to them are not restricted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rljob.manifests.inputs import Object
 from rljob.manifests.render_context import RenderContext, RenderedRole, RoleKey
 
 API_PORTS = (443, 6443)
-"""Of the Kubernetes API, as its service and as its servers have it; its addresses cannot be known here."""
+"""Ports of the Kubernetes API: of its Service and of its servers; their addresses are unknown here."""
 NAME_SERVICE_PORT = 53
 
 
@@ -52,7 +52,7 @@ def _pods(ctx: RenderContext) -> dict[str, Any]:
 
 
 def _coordinator(ctx: RenderContext) -> dict[str, Any]:
-    """Return what the coordinator may besides; empty if there is nothing."""
+    """Return the additional policy of the coordinator; empty if there is none."""
     wanted = ctx.job.spec.network
     spec: dict[str, Any] = {"policyTypes": []}
     if wanted.allow_from:

@@ -24,7 +24,7 @@ from rljob.manifests.names import claim_name, dns_name, secret_name
 from rljob.manifests.render_context import RenderContext, RoleKey
 
 USER = 65532
-"""User and group of every process; the customary nobody of images without a shell."""
+"""User and group of every process: the `nonroot` user of distroless images."""
 JOB_DIRECTORY = "/etc/rljob/job"
 STORAGE_DIRECTORY = "/var/lib/rljob"
 TOKEN_DIRECTORY = "/etc/rljob/token"
@@ -37,45 +37,45 @@ NO_FAILURE_LIMIT = 2**31 - 1
 PROBE_START_SECONDS = 5
 PROBE_PERIOD_SECONDS = 10
 PROBE_TIMEOUT_SECONDS = 10
-"""Of one look at a server."""
+"""Timeout of an HTTP or TCP probe."""
 EXEC_PROBE_TIMEOUT_SECONDS = 30
-"""Of one look by a program: on a node that is overloaded a container takes long to start one."""
+"""Timeout of an exec probe: an overloaded node starts a program slowly."""
 LIVENESS_FAILURES = 3
-"""Of such looks in a row that count."""
+"""Exec probe failures in a row until a container is killed."""
 
 
 Volume = tuple[dict[str, Any], str]
-"""A volume and where it is mounted."""
+"""A volume and its mount path."""
 
 
 @dataclass(frozen=True)
 class Pod:
-    """What is particular to the pods of a role."""
+    """The role-specific settings of a pod."""
 
     role: RoleKey
     image: str
-    """Part whose image it runs; empty: the template's."""
+    """Component whose image it runs; empty: the template's image."""
     command: Sequence[str] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
     fields: Mapping[str, str] = field(default_factory=dict)
-    """Variable → field of the pod."""
+    """Variable → field path of the pod."""
     token: str = ""
-    """Key of the job's Secret that it may read."""
+    """Key of the job's Secret that is mounted."""
     token_file: str = TOKEN_FILE
     volumes: Sequence[Volume] = ()
     writes: bool = True
-    """It may write to the job's storage."""
+    """Whether it may write to the job's storage."""
     serves: bool = False
-    """It listens on our port."""
+    """Whether it listens on rljob's port."""
     probes: Mapping[str, Any] = field(default_factory=dict)
     resources: Mapping[str, Any] = field(default_factory=dict)
     more: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the PodSpec."""
+    """Additional fields of the PodSpec."""
     labels: Mapping[str, str] = field(default_factory=dict)
     template: Mapping[str, Any] | None = None
-    """The user's."""
+    """The user's template."""
     inherited: Mapping[str, Any] | None = None
-    """What of another role's template holds here too, under the user's for this one."""
+    """Fields inherited from another role's template; ``template`` wins over them."""
 
 
 def pod_template(ctx: RenderContext, pod: Pod) -> Object:
@@ -92,7 +92,7 @@ def pod_template(ctx: RenderContext, pod: Pod) -> Object:
 
 
 def _yield_requests(merged: Object, pod: Pod) -> None:
-    """Remove what we request of a resource where the template sets its limit alone, which is a request too then."""
+    """Remove our request of a resource if the template sets only its limit, which then is the request too."""
     said = main_container(dict(pod.template or {})).get("resources") or {}
     limits, requests = said.get("limits") or {}, said.get("requests") or {}
     main = next(each for each in merged["spec"]["containers"] if each["name"] == MAIN)
@@ -172,11 +172,11 @@ def _environment(ctx: RenderContext, pod: Pod) -> list[dict[str, Any]]:
         "RLJOB_COORDINATOR": coordinator_url(ctx),
     }
     if pod.serves:
-        values["RLJOB_LISTEN"] = f":{PORT}"  # all addresses of both families: a pod may have an IPv6 address alone
+        values["RLJOB_LISTEN"] = f":{PORT}"  # all addresses of both families: a pod may have only an IPv6 address
     if pod.token:
         variable = "RLJOB_TOKENS" if pod.token_file == TOKENS_FILE else "RLJOB_TOKEN_FILE"
         values[variable] = f"{TOKEN_DIRECTORY}/{pod.token_file}"
-    # HOME and USER: no image has an entry for this user, and libraries ask for both.
+    # HOME and USER: images have no entry for this user, and libraries read both.
     values |= {**pod.variables, "HOME": "/tmp", "USER": "rljob"}
     fields = {"RLJOB_HOST": "status.podIP", "RLJOB_INSTANCE": "metadata.name", **pod.fields}
     return [
@@ -205,7 +205,7 @@ def _volumes(ctx: RenderContext, pod: Pod) -> list[Volume]:
 
 
 def http_probes(hang_seconds: float) -> dict[str, Any]:
-    """Return the probes of a server of ours: what answers moves."""
+    """Return the probes of an rljob server: answering /healthz means alive."""
     look = {"httpGet": {"path": "/healthz", "port": PORT_NAME}}
     ready = {"httpGet": {"path": "/readyz", "port": PORT_NAME}}
     often = {"periodSeconds": PROBE_START_SECONDS, "timeoutSeconds": PROBE_TIMEOUT_SECONDS}
@@ -217,18 +217,18 @@ def http_probes(hang_seconds: float) -> dict[str, Any]:
 
 
 def file_probes(hang_seconds: float) -> dict[str, Any]:
-    """Return the probes of a part that nobody dials: a program in its container looks at the files it touches.
+    """Return the probes of a process without a server: a program in its container reads the files that it touches.
 
-    A pod is ready when the part itself can do its work, whether or not others let it: so a drain takes one engine
-    after the other, and a coordinator that restarts makes no engine unready.
+    A pod is ready when its own process can work, independent of other processes: so a drain evicts one engine after
+    the other, and a restart of the coordinator makes no engine unready.
 
-    Of liveness the third failure in a row counts: a clock that is put forward makes every heartbeat old until the next
-    beat, and a look that a busy node cannot start in time counts as one that failed.
+    Liveness needs three failures in a row: after the clock is set forward every heartbeat is old until the next one,
+    and a probe that a busy node cannot start in time counts as failed.
     """
-    look = ["python", "-m", "rljob.protocol.health_probe"]
+    command = ["python", "-m", "rljob.protocol.health_probe"]
     often = {"periodSeconds": PROBE_PERIOD_SECONDS, "timeoutSeconds": EXEC_PROBE_TIMEOUT_SECONDS}
-    alive = {"exec": {"command": [*look, "alive", f"{hang_seconds:g}"]}}
-    ready = {"exec": {"command": [*look, "ready"]}}
+    alive = {"exec": {"command": [*command, "alive", f"{hang_seconds:g}"]}}
+    ready = {"exec": {"command": [*command, "ready"]}}
     return {
         "livenessProbe": {**alive, **often, "failureThreshold": LIVENESS_FAILURES},
         "readinessProbe": {**ready, **often, "failureThreshold": 1},
@@ -236,7 +236,7 @@ def file_probes(hang_seconds: float) -> dict[str, Any]:
 
 
 def socket_probes() -> dict[str, Any]:
-    """Return the probes of a server of the user's, of which nothing is known but that it listens."""
+    """Return the probes of a user's server: only that it listens."""
     ready = {"tcpSocket": {"port": PORT_NAME}}
     return {"readinessProbe": {**ready, "periodSeconds": PROBE_START_SECONDS, "timeoutSeconds": PROBE_TIMEOUT_SECONDS}}
 

@@ -1,4 +1,4 @@
-"""What a valid manifest cannot have in a cluster."""
+"""Checks of a valid manifest that apply only in a cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rljob.manifests.resources import ELASTIC
 
 
 def problems(job: RLJob) -> list[str]:
-    """Return a sentence for each field that no cluster can honour."""
+    """Return one sentence for each field that is not possible in a cluster."""
     return [*_paths(job), *_rewards(job), *_pools(job), *_host_network(job), *_processes(job)]
 
 
@@ -60,7 +60,7 @@ def _pools(job: RLJob) -> Iterator[str]:
 
 
 def _host_network(job: RLJob) -> Iterator[str]:
-    """Such pods have their node's address: to a policy that admits the job's pods they are strangers."""
+    """Pods with hostNetwork have their node's address, which a policy for the job's pods does not admit."""
     spec = job.spec
     typed = {"trainer": spec.trainer.template}
     typed |= {f"rollouts[{i}]": pool.template for i, pool in enumerate(spec.rollouts)}
@@ -80,7 +80,7 @@ def _host_network(job: RLJob) -> Iterator[str]:
 
 
 def _processes(job: RLJob) -> Iterator[str]:
-    """A probe knows what the container before has said by when the first process began: it has to be its own."""
+    """A probe ignores files older than PID 1, which must therefore be the container's own first process."""
     spec = job.spec
     ours = {"trainer": spec.trainer.template, "runner": spec.runner.template}
     ours |= {f"rollouts[{i}]": pool.template for i, pool in enumerate(spec.rollouts)}

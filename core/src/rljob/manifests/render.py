@@ -19,19 +19,19 @@ from rljob.manifests.network import network
 from rljob.manifests.render_context import RenderContext, RenderedRole, RoleKey
 
 TOKEN_ROLES = ("trainer", "agent", "runner", "operator", "reward")
-"""Who has a token of their own. Each is a key of the Secret, which pods mount one of."""
+"""Roles with a token of their own. Each is a key of the Secret; a pod mounts one key."""
 ALL_TOKENS = "coordinator"
 """Key of the Secret: JSON of role → token, for the coordinator."""
 
 
 def render(job: RLJob, context: Context) -> tuple[RenderedRole, ...]:
-    """Return the roles of a job with their objects, in the order in which they are made. Objects are not to be changed.
+    """Return the roles of a job with their objects, in order of creation. Callers must not modify the objects.
 
-    The Secret of its tokens is not among them, as they are random: see :func:`secret`.
+    The Secret of the tokens is separate, because tokens are random: see :func:`secret`.
 
     Args:
-        job: as the user wrote it, not resolved, without :func:`~rljob.manifests.problems.problems`.
-        context: where and when.
+        job: as the user wrote it, not resolved, and without :func:`~rljob.manifests.problems.problems`.
+        context: cluster settings, namespace, attempt, replicas.
     """
     ctx = RenderContext(job, context, Inputs(job))
     spec = job.spec
@@ -66,7 +66,7 @@ def secret(job: RLJob, context: Context, data: Mapping[str, str]) -> Object:
 
 
 class _Lines(Dumper):
-    """Writes text of several lines in lines."""
+    """Writes multi-line text in block style."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
@@ -77,5 +77,5 @@ _Lines.add_representer(str, _represent_text)
 
 
 def to_yaml(objects: Iterable[Object]) -> str:
-    """Return one document for each object."""
+    """Return one YAML document per object, for kubectl and for reading."""
     return yaml.dump_all(objects, Dumper=_Lines, sort_keys=False, allow_unicode=True, width=120, explicit_start=True)

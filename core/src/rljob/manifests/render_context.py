@@ -28,11 +28,11 @@ class RoleKey:
 
 @dataclass(frozen=True)
 class RenderedRole:
-    """What is rendered for one role of a job.
+    """The rendered objects of one role of a job.
 
     ``name``: storage, config, access, network, initializer, coordinator, runner, trainer, rollout-POOL, reward-NAME.
     ``kind``: the name without POOL and NAME.
-    ``hash``: of the manifest's fields that the role's pods depend on (inputs, never the output; no replicas).
+    ``hash``: of the manifest fields that the role's pods depend on (inputs, never the output; without replicas).
     """
 
     name: str
@@ -40,12 +40,12 @@ class RenderedRole:
     hash: str
     objects: tuple[Object, ...]
     desired: int = 0
-    """Pods, where the role has any."""
+    """Desired pods; 0 for roles without pods."""
 
 
 @dataclass(frozen=True)
 class RenderContext:
-    """A job that is being rendered."""
+    """The job that is rendered, with its cluster and its hashes."""
 
     job: RLJob
     context: Context
@@ -57,7 +57,7 @@ class RenderContext:
         return self.context.cluster
 
     def identity(self, kind: str, entry: str = "", own: Any = None) -> RoleKey:
-        """Return the identity of a role whose own fields, such as its template, are ``own``."""
+        """Return the key of a role; ``own`` are the role's own fields, such as its template."""
         return RoleKey(kind, self.inputs.role(kind, entry, own), entry)
 
     def name(self, *rest: str) -> str:
@@ -69,7 +69,7 @@ class RenderContext:
         return names.labels(self.job.metadata.name, role.kind, role.name)
 
     def selector(self, role: RoleKey) -> dict[str, str]:
-        """Return the labels by which a role's pods are selected."""
+        """Return the selector of a role's pods."""
         return names.selector(self.job.metadata.name, role.name)
 
     def object(
@@ -87,9 +87,9 @@ class RenderContext:
         """Return an object of ``role``: ``body`` with identity, labels, owner and the two hashes.
 
         Args:
-            owned: whether it goes with the job.
-            annotations: more of them.
-            labels: more of them.
+            owned: whether it is deleted with the job.
+            annotations: additional ones.
+            labels: additional ones.
         """
         metadata: dict[str, Any] = {
             "name": name,

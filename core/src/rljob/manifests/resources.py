@@ -19,16 +19,16 @@ from rljob.manifests.pods import Volume
 from rljob.manifests.render_context import RenderContext
 
 REQUESTS = {"cpu": "250m", "memory": "1Gi"}
-"""The least that any model needs. Pods that ask for nothing are the first to go when a node runs short of memory."""
+"""Minimum for any model. Pods without requests are evicted first when a node runs out of memory."""
 LOST_NODE_SECONDS = 30
-"""A pod of what is cheap to replace goes so soon after its node is lost (Kubernetes' default is five minutes)."""
+"""Stateless pods are replaced this long after their node is lost (Kubernetes' default is five minutes)."""
 GANG = "gang"
 ELASTIC = "elastic"
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Of a pod: resources and variables of its main container, volumes, taints it bears, fields of its spec."""
+    """Of a pod: resources and variables of its main container, volumes, tolerations, additional PodSpec fields."""
 
     resources: Mapping[str, Any] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Resources:
 
 
 def resources(ctx: RenderContext, role: Trainer | Rollout, devices: int) -> Resources:
-    """Return what a pod of a role with ``devices`` accelerators asks for."""
+    """Return the requests of a pod with ``devices`` accelerators."""
     limits, hidden, taints = _accelerators(ctx, role.accelerator, devices)
     if role.rdma is not None:
         limits[role.rdma.resource] = str(role.rdma.count)
@@ -47,7 +47,7 @@ def resources(ctx: RenderContext, role: Trainer | Rollout, devices: int) -> Reso
         variables={**hidden, **role.nccl},
         volumes=[_shared_memory(role.shared_memory)],
         tolerations=taints,
-        # Without the policy such a pod knows its node's name server alone, which finds no coordinator.
+        # Without this policy the pod uses only its node's name server, which cannot resolve the coordinator.
         more={"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if role.host_network else {},
     )
 
@@ -68,29 +68,29 @@ def lost_node() -> list[dict[str, Any]]:
 def _accelerators(
     ctx: RenderContext, wanted: Accelerator, devices: int
 ) -> tuple[dict[str, str], dict[str, str], list[dict[str, Any]]]:
-    """Return limits, variables and tolerations; no limits where the role computes on the processor."""
+    """Return limits, variables and tolerations; no limits for a role on CPU."""
     kind = ctx.cluster.accelerator if wanted.kind == "auto" else wanted.kind
     if kind == "cpu":
-        # Where NVIDIA's runtime is the default, images made for GPUs see all of a node's unless told not to.
+        # With NVIDIA's runtime as default, GPU images see all GPUs of the node unless this is set.
         return {}, {"NVIDIA_VISIBLE_DEVICES": "void"}, []
     return {GPUS: str(devices)}, {}, [{"key": GPUS, "operator": "Exists", "effect": "NoSchedule"}]
 
 
 def _shared_memory(bound: str | None) -> Volume:
-    """Return the memory that the processes of a pod share."""
+    """Return the volume of /dev/shm."""
     source = {"medium": "Memory"} | ({"sizeLimit": bound} if bound else {})
     return {"name": "shm", "emptyDir": source}, "/dev/shm"
 
 
 def tier(which: str) -> dict[str, str]:
-    """Return the label that tells the gang's pods from elastic ones."""
+    """Return the label that distinguishes gang pods from elastic pods."""
     return {names.TIER: which}
 
 
 def near_the_gang(ctx: RenderContext, which: str) -> dict[str, Any]:
-    """Return the fields of a PodSpec that place the gang's pods as scheduling.topology says.
+    """Return the PodSpec fields that implement scheduling.topology.
 
-    The gang's pods must be near one another, elastic ones should be: they are no reason to place the gang elsewhere.
+    Gang pods require the same topology domain; elastic pods prefer it, so that they do not affect the gang's placement.
     """
     topology = ctx.job.spec.scheduling.topology
     if topology is None:

@@ -1,4 +1,4 @@
-"""The variables a part is started with: the same ones from ``rljob run`` and from a rendered pod."""
+"""Environment variables of a process: the same under ``rljob run`` and in a rendered pod."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rljob.protocol.startup import host_and_port
 
 @dataclass(frozen=True)
 class PartEnvironment:
-    """What every part is told.
+    """Settings of a process, from its environment.
 
     RLJOB_JOB: file of the resolved manifest (JSON). RLJOB_STORAGE: the job's storage (a directory; ``job://PATH`` is
     PATH in it). RLJOB_COORDINATOR: address of the coordinator. RLJOB_TOKEN: the role's token. RLJOB_LISTEN: host:port
-    a server listens on (:8080: all addresses, of IPv4 and IPv6). RLJOB_NAME: name of the pool or reward a part belongs
-    to. RLJOB_TOKENS (coordinator only): file of role → token, JSON. RLJOB_REWARD_URLS (runner only): JSON of reward →
-    address. RLJOB_HOST: address other parts reach this one at (weight groups), without brackets. RLJOB_INSTANCE: name
-    of the part's pod. RLJOB_TOKEN_FILE: file with the role's token, instead of RLJOB_TOKEN.
+    a server listens on (:8080: all addresses, of IPv4 and IPv6). RLJOB_NAME: name of the pool or reward of the
+    process. RLJOB_TOKENS (coordinator only): file of role → token, JSON. RLJOB_REWARD_URLS (runner only): JSON of
+    reward → address. RLJOB_HOST: address at which other processes reach this one (weight groups), without brackets.
+    RLJOB_INSTANCE: name of the pod. RLJOB_TOKEN_FILE: file with the role's token, instead of RLJOB_TOKEN.
     """
 
     job: RLJob
@@ -47,11 +47,11 @@ class PartEnvironment:
 
     @property
     def readers_port(self) -> int:
-        """Port on which the coordinator answers readers, on its pod's loopback: the one after RLJOB_LISTEN's."""
+        """Port of the coordinator's read-only API on the loopback of its pod: RLJOB_LISTEN's port + 1."""
         return self.listen_port + 1
 
     def path(self, source: str) -> Path:
-        """Return the path that ``job://PATH`` or a plain path stands for."""
+        """Return the path of ``job://PATH`` or of a plain path."""
         if source.startswith("job://"):
             return self.storage / source.removeprefix("job://")
         return Path(source)
@@ -93,7 +93,7 @@ def _read(variable: str) -> bytes:
 
 
 def search_path() -> str:
-    """Return PATH with the programs of this Python environment first."""
+    """Return PATH with this Python environment's programs first."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 

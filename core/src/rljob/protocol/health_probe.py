@@ -1,10 +1,11 @@
-"""What a cluster's probes ask of a part that serves nobody, by the files it touches. Started again and again, so it
-imports next to nothing:
+"""Exec probes of processes without a server, answered from the files that the process touches.
 
-    python -m rljob.protocol.health_probe alive SECONDS     whether its event loop has run within so long
-    python -m rljob.protocol.health_probe ready            whether it does what it is there for
+It starts every few seconds in every pod, so it imports few modules:
 
-Files outlive a container that is started anew in its pod: those of the container before say nothing.
+    python -m rljob.protocol.health_probe alive SECONDS     whether its event loop has run within SECONDS
+    python -m rljob.protocol.health_probe ready             whether it can do its work
+
+Files outlive a container that restarts in its pod, so files older than the container are ignored.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ READY = "RLJOB_READY"
 
 
 def say_ready(ready: bool) -> None:
-    """Say whether this part serves from now on: in the file of RLJOB_READY, which is there while it does, and holds the
-    seconds since the node started: that clock is never set. Does nothing when the variable is not set."""
+    """Record whether this process is ready, in the file of RLJOB_READY: it exists while the process is ready, and holds
+    the seconds since the boot of the node, a clock that is never set. Does nothing when the variable is not set."""
     path = os.environ.get(READY)
     if not path:
         return
@@ -29,24 +30,24 @@ def say_ready(ready: bool) -> None:
             Path(path).write_text(f"{time.clock_gettime(time.CLOCK_BOOTTIME)}")
         else:
             Path(path).unlink(missing_ok=True)
-    except OSError as error:  # the part itself is well; whoever looks for the file decides
+    except OSError as error:  # the process itself works; the reader of the file decides
         sys.stderr.write(f"{path} cannot be written: {error}\n")
 
 
 def is_alive(beat: float, started: float, now: float, patience: float) -> bool:
-    """Whether a part is to be taken for alive.
+    """Whether a process counts as alive.
 
     Args:
-        beat: wall clock of its last beat; 0 when there is none.
-        started: wall clock of its start: an older beat is of the container before, whose files are kept.
+        beat: wall clock of its last heartbeat; 0 when there is none.
+        started: wall clock of its start; an older heartbeat is of the previous container, whose files are kept.
         now: wall clock.
-        patience: seconds without a beat that are too long.
+        patience: maximum of seconds without a heartbeat.
     """
     return beat <= started or now - beat <= patience
 
 
 def is_ready(said: float, started: float) -> bool:
-    """Whether a part serves that said so at ``said`` (0: it does not say so) and began at ``started``."""
+    """Whether a process is ready that recorded it at ``said`` (0: not recorded) and started at ``started``."""
     return said > started
 
 
@@ -65,13 +66,13 @@ def _said_ready() -> float:
 
 
 def _first_process_started() -> float:
-    """Return when the first process of this container was started, in seconds since the node was."""
+    """Return the start of the container's first process, in seconds since the boot of the node."""
     ticks = int(Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19])
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _node_started() -> float:
-    """Return when the node was started, as wall clock."""
+    """Return the boot time of the node as wall clock."""
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

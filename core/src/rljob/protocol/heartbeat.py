@@ -19,7 +19,7 @@ from rljob.protocol.health_probe import HEARTBEAT
 log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.3
-"""A third of the shortest failurePolicy.hangSeconds, in round figures."""
+"""About a third of the minimum of failurePolicy.hangSeconds."""
 
 
 @contextlib.contextmanager
@@ -40,7 +40,7 @@ async def _beat(path: Path) -> None:
         try:
             path.touch()
             silent = False
-        except OSError as error:  # the part itself is well; whoever reads the file decides
+        except OSError as error:  # the process itself works; the reader of the file decides
             if not silent:
                 log.warning("%s cannot be touched: %s", path, error)
             silent = True

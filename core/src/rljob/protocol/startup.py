@@ -18,17 +18,17 @@ FIRST_PROCESS = 1
 
 
 def end_on_sigterm() -> None:
-    """Have SIGTERM end this process while it loads, also as the first process of a container, which a signal without
-    a handler leaves alone: a pod would be waited for until its grace is over.
+    """Let SIGTERM end this process while it loads, even as PID 1 of a container, which ignores signals without a
+    handler: the pod would take its whole grace period to end.
 
-    Nothing is lost: a part that loads has nothing yet. Called first of all; a handler set later takes its place.
+    No state is lost, because a loading process has none. Call it before all imports; a later handler replaces it.
     """
     if os.getpid() == FIRST_PROCESS:
         signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
 
 
 def report_problems(find: Callable[[], Iterable[str]]) -> int:
-    """Print the problems that ``find`` gives, a line each, on stderr; return the exit code: 2 when there are any.
+    """Print the problems that ``find`` yields to stderr, one per line; return the exit code: 2 when there are any.
 
     A ValueError or OSError that it raises is a problem too.
     """
@@ -42,7 +42,7 @@ def report_problems(find: Callable[[], Iterable[str]]) -> int:
 
 
 class _LazyModule(ModuleType):
-    """Stands for a module until something of it is asked for."""
+    """Placeholder of a module until an attribute of it is read."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(self.__name__), name)
@@ -50,9 +50,10 @@ class _LazyModule(ModuleType):
 
 @contextmanager
 def lazy_imports(*names: str) -> Iterator[None]:
-    """Let what is imported within get these top-level modules only when it uses something of them.
+    """Give modules that are imported inside the context placeholders of these top-level modules, which load on first
+    use.
 
-    Importlib's own LazyLoader does not do: an ``import`` of what it loads has it load at once.
+    importlib's LazyLoader is not enough: importing a submodule makes it load at once.
     """
     lazy = {name: _LazyModule(name) for name in names if name not in sys.modules}
     sys.modules.update(lazy)
@@ -65,10 +66,10 @@ def lazy_imports(*names: str) -> Iterator[None]:
 
 
 def host_and_port(address: str) -> tuple[str, str]:
-    """Return host and port of HOST:PORT. The brackets of [::1]:8080 are taken off.
+    """Return host and port of HOST:PORT. The brackets of [::1]:8080 are removed.
 
     Returns:
-        The host, empty where none is said: all addresses, of IPv4 and IPv6. The port, empty where none is said.
+        The host; empty means all addresses, of IPv4 and IPv6. The port, or empty text.
     """
     if address.startswith("["):
         host, _, rest = address[1:].partition("]")
