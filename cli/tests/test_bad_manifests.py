@@ -69,7 +69,7 @@ SETTINGS = {
     "no such builtin reward": ("spec.rewards[0].builtin=magic", "spec.rewards\\[0\\].builtin: must be .*, not 'magic'"),
     "a reward of nothing": (
         "spec.rewards[0].builtin=null",
-        "spec.rewards\\[0\\]: nothing says what scores; give exactly",
+        "spec.rewards\\[0\\]: no scorer is given; give exactly",
     ),
     "two kinds of reward": (
         "spec.rewards[0].url=http://a",
@@ -86,13 +86,13 @@ SETTINGS = {
     "no source of data": ("spec.tasks[0].data={}", "spec.tasks\\[0\\].data: no source is given; give exactly one of"),
     "a path out of the storage": (
         "spec.models[0].source=job://../x",
-        "source: 'job://../x' is no path inside the stor",
+        "source: 'job://../x' is not a path inside the stor",
     ),
     "a model far away": (
         "spec.models[0].source=s3://b/x",
         "spec.models\\[0\\].source: s3:// cannot be read; write job",
     ),
-    "an open brace": ("spec.tasks[0].prompt='{question'", "spec.tasks\\[0\\].prompt: is no template"),
+    "an open brace": ("spec.tasks[0].prompt='{question'", "spec.tasks\\[0\\].prompt: is not a template"),
     "a prompt without the problem": (
         "spec.tasks[0].prompt=hello",
         "prompt: the template names no column; put {question}",
@@ -117,7 +117,7 @@ SETTINGS = {
     ),
     "pools for no evaluation": (
         "spec.evaluation.engines=dedicated",
-        "evaluation.engines: dedicated needs a pool for it",
+        "evaluation.engines: dedicated needs a pool with purpose evaluation",
     ),
     "what is governed": (
         "spec.tasks[0].data.reasoningGym.config.seed=1",

@@ -92,7 +92,7 @@ def test_every_field_of_ours_says_what_it_means():
 
 def test_kubectl_explain_says_what_is_not_supported_yet():
     trainer = SCHEMA["properties"]["spec"]["properties"]["trainer"]["properties"]
-    assert trainer["backend"]["description"].endswith("Not supported yet but at its default.")
+    assert trainer["backend"]["description"].endswith("Not supported yet, except the default.")
 
 
 @pytest.mark.parametrize(("path", "schema"), OWN, ids=[path for path, _ in OWN])
@@ -175,7 +175,7 @@ def test_every_mutable_field_is_there():
 )
 def test_what_the_api_server_alone_refuses_the_operator_refuses_too(case: Case):
     found = problems_in_a_cluster(validate(changed(case.change)))
-    assert any((case.server_says or "says no image") in problem for problem in found), found
+    assert any((case.server_says or "has no image") in problem for problem in found), found
 
 
 def test_every_change_that_is_tested_is_one_of_a_good_manifest():

@@ -493,7 +493,7 @@ def test_what_only_a_machine_has_is_refused_in_a_cluster(manifest):
 def test_two_pools_of_which_one_is_called_as_the_other_ones_elastic_engines_are_refused(manifest):
     manifest["spec"]["rollouts"] = [{"name": "main", "replicas": {"max": 2}}, {"name": "main-elastic"}]
     [found] = problems(validate(manifest))
-    assert found.startswith("spec.rollouts[1].name: main-elastic is what engines of pool main")
+    assert found.startswith("spec.rollouts[1].name: main-elastic is the name of the elastic engines of pool main")
 
 
 @pytest.mark.parametrize("field", ["trainer", "rollouts"])

@@ -144,7 +144,7 @@ async def test_a_coordinator_that_is_not_up_yet_is_tried_again(server):
 async def test_a_refused_token_ends_the_link(server, status):
     server.status = status
     async with linked(server) as link:
-        with pytest.raises(RefusedError, match=f"refuses this part's token \\(HTTP {status}\\)"):
+        with pytest.raises(RefusedError, match=f"rejected this process's token \\(HTTP {status}\\)"):
             await link.reading
 
 

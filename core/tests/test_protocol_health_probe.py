@@ -51,11 +51,11 @@ def test_a_part_that_does_not_move_is_seen(place):
     late = (health_probe._node_started() + health_probe._first_process_started() + time.time()) / 2
     os.utime(place / "beat", (late, late))
     code, said = ask("alive", "0.1")
-    assert (code, "has not moved for" in said) == (1, True)
+    assert (code, "no heartbeat for" in said) == (1, True)
 
 
 def test_a_part_is_ready_from_when_it_says_so_until_it_takes_it_back(place):
-    waits = (1, "the part is being started, or is about to end")
+    waits = (1, "the process is starting or stopping")
     assert ask("ready") == waits
     health_probe.say_ready(True)
     assert ask("ready") == (0, "")

@@ -13,9 +13,9 @@ LONGEST_VALUE = 80
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield path, old and new value of the innermost values that differ.
+    """Yield path, old and new value of the innermost differences.
 
-    Entries of a list that have names are the same by them, in whatever order: so the API server sees it too.
+    Named entries of a list are compared by name, in any order, as on the API server.
     """
     if isinstance(old, dict) and isinstance(new, dict):
         for key in [*old, *(key for key in new if key not in old)]:
@@ -30,13 +30,13 @@ def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, 
 
 
 def format_value(value: Any) -> str:
-    """Return a value as a sentence shows it: JSON, cut when it is long."""
+    """Return a value for a message: JSON, cut when it is long."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
 
 
 def _by_name(entries: list[Any]) -> dict[str, Any]:
-    """Return the entries by their names; empty when they are not a list of named entries."""
+    """Return the entries by name; empty if not all entries have unique names."""
     if not all(isinstance(entry, dict) and "name" in entry for entry in entries):
         return {}
     named = {entry["name"]: entry for entry in entries}
@@ -45,7 +45,7 @@ def _by_name(entries: list[Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class NonDefault:
-    """A field that is set to something other than its default; ``path`` as a person writes it: rollouts[0].hosts."""
+    """A field whose value differs from its default; ``path`` as in messages: rollouts[0].hosts."""
 
     path: str
     value: Any

@@ -1,4 +1,4 @@
-"""From a file to an RLJob: YAML, overrides, validation. Every way to fail is a ManifestError of plain sentences."""
+"""Loads an RLJob from a file: YAML, overrides, validation. Every failure is a ManifestError with messages for users."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RLJob:
 
 
 def loads(text: str, overrides: Sequence[str] = (), source: str = "") -> RLJob:
-    """Return the job of a manifest's text. ``source`` names it in errors. Raises as :func:`load`."""
+    """Return the job of a manifest's text. Errors name ``source``. Raises as :func:`load`."""
     try:
         data = read_yaml(text)
     except YamlError as error:
@@ -54,7 +54,7 @@ def loads(text: str, overrides: Sequence[str] = (), source: str = "") -> RLJob:
 
 
 def validate(data: dict[str, Any], source: str = "") -> RLJob:
-    """Return the job in ``data`` as :func:`read_yaml` gives it: types are JSON's, nothing is converted.
+    """Return the job in ``data`` from :func:`read_yaml`. Types are JSON's; no value is converted.
 
     Raises:
         ManifestError: with every problem found.
@@ -77,12 +77,12 @@ def override(data: dict[str, Any], entry: str) -> None:
     """Set one value of a manifest in place.
 
     Args:
-        data: the manifest as :func:`read_yaml` gives it.
+        data: the manifest from :func:`read_yaml`.
         entry: ``PATH=VALUE``. A list's entry is chosen by index or by its name: ``spec.tasks[0].weight=2`` or
-            ``spec.tasks[sums].weight=2``. VALUE is YAML. Mappings on the way are made where there are none.
+            ``spec.tasks[sums].weight=2``. VALUE is YAML. Missing mappings on the path are created.
 
     Raises:
-        ManifestError: the path or the value makes no sense; validation comes later.
+        ManifestError: the path or the value is invalid; validation is a later step.
     """
     path, equals, text = entry.partition("=")
     steps = _parse_path(path)
@@ -105,7 +105,7 @@ def override(data: dict[str, Any], entry: str) -> None:
 
 
 _Step = tuple[str, bool]
-"""Text of one step of a path, and whether it was in brackets."""
+"""Text of one step of a path, and whether it is in brackets."""
 
 
 def _parse_path(path: str) -> list[_Step]:

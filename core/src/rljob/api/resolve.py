@@ -37,14 +37,14 @@ def resolve(job: RLJob) -> RLJob:
 
 
 def in_storage(text: str, storage: Path) -> str:
-    """Return ``text`` with job://PATH replaced by PATH in ``storage``."""
+    """Return ``text`` with job://PATH replaced by its path in ``storage``."""
     return text.replace(IN_STORAGE, f"{storage}/")
 
 
 def with_absolute_paths(job: RLJob, base: Path) -> RLJob:
-    """Return a copy of ``job`` in which relative paths of models and data are absolute, seen from ``base``.
+    """Return a copy of ``job`` in which relative paths of models and data are absolute, relative to ``base``.
 
-    So its parts and later runs find the same files wherever they are started.
+    So processes and later runs find the same files from any working directory.
     """
     absolute = job.model_copy(deep=True)
     for model in absolute.spec.models:

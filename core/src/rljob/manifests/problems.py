@@ -42,10 +42,7 @@ def _rewards(job: RLJob) -> Iterator[str]:
                 "its url"
             )
         elif not main_container(reward.template).get("image"):
-            yield (
-                f"spec.rewards[{i}].template: says no image; name the image of your service in its container {MAIN}, "
-                "or set builtin"
-            )
+            yield (f"spec.rewards[{i}].template: has no image; set the image of its container {MAIN}, or set builtin")
 
 
 def _pools(job: RLJob) -> Iterator[str]:
@@ -54,7 +51,7 @@ def _pools(job: RLJob) -> Iterator[str]:
         grown = pool.name.removesuffix(f"-{ELASTIC}")
         if grown != pool.name and grown in names:
             yield (
-                f"spec.rollouts[{i}].name: {pool.name} is what engines of pool {grown} beyond its least are called; "
+                f"spec.rollouts[{i}].name: {pool.name} is the name of the elastic engines of pool {grown}; "
                 "choose another name"
             )
 
@@ -74,8 +71,8 @@ def _host_network(job: RLJob) -> Iterator[str]:
     for field, template in others.items():
         if _on_the_nodes_network(template):
             yield (
-                f"spec.{field}.template.spec.hostNetwork: network policies would keep such pods away from the job's "
-                "others; give the addresses of nodes in network.nodes, set network.policy: Disabled, or remove it"
+                f"spec.{field}.template.spec.hostNetwork: network policies would block such pods; give the "
+                "addresses of nodes in network.nodes, set network.policy: Disabled, or remove it"
             )
 
 

@@ -79,7 +79,9 @@ class CoordinatorLink:
                             yield message
                 except aiohttp.WSServerHandshakeError as error:
                     if error.status in (401, 403):
-                        raise RefusedError(f"the coordinator refuses this part's token (HTTP {error.status})") from None
+                        raise RefusedError(
+                            f"the coordinator rejected this process's token (HTTP {error.status})"
+                        ) from None
                     log.info("coordinator not ready: HTTP %s", error.status)
                 except (aiohttp.ClientError, OSError, TimeoutError) as error:
                     log.info("no connection to the coordinator: %s", error)

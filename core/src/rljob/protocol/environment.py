@@ -65,7 +65,7 @@ def read_environment() -> PartEnvironment:
     """
     for name in ("RLJOB_JOB", "RLJOB_STORAGE"):
         if not os.environ.get(name):
-            raise ValueError(f"{name} is not set; parts are started by rljob run or by the operator")
+            raise ValueError(f"{name} is not set; rljob run and the operator set it")
     return PartEnvironment(
         job=resolve(RLJob.model_validate_json(_read("RLJOB_JOB"))),
         storage=Path(os.environ["RLJOB_STORAGE"]),

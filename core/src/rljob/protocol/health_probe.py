@@ -82,10 +82,10 @@ def main() -> None:
         case ["alive", patience]:
             beat = _last_beat()
             if not is_alive(beat, _node_started() + _first_process_started(), time.time(), float(patience)):
-                sys.exit(f"the part has not moved for {time.time() - beat:.0f} s")
+                sys.exit(f"no heartbeat for {time.time() - beat:.0f} s")
         case ["ready"]:
             if not is_ready(_said_ready(), _first_process_started()):
-                sys.exit("the part is being started, or is about to end")
+                sys.exit("the process is starting or stopping")
         case _:
             sys.exit("usage: python -m rljob.protocol.health_probe alive SECONDS | ready")
 
