@@ -6,7 +6,7 @@ import pytest
 
 from rljob.api.load import validate
 from rljob.api.resolve import resolve
-from rljob.api.scalars import read_yaml
+from rljob.api.yaml_loader import read_yaml
 from rljob.local import runs
 from rljob.local.directory import CHANGEABLE, RunDirectory
 from rljob.local.errors import RunError

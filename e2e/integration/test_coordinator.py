@@ -20,7 +20,7 @@ from rljob.api.models import RLJob
 from rljob.coordinator import own_job
 from rljob.coordinator.own_job import OwnJob, Place
 from rljob.manifests import render
-from rljob.manifests.context import Context
+from rljob.manifests.inputs import Context
 from tools.cluster.client import ApiError
 from tools.cluster.controlplane import ControlPlane
 

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from rljob.api.problems import ManifestError
+from rljob.api.errors import ManifestError
 from rljob.cli.app import app
 from rljob.cli.clusters import program
 from rljob.cli.options import report

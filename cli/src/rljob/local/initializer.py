@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from rljob.api.models import RLJob
-from rljob.api.paths import in_storage
+from rljob.api.resolve import in_storage
 from rljob.local import plan, processes, sweep
 from rljob.local.directory import RunDirectory
 from rljob.local.errors import Interrupted, RunError
 from rljob.local.processes import Command, Interrupt
-from rljob.protocol import initializer as stamps
+from rljob.protocol import initializer_stamp as stamps
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR, FAILURE
 
 NAME = plan.INITIALIZER

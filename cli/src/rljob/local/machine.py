@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rljob.api.cluster import Accelerator
+from rljob.api.kubernetes import Accelerator
 
 GPU = Path("/dev/nvidiactl")
 """Is there when the machine, or this container of it, has NVIDIA GPUs."""

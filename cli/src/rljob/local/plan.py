@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from rljob.api.models import RLJob
-from rljob.api.paths import in_storage
 from rljob.api.pods import main_container
+from rljob.api.resolve import in_storage
 from rljob.api.roles import Coordinator, Reward, Rollout, Runner, Trainer
 from rljob.local import machine
 from rljob.local.processes import Command

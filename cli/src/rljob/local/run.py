@@ -29,7 +29,7 @@ from rljob.local.supervisor import Backoff, Supervisor
 from rljob.local.suspension import ask_to_suspend
 from rljob.local.view import PartView, View
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
-from rljob.protocol.initializer import mark_used
+from rljob.protocol.initializer_stamp import mark_used
 from rljob.protocol.status import RunStatus, decode_status
 
 POLL_SECONDS = 0.5

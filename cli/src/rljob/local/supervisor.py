@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rljob.api.operation import FailurePolicy
+from rljob.api.run_policy import FailurePolicy
 from rljob.local import hangs, processes, sweep
 from rljob.local.errors import RunError
 from rljob.local.processes import Command, Interrupt

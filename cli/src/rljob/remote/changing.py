@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from rljob import manifests
+from rljob.api.errors import ManifestError
 from rljob.api.models import RLJob
-from rljob.api.problems import ManifestError
 from rljob.local.errors import RunError
 from rljob.remote.api import APPLY, CONFLICT, MANAGER, MERGE, ApiError, Object
 from rljob.remote.finding import Namespace, goes_on, holds

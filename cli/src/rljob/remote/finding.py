@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from rljob.api.models import API_VERSION
 from rljob.local.errors import RunError
-from rljob.manifests.labels import selector_text
+from rljob.manifests.names import selector_text
 from rljob.remote.api import BAD_REQUEST, FORBIDDEN, Api, ApiError, Object, connect
 
 MOST_NAMED = 8

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 
 from rljob.local.errors import RunError
 from rljob.local.logs import Line
-from rljob.manifests.labels import ROLE
+from rljob.manifests.names import ROLE
 from rljob.remote import absent
 from rljob.remote.api import BAD_REQUEST, NOT_FOUND, ApiError, Object
 from rljob.remote.finding import goes_on

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from rljob.manifests.context import Object
-from rljob.operator.seen import HASH_ANNOTATION, INTENT_ANNOTATION, Child
+from rljob.manifests.inputs import Object
+from rljob.operator.seen import HASH_ANNOTATION, RENDERED_HASH_ANNOTATION, Child
 
 Path = tuple[str | int, ...]
 
@@ -64,9 +64,9 @@ def role_of(rendered: Object) -> str:
     return _annotation(rendered, HASH_ANNOTATION)
 
 
-def intent_of(rendered: Object) -> str:
+def rendered_hash_of(rendered: Object) -> str:
     """Return the hash of an object as it is rendered."""
-    return _annotation(rendered, INTENT_ANNOTATION)
+    return _annotation(rendered, RENDERED_HASH_ANNOTATION)
 
 
 def same_role(rendered: Object, child: Child) -> bool:
@@ -74,12 +74,12 @@ def same_role(rendered: Object, child: Child) -> bool:
     return role_of(rendered) == child.metadata.annotations.get(HASH_ANNOTATION, "")
 
 
-def same_intent(rendered: Object, child: Child) -> bool:
+def same_rendering(rendered: Object, child: Child) -> bool:
     """Return whether the object was rendered to the same, replicas aside, as it would be now.
 
     Every version of the operator says what it rendered: where nothing is said, somebody took it away.
     """
-    return child.metadata.annotations.get(INTENT_ANNOTATION) in (None, intent_of(rendered))
+    return child.metadata.annotations.get(RENDERED_HASH_ANNOTATION) in (None, rendered_hash_of(rendered))
 
 
 def departures(rendered: Object, live: Object) -> frozenset[Path]:

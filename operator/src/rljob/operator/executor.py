@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from rljob.api.models import RLJob
-from rljob.manifests.context import Object
+from rljob.manifests.inputs import Object
 from rljob.operator import drift
 from rljob.operator.errors import REFUSALS, AlreadyExistsError, ConflictError, NotFoundError
 from rljob.operator.informers import Caches
@@ -256,9 +256,9 @@ class Executor:
             return
         if not drift.same_role(rendered, live):
             live = await self._apply(meta, memory, rendered, live)
-        elif drift.same_intent(rendered, live):
+        elif drift.same_rendering(rendered, live):
             intent, departed = memory.unmendable.get(ref, ("", frozenset()))
-            if intent != drift.intent_of(rendered):
+            if intent != drift.rendered_hash_of(rendered):
                 departed = frozenset()
             if drift.departures(rendered, live.body) - departed:
                 live = await self._apply(meta, memory, rendered, live)
@@ -284,7 +284,7 @@ class Executor:
             body["spec"] = {**rendered["spec"], "replicas": there.spec.get("replicas")}
         applied = self._take(live.kind, await self._client.apply(resource, meta.namespace, name, body))
         still = drift.departures(rendered, applied.body)
-        memory.unmendable[_ref(rendered)] = (drift.intent_of(rendered), still)
+        memory.unmendable[_ref(rendered)] = (drift.rendered_hash_of(rendered), still)
         return applied
 
     async def _scale(self, meta: Meta, live: Child, replicas: int) -> Child:
@@ -444,5 +444,5 @@ def _marks(rendered: Object, live: Child) -> tuple[Any, ...]:
         seen = (meta.uid, meta.generation, meta.labels, meta.annotations, meta.owner_references)
     # A plan sets replicas and budgets besides what was rendered.
     numbers = (drift.replicas_of(rendered), rendered.get("spec", {}).get("maxUnavailable"))
-    wanted = (drift.role_of(rendered), drift.intent_of(rendered), *numbers, rendered.get("status"))
+    wanted = (drift.role_of(rendered), drift.rendered_hash_of(rendered), *numbers, rendered.get("status"))
     return (meta.deletion_timestamp, *seen, *wanted)

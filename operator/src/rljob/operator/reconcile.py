@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from rljob.api.status import RLJobStatus
-from rljob.manifests.context import Cluster
+from rljob.manifests.inputs import Cluster
 from rljob.operator.cache import SeenJob
 from rljob.operator.drift import replicas_of
 from rljob.operator.errors import ConflictError, NotFoundError

@@ -13,7 +13,7 @@ JOB_LABEL = "rljob.dev/job"
 ROLE_LABEL = "rljob.dev/role"
 HASH_ANNOTATION = "rljob.dev/role-hash"
 """Hash of the inputs that a role was rendered for."""
-INTENT_ANNOTATION = "rljob.dev/intent"
+RENDERED_HASH_ANNOTATION = "rljob.dev/rendered-hash"
 """Hash of the object as it was rendered, replicas left out."""
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
-from rljob.manifests.context import Cluster
+from rljob.manifests.inputs import Cluster
 from rljob.operator.config import Settings, Start
 from rljob.operator.errors import ApiError, FencedError
 from rljob.operator.informers import Caches

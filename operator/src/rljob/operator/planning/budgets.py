@@ -4,7 +4,8 @@ so it makes room for the next one to be taken."""
 
 from __future__ import annotations
 
-from rljob.manifests.context import Object, Role
+from rljob.manifests.inputs import Object
+from rljob.manifests.render_context import RenderedRole
 from rljob.operator.planning.draft import Draft
 from rljob.operator.planning.scene import Scene, alive, pod_condition
 from rljob.operator.planning.times import remaining
@@ -14,7 +15,7 @@ PATIENCE = 300.0
 """Seconds that a pod has to find a node: a cluster that grows makes one meanwhile."""
 
 
-def with_room(draft: Draft, scene: Scene, role: Role, rendered: Object) -> Object:
+def with_room(draft: Draft, scene: Scene, role: RenderedRole, rendered: Object) -> Object:
     """Return a budget under which a pod may be taken besides those that find no node; other objects, and budgets that
     say how many pods there are to be, as they are."""
     bound = rendered["spec"].get("maxUnavailable")

@@ -7,7 +7,7 @@ rljob may compute the hash of the same manifest otherwise, and a job that runs i
 
 from __future__ import annotations
 
-from rljob.manifests.labels import JOB, SPEC_HASH
+from rljob.manifests.names import JOB, SPEC_HASH
 from rljob.operator.plan import Ref
 from rljob.operator.planning.scene import Scene
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rljob.api.status import RLJobStatus
-from rljob.manifests.labels import ROLE_HASH
+from rljob.manifests.names import ROLE_HASH
 from rljob.operator.planning import conditions, exits, reasons
 from rljob.operator.planning.roles import LATE_SECONDS, Lack, lack_of
 from rljob.operator.planning.scene import DISRUPTED, Scene, condition

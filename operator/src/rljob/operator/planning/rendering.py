@@ -8,13 +8,14 @@ from typing import TypeAlias
 
 from rljob import manifests
 from rljob.api.models import RLJob
-from rljob.manifests.context import Context, Role
+from rljob.manifests.inputs import Context
+from rljob.manifests.render_context import RenderedRole
 
-Render: TypeAlias = Callable[[RLJob, Context], Sequence[Role]]
+Render: TypeAlias = Callable[[RLJob, Context], Sequence[RenderedRole]]
 """Job and context → its roles with their objects; ValueError when the job cannot be rendered."""
 
 
-def render(job: RLJob, context: Context) -> Sequence[Role]:
+def render(job: RLJob, context: Context) -> Sequence[RenderedRole]:
     """Return the roles of a job.
 
     Raises:
@@ -30,7 +31,7 @@ def render(job: RLJob, context: Context) -> Sequence[Role]:
 class _Entry:
     job: RLJob
     context: Context
-    roles: Sequence[Role]
+    roles: Sequence[RenderedRole]
 
 
 class Rendering:
@@ -40,7 +41,7 @@ class Rendering:
         self._render = render
         self._entries: dict[str, _Entry] = {}
 
-    def __call__(self, job: RLJob, context: Context) -> Sequence[Role]:
+    def __call__(self, job: RLJob, context: Context) -> Sequence[RenderedRole]:
         """Return the roles of ``job``; they are shared and must not be changed."""
         entry = self._entries.get(context.uid)
         if entry is None or entry.job is not job or entry.context != context:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rljob.api.status import ReadyCounts, RLJobStatus, RoleStatus
-from rljob.manifests.context import Role
 from rljob.manifests.names import role_name
+from rljob.manifests.render_context import RenderedRole
 from rljob.operator.planning import exits, pending, reasons
 from rljob.operator.planning.pending import Obstacle
 from rljob.operator.planning.scene import Scene, alive, is_ready, least_replicas
@@ -81,7 +81,7 @@ def ready_counts(roles: Sequence[RoleStatus]) -> ReadyCounts:
     )
 
 
-def lack_of(scene: Scene, role: Role, desired: int, least: int) -> Lack | None:
+def lack_of(scene: Scene, role: RenderedRole, desired: int, least: int) -> Lack | None:
     """Return what a role lacks; None when all its pods are ready and as the manifest says."""
     pods = scene.pods.get(role.name, ())
     waiting = [pod for pod in pods if not is_ready(pod)]
@@ -181,7 +181,7 @@ def _pods(count: int) -> str:
     return "pod" if count == 1 else "pods"
 
 
-def _outdated(scene: Scene, role: Role) -> bool:
+def _outdated(scene: Scene, role: RenderedRole) -> bool:
     """Return whether a Deployment or StatefulSet of the role is not yet what its newest spec says."""
     return any(_behind(child) for child in scene.workloads(role.name))
 

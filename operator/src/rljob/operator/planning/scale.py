@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rljob.api.status import Run, RunEngine
-from rljob.manifests.context import Object, Role
-from rljob.manifests.labels import selector_text
+from rljob.manifests.inputs import Object
+from rljob.manifests.names import selector_text
+from rljob.manifests.render_context import RenderedRole
 from rljob.operator.planning.draft import Draft
 from rljob.operator.planning.scene import Scene, alive, is_ready, role_of, workloads
 from rljob.operator.planning.times import remaining, seconds_of
@@ -77,7 +78,7 @@ def choose(pods: Sequence[Pod], count: int, already: Iterable[str], run: Run | N
     return [pod.metadata.name for pod in sorted(newest, key=order)[: max(0, count)]]
 
 
-def with_scale_status(scene: Scene, role: Role, rendered: Object) -> Object:
+def with_scale_status(scene: Scene, role: RenderedRole, rendered: Object) -> Object:
     """Return an RLJobScale with the status that the scale subresource shows, once there is something to show."""
     replicas = len(alive(scene.pods.get(role.name, ())))
     child = scene.observed.children.get((rendered["kind"], rendered["metadata"]["name"]))

@@ -8,9 +8,9 @@ from typing import Any
 
 from rljob.api.models import RLJob
 from rljob.api.status import Attempt
-from rljob.manifests.context import Cluster, Context, Role
-from rljob.manifests.labels import ATTEMPT, ROLE
-from rljob.manifests.names import role_name
+from rljob.manifests.inputs import Cluster, Context
+from rljob.manifests.names import ATTEMPT, ROLE, role_name
+from rljob.manifests.render_context import RenderedRole
 from rljob.operator.plan import Observed, Ref
 from rljob.operator.planning.rendering import Render
 from rljob.operator.seen import Child, ObjectCondition, OwnerReference, Pod
@@ -34,7 +34,7 @@ class Scene:
     observed: Observed
     job: RLJob
     attempt: Attempt
-    roles: Sequence[Role]
+    roles: Sequence[RenderedRole]
     wanted: Mapping[str, int]
     pods: Mapping[str, Sequence[Pod]]
 
@@ -43,7 +43,7 @@ class Scene:
         """Unix seconds."""
         return self.observed.now
 
-    def role(self, kind: str) -> Role | None:
+    def role(self, kind: str) -> RenderedRole | None:
         """Return the only role of a kind, if the job has it."""
         return next((role for role in self.roles if role.kind == kind), None)
 
