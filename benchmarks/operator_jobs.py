@@ -6,7 +6,7 @@ import secrets
 from typing import Any
 
 from rljob.api.models import RLJob
-from rljob.manifests.context import Cluster, Context, Object
+from rljob.manifests.inputs import Cluster, Context, Object
 from rljob.manifests.render import ALL_TOKENS, TOKEN_ROLES, render, secret
 
 JOBS_PER_NAMESPACE = 10

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.operator_audit import Write, counted
 from benchmarks.operator_cluster import WORKERS, BenchmarkCluster, OperatorProcess, RequestError, Script
 from benchmarks.operator_jobs import changed_spec, children, manifest, name, namespace, run_status
-from rljob.manifests.context import Object
+from rljob.manifests.inputs import Object
 from rljob.operator.client import OperatorClient
 from rljob.operator.executor import AT_A_TIME
 from rljob.operator.resources import BY_KIND, CHILDREN, RLJOBS, SECRETS

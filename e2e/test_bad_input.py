@@ -25,9 +25,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from e2e.fakes.model import write_model
 from rljob.api.load import validate
-from rljob.api.paths import with_absolute_paths
-from rljob.api.resolve import resolve
-from rljob.api.scalars import write_yaml
+from rljob.api.resolve import resolve, with_absolute_paths
+from rljob.api.yaml_loader import write_yaml
 from rljob.cli import lifecycle
 from rljob.cli.main import main
 from rljob.local import capacity, preflight, process_cleanup, run_directory

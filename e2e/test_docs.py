@@ -12,7 +12,7 @@ from e2e.docs.reader import PAGES, matches, shell
 from e2e.fields.place import manifest
 from rljob.api.explain import fields
 from rljob.api.load import loads
-from rljob.api.scalars import read_yaml, write_yaml
+from rljob.api.yaml_loader import read_yaml, write_yaml
 from rljob.cli.app import app
 from rljob.cli.reference import page as command_page
 from rljob.operator.metrics import Metrics

@@ -9,11 +9,11 @@ import pytest
 from e2e.fields import place
 from e2e.fields.cluster import decisions, rendered
 from e2e.fields.rows import KUBERNETES, ROWS, Ignored, Refused, Shows
+from rljob.api.errors import ManifestError
 from rljob.api.explain import fields
 from rljob.api.load import loads, override
-from rljob.api.problems import ManifestError
 from rljob.api.resolve import resolve
-from rljob.api.scalars import write_yaml
+from rljob.api.yaml_loader import write_yaml
 from rljob.local import field_support
 from rljob.manifests import problems
 

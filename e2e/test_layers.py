@@ -10,7 +10,7 @@ import pytest
 HEAVY = ("torch", "vllm", "kopf", "ray", "transformers")
 LIGHT = (
     "rljob.api.models",
-    "rljob.protocol.link",
+    "rljob.protocol.coordinator_link",
     "rljob.manifests.render",
     "rljob.scheduling.scheduler",
     "rljob.ledger.writer",

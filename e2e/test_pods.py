@@ -13,9 +13,9 @@ from rljob.api.load import validate
 from rljob.api.resolve import resolve
 from rljob.coordinator.rljob_client import job_ref_from_environment
 from rljob.manifests import render
-from rljob.manifests.context import Context
+from rljob.manifests.inputs import Context
 from rljob.protocol.environment import read_environment
-from rljob.protocol.initializer import content_key
+from rljob.protocol.initializer_stamp import content_key
 from rljob.trainer.launch import nodes_of
 
 ROOT = Path(__file__).parents[1]

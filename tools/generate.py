@@ -10,8 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from rljob.api.crd import GROUP, definitions
-from rljob.api.crd_text import text
+from rljob.api.crd import GROUP, definitions, to_yaml
 from rljob.api.explain import manifest_page
 from rljob.cli.reference import page as command_page
 
@@ -22,7 +21,7 @@ FOLDERS = ("crds", "charts/rljob-crds/files")
 
 def crds() -> dict[str, str]:
     """Return the definitions by their path in the repository: for people, and as files of the chart."""
-    files = {f"{GROUP}_{name}.yaml": text(definition) for name, definition in definitions().items()}
+    files = {f"{GROUP}_{name}.yaml": to_yaml(definition) for name, definition in definitions().items()}
     return {f"{folder}/{name}": content for folder in FOLDERS for name, content in files.items()}
 
 

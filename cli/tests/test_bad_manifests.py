@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from core.tests.manifests import MANIFEST
 from core.tests.test_api_properties import SCHEMA, values
+from rljob.api.errors import ManifestError
 from rljob.api.load import loads, validate
-from rljob.api.problems import ManifestError
-from rljob.api.scalars import write_yaml
+from rljob.api.yaml_loader import write_yaml
 from rljob.cli.main import main
 from rljob.local import process_cleanup
 
@@ -28,7 +28,7 @@ TEXTS = {
     "two documents": ("kind: RLJob\n---\nkind: RLJob\n", "a second document begins; keep one RLJob in a file"),
     "a key that is no text": ("1: a\n", "the key '1' is not text; put it in quotes"),
     "a tag": ("kind: !!python/object:os.system x\n", "the tag .* has no meaning in a manifest; remove it"),
-    "infinity": ("spec: {seed: .inf}\n", "a value is infinite or not a number"),
+    "infinity": ("spec: {seed: .inf}\n", "line 1, column 14: '.inf' is infinite or not a number"),
     "another kind of object": (
         "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {}\n",
         "apiVersion: must be 'rljob.dev/v1alpha1', not 'v1'",
@@ -50,7 +50,11 @@ SETTINGS = {
     "a list for a mapping": ("spec.training=[1]", "spec.training: must be a mapping, not a list"),
     "a mapping for a list": ("spec.tasks={a: 1}", "spec.tasks: must be a list, not a mapping"),
     "null for something needed": ("spec.training=null", "spec.training: must be a mapping, not null"),
-    "a word for true": ("spec.tracking.tensorboard=yes", "spec.tracking.tensorboard: must be true or false, not 'yes'"),
+    "a word for true": ("spec.tracking.tensorboard=yes", "spec.tracking.tensorboard=yes: .* write true"),
+    "text for true": (
+        "spec.tracking.tensorboard='yes'",
+        "spec.tracking.tensorboard: must be true or false, not 'yes'",
+    ),
     "no task": ("spec.tasks=[]", "spec.tasks: must have at least 1 entry, not 0"),
     "no model called policy": ("spec.models[policy].name=base", "spec.models: none is called 'policy'; name the model"),
     "a name in capitals": (
@@ -65,7 +69,7 @@ SETTINGS = {
     "no such builtin reward": ("spec.rewards[0].builtin=magic", "spec.rewards\\[0\\].builtin: must be .*, not 'magic'"),
     "a reward of nothing": (
         "spec.rewards[0].builtin=null",
-        "spec.rewards\\[0\\]: nothing says what scores; give exactly",
+        "spec.rewards\\[0\\]: no scorer is given; give exactly",
     ),
     "two kinds of reward": (
         "spec.rewards[0].url=http://a",
@@ -82,13 +86,13 @@ SETTINGS = {
     "no source of data": ("spec.tasks[0].data={}", "spec.tasks\\[0\\].data: no source is given; give exactly one of"),
     "a path out of the storage": (
         "spec.models[0].source=job://../x",
-        "source: 'job://../x' is no path inside the stor",
+        "source: 'job://../x' is not a path inside the stor",
     ),
     "a model far away": (
         "spec.models[0].source=s3://b/x",
         "spec.models\\[0\\].source: s3:// cannot be read; write job",
     ),
-    "an open brace": ("spec.tasks[0].prompt='{question'", "spec.tasks\\[0\\].prompt: is no template"),
+    "an open brace": ("spec.tasks[0].prompt='{question'", "spec.tasks\\[0\\].prompt: is not a template"),
     "a prompt without the problem": (
         "spec.tasks[0].prompt=hello",
         "prompt: the template names no column; put {question}",
@@ -113,7 +117,7 @@ SETTINGS = {
     ),
     "pools for no evaluation": (
         "spec.evaluation.engines=dedicated",
-        "evaluation.engines: dedicated needs a pool for it",
+        "evaluation.engines: dedicated needs a pool with purpose evaluation",
     ),
     "what is governed": (
         "spec.tasks[0].data.reasoningGym.config.seed=1",

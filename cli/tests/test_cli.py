@@ -9,7 +9,7 @@ import pytest
 from rljob.api.explain import manifest_page
 from rljob.api.load import loads
 from rljob.api.resolve import resolve
-from rljob.api.scalars import write_yaml
+from rljob.api.yaml_loader import write_yaml
 from rljob.cli.app import app
 
 ROOT = Path(__file__).parents[2]

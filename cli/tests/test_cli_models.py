@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from cli.tests.fakes.launcher import SUCCEEDED, status
+from rljob.api.errors import ManifestError
 from rljob.api.load import validate
-from rljob.api.problems import ManifestError
 from rljob.api.resolve import resolve
 from rljob.local import checkpoints, evaluation
 from rljob.local.errors import CliError

@@ -6,11 +6,10 @@ import sys
 import pytest
 
 from rljob.api.load import validate
-from rljob.api.paths import in_storage
-from rljob.api.resolve import resolve
+from rljob.api.resolve import in_storage, resolve
 from rljob.local import commands
 from rljob.local.commands import LocalContext
-from rljob.protocol import initializer
+from rljob.protocol import initializer_stamp
 from rljob.protocol.environment import read_environment, reward_urls
 
 
@@ -108,7 +107,7 @@ def test_paths_in_the_storage_are_replaced_wherever_they_stand(here):
 
 
 def key(manifest):
-    return initializer.content_key(resolve(validate(manifest)))
+    return initializer_stamp.content_key(resolve(validate(manifest)))
 
 
 def test_an_initializer_may_be_given_a_program_as_text(manifest):
@@ -144,17 +143,17 @@ def test_the_initializers_key_follows_from_what_it_can_see(manifest, tmp_path):
 
 
 def test_the_program_behind_a_console_script_counts_by_its_source():
-    source = initializer._source("rljob-example-model")
+    source = initializer_stamp._source("rljob-example-model")
     assert source is not None
     assert source.name == "example_model.py"
 
 
 def test_a_model_that_a_run_works_with_is_never_made_anew(tmp_path):
-    initializer.mark_used(tmp_path)
-    assert initializer.read(tmp_path) == {}
-    initializer.mark_done(tmp_path, "k")
-    assert initializer.done(tmp_path, "k") and not initializer.done(tmp_path, "other")
-    initializer.mark_used(tmp_path)
-    assert initializer.done(tmp_path, "other")
-    initializer.mark_unused(tmp_path)
-    assert not initializer.done(tmp_path, "other")
+    initializer_stamp.mark_used(tmp_path)
+    assert initializer_stamp.read(tmp_path) == {}
+    initializer_stamp.mark_done(tmp_path, "k")
+    assert initializer_stamp.done(tmp_path, "k") and not initializer_stamp.done(tmp_path, "other")
+    initializer_stamp.mark_used(tmp_path)
+    assert initializer_stamp.done(tmp_path, "other")
+    initializer_stamp.mark_unused(tmp_path)
+    assert not initializer_stamp.done(tmp_path, "other")

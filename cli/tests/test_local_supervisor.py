@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob.api.operation import FailurePolicy
+from rljob.api.run_policy import FailurePolicy
 from rljob.local import process_cleanup, processes
 from rljob.local.errors import CliError
 from rljob.local.processes import Command, Interrupt

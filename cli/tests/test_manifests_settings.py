@@ -7,10 +7,9 @@ import pytest
 import yaml
 
 from core.tests.goldens import JOB
-from rljob.api.scalars import write_yaml
+from rljob.api.yaml_loader import write_yaml
 from rljob.manifests import render
-from rljob.manifests.context import Cluster, Context
-from rljob.manifests.settings import Settings, read_cluster
+from rljob.manifests.inputs import Cluster, Context, Settings, read_cluster
 
 SET = {
     "images": {"runner": "registry/runner:2"},

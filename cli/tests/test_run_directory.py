@@ -6,7 +6,7 @@ import pytest
 
 from rljob.api.load import validate
 from rljob.api.resolve import resolve
-from rljob.api.scalars import read_yaml
+from rljob.api.yaml_loader import read_yaml
 from rljob.local import find_run
 from rljob.local.errors import CliError
 from rljob.local.run_directory import CHANGEABLE, RunDirectory

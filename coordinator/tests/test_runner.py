@@ -16,8 +16,8 @@ from aiohttp.test_utils import TestServer
 
 from rljob.api.roles import Reward
 from rljob.api.tasks import Task
-from rljob.protocol import link
-from rljob.protocol.link import RefusedError
+from rljob.protocol import coordinator_link
+from rljob.protocol.coordinator_link import RefusedError
 from rljob.protocol.messages import (
     AckScored,
     Cancel,
@@ -130,7 +130,7 @@ class Stage:
 
 @pytest.fixture
 async def stage(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
-    monkeypatch.setattr(link, "FIRST_BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(coordinator_link, "FIRST_BACKOFF_SECONDS", 0.001)
     coordinator, reward = FakeCoordinator(), FakeReward()
     app = web.Application()
     app.router.add_get("/v1/connect/runner", coordinator.connect)

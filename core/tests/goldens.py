@@ -12,8 +12,8 @@ from pathlib import Path
 
 from rljob.api.load import load
 from rljob.manifests import render
-from rljob.manifests.context import Cluster, Context
-from rljob.manifests.text import to_yaml
+from rljob.manifests.inputs import Cluster, Context
+from rljob.manifests.render import to_yaml
 
 DIRECTORY = Path(__file__).parent / "golden"
 JOB = DIRECTORY / "job.yaml"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from rljob.api.builtin_rewards import ExactMatch, exact_match
+from rljob.api.errors import ManifestError
 from rljob.api.load import validate
-from rljob.api.paths import with_absolute_paths
-from rljob.api.problems import ManifestError
+from rljob.api.resolve import with_absolute_paths
 from rljob.api.templates import columns_of, fill
 
 
@@ -31,7 +31,7 @@ def manifest(task=None, reward=None):
         ({"regex": "a"}, "config.regex: exact_match has no such option, there are column, extract, ignoreCase; remove"),
         ({"column": 5}, "config.column: must be text, not 5"),
         ({"ignoreCase": "yes"}, "config.ignoreCase: must be true or false, not 'yes'"),
-        ({"extract": "(a"}, "config.extract: '(a' is no regular expression: missing ), unterminated subpattern"),
+        ({"extract": "(a"}, "config.extract: '(a' is not a regular expression: missing ), unterminated subpattern"),
     ],
 )
 def test_an_option_of_exact_match_that_cannot_be_is_refused_with_its_path(config, sentence):
@@ -56,7 +56,7 @@ def test_reasoning_gym_has_no_options_and_scores_its_own_data_only():
     [
         (
             {"messages": [{"role": "user", "content": "{q}"}, {"role": "assistant", "content": "Well,"}]},
-            "spec.tasks[0].messages: the last one is the assistant's; end with what the model is to answer",
+            "spec.tasks[0].messages: the last message is the assistant's; end with the message that the model answers",
         ),
         (
             {"data": {"reasoningGym": {"dataset": "chain_sum"}, "columns": {"q": "question"}}},

@@ -1,13 +1,15 @@
 import json
+import re
 
 import pytest
 
+from rljob.api.algorithm import PRESETS
+from rljob.api.errors import ManifestError
 from rljob.api.explain import explain, explain_field, fields, to_data
 from rljob.api.load import load, loads, override, validate
 from rljob.api.models import RLJob
-from rljob.api.problems import ManifestError
-from rljob.api.resolve import PRESETS, resolve
-from rljob.api.scalars import write_yaml
+from rljob.api.resolve import resolve
+from rljob.api.yaml_loader import write_yaml
 
 
 def change(manifest, **values):
@@ -64,11 +66,11 @@ def test_the_smallest_manifest_loads(manifest):
         ),
         (
             {"spec__rewards__0": {"name": "exact", "url": "http://a", "template": {}}},
-            "spec.rewards[0].template: the service at url runs elsewhere and has no pod here; remove one of them",
+            "spec.rewards[0].template: a service with url has no pod in the job; remove one of them",
         ),
         (
             {"spec__network__egress__to": [{"name": "a", "cidr": "10.0.0.0/8"}]},
-            "spec.network.egress.to: with policy Any everything is allowed; set policy: Listed, or remove it",
+            "spec.network.egress.to: policy Any allows all destinations; set policy: Listed, or remove it",
         ),
         (
             {"spec__network__allowFrom": [{"name": "a"}, {"name": "a"}]},
@@ -81,7 +83,10 @@ def test_the_smallest_manifest_loads(manifest):
         ({"spec__algorithm__clipLow": 1}, "spec.algorithm.clipLow: must be less than 1, not 1"),
         ({"spec__trainer__optimizer__betas": [0.9]}, "spec.trainer.optimizer.betas[1]: required; add it"),
         ({"spec__models__0__source": ""}, "spec.models[0].source: is empty; give it a value"),
-        ({"spec__models__0__source": "job://../x"}, "spec.models[0].source: 'job://../x' is no path inside the stor"),
+        (
+            {"spec__models__0__source": "job://../x"},
+            "spec.models[0].source: 'job://../x' is not a path inside the stor",
+        ),
         ({"spec__models__0__name": "base"}, "spec.models: none is called 'policy'; name the model to train 'policy'"),
         ({"spec__tasks__0__reward": "x"}, "spec.tasks[0].reward: there is no reward called 'x' (but exact); add it"),
         ({"spec__tasks__0__prompt": "hi"}, "spec.tasks[0].prompt: the template names no column; put {question} where"),
@@ -102,11 +107,11 @@ def test_the_smallest_manifest_loads(manifest):
         ),
         ({"spec__training__steps": 0}, "spec.training.steps: 0 only evaluates, and there is no evaluation; add"),
         ({"spec__models__0__source": "s3://bucket/x"}, "spec.models[0].source: s3:// cannot be read; write job://PATH"),
-        ({"spec__rewards__0__builtin": ...}, "spec.rewards[0]: nothing says what scores; give exactly one of builtin"),
+        ({"spec__rewards__0__builtin": ...}, "spec.rewards[0]: no scorer is given; give exactly one of builtin"),
         ({"spec__rewards__0__url": "http://a"}, "spec.rewards[0]: builtin and url are given; give exactly one of"),
         (
             {"spec__rewards__0": {"name": "exact", "url": "http://a", "config": {"column": "x"}}},
-            "spec.rewards[0].config: has a meaning with builtin only; remove it",
+            "spec.rewards[0].config: applies to a builtin only; remove it",
         ),
         (
             {"spec__rewards__0__url": "ftp://a"},
@@ -119,7 +124,7 @@ def test_the_smallest_manifest_loads(manifest):
         ),
         (
             {"spec__tasks__0__data": {"jsonl": {"path": "job:///etc"}}},
-            "spec.tasks[0].data.jsonl.path: 'job:///etc' is no path inside the storage",
+            "spec.tasks[0].data.jsonl.path: 'job:///etc' is not a path inside the storage",
         ),
         (
             {"spec__tasks__0__data": {"parquet": {"path": "a", "heldOutPath": "b", "heldOutFraction": 0.5}}},
@@ -129,8 +134,8 @@ def test_the_smallest_manifest_loads(manifest):
             {"spec__tasks__0__data": {"datasets": {"path": "a", "heldOutSplit": "b", "heldOutFraction": 0.5}}},
             "spec.tasks[0].data.datasets.heldOutFraction: heldOutSplit is given too; give one of them",
         ),
-        ({"spec__tasks__0__prompt": "{0!r}"}, "spec.tasks[0].prompt: {0} is no column's name; write {{ and }}"),
-        ({"spec__tasks__0__prompt": "{question"}, "spec.tasks[0].prompt: is no template (expected '}' before end"),
+        ({"spec__tasks__0__prompt": "{0!r}"}, "spec.tasks[0].prompt: {0} is not a column name; write {{ and }}"),
+        ({"spec__tasks__0__prompt": "{question"}, "spec.tasks[0].prompt: is not a template (expected '}' before end"),
         (
             {"spec__tasks__0__messages": [{"role": "user", "content": "{x}"}], "spec__tasks__0__prompt": "{x}"},
             "spec.tasks[0].messages: prompt is given too; a task has one of prompt, messages, messagesColumn",
@@ -139,10 +144,13 @@ def test_the_smallest_manifest_loads(manifest):
             {"spec__rollouts__0__purpose": "evaluation", "spec__evaluation__engines": "dedicated"},
             "spec.rollouts: no pool is for training; set purpose: training in one of them",
         ),
-        ({"spec__evaluation__engines": "dedicated"}, "spec.evaluation.engines: dedicated needs a pool for it; set pu"),
+        (
+            {"spec__evaluation__engines": "dedicated"},
+            "spec.evaluation.engines: dedicated needs a pool with purpose evaluation; set pu",
+        ),
         (
             {"spec__rollouts": [{"name": "a"}, {"name": "b", "purpose": "evaluation"}]},
-            "spec.rollouts[1].purpose: nothing is evaluated on pools of its own; set evaluation.engines: dedicated",
+            "spec.rollouts[1].purpose: evaluation.engines is not dedicated; set evaluation.engines: dedicated",
         ),
         ({"kind": "Job"}, "kind: must be 'RLJob', not 'Job'"),
         ({"kind": ...}, "kind: required; add kind: RLJob"),
@@ -163,14 +171,11 @@ def test_every_problem_is_named_at_once(manifest):
     assert [line.partition(":")[0] for line in problems(manifest)] == ["spec.tasks[0].reward", "spec.tasks[0].prompt"]
 
 
-def test_a_bare_yes_is_refused_only_where_any_value_is_allowed(manifest):
+def test_a_bare_yes_is_refused_with_its_line(manifest):
     text = write_yaml(manifest)
-    (found,) = _refused(text.replace("dataset: chain_sum", "dataset: chain_sum\n        config: {allow: [yes]}"))
-    assert found == (
-        "spec.tasks[0].data.reasoningGym.config.allow[0]: a bare yes is true to kubectl; "
-        'write true, or "yes" if you mean text'
-    )
-    assert loads(text.replace("name: sums\nspec", "name: on\nspec")).metadata.name == "on"
+    (found,) = _refused(text.replace("name: sums\nspec", "name: on\nspec"))
+    assert re.match(r"line 4, column 9: 'on' is .*put it in quotes", found)
+    assert loads(text.replace("name: sums\nspec", "name: 'on'\nspec")).metadata.name == "on"
 
 
 def _refused(text):

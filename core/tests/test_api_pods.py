@@ -2,9 +2,9 @@
 
 import pytest
 
+from rljob.api.errors import ManifestError
 from rljob.api.load import validate
 from rljob.api.pods import main_container
-from rljob.api.problems import ManifestError
 
 TEMPLATE = {
     "metadata": {"labels": {"team": "a"}},
@@ -53,7 +53,10 @@ def test_a_template_of_kubernetes_is_taken_as_it_is(manifest):
             {"spec": {"containers": [{"image": "a"}]}},
             "spec.containers[0].name: required; add it (rljob's own container",
         ),
-        ({"spec": {"restartPolicy": "Never"}}, "spec.restartPolicy: governed by rljob, which restarts parts itself"),
+        (
+            {"spec": {"restartPolicy": "Never"}},
+            "spec.restartPolicy: governed by rljob, which restarts processes itself",
+        ),
         (
             {"spec": {"containers": [{"name": "main", "env": [{"name": "RLJOB_TOKEN", "value": "x"}]}]}},
             "spec.containers[0].env[0]: variables that begin with RLJOB_ are rljob's own; remove it",
@@ -65,7 +68,7 @@ def test_a_template_of_kubernetes_is_taken_as_it_is(manifest):
         ),
         (
             {"spec": {"containers": [{"name": "side", "ports": [{"containerPort": 9}, {"containerPort": 8080}]}]}},
-            "spec.containers[0].ports[1]: port 8080 is rljob's own, which servers are told in RLJOB_LISTEN; remove it",
+            "spec.containers[0].ports[1]: port 8080 is rljob's own, which servers read from RLJOB_LISTEN; remove it",
         ),
         (
             {"spec": {"initContainers": [{"name": "side", "ports": [{"containerPort": 9, "name": "http"}]}]}},

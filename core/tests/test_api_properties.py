@@ -6,12 +6,13 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from rljob.api.algorithm import PRESETS
+from rljob.api.errors import ManifestError
 from rljob.api.explain import explain, to_data
 from rljob.api.load import loads, validate
 from rljob.api.models import RLJob
-from rljob.api.problems import ManifestError
-from rljob.api.resolve import PRESETS, resolve
-from rljob.api.scalars import write_yaml
+from rljob.api.resolve import resolve
+from rljob.api.yaml_loader import write_yaml
 
 SCHEMA = RLJob.model_json_schema(by_alias=True)
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), min_size=1, max_size=12)

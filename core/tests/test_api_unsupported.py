@@ -2,9 +2,9 @@
 
 import pytest
 
+from rljob.api.errors import ManifestError
 from rljob.api.explain import fields
 from rljob.api.load import validate
-from rljob.api.problems import ManifestError
 from rljob.api.unsupported import NOT_YET
 
 EXAMPLES = {

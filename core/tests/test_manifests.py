@@ -10,7 +10,7 @@ from core.tests.goldens import CONTEXTS, JOB
 from rljob.api.load import load, validate
 from rljob.api.models import RLJob
 from rljob.manifests import ALL_TOKENS, TOKEN_ROLES, problems, render, secret, secret_name
-from rljob.manifests.context import Cluster, Context
+from rljob.manifests.inputs import Cluster, Context
 from rljob.manifests.names import NAME_LIMIT, bounded
 
 LONG = "a" + "b-" * 30 + "cd"
@@ -101,7 +101,7 @@ def test_every_object_says_whose_it_is_and_what_it_was_made_of(manifest):
             assert metadata["labels"]["rljob.dev/role"] == role.name
             assert metadata["labels"]["app.kubernetes.io/component"] == role.kind
             assert metadata["annotations"]["rljob.dev/role-hash"] == role.hash
-            assert metadata["annotations"]["rljob.dev/intent"]
+            assert metadata["annotations"]["rljob.dev/rendered-hash"]
             [owner] = metadata["ownerReferences"]
             assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (UID, True, True)
             if "template" in rendered.get("spec", {}):
@@ -160,7 +160,15 @@ def test_no_command_holds_a_port_a_path_or_an_address(context):
     assert words == {
         *("python", "-m", "--"),
         *(f"rljob.{part}.main" for part in ("coordinator", "runner", "rollout", "rewards")),
-        *("rljob.trainer.launch", "2", "rljob.trainer.initialize", "rljob.protocol.probe", "moves", "90", "serves"),
+        *(
+            "rljob.trainer.launch",
+            "2",
+            "rljob.trainer.initialize",
+            "rljob.protocol.health_probe",
+            "alive",
+            "90",
+            "ready",
+        ),
         *("rljob-example-model", "job://model"),  # the user's
     }
 
@@ -379,9 +387,9 @@ def test_a_trainer_that_is_not_to_be_disrupted_has_a_budget_of_all_its_pods(mani
 @pytest.mark.parametrize("role", ["trainer", "rollout-main", "runner"])
 def test_a_part_that_nobody_dials_says_itself_whether_it_serves(manifest, role):
     main = main_of(roles(manifest)[role])
-    look = ["python", "-m", "rljob.protocol.probe"]
-    assert main["readinessProbe"]["exec"]["command"] == [*look, "serves"]
-    assert main["livenessProbe"]["exec"]["command"] == [*look, "moves", "60"]
+    look = ["python", "-m", "rljob.protocol.health_probe"]
+    assert main["readinessProbe"]["exec"]["command"] == [*look, "ready"]
+    assert main["livenessProbe"]["exec"]["command"] == [*look, "alive", "60"]
     assert "startupProbe" not in main  # before the first beat nothing is killed
 
 
@@ -485,7 +493,7 @@ def test_what_only_a_machine_has_is_refused_in_a_cluster(manifest):
 def test_two_pools_of_which_one_is_called_as_the_other_ones_elastic_engines_are_refused(manifest):
     manifest["spec"]["rollouts"] = [{"name": "main", "replicas": {"max": 2}}, {"name": "main-elastic"}]
     [found] = problems(validate(manifest))
-    assert found.startswith("spec.rollouts[1].name: main-elastic is what engines of pool main")
+    assert found.startswith("spec.rollouts[1].name: main-elastic is the name of the elastic engines of pool main")
 
 
 @pytest.mark.parametrize("field", ["trainer", "rollouts"])

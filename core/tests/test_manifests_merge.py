@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from core.tests.goldens import DIRECTORY
-from rljob.api.scalars import read_yaml
+from rljob.api.yaml_loader import read_yaml
 from rljob.manifests.merge import KEYS, merge
 
 RULES = read_yaml((DIRECTORY / "merge.yaml").read_text())

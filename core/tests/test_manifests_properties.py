@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from core.tests.manifests import MANIFEST
 from core.tests.test_api_properties import overrides_of
+from rljob.api.errors import ManifestError
 from rljob.api.load import loads, validate
-from rljob.api.problems import ManifestError
-from rljob.api.scalars import write_yaml
+from rljob.api.yaml_loader import write_yaml
 from rljob.manifests import render, spec_hash
-from rljob.manifests.context import Cluster, Context
+from rljob.manifests.inputs import Cluster, Context
 from rljob.manifests.names import LABEL_LIMIT, NAME_LIMIT, bounded
 
 EXAMPLES = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))

@@ -14,8 +14,8 @@ from core.tests.goldens import JOB
 from rljob.api import crd
 from rljob.api.load import validate
 from rljob.manifests import render
-from rljob.manifests.context import Context
 from rljob.manifests.hashes import spec_hash
+from rljob.manifests.inputs import Context
 
 STORED = Path(__file__).parent / "stored" / "v1alpha1.yaml"
 """The job of the golden files as an API server stored it."""

@@ -9,7 +9,7 @@ from rljob.api.load import validate
 from rljob.api.pods import SCHEMA
 from rljob.local import field_support
 from rljob.manifests import render
-from rljob.manifests.context import Context
+from rljob.manifests.inputs import Context
 
 GOVERNED = {"restartPolicy", "name", "containers"}
 KINDS = {"string": "x", "integer": 7, "number": 7, "boolean": True}

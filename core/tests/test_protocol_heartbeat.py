@@ -3,7 +3,7 @@
 import asyncio
 
 from rljob.protocol import heartbeat
-from rljob.protocol.probe import HEARTBEAT
+from rljob.protocol.health_probe import HEARTBEAT
 
 
 async def test_the_file_is_touched_while_the_loop_runs(tmp_path, monkeypatch):

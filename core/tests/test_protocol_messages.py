@@ -105,7 +105,7 @@ def test_any_question_has_a_split(question):
 
 def test_a_part_without_its_environment_says_so(monkeypatch):
     monkeypatch.delenv("RLJOB_JOB", raising=False)
-    with pytest.raises(ValueError, match="RLJOB_JOB is not set; parts are started by rljob run"):
+    with pytest.raises(ValueError, match="RLJOB_JOB is not set; rljob run"):
         read_environment()
 
 

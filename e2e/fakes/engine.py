@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from e2e.fakes.tokens import Stream, begin, weights_key
 from rljob.protocol import messages as m
+from rljob.protocol.coordinator_link import CoordinatorLink
 from rljob.protocol.environment import read_environment
 from rljob.protocol.heartbeat import beating
-from rljob.protocol.link import Link
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class FakeEngine:
         self._unacknowledged: dict[Key, m.Completion] = {}
         self._updates: list[m.PrepareWeights] = []
         self._busy = asyncio.Event()
-        self._link = Link(url, "agent", token, m.ToAgent, self._register)
+        self._link = CoordinatorLink(url, "agent", token, m.ToAgent, self._register)
 
     async def run(self) -> None:
         """Serve until told to drain.

@@ -26,9 +26,9 @@ from e2e.fakes.engine import group_name
 from e2e.fakes.tokens import FIRST_STATE, next_state
 from rljob.api.models import RLJob
 from rljob.protocol import messages as m
+from rljob.protocol.coordinator_link import CoordinatorLink
 from rljob.protocol.environment import read_environment
 from rljob.protocol.heartbeat import beating
-from rljob.protocol.link import Link
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class FakeTrainer:
         self._incarnation = 0
         self._last: m.StepDone | None = None  # said again after every reconnect
         self._weights = self._newest_checkpoint()
-        self._link = Link(url, "trainer", token, m.ToTrainer, self._register)
+        self._link = CoordinatorLink(url, "trainer", token, m.ToTrainer, self._register)
 
     async def run(self) -> None:
         """Obey until told to stop.

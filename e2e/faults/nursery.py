@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob.coordinator import message_router, weight_publisher
-from rljob.protocol import heartbeat, link
+from rljob.protocol import coordinator_link, heartbeat
 from rljob.runner import scoring
 
 PING_SECONDS = 0.4
@@ -115,8 +115,8 @@ def _import_all() -> None:
     for module in (*COMMANDS.values(), *IMPORTED_LATER):
         import_module(module)
     gc.freeze()  # a child's collections would copy the pages of all that was imported
-    link.PING_SECONDS = PING_SECONDS
-    link.LAST_BACKOFF_SECONDS = 0.1
+    coordinator_link.PING_SECONDS = PING_SECONDS
+    coordinator_link.LAST_BACKOFF_SECONDS = 0.1
     message_router.RECONNECT_SECONDS = 0.2
     weight_publisher.GRACE_SECONDS = 0.5
     scoring.FIRST_BACKOFF_SECONDS, scoring.LAST_BACKOFF_SECONDS = 0.02, 0.1

@@ -19,8 +19,8 @@ from e2e.faults.nursery import Child, Nursery
 from e2e.faults.proxy import Moment, Proxy, Trigger
 from rljob.api.models import RLJob
 from rljob.local import process_cleanup, watchdog
+from rljob.protocol import health_probe
 from rljob.protocol import messages as m
-from rljob.protocol import probe
 
 PARTS = ("coordinator", "runner", "reward", "agent", "trainer")
 ARGUMENTS = {"agent": ["--seconds-per-token", "0.001", "--max-concurrency", "16"]}
@@ -76,7 +76,7 @@ class Scene(Stage):
         return super().variables(part) | {
             "RLJOB_COORDINATOR": self.proxy.url,
             "RLJOB_REWARD_URLS": json.dumps(self.proxy.reward_urls),
-            probe.HEARTBEAT: str(self._heartbeat(part)),
+            health_probe.HEARTBEAT: str(self._heartbeat(part)),
         }
 
     # --- waiting ---

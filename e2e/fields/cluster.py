@@ -11,12 +11,12 @@ from typing import Any
 
 from rljob.api.models import RLJob
 from rljob.manifests import render
-from rljob.manifests.context import Context
+from rljob.manifests.inputs import Context
 
 WORLD = Path(__file__).parents[2] / "operator" / "tests" / "world.py"
 
 
-HASHES = ("rljob.dev/role-hash", "rljob.dev/intent")
+HASHES = ("rljob.dev/role-hash", "rljob.dev/rendered-hash")
 """Annotations that follow from the whole spec; a field that changes only these has no effect."""
 
 

@@ -35,7 +35,7 @@ from rljob.local.errors import CliError
 from rljob.local.processes import Command, Interrupt
 from rljob.local.run_directory import ROLES, RunDirectory
 from rljob.local.supervisor import Backoff, Supervisor
-from rljob.protocol import initializer, messages
+from rljob.protocol import initializer_stamp, messages
 from rljob.protocol.environment import PartEnvironment
 from rljob.protocol.rewards import ScoreItem
 from rljob.protocol.status import Progress, RunStatus
@@ -75,7 +75,7 @@ def commands(job: RLJob, storage: Path) -> Any:
 
 def initialized(job: RLJob, storage: Path) -> Any:
     """Return the key by which the initializer's work is known; another key runs it anew."""
-    return initializer.content_key(job) if job.spec.initializer else None
+    return initializer_stamp.content_key(job) if job.spec.initializer else None
 
 
 def prepared(job: RLJob, storage: Path) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from e2e.integration.operators import SECONDS, Object, job
-from rljob.manifests.context import Cluster
+from rljob.manifests.inputs import Cluster
 from tools.cluster.client import API, VERSIONS
 from tools.cluster.controlplane import ControlPlane
 

@@ -31,7 +31,7 @@ from typing import Any
 import aiohttp
 
 from rljob.kube.kubeconfig import from_kubeconfig
-from rljob.manifests.context import Cluster
+from rljob.manifests.inputs import Cluster
 from rljob.operator.client import OperatorClient
 from rljob.operator.config import Settings
 from rljob.operator.metrics import Metrics

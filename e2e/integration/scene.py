@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from e2e.integration.operators import SECONDS, Object, running_operator
-from rljob.manifests.labels import INTENT
+from rljob.manifests.names import RENDERED_HASH
 from rljob.operator.resources import BY_KIND, CHILDREN, PODS, RLJOBS, SECRETS
 from tools.cluster.controlplane import ControlPlane
 
@@ -80,7 +80,7 @@ class Scene:
                 meta = body["metadata"]
                 if meta.get("labels", {}).get("rljob.dev/job") == name and "deletionTimestamp" not in meta:
                     marks = {key: value for key, value in meta["annotations"].items() if "rljob.dev" in key}
-                    marks.pop(INTENT)  # it holds the uid of the owner
+                    marks.pop(RENDERED_HASH)  # it holds the uid of the owner
                     replicas = body["spec"].get("replicas") if "spec" in body else None
                     found[f"{resource.kind}/{meta['name']}"] = (marks, replicas)
         secrets = [body for body in await self.list("Secret") if body["metadata"]["name"].startswith(f"{name}-tokens-")]

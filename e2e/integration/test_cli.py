@@ -380,7 +380,7 @@ def test_apply_refuses_what_run_refuses_and_what_no_cluster_can(
     assert said.startswith(f"{QUICKSTART}: spec.models[0].source: '/data/m' is a path of one machine")
     rljob("apply", QUICKSTART, "-n", namespace)
     said = one_sentence(rljob("apply", QUICKSTART, "-n", namespace, "--set", "spec.seed=77"), 2)
-    assert said.startswith(f"{QUICKSTART}: spec.seed: ") and "cannot be changed once the job is there" in said
+    assert said.startswith(f"{QUICKSTART}: spec.seed: ") and "field is immutable" in said
 
 
 def test_apply_takes_the_namespace_from_the_manifest_unless_another_is_given(

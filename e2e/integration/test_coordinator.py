@@ -21,7 +21,7 @@ from rljob.coordinator import rljob_client
 from rljob.coordinator.rljob_client import JobRef, RLJobClient
 from rljob.kube.errors import ConflictError
 from rljob.manifests import render
-from rljob.manifests.context import Context
+from rljob.manifests.inputs import Context
 from tools.cluster.client import ApiError
 from tools.cluster.controlplane import ControlPlane
 
@@ -323,9 +323,6 @@ async def test_nothing_is_told_to_another_job_of_the_same_name(
     rljob = make(cluster, namespace, tmp_path, make_job())
     old = RLJobClient(replace(rljob.job_ref, uid="11111111-2222-3333-4444-555555555555"))
     own = RLJobClient(rljob.job_ref)
-        RLJobClient(replace(rljob.job_ref, uid="11111111-2222-3333-4444-555555555555")),
-        RLJobClient(rljob.job_ref),
-    )
     try:
         with pytest.raises(ConflictError, match="is another one by now") as refused:
             await old.apply_run({"state": "Succeeded"})

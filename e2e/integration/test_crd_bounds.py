@@ -10,10 +10,10 @@ import pytest
 from pydantic import ValidationError
 
 from core.tests.manifests import MANIFEST
+from rljob.api.cel_rules import rules
 from rljob.api.crd import definitions
+from rljob.api.errors import path_text
 from rljob.api.models import RLJob
-from rljob.api.problems import path_text
-from rljob.api.rules import rules
 from tools.cluster.client import ApiError
 
 SCHEMA = definitions()["rljobs"]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from core.tests.crd_cases import BOUNDS, FIELDS, KEYS, ONLY_IN_A_CLUSTER, WRITTEN_NULL, changed
 from core.tests.test_api_properties import overrides_of
+from rljob.api.errors import ManifestError
 from rljob.api.load import validate
 from rljob.api.pods import SCHEMA
-from rljob.api.problems import ManifestError
 from tools.cluster.client import ApiError
 
 OPERATOR_S = [case.says for case in (*FIELDS, *BOUNDS) if not case.server_says and case.why not in (KEYS, WRITTEN_NULL)]

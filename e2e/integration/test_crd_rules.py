@@ -10,12 +10,13 @@ import msgspec
 import pytest
 
 from core.tests.crd_cases import BOUNDS, CHANGES, FIELDS, GOOD, UNSUPPORTED, WRITTEN_NULL, Case, changed
+from rljob.api.algorithm import PRESETS
 from rljob.api.crd import definitions
 from rljob.api.explain import to_data
 from rljob.api.immutable import CHANGED, immutability
 from rljob.api.load import override, validate
-from rljob.api.resolve import PRESETS, resolve
-from rljob.api.scalars import write_yaml
+from rljob.api.resolve import resolve
+from rljob.api.yaml_loader import write_yaml
 from rljob.manifests.problems import problems
 from rljob.operator.cache import SeenJob
 from rljob.operator.jobs import read_manifest
@@ -57,7 +58,7 @@ def test_what_the_api_server_cannot_say_the_operator_finds_when_it_reads_the_job
     [seen] = msgspec.json.decode(json.dumps(cluster.api.list(jobs)), type=list[SeenJob])
     manifest = read_manifest(seen)
     found = manifest.problems if manifest.job is None else problems(manifest.job)
-    assert any((case.says or "says no image") in problem for problem in found), found
+    assert any((case.says or "has no image") in problem for problem in found), found
 
 
 @pytest.mark.parametrize(("change", "says"), CHANGES, ids=[f"{change[:60]}" for change, _ in CHANGES])
@@ -224,7 +225,7 @@ def test_a_changed_file_is_applied_by_kubectl_again(cluster, namespace):
             cluster.kubectl(*how, "-n", namespace, "-f", "-", stdin=write_yaml(manifest))
             stored = cluster.api.get(cluster.api.path(API, "RLJob", namespace, "again"))
             assert stored["spec"]["rollouts"][0]["replicas"]["max"] == most
-    with pytest.raises(RuntimeError, match=r"spec\.seed: .*cannot be changed once the job is there; make a new RLJob"):
+    with pytest.raises(RuntimeError, match=r"spec\.seed: .*field is immutable; create a new RLJob"):
         manifest = changed(("spec.seed=9", "metadata.name=again"))
         cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=write_yaml(manifest))
 

@@ -223,7 +223,7 @@ async def test_an_edited_child_without_its_annotations_is_put_right(life: Life):
     async with operator(life) as running:
         await life.run_up()
         await running.idle()
-        await life.kubectl("annotate", "deployment", "sums-runner", "rljob.dev/intent-")
+        await life.kubectl("annotate", "deployment", "sums-runner", "rljob.dev/rendered-hash-")
         insecure = {"name": "main", "securityContext": {"allowPrivilegeEscalation": None}}
         spec = {"automountServiceAccountToken": None, "containers": [insecure]}
         path = "/apis/apps/v1/namespaces/" + life.namespace + "/deployments/sums-runner"
@@ -233,7 +233,7 @@ async def test_an_edited_child_without_its_annotations_is_put_right(life: Life):
             runner = (await life.children("Deployment"))["sums-runner"]
             pod = runner["spec"]["template"]["spec"]
             safe = pod["containers"][0].get("securityContext", {}).get("allowPrivilegeEscalation") is False
-            marked = "rljob.dev/intent" in runner["metadata"]["annotations"]
+            marked = "rljob.dev/rendered-hash" in runner["metadata"]["annotations"]
             return marked and safe and pod.get("automountServiceAccountToken") is False
 
         await life.until(restored)

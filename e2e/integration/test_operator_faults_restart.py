@@ -16,8 +16,8 @@ from e2e.integration.faulty import dying
 from e2e.integration.operators import Object, OperatorProcess, RunningOperator, job
 from e2e.integration.scene import Scene
 from rljob.manifests import render
-from rljob.manifests.hashes import intent
-from rljob.manifests.labels import INTENT
+from rljob.manifests.hashes import rendered_hash
+from rljob.manifests.names import RENDERED_HASH
 from rljob.operator.planning import Rendering, plan
 from rljob.operator.resources import CHILDREN, PODS, SECRETS
 from tools.cluster.client import ApiError
@@ -207,8 +207,8 @@ class OlderPlanner:
                 if pod is not None:
                     pod["containers"][0]["image"] += ":older"
                     pod["containers"][0].setdefault("env", []).append({"name": "OLDER", "value": "1"})
-                    body["metadata"]["annotations"].pop(INTENT)
-                    body["metadata"]["annotations"][INTENT] = intent(body)
+                    body["metadata"]["annotations"].pop(RENDERED_HASH)
+                    body["metadata"]["annotations"][RENDERED_HASH] = rendered_hash(body)
             roles.append(dataclasses.replace(role, objects=tuple(objects)))
         return roles
 

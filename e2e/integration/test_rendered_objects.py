@@ -9,10 +9,10 @@ import pytest
 from core.tests.goldens import CONTEXTS, JOB
 from rljob.api.load import load, validate
 from rljob.api.models import RLJob
-from rljob.api.scalars import read_yaml
+from rljob.api.yaml_loader import read_yaml
 from rljob.manifests import ALL_TOKENS, TOKEN_ROLES, render, secret
-from rljob.manifests.context import Context, Object
-from rljob.manifests.text import to_yaml
+from rljob.manifests.inputs import Context, Object
+from rljob.manifests.render import to_yaml
 from tools.cluster.client import ApiError
 from tools.cluster.controlplane import ControlPlane
 

@@ -8,27 +8,23 @@ import random
 import pytest
 import yaml
 
-from rljob.api.scalars import BareWord, YamlError, read_yaml, scalar
+from rljob.api.yaml_loader import YamlError, read_yaml
 
-_NUMBERS = """
-3e-4 1e3 1E3 1e+3 1e-3 12e03 0e0 -0e0 1e1_0 1_e1 1e0 0.1e1 1.5e300 1.7976931348623157e308 5e-324 1e-400
-0.1000000000000000055511151231257827 100000000000000000000.0 4.0e2 1.e1 1e20 1e21 1e22 1e309 1e400 -1e400 .1e400
-.5 -.5 +.5 5. 5.e3 .5_0 .5__0 .5_ .5e1_0 .1_2e3 .5e_1 ._5 .e1 +.5e1 1._5 1_0.5 00.5 01.5 -01.5 1.0 1.50 0.0 -0.0 +0.0
-0 00 000 -0 +0 +1 +1e3 -7 0x0 0b0 0o0 -0x0 0_ 0_7 0_8 1_ 1__0 1_000 _1 1,000
-0x1F 0X1f -0x1F +0x1F 0x_1F 0x 0xG 0x-1 0x1.8p1 1p3 0o17 0O17 -0o17 0o8 0o 017 -017 +017 012 08 09 019
-0b101 0B11 -0b11 +0b11 0b102 0b
+_ACCEPTED = """
+3e-4 1e3 1E3 1e+3 1e-3 12e03 0e0 -0e0 1e0 0.1e1 1.5e300 1.7976931348623157e308 5e-324 1e-400
+0.1000000000000000055511151231257827 100000000000000000000.0 4.0e2 1.e1 1e20 1e21 1e22
+.5 -.5 +.5 5. 5.e3 .e1 +.5e1 1.0 1.50 0.0 -0.0 +0.0 0 -0 +0 +1 +1e3 -7
 123456789012345678 9223372036854775807 9223372036854775808 -9223372036854775808 -9223372036854775809
-18446744073709551615 18446744073709551616 +18446744073709551615 99999999999999999999 123456789012345678901234567890
-0x7fffffffffffffff +0x7fffffffffffffff 0xffffffffffffffff +0xffffffffffffffff 0x1ffffffffffffffff
--0x8000000000000000 -0x8000000000000001 0777777777777777777777 01777777777777777777777 02000000000000000000000
--01000000000000000000001 0o7777777777777777777777
+18446744073709551615 18446744073709551616 99999999999999999999 123456789012345678901234567890
+true True TRUE tRUE false False FALSE ~ null Null NULL nULL nullx true2 NaN nan inf Infinity yEs oN
+1:80 a:80 2026-01 e3 1e 1e+ 1.2.3 0.5.1 1,000 0x 0b 0o 0b102 0x-1 0x1.8p1 1p3 _ __ _1 . ..
+on-off yes! http://a:80/x a#b job://model 10Gi 1Gi 1Ti 0.5cpu 1/2 $x a,b é 日本
 """
-_WORDS = """
-true True TRUE tRUE false False FALSE ~ null Null NULL nULL nullx true2 NaN nan inf Infinity
-12:30:00 1:30 190:20:30 2026-01-01 2026-01-01T00:00:00Z 2001-1-1 = << e3 1e 1e+ -- + . .. ... 1.2.3 0.5.1 - _ __ ._
-on-off yes! http://a:80/x a#b job://model 10Gi 1Gi 1Ti 0.5cpu 1/2 $x a,b @x %x é 日本
+_REFUSED = """
+y yes on Y Yes ON n no off N No OFF 017 -017 08 00 00.5 0_7 0o17 0O17 0x1F -0X1f 0b101 0B11 1_000 .5_0 1_0.5 1e1_0
+1:30 12:30:00 190:20:30 2026-01-01 2026-01-01T00:00:00Z .inf -.Inf .nan 1e309 << =
 """
-NUMBERS, WORDS = _NUMBERS.split(), _WORDS.split()
+ACCEPTED, REFUSED = _ACCEPTED.split(), _REFUSED.split()
 DOCUMENTS = {
     "nothing": "x:\n",
     "quotes": "x: [\"5\", '5', \"on\", 'null', \"a\\tb\\u00e9\\n\", 'it''s']\n",
@@ -40,8 +36,6 @@ DOCUMENTS = {
     "quoted text over lines": 'x: "a\n  b\\\n  c"\n',
     "comments": "x: 1 # one\n# two\nw: a#b\n",
     "an anchor": "x: &a {b: [1, 2]}\nw: *a\n",
-    "a merge": "x: &a {b: 1, c: 2}\nw: {<<: *a, c: 3}\n",
-    "merges": "x: &a {b: 1}\nz: &b {b: 2, c: 3}\nw: {<<: [*a, *b], d: 4}\n",
     "flow": "x: {a: [1, {b: c}], d: {}}\nw: []\n",
     "no values": "x: {a, b: }\n",
     "a long key": f"? {'a' * 2000}\n: 1\n",
@@ -58,8 +52,7 @@ REFUSED_BY_DESIGN = {
     "a number as key": "1: a\n",
     "a bare on as key": "on: a\n",
     "a tag of numbers": "x: !!float 5\n",
-    "what no manifest can hold": "x: .inf\n",
-    "what is no number": "x: .nan\n",
+    "a merge": "x: &a {b: 1, c: 2}\nw: {<<: *a, c: 3}\n",
     "an open list": "x: [1, 2\n",
     "a tab": "x:\n\ty: 1\n",
 }
@@ -102,7 +95,7 @@ def same(one, other):
 
 
 def assert_same(texts, kubectl_reads):
-    """Compare what plain scalars are read as."""
+    """Compare the values of plain scalars."""
     document = "x:\n" + "".join(f"- {text}\n" for text in texts)
     ours, theirs = read_yaml(document)["x"], kubectl_reads(document)["x"]
     assert len(ours) == len(theirs) == len(texts)
@@ -112,12 +105,23 @@ def assert_same(texts, kubectl_reads):
     assert differing == []
 
 
-def test_numbers_are_read_as_kubectl_reads_them(kubectl_reads):
-    assert_same(NUMBERS, kubectl_reads)
+def refused(text):
+    """Return whether a plain scalar is refused."""
+    try:
+        read_yaml(f"- {text}\n")
+    except YamlError as error:
+        assert "put it in quotes" in str(error)
+        return True
+    return False
 
 
-def test_words_are_read_as_kubectl_reads_them(kubectl_reads):
-    assert_same([word for word in WORDS if word not in ("-", "%x", "@x", "--", "...")], kubectl_reads)
+def test_what_is_accepted_is_read_as_kubectl_reads_it(kubectl_reads):
+    assert_same(ACCEPTED, kubectl_reads)
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_versions_of_yaml_read_differently_is_refused(text):
+    assert refused(text)
 
 
 @pytest.mark.parametrize("text", DOCUMENTS.values(), ids=DOCUMENTS)
@@ -132,14 +136,7 @@ def test_what_kubectl_takes_or_not_and_nobody_means_is_refused(text):
         read_yaml(text)
 
 
-def test_a_bare_on_that_is_true_to_kubectl_is_known_as_such(kubectl_reads):
-    words = [form for word in ("y", "yes", "on", "n", "no", "off") for form in (word, word.capitalize(), word.upper())]
-    theirs = kubectl_reads("x:\n" + "".join(f"- {word}\n" for word in words))["x"]
-    assert [isinstance(scalar(word), BareWord) for word in words] == [True] * len(words)
-    assert theirs == [word.lower() in ("y", "yes", "on") for word in words]
-
-
-def test_whatever_looks_like_a_number_is_read_as_kubectl_reads_it(kubectl_reads):
+def test_what_looks_like_a_number_is_refused_or_read_as_kubectl_reads_it(kubectl_reads):
     dice = random.Random(SEED)
     pieces = [
         *"0123456789+-._eExXobO",
@@ -161,4 +158,6 @@ def test_whatever_looks_like_a_number_is_read_as_kubectl_reads_it(kubectl_reads)
             continue
         if isinstance(node, yaml.ScalarNode) and node.value == text and text != "-":
             found.add(text)
-    assert_same(sorted(found), kubectl_reads)
+    accepted = sorted(text for text in found if not refused(text))
+    assert len(accepted) > HOW_MANY / 10
+    assert_same(accepted, kubectl_reads)

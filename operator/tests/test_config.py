@@ -2,7 +2,7 @@
 
 import pytest
 
-from rljob.manifests.context import Cluster
+from rljob.manifests.inputs import Cluster
 from rljob.operator import main
 from rljob.operator.config import Settings, read_settings
 

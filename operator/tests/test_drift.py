@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob.operator.cache import child_reader
-from rljob.operator.drift import departs, departures, replicas_of, same_intent, same_role
+from rljob.operator.drift import departs, departures, replicas_of, same_rendering, same_role
 
 RENDERED = {
     "apiVersion": "apps/v1",
@@ -17,7 +17,7 @@ RENDERED = {
         "name": "sums-runner",
         "namespace": "research",
         "labels": {"rljob.dev/job": "sums"},
-        "annotations": {"rljob.dev/role-hash": "r1", "rljob.dev/intent": "i1"},
+        "annotations": {"rljob.dev/role-hash": "r1", "rljob.dev/rendered-hash": "i1"},
         "ownerReferences": [{"kind": "RLJob", "name": "sums", "uid": "u1", "controller": True}],
     },
     "spec": {
@@ -118,10 +118,10 @@ def test_setting_what_is_rendered_empty_is_a_departure_but_a_default_where_nothi
 
 def test_role_and_intent_are_compared_by_annotation():
     child = child_reader("Deployment")(msgspec.json.encode(live()))
-    assert same_role(RENDERED, child) and same_intent(RENDERED, child)
+    assert same_role(RENDERED, child) and same_rendering(RENDERED, child)
     other = copy.deepcopy(RENDERED)
-    other["metadata"]["annotations"]["rljob.dev/intent"] = "i2"
-    assert same_role(other, child) and not same_intent(other, child)
+    other["metadata"]["annotations"]["rljob.dev/rendered-hash"] = "i2"
+    assert same_role(other, child) and not same_rendering(other, child)
 
 
 @pytest.mark.parametrize(
@@ -140,9 +140,9 @@ def test_removing_what_is_not_the_default_though_it_looks_empty_is_a_departure(w
 
 def test_removing_the_annotation_of_the_intent_does_not_pass_for_another_version():
     body = live()
-    del body["metadata"]["annotations"]["rljob.dev/intent"]
+    del body["metadata"]["annotations"]["rljob.dev/rendered-hash"]
     child = child_reader("Deployment")(msgspec.json.encode(body))
-    assert same_intent(RENDERED, child) and departures(RENDERED, body)
+    assert same_rendering(RENDERED, child) and departures(RENDERED, body)
 
 
 values = st.recursive(

@@ -9,7 +9,7 @@ from msgspec.structs import force_setattr
 
 from rljob.api.models import RLJob
 from rljob.api.status import RLJobStatus, Run
-from rljob.manifests.context import Cluster
+from rljob.manifests.inputs import Cluster
 from rljob.operator.api_types import (
     Child,
     ContainerState,

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from rljob.api.roles import Rollout
+from rljob.protocol.health_probe import READY
 from rljob.protocol.messages import (
     Abort,
     AckCompletions,
@@ -20,7 +21,6 @@ from rljob.protocol.messages import (
     WeightAck,
     WeightFailed,
 )
-from rljob.protocol.probe import READY
 from rljob.rollout import agent as agent_module
 from rljob.rollout.adapters.base import EngineGoneError, Output
 from rljob.rollout.agent import Agent

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rljob.protocol.link import RefusedError
+from rljob.protocol.coordinator_link import RefusedError
 from rljob.rollout import main as entry
 from rljob.rollout import wiring
 from rljob.rollout.supervisor import EngineStartError

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rljob.protocol import initializer
+from rljob.protocol import initializer_stamp
 
 MAKE = """#!/bin/sh
 test -f "$RLJOB_JOB" || exit 9
@@ -71,7 +71,7 @@ def test_it_runs_again_when_it_makes_something_else_and_nobody_works_with_it(pod
     pod.spec["seed"] = 6
     assert pod.run()[0] == 0
     assert pod.times() == 2
-    initializer.mark_used(pod.storage)
+    initializer_stamp.mark_used(pod.storage)
     pod.spec["seed"] = 7
     assert pod.run()[0] == 0
     assert pod.times() == 2

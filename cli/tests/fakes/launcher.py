@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from rljob.api.scalars import write_yaml
+from rljob.api.yaml_loader import write_yaml
 from rljob.cli.main import main
 from rljob.local import process_cleanup, processes
 from rljob.protocol.status import (

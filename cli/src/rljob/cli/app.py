@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rljob.api.problems import ManifestError
+from rljob.api.errors import ManifestError
 from rljob.cli import cluster_commands, ledger, lifecycle, logs, manifest, models, status, top
 from rljob.cli.options import report
 from rljob.local.errors import CliError, Interrupted

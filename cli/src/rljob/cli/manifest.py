@@ -10,17 +10,16 @@ from typing import Annotated
 import typer
 
 from rljob import manifests
+from rljob.api.errors import ManifestError
 from rljob.api.explain import explain as expanded
 from rljob.api.explain import explain_field, manifest_page
 from rljob.api.load import load
-from rljob.api.problems import ManifestError
-from rljob.api.scalars import YamlError, read_yaml
+from rljob.api.yaml_loader import YamlError, read_yaml
 from rljob.cli.options import File, Overrides, RunDir, default_directory, report
 from rljob.local import preflight
 from rljob.local.run_directory import RunDirectory
-from rljob.manifests.context import Cluster, Context
-from rljob.manifests.settings import read_cluster
-from rljob.manifests.text import to_yaml
+from rljob.manifests.inputs import Cluster, Context, read_cluster
+from rljob.manifests.render import to_yaml
 
 
 def validate(

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from rljob.api.explain import to_data
-from rljob.api.scalars import write_yaml
+from rljob.api.yaml_loader import write_yaml
 from rljob.cli import cluster_commands
 from rljob.cli.cluster_commands import Context, Namespace
 from rljob.cli.options import RUN_HELP, Format, LocalRunName, Output, Overrides, complete_runs, report

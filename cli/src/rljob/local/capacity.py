@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rljob.api.models import RLJob
-from rljob.api.paths import in_storage
+from rljob.api.resolve import in_storage
 from rljob.local import commands
 from rljob.local.errors import CliError
 from rljob.protocol.checkpoint import WEIGHTS_PATTERN, read_header

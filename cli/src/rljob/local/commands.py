@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rljob.api.cluster import Accelerator
+from rljob.api.kubernetes import Accelerator
 from rljob.api.models import RLJob
-from rljob.api.paths import in_storage
 from rljob.api.pods import main_container
+from rljob.api.resolve import in_storage
 from rljob.api.roles import Coordinator, Reward, Rollout, Runner, Trainer
 from rljob.local.processes import Command
 from rljob.protocol.environment import SEED

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rljob.api.models import RLJob
-from rljob.api.paths import IN_STORAGE, in_storage
+from rljob.api.resolve import IN_STORAGE, in_storage
 from rljob.api.tasks import TaskData
 from rljob.protocol.environment import search_path
 

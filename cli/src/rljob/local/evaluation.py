@@ -10,7 +10,7 @@ from typing import Any
 from rljob.api.explain import to_data
 from rljob.api.load import override, validate
 from rljob.api.models import RLJob
-from rljob.api.paths import IN_STORAGE, in_storage
+from rljob.api.resolve import IN_STORAGE, in_storage
 from rljob.local import checkpoints, find_run
 from rljob.local.run_directory import RunDirectory
 

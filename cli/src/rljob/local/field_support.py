@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rljob.api.departures import departures
+from rljob.api.diff import non_defaults
 from rljob.api.models import RLJob
 from rljob.api.pods import MAIN
 from rljob.local import commands
@@ -71,16 +71,16 @@ def warnings(job: RLJob) -> list[str]:
     lines = [
         f"spec.{found.path}: has no effect here, {reason}"
         for pattern, reason in NO_EFFECT_LOCALLY.items()
-        for found in departures(job.spec, pattern)
+        for found in non_defaults(job.spec, pattern)
     ]
     lines += [
         f"metadata.{found.path}: has no effect here, there is no cluster"
         for field in IDENTITY
-        for found in departures(job.metadata, field)
+        for found in non_defaults(job.metadata, field)
     ]
     own = {f"rewards[{i}].template" for i, reward in enumerate(job.spec.rewards) if reward.local is not None}
     for pattern in TEMPLATES:
-        for found in departures(job.spec, pattern):
+        for found in non_defaults(job.spec, pattern):
             if found.path in own:
                 lines.append(f"spec.{found.path}: has no effect here, local.command is run instead")
             elif ignored := list(_without_effect(found.value)):

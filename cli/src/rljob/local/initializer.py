@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from rljob.api.models import RLJob
-from rljob.api.paths import in_storage
+from rljob.api.resolve import in_storage
 from rljob.local import commands, process_cleanup, processes
 from rljob.local.errors import CliError, Interrupted
 from rljob.local.processes import Command, Interrupt
 from rljob.local.run_directory import RunDirectory
-from rljob.protocol import initializer as stamps
+from rljob.protocol import initializer_stamp as stamps
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR, FAILURE
 
 NAME = commands.INITIALIZER

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rljob.api.models import RLJob
-from rljob.api.paths import with_absolute_paths
-from rljob.api.resolve import resolve
+from rljob.api.resolve import resolve, with_absolute_paths
 from rljob.local import capacity, environment_checks, field_support
 from rljob.local.commands import common_environment
 from rljob.local.errors import CliError

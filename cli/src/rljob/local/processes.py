@@ -16,8 +16,8 @@ from typing import Any
 from rljob.local import process_cleanup
 from rljob.local.log_pipe import HEADER, LogPipe
 from rljob.protocol.environment import LOG_LEVEL, search_path
+from rljob.protocol.health_probe import HEARTBEAT
 from rljob.protocol.parent_death import set_parent_death_signal
-from rljob.protocol.probe import HEARTBEAT
 
 GRACE_SECONDS = 10.0
 

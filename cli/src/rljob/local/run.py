@@ -31,7 +31,7 @@ from rljob.local.snapshot import INITIALIZING, ComponentState, RunSnapshot
 from rljob.local.stop import ask_to_suspend
 from rljob.local.supervisor import Backoff, Supervisor
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
-from rljob.protocol.initializer import mark_used
+from rljob.protocol.initializer_stamp import mark_used
 from rljob.protocol.status import RunStatus, decode_status
 
 POLL_SECONDS = 0.5

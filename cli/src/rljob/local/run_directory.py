@@ -33,12 +33,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rljob.api.changes import differences, shown
+from rljob.api.diff import differences, format_value
 from rljob.api.explain import to_data
 from rljob.api.models import RLJob
 from rljob.local.errors import CliError
 from rljob.local.field_support import IDENTITY
-from rljob.protocol.initializer import mark_unused
+from rljob.protocol.initializer_stamp import mark_unused
 from rljob.protocol.status import RunStatus, decode_status
 
 MANIFEST = "job.json"
@@ -308,7 +308,7 @@ def refuse_changes(before: dict[str, Any], after: dict[str, Any], where: str) ->
                 continue
             raise CliError(f"{path}: the run in {where} has {old}, which may grow but not become {new}", 2)
         raise CliError(
-            f"{path}: the run in {where} was started with {shown(old)}, not {shown(new)}; "
+            f"{path}: the run in {where} was started with {format_value(old)}, not {format_value(new)}; "
             "give it that value, or choose another --run-dir",
             2,
         )

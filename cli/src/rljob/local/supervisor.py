@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rljob.api.operation import FailurePolicy
+from rljob.api.run_policy import FailurePolicy
 from rljob.local import process_cleanup, processes, watchdog
 from rljob.local.errors import CliError
 from rljob.local.processes import Command, Interrupt

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from rljob import manifests
+from rljob.api.errors import ManifestError
 from rljob.api.models import RLJob
-from rljob.api.problems import ManifestError
 from rljob.kube.resources import APPLY_PATCH, MERGE_PATCH
 from rljob.kube.sync_client import Object
 from rljob.local.errors import CliError

@@ -20,7 +20,7 @@ from rljob.kube.resources import PODS
 from rljob.kube.sync_client import Object
 from rljob.local.errors import CliError
 from rljob.local.logs import Line
-from rljob.manifests.labels import ROLE
+from rljob.manifests.names import ROLE
 from rljob.remote import pod_diagnosis
 from rljob.remote.api import BAD_REQUEST, NOT_FOUND, RefusedError
 from rljob.remote.job import RemoteJob

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from rljob.kube.resources import PODS, RLJOBS
 from rljob.kube.sync_client import Object
 from rljob.local.errors import CliError
-from rljob.manifests.labels import selector_text
+from rljob.manifests.names import selector_text
 from rljob.remote.api import BAD_REQUEST, FORBIDDEN, Api, RefusedError, connect
 
 MOST_NAMED = 8

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rljob.api.changes import differences, shown
+from rljob.api.diff import differences, format_value
 from rljob.api.immutable import MUTABLE
 from rljob.api.models import RLJob, RLJobSpec
 from rljob.ledger.queries import recorded_job
@@ -38,7 +38,7 @@ def check_same_job(ledger: LedgerWriter, job: RLJob) -> None:
             if path == STEPS:
                 raise ValueError(f"{path}: {owner} with {was}, which may grow but not become {now}")
             raise ValueError(
-                f"{path}: {owner}, which was started with {shown(was)}, not {shown(now)}; "
+                f"{path}: {owner}, which was started with {format_value(was)}, not {format_value(now)}; "
                 "give it that value, or give this job storage of its own"
             )
     ledger.record_job(job.metadata.name, new)

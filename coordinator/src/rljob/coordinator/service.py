@@ -24,7 +24,7 @@ from rljob.coordinator.status import status_of
 from rljob.coordinator.status_sync import StatusSync
 from rljob.coordinator.tracking import Tracking, finish, follow
 from rljob.ledger.writer import LedgerWriter
-from rljob.protocol import link
+from rljob.protocol import coordinator_link
 from rljob.protocol.environment import PartEnvironment
 from rljob.protocol.heartbeat import beating
 from rljob.protocol.messages import MAX_FRAME_BYTES
@@ -61,8 +61,8 @@ async def serve(environment: PartEnvironment) -> None:
             ws="websockets-sansio",
             ws_max_size=MAX_FRAME_BYTES,
             ws_per_message_deflate=False,
-            ws_ping_interval=link.PING_SECONDS,
-            ws_ping_timeout=link.PING_SECONDS,
+            ws_ping_interval=coordinator_link.PING_SECONDS,
+            ws_ping_timeout=coordinator_link.PING_SECONDS,
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=2,

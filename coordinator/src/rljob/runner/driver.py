@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 
-from rljob.protocol.link import Link
+from rljob.protocol.coordinator_link import CoordinatorLink
 from rljob.protocol.messages import AckScored, Cancel, Drive, Generated, RegisterRunner, ToRunner, TrajectoryFailed
 from rljob.runner.data import SPLITS
 from rljob.runner.prompts import PromptBook
@@ -42,7 +42,7 @@ class Runner:
         self._codec = codec
         self._held_out = held_out
         self._trajectories: dict[str, Trajectory] = {}
-        self._link = Link(url, "runner", token, ToRunner, self._register)
+        self._link = CoordinatorLink(url, "runner", token, ToRunner, self._register)
 
     async def run(self) -> None:
         """Serve the coordinator for ever.

@@ -23,13 +23,13 @@ def main() -> None:
     if sys.argv[1:] == ["--check"]:
         sys.exit(_check())
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    from rljob.protocol.ending import end_on_sigterm
+    from rljob.protocol.startup import end_on_sigterm
 
     end_on_sigterm()
     import uvloop
 
+    from rljob.protocol.coordinator_link import RefusedError
     from rljob.protocol.environment import read_environment, reward_urls
-    from rljob.protocol.link import RefusedError
     from rljob.runner.preparation import prepare
     from rljob.runner.wiring import serve
 
@@ -43,8 +43,8 @@ def main() -> None:
 
 def _check() -> int:
     """Print what is wrong, a line each, on stderr; return the exit code."""
-    from rljob.protocol.checking import report
     from rljob.protocol.environment import read_environment
+    from rljob.protocol.startup import report_problems
     from rljob.runner.preparation import check
 
     logging.disable()  # what is only a warning is in the log of the start
@@ -56,7 +56,7 @@ def _check() -> int:
         made_later = not storage or environment.job.spec.initializer is not None
         return check(environment, find_readers(environment.job), made_later)
 
-    return report(find)
+    return report_problems(find)
 
 
 def find_readers(job: RLJob) -> Readers:

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob.api.models import RLJobSpec
-from rljob.api.paths import IN_STORAGE
-from rljob.api.resolve import resolve
+from rljob.api.resolve import IN_STORAGE, resolve
 from rljob.api.tasks import Task, TaskData
 from rljob.protocol.environment import PartEnvironment
 from rljob.runner.chat import ChatTemplate

@@ -8,8 +8,8 @@ import signal
 
 import aiohttp
 
+from rljob.protocol.health_probe import say_ready
 from rljob.protocol.heartbeat import beating
-from rljob.protocol.probe import say_ready
 from rljob.runner.driver import Runner
 from rljob.runner.loops import LOOPS
 from rljob.runner.preparation import Prepared, model_length

@@ -1,1 +1,1 @@
-"""RLJob types: schema, defaults, validation. Imports nothing of the other packages."""
+"""RLJob types: schema, defaults, validation. Imports no other rljob package."""

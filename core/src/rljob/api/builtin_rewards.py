@@ -12,8 +12,8 @@ from typing import Any
 class ExactMatch:
     """Options of `exact_match`.
 
-    ``column`` holds the right answer. ``extract`` finds the given one in the completion: its last match, or that
-    match's first group; None: the whole completion.
+    ``column`` holds the correct answer. ``extract`` finds the answer in the completion: its last match, or the first
+    group of that match; None: the whole completion.
     """
 
     column: str = "answer"
@@ -22,7 +22,7 @@ class ExactMatch:
 
 
 def exact_match(config: dict[str, Any]) -> ExactMatch:
-    """Return the options of a config in which :func:`option_problems` finds nothing."""
+    """Return the options of a config without :func:`option_problems`."""
     extract = config.get("extract")
     return ExactMatch(
         column=config.get("column", ExactMatch.column),
@@ -32,7 +32,7 @@ def exact_match(config: dict[str, Any]) -> ExactMatch:
 
 
 def option_problems(builtin: str, config: dict[str, Any]) -> Iterator[str]:
-    """Yield ``OPTION: sentence`` for everything wrong with the options of a builtin."""
+    """Yield ``OPTION: sentence`` for each invalid option of a builtin."""
     options = OPTIONS[builtin]
     for name, value in config.items():
         if name not in options:
@@ -46,7 +46,7 @@ def option_problems(builtin: str, config: dict[str, Any]) -> Iterator[str]:
             try:
                 re.compile(config[name])
             except re.error as error:
-                yield f"{name}: {value!r} is no regular expression: {error}; correct it"
+                yield f"{name}: {value!r} is not a regular expression: {error}; correct it"
 
 
 OPTIONS: dict[str, dict[str, type]] = {

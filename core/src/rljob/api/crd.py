@@ -1,21 +1,24 @@
 """The CustomResourceDefinitions, generated from the manifest's and the status's models; `make crds` writes them.
 
-Invariants: the same models give the same text; what the API server takes is what :mod:`rljob.api.load` takes, but for
-what core/tests/crd_cases.py says that CEL cannot say, and the operator reports in its place.
+Invariants: the same models give the same text; the API server accepts what :mod:`rljob.api.load` accepts, except for
+the cases that core/tests/crd_cases.py marks as not expressible in CEL. The operator reports those in conditions.
 """
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import yaml
 from pydantic import BaseModel
 
+from rljob.api.cel_rules import Rule, rules
 from rljob.api.explain import FieldDoc, fields
 from rljob.api.immutable import immutability
 from rljob.api.models import Metadata, RLJob, RLJobSpec
-from rljob.api.rules import Rule, rules
 from rljob.api.status import RLJobStatus
 from rljob.api.structural import Schema, ordered, structural
+from rljob.api.yaml_loader import Dumper
 
 GROUP = "rljob.dev"
 VERSION = "v1alpha1"
@@ -30,7 +33,7 @@ def rljob() -> dict[str, Any]:
     """Return the CustomResourceDefinition of RLJob."""
     spec = _schema_of(RLJobSpec, defaults=True)
     _at(spec, "evaluation.tasks")["x-kubernetes-list-type"] = "set"
-    _say_what_is_supported(spec, "spec", fields())
+    _add_descriptions(spec, "spec", fields())
     schema = _object(str(RLJob.__doc__), spec, _schema_of(RLJobStatus, defaults=False))
     schema["required"] = ["metadata", "spec"]
     name = _schema_of(Metadata, defaults=False)["properties"]["name"]
@@ -42,14 +45,14 @@ def rljob() -> dict[str, Any]:
 
 
 def rljobscale() -> dict[str, Any]:
-    """Return the CustomResourceDefinition of RLJobScale: how many copies of one role of a job are wanted."""
+    """Return the CustomResourceDefinition of RLJobScale: the desired replicas of one role of a job."""
     count = {"type": "integer", "format": "int32", "minimum": 0}
     spec = {
-        "description": "What is wanted.",
+        "description": "Desired state.",
         "type": "object",
         "properties": {
             "job": {
-                "description": "Name of the RLJob that the role belongs to.",
+                "description": "Name of the RLJob of the role.",
                 "type": "string",
                 "maxLength": 63,
             },
@@ -60,18 +63,18 @@ def rljobscale() -> dict[str, Any]:
             },
             "replicas": count
             | {
-                "description": "Copies wanted: what kubectl scale and autoscalers write. The operator keeps it between "
-                "min and max of the role's replicas; min when left out.",
+                "description": "Desired replicas, written by kubectl scale and autoscalers. The operator keeps it "
+                "between min and max of the role's replicas. Default: min.",
             },
         },
     }
     status = {
-        "description": "What there is. Written by the operator.",
+        "description": "Observed state. Written by the operator.",
         "type": "object",
         "properties": {
-            "replicas": count | {"description": "Pods of the role there are."},
+            "replicas": count | {"description": "Pods of the role."},
             "selector": {
-                "description": "Label selector of the role's pods, which autoscalers read.",
+                "description": "Label selector of the role's pods, for autoscalers.",
                 "type": "string",
                 "maxLength": 4096,
             },
@@ -83,13 +86,13 @@ def rljobscale() -> dict[str, Any]:
         "statusReplicasPath": ".status.replicas",
         "labelSelectorPath": ".status.selector",
     }
-    described = "Copies of one role of an RLJob: the one place that kubectl scale and autoscalers write."
+    described = "Replicas of one role of an RLJob, written by kubectl scale and autoscalers."
     schema = _object(described, _deep_ordered(spec), _deep_ordered(status))
     return _definition(names, schema, SCALE_COLUMNS, {"status": {}, "scale": scale})
 
 
 def add(schema: Schema, rule: Rule) -> None:
-    """Add ``rule`` to the schema at its place, in place."""
+    """Add ``rule`` to the schema at its path; the schema is changed."""
     at = _at(schema, rule.at)
     said = {"rule": rule.rule, "message": rule.message}
     said |= {"fieldPath": rule.field} if rule.field else {}
@@ -104,23 +107,27 @@ def _column(name: str, path: str, kind: str = "string", wide: bool = False, desc
 
 _READY = '.status.conditions[?(@.type=="Ready")]'
 COLUMNS = [
-    _column("Ready", f"{_READY}.reason", description="Running, or what keeps the job from it."),
-    _column("Step", ".status.run.progress.step", "integer", description="Batches applied."),
-    _column("Progress", ".status.run.progress.text", description="Of how many."),
-    _column("Trainer", ".status.ready.trainer", description="Ready of desired pods of the trainer."),
-    _column("Rollout", ".status.ready.rollout", description="Ready of desired pods of all pools."),
-    _column("Reward", ".status.ready.reward", description="Ready of desired pods of all reward services."),
-    _column("Staleness", ".status.run.staleness", description="Mean and most of the last batch, in policy versions."),
+    _column("Ready", f"{_READY}.reason", description="Running, or why the job is not."),
+    _column("Step", ".status.run.progress.step", "integer", description="Applied batches."),
+    _column("Progress", ".status.run.progress.text", description="Steps applied of all steps."),
+    _column("Trainer", ".status.ready.trainer", description="Ready/desired pods of the trainer."),
+    _column("Rollout", ".status.ready.rollout", description="Ready/desired pods of all pools."),
+    _column("Reward", ".status.ready.reward", description="Ready/desired pods of all reward services."),
+    _column("Staleness", ".status.run.staleness", description="Mean/maximum of the last batch, in policy versions."),
     _column("Age", ".metadata.creationTimestamp", "date"),
-    _column("Run", ".status.run.state", wide=True, description="What the coordinator says."),
+    _column("Run", ".status.run.state", wide=True, description="State of the run, written by the coordinator."),
     _column(
-        "Tokens/s", '.status.run.metrics[?(@.name=="tokens_per_second")].value', "integer", True, "Sampled of late."
+        "Tokens/s",
+        '.status.run.metrics[?(@.name=="tokens_per_second")].value',
+        "integer",
+        True,
+        "Tokens sampled per second.",
     ),
     _column("Mean reward", '.status.run.metrics[?(@.name=="reward/mean")].value', "number", True, "Of the last batch."),
     _column("Checkpoint", ".status.run.lastCheckpoint.step", "integer", True, "Step of the newest durable one."),
-    _column("Attempt", ".status.trainer.number", "integer", True, "Of the trainer: restarted as often, less one."),
-    _column("Restarts", ".status.ready.restarts", wide=True, description="Which roles died how often."),
-    _column("Message", f"{_READY}.message", wide=True, description="What to do, where something can be done."),
+    _column("Attempt", ".status.trainer.number", "integer", True, "Attempt of the trainer, counted from 1."),
+    _column("Restarts", ".status.ready.restarts", wide=True, description="Failures by role."),
+    _column("Message", f"{_READY}.message", wide=True, description="Explanation, with a remedy if there is one."),
 ]
 SCALE_COLUMNS = [
     _column("Job", ".spec.job"),
@@ -148,7 +155,7 @@ def _definition(
         "kind": "CustomResourceDefinition",
         "metadata": {
             "name": f"{names['plural']}.{GROUP}",
-            # An uninstalled chart that took its definition along would delete every job.
+            # Uninstalling the chart must not delete the definition, which would delete every job.
             "annotations": {"helm.sh/resource-policy": "keep"},
         },
         "spec": {"group": GROUP, "scope": "Namespaced", "names": names, "versions": [version]},
@@ -171,12 +178,12 @@ def _object(description: str, spec: Schema, status: Schema) -> Schema:
     }
 
 
-def _say_what_is_supported(schema: Schema, path: str, docs: dict[str, FieldDoc]) -> None:
-    """Give every field the words of `rljob explain`, which say what no part acts on yet."""
+def _add_descriptions(schema: Schema, path: str, docs: dict[str, FieldDoc]) -> None:
+    """Give every field the description of `rljob explain`, which says what is not supported yet."""
     for name, inner in schema.get("properties", {}).items():
         if doc := docs.get(f"{path}.{name}"):
             inner["description"] = doc.meaning
-            _say_what_is_supported(inner.get("items", inner), f"{path}.{name}", docs)
+            _add_descriptions(inner.get("items", inner), f"{path}.{name}", docs)
 
 
 def _schema_of(model: type[BaseModel], *, defaults: bool) -> Schema:
@@ -185,7 +192,7 @@ def _schema_of(model: type[BaseModel], *, defaults: bool) -> Schema:
 
 
 def _at(schema: Schema, path: str) -> Schema:
-    """Return the schema at ``path``, as a person writes it, a list's entries as []: spec.tasks[].data."""
+    """Return the schema at ``path``, in which [] stands for the entries of a list: spec.tasks[].data."""
     for step in filter(None, path.replace("[]", ".[]").split(".")):
         schema = schema["items"] if step == "[]" else schema["properties"][step]
     return schema
@@ -194,3 +201,56 @@ def _at(schema: Schema, path: str) -> Schema:
 def _deep_ordered(schema: Schema) -> Schema:
     properties = {name: _deep_ordered(inner) for name, inner in schema.get("properties", {}).items()}
     return ordered(schema | ({"properties": properties} if properties else {}))
+
+
+HEAD = "# Generated by `make crds` from rljob.api; not to be edited.\n"
+ONE_LINE = 100
+"""Maximum length of a mapping or list of scalars on one line, in characters of JSON."""
+WORTH_AN_ALIAS = 2000
+"""Minimum length of a value that is written once and repeated by aliases, in characters of JSON."""
+
+
+def to_yaml(definition: dict[str, Any]) -> str:
+    """Return ``definition`` as YAML; the same definition gives the same text."""
+    shared: dict[str, Any] = {}
+    return HEAD + yaml.dump(
+        _shared(definition, shared), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, indent=2
+    )
+
+
+def _shared(data: Any, seen: dict[str, Any]) -> Any:
+    """Return a copy of ``data`` in which equal large parts are one object; ``seen`` holds them by their JSON."""
+    if not isinstance(data, dict | list):
+        return data
+    written = json.dumps(data)
+    if len(written) >= WORTH_AN_ALIAS and written in seen:
+        return seen[written]
+    copy: Any
+    if isinstance(data, dict):
+        copy = {key: _shared(value, seen) for key, value in data.items()}
+    else:
+        copy = [_shared(value, seen) for value in data]
+    if len(written) >= WORTH_AN_ALIAS:
+        seen[written] = copy
+    return copy
+
+
+class _Dumper(Dumper):
+    """Writes short mappings on one line, and aliases for values that :func:`_shared` made one object."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return not isinstance(data, dict | list) or len(json.dumps(data)) < WORTH_AN_ALIAS
+
+    def generate_anchor(self, node: yaml.Node) -> str:
+        return super().generate_anchor(node).replace("id", "part-")
+
+    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
+        return super().represent_mapping(tag, mapping, _fits(mapping.values(), mapping) or flow_style)
+
+    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
+        return super().represent_sequence(tag, sequence, _fits(sequence, sequence) or flow_style)
+
+
+def _fits(values: Any, whole: Any) -> bool:
+    plain = all(not isinstance(value, dict | list) for value in values)
+    return plain and len(json.dumps(whole)) <= ONE_LINE

@@ -1,10 +1,10 @@
-"""Arguments of an engine's server that a person may not give, because rljob gives them itself."""
+"""Arguments of an engine's server that users must not set, because rljob sets them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-ONE_WORKER = "an engine has one worker yet"
+ONE_WORKER = "an engine has one worker so far"
 
 GOVERNED: dict[str, dict[str, str]] = {
     "vllm": {
@@ -39,7 +39,7 @@ GOVERNED: dict[str, dict[str, str]] = {
         "--pipeline-parallel-size": ONE_WORKER,
         "--port": "rljob takes a free port",
         "--root-path": "the agent calls the server at its root",
-        "--served-model-name": "the server is not for others",
+        "--served-model-name": "only the agent calls the server",
         "--skip-tokenizer-init": "always on: token ids go in and out",
         "--ssl-*": "the server listens on loopback",
         "--tensor-parallel-size": ONE_WORKER,
@@ -53,13 +53,13 @@ GOVERNED: dict[str, dict[str, str]] = {
     },
     "sglang": {},
 }
-"""Engine → argument → why it is refused or what to set instead. A star stands for any ending."""
+"""Engine → argument → why it is refused or what to set instead. A trailing star matches any ending."""
 
 SHORTEST_ABBREVIATION = len("--m")
 
 
 def refused(engine: str, args: Sequence[str]) -> Iterator[str]:
-    """Yield ``args[i]: sentence`` for every argument that rljob gives itself, written out or abbreviated."""
+    """Yield ``args[i]: sentence`` for every argument that rljob sets, written in full or abbreviated."""
     for index, arg in enumerate(args):
         name = arg.partition("=")[0].partition(".")[0].replace("_", "-")
         for governed, instead in GOVERNED[engine].items():

@@ -1,11 +1,11 @@
-"""What of a job may be changed while it is there. All else is what the job *is*: the API server refuses a change of it
-by transition rules of CEL, which are made here for every field that :data:`MUTABLE` leaves out."""
+"""Mutable fields of a job. All other fields define the job: the API server refuses changes of them by CEL transition
+rules, which are generated here for every field outside :data:`MUTABLE`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rljob.api.rules import Rule
+from rljob.api.cel_rules import Rule
 from rljob.api.structural import Schema
 
 MUTABLE = (
@@ -39,11 +39,11 @@ MUTABLE = (
     "spec.ttlSecondsAfterFinished",
     "spec.keepCoordinatorSeconds",
 )
-"""Fields that may be changed: how the job is run, not what it computes."""
+"""Fields that may change: how the job runs, not what it computes."""
 
-CHANGED = "cannot be changed once the job is there; make a new RLJob"
-LISTED = "entries cannot be added, removed or renamed once the job is there; make a new RLJob"
-LOWERED = "can only be raised once the job is there; make a new RLJob"
+CHANGED = "field is immutable; create a new RLJob"
+LISTED = "entries cannot be added, removed or renamed after creation; create a new RLJob"
+LOWERED = "can only be raised after creation; create a new RLJob"
 
 
 def immutability(spec: Schema) -> Iterator[Rule]:
@@ -55,7 +55,7 @@ def immutability(spec: Schema) -> Iterator[Rule]:
 def _below(schema: Schema, path: str) -> Iterator[Rule]:
     for name, field in schema["properties"].items():
         here = f"{path}.{name}"
-        if here in MUTABLE or (path.endswith("[]") and name == "name"):  # names: of the list as a whole
+        if here in MUTABLE or (path.endswith("[]") and name == "name"):  # names are compared for the whole list
             continue
         always = "default" in field or name in schema.get("required", [])
         if any(mutable.startswith(f"{here}.") for mutable in MUTABLE):

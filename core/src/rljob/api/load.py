@@ -1,18 +1,18 @@
-"""From a file to an RLJob: YAML, overrides, validation. Every way to fail is a ManifestError of plain sentences."""
+"""Loads an RLJob from a file: YAML, overrides, validation. Every failure is a ManifestError with messages for users."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from rljob.api.errors import ManifestError, sentences
 from rljob.api.models import RLJob
-from rljob.api.problems import ManifestError, path_text, sentences
-from rljob.api.scalars import BareWord, YamlError, read_yaml
+from rljob.api.yaml_loader import YamlError, read_yaml
 
 _STEP = re.compile(r"\.?([^.\[\]=]+)|\[([^\[\]=]+)\]")
 
@@ -40,7 +40,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RLJob:
 
 
 def loads(text: str, overrides: Sequence[str] = (), source: str = "") -> RLJob:
-    """Return the job of a manifest's text. ``source`` names it in errors. Raises as :func:`load`."""
+    """Return the job of a manifest's text. Errors name ``source``. Raises as :func:`load`."""
     try:
         data = read_yaml(text)
     except YamlError as error:
@@ -54,7 +54,7 @@ def loads(text: str, overrides: Sequence[str] = (), source: str = "") -> RLJob:
 
 
 def validate(data: dict[str, Any], source: str = "") -> RLJob:
-    """Return the job in ``data`` as :func:`read_yaml` gives it: types are JSON's, nothing is converted.
+    """Return the job in ``data`` from :func:`read_yaml`. Types are JSON's; no value is converted.
 
     Raises:
         ManifestError: with every problem found.
@@ -65,50 +65,24 @@ def validate(data: dict[str, Any], source: str = "") -> RLJob:
     except ValidationError as error:
         raise ManifestError(sentences(error), source) from None
     missing = [f"{name}: required; add {name}: {value}" for name, value in _HEADER.items() if name not in data]
-    problems = missing + list(_ambiguous_words(data))
-    if problems:
-        raise ManifestError(problems, source)
+    if missing:
+        raise ManifestError(missing, source)
     return job
 
 
 _HEADER = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob"}
 
 
-def _ambiguous_words(data: dict[str, Any]) -> Iterable[str]:
-    """Yield a sentence for each bare on/yes/no… where any value is allowed: there no type says what is meant."""
-    for location, free in _free_mappings(data["spec"]):
-        pending: list[tuple[tuple[str | int, ...], Any]] = [(("spec", *location), free)]
-        while pending:
-            place, value = pending.pop()
-            if isinstance(value, dict):
-                pending.extend(((*place, key), inner) for key, inner in value.items())
-            elif isinstance(value, list):
-                pending.extend(((*place, j), inner) for j, inner in enumerate(value))
-            elif isinstance(value, BareWord):
-                truth = "true" if value.lower() in ("y", "yes", "on") else "false"
-                where = path_text(place)
-                yield f'{where}: a bare {value} is {truth} to kubectl; write {truth}, or "{value}" if you mean text'
-
-
-def _free_mappings(spec: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """Yield location and value of every mapping of a valid manifest that may hold any value."""
-    for i, task in enumerate(spec["tasks"]):
-        config = (task["data"].get("reasoningGym") or {}).get("config")
-        yield ("tasks", i, "data", "reasoningGym", "config"), config
-    for i, reward in enumerate(spec["rewards"]):
-        yield ("rewards", i, "config"), reward.get("config")
-
-
 def override(data: dict[str, Any], entry: str) -> None:
     """Set one value of a manifest in place.
 
     Args:
-        data: the manifest as :func:`read_yaml` gives it.
+        data: the manifest from :func:`read_yaml`.
         entry: ``PATH=VALUE``. A list's entry is chosen by index or by its name: ``spec.tasks[0].weight=2`` or
-            ``spec.tasks[sums].weight=2``. VALUE is YAML. Mappings on the way are made where there are none.
+            ``spec.tasks[sums].weight=2``. VALUE is YAML. Missing mappings on the path are created.
 
     Raises:
-        ManifestError: the path or the value makes no sense; validation comes later.
+        ManifestError: the path or the value is invalid; validation is a later step.
     """
     path, equals, text = entry.partition("=")
     steps = _parse_path(path)
@@ -131,7 +105,7 @@ def override(data: dict[str, Any], entry: str) -> None:
 
 
 _Step = tuple[str, bool]
-"""Text of one step of a path, and whether it was in brackets."""
+"""Text of one step of a path, and whether it is in brackets."""
 
 
 def _parse_path(path: str) -> list[_Step]:

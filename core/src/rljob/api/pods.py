@@ -1,4 +1,4 @@
-"""Pod templates: Kubernetes' own PodTemplateSpec, in which nothing is required.
+"""Pod templates: Kubernetes' PodTemplateSpec with all fields optional.
 
 pod_template.json holds its schema (Kubernetes 1.33, without descriptions; tools/make_pod_schema.py writes it).
 A role's template is merged over the pod that rljob renders, by the API's merge keys; the main container is `main`.
@@ -18,10 +18,10 @@ from rljob.api.unsupported import on_one_line
 
 MAIN = "main"
 PORT = 8080
-"""What every server of rljob listens on in its pod."""
+"""Port of every rljob server in its pod."""
 PORT_NAME = "http"
 READERS_PORT = PORT + 1
-"""Of the coordinator, on its pod's loopback alone: what people read through a forwarded port."""
+"""Port of the coordinator's read-only API, on loopback only: for port forwarding."""
 SCHEMA: dict[str, Any] = json.loads((files("rljob.api") / "pod_template.json").read_bytes())
 """JSON schema of a PodTemplateSpec."""
 LIST_KEYS = {
@@ -31,9 +31,9 @@ LIST_KEYS = {
     "volumes": "name",
     "volumeMounts": "mountPath",
 }
-"""Lists whose entries are known by a key, as the API server merges them → the key."""
+"""List → merge key of its entries, as on the API server."""
 MARK = "x-rljob-pod-template"
-"""Keyword of a JSON schema that stands for :data:`SCHEMA`, which the CustomResourceDefinition writes out."""
+"""JSON schema keyword that the CustomResourceDefinition replaces by :data:`SCHEMA`."""
 OWN_LABELS = "rljob.dev/"
 OWN_VARIABLES = "RLJOB_"
 
@@ -48,7 +48,7 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
 
 
 def _check(template: dict[str, Any]) -> dict[str, Any]:
-    """Return ``template``. Raises ValueError with lines of ``path: sentence``, as the manifest's other validators."""
+    """Return ``template``. Raises ValueError with lines of ``path: sentence``, like the manifest's other validators."""
     found = list(_mismatches(template, SCHEMA, "")) or list(_unkeyed(template, "")) or list(_governed(template))
     if found:
         raise ValueError("\n".join(map(on_one_line, found)))
@@ -60,13 +60,13 @@ PodTemplate = Annotated[dict[str, Any], AfterValidator(_check), WithJsonSchema({
 
 
 def main_container(template: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the main container of a template; empty where it says nothing about it."""
+    """Return the main container of a template; empty if it has none."""
     containers = ((template or {}).get("spec") or {}).get("containers") or []
     return next((container for container in containers if container.get("name") == MAIN), {})
 
 
 def _mismatches(value: Any, schema: dict[str, Any], path: str) -> Iterator[str]:
-    if value is None:  # deletes what rljob would set
+    if value is None:  # null deletes the value that rljob renders
         return
     if "$ref" in schema:
         schema = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]]
@@ -96,7 +96,7 @@ def _mismatches(value: Any, schema: dict[str, Any], path: str) -> Iterator[str]:
 
 
 def _unkeyed(value: Any, path: str) -> Iterator[str]:
-    """Yield the entries of lists in LIST_KEYS that have no key, or that of another."""
+    """Yield the entries of lists in LIST_KEYS without a key or with a duplicate key."""
     if isinstance(value, list):
         for i, entry in enumerate(value):
             yield from _unkeyed(entry, f"{path}[{i}]")
@@ -119,14 +119,14 @@ def _without_key(entries: list[dict[str, Any]], key: str, path: str, field: str)
 
 
 def _governed(template: dict[str, Any]) -> Iterator[str]:
-    """Yield what a template may not say because rljob says it."""
+    """Yield the fields of a template that only rljob may set."""
     for kind in ("labels", "annotations"):
         for key in (template.get("metadata") or {}).get(kind) or {}:
             if key.startswith(OWN_LABELS):
                 yield f"metadata.{kind}.{key}: {kind} that begin with {OWN_LABELS} are rljob's own; remove it"
     spec = template.get("spec") or {}
     if "restartPolicy" in spec:
-        yield "spec.restartPolicy: governed by rljob, which restarts parts itself; remove it"
+        yield "spec.restartPolicy: governed by rljob, which restarts processes itself; remove it"
     for kind in ("containers", "initContainers"):
         for i, container in enumerate(spec.get(kind) or []):
             yield from _ports(f"spec.{kind}[{i}]", container)
@@ -139,11 +139,11 @@ def _governed(template: dict[str, Any]) -> Iterator[str]:
 
 
 def _ports(path: str, container: dict[str, Any]) -> Iterator[str]:
-    """Yield the ports that are rljob's own, whichever container of the pod says them."""
+    """Yield ports of any container that conflict with rljob's own."""
     for j, port in enumerate(container.get("ports") or []):
         if port.get("containerPort") == PORT and port.get("protocol") in (None, "TCP"):
             yield (
-                f"{path}.ports[{j}]: port {PORT} is rljob's own, which servers are told in RLJOB_LISTEN; remove it, or "
+                f"{path}.ports[{j}]: port {PORT} is rljob's own, which servers read from RLJOB_LISTEN; remove it, or "
                 "use another"
             )
         elif port.get("name") == PORT_NAME:

@@ -1,35 +1,18 @@
-"""The only expansion of presets: a job with every governed field filled."""
+"""Expansion of a manifest: presets and defaults of governed fields, and the paths of models and data.
+
+Paths are those of a user's machine, or job://PATH for files in the job's storage.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
 
+from rljob.api.algorithm import PRESETS
 from rljob.api.models import RLJob
 
 DEFAULT_PROMPT = "{question}\n"
 HELD_OUT_FRACTION = 0.1
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "grpo": {
-        "advantage": "group_normalized",
-        "aggregation": "token_mean",
-        "clip_low": 0.2,
-        "clip_high": 0.2,
-        "ratio": "behavior",
-        "minibatches": 1,
-        "group_filter": "none",
-    },
-    "dr_grpo": {
-        "advantage": "group_centered",
-        "aggregation": "token_sum_constant",
-        "clip_low": 0.2,
-        "clip_high": 0.2,
-        "ratio": "behavior",
-        "minibatches": 1,
-        "group_filter": "none",
-    },
-}
-"""Preset → fields of `algorithm` it fills. A field the user set wins. dualClip stays null: off."""
+IN_STORAGE = "job://"
 
 
 def resolve(job: RLJob) -> RLJob:
@@ -51,3 +34,30 @@ def resolve(job: RLJob) -> RLJob:
         if directory is not None and directory.held_out_fraction is None:
             directory.held_out_fraction = HELD_OUT_FRACTION if directory.held_out_split is None else 0.0
     return resolved
+
+
+def in_storage(text: str, storage: Path) -> str:
+    """Return ``text`` with job://PATH replaced by its path in ``storage``."""
+    return text.replace(IN_STORAGE, f"{storage}/")
+
+
+def with_absolute_paths(job: RLJob, base: Path) -> RLJob:
+    """Return a copy of ``job`` in which relative paths of models and data are absolute, relative to ``base``.
+
+    So processes and later runs find the same files from any working directory.
+    """
+    absolute = job.model_copy(deep=True)
+    for model in absolute.spec.models:
+        model.source = _absolute(model.source, base)
+    for task in absolute.spec.tasks:
+        for table in (task.data.jsonl, task.data.parquet):
+            if table is not None:
+                table.path = _absolute(table.path, base)
+                table.held_out_path = table.held_out_path and _absolute(table.held_out_path, base)
+        if task.data.datasets is not None:
+            task.data.datasets.path = _absolute(task.data.datasets.path, base)
+    return absolute
+
+
+def _absolute(path: str, base: Path) -> str:
+    return path if path.startswith(IN_STORAGE) else str((base / path).absolute())

@@ -1,64 +1,60 @@
-"""Roles of a manifest: what runs as a part of its own."""
+"""Roles of a manifest: rewards, environments, trainer, rollout pools, runner, coordinator."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
-from rljob.api.base import Model, Name, Text
-from rljob.api.cluster import Accelerator, Collectives, Quantity, Rdma
+from rljob.api.base import Collectives, Model, Name, Quantity, Text, Url
+from rljob.api.kubernetes import Accelerator, Rdma
 from rljob.api.pods import PodTemplate
 
-Url = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+", max_length=4096)]
-"""Address of a service."""
-
-
 OF_PODS = ("sharedMemory", "rdma", "nccl", "hostNetwork")
-"""Fields of trainer and pools that, as `template`, say how their pods are made and nothing that a part reads."""
+"""Fields of trainer and pools that, like `template`, only shape pods; no process reads them."""
 
 
 class Replicas(Model):
-    """How many copies of a part run."""
+    """Number of replicas of a role."""
 
     min: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Copies that are started."""
+    """Minimum, and the number started first."""
     max: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Most copies that are started when there is more to do; `min` when left out."""
+    """Maximum when there is more work. Default: `min`."""
 
 
 class LocalCommand(Model):
-    """How `rljob run` starts a service whose container is yours."""
+    """How `rljob run` starts a service of your own."""
 
     command: Annotated[list[Text], Field(min_length=1, max_length=64)]
     """Command and arguments. The program listens at RLJOB_LISTEN (HOST:PORT; in a cluster
-    :PORT, which is all addresses)."""
+    :PORT, which means all addresses)."""
 
 
 class Reward(Model):
-    """A reward service: `builtin`, `url`, or a container of your own: `template`, and `local` for `rljob run`."""
+    """A reward service: `builtin`, `url`, or a container of your own in `template`, with `local` for `rljob run`."""
 
     name: Name
     """Name that tasks refer to."""
     builtin: Literal["reasoning_gym", "exact_match"] | None = None
-    """Scorer that ships with rljob. `reasoning_gym`: the dataset's own verdict on the extracted answer, 0 or 1.
+    """Scorer that ships with rljob. `reasoning_gym`: the dataset's own score of the extracted answer, 0 or 1.
     `exact_match`: 1 when the answer equals a column of the row, else 0."""
     config: Annotated[dict[Text, Any], Field(max_length=64)] = {}
     """Options of the builtin. `exact_match`: `column` (default answer), `extract` (a regular expression; its last match
     in the completion, or that match's first group, is the answer; the whole text when left out), `ignoreCase`."""
     url: Url | None = None
-    """Address of a service that runs elsewhere; samples are posted to URL/v1/score."""
+    """Address of a service outside the job; samples are posted to URL/v1/score."""
     template: PodTemplate | None = None
-    """Kubernetes' PodTemplateSpec, merged over the pod that rljob makes; of a service of your own, its container
-    `main`."""
+    """Kubernetes PodTemplateSpec, merged over the pod that rljob creates. For a service of your own: its container,
+    named `main`."""
     local: LocalCommand | None = None
     """How `rljob run` starts a service of your own."""
     replicas: Replicas = Replicas()
     """Pods of the service."""
     processes: Annotated[int, Field(ge=1, le=256)] = 1
-    """Worker processes that score samples."""
+    """Worker processes per pod that score samples."""
     timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 10.0
-    """A sample that takes longer to score counts as failed, and its worker is replaced."""
+    """Time limit for scoring one sample. After it the sample counts as failed, and its worker is replaced."""
 
 
 class Environment(Model):
@@ -69,7 +65,7 @@ class Environment(Model):
     builtin: Name | None = None
     """Environment that ships with rljob."""
     url: Url | None = None
-    """Address of a service that runs elsewhere."""
+    """Address of a service outside the job."""
     template: PodTemplate | None = None
     """As in `rewards`."""
     local: LocalCommand | None = None
@@ -82,7 +78,7 @@ class Optimizer(Model):
     """AdamW."""
 
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 1e-6
-    """Step size, constant after the warm-up."""
+    """Learning rate, constant after the warm-up."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     """Decay of the first and second moment."""
     epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
@@ -96,16 +92,16 @@ class Optimizer(Model):
 
 
 class TrainerParallelism(Model):
-    """How the trainer's model is cut up; what is left of the processes holds copies of it."""
+    """Model parallelism of the trainer; the remaining factor of the processes is data parallel."""
 
     tensor: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Processes that share every matrix."""
+    """Tensor parallel size."""
     pipeline: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Processes that share the layers."""
+    """Pipeline parallel size."""
     context: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Processes that share every sequence."""
+    """Context parallel size."""
     expert: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Processes that share the experts of a mixture."""
+    """Expert parallel size."""
 
 
 class Trainer(Model):
@@ -114,40 +110,40 @@ class Trainer(Model):
     backend: Literal["fsdp", "megatron"] = "fsdp"
     """`fsdp`: PyTorch FSDP2. `megatron`: Megatron Core."""
     parallelism: TrainerParallelism = TrainerParallelism()
-    """How the model is cut up."""
+    """Model parallelism."""
     nodes: Annotated[int, Field(ge=1, le=1024)] = 1
     """Pods of the trainer."""
     processes_per_node: Annotated[int, Field(ge=1, le=64)] = 1
-    """Processes, one per accelerator, or on CPU one per data-parallel rank."""
+    """Processes per pod: one per accelerator, or on CPU one per data-parallel rank."""
     accelerator: Accelerator = Accelerator()
-    """What the trainer computes on."""
+    """Device type of the trainer."""
     shared_memory: Quantity | None = None
-    """Bound of /dev/shm of a pod, which counts as memory of the pod; as much as the pod may have when left out."""
+    """Size limit of /dev/shm, which counts as memory of the pod. Default: the memory limit of the pod."""
     rdma: Rdma | None = None
-    """Network adapters for RDMA that a pod gets."""
+    """RDMA network adapters of a pod."""
     nccl: Collectives = {}
-    """Variables of NCCL and what it works with: their names begin with NCCL_, TORCH_NCCL_, GLOO_, UCX_ or FI_."""
+    """Environment variables of NCCL and related libraries: `NCCL_*`, `TORCH_NCCL_*`, `GLOO_*`, `UCX_*`, `FI_*`."""
     host_network: bool = False
-    """Pods use the network of their node, as some fabrics demand. Policies know such pods by `network.nodes` only."""
+    """Pods use the network of their node, as some fabrics need. NetworkPolicies admit them by `network.nodes` only."""
     template: PodTemplate | None = None
-    """Kubernetes' PodTemplateSpec, merged over the pods that rljob makes."""
+    """Kubernetes PodTemplateSpec, merged over the pods that rljob creates."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of parameters in forward and backward; the optimizer's are float32."""
+    """Data type of parameters in forward and backward; the optimizer state is float32."""
     microbatch_tokens: Annotated[int, Field(ge=1, le=16_777_216)] = 16_384
-    """Padded tokens of one forward pass on one rank; a longer single sample still goes alone."""
+    """Padded tokens of one forward pass on one rank; a longer sample is processed alone."""
     optimizer: Optimizer = Optimizer()
     """The optimizer."""
 
 
 class EngineParallelism(Model):
-    """How an engine's model is cut up."""
+    """Model parallelism of an engine."""
 
     tensor: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Accelerators that share every matrix."""
+    """Tensor parallel size."""
     pipeline: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Accelerators that share the layers."""
+    """Pipeline parallel size."""
     data: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Copies of the model in one engine."""
+    """Data parallel size: replicas of the model in one engine."""
 
 
 class Rollout(Model):
@@ -162,48 +158,48 @@ class Rollout(Model):
     hosts: Annotated[int, Field(ge=1, le=1024)] = 1
     """Pods of one engine."""
     parallelism: EngineParallelism = EngineParallelism()
-    """How an engine's model is cut up."""
+    """Model parallelism of an engine."""
     accelerator: Accelerator = Accelerator()
-    """What the engines compute on."""
+    """Device type of the engines."""
     placement: Literal["Separate", "Colocated"] = "Separate"
-    """`Separate`: on accelerators of their own. `Colocated`: on the trainer's, in turn with it."""
+    """`Separate`: engines have their own accelerators. `Colocated`: they share the trainer's in turn."""
     shared_memory: Quantity | None = None
-    """Bound of /dev/shm of a pod, which counts as memory of the pod; as much as the pod may have when left out."""
+    """Size limit of /dev/shm, which counts as memory of the pod. Default: the memory limit of the pod."""
     rdma: Rdma | None = None
-    """Network adapters for RDMA that a pod gets."""
+    """RDMA network adapters of a pod."""
     nccl: Collectives = {}
-    """Variables of NCCL and what it works with: their names begin with NCCL_, TORCH_NCCL_, GLOO_, UCX_ or FI_."""
+    """Environment variables of NCCL and related libraries: `NCCL_*`, `TORCH_NCCL_*`, `GLOO_*`, `UCX_*`, `FI_*`."""
     host_network: bool = False
-    """Pods use the network of their node, as some fabrics demand. Policies know such pods by `network.nodes` only."""
+    """Pods use the network of their node, as some fabrics need. NetworkPolicies admit them by `network.nodes` only."""
     template: PodTemplate | None = None
-    """Kubernetes' PodTemplateSpec, merged over the pods that rljob makes."""
+    """Kubernetes PodTemplateSpec, merged over the pods that rljob creates."""
     purpose: Literal["training", "evaluation"] = "training"
-    """What the pool's engines do. `evaluation` needs `evaluation.engines: dedicated`."""
+    """Use of the pool. `evaluation` needs `evaluation.engines: dedicated`."""
     replicas: Replicas = Replicas()
     """Engines of the pool."""
     max_concurrency: Annotated[int, Field(ge=1, le=65_536)] = 256
-    """Requests that run in one engine at a time."""
+    """Maximum of concurrent requests per engine."""
     max_model_length: Annotated[int, Field(ge=2, le=16_777_216)] = 4096
-    """Longest sequence, prompt included, in tokens."""
+    """Maximum length of a sequence in tokens, prompt included."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the engine's weights and cache."""
+    """Data type of the engine's weights and KV cache."""
     kv_cache_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
-    """Size of the key-value cache in bytes; the engine decides when left out."""
+    """Size of the KV cache in bytes. Default: the engine decides."""
     args: Annotated[list[Text], Field(max_length=64)] = []
-    """More arguments for the engine's server. Arguments that rljob itself sets are refused."""
+    """Additional arguments of the engine's server. Arguments that rljob sets itself are refused."""
 
 
 class Runner(Model):
-    """What drives trajectories: makes prompts, has them answered and has the answers scored."""
+    """Drives trajectories: renders prompts, requests answers and has them scored."""
 
     replicas: Replicas = Replicas()
-    """Processes, in a cluster pods."""
+    """Processes; in a cluster pods."""
     template: PodTemplate | None = None
-    """Kubernetes' PodTemplateSpec, merged over the pods that rljob makes."""
+    """Kubernetes PodTemplateSpec, merged over the pods that rljob creates."""
 
 
 class Coordinator(Model):
-    """What holds the run together: its ledger, batches and versions. There is one."""
+    """Keeps the state of the run: ledger, batches, policy versions. There is one."""
 
     template: PodTemplate | None = None
-    """Kubernetes' PodTemplateSpec, merged over the pod that rljob makes."""
+    """Kubernetes PodTemplateSpec, merged over the pod that rljob creates."""

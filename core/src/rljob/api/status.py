@@ -1,5 +1,7 @@
-"""What the cluster knows of a job: `status` of an RLJob. The operator writes all of it but `run`, which is the
-coordinator's. No part of rljob reads its own decisions from anywhere else after a restart."""
+"""`status` of an RLJob: the state of a job in a cluster. The coordinator writes `run`, the operator all other fields.
+
+After a restart the operator reads its own decisions from here only. `Run` repeats rljob.protocol.status.RunStatus with
+bounds and descriptions for the CRD; a test of the coordinator checks that they agree."""
 
 from __future__ import annotations
 
@@ -10,25 +12,25 @@ from pydantic import Field
 from rljob.api.base import Model, Name, Text
 
 Time = Annotated[str, Field(max_length=63, json_schema_extra={"format": "date-time"})]
-"""An instant: 2026-01-31T12:00:00Z."""
+"""A time stamp: 2026-01-31T12:00:00Z."""
 Count = Annotated[int, Field(ge=0)]
 
 
 class Condition(Model):
-    """A condition in Kubernetes' manner (metav1.Condition)."""
+    """A Kubernetes condition (metav1.Condition)."""
 
     type: Literal["Ready", "Initialized", "Suspended", "Complete", "Failed"]
-    """What is said to be so or not."""
+    """Type of the condition."""
     status: Literal["True", "False", "Unknown"]
-    """Whether it is so."""
+    """Whether the condition holds."""
     reason: Annotated[str, Field(max_length=63)]
-    """Why, in one CamelCase word."""
+    """Reason in CamelCase."""
     message: Annotated[str, Field(max_length=4096)] = ""
-    """Why, in a sentence that says what to do where something can be done."""
+    """Explanation for users, with a remedy if there is one."""
     last_transition_time: Time
-    """When `status` changed last."""
+    """Time of the last change of `status`."""
     observed_generation: Count = 0
-    """The spec this was said of."""
+    """Generation of the spec that the condition refers to."""
 
 
 class RoleStatus(Model):
@@ -37,189 +39,189 @@ class RoleStatus(Model):
     name: Name
     """Name of the role."""
     desired: Count
-    """Pods there shall be."""
+    """Desired pods."""
     ready: Count
-    """Pods that are ready."""
+    """Ready pods."""
     summary: Text = ""
-    """What keeps the rest: "2 of 4 rollout pods pending: insufficient nvidia.com/gpu"; empty when all are ready."""
+    """Why pods are not ready: "2 of 4 rollout pods pending: insufficient nvidia.com/gpu"; empty when all are ready."""
     restarts: Count = 0
-    """Deaths since the job began."""
+    """Container failures since the start of the job."""
     counted: Count = 0
-    """Container restarts of the pods there are now that are in `restarts` already."""
+    """Container restarts of the current pods that `restarts` already includes."""
     last_exit: Text = ""
-    """How a container of the role ended last."""
+    """How the last terminated container of the role ended."""
 
 
 class ReadyCounts(Model):
-    """Ready of desired pods, for the columns of `kubectl get`."""
+    """Ready/desired pods, for the columns of `kubectl get`."""
 
     trainer: Annotated[str, Field(max_length=63)] = ""
-    """Such as 2/2."""
+    """Trainer: 2/2."""
     rollout: Annotated[str, Field(max_length=63)] = ""
-    """All pools together."""
+    """All pools together: 3/4."""
     reward: Annotated[str, Field(max_length=63)] = ""
-    """All services together."""
+    """All reward services together: 1/1."""
     restarts: Annotated[str, Field(max_length=253)] = ""
-    """Roles that died, and how often: trainer 2, rollout-main 1; empty when none did."""
+    """Failures by role: trainer 2, rollout-main 1; empty when there were none."""
 
 
 class Attempt(Model):
-    """The trainer's Job there shall be. Recorded before that Job is made, so that no operator makes one twice."""
+    """The trainer's current attempt. Recorded before its Job is created, so that no operator creates it twice."""
 
     number: Count = 1
-    """Of NAME-trainer-NUMBER."""
+    """Number of the attempt; its Job is called NAME-trainer-NUMBER."""
     started_at: Time
-    """When it was decided on."""
+    """When the attempt was decided."""
     not_before: Time | None = None
-    """Its back-off ends then."""
+    """End of its back-off."""
     charged: Annotated[float, Field(ge=0)] = 0
-    """Deaths that count against failurePolicy.maxRestarts, less those that long lives have forgiven."""
+    """Failures counted against failurePolicy.maxRestarts; time without failures reduces it."""
     role_hash: Annotated[str, Field(max_length=63)] = ""
-    """Hash of the inputs it was decided for."""
+    """Hash of the inputs that the attempt was decided for."""
     job_uid: Annotated[str, Field(max_length=63)] = ""
-    """Of its Job, once that was seen: one that is gone then was deleted by somebody."""
+    """UID of its Job once observed. If that Job no longer exists, it was deleted from outside."""
     cause: Text = ""
-    """Why the one before ended; empty for the first, and after a suspension."""
+    """Why the previous attempt ended; empty for the first one and after a suspension."""
 
 
 class RunProgress(Model):
-    """How far the run is."""
+    """Progress of the run."""
 
     step: Count = 0
-    """Batches applied."""
+    """Applied batches."""
     steps: Count = 0
     """training.steps."""
     text: Annotated[str, Field(max_length=63)] = ""
-    """For the column: 12/50 24%."""
+    """Text for the printer column: 12/50 24%."""
     seconds: Annotated[float, Field(ge=0)] = 0
-    """Wall clock that the run has been up."""
+    """Wall-clock seconds that the run has been active."""
     eta_seconds: float = -1
-    """Wall clock left; -1: not known, or it does not go on."""
+    """Estimated wall-clock seconds left; -1: unknown, or the run is not active."""
 
 
 class RunPolicy(Model):
-    """The newest published weights."""
+    """The newest published policy version."""
 
     version: int = -1
-    """-1: none yet."""
+    """-1: none."""
     lineage: int = -1
-    """Counts trainers that could not repeat what their predecessor published."""
+    """Incremented when a trainer cannot reproduce the weights that its predecessor published."""
     digest: Annotated[str, Field(max_length=128)] = ""
-    """blake3 over the weights' bytes in wire order."""
+    """blake3 digest of the weights' bytes in wire order."""
 
 
 class RunCheckpoint(Model):
     """The newest durable checkpoint."""
 
     step: int = -1
-    """-1: none yet."""
+    """-1: none."""
     path: Text = ""
-    """In the job's storage."""
+    """Path in the job's storage."""
 
 
 class RunQueue(Model):
-    """How many samples or groups are somewhere."""
+    """Number of samples or groups in one state."""
 
     name: Annotated[str, Field(max_length=63)]
-    """Where."""
+    """State of the samples or groups."""
     value: Count
-    """How many."""
+    """Their number."""
 
 
 class RunMetric(Model):
-    """A figure of now."""
+    """Current value of a metric."""
 
     name: Annotated[str, Field(max_length=63)]
-    """Name of the figure."""
+    """Name of the metric."""
     value: float
     """Its value."""
 
 
 class RunEngine(Model):
-    """An engine that is connected to the coordinator."""
+    """An engine connected to the coordinator."""
 
     name: Annotated[str, Field(max_length=253)]
-    """Its instance: in a cluster the name of its pod."""
+    """Name of the engine's pod."""
     load: Count = 0
-    """Requests it has."""
+    """Requests in flight."""
     drained: bool = False
-    """It was asked to be drained (`status.draining`) and has nothing left to do."""
+    """It is in `status.draining` and has no requests left."""
 
 
 class RunEvaluation(Model):
-    """One task on held-out problems at one version of the policy."""
+    """Result of one task on held-out problems with one policy version."""
 
     version: Count
-    """Of the policy; 0 is before training."""
+    """Policy version; 0 is before training."""
     task: Text
-    """Its name."""
+    """Name of the task."""
     accuracy: float
-    """Share of problems with a reward of 1 or more."""
+    """Fraction of problems with a reward of 1 or more."""
     problems: Count
-    """How many there were."""
+    """Number of problems."""
     mean_reward: float
-    """Mean over the problems."""
+    """Mean reward over the problems."""
     failed: Count = 0
-    """Of the problems: not scored, counted as reward 0."""
+    """Problems that could not be scored, counted as reward 0."""
 
 
 class Run(Model):
-    """The run as its coordinator tells it. Written by the coordinator alone."""
+    """State of the run. Written by the coordinator only."""
 
     state: Literal["Starting", "Running", "Evaluating", "Finishing", "Succeeded", "Suspended", "Failed"]
-    """Where the run is; the last three are for good, until it is resumed."""
+    """State of the run; the last three are final until the run is resumed."""
     reason: Annotated[str, Field(max_length=63)] = ""
-    """One CamelCase word, when Failed."""
+    """Reason in CamelCase, when Failed."""
     message: Text = ""
-    """A sentence."""
+    """Explanation for users."""
     incarnation: Count = 0
-    """Of the trainer."""
+    """Incarnation of the trainer."""
     progress: RunProgress = RunProgress()
-    """How far it is."""
+    """Progress."""
     policy: RunPolicy = RunPolicy()
-    """The newest weights."""
+    """The newest published policy version."""
     last_checkpoint: RunCheckpoint = RunCheckpoint()
-    """The newest checkpoint."""
+    """The newest durable checkpoint."""
     staleness: Annotated[str, Field(max_length=63)] = ""
-    """Mean and most of the last batch, for the column: 0.8/1."""
+    """Mean/maximum staleness of the last batch, for the printer column: 0.8/1."""
     queues: Annotated[list[RunQueue], Field(max_length=64)] = []
-    """Samples and groups by where they are."""
+    """Samples and groups by state."""
     metrics: Annotated[list[RunMetric], Field(max_length=64)] = []
-    """Figures of now."""
+    """Current metrics."""
     engines: Annotated[list[RunEngine], Field(max_length=1024)] = []
-    """Engines that are connected."""
+    """Connected engines."""
     evaluations: Annotated[list[RunEvaluation], Field(max_length=64)] = []
-    """Results on held-out problems: the first and the newest."""
+    """Evaluation results: the first and the newest."""
     observed_generation: Count = 0
-    """The spec that the coordinator has acted on last (suspend)."""
+    """Generation of the spec that the coordinator has acted on (suspend)."""
 
 
 class RLJobStatus(Model):
     """Status of an RLJob."""
 
     observed_generation: Count = 0
-    """The spec that the operator has acted on last."""
+    """Generation of the spec that the operator has acted on."""
     release: Annotated[str, Field(max_length=63)] = ""
-    """Version of rljob whose operator wrote this last."""
+    """Version of the operator that wrote this status last."""
     conditions: Annotated[list[Condition], Field(max_length=16)] = []
     """Ready, Initialized, Suspended, Complete, Failed."""
     roles: Annotated[list[RoleStatus], Field(max_length=256)] = []
-    """Every role."""
+    """All roles."""
     ready: ReadyCounts = ReadyCounts()
-    """Ready pods by kind of role."""
+    """Ready/desired pods by kind of role."""
     start_time: Time | None = None
-    """When the job's parts were first made; anew when it is resumed (activeDeadlineSeconds counts from it)."""
+    """When the job's pods were created, first or after a suspension; activeDeadlineSeconds counts from it."""
     completion_time: Time | None = None
     """When the run succeeded or failed."""
     suspended_at: Time | None = None
-    """When suspension was asked for."""
+    """When suspension was requested."""
     pending_since: Time | None = None
-    """Since when pods of the gang wait for a node."""
+    """Since when pods of the gang have been pending."""
     trainer: Attempt | None = None
     """The trainer's attempt."""
     draining: Annotated[list[Annotated[str, Field(max_length=253)]], Field(max_length=1024)] = []
-    """Pods of engines that are to finish what they have and get nothing new, as they are about to be removed."""
+    """Pods of engines that finish their requests and get no new ones, because they will be removed."""
     draining_since: Time | None = None
-    """When the last of them was asked."""
+    """When the last of them was added."""
     run: Run | None = None
-    """What the coordinator says."""
+    """State of the run, written by the coordinator."""

@@ -1,8 +1,8 @@
-"""JSON schema as pydantic writes it → structural schema, the kind of OpenAPI that a CustomResourceDefinition takes.
+"""Converts pydantic's JSON schema to a structural schema, the OpenAPI subset of a CustomResourceDefinition.
 
 A structural schema has no references, no unions, one type everywhere and no closed objects (the API server itself
-refuses or drops unknown fields). Whatever of a JSON schema is not translated here is an error, so that no bound of a
-model gets lost on its way to the API server.
+refuses or drops unknown fields). A keyword that is not translated here is an error, so that no bound of a model is lost
+on the API server.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ORDER = (
 _KEPT = {"type", "format", "enum", "pattern", "minLength", "maxLength", "minItems", "maxItems", "maxProperties"}
 _KEPT |= {"minimum", "maximum"}
 _DROPPED = {"title", "propertyNames", "$defs"}
-"""`propertyNames`: a structural schema has no word for it; the operator's own validation holds the keys' bound."""
+"""`propertyNames`: not available in a structural schema; the operator's validation checks the bound of keys."""
 
 
 def structural(schema: Schema, definitions: dict[str, Schema], *, defaults: bool) -> Schema:
@@ -33,7 +33,7 @@ def structural(schema: Schema, definitions: dict[str, Schema], *, defaults: bool
         schema: of a model or field, by alias.
         definitions: its ``$defs``.
         defaults: whether defaults are kept. A nullable field never has one: a preset or another field governs it, and
-            a default of the server's could not be told from a person's own value.
+            a server-side default could not be distinguished from a user's value.
     """
     found: Schema = {}
     for key, value in schema.items():
@@ -52,8 +52,8 @@ def structural(schema: Schema, definitions: dict[str, Schema], *, defaults: bool
             kind, null = value
             assert null == {"type": "null"}, f"a union besides null: {value}"
             found = structural(kind, definitions, defaults=defaults) | found
-            # The API server lets null past no enum, whatever the enum holds; of a field that is not nullable and has
-            # no default it drops null, which comes to the same.
+            # The API server refuses null in an enum. It drops null of a field that is not nullable and has no default,
+            # which has the same effect.
             found |= {} if "enum" in found else {"nullable": True}
         elif key == "prefixItems":
             assert all(item == value[0] for item in value), f"a tuple of several types: {value}"
@@ -64,7 +64,7 @@ def structural(schema: Schema, definitions: dict[str, Schema], *, defaults: bool
             found["properties"] = {
                 name: structural(field, definitions, defaults=defaults) for name, field in value.items()
             }
-        elif key == "patternProperties":  # what keys must be is a rule of CEL's
+        elif key == "patternProperties":  # a CEL rule checks the keys
             (inner,) = value.values()
             found["additionalProperties"] = structural(inner, definitions, defaults=False)
         elif key == "additionalProperties":
@@ -99,14 +99,14 @@ def _additional(value: Any, definitions: dict[str, Schema]) -> Schema:
 
 
 def _without_null(value: Any) -> Any:
-    """Return a default without what is null in it. It is written in full: rules are tried on it as it is."""
+    """Return a default without null fields. Defaults are complete, because CEL rules are evaluated on them."""
     if isinstance(value, dict):
         return {key: _without_null(inner) for key, inner in value.items() if inner is not None}
     return value
 
 
 def _listed(schema: Schema) -> Schema:
-    """Return ``schema`` with what server-side apply needs to merge a list of named entries."""
+    """Return ``schema`` with the list-map keywords that server-side apply needs."""
     if schema.get("type") != "array" or "x-kubernetes-list-type" in schema:
         return schema
     required = schema["items"].get("required", [])
@@ -138,7 +138,7 @@ def _inlined(schema: Schema, field: str) -> Schema:
 
 
 def _deletable(schema: Schema, field: str = "") -> Schema:
-    """Return the schema of a field that null deletes; what rljob governs is not to be deleted."""
+    """Return the schema of a field that null deletes; fields that rljob governs cannot be deleted."""
     return schema if field == "restartPolicy" else ordered(schema | {"nullable": True})
 
 

@@ -15,7 +15,7 @@ class ReasoningGym(Model):
     dataset: Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]+$", max_length=63)]
     """Name of the dataset, for example chain_sum."""
     config: Annotated[dict[Text, Any], Field(max_length=64)] = {}
-    """Parameters of the dataset, as reasoning-gym names them. `seed` and `size` are governed by the job."""
+    """Parameters of the dataset, named as in reasoning-gym. `seed` and `size` are set by the job."""
 
 
 class Table(Model):
@@ -24,13 +24,12 @@ class Table(Model):
     path: Annotated[Text, Field(min_length=1)]
     """The file: `job://PATH` in the job's storage, or a path (for `rljob run` only)."""
     held_out_path: Annotated[Text, Field(min_length=1)] | None = None
-    """A second file whose rows are the held-out split; all rows of `path` are trained on then."""
+    """A second file with the held-out split; then all rows of `path` are used for training."""
     held_out_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """Without a held-out file, this share of the rows is held out, chosen by the hash of their prompt, so that equal
-    prompts fall on one side. 0.1 when left out, 0 with `heldOutPath`."""
+    """Without a held-out file, this fraction of the rows is held out, selected by the hash of the prompt, so that equal
+    prompts are in the same split. Default: 0.1, or 0 with `heldOutPath`."""
     shuffle: bool = True
-    """Whether rows come in an order drawn anew for every pass over the file, from the job's seed; else as in the
-    file."""
+    """Whether the rows are shuffled for each epoch with the job's seed; otherwise they keep the order of the file."""
 
 
 class DatasetsDirectory(Model):
@@ -39,9 +38,9 @@ class DatasetsDirectory(Model):
     path: Annotated[Text, Field(min_length=1)]
     """The directory: `job://PATH` in the job's storage, or a path (for `rljob run` only)."""
     split: Annotated[Text, Field(min_length=1)] | None = None
-    """Split to train on where the directory has splits; `train` when left out and there is one."""
+    """Split to train on if the directory has splits. Default: `train` if it exists."""
     held_out_split: Annotated[Text, Field(min_length=1)] | None = None
-    """Split to evaluate on; all rows of `split` are trained on then."""
+    """Split to evaluate on; then all rows of `split` are used for training."""
     held_out_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None
     """As in `jsonl`; 0 with `heldOutSplit`."""
     shuffle: bool = True
@@ -49,73 +48,72 @@ class DatasetsDirectory(Model):
 
 
 class TaskData(Model):
-    """Where the prompts of a task come from: exactly one source."""
+    """Source of the prompts of a task: exactly one."""
 
     reasoning_gym: ReasoningGym | None = None
-    """Generated problems, endless; a problem belongs to the held-out split by the hash of its question."""
+    """Generated problems, without end. The hash of the question decides whether a problem is held out."""
     jsonl: Table | None = None
-    """A file with one JSON object a line."""
+    """A file with one JSON object per line."""
     parquet: Table | None = None
     """A Parquet file."""
     datasets: DatasetsDirectory | None = None
     """A directory of the `datasets` library."""
     columns: Annotated[dict[Text, Text], Field(max_length=64)] = {}
-    """Renames columns: name for the template and the reward → name in the data. `{question: prompt}` reads the column
-    `prompt` as `question`. Columns not named keep their names."""
+    """Renames columns: name for the template and the reward → column in the data. `{question: prompt}` reads the column
+    `prompt` as `question`. Other columns keep their names."""
 
 
 class ChatMessage(Model):
     """A message of a chat."""
 
     role: Literal["system", "user", "assistant"]
-    """Who speaks."""
+    """Role of the message."""
     content: Text
-    """What is said; {column} stands for the value of a column."""
+    """Text; {column} is replaced by the value of a column."""
 
 
 class Sampling(Model):
-    """How answers are sampled."""
+    """Sampling parameters."""
 
     temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
-    """Softmax temperature; the trainer divides by it too."""
+    """Softmax temperature; the trainer applies it too."""
     max_tokens: Annotated[int, Field(ge=1, le=1_048_576)] = 256
-    """Longest answer in tokens."""
+    """Maximum length of an answer in tokens."""
 
 
 class Task(Model):
-    """A kind of prompt with its reward."""
+    """Prompts with their reward."""
 
     name: Name
     """Name of the task."""
     weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
-    """Share of the prompts, relative to the other tasks."""
+    """Relative frequency of the task's prompts among all tasks."""
     data: TaskData
     """Source of prompts."""
     prompt: Text | None = None
-    """Template of the prompt as plain text; {column} stands for the value of a column, for reasoning-gym
-    {question}; {{ and }} for braces. "{question}" and a line's end when neither this nor `messages` nor
-    `messagesColumn` is given."""
+    """Template of the prompt as plain text. {column} is replaced by the value of a column (for reasoning-gym:
+    {question}); {{ and }} are braces. Default without `messages` and `messagesColumn`: "{question}" and a newline."""
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=64)] | None = None
-    """The prompt as a chat, rendered by the model's own chat template."""
+    """The prompt as a chat, rendered with the model's chat template."""
     messages_column: Annotated[Text, Field(min_length=1)] | None = None
-    """Column that holds the chat: a list of {role, content}."""
+    """Column with the chat: a list of {role, content}."""
     reward: Name
     """Name of an entry of `rewards`."""
     sampling: Sampling = Sampling()
-    """How answers are sampled."""
+    """Sampling parameters."""
 
 
 class Evaluation(Model):
-    """Evaluation on held-out problems, at a pinned policy version."""
+    """Evaluation on held-out problems with a fixed policy version."""
 
     every_steps: Annotated[int, Field(ge=0, le=10_000_000)] = 0
-    """Evaluate every so many steps besides before the first and after the last; 0: only then."""
+    """Steps between evaluations, in addition to those before the first and after the last step. 0: only those two."""
     tasks: Annotated[list[Name], Field(min_length=1, max_length=64)] | None = None
-    """Tasks to evaluate; all when left out."""
+    """Tasks to evaluate. Default: all."""
     problems: Annotated[int, Field(ge=1, le=1_000_000)] = 256
-    """Held-out problems of each task, each answered once; a file's rows are taken once at most."""
+    """Held-out problems per task, each answered once; rows of a file are not repeated."""
     engines: Literal["shared", "dedicated"] = "shared"
-    """`shared`: on the engines of training, which stops meanwhile. `dedicated`: on the pools with `purpose:
-    evaluation`, while training goes on."""
+    """`shared`: on the engines of training, which pauses. `dedicated`: on the pools with `purpose: evaluation`, while
+    training continues."""
     temperature: Annotated[float, Field(gt=0, le=10)] | None = None
-    """Softmax temperature of evaluation; the task's own when left out."""
+    """Softmax temperature of evaluation. Default: that of the task."""

@@ -1,4 +1,4 @@
-"""Prompt templates: text in which {column} stands for the value of a column, {{ and }} for braces."""
+"""Prompt templates: {column} is replaced by the value of a column, {{ and }} are braces."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ def columns_of(template: str) -> set[str]:
     """Return the columns a template names.
 
     Raises:
-        ValueError: it is no template; the sentence says why.
+        ValueError: it is not a template; with the cause.
     """
     names = set()
     try:
         fields = list(string.Formatter().parse(template))
     except ValueError as error:
-        raise ValueError(f"is no template ({error}); write {{{{ and }}}} for braces that are meant as such") from None
+        raise ValueError(f"is not a template ({error}); write {{{{ and }}}} for literal braces") from None
     for _, name, spec, conversion in fields:
         if name is None:
             continue
         if not name or spec or conversion or any(mark in name for mark in ".[]"):
-            raise ValueError(f"{{{name}}} is no column's name; write {{{{ and }}}} for braces that are meant as such")
+            raise ValueError(f"{{{name}}} is not a column name; write {{{{ and }}}} for literal braces")
         names.add(name)
     return names
 
@@ -34,7 +34,7 @@ def fill(template: str, row: Mapping[str, Any]) -> str:
     """Return ``template`` with its columns replaced by the values of ``row``.
 
     Raises:
-        ValueError: the row lacks a column, or it holds neither text nor a number; the sentence says which.
+        ValueError: the row lacks a column, or the column holds neither text nor a number; with its name.
     """
     parts = []
     for text, name in _parsed(template):
@@ -69,7 +69,7 @@ def value_of(row: Mapping[str, Any], column: str) -> Any:
 
 
 def kind_of(value: Any) -> str:
-    """Return in words what a value is that is neither text nor a number."""
+    """Return the kind of a value that is neither text nor a number, in words."""
     return _KINDS.get(type(value), f"a {type(value).__name__}")
 
 

@@ -1,11 +1,11 @@
-"""The fields and values of the manifest that no part of rljob acts on yet: refused by name, never ignored."""
+"""Fields and values of the manifest that are not supported yet: refused by name, never ignored."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rljob.api.departures import departures
+from rljob.api.diff import non_defaults
 
 if TYPE_CHECKING:
     from rljob.api.models import RLJobSpec
@@ -36,9 +36,9 @@ NOT_YET: dict[str, tuple[str, ...] | None] = {
 
 
 def unsupported(spec: RLJobSpec) -> Iterator[str]:
-    """Yield one ``field: sentence`` for each field that is set to what is not supported."""
+    """Yield one ``field: sentence`` for each field with an unsupported value."""
     for pattern, values in NOT_YET.items():
-        for found in departures(spec, pattern):
+        for found in non_defaults(spec, pattern):
             if values is None or found.value in values:
                 yield f"{found.path}: {sentence(found.value, found.default)}"
     if "policy" in (names := [model.name for model in spec.models]):
@@ -47,12 +47,12 @@ def unsupported(spec: RLJobSpec) -> Iterator[str]:
                 yield f"models[{i}]: a model besides policy ({name}) is not supported yet; remove it"
 
 
-def misspelt(location: Sequence[str | int], value: Any, known: str, default: Any) -> str | None:
-    """Return the refusal of a word that is another spelling of a value to come (colocated for Colocated), or None.
+def near_miss(location: Sequence[str | int], value: Any, known: str, default: Any) -> str | None:
+    """Return the refusal of a misspelt unsupported value (colocated for Colocated), or None.
 
     Args:
-        location: of the field, as pydantic says it.
-        value: which is none of the field's.
+        location: of the field, as in pydantic's errors.
+        value: none of the field's values.
         known: the field's values, each in single quotes.
         default: of the field.
     """
@@ -66,12 +66,12 @@ def misspelt(location: Sequence[str | int], value: Any, known: str, default: Any
 
 
 def sentence(value: Any, default: Any) -> str:
-    """Return what is said of ``value`` where only ``default`` is supported."""
+    """Return the refusal of ``value`` where only ``default`` is supported."""
     shown = f"{on_one_line(str(value))} is " if isinstance(value, str | int) else ""
     instead = f" or set {default}" if default is not None and shown else ""
     return f"{shown}not supported yet; remove it{instead}"
 
 
 def on_one_line(text: str) -> str:
-    """Return ``text`` with its line ends and other control characters written out, for a sentence."""
+    """Return ``text`` with control characters escaped, for a message."""
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)

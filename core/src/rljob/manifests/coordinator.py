@@ -1,57 +1,77 @@
-"""The coordinator: a StatefulSet of one behind a Service. It watches its own RLJob (access.py)."""
+"""The coordinator: a StatefulSet of one pod behind a Service, and the account with which it watches its own RLJob.
+
+With the Kubernetes API the coordinator may read its own RLJob and write its status.
+"""
 
 from __future__ import annotations
 
 from rljob.api.pods import PORT, PORT_NAME
-from rljob.manifests import probes
-from rljob.manifests.context import Role
-from rljob.manifests.pods import TOKENS_FILE, Pod, pod_template
-from rljob.manifests.scene import Scene
+from rljob.manifests.pods import TOKENS_FILE, Pod, http_probes, pod_template
+from rljob.manifests.render_context import RenderContext, RenderedRole
 
 RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}}
-"""Of the servers that do little. A pod that asks for nothing is the first to go when a node runs short."""
+"""Requests of small servers. Pods without requests are evicted first when a node runs out of memory."""
+RBAC = "rbac.authorization.k8s.io"
 
 
-def coordinator(scene: Scene) -> Role:
+def coordinator(ctx: RenderContext) -> RenderedRole:
     """Return the coordinator's role."""
-    job = scene.job
+    job = ctx.job
     template = job.spec.coordinator.template
-    role = scene.identity("coordinator", own=template)
-    name = scene.name("coordinator")
+    role = ctx.identity("coordinator", own=template)
+    name = ctx.name("coordinator")
     pod = Pod(
         role,
         image="coordinator",
         command=["python", "-m", "rljob.coordinator.main"],
         variables={
-            "RLJOB_NAMESPACE": scene.context.namespace,
+            "RLJOB_NAMESPACE": ctx.context.namespace,
             "RLJOB_JOB_NAME": job.metadata.name,
-            "RLJOB_JOB_UID": scene.context.uid,
+            "RLJOB_JOB_UID": ctx.context.uid,
         },
         token="coordinator",
         token_file=TOKENS_FILE,
         serves=True,
-        probes=probes.http(job.spec.failure_policy.hang_seconds),
+        probes=http_probes(job.spec.failure_policy.hang_seconds),
         resources=RESOURCES,
         more={"serviceAccountName": name, "automountServiceAccountToken": True},
         template=template,
     )
     ports = [{"name": PORT_NAME, "port": PORT, "targetPort": PORT, "protocol": "TCP"}]
-    service = {"spec": {"selector": scene.selector(role), "ports": ports}}
+    service = {"spec": {"selector": ctx.selector(role), "ports": ports}}
     spec = {
         "replicas": 1,
         "serviceName": name,
-        "podManagementPolicy": "Parallel",  # else a pod that cannot start holds up the one that could
+        "podManagementPolicy": "Parallel",  # otherwise a pod that cannot start blocks its replacement
         "revisionHistoryLimit": 1,
-        "selector": {"matchLabels": scene.selector(role)},
-        "template": pod_template(scene, pod),
+        "selector": {"matchLabels": ctx.selector(role)},
+        "template": pod_template(ctx, pod),
     }
-    return Role(
+    return RenderedRole(
         role.name,
         role.kind,
         role.hash,
         (
-            scene.object(role, "Service", name, service),
-            scene.object(role, "StatefulSet", name, {"spec": spec}, api="apps/v1"),
+            ctx.object(role, "Service", name, service),
+            ctx.object(role, "StatefulSet", name, {"spec": spec}, api="apps/v1"),
         ),
         desired=1,
     )
+
+
+def access(ctx: RenderContext) -> RenderedRole:
+    """Return the role of the coordinator's account."""
+    role, name = ctx.identity("access"), ctx.name("coordinator")
+    group, own = ctx.job.api_version.partition("/")[0], [ctx.job.metadata.name]
+    rules = [
+        {"apiGroups": [group], "resources": ["rljobs"], "resourceNames": own, "verbs": ["get", "list", "watch"]},
+        {"apiGroups": [group], "resources": ["rljobs/status"], "resourceNames": own, "verbs": ["get", "patch"]},
+    ]
+    subject = {"kind": "ServiceAccount", "name": name, "namespace": ctx.context.namespace}
+    binding = {"roleRef": {"apiGroup": RBAC, "kind": "Role", "name": name}, "subjects": [subject]}
+    objects = (
+        ctx.object(role, "ServiceAccount", name, {"automountServiceAccountToken": False}),
+        ctx.object(role, "Role", name, {"rules": rules}, api=f"{RBAC}/v1"),
+        ctx.object(role, "RoleBinding", name, binding, api=f"{RBAC}/v1"),
+    )
+    return RenderedRole(role.name, role.kind, role.hash, objects)

@@ -1,64 +1,173 @@
-"""What roles share that run as Deployments, and budgets of disruption."""
+"""Roles that run as Deployments: reward services, the runner, pools of engines.
+
+A reward with a url runs elsewhere and has no objects. A pool is two Deployments: the minimum of engines, which belongs
+to the gang, and the elastic ones that the RLJobScale asks for beyond it.
+"""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from rljob.api.roles import Replicas
-from rljob.manifests.context import Object
-from rljob.manifests.scene import Identity, Scene
+from rljob.api.pods import PORT, PORT_NAME
+from rljob.api.roles import Replicas, Reward, Rollout
+from rljob.manifests.coordinator import RESOURCES
+from rljob.manifests.hashes import of_pods
+from rljob.manifests.inputs import Object
+from rljob.manifests.names import role_name
+from rljob.manifests.pods import Pod, file_probes, http_probes, pod_template, service_url, socket_probes
+from rljob.manifests.render_context import RenderContext, RenderedRole, RoleKey
+from rljob.manifests.resources import ELASTIC, GANG, lost_node, near_the_gang, resources, tier
 
 PROGRESS_DEADLINE_SECONDS = 3600
-"""Large models take long to load."""
+"""Large models load slowly."""
 
 
-def replicas_of(scene: Scene, role: Identity, replicas: Replicas) -> int:
-    """Return how many pods a role shall have."""
-    return scene.context.replicas.get(role.name, replicas.min)
+def replicas_of(ctx: RenderContext, role: RoleKey, replicas: Replicas) -> int:
+    """Return the desired pods of a role."""
+    return ctx.context.replicas.get(role.name, replicas.min)
 
 
 def deployment(
-    scene: Scene,
-    role: Identity,
+    ctx: RenderContext,
+    role: RoleKey,
     name: str,
     replicas: int,
     template: Object,
     more_labels: dict[str, str] | None = None,
 ) -> Object:
-    """Return a Deployment; ``more_labels`` tells its pods from those of another Deployment of the role."""
+    """Return a Deployment; ``more_labels`` distinguish its pods from another Deployment of the same role."""
     spec = {
         "replicas": replicas,
         "revisionHistoryLimit": 1,
         "progressDeadlineSeconds": PROGRESS_DEADLINE_SECONDS,
-        # No pod more than there shall be: accelerators and quotas have no room for one.
+        # No surge: accelerators and quotas have no room for another pod.
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "25%"}},
-        "selector": {"matchLabels": scene.selector(role) | (more_labels or {})},
+        "selector": {"matchLabels": ctx.selector(role) | (more_labels or {})},
         "template": template,
     }
-    return scene.object(role, "Deployment", name, {"spec": spec}, api="apps/v1", labels=more_labels)
+    return ctx.object(role, "Deployment", name, {"spec": spec}, api="apps/v1", labels=more_labels)
 
 
-def scale(scene: Scene, role: Identity, replicas: Replicas) -> list[Object]:
-    """Return the RLJobScale of a role that may grow. Its replicas are what it is made with; they are others' to set."""
+def scale(ctx: RenderContext, role: RoleKey, replicas: Replicas) -> list[Object]:
+    """Return the RLJobScale of a role with max > min. Its replicas are initial values that autoscalers change."""
     if replicas.max is None or replicas.max <= replicas.min:
         return []
-    body = {"spec": {"job": scene.job.metadata.name, "role": role.name, "replicas": replicas.min}}
-    api = scene.job.api_version
-    return [scene.object(role, "RLJobScale", scene.name(role.name), body, api=api)]
+    body = {"spec": {"job": ctx.job.metadata.name, "role": role.name, "replicas": replicas.min}}
+    api = ctx.job.api_version
+    return [ctx.object(role, "RLJobScale", ctx.name(role.name), body, api=api)]
 
 
-def disruption_budget(scene: Scene, role: Identity, min_available: int | None = None) -> Object:
-    """Return the budget of pods of which one may be missing: a drain takes them one at a time.
+def disruption_budget(ctx: RenderContext, role: RoleKey, min_available: int | None = None) -> Object:
+    """Return a PodDisruptionBudget with maxUnavailable 1: a drain evicts one pod at a time.
 
-    With ``min_available`` so many are to be there always. That is the form for the pods of a Job, of which Kubernetes
-    does not know how many there shall be: it would refuse every eviction for ever.
+    With ``min_available`` that number must stay available. Pods of a Job need this form, because Kubernetes does not
+    know their desired number and would refuse every eviction.
     """
     bound = {"maxUnavailable": 1} if min_available is None else {"minAvailable": min_available}
     body: dict[str, Any] = {
         "spec": {
             **bound,
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            "selector": {"matchLabels": scene.selector(role)},
+            "selector": {"matchLabels": ctx.selector(role)},
         }
     }
-    return scene.object(role, "PodDisruptionBudget", scene.name(role.name), body, api="policy/v1")
+    return ctx.object(role, "PodDisruptionBudget", ctx.name(role.name), body, api="policy/v1")
+
+
+def reward(ctx: RenderContext, service: Reward) -> RenderedRole | None:
+    """Return the role of a reward; None if it runs outside the job."""
+    if service.url is not None:
+        return None
+    role = ctx.identity("reward", service.name, own=service.template)
+    name = ctx.name(role.name)
+    replicas = replicas_of(ctx, role, service.replicas)
+    ports = [{"name": PORT_NAME, "port": PORT, "targetPort": PORT, "protocol": "TCP"}]
+    objects = (
+        ctx.object(role, "Service", name, {"spec": {"selector": ctx.selector(role), "ports": ports}}),
+        deployment(ctx, role, name, replicas, pod_template(ctx, _reward_pod(ctx, role, service))),
+        disruption_budget(ctx, role),
+        *scale(ctx, role, service.replicas),
+    )
+    return RenderedRole(role.name, role.kind, role.hash, objects, desired=replicas)
+
+
+def reward_url(ctx: RenderContext, service: Reward) -> str:
+    """Return the address of a reward."""
+    return service.url or service_url(ctx, ctx.name(role_name("reward", service.name)))
+
+
+def _reward_pod(ctx: RenderContext, role: RoleKey, service: Reward) -> Pod:
+    hang_seconds = ctx.job.spec.failure_policy.hang_seconds
+    ours = service.builtin is not None
+    return Pod(
+        role,
+        image="rewards" if ours else "",
+        command=["python", "-m", "rljob.rewards.main"] if ours else (),
+        variables={"RLJOB_NAME": service.name},
+        writes=False,
+        serves=True,
+        probes=http_probes(hang_seconds) if ours else socket_probes(),
+        resources=RESOURCES if ours else {},
+        template=service.template,
+    )
+
+
+def runner(ctx: RenderContext) -> RenderedRole:
+    """Return the runner's role."""
+    spec = ctx.job.spec
+    role = ctx.identity("runner", own=spec.runner.template)
+    replicas = replicas_of(ctx, role, spec.runner.replicas)
+    pod = Pod(
+        role,
+        image="runner",
+        command=["python", "-m", "rljob.runner.main"],
+        variables={"RLJOB_REWARD_URLS": json.dumps({entry.name: reward_url(ctx, entry) for entry in spec.rewards})},
+        token="runner",
+        probes=file_probes(spec.failure_policy.hang_seconds),
+        resources=RESOURCES,
+        more={"tolerations": lost_node()},
+        template=spec.runner.template,
+    )
+    objects = (
+        deployment(ctx, role, ctx.name(role.name), replicas, pod_template(ctx, pod)),
+        *scale(ctx, role, spec.runner.replicas),
+    )
+    return RenderedRole(role.name, role.kind, role.hash, objects, desired=replicas)
+
+
+def rollout(ctx: RenderContext, pool: Rollout) -> RenderedRole:
+    """Return the role of a pool."""
+    role = ctx.identity("rollout", pool.name, own=of_pods(pool))
+    total = replicas_of(ctx, role, pool.replicas)
+    least = min(total, pool.replicas.min)
+    objects = [_pool_deployment(ctx, role, pool, GANG, least)]
+    if pool.replicas.max is not None and pool.replicas.max > pool.replicas.min:
+        objects.append(_pool_deployment(ctx, role, pool, ELASTIC, total - least))
+    objects += [disruption_budget(ctx, role), *scale(ctx, role, pool.replicas)]
+    return RenderedRole(role.name, role.kind, role.hash, tuple(objects), desired=total)
+
+
+def _pool_deployment(ctx: RenderContext, role: RoleKey, pool: Rollout, which: str, replicas: int) -> Object:
+    asked = resources(ctx, pool, _devices(pool))
+    pod = Pod(
+        role,
+        image="rollout",
+        command=["python", "-m", "rljob.rollout.main"],
+        variables={"RLJOB_NAME": pool.name, **asked.variables},
+        token="agent",
+        volumes=asked.volumes,
+        probes=file_probes(ctx.job.spec.failure_policy.hang_seconds),
+        resources=asked.resources,
+        more={"tolerations": [*lost_node(), *asked.tolerations], **asked.more, **near_the_gang(ctx, which)},
+        labels=tier(which),
+        template=pool.template,
+    )
+    name = ctx.name(role.name, *([ELASTIC] if which == ELASTIC else []))
+    return deployment(ctx, role, name, replicas, pod_template(ctx, pod), tier(which))
+
+
+def _devices(pool: Rollout) -> int:
+    """Return the number of accelerators per pod."""
+    cut = pool.parallelism
+    return max(1, cut.tensor * cut.pipeline * cut.data // pool.hosts)

@@ -1,8 +1,8 @@
-"""Hashes of a job's inputs, by which the operator knows what has to be made anew.
+"""Hashes of a job's inputs, by which the operator decides which objects to create again.
 
-A role's hash is over the manifest's fields that its pods depend on, as the user wrote them (defaults left out, presets
-not expanded): so neither a newer operator nor another image or setting of the cluster changes it, and a job that runs
-is left alone by both. The intent hash is over one object as it was rendered.
+A role's hash covers the manifest fields that its pods depend on, as the user wrote them (without defaults, presets not
+expanded). So neither a new operator nor another image or cluster setting changes it, and running jobs are not
+restarted by them. The rendered hash covers one object as it was rendered.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ OPERATOR_ONLY = (
     "managedBy",
     "network",
 )
-"""Fields of the spec that no pod depends on: a change of them restarts none."""
+"""Fields of the spec that no pod depends on: changing them restarts no pod."""
 COORDINATOR_ONLY = ("checkpoints", "tracking")
-"""Fields of the spec, besides training.steps, that may change in a job's life and that the coordinator alone reads."""
+"""Fields of the spec, besides training.steps, that may change during a job and that only the coordinator reads."""
 PLACED = ("rollouts", "rewards")
 
 
 def digest(*values: Any) -> str:
-    """Return a hash of JSON values, in which the order of keys does not matter."""
+    """Return a hash of JSON values, independent of the order of keys."""
     whole = hashlib.blake2b(digest_size=_BYTES)
     for value in values:
         whole.update(_JSON.encode(value))
@@ -44,8 +44,8 @@ def digest(*values: Any) -> str:
     return whole.hexdigest()
 
 
-def intent(rendered: Mapping[str, Any]) -> str:
-    """Return the hash of an object before it is annotated, its replicas left out."""
+def rendered_hash(rendered: Mapping[str, Any]) -> str:
+    """Return the hash of an object without replicas and before it is annotated."""
     spec = rendered.get("spec")
     if isinstance(spec, dict) and "replicas" in spec:
         rendered = {**rendered, "spec": {key: value for key, value in spec.items() if key != "replicas"}}
@@ -53,28 +53,28 @@ def intent(rendered: Mapping[str, Any]) -> str:
 
 
 class Inputs:
-    """A job's fields as its roles depend on them."""
+    """The fields of a job that its roles depend on."""
 
     def __init__(self, job: RLJob) -> None:
         self.written: dict[str, Any] = job.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         """The spec as the user wrote it."""
         self.parts = _of_parts(self.written)
-        """What the parts are told (job.json): no templates, no replicas, nothing that only the operator reads."""
+        """The content of job.json: without templates, replicas and fields that only the operator reads."""
         self._coordinator = digest(self.parts)
         lasting = _without(self.parts, COORDINATOR_ONLY)
         lasting["training"] = _without(lasting["training"], ("steps",))
         self.lasting = digest(lasting)
-        """Hash of what cannot change in a job's life."""
+        """Hash of the immutable fields."""
 
     def role(self, kind: str, name: str, *own: Any) -> str:
-        """Return the hash of a role whose own fields, such as its template, are ``own``."""
+        """Return the hash of a role; ``own`` are the role's own fields, such as its template."""
         return digest(kind, name, self._coordinator if kind == "coordinator" else self.lasting, *own)
 
 
 def of_pods(entry: Trainer | Rollout) -> Any:
-    """Return what the pods of a trainer or pool depend on besides what parts are told: for :meth:`Inputs.role`.
+    """Return what the pods of a trainer or pool depend on besides job.json, for :meth:`Inputs.role`.
 
-    The template alone where nothing else is said: so it was before there was anything else, and running jobs stay.
+    Hash only the template if no other placement field is set, so that hashes of existing jobs stay stable.
     """
     written = entry.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     placed = {field: written[field] for field in OF_PODS if field in written}
@@ -82,7 +82,7 @@ def of_pods(entry: Trainer | Rollout) -> Any:
 
 
 def spec_hash(job: RLJob) -> str:
-    """Return the hash of the fields that cannot change in a job's life (annotation rljob.dev/spec-hash of a claim)."""
+    """Return the hash of the immutable fields (annotation rljob.dev/spec-hash of a claim)."""
     return Inputs(job).lasting
 
 
@@ -100,7 +100,7 @@ def _of_parts(written: Mapping[str, Any]) -> dict[str, Any]:
         parts[field] = [_without(entry, ("template", "replicas", *OF_PODS)) for entry in written[field]]
     for reward in parts["rewards"]:
         if not reward.keys() & {"builtin", "url", "local"}:
-            reward["template"] = {}  # it says what scores: a container of the user's
+            reward["template"] = {}  # the user's container scores
     return parts
 
 

@@ -1,7 +1,7 @@
-"""Merges a role's pod template over the pod that rljob makes: as Kubernetes' strategic merge, by the API's merge keys.
+"""Merges a role's pod template over the pod that rljob renders: Kubernetes' strategic merge, by the API's merge keys.
 
-Maps merge. Lists of :data:`KEYS` merge entry by entry, what is new is added behind. Everything else (scalars, command,
-args, tolerations) is replaced. null deletes, and an entry of which null leaves nothing but its key is deleted itself.
+Maps merge. Lists of :data:`KEYS` merge entry by entry, and new entries are appended. Everything else (scalars, command,
+args, tolerations) is replaced. null deletes; an entry that has only its key left is deleted.
 Of fields that exclude each other (a variable's value and valueFrom, a volume's source, what a probe does) the
 template's wins.
 """
@@ -25,7 +25,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "resourceClaims": ("name",),
     "schedulingGates": ("name",),
 }
-"""List → the fields that tell its entries apart."""
+"""List → the fields that identify an entry."""
 _DEFAULTS = {"protocol": "TCP"}
 _HANDLERS = frozenset({"exec", "httpGet", "tcpSocket", "grpc", "sleep"})
 _VALUES = frozenset({"value", "valueFrom"})
@@ -69,7 +69,7 @@ def _identity(entry: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[Any, ...
 
 
 def _excluded(key: str, over: Mapping[str, Any], field: str) -> bool:
-    """Return whether the template says something that cannot stand beside our ``key``."""
+    """Return whether the template sets a field that excludes our ``key``."""
     if key in over:
         return False
     said = {name for name, value in over.items() if value is not None}

@@ -1,18 +1,34 @@
-"""Names of a job's objects: they follow from the job alone, so that whoever makes one twice makes the same one."""
+"""Names, labels and annotations of a job's objects and pods. They follow from the job alone, so that creating an object
+twice creates the same one.
+"""
 
 from __future__ import annotations
 
 import hashlib
 
 LABEL_LIMIT = 63
-"""Characters of a label's value."""
+"""Maximum length of a label value."""
 NAME_LIMIT = 52
-"""Characters of an object's name: what StatefulSets and Indexed Jobs append for their pods must fit into a label."""
+"""Maximum length of an object name: the suffixes that StatefulSets and Indexed Jobs append must fit into a label."""
 _HASH_BYTES = 4
+JOB = "rljob.dev/job"
+ROLE = "rljob.dev/role"
+ATTEMPT = "rljob.dev/attempt"
+"""Label of the trainer's pods."""
+TIER = "rljob.dev/tier"
+"""Label of the pods of trainer and pools: ``gang`` or ``elastic``. The two Deployments of a pool select by it, because
+Deployments with the same selector adopt each other's pods."""
+ROLE_HASH = "rljob.dev/role-hash"
+"""Annotation: hash of the manifest fields that the role's pods depend on."""
+RENDERED_HASH = "rljob.dev/rendered-hash"
+"""Annotation: hash of the object as it was rendered."""
+SPEC_HASH = "rljob.dev/spec-hash"
+"""Annotation of a claim: hash of the immutable fields. A later job of the same name takes over a retained claim
+only if the hashes are equal."""
 
 
 def bounded(name: str, limit: int = NAME_LIMIT) -> str:
-    """Return ``name``; a longer one is cut and ends with a hash of all of it, so that two do not become one."""
+    """Return ``name``; a longer name is cut and ends with a hash of the whole name, so that names stay unique."""
     if len(name) <= limit:
         return name
     digest = hashlib.blake2b(name.encode(), digest_size=_HASH_BYTES).hexdigest()
@@ -30,15 +46,38 @@ def object_name(job: str, *rest: str) -> str:
 
 
 def secret_name(job: str, uid: str) -> str:
-    """Return the name of the Secret that holds a job's tokens; another job of the same name has another one."""
+    """Return the name of the Secret of a job's tokens; another job of the same name has another one."""
     return object_name(job, "tokens", *([uid[:8]] if uid else []))
 
 
 def claim_name(job: str, given: str | None = None) -> str:
-    """Return the name of the claim that holds a job's storage: the one ``given`` in its manifest, or its own."""
+    """Return the name of the claim of a job's storage: the one ``given`` in the manifest, or its own."""
     return given or object_name(job, "storage")
 
 
 def dns_name(host: str, namespace: str, domain: str) -> str:
-    """Return the name under which the whole cluster finds a service, or a pod of a headless one."""
+    """Return the DNS name of a service, or of a pod of a headless service."""
     return f"{host}.{namespace}.svc.{domain}"
+
+
+def labels(job: str, kind: str, role: str) -> dict[str, str]:
+    """Return the labels of every object and pod of a role."""
+    return {
+        "app.kubernetes.io/name": "rljob",
+        "app.kubernetes.io/instance": job,
+        "app.kubernetes.io/component": kind,
+        "app.kubernetes.io/part-of": "rljob",
+        "app.kubernetes.io/managed-by": "rljob-operator",
+        JOB: job,
+        ROLE: role,
+    }
+
+
+def selector(job: str, role: str = "") -> dict[str, str]:
+    """Return the selector of the pods of a role, or of all roles."""
+    return {JOB: job, ROLE: role} if role else {JOB: job}
+
+
+def selector_text(job: str, role: str) -> str:
+    """Return :func:`selector` as text, for the ``scale`` subresource."""
+    return ",".join(f"{key}={value}" for key, value in selector(job, role).items())

@@ -1,48 +1,48 @@
-"""Who may talk to the job's pods, and to whom they may talk.
+"""NetworkPolicies of a job.
 
-Within the job everything is open: weight groups use ports that are not known before. Pods on the network of their node
-(hostNetwork) are selected by no policy and have the node's address: what they say is let in from network.nodes, and
-nothing keeps others from them.
+Pods of the job may connect to each other on all ports, because weight groups use dynamic ports. Pods with hostNetwork
+have their node's address and no policy selects them: their connections are admitted from network.nodes, and
+connections to them are not restricted.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from rljob.api.cluster import Destination, Peer
+from rljob.api.kubernetes import Destination, Peer
 from rljob.api.pods import PORT
-from rljob.manifests import labels as l
-from rljob.manifests.context import Object, Role
-from rljob.manifests.scene import Identity, Scene
+from rljob.manifests import names
+from rljob.manifests.inputs import Object
+from rljob.manifests.render_context import RenderContext, RenderedRole, RoleKey
 
 API_PORTS = (443, 6443)
-"""Of the Kubernetes API, as its service and as its servers have it; its addresses cannot be known here."""
+"""Ports of the Kubernetes API: of its Service and of its servers; their addresses are unknown here."""
 NAME_SERVICE_PORT = 53
 
 
-def network(scene: Scene) -> Role:
+def network(ctx: RenderContext) -> RenderedRole:
     """Return the role of the network policies; it has no objects with `policy: Disabled`."""
-    spec = scene.job.spec.network
-    role = scene.identity("network", own=scene.inputs.written.get("network"))
+    spec = ctx.job.spec.network
+    role = ctx.identity("network", own=ctx.inputs.written.get("network"))
     objects: list[Object] = []
     if spec.policy == "Enabled":
-        objects.append(_policy(scene, role, "pods", "", _pods(scene)))
-        if coordinator := _coordinator(scene):
-            objects.append(_policy(scene, role, "coordinator", "coordinator", coordinator))
-    return Role(role.name, role.kind, role.hash, tuple(objects))
+        objects.append(_policy(ctx, role, "pods", "", _pods(ctx)))
+        if coordinator := _coordinator(ctx):
+            objects.append(_policy(ctx, role, "coordinator", "coordinator", coordinator))
+    return RenderedRole(role.name, role.kind, role.hash, tuple(objects))
 
 
-def _policy(scene: Scene, role: Identity, name: str, to_role: str, spec: dict[str, Any]) -> Object:
-    selector = {"matchLabels": l.selector(scene.job.metadata.name, to_role)}
+def _policy(ctx: RenderContext, role: RoleKey, name: str, to_role: str, spec: dict[str, Any]) -> Object:
+    selector = {"matchLabels": names.selector(ctx.job.metadata.name, to_role)}
     body = {"spec": {"podSelector": selector, **spec}}
-    return scene.object(role, "NetworkPolicy", scene.name("network", name), body, api="networking.k8s.io/v1")
+    return ctx.object(role, "NetworkPolicy", ctx.name("network", name), body, api="networking.k8s.io/v1")
 
 
-def _pods(scene: Scene) -> dict[str, Any]:
-    nodes = [_range(each) for each in scene.job.spec.network.nodes]
-    own = [{"podSelector": {"matchLabels": l.selector(scene.job.metadata.name)}}, *nodes]
+def _pods(ctx: RenderContext) -> dict[str, Any]:
+    nodes = [_range(each) for each in ctx.job.spec.network.nodes]
+    own = [{"podSelector": {"matchLabels": names.selector(ctx.job.metadata.name)}}, *nodes]
     spec: dict[str, Any] = {"policyTypes": ["Ingress"], "ingress": [{"from": own}]}
-    egress = scene.job.spec.network.egress
+    egress = ctx.job.spec.network.egress
     if egress.policy == "Listed":
         dns = [{"port": NAME_SERVICE_PORT, "protocol": protocol} for protocol in ("UDP", "TCP")]
         listed = [{"to": [_range(destination)]} for destination in egress.to]
@@ -51,9 +51,9 @@ def _pods(scene: Scene) -> dict[str, Any]:
     return spec
 
 
-def _coordinator(scene: Scene) -> dict[str, Any]:
-    """Return what the coordinator may besides; empty if there is nothing."""
-    wanted = scene.job.spec.network
+def _coordinator(ctx: RenderContext) -> dict[str, Any]:
+    """Return the additional policy of the coordinator; empty if there is none."""
+    wanted = ctx.job.spec.network
     spec: dict[str, Any] = {"policyTypes": []}
     if wanted.allow_from:
         spec["policyTypes"].append("Ingress")

@@ -1,4 +1,4 @@
-"""What a valid manifest cannot have in a cluster."""
+"""Checks of a valid manifest that apply only in a cluster."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from rljob.api.models import RLJob
 from rljob.api.pods import MAIN, main_container
-from rljob.manifests.gang import ELASTIC
+from rljob.manifests.resources import ELASTIC
 
 
 def problems(job: RLJob) -> list[str]:
-    """Return a sentence for each field that no cluster can honour."""
+    """Return one sentence for each field that is not possible in a cluster."""
     return [*_paths(job), *_rewards(job), *_pools(job), *_host_network(job), *_processes(job)]
 
 
@@ -42,10 +42,7 @@ def _rewards(job: RLJob) -> Iterator[str]:
                 "its url"
             )
         elif not main_container(reward.template).get("image"):
-            yield (
-                f"spec.rewards[{i}].template: says no image; name the image of your service in its container {MAIN}, "
-                "or set builtin"
-            )
+            yield (f"spec.rewards[{i}].template: has no image; set the image of its container {MAIN}, or set builtin")
 
 
 def _pools(job: RLJob) -> Iterator[str]:
@@ -54,13 +51,13 @@ def _pools(job: RLJob) -> Iterator[str]:
         grown = pool.name.removesuffix(f"-{ELASTIC}")
         if grown != pool.name and grown in names:
             yield (
-                f"spec.rollouts[{i}].name: {pool.name} is what engines of pool {grown} beyond its least are called; "
+                f"spec.rollouts[{i}].name: {pool.name} is the name of the elastic engines of pool {grown}; "
                 "choose another name"
             )
 
 
 def _host_network(job: RLJob) -> Iterator[str]:
-    """Such pods have their node's address: to a policy that admits the job's pods they are strangers."""
+    """Pods with hostNetwork have their node's address, which a policy for the job's pods does not admit."""
     spec = job.spec
     typed = {"trainer": spec.trainer.template}
     typed |= {f"rollouts[{i}]": pool.template for i, pool in enumerate(spec.rollouts)}
@@ -74,13 +71,13 @@ def _host_network(job: RLJob) -> Iterator[str]:
     for field, template in others.items():
         if _on_the_nodes_network(template):
             yield (
-                f"spec.{field}.template.spec.hostNetwork: network policies would keep such pods away from the job's "
-                "others; give the addresses of nodes in network.nodes, set network.policy: Disabled, or remove it"
+                f"spec.{field}.template.spec.hostNetwork: network policies would block such pods; give the "
+                "addresses of nodes in network.nodes, set network.policy: Disabled, or remove it"
             )
 
 
 def _processes(job: RLJob) -> Iterator[str]:
-    """A probe knows what the container before has said by when the first process began: it has to be its own."""
+    """A probe ignores files older than PID 1, which must therefore be the container's own first process."""
     spec = job.spec
     ours = {"trainer": spec.trainer.template, "runner": spec.runner.template}
     ours |= {f"rollouts[{i}]": pool.template for i, pool in enumerate(spec.rollouts)}

@@ -1,53 +1,51 @@
-"""A job's Kubernetes objects."""
+"""Renders the Kubernetes objects of a job, as JSON and as YAML."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+
+import yaml
 
 from rljob.api.models import RLJob
-from rljob.manifests.access import access
-from rljob.manifests.config import config
-from rljob.manifests.context import Context, Object, Role
-from rljob.manifests.coordinator import coordinator
+from rljob.api.yaml_loader import Dumper
+from rljob.manifests.coordinator import access, coordinator
+from rljob.manifests.deployments import reward, rollout, runner
 from rljob.manifests.hashes import Inputs
-from rljob.manifests.initializer import initializer
+from rljob.manifests.inputs import Context, Object
+from rljob.manifests.job_objects import config, storage
+from rljob.manifests.jobs import initializer, trainer
 from rljob.manifests.names import secret_name
 from rljob.manifests.network import network
-from rljob.manifests.reward import reward
-from rljob.manifests.rollout import rollout
-from rljob.manifests.runner import runner
-from rljob.manifests.scene import Identity, Scene
-from rljob.manifests.storage import storage
-from rljob.manifests.trainer import trainer
+from rljob.manifests.render_context import RenderContext, RenderedRole, RoleKey
 
 TOKEN_ROLES = ("trainer", "agent", "runner")
-"""Who has a token of their own. Each is a key of the Secret, which pods mount one of."""
+"""Roles with a token of their own. Each is a key of the Secret; a pod mounts one key."""
 ALL_TOKENS = "coordinator"
 """Key of the Secret: JSON of role → token, for the coordinator."""
 
 
-def render(job: RLJob, context: Context) -> tuple[Role, ...]:
-    """Return the roles of a job with their objects, in the order in which they are made. Objects are not to be changed.
+def render(job: RLJob, context: Context) -> tuple[RenderedRole, ...]:
+    """Return the roles of a job with their objects, in order of creation. Callers must not modify the objects.
 
-    The Secret of its tokens is not among them, as they are random: see :func:`secret`.
+    The Secret of the tokens is separate, because tokens are random: see :func:`secret`.
 
     Args:
-        job: as the user wrote it, not resolved, without :func:`~rljob.manifests.problems.problems`.
-        context: where and when.
+        job: as the user wrote it, not resolved, and without :func:`~rljob.manifests.problems.problems`.
+        context: cluster settings, namespace, attempt, replicas.
     """
-    scene = Scene(job, context, Inputs(job))
+    ctx = RenderContext(job, context, Inputs(job))
     spec = job.spec
     roles = [
-        storage(scene),
-        config(scene),
-        access(scene),
-        network(scene),
-        initializer(scene),
-        coordinator(scene),
-        *(reward(scene, entry) for entry in spec.rewards),
-        runner(scene),
-        trainer(scene),
-        *(rollout(scene, pool) for pool in spec.rollouts),
+        storage(ctx),
+        config(ctx),
+        access(ctx),
+        network(ctx),
+        initializer(ctx),
+        coordinator(ctx),
+        *(reward(ctx, entry) for entry in spec.rewards),
+        runner(ctx),
+        trainer(ctx),
+        *(rollout(ctx, pool) for pool in spec.rollouts),
     ]
     return tuple(role for role in roles if role is not None)
 
@@ -61,7 +59,23 @@ def secret(job: RLJob, context: Context, data: Mapping[str, str]) -> Object:
         data: token of each of :data:`TOKEN_ROLES`, and :data:`ALL_TOKENS`.
     """
     assert data.keys() == {*TOKEN_ROLES, ALL_TOKENS}
-    role = Identity("tokens", "")
+    role = RoleKey("tokens", "")
     body = {"type": "Opaque", "immutable": True, "stringData": dict(data)}
-    scene = Scene(job, context, Inputs(job))
-    return scene.object(role, "Secret", secret_name(job.metadata.name, context.uid), body)
+    ctx = RenderContext(job, context, Inputs(job))
+    return ctx.object(role, "Secret", secret_name(job.metadata.name, context.uid), body)
+
+
+class _Lines(Dumper):
+    """Writes multi-line text in block style."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Lines.add_representer(str, _represent_text)
+
+
+def to_yaml(objects: Iterable[Object]) -> str:
+    """Return one YAML document per object, for kubectl and for reading."""
+    return yaml.dump_all(objects, Dumper=_Lines, sort_keys=False, allow_unicode=True, width=120, explicit_start=True)

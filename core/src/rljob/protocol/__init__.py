@@ -1,1 +1,1 @@
-"""What parts say to each other: message types, framing, the reconnecting link, the wire format of weights."""
+"""The protocol between processes: message types, framing, the reconnecting link, the wire format of weights."""

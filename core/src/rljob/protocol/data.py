@@ -1,4 +1,4 @@
-"""Which problems are held out: one rule for initializers, runners and tests."""
+"""The held-out split: one rule for initializers, runners and tests."""
 
 from __future__ import annotations
 

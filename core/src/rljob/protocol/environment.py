@@ -1,4 +1,4 @@
-"""The variables a part is started with: the same ones from ``rljob run`` and from a rendered pod."""
+"""Environment variables of a process: the same under ``rljob run`` and in a rendered pod."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
-from rljob.protocol.addresses import host_and_port
+from rljob.protocol.startup import host_and_port
 
 SEED = "RLJOB_SEED"
 """Of the initializer: spec.seed."""
@@ -27,14 +27,14 @@ RENDEZVOUS_ID = "RLJOB_RENDEZVOUS_ID"
 
 @dataclass(frozen=True)
 class PartEnvironment:
-    """What every part is told.
+    """Settings of a process, from its environment.
 
     RLJOB_JOB: file of the resolved manifest (JSON). RLJOB_STORAGE: the job's storage (a directory; ``job://PATH`` is
     PATH in it). RLJOB_COORDINATOR: address of the coordinator. RLJOB_TOKEN: the role's token. RLJOB_LISTEN: host:port
-    a server listens on (:8080: all addresses, of IPv4 and IPv6). RLJOB_NAME: name of the pool or reward a part belongs
-    to. RLJOB_TOKENS (coordinator only): file of role → token, JSON. RLJOB_REWARD_URLS (runner only): JSON of reward →
-    address. RLJOB_HOST: address other parts reach this one at (weight groups), without brackets. RLJOB_INSTANCE: name
-    of the part's pod. RLJOB_TOKEN_FILE: file with the role's token, instead of RLJOB_TOKEN.
+    a server listens on (:8080: all addresses, of IPv4 and IPv6). RLJOB_NAME: name of the pool or reward of the
+    process. RLJOB_TOKENS (coordinator only): file of role → token, JSON. RLJOB_REWARD_URLS (runner only): JSON of
+    reward → address. RLJOB_HOST: address at which other processes reach this one (weight groups), without brackets.
+    RLJOB_INSTANCE: name of the pod. RLJOB_TOKEN_FILE: file with the role's token, instead of RLJOB_TOKEN.
     """
 
     job: RLJob
@@ -58,11 +58,11 @@ class PartEnvironment:
 
     @property
     def readers_port(self) -> int:
-        """Port on which the coordinator answers readers, on its pod's loopback: the one after RLJOB_LISTEN's."""
+        """Port of the coordinator's read-only API on the loopback of its pod: RLJOB_LISTEN's port + 1."""
         return self.listen_port + 1
 
     def path(self, source: str) -> Path:
-        """Return the path that ``job://PATH`` or a plain path stands for."""
+        """Return the path of ``job://PATH`` or of a plain path."""
         if source.startswith("job://"):
             return self.storage / source.removeprefix("job://")
         return Path(source)
@@ -76,7 +76,7 @@ def read_environment() -> PartEnvironment:
     """
     for name in ("RLJOB_JOB", "RLJOB_STORAGE"):
         if not os.environ.get(name):
-            raise ValueError(f"{name} is not set; parts are started by rljob run or by the operator")
+            raise ValueError(f"{name} is not set; rljob run and the operator set it")
     return PartEnvironment(
         job=resolve(RLJob.model_validate_json(_read("RLJOB_JOB"))),
         storage=Path(os.environ["RLJOB_STORAGE"]),
@@ -104,7 +104,7 @@ def _read(variable: str) -> bytes:
 
 
 def search_path() -> str:
-    """Return PATH with the programs of this Python environment first."""
+    """Return PATH with this Python environment's programs first."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 

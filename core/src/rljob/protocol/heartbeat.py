@@ -1,8 +1,8 @@
-"""A part's sign of life: its event loop touches the file named by RLJOB_HEARTBEAT.
+"""A process's heartbeat: its event loop touches the file named by RLJOB_HEARTBEAT.
 
-Whoever supervises the part (the local supervisor, in a cluster rljob.protocol.probe) sees by the file's age that a
-process is there but does not move: stopped, deadlocked, or busy with something that should not be in its event loop. A
-part begins to beat when it serves, not before: how long loading takes is nobody's fault.
+By the age of that file its supervisor (on one machine the local supervisor, in a cluster rljob.protocol.health_probe)
+detects a process whose event loop does not run: stopped, deadlocked, or blocked by work that does not belong in an
+event loop. The heartbeat begins when the process serves, not before: loading may take any time.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from rljob.protocol.probe import HEARTBEAT
+from rljob.protocol.health_probe import HEARTBEAT
 
 log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.3
-"""A third of the shortest failurePolicy.hangSeconds, in round figures."""
+"""About a third of the minimum of failurePolicy.hangSeconds."""
 
 
 @contextlib.contextmanager
@@ -40,7 +40,7 @@ async def _beat(path: Path) -> None:
         try:
             path.touch()
             silent = False
-        except OSError as error:  # the part itself is well; whoever reads the file decides
+        except OSError as error:  # the process itself works; the reader of the file decides
             if not silent:
                 log.warning("%s cannot be touched: %s", path, error)
             silent = True

@@ -1,4 +1,4 @@
-"""What a runner asks of a reward service: POST /v1/score with a ScoreRequest, answered by a ScoreReply, JSON."""
+"""Protocol of reward services: POST /v1/score with a ScoreRequest, answered with a ScoreReply, both JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class ScoreItem(msgspec.Struct):
     sample: str
     task: str
     prompt: str  # as given to the model
-    completion: str  # as the model wrote it, special tokens left out
+    completion: str  # as generated, without special tokens
     finish: str  # stop | length
     problem: dict[str, Any]  # the row of the task's data; for reasoning-gym: question, answer, metadata
 
@@ -25,7 +25,7 @@ class ScoreRequest(msgspec.Struct):
 
 
 class Score(msgspec.Struct):
-    """Verdict on one sample. ``error`` not empty: it could not be scored, ``reward`` means nothing."""
+    """Score of one sample. If ``error`` is not empty, the sample could not be scored and ``reward`` has no meaning."""
 
     sample: str
     reward: float

@@ -1,5 +1,6 @@
-"""What GET /v1/status answers and status.json holds: a RunStatus as JSON. In a cluster the same, without what grows
-with the run, is the RLJob's status.run (rljob.api.status.Run).
+"""The status of a run: a RunStatus as JSON in GET /v1/status and status.json.
+
+In a cluster the RLJob's status.run holds the same without fields that grow with the run (rljob.api.status.Run).
 
 Field names are camelCase on the wire. A reader decodes with :func:`decode_status`; fields it does not know are
 ignored, so an older CLI can watch a newer coordinator.
@@ -14,21 +15,21 @@ import msgspec
 
 State: TypeAlias = Literal["Starting", "Running", "Evaluating", "Finishing", "Succeeded", "Suspended", "Failed"]
 """Starting: no batch can be made yet (engines or trainer missing). Running: between the first batch and the last.
-Evaluating: nothing but evaluation is under way. Finishing: the last checkpoint and evaluation. Then one of the three
-last, for good: the coordinator goes on answering so that readers see it. Suspended: somebody asked for it, everything
-is durable, and the run goes on when its parts are started again."""
+Evaluating: only evaluation is active. Finishing: the last checkpoint and evaluation. The other three are final, and the
+coordinator keeps serving them. Suspended: a user requested it, all state is durable, and the run continues when its
+processes start again."""
 
 NOTE_HEADER = "Rljob-Note"
 """HTTP header of an answer to a reader: a sentence on an answer that is empty or not all."""
 
 
 class Progress(msgspec.Struct, rename="camel"):
-    """How far the run is."""
+    """Progress of the run."""
 
     step: int = 0  # batches applied: the version of the policy
     steps: int = 0  # training.steps
-    seconds: float = 0.0  # wall clock the run has been up, over all coordinator starts
-    eta_seconds: float = -1.0  # wall clock left; -1: not known, or it does not go on
+    seconds: float = 0.0  # wall clock that the run was active, over all coordinator starts
+    eta_seconds: float = -1.0  # wall clock left; -1: unknown, or the run is not active
     text: str = ""  # for a column: 12/50 24%
 
 
@@ -48,7 +49,7 @@ class CheckpointStatus(msgspec.Struct, rename="camel"):
 
 
 class Queue(msgspec.Struct, rename="camel"):
-    """How many samples or groups are somewhere, for example generating, scoring, ready."""
+    """Number of samples or groups in one state, for example generating, scoring, ready."""
 
     name: str
     value: int
@@ -63,18 +64,18 @@ class Metric(msgspec.Struct, rename="camel"):
 
 
 class EvaluationResult(msgspec.Struct, rename="camel"):
-    """One task on held-out problems at one version. The first entry is before training, the last after it."""
+    """Result of one task on held-out problems with one policy version; the first is before training, the last after."""
 
     version: int
     task: str
-    accuracy: float  # share of problems with reward >= 1
+    accuracy: float  # fraction of problems with reward >= 1
     problems: int
     mean_reward: float
-    failed: int = 0  # of the problems: not scored, counted as reward 0
+    failed: int = 0  # problems that could not be scored, counted as reward 0
 
 
 class HistoryPoint(msgspec.Struct, rename="camel"):
-    """One trained batch, oldest first. The status carries at most 512 of them, evenly thinned, the newest always;
+    """One trained batch, oldest first. The status holds at most 512 of them, evenly thinned, always with the newest;
     metrics.jsonl in the storage has all."""
 
     step: int  # 0-based index of the batch
@@ -85,23 +86,23 @@ class HistoryPoint(msgspec.Struct, rename="camel"):
 
 
 class PartStatus(msgspec.Struct, rename="camel"):
-    """A connected part."""
+    """A connected process."""
 
     role: str  # agent | runner | trainer
     instance: str
     state: str  # agent: starting | ready | updating; others: connected
     restarts: int = 0  # agent: of its engine server
-    message: str = ""  # agent: why its engine server ended last; trainer: what it waits for
-    running: int = 0  # agent: requests its engine works on
+    message: str = ""  # agent: why its engine server exited last; trainer: why it waits
+    running: int = 0  # agent: requests running in its engine
     waiting: int = 0  # agent: requests held until the engine has room
 
 
 class EngineStatus(msgspec.Struct, rename="camel"):
-    """An engine that is connected."""
+    """A connected engine."""
 
-    name: str  # in a cluster of its pod
-    load: int = 0  # requests it has
-    drained: bool = False  # it was to be drained and has nothing left to do
+    name: str  # in a cluster the name of its pod
+    load: int = 0  # requests in flight
+    drained: bool = False  # it is draining and has no requests left
 
 
 class RunStatus(msgspec.Struct, rename="camel"):
@@ -109,16 +110,16 @@ class RunStatus(msgspec.Struct, rename="camel"):
 
     state: State
     reason: str = ""  # one CamelCase word, set when Failed
-    message: str = ""  # a sentence for a person
+    message: str = ""  # explanation for users
     incarnation: int = 0  # of the trainer
     progress: Progress = msgspec.field(default_factory=Progress)
     policy: PolicyStatus = msgspec.field(default_factory=PolicyStatus)
     last_checkpoint: CheckpointStatus = msgspec.field(default_factory=CheckpointStatus)
     queues: list[Queue] = []
     metrics: list[Metric] = []
-    staleness: str = ""  # mean and most of the last batch, for a column: 0.8/1
+    staleness: str = ""  # mean/maximum of the last batch, for a column: 0.8/1
     engines: list[EngineStatus] = []
-    observed_generation: int = 0  # of the RLJob: the spec that was acted on last (suspend); 0 outside a cluster
+    observed_generation: int = 0  # generation of the RLJob's spec that was acted on (suspend); 0 outside a cluster
     evaluations: list[EvaluationResult] = []
     history: list[HistoryPoint] = []
     parts: list[PartStatus] = []
@@ -134,10 +135,10 @@ def encode_status(status: RunStatus) -> bytes:
 
 
 NOT_IN_CLUSTER = ("history", "parts")
-"""Fields that are not in status.run: they grow with the run, or say what the operator sees of the pods."""
+"""Fields that are not in status.run: they grow with the run, or repeat what the operator reads from the pods."""
 MOST_ENTRIES = {"queues": 64, "metrics": 64, "engines": 1024}
 MOST_EVALUATIONS = 64
-"""In status.run, which is what is known of a run once its coordinator is gone: half the first, half the newest."""
+"""Maximum in status.run, which remains after the coordinator is deleted: half the first, half the newest."""
 LONGEST_TEXT = 4096
 
 

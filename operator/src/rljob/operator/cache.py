@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from rljob.manifests.labels import JOB
+from rljob.manifests.names import JOB
 from rljob.operator.api_types import Child, Meta, Pod
 from rljob.operator.plan import Key
 from rljob.operator.resources import RLJOBS, Resource

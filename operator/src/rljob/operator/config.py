@@ -15,13 +15,12 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from rljob.api.base import Model
-from rljob.api.problems import sentences
+from rljob.api.errors import sentences
 from rljob.kube.access import Access, in_cluster
 from rljob.kube.kubeconfig import from_kubeconfig
-from rljob.manifests.context import Cluster
-from rljob.manifests.settings import Settings as ClusterSettings
-from rljob.manifests.settings import read_cluster
-from rljob.protocol.addresses import host_and_port
+from rljob.manifests.inputs import Cluster, read_cluster
+from rljob.manifests.inputs import Settings as ClusterSettings
+from rljob.protocol.startup import host_and_port
 
 _Line = Annotated[str, Field(min_length=1, max_length=1024)]
 _Namespace = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]

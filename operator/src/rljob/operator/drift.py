@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from rljob.manifests.context import Object
-from rljob.manifests.labels import INTENT, ROLE_HASH
+from rljob.manifests.inputs import Object
+from rljob.manifests.names import RENDERED_HASH, ROLE_HASH
 from rljob.operator.api_types import Child
 
 Path = tuple[str | int, ...]
@@ -65,9 +65,9 @@ def role_of(rendered: Object) -> str:
     return _annotation(rendered, ROLE_HASH)
 
 
-def intent_of(rendered: Object) -> str:
+def rendered_hash_of(rendered: Object) -> str:
     """Return the hash of a rendered object."""
-    return _annotation(rendered, INTENT)
+    return _annotation(rendered, RENDERED_HASH)
 
 
 def same_role(rendered: Object, child: Child) -> bool:
@@ -75,12 +75,12 @@ def same_role(rendered: Object, child: Child) -> bool:
     return role_of(rendered) == child.metadata.annotations.get(ROLE_HASH, "")
 
 
-def same_intent(rendered: Object, child: Child) -> bool:
+def same_rendering(rendered: Object, child: Child) -> bool:
     """Return whether the object was rendered to the same result (without replicas) as now.
 
     Every version of the operator sets the annotation: if it is missing, another client has removed it.
     """
-    return child.metadata.annotations.get(INTENT) in (None, intent_of(rendered))
+    return child.metadata.annotations.get(RENDERED_HASH) in (None, rendered_hash_of(rendered))
 
 
 def departures(rendered: Object, live: Object) -> frozenset[Path]:

@@ -20,8 +20,8 @@ import msgspec
 
 from rljob.api.models import RLJob
 from rljob.kube.errors import REFUSALS, AlreadyExistsError, ConflictError, NotFoundError
-from rljob.manifests.context import Object
-from rljob.manifests.labels import JOB, ROLE
+from rljob.manifests.inputs import Object
+from rljob.manifests.names import JOB, ROLE
 from rljob.operator import drift
 from rljob.operator.api_types import Child, Meta
 from rljob.operator.client import OperatorClient
@@ -218,9 +218,9 @@ class Executor:
             return
         if not drift.same_role(rendered, live):
             live = await self._apply(meta, memo, rendered, live)
-        elif drift.same_intent(rendered, live):
+        elif drift.same_rendering(rendered, live):
             intent, departed = memo.unrepairable.get(ref, ("", frozenset()))
-            if intent != drift.intent_of(rendered):
+            if intent != drift.rendered_hash_of(rendered):
                 departed = frozenset()
             if drift.departures(rendered, live.body) - departed:
                 live = await self._apply(meta, memo, rendered, live)
@@ -246,7 +246,7 @@ class Executor:
             body["spec"] = {**rendered["spec"], "replicas": there.spec.get("replicas")}
         applied = self._cache_child(live.kind, await self._client.apply(resource, meta.namespace, name, body))
         still = drift.departures(rendered, applied.body)
-        memo.unrepairable[_ref(rendered)] = (drift.intent_of(rendered), still)
+        memo.unrepairable[_ref(rendered)] = (drift.rendered_hash_of(rendered), still)
         return applied
 
     async def _scale(self, meta: Meta, live: Child, replicas: int) -> Child:

@@ -19,7 +19,7 @@ import msgspec
 from rljob.kube.backoff import LAST_SECONDS, Backoff
 from rljob.kube.errors import ApiError, GoneError
 from rljob.kube.watch import WatchEvent, decode_event
-from rljob.manifests.labels import JOB
+from rljob.manifests.names import JOB
 from rljob.operator.api_types import Child, Pod
 from rljob.operator.cache import Cache, SeenJob, child_reader, read_job, read_pod, version_of
 from rljob.operator.change_filter import is_relevant

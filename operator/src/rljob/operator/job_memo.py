@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from rljob.manifests.context import Object
+from rljob.manifests.inputs import Object
 from rljob.operator import drift
 from rljob.operator.api_types import Child
 from rljob.operator.plan import Ref
@@ -91,5 +91,5 @@ def fingerprint(rendered: Object, live: Child) -> tuple[Any, ...]:
         seen = (meta.uid, meta.generation, meta.labels, meta.annotations, meta.owner_references)
     # A plan changes replicas and disruption budgets of a rendering.
     numbers = (drift.replicas_of(rendered), rendered.get("spec", {}).get("maxUnavailable"))
-    wanted = (drift.role_of(rendered), drift.intent_of(rendered), *numbers, rendered.get("status"))
+    wanted = (drift.role_of(rendered), drift.rendered_hash_of(rendered), *numbers, rendered.get("status"))
     return (meta.deletion_timestamp, *seen, *wanted)

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
+from rljob.api.errors import ManifestError
 from rljob.api.load import validate
 from rljob.api.models import API_VERSION, RLJob
-from rljob.api.problems import ManifestError
 from rljob.api.status import RLJobStatus
 from rljob.operator.cache import SeenJob
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rljob.manifests.labels import JOB
+from rljob.manifests.names import JOB
 from rljob.operator.api_types import Meta
 from rljob.operator.resources import CLAIM, FIELD_MANAGER
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rljob.api.models import RLJob
 from rljob.api.status import RLJobStatus
-from rljob.manifests.context import Object
+from rljob.manifests.inputs import Object
 from rljob.operator.api_types import Child, Meta, Pod
 
 COORDINATOR, INITIALIZER, TRAINER = "coordinator", "initializer", "trainer"

@@ -15,8 +15,8 @@ from typing import Literal, Protocol
 
 from rljob.api.status import RLJobStatus
 from rljob.kube.errors import ConflictError, NotFoundError
-from rljob.manifests.context import Cluster
-from rljob.manifests.labels import ROLE
+from rljob.manifests.inputs import Cluster
+from rljob.manifests.names import ROLE
 from rljob.operator.api_types import Child, Meta
 from rljob.operator.cache import SeenJob
 from rljob.operator.client import OperatorClient

@@ -7,7 +7,7 @@ import secrets
 
 from rljob.api.models import RLJob
 from rljob.manifests import ALL_TOKENS, TOKEN_ROLES, secret
-from rljob.manifests.context import Context, Object
+from rljob.manifests.inputs import Context, Object
 from rljob.operator.api_types import Meta
 
 

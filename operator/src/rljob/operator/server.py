@@ -9,7 +9,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from rljob.operator.metrics import Metrics
-from rljob.protocol.addresses import host_and_port
+from rljob.protocol.startup import host_and_port
 
 
 def build_app(metrics: Metrics, ready: Callable[[], bool]) -> web.Application:

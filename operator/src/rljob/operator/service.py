@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from rljob.kube.errors import ApiError
-from rljob.manifests.context import Cluster
+from rljob.manifests.inputs import Cluster
 from rljob.operator.client import FencedError, OperatorClient
 from rljob.operator.config import Settings, Start
 from rljob.operator.informers import Caches

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Serve the builtin reward called RLJOB_NAME; exit code 2 when there is none or its surroundings are not right."""
-    from rljob.protocol.ending import end_on_sigterm
+    from rljob.protocol.startup import end_on_sigterm
 
     end_on_sigterm()
     from rljob.protocol.environment import LOG_LEVEL, read_environment

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from rljob.api.tasks import Task
-from rljob.protocol.late import imported_late
+from rljob.protocol.startup import lazy_imports
 
-with imported_late("cellpylib"):  # it imports matplotlib, which takes as long as all of reasoning_gym
+with lazy_imports("cellpylib"):  # it imports matplotlib, which takes as long as all of reasoning_gym
     from reasoning_gym.factory import create_dataset
     from reasoning_gym.utils import extract_answer
 

@@ -26,10 +26,9 @@ from typing import TypeAlias
 import uvicorn
 
 from rljob.api.roles import Reward as Settings
-from rljob.protocol.addresses import host_and_port
-from rljob.protocol.ending import end_on_sigterm
 from rljob.protocol.environment import LOG_LEVEL, PartEnvironment, read_environment
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
+from rljob.protocol.startup import end_on_sigterm, host_and_port
 from rljob.rewards.pool import Pool
 from rljob.rewards.server import build_app
 from rljob.rewards.verdict import Judge

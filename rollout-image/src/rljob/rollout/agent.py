@@ -24,7 +24,8 @@ from typing import Any
 
 from rljob.api.roles import Rollout
 from rljob.protocol.backoff import Backoff
-from rljob.protocol.link import Link
+from rljob.protocol.coordinator_link import CoordinatorLink
+from rljob.protocol.health_probe import say_ready
 from rljob.protocol.messages import (
     Abort,
     AckCompletions,
@@ -38,7 +39,6 @@ from rljob.protocol.messages import (
     WeightAck,
     WeightFailed,
 )
-from rljob.protocol.probe import say_ready
 from rljob.rollout.requests import RequestTable
 from rljob.rollout.supervisor import EngineProcess, EngineStartError
 from rljob.rollout.weight_update import GRACE_SECONDS, UpdateError, WeightUpdater
@@ -79,7 +79,7 @@ class Agent:
         self._pool = pool
         self._pod = pod
         self._start_engine = start_engine
-        self._link = Link(coordinator, "agent", token, ToAgent, self._register)
+        self._link = CoordinatorLink(coordinator, "agent", token, ToAgent, self._register)
         self._state = "starting"
         self._instance = ""
         self._weights = NO_WEIGHTS

@@ -12,7 +12,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if sys.argv[1:] == ["--check"]:
         sys.exit(_check())
-    from rljob.protocol.ending import end_on_sigterm
+    from rljob.protocol.startup import end_on_sigterm
 
     end_on_sigterm()
     import uvloop
@@ -32,11 +32,11 @@ def main() -> None:
 
 def _check() -> int:
     """Print what is wrong, a line each, on stderr; return the exit code."""
-    from rljob.protocol.checking import report
     from rljob.protocol.environment import read_environment
+    from rljob.protocol.startup import report_problems
     from rljob.rollout import preflight
 
-    return report(lambda: preflight.check(read_environment()))
+    return report_problems(lambda: preflight.check(read_environment()))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ import logging
 import signal
 from functools import partial
 
+from rljob.protocol.coordinator_link import RefusedError
 from rljob.protocol.environment import PartEnvironment
 from rljob.protocol.heartbeat import beating
-from rljob.protocol.link import RefusedError
 from rljob.rollout.adapters import ADAPTERS
 from rljob.rollout.agent import Agent
 from rljob.rollout.supervisor import EngineProcess, EngineStartError

@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from rljob.protocol.coordinator_link import CoordinatorLink, RefusedError
 from rljob.protocol.heartbeat import beating
-from rljob.protocol.link import Link, RefusedError
 from rljob.protocol.messages import (
     CancelSend,
     Checkpoint,
@@ -75,7 +75,7 @@ class CoordinatorClient:
     """
 
     def __init__(self, url: str, token: str, instance: str, step: int, cancel: Callable[[CancelSend], None]) -> None:
-        self._link = Link(url, "trainer", token, ToTrainer, self._register)
+        self._link = CoordinatorLink(url, "trainer", token, ToTrainer, self._register)
         self._instance = instance
         self._step = step
         self._cancel = cancel

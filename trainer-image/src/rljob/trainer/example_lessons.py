@@ -14,9 +14,9 @@ from rljob.api.resolve import DEFAULT_PROMPT
 from rljob.api.tasks import ReasoningGym, Task
 from rljob.api.templates import fill
 from rljob.protocol.data import is_held_out
-from rljob.protocol.late import imported_late
+from rljob.protocol.startup import lazy_imports
 
-with imported_late("cellpylib"):  # it imports matplotlib, which takes as long as all of reasoning_gym
+with lazy_imports("cellpylib"):  # it imports matplotlib, which takes as long as all of reasoning_gym
     from reasoning_gym.factory import create_dataset
 
 

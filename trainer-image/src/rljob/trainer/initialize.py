@@ -2,7 +2,8 @@
 
     python -m rljob.trainer.initialize -- COMMAND [ARGUMENT …]
 
-Not again while the storage holds what it makes, or a run works with that (see rljob.protocol.initializer). The command
+The program runs once: it is skipped if the storage already holds its result or a run uses it (see
+rljob.protocol.initializer_stamp). The command
 sees RLJOB_JOB (the resolved manifest), RLJOB_STORAGE and RLJOB_SEED; job://PATH in an argument is PATH in the storage.
 """
 
@@ -15,11 +16,11 @@ import subprocess
 import sys
 import tempfile
 
-from rljob.api.paths import in_storage
-from rljob.protocol import initializer
-from rljob.protocol.ending import end_on_sigterm
+from rljob.api.resolve import in_storage
+from rljob.protocol import initializer_stamp
 from rljob.protocol.environment import SEED, PartEnvironment, read_environment, search_path
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
+from rljob.protocol.startup import end_on_sigterm
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +35,8 @@ def initialize(command: list[str], environment: PartEnvironment) -> int:
     if job.spec.initializer is None:
         raise ValueError("spec.initializer: the job has none; remove this step")
     storage.mkdir(parents=True, exist_ok=True)
-    key = initializer.content_key(job)
-    if initializer.done(storage, key):
+    key = initializer_stamp.content_key(job)
+    if initializer_stamp.done(storage, key):
         log.info("the storage holds what the initializer makes")
         return 0
     with tempfile.NamedTemporaryFile("w", suffix=".json") as manifest:
@@ -49,7 +50,7 @@ def initialize(command: list[str], environment: PartEnvironment) -> int:
         path = environment.path(model.source)
         if not path.is_dir():
             raise ValueError(f"spec.models[{i}].source: the initializer left no directory {path}; correct one of them")
-    initializer.mark_done(storage, key)
+    initializer_stamp.mark_done(storage, key)
     return 0
 
 

@@ -30,10 +30,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rljob.protocol.addresses import host_and_port
 from rljob.protocol.environment import MASTER, NODE_RANK, NODES
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
-from rljob.protocol.probe import HEARTBEAT
+from rljob.protocol.health_probe import HEARTBEAT
+from rljob.protocol.startup import host_and_port
 
 log = logging.getLogger(__name__)
 

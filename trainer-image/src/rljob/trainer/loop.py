@@ -19,7 +19,8 @@ from rljob.api.models import RLJob
 from rljob.protocol.checkpoint import OPTIMIZER_FILE
 from rljob.protocol.environment import PartEnvironment
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
-from rljob.protocol.initializer import mark_used
+from rljob.protocol.health_probe import say_ready
+from rljob.protocol.initializer_stamp import mark_used
 from rljob.protocol.messages import (
     Checkpoint,
     Checkpointed,
@@ -35,7 +36,6 @@ from rljob.protocol.messages import (
     encode_frame,
     frame_decoder,
 )
-from rljob.protocol.probe import say_ready
 from rljob.trainer.batch import Row
 from rljob.trainer.checkpoint import Checkpoints, OptimizerState, TrainerState, read_configuration
 from rljob.trainer.coordinator_client import Command, CoordinatorClient, Result

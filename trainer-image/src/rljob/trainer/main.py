@@ -32,10 +32,10 @@ def main() -> None:
 
 def _check() -> int:
     """Print what is wrong, a line each, on stderr; return the exit code."""
-    from rljob.protocol.checking import report
+    from rljob.protocol.startup import report_problems
     from rljob.trainer import preflight
 
-    return report(lambda: preflight.check(read_environment()))
+    return report_problems(lambda: preflight.check(read_environment()))
 
 
 def _end_on_signal() -> None:

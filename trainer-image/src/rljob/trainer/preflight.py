@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from rljob.api.paths import IN_STORAGE
+from rljob.api.resolve import IN_STORAGE
 from rljob.protocol.environment import PartEnvironment
 from rljob.trainer import model_directory
 

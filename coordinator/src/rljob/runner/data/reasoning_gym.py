@@ -16,9 +16,9 @@ import msgspec
 
 from rljob.api.tasks import ReasoningGym
 from rljob.protocol.data import is_held_out
-from rljob.protocol.late import imported_late
+from rljob.protocol.startup import lazy_imports
 
-with imported_late("cellpylib"):  # it imports matplotlib, which takes as long as all of reasoning_gym
+with lazy_imports("cellpylib"):  # it imports matplotlib, which takes as long as all of reasoning_gym
     from reasoning_gym.factory import DATASETS, create_dataset
 
 LAST_TRY = 1000

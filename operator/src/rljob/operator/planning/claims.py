@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from rljob.api.models import RLJob
 from rljob.api.status import RLJobStatus
-from rljob.manifests.labels import JOB, SPEC_HASH
-from rljob.manifests.names import claim_name
+from rljob.manifests.names import JOB, SPEC_HASH, claim_name
 from rljob.operator.api_types import Child, Meta
 from rljob.operator.cache import Cache, SeenJob
 from rljob.operator.jobs import Manifest

@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 from rljob import manifests
 from rljob.api.models import RLJob
 from rljob.api.status import Attempt
-from rljob.manifests.context import Cluster, Context, Role
-from rljob.manifests.labels import ATTEMPT, ROLE
-from rljob.manifests.names import role_name
+from rljob.manifests.inputs import Cluster, Context
+from rljob.manifests.names import ATTEMPT, ROLE, role_name
+from rljob.manifests.render_context import RenderedRole
 from rljob.operator.api_types import Child, ObjectCondition, OwnerReference, Pod
 from rljob.operator.plan import Observed, Ref
 
@@ -34,7 +34,7 @@ class JobView:
     observed: Observed
     job: RLJob
     attempt: Attempt
-    roles: Sequence[Role]
+    roles: Sequence[RenderedRole]
     wanted: Mapping[str, int]
     pods: Mapping[str, Sequence[Pod]]
 
@@ -43,7 +43,7 @@ class JobView:
         """Unix seconds."""
         return self.observed.now
 
-    def role(self, kind: str) -> Role | None:
+    def role(self, kind: str) -> RenderedRole | None:
         """Return the only role of a kind; None if the job has none."""
         return next((role for role in self.roles if role.kind == kind), None)
 
@@ -171,11 +171,11 @@ def is_disrupted(pod: Pod) -> bool:
     return found is not None and found.status == "True"
 
 
-Render: TypeAlias = Callable[[RLJob, Context], Sequence[Role]]
+Render: TypeAlias = Callable[[RLJob, Context], Sequence[RenderedRole]]
 """Job and context → its roles with their objects; ValueError when the job cannot be rendered."""
 
 
-def render(job: RLJob, context: Context) -> Sequence[Role]:
+def render(job: RLJob, context: Context) -> Sequence[RenderedRole]:
     """Return the roles of a job.
 
     Raises:
@@ -191,7 +191,7 @@ def render(job: RLJob, context: Context) -> Sequence[Role]:
 class _Entry:
     job: RLJob
     context: Context
-    roles: Sequence[Role]
+    roles: Sequence[RenderedRole]
 
 
 class Rendering:
@@ -201,7 +201,7 @@ class Rendering:
         self._render = render
         self._entries: dict[str, _Entry] = {}
 
-    def __call__(self, job: RLJob, context: Context) -> Sequence[Role]:
+    def __call__(self, job: RLJob, context: Context) -> Sequence[RenderedRole]:
         """Return the roles of ``job``; the result is shared and must not be changed."""
         entry = self._entries.get(context.uid)
         if entry is None or entry.job is not job or entry.context != context:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rljob.api.models import RLJob
 from rljob.api.status import Attempt, RoleStatus
-from rljob.manifests.context import Cluster
+from rljob.manifests.inputs import Cluster
 from rljob.operator.plan import INITIALIZER, TRAINER, Event, Observed, Plan, Ref
 from rljob.operator.planning import (
     claims,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rljob.api.status import RLJobStatus
-from rljob.manifests.context import Object
+from rljob.manifests.inputs import Object
 from rljob.operator.api_types import Child
 from rljob.operator.plan import Event, Observed, Plan, Ref
 from rljob.operator.planning.job_view import deletion

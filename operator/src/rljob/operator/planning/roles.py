@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rljob.api.status import ReadyCounts, RLJobStatus, RoleStatus
-from rljob.manifests.context import Role
 from rljob.manifests.names import role_name
+from rljob.manifests.render_context import RenderedRole
 from rljob.operator.api_types import Child, Pod
 from rljob.operator.planning import pod_diagnosis, reasons
 from rljob.operator.planning.container_exits import (
@@ -92,7 +92,7 @@ def ready_counts(roles: Sequence[RoleStatus]) -> ReadyCounts:
     )
 
 
-def problem_of(view: JobView, role: Role, desired: int, least: int) -> RoleProblem | None:
+def problem_of(view: JobView, role: RenderedRole, desired: int, least: int) -> RoleProblem | None:
     """Return why a role is not ready; None if all its pods are ready and up to date."""
     pods = view.pods.get(role.name, ())
     waiting = [pod for pod in pods if not is_ready(pod)]
@@ -195,7 +195,7 @@ def _pods(count: int) -> str:
     return "pod" if count == 1 else "pods"
 
 
-def _outdated(view: JobView, role: Role) -> bool:
+def _outdated(view: JobView, role: RenderedRole) -> bool:
     """Return whether a Deployment or StatefulSet of the role has not rolled out its newest spec."""
     return any(_behind(child) for child in view.workloads(role.name))
 

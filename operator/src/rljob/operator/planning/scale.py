@@ -15,8 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rljob.api.status import Run, RunEngine
-from rljob.manifests.context import Object, Role
-from rljob.manifests.labels import selector_text
+from rljob.manifests.inputs import Object
+from rljob.manifests.names import selector_text
+from rljob.manifests.render_context import RenderedRole
 from rljob.operator.api_types import Child, Pod
 from rljob.operator.plan import POD_DELETION_COST
 from rljob.operator.planning.job_view import JobView, alive, is_ready, pod_condition, role_of, workloads
@@ -83,7 +84,7 @@ def choose(pods: Sequence[Pod], count: int, already: Iterable[str], run: Run | N
     return [pod.metadata.name for pod in sorted(newest, key=order)[: max(0, count)]]
 
 
-def with_scale_status(view: JobView, role: Role, rendered: Object) -> Object:
+def with_scale_status(view: JobView, role: RenderedRole, rendered: Object) -> Object:
     """Return an RLJobScale with the status that the scale subresource shows; unchanged while there are no pods."""
     replicas = len(alive(view.pods.get(role.name, ())))
     child = view.observed.children.get((rendered["kind"], rendered["metadata"]["name"]))
@@ -197,7 +198,7 @@ SCHEDULING_SECONDS = 300.0
 """Seconds until a pending pod stops counting for the budget: an autoscaler adds a node within this time."""
 
 
-def with_room(builder: PlanBuilder, view: JobView, role: Role, rendered: Object) -> Object:
+def with_room(builder: PlanBuilder, view: JobView, role: RenderedRole, rendered: Object) -> Object:
     """Return a disruption budget that allows one eviction besides the unschedulable pods; other objects, and budgets
     with minAvailable, unchanged."""
     bound = rendered["spec"].get("maxUnavailable")

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from rljob.api.operation import FailurePolicy
+from rljob.api.run_policy import FailurePolicy
 from rljob.api.status import Attempt
-from rljob.manifests.labels import ATTEMPT, ROLE
-from rljob.manifests.names import object_name
+from rljob.manifests.names import ATTEMPT, ROLE, object_name
 from rljob.operator.api_types import Child, Pod
 from rljob.operator.plan import TRAINER, Observed, Ref
 from rljob.operator.planning.container_exits import (

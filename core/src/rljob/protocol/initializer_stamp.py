@@ -1,7 +1,7 @@
-"""What is known of a job's initializer, wherever it is run: the key of its work, and the stamp it leaves.
+"""The content key of a job's initializer, and the stamp that it leaves in the storage.
 
-The stamp (initializer.json in the job's storage) holds the key of what was made, and `used` once parts have worked with
-it: then it is part of the run and never made anew, whatever the manifest says.
+The stamp (initializer.json) holds the key of the result, and `used` once the run has read the result. Then the result
+belongs to the run and the initializer does not run again, even if the manifest changes.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ NO_MATTER = (
     "managedBy",
     "network",
 )
-"""Fields of the spec that make no model: most of them may change under a run."""
+"""Fields of the spec that do not affect the initializer's result; most of them may change during a run."""
 NO_MATTER_IN_ROLES = ("replicas", "template", *OF_PODS)
 
 
 def content_key(job: RLJob) -> str:
-    """Return a digest of all that the initializer's result follows from: command, seed, job and program.
+    """Return a digest of everything that the initializer's result depends on: command, seed, job and program.
 
     Args:
         job: resolved.
@@ -59,25 +59,25 @@ def content_key(job: RLJob) -> str:
 
 
 def done(storage: Path, key: str) -> bool:
-    """Whether the storage holds what the initializer of ``key`` makes, or what a run already works with."""
+    """Whether the storage holds the result of ``key``, or a result that a run already uses."""
     stamp = read(storage)
     return bool(stamp.get("used")) or stamp.get("key") == key
 
 
 def mark_done(storage: Path, key: str) -> None:
-    """Note that the initializer of ``key`` has made all it makes."""
+    """Record that the initializer of ``key`` completed."""
     _write(storage, {"key": key})
 
 
 def mark_used(storage: Path) -> None:
-    """Note that parts work with what the initializer made. Does nothing when there was none."""
+    """Record that the run uses the initializer's result. Does nothing without an initializer."""
     stamp = read(storage)
     if stamp and not stamp.get("used"):
         _write(storage, stamp | {"used": True})
 
 
 def mark_unused(storage: Path) -> None:
-    """Note that nobody works with it after all: a run was refused before it came to anything."""
+    """Record that the result is unused after all: the run was refused before its first step."""
     stamp = read(storage)
     if stamp:
         _write(storage, stamp | {"used": False})
@@ -102,14 +102,14 @@ def _write(storage: Path, stamp: dict[str, Any]) -> None:
 
 
 def _without(value: Any, names: tuple[str, ...]) -> Any:
-    """Return ``value`` with mappings' entries of those names left out, however deep."""
+    """Return ``value`` without the keys ``names``, at any depth."""
     if isinstance(value, dict):
         return {name: _without(inner, names) for name, inner in value.items() if name not in names}
     return [_without(inner, names) for inner in value] if isinstance(value, list) else value
 
 
 def _source(argument: str) -> Path | None:
-    """Return the file in which a program, or an argument that is a file, is written."""
+    """Return the source file of a program, or the file that an argument names."""
     for script in importlib.metadata.entry_points(group="console_scripts", name=argument):
         spec = importlib.util.find_spec(script.module)
         if spec is not None and spec.origin is not None:
@@ -118,5 +118,5 @@ def _source(argument: str) -> Path | None:
     path = Path(found)
     try:
         return path if path.is_file() and path.stat().st_size <= MAX_PROGRAM_BYTES else None
-    except OSError:  # not a path at all, such as a program that is given as text
+    except OSError:  # not a path, for example program text
         return None

@@ -1,9 +1,9 @@
-"""A part's connection to the coordinator: one WebSocket that comes back after every break.
+"""Connection of a process to the coordinator: one WebSocket, which reconnects after every break.
 
-Used by agents, runners and trainer rank 0. Whoever owns the link gives it ``register``, called on every connect; what
-it returns is sent first: the registration, then whatever is not acknowledged yet. Messages sent while the link is down
-are dropped, as the next registration says everything again. Sends are batched: all messages of one turn of the event
-loop share a frame. A message is encoded when it is queued: one that cannot be is its sender's error, not the link's.
+Used by agents, runners and trainer rank 0. ``register`` is called on every connect, and the messages that it returns
+are sent first: the registration, then everything not yet acknowledged. Messages sent while the link is down are
+dropped, because the next registration repeats them. Sends are batched: all messages of one event loop iteration share a
+frame. A message is encoded when it is queued, so that an encoding error is raised in its sender, not in the link.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ log = logging.getLogger(__name__)
 FIRST_BACKOFF_SECONDS = 0.05
 LAST_BACKOFF_SECONDS = 2.0
 PING_SECONDS = 20.0
-"""Both ends ping so often, and hold a connection for broken when no answer comes."""
+"""Both ends ping at this interval, and treat a connection without an answer as broken."""
 
 
 class RefusedError(Exception):
-    """The coordinator refuses this part for good."""
+    """The coordinator rejects this process; reconnecting does not help."""
 
 
-class Link:
-    """The connection of one part.
+class CoordinatorLink:
+    """The connection of one process.
 
     Args:
         url: address of the coordinator, for example http://127.0.0.1:8000.
         role: agent, trainer or runner.
         token: the role's token.
         incoming: union of the messages it receives, for example ToAgent.
-        register: what to send first on every connect.
+        register: returns the messages to send first on every connect.
     """
 
     def __init__(self, url: str, role: str, token: str, incoming: Any, register: Callable[[], list[Any]]) -> None:
@@ -62,7 +62,7 @@ class Link:
             self._wake.set()
 
     async def messages(self) -> AsyncIterator[Any]:
-        """Yield incoming messages for ever, reconnecting with back-off.
+        """Yield incoming messages without end, reconnecting with back-off.
 
         Raises:
             RefusedError: the coordinator answered Refuse(fatal=True) or HTTP 401.
@@ -79,7 +79,9 @@ class Link:
                             yield message
                 except aiohttp.WSServerHandshakeError as error:
                     if error.status in (401, 403):
-                        raise RefusedError(f"the coordinator refuses this part's token (HTTP {error.status})") from None
+                        raise RefusedError(
+                            f"the coordinator rejected this process's token (HTTP {error.status})"
+                        ) from None
                     log.info("coordinator not ready: HTTP %s", error.status)
                 except (aiohttp.ClientError, OSError, TimeoutError) as error:
                     log.info("no connection to the coordinator: %s", error)

@@ -1,4 +1,4 @@
-"""What is wrong with a manifest, in sentences: the path of the field as a person writes it, then what to do."""
+"""Errors of a manifest as sentences: path of the field, cause, remedy."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from rljob.api.models import RLJob
-from rljob.api.unsupported import misspelt, on_one_line
+from rljob.api.unsupported import near_miss, on_one_line
 
 KEY = "[key]"
-"""What pydantic adds to the path of a key that is wrong."""
+"""Path element that pydantic adds for an invalid key."""
 
 
 class ManifestError(ValueError):
-    """A manifest that cannot be used.
+    """An invalid manifest.
 
     Args:
-        problems: one sentence each, without a full stop; one that is there twice is said once.
+        problems: messages without a trailing period; duplicates are dropped.
         source: name of the file, or empty.
     """
 
@@ -31,12 +31,12 @@ class ManifestError(ValueError):
 
 
 def sentences(error: ValidationError, root: type[BaseModel] = RLJob) -> list[str]:
-    """Return one sentence for each problem of ``error``, an error of the validation of ``root``."""
+    """Return one sentence for each problem in ``error``, a validation error of ``root``."""
     return [line for detail in error.errors(include_url=False) for line in _sentences_of(detail, root)]
 
 
 def path_text(location: Sequence[str | int]) -> str:
-    """Return a location as a person writes it: spec.tasks[0].reward."""
+    """Return a location as text: spec.tasks[0].reward."""
     text = ""
     for part in location:
         text += f"[{part}]" if isinstance(part, int) else f".{on_one_line(part)}" if text else on_one_line(part)
@@ -44,7 +44,7 @@ def path_text(location: Sequence[str | int]) -> str:
 
 
 def model_at(location: Sequence[str | int], root: type[BaseModel] = RLJob) -> type[BaseModel] | None:
-    """Return the model whose fields are found at ``location`` of ``root``, if there is one."""
+    """Return the model at ``location`` of ``root``, or None."""
     model: type[BaseModel] | None = root
     for part in location:
         if isinstance(part, int):
@@ -63,7 +63,7 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 def _sentences_of(detail: ErrorDetails, root: type[BaseModel]) -> list[str]:
     path = path_text([part for part in detail["loc"] if part != KEY])
-    if detail["type"] == "value_error":  # raised by a validator of ours: lines of "field: what is wrong"
+    if detail["type"] == "value_error":  # raised by our validators: lines of "field: cause"
         return [f"{path}.{line}" if path else line for line in str(detail["ctx"]["error"]).splitlines()]
     if detail["type"] == "extra_forbidden":
         return [f"{path}: {_unknown(detail['loc'], root)}"]
@@ -77,7 +77,7 @@ def _sentences_of(detail: ErrorDetails, root: type[BaseModel]) -> list[str]:
 
 
 def _instead_of_null(detail: ErrorDetails, root: type[BaseModel]) -> str:
-    """Return what to do about a value that is null; empty when it is not."""
+    """Return the remedy for a null value; empty for other values."""
     if detail["input"] is not None:
         return ""
     model, name = model_at(detail["loc"][:-1], root), detail["loc"][-1]
@@ -91,7 +91,7 @@ def _instead_of_null(detail: ErrorDetails, root: type[BaseModel]) -> str:
 def _not_yet(detail: ErrorDetails, root: type[BaseModel]) -> str | None:
     model = model_at(detail["loc"][:-1], root)
     defaults = {field.alias: field.default for field in model.model_fields.values()} if model else {}
-    return misspelt(detail["loc"], detail["input"], detail["ctx"]["expected"], defaults.get(str(detail["loc"][-1])))
+    return near_miss(detail["loc"], detail["input"], detail["ctx"]["expected"], defaults.get(str(detail["loc"][-1])))
 
 
 def _unknown(location: Sequence[str | int], root: type[BaseModel]) -> str:
@@ -175,4 +175,4 @@ WORDING: dict[str, Callable[[dict[str, Any], Any], str]] = {
     "too_long": lambda ctx, value: f"must have at most {_entries(ctx['max_length'])}, not {ctx['actual_length']}",
     "finite_number": _bound("a finite number"),
 }
-"""pydantic's kind of error → what is wrong, given its context and the value."""
+"""Error type of pydantic → function of context and value that returns the cause."""

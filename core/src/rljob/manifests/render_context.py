@@ -1,4 +1,4 @@
-"""What the files of the roles share: the job, where it is rendered, and how an object is put together."""
+"""What the renderers of all roles share: the job, where it is rendered, and how an object is assembled."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from rljob.api.models import RLJob
-from rljob.manifests import labels as l
-from rljob.manifests.context import Cluster, Context, Object
-from rljob.manifests.hashes import Inputs, intent
+from rljob.manifests import names
+from rljob.manifests.hashes import Inputs, rendered_hash
+from rljob.manifests.inputs import Cluster, Context, Object
 from rljob.manifests.names import object_name, role_name
 
 
 @dataclass(frozen=True)
-class Identity:
+class RoleKey:
     """A role, and the hash of its inputs. ``entry``: name of its pool or reward."""
 
     kind: str
@@ -27,8 +27,25 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class Scene:
-    """A job that is being rendered."""
+class RenderedRole:
+    """The rendered objects of one role of a job.
+
+    ``name``: storage, config, access, network, initializer, coordinator, runner, trainer, rollout-POOL, reward-NAME.
+    ``kind``: the name without POOL and NAME.
+    ``hash``: of the manifest fields that the role's pods depend on (inputs, never the output; without replicas).
+    """
+
+    name: str
+    kind: str
+    hash: str
+    objects: tuple[Object, ...]
+    desired: int = 0
+    """Desired pods; 0 for roles without pods."""
+
+
+@dataclass(frozen=True)
+class RenderContext:
+    """The job that is rendered, with its cluster and its hashes."""
 
     job: RLJob
     context: Context
@@ -39,25 +56,25 @@ class Scene:
         """Settings of the cluster."""
         return self.context.cluster
 
-    def identity(self, kind: str, entry: str = "", own: Any = None) -> Identity:
-        """Return the identity of a role whose own fields, such as its template, are ``own``."""
-        return Identity(kind, self.inputs.role(kind, entry, own), entry)
+    def identity(self, kind: str, entry: str = "", own: Any = None) -> RoleKey:
+        """Return the key of a role; ``own`` are the role's own fields, such as its template."""
+        return RoleKey(kind, self.inputs.role(kind, entry, own), entry)
 
     def name(self, *rest: str) -> str:
         """Return the name of an object of the job."""
         return object_name(self.job.metadata.name, *rest)
 
-    def labels(self, role: Identity) -> dict[str, str]:
+    def labels(self, role: RoleKey) -> dict[str, str]:
         """Return the labels of a role's objects and pods."""
-        return l.labels(self.job.metadata.name, role.kind, role.name)
+        return names.labels(self.job.metadata.name, role.kind, role.name)
 
-    def selector(self, role: Identity) -> dict[str, str]:
-        """Return the labels by which a role's pods are selected."""
-        return l.selector(self.job.metadata.name, role.name)
+    def selector(self, role: RoleKey) -> dict[str, str]:
+        """Return the selector of a role's pods."""
+        return names.selector(self.job.metadata.name, role.name)
 
     def object(
         self,
-        role: Identity,
+        role: RoleKey,
         kind: str,
         name: str,
         body: dict[str, Any],
@@ -70,9 +87,9 @@ class Scene:
         """Return an object of ``role``: ``body`` with identity, labels, owner and the two hashes.
 
         Args:
-            owned: whether it goes with the job.
-            annotations: more of them.
-            labels: more of them.
+            owned: whether it is deleted with the job.
+            annotations: additional ones.
+            labels: additional ones.
         """
         metadata: dict[str, Any] = {
             "name": name,
@@ -83,7 +100,7 @@ class Scene:
         if owned and self.context.uid:
             metadata["ownerReferences"] = [self._owner()]
         rendered: Object = {"apiVersion": api, "kind": kind, "metadata": metadata, **body}
-        own = {l.ROLE_HASH: role.hash, l.INTENT: intent(rendered)}
+        own = {names.ROLE_HASH: role.hash, names.RENDERED_HASH: rendered_hash(rendered)}
         metadata["annotations"] = metadata["annotations"] | own
         return rendered
 

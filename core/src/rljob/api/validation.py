@@ -1,4 +1,4 @@
-"""What fields of a manifest demand of each other. Called by RLJobSpec's validator once every field alone is valid."""
+"""Validation across fields of a manifest. RLJobSpec's validator calls it after each field alone is valid."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from rljob.api.builtin_rewards import option_problems
-from rljob.api.cluster import GPUS
 from rljob.api.engine_args import refused
+from rljob.api.kubernetes import GPUS
 from rljob.api.pods import MAIN
 from rljob.api.templates import columns_of
 
 if TYPE_CHECKING:
     from rljob.api.base import Model
-    from rljob.api.cluster import Destination, Peer
+    from rljob.api.kubernetes import Destination, Peer
     from rljob.api.models import RLJobSpec
     from rljob.api.roles import Reward, Rollout, Trainer
     from rljob.api.tasks import Task, TaskData
@@ -58,19 +58,19 @@ def _models(spec: RLJobSpec) -> Iterator[str]:
 
 
 def _initializer(spec: RLJobSpec) -> Iterator[str]:
-    """What it runs is part of what the job is, and of the key by which its work is known; a template is neither."""
+    """Its command is immutable and part of the content key; a template is neither."""
     containers = ((spec.initializer.template or {}).get("spec") or {}).get("containers") if spec.initializer else []
     for i, container in enumerate(containers or []):
         for field in ("command", "args"):
             if container["name"] == MAIN and field in container:
                 yield (
                     f"initializer.template.spec.containers[{i}].{field}: governed by initializer.command; remove it, "
-                    "and say there what is run"
+                    "and set the command there"
                 )
 
 
 def _place(field: str, text: str) -> Iterator[str]:
-    """Check where a model or a file is: job://PATH or a path."""
+    """Check the location of a model or a file: job://PATH or a path."""
     scheme, mark, rest = text.partition("://")
     if not mark:
         return
@@ -78,7 +78,7 @@ def _place(field: str, text: str) -> Iterator[str]:
     if scheme != "job":
         yield f"{field}: {scheme}:// cannot be read; write job://PATH for a path in the storage, or a path"
     elif path.is_absolute() or ".." in path.parts or path == PurePosixPath("."):
-        yield f"{field}: {text!r} is no path inside the storage; write job://PATH without .. and a leading /"
+        yield f"{field}: {text!r} is not a path inside the storage; write job://PATH without .. and a leading /"
 
 
 def _tasks(spec: RLJobSpec) -> Iterator[str]:
@@ -160,22 +160,22 @@ def _prompt(path: str, task: Task) -> Iterator[str]:
     if templates and not named:
         yield f"{next(iter(templates))}: the template names no column; put {{question}} where the problem goes"
     if task.messages and task.messages[-1].role == "assistant":
-        yield f"{path}.messages: the last one is the assistant's; end with what the model is to answer"
+        yield f"{path}.messages: the last message is the assistant's; end with the message that the model answers"
 
 
 def _reward(path: str, reward: Reward) -> Iterator[str]:
     given = {"builtin": reward.builtin, "url": reward.url, "local": reward.local}
     forms = [name for name, value in given.items() if value is not None]
     if len(forms) > 1 or (not forms and reward.template is None):
-        said = f"{' and '.join(forms)} are given" if forms else "nothing says what scores"
+        said = f"{' and '.join(forms)} are given" if forms else "no scorer is given"
         yield f"{path}: {said}; give exactly one of {', '.join(given)}"
     elif reward.url is not None and reward.template is not None:
-        yield f"{path}.template: the service at url runs elsewhere and has no pod here; remove one of them"
+        yield f"{path}.template: a service with url has no pod in the job; remove one of them"
     elif reward.builtin is not None:
         for problem in option_problems(reward.builtin, reward.config):
             yield f"{path}.config.{problem}"
     elif reward.config:
-        yield f"{path}.config: has a meaning with builtin only; remove it, and configure the service itself"
+        yield f"{path}.config: applies to a builtin only; remove it, and configure the service itself"
 
 
 def _rollouts(spec: RLJobSpec) -> Iterator[str]:
@@ -196,10 +196,13 @@ def _purposes(spec: RLJobSpec) -> Iterator[str]:
     if "training" not in purposes:
         yield "rollouts: no pool is for training; set purpose: training in one of them"
     if dedicated and "evaluation" not in purposes:
-        yield "evaluation.engines: dedicated needs a pool for it; set purpose: evaluation in one of rollouts, or shared"
+        yield (
+            "evaluation.engines: dedicated needs a pool with purpose evaluation; set purpose: evaluation in one of "
+            "rollouts, or shared"
+        )
     if not dedicated and "evaluation" in purposes:
         yield (
-            f"rollouts[{purposes.index('evaluation')}].purpose: nothing is evaluated on pools of its own; "
+            f"rollouts[{purposes.index('evaluation')}].purpose: evaluation.engines is not dedicated; "
             "set evaluation.engines: dedicated, or purpose: training"
         )
 
@@ -234,7 +237,7 @@ def _replicas(spec: RLJobSpec) -> Iterator[str]:
 
 def _network(spec: RLJobSpec) -> Iterator[str]:
     if spec.network.egress.to and spec.network.egress.policy == "Any":
-        yield "network.egress.to: with policy Any everything is allowed; set policy: Listed, or remove it"
+        yield "network.egress.to: policy Any allows all destinations; set policy: Listed, or remove it"
     lists: dict[str, Sequence[Peer | Destination]] = {
         "allowFrom": spec.network.allow_from,
         "egress.to": spec.network.egress.to,
@@ -252,9 +255,9 @@ def _fabric(spec: RLJobSpec) -> Iterator[str]:
     roles |= {f"rollouts[{i}]": pool for i, pool in enumerate(spec.rollouts)}
     for path, role in roles.items():
         if role.rdma is not None and role.rdma.resource == GPUS:
-            yield f"{path}.rdma.resource: {GPUS} is what accelerator asks for; name the network adapters' resource"
+            yield f"{path}.rdma.resource: {GPUS} is requested by accelerator; name the resource of the network adapters"
         if role.host_network and spec.network.policy == "Enabled" and not spec.network.nodes:
             yield (
-                f"{path}.hostNetwork: network policies would keep such pods away from the job's others; give the "
+                f"{path}.hostNetwork: network policies would block such pods; give the "
                 "addresses of nodes in network.nodes, or set network.policy: Disabled"
             )

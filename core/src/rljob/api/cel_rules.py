@@ -1,7 +1,7 @@
-"""What fields of a manifest demand of each other, as CEL for the API server: :mod:`rljob.api.references` in its words.
+"""Validation across fields of a manifest as CEL rules for the API server; :mod:`rljob.api.validation` in Python.
 
-CEL has a budget, estimated from the bounds of lists and texts; what does not fit into it, and what CEL cannot see or
-compute, the operator says in the job's conditions. core/tests/crd_cases.py has one case for every rule of both.
+CEL has a cost budget, estimated from the bounds of lists and strings. Rules that exceed it, or that CEL cannot express,
+are reported by the operator in the job's conditions. core/tests/crd_cases.py has one case for every rule of both.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rljob.api.cluster import GPUS
+from rljob.api.kubernetes import GPUS
 
 
 @dataclass(frozen=True)
 class Rule:
     """A rule of CEL.
 
-    ``at``: path of the schema it is on, a list's entries as []; ``self`` is the value there. ``field``: of what is
-    wrong, below it (.steps). The message names no values: put together in CEL, it would be over the budget.
+    ``at``: path of its schema, with [] for the entries of a list; ``self`` is the value there. ``field``: the invalid
+    field below it (.steps). Messages contain no values: computing them in CEL would exceed the budget.
     """
 
     at: str
@@ -27,7 +27,7 @@ class Rule:
 
 
 def rules() -> Iterator[Rule]:
-    """Yield every rule that an RLJob must obey, whether new or changed."""
+    """Yield every rule for new and changed RLJobs."""
     yield from _spec()
     yield from _tasks()
     yield from _places()
@@ -48,7 +48,7 @@ def _spec() -> Iterator[Rule]:
     yield Rule(
         "spec",
         "self.tasks.all(task, self.rewards.exists(reward, reward.name == task.reward))",
-        "there is no reward called as one of them says; add it to rewards",
+        "there is no reward called as in a task; add it to rewards",
         ".tasks",
     )
     yield Rule(
@@ -88,13 +88,13 @@ def _spec() -> Iterator[Rule]:
     yield Rule(
         "spec",
         f"!({dedicated}) || {purpose.format('evaluation')}",
-        "dedicated needs a pool for it; set purpose: evaluation in one of rollouts, or shared",
+        "dedicated needs a pool with purpose evaluation; set purpose: evaluation in one of rollouts, or shared",
         ".evaluation.engines",
     )
     yield Rule(
         "spec",
         f"({dedicated}) || !{purpose.format('evaluation')}",
-        "nothing is evaluated on pools of its own; set evaluation.engines: dedicated, or purpose: training",
+        "evaluation.engines is not dedicated; set evaluation.engines: dedicated, or purpose: training",
         ".rollouts",
     )
     yield Rule(
@@ -141,12 +141,12 @@ def _tasks() -> Iterator[Rule]:
     yield Rule(
         "spec.tasks[].messages",
         "self[self.size() - 1].role != 'assistant'",
-        "the last one is the assistant's; end with what the model is to answer",
+        "the last message is the assistant's; end with the message that the model answers",
     )
     yield Rule(
         "spec.tasks[].prompt",
         rf"self.matches(r'^([^{{}}]|{_BRACES}|\{{[^{{}}!:.\[\]]+:?\}})*$')",
-        "is no template: {column} stands for the value of a column; write {{ and }} for braces that are meant as such",
+        "is not a template: {column} stands for the value of a column; write {{ and }} for literal braces",
     )
     yield Rule(
         "spec.tasks[].prompt",
@@ -156,7 +156,7 @@ def _tasks() -> Iterator[Rule]:
 
 
 def _places() -> Iterator[Rule]:
-    """Yield rules for where models and files are. In a cluster there is the job's storage only."""
+    """Yield rules for locations of models and files. In a cluster they must be in the job's storage."""
     for at in (
         "spec.models[].source",
         *(f"spec.tasks[].data.{table}.{field}" for table in ("jsonl", "parquet") for field in ("path", "heldOutPath")),
@@ -181,7 +181,7 @@ def _inside(at: str) -> Rule:
     return Rule(
         at,
         f"!self.matches(r'{outside}')",
-        "is no path inside the storage; write job://PATH without .. and a leading /",
+        "is not a path inside the storage; write job://PATH without .. and a leading /",
     )
 
 
@@ -195,7 +195,7 @@ def _services() -> Iterator[Rule]:
     yield Rule(
         "spec.rewards[]",
         "!has(self.url) || !has(self.template)",
-        "the service at url runs elsewhere and has no pod here; remove one of them",
+        "a service with url has no pod in the job; remove one of them",
         ".template",
     )
     yield Rule(
@@ -215,7 +215,7 @@ def _services() -> Iterator[Rule]:
         yield Rule(
             f"spec.{owner}.template.spec",
             "!has(self.restartPolicy)",
-            "governed by rljob, which restarts parts itself; remove it",
+            "governed by rljob, which restarts processes itself; remove it",
             ".restartPolicy",
         )
 
@@ -226,7 +226,7 @@ def _settings() -> Iterator[Rule]:
     yield Rule(
         "spec.network.egress",
         "self.policy == 'Listed' || self.to.size() == 0",
-        "with policy Any everything is allowed; set policy: Listed, or remove it",
+        "policy Any allows all destinations; set policy: Listed, or remove it",
         ".to",
     )
 
@@ -238,7 +238,7 @@ def _fabric() -> Iterator[Rule]:
         yield Rule(
             f"spec.{role}.rdma.resource",
             f"self != '{GPUS}'",
-            f"{GPUS} is what accelerator asks for; name the network adapters' resource",
+            f"{GPUS} is requested by accelerator; name the resource of the network adapters",
         )
         yield Rule(
             f"spec.{role}.nccl",
@@ -253,7 +253,7 @@ def _fabric() -> Iterator[Rule]:
         yield Rule(
             "spec",
             f"!({strangers} && {some})",
-            "network policies would keep pods with hostNetwork away from the job's others; give the addresses of nodes "
+            "network policies would block pods with hostNetwork; give the addresses of nodes "
             "in network.nodes, or set network.policy: Disabled",
             field,
         )

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from rljob.protocol import link as link_module
-from rljob.protocol.link import Link, RefusedError
+from rljob.protocol import coordinator_link as link_module
+from rljob.protocol.coordinator_link import CoordinatorLink, RefusedError
 from rljob.protocol.messages import (
     MESSAGES_PER_FRAME,
     AckScored,
@@ -65,7 +65,7 @@ async def server(monkeypatch):
 @contextlib.asynccontextmanager
 async def linked(server, register=lambda: [REGISTER]):
     """A link whose messages are read into a queue."""
-    link = Link(server.url, "runner", "secret", ToRunner, register)
+    link = CoordinatorLink(server.url, "runner", "secret", ToRunner, register)
     link.received = asyncio.Queue()
 
     async def read():
@@ -125,7 +125,7 @@ async def test_after_a_break_it_connects_again_and_says_everything_again(server)
 
 
 async def test_what_is_sent_without_a_connection_is_dropped(server):
-    link = Link(server.url, "runner", "secret", ToRunner, lambda: [REGISTER])
+    link = CoordinatorLink(server.url, "runner", "secret", ToRunner, lambda: [REGISTER])
     link.send(Scored("g1.0", 1.0, {}, ""))
     assert not link.connected
     assert link._outbox == []
@@ -144,7 +144,7 @@ async def test_a_coordinator_that_is_not_up_yet_is_tried_again(server):
 async def test_a_refused_token_ends_the_link(server, status):
     server.status = status
     async with linked(server) as link:
-        with pytest.raises(RefusedError, match=f"refuses this part's token \\(HTTP {status}\\)"):
+        with pytest.raises(RefusedError, match=f"rejected this process's token \\(HTTP {status}\\)"):
             await link.reading
 
 

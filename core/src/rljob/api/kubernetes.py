@@ -1,0 +1,100 @@
+"""Fields of a manifest that concern the Kubernetes cluster. `rljob run` prints which of them have no effect."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from rljob.api.base import Label, Labels, Model, Name, Quantity, ResourceName, Text
+
+
+class Storage(Model):
+    """The job's storage, where `job://PATH` points to; for `rljob run` the run directory."""
+
+    size: Quantity | None = None
+    """Size of the job's PersistentVolumeClaim. Default: the cluster setting."""
+    retention: Literal["Retain", "Delete"] = "Retain"
+    """Whether the claim is kept when the job is deleted."""
+    claim: Name | None = None
+    """Name of an existing PersistentVolumeClaim to use instead of a new one."""
+    uri: Annotated[Text, Field(min_length=1)] | None = None
+    """Object store URI to use instead of a claim: s3://BUCKET/PATH."""
+
+
+class Accelerator(Model):
+    """The device type of a role."""
+
+    kind: Literal["auto", "nvidia", "cpu"] = "auto"
+    """`auto`: accelerators if there are any, else the CPU."""
+
+
+GPUS = "nvidia.com/gpu"
+"""Extended resource under which NVIDIA's device plugin offers GPUs."""
+
+
+class Rdma(Model):
+    """RDMA network adapters that a device plugin assigns to pods."""
+
+    resource: ResourceName
+    """Extended resource: rdma/hca, vpc.amazonaws.com/efa."""
+    count: Annotated[int, Field(ge=1, le=64)] = 1
+    """Adapters per pod."""
+
+
+class Gang(Model):
+    """Gang scheduling: the trainer and `replicas.min` engines of each pool start together or not at all."""
+
+    provider: Literal["none", "kubernetes", "volcano", "coscheduling", "kueue"] | None = None
+    """Gang scheduler. Default: the cluster setting."""
+    queue: Name | None = None
+    """Queue of the provider, if it has queues."""
+
+
+class Topology(Model):
+    """Topology-aware placement of the gang's pods."""
+
+    key: Annotated[Label, Field(min_length=1)]
+    """Node label; all pods of the gang run on nodes with the same value of it."""
+
+
+class Peer(Model):
+    """Pods that may connect to the job's pods."""
+
+    name: Name
+    """Name of this entry."""
+    namespace_labels: Labels = {}
+    """Labels of their namespace. Default: the job's own namespace."""
+    pod_labels: Labels = {}
+    """Labels of the pods. Default: all pods of the namespace."""
+
+
+class Destination(Model):
+    """An IP address range."""
+
+    name: Name
+    """Name of this entry."""
+    cidr: Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F.:]+/[0-9]+$", max_length=63)]
+    """Address range in CIDR notation: 10.0.0.0/8."""
+
+
+class Egress(Model):
+    """Destinations that the job's pods may connect to, besides each other and the cluster's DNS."""
+
+    policy: Literal["Any", "Listed"] = "Any"
+    """`Any`: all destinations. `Listed`: the ranges in `to`."""
+    to: Annotated[list[Destination], Field(max_length=64)] = []
+    """Destinations allowed with `policy: Listed`."""
+
+
+class Network(Model):
+    """NetworkPolicies of the job."""
+
+    policy: Literal["Enabled", "Disabled"] = "Enabled"
+    """Whether NetworkPolicies restrict connections to the job's pods."""
+    allow_from: Annotated[list[Peer], Field(max_length=64)] = []
+    """Pods that may read the coordinator's status, metrics and web page."""
+    egress: Egress = Egress()
+    """Outgoing connections."""
+    nodes: Annotated[list[Destination], Field(max_length=64)] = []
+    """Addresses of nodes. Pods with `hostNetwork` use their node's address; policies admit them only by this list."""

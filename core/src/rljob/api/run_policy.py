@@ -1,0 +1,90 @@
+"""Run policies of a manifest: scheduling, weight updates, checkpoints, tracking, failures."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rljob.api.base import Model, Name
+from rljob.api.kubernetes import Gang, Topology
+
+
+class Redundancy(Model):
+    """Work started beyond what a batch needs, so that a batch does not wait for its slowest samples."""
+
+    groups: Annotated[int, Field(ge=0, le=65_536)] = 0
+    """Groups started beyond the admission bound. Groups that a batch does not need wait for the next batch if their
+    deadline allows, else they end as `surplus`. This favours short answers."""
+    members: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Samples started in each group beyond samplesPerPrompt; the first ones scored form the group."""
+
+
+class Scheduling(Model):
+    """How samples are scheduled."""
+
+    redundancy: Redundancy = Redundancy()
+    """Redundant groups and samples."""
+    on_deadline: Literal["wait", "regenerate"] = "wait"
+    """Action for a group that is incomplete when the last batch it may join is due. `wait`: the batch waits
+    for it (unbiased). `regenerate`: it ends as `expired` and its prompt starts again under current weights."""
+    gang: Gang = Gang()
+    """Gang scheduling of the trainer and the engines."""
+    priority_class_name: Name | None = None
+    """Name of the PriorityClass of the job's pods."""
+    topology: Topology | None = None
+    """Topology-aware placement of the gang's pods. Default: any node."""
+
+
+class WeightSync(Model):
+    """Transfer of new weights to the engines."""
+
+    transport: Literal["auto", "gloo", "nccl", "ipc"] = "auto"
+    """`auto`: nccl when trainer and engines have NVIDIA GPUs of their own, else gloo. `ipc`: GPU memory
+    that trainer and engines share."""
+    in_flight: Literal["keep", "keepStaleCache", "abort", "wait"] = "keep"
+    """Sequences in flight at an update. `keep`: they continue under the new weights with a recomputed KV cache.
+    `keepStaleCache`: they continue with the old cache. `abort`: they are interrupted and continue from their prefix.
+    `wait`: the update waits for them."""
+    groups: Literal["perEngine", "shared"] = "perEngine"
+    """`perEngine`: each engine receives the weights in its own group, so that an engine that crashes blocks no other.
+    `shared`: all engines of a pool at once."""
+    bucket_bytes: Annotated[int, Field(ge=1 << 16, le=1 << 32)] = 16 << 20
+    """Size of one broadcast in bytes."""
+    timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 60.0
+    """Time limit for updating one engine. After it the update failed; the engine is updated again or restarted."""
+    probe_tolerance: Annotated[float, Field(gt=0, le=10)] = 1e-4
+    """Largest difference between trainer and engine in the log-probability of a probe token (float32: the run stops
+    when exceeded; bfloat16: a warning)."""
+
+
+class Checkpoints(Model):
+    """Checkpoints of the trainer, in Hugging Face format with the optimizer state beside them."""
+
+    every_steps: Annotated[int, Field(ge=1, le=10_000_000)] = 20
+    """Steps between checkpoints; one more is written after the last step."""
+    keep: Annotated[int, Field(ge=1, le=1000)] = 3
+    """Number of checkpoints kept."""
+
+
+class Tracking(Model):
+    """Where the metrics of the run are written. metrics.jsonl in the run directory is always written."""
+
+    tensorboard: bool = True
+    """Write TensorBoard event files to tensorboard/ in the job's storage."""
+
+
+class FailurePolicy(Model):
+    """Reaction to processes and pods that fail."""
+
+    max_restarts: Annotated[int, Field(ge=0, le=1_000_000)] = 20
+    """Restarts of one role in a run before the run fails. Each ten minutes without a failure take one off the count."""
+    hang_seconds: Annotated[float, Field(ge=1, le=86_400)] = 60.0
+    """A process whose event loop has not run for this long (stopped or hung) is killed and restarted."""
+    disruption: Literal["Allow", "Block"] = "Allow"
+    """Whether pods of the trainer may be evicted, for example when a node is drained. `Allow`: the trainer continues
+    from its last checkpoint on another node, which does not count as a restart. `Block`: evictions are refused, and a
+    drain waits for the end of the job."""
+    pending_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    """The run fails when pods of the trainer or of engines could not be scheduled or created for this long. Default:
+    no limit."""

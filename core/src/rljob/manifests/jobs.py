@@ -1,0 +1,150 @@
+"""Roles that run as Jobs: the initializer and the trainer.
+
+The initializer runs in the trainer's image and completes before any pod with an accelerator is created. The trainer is
+an Indexed Job for each attempt, which fails as a whole, and a headless Service for the names of its pods.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rljob.api.pods import MAIN, main_container
+from rljob.api.roles import Trainer
+from rljob.manifests import names
+from rljob.manifests.deployments import disruption_budget
+from rljob.manifests.hashes import digest, of_pods
+from rljob.manifests.names import dns_name
+from rljob.manifests.pods import Pod, file_probes, pod_template
+from rljob.manifests.render_context import RenderContext, RenderedRole
+from rljob.manifests.resources import GANG, near_the_gang, resources, tier
+from rljob.protocol.environment import MASTER, NODE_RANK, NODES, RENDEZVOUS_ID, SEED
+from rljob.protocol.exit_codes import CONFIGURATION_ERROR
+
+HOST_PORTS = range(20_000, 30_000)
+"""Host ports, below the NodePort range and the kernel's ephemeral range."""
+RANK_FIELD = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+RETRIES = 3
+OF_THE_TRAINERS_MAIN = ("image", "imagePullPolicy", "env", "envFrom")
+
+
+def trainer(ctx: RenderContext) -> RenderedRole:
+    """Return the trainer's role for the context's attempt."""
+    spec, attempt = ctx.job.spec.trainer, str(ctx.context.attempt)
+    role = ctx.identity("trainer", own=of_pods(spec))
+    service, name = ctx.name("trainer"), ctx.name("trainer", attempt)
+    asked = resources(ctx, spec, spec.processes_per_node)
+    pod = Pod(
+        role,
+        image="trainer",
+        command=_command(spec),
+        variables={
+            NODES: str(spec.nodes),
+            MASTER: _master(ctx, f"{name}-0.{service}"),
+            RENDEZVOUS_ID: digest(ctx.context.uid, name),
+            **asked.variables,
+        },
+        fields={NODE_RANK: RANK_FIELD},
+        token="trainer",
+        volumes=asked.volumes,
+        probes=file_probes(ctx.job.spec.failure_policy.hang_seconds),
+        resources=asked.resources,
+        more={
+            "restartPolicy": "Never",
+            "subdomain": service,
+            **({"tolerations": [*asked.tolerations]} if asked.tolerations else {}),
+            **asked.more,
+            **near_the_gang(ctx, GANG),
+        },
+        labels={names.ATTEMPT: attempt, **tier(GANG)},
+        template=spec.template,
+    )
+    headless = {
+        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": ctx.selector(role)},
+    }
+    body = {
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": spec.nodes,
+            "parallelism": spec.nodes,
+            "backoffLimit": 0,
+            "podFailurePolicy": {
+                "rules": [
+                    {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                    {"action": "FailJob", "onExitCodes": configuration_error()},
+                ]
+            },
+            "template": pod_template(ctx, pod),
+        }
+    }
+    objects = [
+        ctx.object(role, "Service", service, headless),
+        ctx.object(role, "Job", name, body, api="batch/v1", labels={names.ATTEMPT: attempt}),
+    ]
+    if ctx.job.spec.failure_policy.disruption == "Block":
+        objects.append(disruption_budget(ctx, role, min_available=spec.nodes))
+    return RenderedRole(role.name, role.kind, role.hash, tuple(objects), desired=spec.nodes)
+
+
+def _master(ctx: RenderContext, pod: str) -> str:
+    """Return the rendezvous address of the trainer's nodes: their first pod.
+
+    With hostNetwork the default port may be in use on the node. A port in use costs one attempt, and the next attempt
+    has another port.
+    """
+    name = dns_name(pod, ctx.context.namespace, ctx.cluster.domain)
+    if not ctx.job.spec.trainer.host_network:
+        return name
+    number = int(digest(ctx.context.uid, pod), 16) % len(HOST_PORTS)
+    return f"{name}:{HOST_PORTS[number]}"
+
+
+def configuration_error() -> dict[str, object]:
+    """Return the onExitCodes condition of a configuration error."""
+    return {"containerName": MAIN, "operator": "In", "values": [CONFIGURATION_ERROR]}
+
+
+def _command(spec: Trainer) -> list[str]:
+    if spec.nodes * spec.processes_per_node == 1:
+        return ["python", "-m", "rljob.trainer.main"]
+    return ["python", "-m", "rljob.trainer.launch", str(spec.processes_per_node)]
+
+
+def initializer(ctx: RenderContext) -> RenderedRole | None:
+    """Return the initializer's role, if the job has one."""
+    spec = ctx.job.spec
+    if spec.initializer is None:
+        return None
+    inherited, own = _of_the_trainers(spec.trainer.template), spec.initializer.template
+    # Only the trainer's if there is no other, so that hashes of existing jobs stay stable.
+    role = ctx.identity("initializer", own=inherited if own is None else [inherited, own])
+    pod = Pod(
+        role,
+        image="trainer",
+        command=["python", "-m", "rljob.trainer.initialize", "--", *spec.initializer.command],
+        variables={SEED: str(spec.seed)},
+        more={"restartPolicy": "Never"},
+        template=own,
+        inherited=inherited,
+    )
+    body = {
+        "spec": {
+            "backoffLimit": RETRIES,
+            "podFailurePolicy": {
+                "rules": [
+                    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                    {"action": "FailJob", "onExitCodes": configuration_error()},
+                ]
+            },
+            "template": pod_template(ctx, pod),
+        }
+    }
+    job = ctx.object(role, "Job", ctx.name("initializer"), body, api="batch/v1")
+    return RenderedRole(role.name, role.kind, role.hash, (job,), desired=1)
+
+
+def _of_the_trainers(template: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the fields that the initializer inherits from the trainer's template: image, pull settings, variables."""
+    main = {key: value for key, value in main_container(template).items() if key in OF_THE_TRAINERS_MAIN}
+    spec: dict[str, Any] = {"containers": [{"name": MAIN, **main}]}
+    secrets = ((template or {}).get("spec") or {}).get("imagePullSecrets")
+    return {"spec": spec | ({"imagePullSecrets": secrets} if secrets else {})}

@@ -1,0 +1,105 @@
+"""What pods of the trainer and of engines request besides what every pod has: accelerators, shared memory, network
+adapters, and a place near the gang.
+
+The gang is the trainer and the minimum of engines of each pool: none of them is of use without the others.
+Pods stay restricted. CAP_IPC_LOCK, which guides to RDMA add, has no effect for processes that do not run as root: the
+limit of the container runtime decides how much memory they may lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rljob.api.kubernetes import GPUS, Accelerator
+from rljob.api.roles import Rollout, Trainer
+from rljob.manifests import names
+from rljob.manifests.pods import Volume
+from rljob.manifests.render_context import RenderContext
+
+REQUESTS = {"cpu": "250m", "memory": "1Gi"}
+"""Minimum for any model. Pods without requests are evicted first when a node runs out of memory."""
+LOST_NODE_SECONDS = 30
+"""Stateless pods are replaced this long after their node is lost (Kubernetes' default is five minutes)."""
+GANG = "gang"
+ELASTIC = "elastic"
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Of a pod: resources and variables of its main container, volumes, tolerations, additional PodSpec fields."""
+
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    volumes: Sequence[Volume] = ()
+    tolerations: Sequence[Mapping[str, Any]] = ()
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+def resources(ctx: RenderContext, role: Trainer | Rollout, devices: int) -> Resources:
+    """Return the requests of a pod with ``devices`` accelerators."""
+    limits, hidden, taints = _accelerators(ctx, role.accelerator, devices)
+    if role.rdma is not None:
+        limits[role.rdma.resource] = str(role.rdma.count)
+    return Resources(
+        resources={"requests": dict(REQUESTS)} | ({"limits": limits} if limits else {}),
+        variables={**hidden, **role.nccl},
+        volumes=[_shared_memory(role.shared_memory)],
+        tolerations=taints,
+        # Without this policy the pod uses only its node's name server, which cannot resolve the coordinator.
+        more={"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if role.host_network else {},
+    )
+
+
+def lost_node() -> list[dict[str, Any]]:
+    """Return the tolerations of a pod that is replaced soon after its node is lost."""
+    return [
+        {
+            "key": f"node.kubernetes.io/{state}",
+            "operator": "Exists",
+            "effect": "NoExecute",
+            "tolerationSeconds": LOST_NODE_SECONDS,
+        }
+        for state in ("not-ready", "unreachable")
+    ]
+
+
+def _accelerators(
+    ctx: RenderContext, wanted: Accelerator, devices: int
+) -> tuple[dict[str, str], dict[str, str], list[dict[str, Any]]]:
+    """Return limits, variables and tolerations; no limits for a role on CPU."""
+    kind = ctx.cluster.accelerator if wanted.kind == "auto" else wanted.kind
+    if kind == "cpu":
+        # With NVIDIA's runtime as default, GPU images see all GPUs of the node unless this is set.
+        return {}, {"NVIDIA_VISIBLE_DEVICES": "void"}, []
+    return {GPUS: str(devices)}, {}, [{"key": GPUS, "operator": "Exists", "effect": "NoSchedule"}]
+
+
+def _shared_memory(bound: str | None) -> Volume:
+    """Return the volume of /dev/shm."""
+    source = {"medium": "Memory"} | ({"sizeLimit": bound} if bound else {})
+    return {"name": "shm", "emptyDir": source}, "/dev/shm"
+
+
+def tier(which: str) -> dict[str, str]:
+    """Return the label that distinguishes gang pods from elastic pods."""
+    return {names.TIER: which}
+
+
+def near_the_gang(ctx: RenderContext, which: str) -> dict[str, Any]:
+    """Return the PodSpec fields that implement scheduling.topology.
+
+    Gang pods require the same topology domain; elastic pods prefer it, so that they do not affect the gang's placement.
+    """
+    topology = ctx.job.spec.scheduling.topology
+    if topology is None:
+        return {}
+    term = {
+        "labelSelector": {"matchLabels": names.selector(ctx.job.metadata.name) | tier(GANG)},
+        "topologyKey": topology.key,
+    }
+    if which == GANG:
+        return {"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}}
+    preferred = {"weight": 100, "podAffinityTerm": term}
+    return {"affinity": {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preferred]}}}

@@ -1,0 +1,82 @@
+"""What a process needs while it starts, before its libraries are loaded: SIGTERM, --check, lazy imports, HOST:PORT.
+
+Imports nothing outside the standard library.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from rljob.protocol.exit_codes import CONFIGURATION_ERROR
+
+FIRST_PROCESS = 1
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM end this process while it loads, even as PID 1 of a container, which ignores signals without a
+    handler: the pod would take its whole grace period to end.
+
+    No state is lost, because a loading process has none. Call it before all imports; a later handler replaces it.
+    """
+    if os.getpid() == FIRST_PROCESS:
+        signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
+
+
+def report_problems(find: Callable[[], Iterable[str]]) -> int:
+    """Print the problems that ``find`` yields to stderr, one per line; return the exit code.
+
+    A ValueError or OSError that it raises is a problem too.
+    """
+    problems: list[str] = []
+    try:
+        problems.extend(find())
+    except (ValueError, OSError) as error:
+        problems.append(str(error))
+    sys.stderr.writelines(f"{problem}\n" for problem in problems)
+    return CONFIGURATION_ERROR if problems else 0
+
+
+class _LazyModule(ModuleType):
+    """Placeholder of a module until an attribute of it is read."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+@contextmanager
+def lazy_imports(*names: str) -> Iterator[None]:
+    """Give modules that are imported inside the context placeholders of these top-level modules, which load on first
+    use.
+
+    importlib's LazyLoader is not enough: importing a submodule makes it load at once.
+    """
+    lazy = {name: _LazyModule(name) for name in names if name not in sys.modules}
+    sys.modules.update(lazy)
+    try:
+        yield
+    finally:
+        for name, module in lazy.items():
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
+
+
+def host_and_port(address: str) -> tuple[str, str]:
+    """Return host and port of HOST:PORT. The brackets of [::1]:8080 are removed.
+
+    Returns:
+        The host; empty means all addresses, of IPv4 and IPv6. The port, or empty text.
+    """
+    if address.startswith("["):
+        host, _, rest = address[1:].partition("]")
+        return host, rest.removeprefix(":")
+    if address.count(":") > 1:  # an IPv6 address alone
+        return address, ""
+    host, _, port = address.partition(":")
+    return host, port
