@@ -80,7 +80,7 @@ def benchmark_cluster(scratch: Path) -> Iterator[BenchmarkCluster]:
     }
     with ControlPlane(("etcd", "apiserver"), sorted((ROOT / "crds").glob("*.yaml")), flags) as plane:
         plane.api.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-        plane.install([ROOT / "e2e" / "cluster" / "storage-class.yaml"])
+        plane.install([ROOT / "tools" / "cluster" / "storage-class.yaml"])
         assert plane.api.exists(f"/apis/storage.k8s.io/v1/storageclasses/{STORAGE_CLASS}")
         yield BenchmarkCluster(plane, audit)
 

@@ -376,7 +376,7 @@ ROWS: dict[str, tuple[Callable[[World], object], str]] = {
     ),
     "a run of another model": (
         lambda w: (w.begun(), shutil.copytree(w.model, w.root / "new"), put("new", "models", 0, "source")(w)),
-        r"spec.models\[0\].source: the run in .*run was started with .*model.*, not .*new.*; give it that value",
+        r"spec.models\[0\].source: the run in .*run was started with .*, not .*; give it that value",
     ),
 }
 

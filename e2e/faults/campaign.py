@@ -36,6 +36,9 @@ RUNS_AT_ONCE = 6
 PATIENCE_SECONDS = 120.0
 """For one case, from arming it to the next batch applied."""
 DISK_BYTES = 24 << 20
+ENDING = ("suspend", "shutdown")
+"""Phases in which the trainer ends before the fault, or because of it."""
+OUT_OF_STEPS = "the run ended before the fault struck"
 
 FLAVOURS: list[dict[str, Any]] = [
     {"alpha": 0},
@@ -112,12 +115,16 @@ class Campaign:
                         tried += 1
                         if shutdown and tried > 1:
                             await scene.resume(job_of(FLAVOURS[number % len(FLAVOURS)], steps + tried - 1))
-                        self.outcomes[case.name] = await _try(scene, case)
-                        if self.outcomes[case.name]:
+                        problem = await _try(scene, case)
+                        if problem is None and tried > 1:  # this run has no step left for it: the next run tries it
+                            tried -= 1
+                            break
+                        self.outcomes[case.name] = OUT_OF_STEPS if problem is None else problem
+                        if problem:
                             break
                     else:
                         await _finish(scene)
-                if not self.outcomes[case.name]:
+                if not self.outcomes[cases[tried - 1].name]:
                     check(scene)
             except Exception as error:  # noqa: BLE001 (whatever it is, it is what came of these cases)
                 for case in cases[:tried]:
@@ -128,8 +135,12 @@ class Campaign:
         return tried
 
 
-async def _try(scene: Scene, case: Case) -> str:
-    """Let one case happen and wait until the run is well again; return what is wrong."""
+async def _try(scene: Scene, case: Case) -> str | None:
+    """Let one case happen and wait until the run makes progress again.
+
+    Returns:
+        What is wrong; None: the run has applied its last batch before the fault struck.
+    """
     log.debug("%s", case.name)
     striking = asyncio.create_task(scene.struck(case.moment, lambda: case.strike(scene)))
     try:
@@ -138,6 +149,8 @@ async def _try(scene: Scene, case: Case) -> str:
                 scene.kill_9(case.moment.part)  # it registers when it comes back
             if case.phase == "suspend":
                 await _suspend_until(scene, striking)
+            if case.phase not in ENDING and not await _struck_before_the_end(scene, striking):
+                return None
             await striking
             if case.phase == "shutdown":
                 await scene.ended("trainer")
@@ -148,6 +161,19 @@ async def _try(scene: Scene, case: Case) -> str:
         struck = "after it" if striking.done() and not striking.cancelled() else "before it"
         return f"the run in {scene.storage} stands still {struck}; {await scene.describe()}"
     return ""
+
+
+async def _struck_before_the_end(scene: Scene, striking: asyncio.Task[None]) -> bool:
+    """Wait until the fault has struck or the run has ended; return whether it has struck."""
+    ended = asyncio.create_task(scene.until_applied(sys.maxsize))  # which the end of the trainer ends
+    try:
+        await asyncio.wait({striking, ended}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ended.cancel()
+    if not striking.done():
+        striking.cancel()
+        return False
+    return True
 
 
 async def _finish(scene: Scene) -> None:

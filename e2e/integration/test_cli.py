@@ -204,7 +204,7 @@ def test_who_may_not_forward_ports_sees_what_the_rljob_says(rljob: Command, clus
     config = granted(cluster, job.namespace, "viewer", rules)
     code, out, err = rljob("status", "quickstart", "-n", job.namespace, kubeconfig=config)
     assert (code, err) == (0, "") and "12/50" in out and "running" in out
-    assert "note " in out and "this is what the RLJob says" in out and "pods/portforward" in out
+    assert "note " in out and "from the RLJob" in out and "pods/portforward" in out
     said = one_sentence(rljob("samples", "quickstart", "-n", job.namespace, kubeconfig=config), 2)
     assert "pods/portforward" in said
 
