@@ -73,6 +73,40 @@ def test_a_long_log_is_rotated_at_the_end_of_a_line_and_three_older_ones_are_kep
     assert texts(Reader(directory, []).history()) == [f"trainer: beginning of line {i}" for i in (3, 4, 5)]
 
 
+def test_a_rotation_that_fails_renames_no_log_and_a_later_one_works(directory, small):
+    path, blocked = directory / "logs/trainer.log", directory / "logs/trainer.log.new"
+    log = RotatingLog(path)
+    log.write(b"line 1 is long\n")
+    log.write(b"line 2 is long\n")
+    blocked.mkdir()  # the new file cannot be opened
+    log.write(b"line 3 is long\n")
+    blocked.rmdir()
+    log.write(b"line 4 is long\n")
+    log.write(b"5")
+    log.close()
+    kept = [path, *(directory / f"logs/trainer.log.{i}" for i in (1, 2))]
+    assert [file.read_text() for file in kept] == [
+        "5",
+        "line 3 is long\nline 4 is long\n",
+        "line 1 is long\nline 2 is long\n",
+    ]
+
+
+def test_a_log_that_a_user_deletes_or_truncates_is_written_and_followed_again(directory, small):
+    path = directory / "logs/trainer.log"
+    log, reader = RotatingLog(path), Reader(directory, ["trainer"])
+    log.write(b"line 1\n")
+    assert texts(reader.history()) == ["trainer: line 1"]
+    os.truncate(path, 0)
+    log.write(b"2\n")
+    assert texts(reader.history()) == ["trainer: 2"]
+    path.unlink()
+    log.write(b"line 3 is in the deleted file\n")  # and long enough for a rotation
+    log.write(b"line 4\n")
+    log.close()
+    assert path.read_text() == "line 4\n" and not (directory / "logs/trainer.log.1").exists()
+
+
 def test_output_without_line_ends_does_not_grow_a_log_without_limit(directory, small):
     log = RotatingLog(directory / "logs/trainer.log")
     for _ in range(100):

@@ -62,6 +62,13 @@ def test_a_scalar_that_is_read_differently_elsewhere_is_refused_where_it_is_plai
     assert read_yaml(write_yaml({text: text})) == {text: text}
 
 
+def test_a_file_mode_is_refused_with_its_decimal_number():
+    with pytest.raises(
+        YamlError, match="'0644' is octal to kubectl; put it in quotes, or write the decimal number 420"
+    ):
+        read_yaml("defaultMode: 0644")
+
+
 def test_quotes_make_text_of_anything():
     assert read_yaml("a: '5'\nb: \"on\"\nc: !!str 7") == {"a": "5", "b": "on", "c": "7"}
 

@@ -71,12 +71,21 @@ class RotatingLog:
             self._lost = len(note) + len(data) - written
 
     def _rotate(self) -> None:
-        with contextlib.suppress(OSError):  # the directory was removed, or its owner changed: the log stays as it is
-            for number in range(KEPT - 1, 0, -1):
-                with contextlib.suppress(FileNotFoundError):
-                    older(self._path, number).replace(older(self._path, number + 1))
-            self._path.replace(older(self._path, 1))
-            newest = self._path.open("ab", buffering=0)
+        """Start a new file. It is opened first: if that fails, no log is renamed and the present one stays in use."""
+        fresh = self._path.with_name(f"{self._path.name}.new")
+        with contextlib.suppress(OSError):  # the directory was removed, its owner changed, or the disk is full
+            fresh.unlink(missing_ok=True)
+            newest = fresh.open("ab", buffering=0)
+            try:
+                if self._path.exists():  # a user may have deleted it: then there is nothing to keep
+                    for number in range(KEPT - 1, 0, -1):
+                        with contextlib.suppress(FileNotFoundError):
+                            older(self._path, number).replace(older(self._path, number + 1))
+                    self._path.replace(older(self._path, 1))
+                fresh.replace(self._path)
+            except OSError:
+                newest.close()
+                raise
             self._file.close()
             self._file, self._size = newest, 0
 

@@ -106,6 +106,8 @@ class _Cursor:
         while True:
             place = self._place()
             if self._file is not None:
+                if os.fstat(self._file.fileno()).st_size < self._file.tell():  # a user has truncated the file
+                    self._file.seek(0)
                 data += self._file.read()  # after _place: a file that was rotated before is complete
             newer = self._next(place)
             if newer is None:  # this is the newest, or a rotation is under way

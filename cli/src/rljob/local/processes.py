@@ -119,10 +119,12 @@ async def start(command: Command, directory: Path, note: str = "") -> Process:
             start_new_session=True,
             preexec_fn=set_parent_death_signal,
         )
-    except OSError:
+    except (OSError, subprocess.SubprocessError) as error:
         output.close_writing()
         output.close()
-        raise
+        if isinstance(error, OSError):
+            raise
+        raise OSError(f"the system refuses PR_SET_PDEATHSIG: {error}") from error
     output.close_writing()
     return Process(process, output)
 

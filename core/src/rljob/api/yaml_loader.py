@@ -26,7 +26,10 @@ _STANDARD, _PLAIN = "tag:yaml.org,2002:", "tag:rljob.dev,2026:"
 _REFUSED: dict[str, tuple[str, str]] = {
     r"y|Y|yes|Yes|YES|on|On|ON": ("is true to kubectl and text in YAML 1.2", "write true"),
     r"n|N|no|No|NO|off|Off|OFF": ("is false to kubectl and text in YAML 1.2", "write false"),
-    r"[-+]?0[0-9_]+(\.[0-9_]*)?([eE][-+]?[0-9]+)?": ("is octal to some readers of YAML", "leave out leading zeros"),
+    r"[-+]?0[0-9_]+(\.[0-9_]*)?([eE][-+]?[0-9]+)?": (
+        "has a leading zero, which some readers of YAML take for octal",
+        "leave out leading zeros",
+    ),
     r"(?!_)[-+]?_*0_*([xX][0-9a-fA-F_]+|[bB][01_]+|[oO][0-7_]+)": (
         "is a number to some readers of YAML and text to others",
         "write a decimal number",
@@ -139,6 +142,8 @@ class _Loader(yaml.SafeLoader):
 
     def _refused(self, node: yaml.Node) -> Any:
         why, instead = next(found for pattern, found in _REFUSED.items() if re.fullmatch(pattern, node.value))
+        if re.fullmatch(r"0[0-7]+", node.value):  # such as defaultMode: 0644
+            why, instead = "is octal to kubectl", f"write the decimal number {int(node.value, 8)}"
         raise self._error(node, f"{_quote(node.value)} {why}; put it in quotes{f', or {instead}' if instead else ''}")
 
     def _number(self, node: yaml.Node) -> int | float:
