@@ -13,7 +13,7 @@ import pytest
 
 from rljob.ledger.reader import LedgerReader
 from rljob.ledger.segments import Location, PayloadError, Segments
-from rljob.ledger.store import StorageInUseError, Store
+from rljob.ledger.store import SCHEMA, StorageInUseError, Store
 
 
 async def test_effects_happen_after_the_commit_of_what_was_queued_before_them(tmp_path: Path) -> None:
@@ -111,6 +111,16 @@ def test_a_ledger_of_another_version_is_refused_with_a_sentence(tmp_path: Path, 
     db.close()
     with pytest.raises(ValueError, match=rf"another version of rljob \(ledger {version}"):
         Store(tmp_path)
+
+
+def test_tables_are_created_all_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rljob.ledger.store.SCHEMA", f"{SCHEMA} CREATE TABLE broken (;")
+    with pytest.raises(sqlite3.OperationalError):
+        Store(tmp_path)
+    with sqlite3.connect(tmp_path / "ledger.sqlite") as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (0,)
+        assert db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone() == (0,)
+    db.close()
 
 
 def test_a_second_coordinator_on_one_storage_is_refused_and_readers_are_not(tmp_path: Path) -> None:

@@ -276,8 +276,10 @@ class Run:
     def applied(self, step: int, metrics: dict[str, float]) -> None:
         """The batch of the current version was applied for the first time."""
         timed = self.progress.time_step(step, self.trajectories.generated_tokens, self.weights.seconds_in_updates)
+        # Before anything is queued for the ledger: if it raises, the step is not half recorded.
+        measured = step_metrics(self.ledger.query, step, metrics, timed)
         self.end_samples(self.scheduler.trained(step))
-        measured = step_metrics(self.ledger.query, step, metrics, timed | self._process_metrics())
+        measured |= self._process_metrics()
         self.ledger.record_step_metrics(step, measured)
         self.progress.add(step, measured)
 

@@ -76,14 +76,15 @@ class Access:
             self.plugin.forget()
 
     def reload_authority(self) -> bool:
-        """Read ``authority_file`` again: the server's certificate was rejected. Return whether it could be read."""
+        """Read ``authority_file`` again: the server's certificate was rejected. Return whether it has changed."""
         if self.authority_file is None:
             return False
+        before = self.tls.get_ca_certs(binary_form=True) if self.tls is not None else []
         try:
             self.tls = ssl.create_default_context(cafile=str(self.authority_file))
         except OSError:
             return False
-        return True
+        return self.tls.get_ca_certs(binary_form=True) != before
 
 
 def in_cluster(directory: Path = SERVICE_ACCOUNT) -> Access:

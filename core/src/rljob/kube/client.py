@@ -116,15 +116,17 @@ class ApiClient:
             **query,
         }
         timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_read=stall_seconds or STALL_SECONDS)
+        counted = False
         try:
             async with self._open("GET", path, query, timeout, None, "") as response:
                 self._count("watch", str(response.status))
+                counted = True
                 if response.status >= FIRST_ERROR:
                     raise self._refused(response, await response.read())
                 async for line in split_lines(response.content):
                     yield line
         except _CONNECTION_ERRORS as error:
-            raise await self._unavailable("watch", path, error) from error
+            raise await self._unavailable("watch", path, error, counted=counted) from error
 
     def _open(
         self,
@@ -160,8 +162,11 @@ class ApiClient:
             self._access.forget_credentials()  # the token may have been replaced before its end
         return error_of(response.status, body, response.headers.get("Retry-After"))
 
-    async def _unavailable(self, verb: str, path: str, error: BaseException) -> UnavailableError:
-        self._count(verb, "error")
+    async def _unavailable(
+        self, verb: str, path: str, error: BaseException, *, counted: bool = False
+    ) -> UnavailableError:
+        if not counted:
+            self._count(verb, "error")
         if isinstance(error, aiohttp.ClientConnectorCertificateError) and self._access.reload_authority():
             await self.close()  # the next request trusts the certificate authority of now
         what = str(error) or type(error).__name__

@@ -94,10 +94,9 @@ class Store:
         self._commits = 0
 
     def _create_tables(self) -> None:
-        """Create the tables that do not exist yet."""
+        """Create the tables that do not exist yet, all in one transaction: a reader sees none or all of them."""
         check_version(self._path, self.db.execute("PRAGMA user_version").fetchone()[0])
-        self.db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-        self.db.executescript(SCHEMA)
+        self.db.executescript(f"BEGIN IMMEDIATE; PRAGMA user_version={SCHEMA_VERSION}; {SCHEMA} COMMIT;")
 
     # --- called by the event loop ---
 
