@@ -301,9 +301,11 @@ def test_who_may_only_look_sees_what_the_rljob_says_and_the_logs(
 
 
 def test_status_says_what_the_coordinator_says_now(cli: Cli, waiting: Job) -> None:
+    says = "starting: waiting for the trainer and an engine to connect"  # once the runner has connected
+    waiting.until(lambda: says in cli("status", WAITING)[1], 60, says)
     code, out, err = cli("status", WAITING)
     assert (code, err) == (0, "")
-    assert "starting: waiting for the trainer and an engine to connect" in out
+    assert says in out
     assert "● coordinator 1/1" in out and "● rollout-main 1/1" in out
 
 

@@ -16,6 +16,7 @@ import tomllib
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -45,10 +46,15 @@ def pinned(variant: str) -> dict[str, str]:
     return dict(re.match(r"([\w.-]+)==(\S+)", line).groups() for line in lines if line[:1] not in ("", "#"))  # type: ignore[union-attr, misc]
 
 
+def project(distribution: str) -> dict[str, Any]:
+    """Return the table ``project`` of the pyproject.toml of one of our distributions."""
+    table: dict[str, Any] = tomllib.loads((ROOT / distribution / "pyproject.toml").read_text())["project"]
+    return table
+
+
 def declared(distribution: str) -> set[str]:
     """Return the packages that one of our distributions asks for."""
-    project = tomllib.loads((ROOT / distribution / "pyproject.toml").read_text())["project"]
-    names: set[str] = {canonicalize_name(Requirement(text).name) for text in project["dependencies"]}
+    names: set[str] = {canonicalize_name(Requirement(text).name) for text in project(distribution)["dependencies"]}
     return names - {"rljob-core"}
 
 
