@@ -89,7 +89,8 @@ def test_links_lead_somewhere(page):
 def test_files_fields_and_commands_that_a_page_names_exist(page):
     for span in code_spans(page):
         if re.fullmatch(
-            r"(core|coordinator|operator|transfer|trainer-image|rollout-image|reward-services|charts|crds|e2e|examples|docs)/[\w./-]+",
+            r"(core|cli|coordinator|operator|transfer|trainer-image|rollout-image|reward-services|charts|crds|e2e|examples"
+            r"|docs|tools|benchmarks|requirements)/[\w./-]+",
             span,
         ):
             assert (ROOT / span).exists(), span
@@ -99,16 +100,22 @@ def test_files_fields_and_commands_that_a_page_names_exist(page):
             assert f"\n{span.removeprefix('make ')}:" in (ROOT / "Makefile").read_text(), span
         elif span.startswith(("pytest ", "python -m ")):
             for word in span.removeprefix("python -m ").split():
-                if re.fullmatch(r"(e2e|benchmarks)\.\w+", word):
-                    assert (ROOT / f"{word.replace('.', '/')}.py").exists(), span
-                elif word.endswith(".py"):
+                if word.endswith(".py"):
                     assert (ROOT / word).exists(), span
+                elif re.fullmatch(r"\w+(\.\w+)+", word) and not word.startswith("rljob."):
+                    assert is_program(word), span
         elif span.startswith("rljob "):
             check_command(span)
     for block in blocks(page):
         for line in block.text.splitlines() if block.language == "console" else []:
             for command in re.findall(r"(?:^\$ |[|;&] *)(rljob .+?)(?= [|;&]|$)", line):
                 check_command(command)
+
+
+def is_program(module):
+    """Whether ``python -m`` finds a module of the repository: a file, or a package with __main__.py."""
+    path = ROOT / module.replace(".", "/")
+    return Path(f"{path}.py").is_file() or (path / "__main__.py").is_file()
 
 
 def check_command(text):

@@ -13,7 +13,8 @@ python -m tools.run_tests cluster [PYTEST_ARG...]   everything that does
     pods        the tests in pods of a real cluster, alone
     tools       the tests of tools/cluster that need these programs
 
-The tests of a folder in tools/ run only if the folder has changed since they last passed on this machine.
+The tests of a folder in tools/ run only if the folder, or another file that they depend on, has changed since they last
+passed on this machine.
 A failed phase does not stop the following phases, except a failed check or build. The last lines show the duration of
 each phase. With pytest arguments, pytest runs once with these arguments, one test after the other.
 """
@@ -33,8 +34,11 @@ from typing import IO
 ROOT = Path(__file__).parents[1]
 CHECKS = ("lint", "types", "layers")
 API_SERVER, PODS = "e2e/integration", "e2e/pods"
-TOOLS = ("tools/images", "tools/cluster")
-"""Folders whose tests run only after a change of the folder."""
+TOOLS = {
+    "tools/images": (".dockerignore", "*/Dockerfile", "*/pyproject.toml", "requirements/**/*"),
+    "tools/cluster": ("tools/images/layout.py", "crds/*.yaml", "charts/**/*"),
+}
+"""Folders whose tests run only after a change → patterns of the files outside the folder that these tests depend on."""
 WORKERS, API_SERVERS = 2, 3
 NEEDS_KUBERNETES = "apiserver or cluster"
 NOTHING_SELECTED = 5  # pytest's exit code
@@ -82,7 +86,7 @@ def _machine(phases: Phases, arguments: Sequence[str]) -> None:
     if not phases.run("checks", lambda: _make(*CHECKS)):
         return
     if arguments:
-        phases.run("tests", lambda: _pytest(*without, *arguments))
+        phases.run("tests", lambda: _pytest(*without, *arguments, may_select_none=True))
         return
     phases.run("tests", lambda: _pytest(*without, *_spread(WORKERS, "loadfile"), *_ignored(API_SERVER, PODS, *TOOLS)))
     for folder in TOOLS:
@@ -97,7 +101,7 @@ def _cluster(phases: Phases, arguments: Sequence[str]) -> None:
         try:
             if arguments:
                 if phases.run("images", lambda: _wait(images, log)):
-                    phases.run("tests", lambda: _pytest("-m", NEEDS_KUBERNETES, *arguments))
+                    phases.run("tests", lambda: _pytest("-m", NEEDS_KUBERNETES, *arguments, may_select_none=True))
                 return
             # Test by test, because every process has its own control plane.
             phases.run("API server", lambda: _pytest(*_spread(API_SERVERS, "loadgroup"), API_SERVER))
@@ -110,8 +114,9 @@ def _cluster(phases: Phases, arguments: Sequence[str]) -> None:
 
 
 def _if_changed(phases: Phases, target: str, folder: str, *arguments: str) -> None:
-    """Run the tests of a folder unless they passed on this machine with the same content of the folder."""
-    stamp = _passed() / f"{folder.replace('/', '-')}-{target}-{content_hash(ROOT / folder)}"
+    """Run the tests of a folder unless they passed on this machine with the same content of all they depend on."""
+    content = content_hash(ROOT, f"{folder}/**/*", *TOOLS[folder])
+    stamp = _passed() / f"{folder.replace('/', '-')}-{target}-{content}"
     if stamp.exists():
         _print(f"==> {folder}: unchanged since its tests passed")
     elif phases.run(folder, lambda: _pytest(*arguments, folder)):
@@ -119,11 +124,11 @@ def _if_changed(phases: Phases, target: str, folder: str, *arguments: str) -> No
         stamp.touch()
 
 
-def content_hash(folder: Path) -> str:
-    """Return a hash of the names, modes and contents of all files in ``folder``."""
+def content_hash(root: Path, *patterns: str) -> str:
+    """Return a hash of the names, modes and contents of all files in ``root`` that match a pattern."""
     digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder)
+    for path in sorted({path for pattern in patterns for path in root.glob(pattern)}):
+        name = path.relative_to(root)
         if path.is_file() and not any(part.endswith(IGNORED) for part in name.parts):
             digest.update(f"{name}\0{path.stat().st_mode & 0o111}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
@@ -146,9 +151,10 @@ def _make(*targets: str) -> bool:
     return subprocess.run(["make", "--no-print-directory", *targets], cwd=ROOT).returncode == 0
 
 
-def _pytest(*arguments: str) -> bool:
+def _pytest(*arguments: str, may_select_none: bool = False) -> bool:
+    """Return whether pytest passes. ``may_select_none``: a run that selects no test passes."""
     done = subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=ROOT)
-    return done.returncode in (0, NOTHING_SELECTED)
+    return done.returncode == 0 or (may_select_none and done.returncode == NOTHING_SELECTED)
 
 
 def _start_images(log: IO[str]) -> subprocess.Popen[str]:

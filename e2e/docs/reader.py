@@ -31,7 +31,7 @@ def shell(command: str, where: Path, code: int = 0) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=55,
+        timeout=200,
     )
     assert done.returncode == code, f"{command}: exit code {done.returncode}\n{done.stdout}"
     return done.stdout

@@ -23,7 +23,7 @@ DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 def helm(cluster, *arguments):
     program = str(build.ensure("helm") / "helm")
     environment = os.environ | {"KUBECONFIG": str(cluster.kubeconfig), "HOME": str(cluster.directory)}
-    done = subprocess.run([program, *arguments], env=environment, capture_output=True, text=True, timeout=50)
+    done = subprocess.run([program, *arguments], env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,7 +33,7 @@ def tried(made: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> l
     """The last argument of each pytest run; the first run fails."""
     asked: list[str] = []
 
-    def run(*arguments: str) -> bool:
+    def run(*arguments: str, may_select_none: bool = False) -> bool:
         asked.append(arguments[-1])
         return len(asked) > 1
 
@@ -88,20 +89,47 @@ def test_tests_of_tools_that_failed_run_again(made, tmp_path, monkeypatch):
     assert tried.count("tools/images") == 2
 
 
-def test_the_hash_of_a_folder_follows_names_modes_and_contents(tmp_path):
+@pytest.mark.parametrize(
+    ("folder", "file"),
+    [
+        ("tools/images", "requirements/images/trainer.txt"),
+        ("tools/images", "core/pyproject.toml"),
+        ("tools/images", "operator/Dockerfile"),
+        ("tools/images", ".dockerignore"),
+        ("tools/cluster", "tools/images/layout.py"),
+        ("tools/cluster", "crds/a.yaml"),
+        ("tools/cluster", "charts/rljob/templates/a.yaml"),
+    ],
+)
+def test_tests_of_tools_run_again_after_a_change_of_another_file_that_they_depend_on(
+    folder, file, tried, tmp_path, monkeypatch
+):
+    tried.append("an earlier run")  # the first fails
+    monkeypatch.setattr(run_tests, "ROOT", tmp_path / "repository")
+    (changed := tmp_path / "repository" / file).parent.mkdir(parents=True)
+    for content in ("1", "1", "2"):
+        changed.write_text(content)
+        run_tests._if_changed(run_tests.Phases(), "machine", folder)
+    assert tried[1:] == [folder, folder]
+
+
+def test_the_hash_of_files_follows_names_modes_and_contents(tmp_path):
+    def content():
+        return run_tests.content_hash(tmp_path, "**/*")
+
     (file := tmp_path / "a" / "b.py").parent.mkdir()
     file.write_text("1")
-    seen = [run_tests.content_hash(tmp_path)]
+    seen = [content()]
     file.write_text("2")
-    seen.append(run_tests.content_hash(tmp_path))
+    seen.append(content())
     file.chmod(0o755)
-    seen.append(run_tests.content_hash(tmp_path))
+    seen.append(content())
     file.rename(tmp_path / "a" / "c.py")
-    seen.append(run_tests.content_hash(tmp_path))
+    seen.append(content())
     assert len(set(seen)) == 4
     (tmp_path / "__pycache__").mkdir()
     (tmp_path / "__pycache__" / "b.pyc").write_text("3")
-    assert run_tests.content_hash(tmp_path) == seen[-1]
+    assert content() == seen[-1]
 
 
 @pytest.mark.parametrize("target", ["machine", "cluster"])
@@ -111,10 +139,33 @@ def test_arguments_are_passed_to_pytest(target, tried, monkeypatch):
     assert tried == ["some"]
 
 
-def test_a_run_without_tests_passes(tmp_path):
+@pytest.mark.parametrize("target", ["machine", "cluster"])
+@pytest.mark.parametrize(("arguments", "code"), [((), 1), (("-k", "none"), 0)])
+def test_a_run_that_selects_no_test_passes_only_with_arguments(
+    target, arguments, code, made, tmp_path, monkeypatch, capsys
+):
+    images_that_exit_with(0, monkeypatch)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(run_tests, "NOTHING_SELECTED", 3)
+    monkeypatch.setattr(
+        run_tests, "sys", SimpleNamespace(executable=str(program := tmp_path / "python"), stdout=sys.stdout)
+    )
+    program.write_text("#!/bin/sh\nexit 3\n")
+    program.chmod(0o755)
+    assert run_tests.main([target, *arguments]) == code
+    tested = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith(("tests ", "API", "pods", "tools/"))
+    ]
+    assert [line.endswith("failed") for line in tested] == [bool(code)] * len(tested) != []
+
+
+def test_pytest_without_a_selected_test_exits_with_the_code_for_that(tmp_path):
     (tmp_path / "test_some.py").write_text("def test_a(): pass\n")
-    assert run_tests._pytest(str(tmp_path), f"--rootdir={tmp_path}", "-p", "no:xdist", "-k", "none")
-    assert not run_tests._pytest(str(tmp_path / "missing.py"), f"--rootdir={tmp_path}", "-p", "no:xdist")
+    selected_none = (str(tmp_path), f"--rootdir={tmp_path}", "-p", "no:xdist", "-k", "none")
+    assert run_tests._pytest(*selected_none, may_select_none=True)
+    assert not run_tests._pytest(*selected_none)
+    missing = (str(tmp_path / "missing.py"), f"--rootdir={tmp_path}", "-p", "no:xdist")
+    assert not run_tests._pytest(*missing, may_select_none=True)
 
 
 def test_the_files_that_start_first_exist():

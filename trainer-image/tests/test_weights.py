@@ -21,6 +21,8 @@ from rljob.trainer.weights import WeightSender, WeightTransferError
 from rljob.transfer.rounds import describe, digest
 
 torch.set_num_threads(1)
+LONGER_THAN_A_TEST = 1000.0
+"""Timeout of a group whose send must end by its own deadline: pytest ends a test that waits for this one."""
 
 
 def tensors(scale=1.0):
@@ -107,8 +109,9 @@ def test_the_digest_does_not_depend_on_how_the_stream_is_cut():
 
 
 def test_an_engine_that_never_joins_costs_the_timeout_and_no_more():
-    out = sender(seconds=0.5)
+    out = sender(LONGER_THAN_A_TEST)
     first = out.open("e", fresh=False)
+    out._timeout = 1.0
     with pytest.raises(WeightTransferError, match="engine e did not receive"):
         out.send("e", tensors())
     assert out.open("e", fresh=False) != first, "a broken group is not handed out again"
@@ -139,7 +142,7 @@ def _join_and_wait(info, ready):
 @pytest.mark.parametrize("blow", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_peer_that_is_stopped_or_killed_makes_send_raise(blow):
     """A stopped one when the time of the send is over, a killed one at once: its send has more time than this test."""
-    out = sender()
+    out = sender(LONGER_THAN_A_TEST)
     info = out.open("e", fresh=False)
     context = multiprocessing.get_context("fork")
     ready = context.Event()
@@ -148,7 +151,7 @@ def test_a_peer_that_is_stopped_or_killed_makes_send_raise(blow):
     try:
         out.send("e", tensors())
         os.kill(peer.pid, blow)
-        out._timeout = 1.0 if blow == signal.SIGSTOP else 1000.0
+        out._timeout = 1.0 if blow == signal.SIGSTOP else LONGER_THAN_A_TEST
         with pytest.raises(WeightTransferError):
             out.send("e", tensors())
         with pytest.raises(WeightTransferError, match="no weight group"):
@@ -190,7 +193,7 @@ def forked():
 
 
 def test_groups_of_engines_that_are_gone_are_closed_with_their_sockets(forked):
-    out, ready = sender(), multiprocessing.get_context("fork").Event()
+    out, ready = sender(LONGER_THAN_A_TEST), multiprocessing.get_context("fork").Event()
     before = _sockets()
     forked(_join_and_wait, out.open("idle", fresh=False), ready)
     out.send("idle", tensors())

@@ -11,9 +11,11 @@ import torch
 from rljob.transfer.group import WeightGroup, host_rendezvous, listen
 
 torch.set_num_threads(1)
+LONGER_THAN_A_TEST = 1000.0
+"""Timeout of a group whose operation must end by its own deadline: pytest ends a test that waits for this one."""
 
 
-def joined(seconds=5.0, host="127.0.0.1"):
+def joined(seconds=60.0, host="127.0.0.1"):
     """Return the two members of a new group, sender first."""
     rendezvous, store = host_rendezvous(host, 2, seconds)
     members = {}
@@ -36,7 +38,7 @@ def test_where_its_own_address_cannot_be_had_it_listens_on_all_of_both_families(
 def test_members_know_their_rank_and_broadcast_from_any_of_them(host):
     sender, worker = joined(host=host)
     assert [(member.rank, member.size, member.device) for member in (sender, worker)] == [(0, 2, "cpu"), (1, 2, "cpu")]
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     for root, member, other in ((0, sender, worker), (1, worker, sender)):
         sent, received = torch.arange(5), torch.zeros(5, dtype=torch.int64)
         thread = threading.Thread(target=member.broadcast, args=(sent, root, deadline))
@@ -49,19 +51,15 @@ def test_members_know_their_rank_and_broadcast_from_any_of_them(host):
 
 
 def test_joining_a_group_whose_sender_never_joins_costs_the_timeout():
-    rendezvous, _store = host_rendezvous("127.0.0.1", 2, 5.0)
-    start = time.monotonic()
+    rendezvous, _store = host_rendezvous("127.0.0.1", 2, LONGER_THAN_A_TEST)
     with pytest.raises(RuntimeError):
         WeightGroup.join(rendezvous, 1, "gloo", 0.5)
-    assert time.monotonic() - start < 30
 
 
 def test_a_broadcast_whose_root_sends_nothing_ends_by_its_deadline():
-    sender, worker = joined()
-    start = time.monotonic()
+    sender, worker = joined(LONGER_THAN_A_TEST)
     with pytest.raises(RuntimeError):
-        worker.broadcast(torch.zeros(4), 0, start + 0.3)
-    assert time.monotonic() - start < 30
+        worker.broadcast(torch.zeros(4), 0, time.monotonic() + 0.3)
     with pytest.raises(RuntimeError, match="took too long"):
         sender.broadcast(torch.zeros(4), 0, time.monotonic() - 0.1)
     sender.abandon()
@@ -79,20 +77,20 @@ def test_an_abandoned_member_refuses_to_broadcast_and_its_sockets_end():
         member.abandon()
         member.abandon()  # again is harmless
         with pytest.raises(RuntimeError, match="abandoned"):
-            member.broadcast(torch.zeros(4), 0, time.monotonic() + 5)
-    deadline = time.monotonic() + 5
+            member.broadcast(torch.zeros(4), 0, time.monotonic() + 60)
+    deadline = time.monotonic() + 60
     while sockets() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert sockets() <= before
 
 
 def test_abandoning_wakes_a_broadcast_that_waits():
-    sender, worker = joined()
+    sender, worker = joined(LONGER_THAN_A_TEST)
     errors = []
 
     def wait():
         try:
-            worker.broadcast(torch.zeros(4), 0, time.monotonic() + 60)
+            worker.broadcast(torch.zeros(4), 0, time.monotonic() + LONGER_THAN_A_TEST)
         except RuntimeError as error:
             errors.append(error)
 
@@ -101,5 +99,5 @@ def test_abandoning_wakes_a_broadcast_that_waits():
     time.sleep(0.1)
     sender.abandon()
     worker.abandon()
-    thread.join(10)
+    thread.join(60)
     assert len(errors) == 1

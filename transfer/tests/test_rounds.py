@@ -11,6 +11,8 @@ from rljob.transfer.receiver import WeightReceiver
 from rljob.transfer.rounds import describe, digest, send_round
 
 torch.set_num_threads(1)
+LONGER_THAN_A_TEST = 1000.0
+"""Timeout of a group whose operation must end by its own deadline: pytest ends a test that waits for this one."""
 
 
 def tensors(scale=1.0):
@@ -39,7 +41,7 @@ def group():
     """Starter of a group: returns the sender's member and an engine that has joined."""
     members = []
 
-    def start(bucket_bytes, seconds=5.0):
+    def start(bucket_bytes, seconds=60.0):
         rendezvous, store = host_rendezvous("127.0.0.1", 2, seconds)
         engine = Engine()
         arguments = (rendezvous, 1, "gloo", bucket_bytes, seconds)
@@ -72,9 +74,9 @@ def test_an_engine_loads_what_was_sent_whatever_the_buckets(group, bucket_bytes)
     sender, engine = group(bucket_bytes)
     for scale in (1.0, 2.0):  # the group serves the next update too
         expected = tensors(scale)
-        thread = threading.Thread(target=engine.receiver.receive, args=(describe(expected), engine.load, 5.0))
+        thread = threading.Thread(target=engine.receiver.receive, args=(describe(expected), engine.load, 60.0))
         thread.start()
-        sent = send_round(sender, expected, bucket_bytes, time.monotonic() + 5)
+        sent = send_round(sender, expected, bucket_bytes, time.monotonic() + 60)
         thread.join()
         assert sent == engine.receiver.digest == digest(expected)
         assert engine.loaded.keys() == dict(expected).keys()
@@ -87,11 +89,9 @@ def test_a_receiver_that_did_not_join_refuses_to_receive():
 
 
 def test_a_sender_that_sends_nothing_costs_the_timeout_and_the_receiver_leaves(group):
-    _sender, engine = group(50_000)
-    start = time.monotonic()
+    _sender, engine = group(50_000, LONGER_THAN_A_TEST)
     with pytest.raises(RuntimeError):
         engine.receiver.receive(describe(tensors()), engine.load, 0.3)
-    assert time.monotonic() - start < 30
     with pytest.raises(RuntimeError, match="no weight group is joined"):
         engine.receiver.receive(describe(tensors()), engine.load, 0.3)
 
@@ -104,10 +104,10 @@ def test_a_receiver_whose_load_fails_leaves_and_the_sender_fails(group):
 
     def receive():
         with pytest.raises(KeyError):
-            engine.receiver.receive(describe(tensors()), load, 5.0)
+            engine.receiver.receive(describe(tensors()), load, 60.0)
 
     thread = threading.Thread(target=receive)
     thread.start()
     with pytest.raises(RuntimeError):
-        send_round(sender, tensors(), 50_000, time.monotonic() + 1)
+        send_round(sender, tensors(), 50_000, time.monotonic() + 60)
     thread.join()

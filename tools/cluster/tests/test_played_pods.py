@@ -34,7 +34,7 @@ def container(found: Object) -> Object:
 
 
 def test_a_pod_is_placed_and_ready_within_seconds(cluster: ControlPlane, pod: Make):
-    found = cluster.api.wait_condition(pod(), "Ready", seconds=10)
+    found = cluster.api.wait_condition(pod(), "Ready", seconds=60)
     assert found["spec"]["nodeName"].startswith("node-")
     assert found["status"]["phase"] == "Running"
     assert found["status"]["podIP"]
