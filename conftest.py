@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -11,6 +12,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = ("tools.cluster.fixtures",)
+
+# A fork never collects the garbage of the tests before it: the destructor of a process group waits for its threads,
+# which a fork does not have.
+os.register_at_fork(after_in_child=gc.freeze)
 
 # No example has a deadline, and no draw is called slow: both are times, and the machine may be busy.
 settings.register_profile("thorough", deadline=None, suppress_health_check=[HealthCheck.too_slow])
