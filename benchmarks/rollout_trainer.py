@@ -65,7 +65,7 @@ class IdleTrainer:
                     self._coordinator.post(m.StepDone(self._incarnation, command.step, {}))
                 case m.Checkpoint():
                     self._coordinator.post(m.Checkpointed(self._incarnation, command.step, "checkpoints/none"))
-                case m.Stop() | m.Refuse():
+                case m.Stop() | m.Reject():
                     raise RuntimeError(f"the coordinator ended the benchmark's trainer: {command.reason}")
 
     async def close(self) -> None:

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from e2e.fakes.engine import Faults
+from e2e.fakes.harness import make_job, on_stage
 from e2e.fakes.plain import plain_batches
-from e2e.fakes.stage import make_job, on_stage
 from rljob.protocol.messages import SampleTokens
-from rljob.runner.text import TextCodec
+from rljob.runner.tokenizer import TextCodec
 
 BATCH = {"steps": 10, "promptsPerStep": 4, "samplesPerPrompt": 4}
 

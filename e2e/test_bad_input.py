@@ -477,7 +477,7 @@ def test_a_command_that_cannot_be_done_says_why(
 JUDGE = """\
 import http.server, json, os, sys
 VERDICT = {verdict}
-class Judge(http.server.BaseHTTPRequestHandler):
+class RewardEvaluator(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         items = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["items"]
         scores = [dict(sample=item["sample"], reward=VERDICT, metrics={{}}, error="") for item in items]
@@ -488,7 +488,7 @@ class Judge(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
     def log_message(self, *arguments): pass
 host, _, port = os.environ["RLJOB_LISTEN"].rpartition(":")
-http.server.ThreadingHTTPServer((host, int(port)), Judge).serve_forever()
+http.server.ThreadingHTTPServer((host, int(port)), RewardEvaluator).serve_forever()
 """
 
 

@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from e2e.fakes.stage import Stage, make_job, on_stage
+from e2e.fakes.harness import Stage, make_job, on_stage
 from rljob.protocol.status import decode_status
 
 STEPS = 3

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from e2e.fakes.stage import make_job
-from e2e.faults.nursery import Nursery
+from e2e.fakes.harness import make_job
+from e2e.faults.environment import Scene
+from e2e.faults.fork_server import Nursery
+from e2e.faults.ledger_checks import check
 from e2e.faults.proxy import Moment
-from e2e.faults.scene import Scene
-from e2e.faults.verdict import check
 
 TRAINING = {"steps": 12, "promptsPerStep": 2, "samplesPerPrompt": 3, "maxStaleness": 0}
 

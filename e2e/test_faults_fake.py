@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from e2e.fakes.engine import Faults
+from e2e.fakes.harness import Stage, make_job, on_stage
 from e2e.fakes.plain import plain_batches
-from e2e.fakes.stage import Stage, make_job, on_stage
 from e2e.fakes.tokens import FIRST_STATE, reward, write
 from e2e.fakes.trainer import FakeTrainer
 from rljob.protocol.messages import SampleTokens
 from rljob.protocol.rewards import ScoreItem
-from rljob.runner.text import TextCodec
+from rljob.runner.tokenizer import TextCodec
 from rljob.scheduling.seeds import derive
 
 STEPS = 6

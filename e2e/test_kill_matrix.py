@@ -1,7 +1,7 @@
 """Every part × every phase × every fault: the run goes on, and in the end its accounts are right.
 
 The coordinator and the runner are real, engine, trainer and reward are fakes; all are processes. Cases of one fault
-share runs (see e2e/faults/campaign.py), so this file runs everything at its first test and the others look up what
+share runs (see e2e/faults/run_cases.py), so this file runs everything at its first test and the others look up what
 came of theirs. One case by itself: RLJOB_THOROUGH=1 pytest e2e/test_kill_matrix.py -k NAME.
 
 Where a fault may strike before or after a message, `make test` tries one of both (see e2e/faults/cases.py), and
@@ -39,7 +39,15 @@ def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     @functools.cache
     def outcomes(disk: bool) -> Outcomes:
         names = [name for name in selected if (CASES[name].fault == "full") == disk]
-        command = [sys.executable, "-W", "ignore", "-m", "e2e.faults.campaign", str(directory / f"disk-{disk}"), *names]
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "e2e.faults.run_cases",
+            str(directory / f"disk-{disk}"),
+            *names,
+        ]
         namespace = where_disks_can_be_mounted() if disk else []
         done = subprocess.run([*namespace, *command], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-3000:]

@@ -18,7 +18,7 @@ LIGHT = (
     "rljob.ledger.query_worker",
     "rljob.operator.reconcile",
     "rljob.coordinator.service",
-    "rljob.runner.wiring",
+    "rljob.runner.app",
     "rljob.cli.app",
 )
 

@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from e2e.fakes.stage import TOKENS, Stage, make_job, on_stage
+from e2e.fakes.harness import TOKENS, Stage, make_job, on_stage
 from e2e.fakes.trainer import FakeTrainer
 from rljob.api.models import RLJob
 from rljob.protocol.status import decode_status

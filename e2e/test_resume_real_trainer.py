@@ -12,7 +12,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, here 
 
 import pytest
 
-from e2e.fakes.stage import COMMANDS, TOKENS, Stage, make_job, on_stage
+from e2e.fakes.harness import COMMANDS, TOKENS, Stage, make_job, on_stage
 from e2e.fakes.tiny import TinyEngine, write_tiny_model
 from e2e.test_resume import suspend
 from rljob.api.models import RLJob

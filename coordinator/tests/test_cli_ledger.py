@@ -147,15 +147,15 @@ def test_audit_prints_what_holds_and_exits_0(rljob: Command, finished_run: Path)
     assert (code, err) == (0, "") and "\x1b" not in out
     first, *checks, last = out.splitlines()
     assert "0 open" in first and "24 trained" in first
-    assert all(line.startswith("holds   ") for line in checks) and last == "all properties hold"
+    assert all(line.startswith("ok      ") for line in checks) and last == "all checks ok"
 
 
 def test_audit_prints_what_is_broken_and_exits_1(rljob: Command, finished_run: Path, tmp_path: Path) -> None:
     run = copy(finished_run, tmp_path / "run")
     alter(run, "UPDATE publications SET digest = 'ff' WHERE step = 4")
     code, out, _ = rljob("audit", run)
-    assert code == 1 and out.splitlines()[-1] == "1 property is broken"
-    assert "BROKEN  engines served what was published (14 examined)\n        version 4 on engine-0.0, " in out
+    assert code == 1 and out.splitlines()[-1] == "1 check failed"
+    assert "FAILED  engines served what was published (14 examined)\n        version 4 on engine-0.0, " in out
     code, out, _ = rljob("audit", run, "-o", "json")
     report = json.loads(out)
     assert code == 1 and report.keys() == {"ok", "finished", "counts", "checks"}
@@ -166,7 +166,7 @@ def test_audit_of_a_run_under_way_counts_what_is_open(rljob: Command, tmp_path: 
     run = make_run(tmp_path / "run", turns=25, deaths="")
     code, out, _ = rljob("audit", run)
     assert code == 0 and f"{audit(run).counts['open']} open" in out
-    assert out.splitlines()[-1] == "all properties hold; the run is not finished, what is open counts as open"
+    assert out.splitlines()[-1] == "all checks ok; the run is not finished, what is open counts as open"
 
 
 @pytest.mark.parametrize(

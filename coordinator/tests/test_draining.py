@@ -66,12 +66,12 @@ async def test_an_engine_that_takes_too_long_hands_back_and_others_go_on_from_th
 ) -> None:
     world = await two_engines(new_world, tmp_path)
     one, two = world.agents
-    generates = {generate.part.sample: generate for generate in one.queue}
+    generates = {generate.request_id.sample: generate for generate in one.queue}
     monkeypatch.setattr(draining, "PATIENCE_SECONDS", 0.0)
     world.run.draining.drain(["one.0"])
     while one.queue:  # the abort takes them away
         await world.some(1)
-    prefix = [m.Completion(g.part, int32([7]), b"\0\0\0\0", [m.VersionSpan(0, 0, 1)], "abort", 0.1)
+    prefix = [m.Completion(g.request_id, int32([7]), b"\0\0\0\0", [m.VersionSpan(0, 0, 1)], "abort", 0.1)
               for g in generates.values()]  # fmt: skip
     one.say(m.Completions(prefix))
     two.hold = False

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from world import job
 
-from rljob.runner.preparation import model_length
+from rljob.runner.setup import model_length
 
 TASK = {"data": {"reasoningGym": {"dataset": "chain_sum"}}, "reward": "r", "sampling": {"maxTokens": 16}}
 POOLS = [

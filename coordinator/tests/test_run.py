@@ -201,7 +201,7 @@ async def test_the_status_says_why_an_engine_server_died(new_world: Any, tmp_pat
     world = new_world(job(), tmp_path)
     await world.start()
     agent = world.agents[0]
-    agent.hello = lambda: world_module.m.EngineDied("main", "it was killed by SIGKILL", "last words", 2, True)
+    agent.hello = lambda: world_module.m.EngineCrashed("main", "it was killed by SIGKILL", "last words", 2, True)
     agent.connect()
     status = status_of(world.run)
     assert [(p.role, p.instance, p.state, p.restarts, p.message) for p in status.parts] == [
@@ -221,10 +221,10 @@ async def test_the_status_says_what_a_trainer_waits_for(new_world: Any, tmp_path
     world.connect_all()
     await world.some(2)
     incarnation = world.run.trainer.session.incarnation
-    world.trainer.say(world_module.m.TrainerWaits(incarnation, "the disk of /x is full"))
+    world.trainer.say(world_module.m.TrainerBlocked(incarnation, "the disk of /x is full"))
     assert status_of(world.run).message == "the trainer waits: the disk of /x is full"
     assert [p.message for p in status_of(world.run).parts if p.role == "trainer"] == ["the disk of /x is full"]
-    world.trainer.say(world_module.m.TrainerWaits(incarnation, ""))
+    world.trainer.say(world_module.m.TrainerBlocked(incarnation, ""))
     assert status_of(world.run).message == ""
 
 
@@ -280,7 +280,9 @@ async def test_a_reward_for_an_answer_of_the_old_lineage_is_not_taken(new_world:
     while world.run.weights.published < 1:
         await world.some(1)
     scores, said = [], world.runner.say
-    world.runner.say = lambda message: (scores.append if isinstance(message, world_module.m.Scored) else said)(message)
+    world.runner.say = lambda message: (
+        scores.append if isinstance(message, world_module.m.TrajectoryScored) else said
+    )(message)
     while not scores:
         await world.some(1)
     world.trainer.disconnect()
@@ -305,7 +307,9 @@ async def test_what_is_said_about_an_old_attempt_is_acknowledged_and_ignored(new
     await world.start()
     world.connect_all()
     scores, said = [], world.runner.say
-    world.runner.say = lambda message: (scores.append if isinstance(message, world_module.m.Scored) else said)(message)
+    world.runner.say = lambda message: (
+        scores.append if isinstance(message, world_module.m.TrajectoryScored) else said
+    )(message)
     await world.settle()
     trajectories = list(world.run.trajectories.by_sample.values())
     assert trajectories and len(scores) == len(trajectories), "all answers wait for their rewards"
@@ -319,7 +323,9 @@ async def test_what_is_said_about_an_old_attempt_is_acknowledged_and_ignored(new
     failed = [world_module.m.TrajectoryFailed(s.sample, "it broke", s.attempt) for s in stale]
     world.runner.say(*stale, *failed)
     await world.store.drain()
-    assert {s for ack in world.runner.peer.take() if isinstance(ack, world_module.m.AckScored) for s in ack.samples}
+    assert {
+        s for ack in world.runner.peer.take() if isinstance(ack, world_module.m.AckTrajectories) for s in ack.samples
+    }
     assert all(trajectory.sample.open for trajectory in trajectories)
     world.runner.disconnect()
     world.runner.reborn()
@@ -358,7 +364,7 @@ async def test_an_old_incarnation_is_refused(new_world: Any, tmp_path: Path) -> 
     before = world.run.version
     old.say(world_module.m.StepDone(1, before, {}))
     assert world.run.version == before
-    assert any(isinstance(message, world_module.m.Refuse) for message in old.peer.take())
+    assert any(isinstance(message, world_module.m.Reject) for message in old.peer.take())
     await world.settle()
     world.check_accounts()
 
@@ -369,7 +375,7 @@ async def test_rewards_that_never_differ_end_the_run_with_a_reason(new_world: An
     await world.start()
     world.connect_all()
     await world.settle(100_000)
-    assert world.run.failure is not None and world.run.failure[0] == "GroupsRejected"
+    assert world.run.failure is not None and world.run.failure[0] == "AllGroupsFiltered"
 
 
 async def test_samples_that_all_fail_end_the_run_with_the_reason(new_world: Any, tmp_path: Path) -> None:

@@ -19,25 +19,25 @@ from rljob.api.tasks import Task
 from rljob.protocol import coordinator_link
 from rljob.protocol.coordinator_link import RefusedError
 from rljob.protocol.messages import (
-    AckScored,
+    AckTrajectories,
     Cancel,
-    Drive,
     FromRunner,
-    Generated,
-    NeedGeneration,
-    Refuse,
+    GenerateRequest,
+    GenerateResult,
+    LeaseTrajectory,
     RegisterRunner,
-    Scored,
+    Reject,
     TrajectoryFailed,
+    TrajectoryScored,
     TurnTokens,
     encode_frame,
     frame_decoder,
 )
 from rljob.runner.driver import Runner
-from rljob.runner.loops import LOOPS
-from rljob.runner.prompts import PromptBook, PromptMaker
+from rljob.runner.loops.single_turn import single_turn
+from rljob.runner.prompts import PromptCache, PromptMaker
 from rljob.runner.scoring import RewardClient
-from rljob.runner.trajectory import TaskKit
+from rljob.runner.trajectory import TaskRuntime
 
 MAX_MODEL_LENGTH = 32
 MAX_TOKENS = 20
@@ -147,8 +147,8 @@ async def stage(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
     async with TestServer(app) as server, ClientSession() as session:
         url = str(server.make_url("/"))
         client = RewardClient(Reward(name="sums", builtin="reasoning_gym"), url, session)
-        book = PromptBook({"sums": Rows()}, PromptMaker({"sums": task}, Letters()))
-        kit = TaskKit(task, LOOPS["single_turn"], client, MAX_MODEL_LENGTH, evaluation_temperature=0.25)
+        book = PromptCache({"sums": Rows()}, PromptMaker({"sums": task}, Letters()))
+        kit = TaskRuntime(task, single_turn, client, MAX_MODEL_LENGTH, evaluation_temperature=0.25)
         runner = Runner(url, "secret", {"sums": kit}, book, Letters(), {"sums": 7})  # type: ignore[arg-type]
         serving = asyncio.create_task(runner.run())
         yield Stage(coordinator, reward, serving)
@@ -159,8 +159,10 @@ async def stage(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
         book.close()
 
 
-def drive(sample: str = "g0.0", row: int = 3, turns: list[TurnTokens] | None = None, split: str = "train") -> Drive:
-    return Drive(sample=sample, task="sums", row=row, split=split, turns=turns or [])
+def drive(
+    sample: str = "g0.0", row: int = 3, turns: list[TurnTokens] | None = None, split: str = "train"
+) -> LeaseTrajectory:
+    return LeaseTrajectory(sample=sample, task="sums", row=row, split=split, turns=turns or [])
 
 
 def turn(prompt: str = "xxx=", text: str = "hello", finish: str = "stop") -> TurnTokens:
@@ -172,8 +174,8 @@ async def test_a_trajectory_goes_from_lease_to_score(stage: Stage) -> None:
     registration = await coordinator.hear(RegisterRunner)
     assert registration.driving == [] and registration.capacity > 0 and registration.held_out == {"sums": 7}
     await coordinator.send(drive())
-    need = await coordinator.hear(NeedGeneration)
-    assert need == NeedGeneration(
+    need = await coordinator.hear(GenerateRequest)
+    assert need == GenerateRequest(
         sample="g0.0",
         turn=0,
         prompt=Letters().encode("xxx="),
@@ -181,8 +183,8 @@ async def test_a_trajectory_goes_from_lease_to_score(stage: Stage) -> None:
         temperature=0.5,
         stop_token_ids=[0],
     )
-    await coordinator.send(Generated("g0.0", turn(finish="length")))
-    assert await coordinator.hear(Scored) == Scored("g0.0", 5.0, {"length": 1.0}, "hello")
+    await coordinator.send(GenerateResult("g0.0", turn(finish="length")))
+    assert await coordinator.hear(TrajectoryScored) == TrajectoryScored("g0.0", 5.0, {"length": 1.0}, "hello")
     assert stage.reward.items == [
         {
             "sample": "g0.0",
@@ -198,16 +200,16 @@ async def test_a_trajectory_goes_from_lease_to_score(stage: Stage) -> None:
 async def test_the_held_out_split_is_asked_for_by_name_and_answered_at_its_own_temperature(stage: Stage) -> None:
     await stage.coordinator.hear(RegisterRunner)
     await stage.coordinator.send(drive("e20.3.0", split="heldOut"))
-    assert (await stage.coordinator.hear(NeedGeneration)).temperature == 0.25
-    await stage.coordinator.send(Generated("e20.3.0", turn()))
-    await stage.coordinator.hear(Scored)
+    assert (await stage.coordinator.hear(GenerateRequest)).temperature == 0.25
+    await stage.coordinator.send(GenerateResult("e20.3.0", turn()))
+    await stage.coordinator.hear(TrajectoryScored)
     assert stage.reward.items[0]["problem"]["answer"] == "heldOut"
 
 
 async def test_a_long_prompt_leaves_less_room_for_the_answer(stage: Stage) -> None:
     await stage.coordinator.hear(RegisterRunner)
     await stage.coordinator.send(drive(row=21))
-    assert (await stage.coordinator.hear(NeedGeneration)).max_tokens == MAX_MODEL_LENGTH - 22
+    assert (await stage.coordinator.hear(GenerateRequest)).max_tokens == MAX_MODEL_LENGTH - 22
 
 
 async def test_a_prompt_that_leaves_no_room_fails_its_trajectory(stage: Stage) -> None:
@@ -219,7 +221,7 @@ async def test_a_prompt_that_leaves_no_room_fails_its_trajectory(stage: Stage) -
 async def test_turns_of_an_earlier_lease_are_not_generated_again(stage: Stage) -> None:
     await stage.coordinator.hear(RegisterRunner)
     await stage.coordinator.send(drive(turns=[turn()]))
-    assert (await stage.coordinator.hear(Scored)).text == "hello"
+    assert (await stage.coordinator.hear(TrajectoryScored)).text == "hello"
 
 
 async def test_a_turn_of_another_context_fails_its_trajectory(stage: Stage) -> None:
@@ -232,29 +234,29 @@ async def test_a_repeated_lease_changes_nothing_and_repeats_a_result(stage: Stag
     coordinator = stage.coordinator
     await coordinator.hear(RegisterRunner)
     await coordinator.send(drive(), drive())
-    await coordinator.hear(NeedGeneration)
-    await coordinator.send(drive(), Generated("g0.0", turn()), Generated("g0.0", turn()))
-    first = await coordinator.hear(Scored)
+    await coordinator.hear(GenerateRequest)
+    await coordinator.send(drive(), GenerateResult("g0.0", turn()), GenerateResult("g0.0", turn()))
+    first = await coordinator.hear(TrajectoryScored)
     await coordinator.send(drive())
-    assert await coordinator.hear(Scored) == first
+    assert await coordinator.hear(TrajectoryScored) == first
     assert len(stage.reward.items) == 1
 
 
 async def test_a_repeated_lease_that_brings_the_turn_answers_the_question(stage: Stage) -> None:
     await stage.coordinator.hear(RegisterRunner)
     await stage.coordinator.send(drive())
-    await stage.coordinator.hear(NeedGeneration)
+    await stage.coordinator.hear(GenerateRequest)
     await stage.coordinator.send(drive(turns=[turn()]))
-    await stage.coordinator.hear(Scored)
+    await stage.coordinator.hear(TrajectoryScored)
 
 
 async def test_after_a_break_everything_unacknowledged_is_said_again(stage: Stage) -> None:
     coordinator = stage.coordinator
     await coordinator.hear(RegisterRunner)
     await coordinator.send(drive("g0.0", turns=[turn()]))
-    scored = await coordinator.hear(Scored)
+    scored = await coordinator.hear(TrajectoryScored)
     await coordinator.send(drive("g0.1"))
-    need = await coordinator.hear(NeedGeneration)
+    need = await coordinator.hear(GenerateRequest)
     await coordinator.send(drive("g0.2", row=31))
     failed = await coordinator.hear(TrajectoryFailed)
     await coordinator.hang_up()
@@ -271,16 +273,16 @@ async def test_what_happens_while_the_link_is_down_is_said_after_it(stage: Stage
     await coordinator.hang_up()
     stage.reward.gate.set()
     assert (await coordinator.hear(RegisterRunner)).driving == ["g0.0"]
-    assert (await coordinator.hear(Scored)).sample == "g0.0"
+    assert (await coordinator.hear(TrajectoryScored)).sample == "g0.0"
 
 
 async def test_an_acknowledged_result_is_forgotten(stage: Stage) -> None:
     coordinator = stage.coordinator
     await coordinator.hear(RegisterRunner)
     await coordinator.send(drive("g0.0", turns=[turn()]))
-    await coordinator.hear(Scored)
-    await coordinator.send(AckScored(["g0.0", "g7.7"]), drive("g0.1"))
-    await coordinator.hear(NeedGeneration)
+    await coordinator.hear(TrajectoryScored)
+    await coordinator.send(AckTrajectories(["g0.0", "g7.7"]), drive("g0.1"))
+    await coordinator.hear(GenerateRequest)
     await coordinator.hang_up()
     assert (await coordinator.hear(RegisterRunner)).driving == ["g0.1"]
 
@@ -289,13 +291,13 @@ async def test_a_cancelled_trajectory_is_dropped_wherever_it_is(stage: Stage) ->
     coordinator = stage.coordinator
     await coordinator.hear(RegisterRunner)
     await coordinator.send(drive("g0.0"))
-    await coordinator.hear(NeedGeneration)
+    await coordinator.hear(GenerateRequest)
     stage.reward.gate.clear()
     await coordinator.send(drive("g0.1", turns=[turn()]))
     await until(lambda: len(stage.reward.items) == 1)
-    await coordinator.send(Cancel(["g0.0", "g0.1", "g7.7"]), Generated("g0.0", turn()), drive("g0.2"))
+    await coordinator.send(Cancel(["g0.0", "g0.1", "g7.7"]), GenerateResult("g0.0", turn()), drive("g0.2"))
     stage.reward.gate.set()
-    assert (await coordinator.hear(NeedGeneration)).sample == "g0.2"
+    assert (await coordinator.hear(GenerateRequest)).sample == "g0.2"
     await coordinator.hang_up()
     assert (await coordinator.hear(RegisterRunner)).driving == ["g0.2"]
 
@@ -308,7 +310,7 @@ async def test_a_sample_that_cannot_be_scored_fails_and_the_next_is_scored(stage
     assert await coordinator.hear(TrajectoryFailed) == TrajectoryFailed("g0.0", "took too long")
     stage.reward.error = ""
     await coordinator.send(drive("g0.1", turns=[turn()]))
-    await coordinator.hear(Scored)
+    await coordinator.hear(TrajectoryScored)
 
 
 async def test_a_problem_that_cannot_be_made_fails_its_trajectory(stage: Stage) -> None:
@@ -331,7 +333,7 @@ async def test_an_unknown_task_fails_its_trajectory(stage: Stage) -> None:
 
 async def test_a_fatal_refusal_ends_the_runner(stage: Stage) -> None:
     await stage.coordinator.hear(RegisterRunner)
-    await stage.coordinator.send(Refuse("no such run", fatal=True))
+    await stage.coordinator.send(Reject("no such run", fatal=True))
     with pytest.raises(RefusedError, match="no such run"):
         await stage.serving
 
@@ -339,7 +341,7 @@ async def test_a_fatal_refusal_ends_the_runner(stage: Stage) -> None:
 async def test_the_text_for_people_is_cut(stage: Stage) -> None:
     await stage.coordinator.hear(RegisterRunner)
     await stage.coordinator.send(drive(turns=[turn(text="y" * 5000)]))
-    scored = await stage.coordinator.hear(Scored)
+    scored = await stage.coordinator.hear(TrajectoryScored)
     assert (len(scored.text), scored.reward) == (4096, 5000)
 
 
@@ -416,9 +418,9 @@ async def test_a_lease_of_another_attempt_takes_the_place_of_the_one_before(stag
     coordinator = stage.coordinator
     await coordinator.hear(RegisterRunner)
     await coordinator.send(drive(turns=[turn()]))
-    assert (await coordinator.hear(Scored)).attempt == 0
+    assert (await coordinator.hear(TrajectoryScored)).attempt == 0
     await coordinator.send(msgspec.structs.replace(drive(), attempt=2))
-    assert (await coordinator.hear(NeedGeneration)).attempt == 2
-    await coordinator.send(Generated("g0.0", turn(text="hi")))
-    scored = await coordinator.hear(Scored)
+    assert (await coordinator.hear(GenerateRequest)).attempt == 2
+    await coordinator.send(GenerateResult("g0.0", turn(text="hi")))
+    scored = await coordinator.hear(TrajectoryScored)
     assert (scored.attempt, scored.reward) == (2, 2.0)

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from rljob.api.tasks import Task
 from rljob.runner.chat import ChatTemplate
 from rljob.runner.prompts import PromptMaker
-from rljob.runner.text import TextCodec
+from rljob.runner.tokenizer import TextCodec
 
 CHATML = """{%- if tools %}{{ tools | tojson }}{% endif %}
 {%- for message in messages %}

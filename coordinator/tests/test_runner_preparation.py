@@ -12,9 +12,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from rljob.api.models import RLJob
-from rljob.protocol.environment import PartEnvironment
+from rljob.protocol.environment import ComponentEnvironment
 from rljob.runner.data.readers import Readers
-from rljob.runner.preparation import check, prepare
+from rljob.runner.setup import check, prepare
 
 ROWS = [{"question": f"{i} + 1 =", "answer": i + 1} for i in range(40)]
 
@@ -37,7 +37,7 @@ def storage(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def environment(storage: Path, task: dict | None = None, **spec: object) -> PartEnvironment:
+def environment(storage: Path, task: dict | None = None, **spec: object) -> ComponentEnvironment:
     tasks = [{"name": "sums", "data": {"jsonl": {"path": "job://rows.jsonl"}}, "reward": "right"} | (task or {})]
     data = {
         "models": [{"name": "policy", "source": "job://model"}],
@@ -48,7 +48,7 @@ def environment(storage: Path, task: dict | None = None, **spec: object) -> Part
         **spec,
     }
     job = RLJob.model_validate({"metadata": {"name": "test"}, "spec": data})
-    return PartEnvironment(job, storage, "", "", "", "", "")
+    return ComponentEnvironment(job, storage, "", "", "", "", "")
 
 
 def test_a_job_that_is_right_has_no_problems_and_nothing_is_written(storage: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_start_notes_the_data_and_a_later_one_is_refused_when_it_has_changed(s
     assert check(environment(storage), Readers(), made_later=False) == [str(refused.value)]
 
 
-def run_check(job: PartEnvironment, storage: Path | None) -> subprocess.CompletedProcess[str]:
+def run_check(job: ComponentEnvironment, storage: Path | None) -> subprocess.CompletedProcess[str]:
     path = job.storage / "job.json"
     path.write_text(job.job.model_dump_json(by_alias=True))
     variables = {"RLJOB_JOB": str(path)} | ({"RLJOB_STORAGE": str(storage)} if storage else {})

@@ -244,7 +244,7 @@ async def test_a_service_is_waited_for_at_the_start_and_that_is_said_once(
 ) -> None:
     states = iter([503, 502, 404])
     service.health = lambda: next(states)
-    await client.greet()
+    await client.wait_until_reachable()
     assert [record.message for record in caplog.records if record.name == scoring.__name__] == [
         "reward sums does not answer (HTTP 503); asking again until it does",
         "reward sums answers again",

@@ -25,8 +25,8 @@ from rljob.api.resolve import resolve
 from rljob.runner.data import arrow, digests
 from rljob.runner.data.arrow import ParquetRows, open_split
 from rljob.runner.data.jsonl import JsonLines
-from rljob.runner.data.order import pass_key, shuffled
 from rljob.runner.data.readers import Readers, open_source
+from rljob.runner.data.shuffle import pass_key, shuffled
 from rljob.runner.data.table import TableSource, draw_order
 
 

@@ -10,8 +10,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from rljob.api.tasks import Task
-from rljob.runner.prompts import PromptBook, PromptMaker
-from rljob.runner.text import TextCodec
+from rljob.runner.prompts import PromptCache, PromptMaker
+from rljob.runner.tokenizer import TextCodec
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -191,7 +191,7 @@ def task() -> Task:
 
 async def test_a_group_shares_one_prompt_made_off_the_event_loop() -> None:
     source = CountingSource()
-    book = PromptBook({"sums": source}, PromptMaker({"sums": task()}, Bytes()))
+    book = PromptCache({"sums": source}, PromptMaker({"sums": task()}, Bytes()))
     prompts = await asyncio.gather(*(book.prompt("sums", "train", 4) for _ in range(8)))
     book.close()
     assert {prompt.text for prompt in prompts} == {"Q: 4?\n"}
@@ -201,7 +201,7 @@ async def test_a_group_shares_one_prompt_made_off_the_event_loop() -> None:
 
 async def test_a_problem_that_cannot_be_made_fails_all_who_wait_and_is_tried_again_later() -> None:
     source = CountingSource()
-    book = PromptBook({"sums": source}, PromptMaker({"sums": task()}, Bytes()))
+    book = PromptCache({"sums": source}, PromptMaker({"sums": task()}, Bytes()))
     failed = await asyncio.gather(*(book.prompt("sums", "train", 13) for _ in range(3)), return_exceptions=True)
     assert [str(error) for error in failed] == ["no such problem"] * 3
     with pytest.raises(RuntimeError):
@@ -212,7 +212,7 @@ async def test_a_problem_that_cannot_be_made_fails_all_who_wait_and_is_tried_aga
 
 async def test_cancelling_one_member_does_not_disturb_the_others() -> None:
     source = CountingSource()
-    book = PromptBook({"sums": source}, PromptMaker({"sums": task()}, Bytes()))
+    book = PromptCache({"sums": source}, PromptMaker({"sums": task()}, Bytes()))
     members = [asyncio.create_task(book.prompt("sums", "train", 1)) for _ in range(3)]
     await asyncio.sleep(0)
     members[0].cancel()

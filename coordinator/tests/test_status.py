@@ -33,7 +33,7 @@ async def test_parts_say_how_often_they_died_and_why(new_world: Any, tmp_path: P
     world.trainer.reborn()
     world.trainer.hold = True
     world.trainer.connect()
-    world.agents[0].say(m.EngineDied("main", "vLLM was killed by signal 9", "out of memory", 2, False))
+    world.agents[0].say(m.EngineCrashed("main", "vLLM was killed by signal 9", "out of memory", 2, False))
     await world.some(3)
     parts = {part.role: part for part in status_of(world.run).parts}
     assert (parts["trainer"].restarts, parts["trainer"].state) == (1, "Train")
@@ -47,7 +47,7 @@ async def test_the_names_of_figures_for_prometheus_stay(new_world: Any, tmp_path
     await world.start()
     world.connect_all()
     await world.settle()
-    world.agents[0].say(m.EngineDied("main", "vLLM was killed by signal 9", "", 1, False))
+    world.agents[0].say(m.EngineCrashed("main", "vLLM was killed by signal 9", "", 1, False))
     registry = CollectorRegistry()
     registry.register(RunCollector(world.run))
     samples = [

@@ -152,8 +152,8 @@ async def test_the_figures_are_those_of_the_samples(new_world: Any, tmp_path: Pa
     assert line["reward/mean"] == line["reward/sums/mean"] == statistics.fmean(rewards)
     assert line["reward/std"] == statistics.pstdev(rewards)
     assert (line["reward/min"], line["reward/max"]) == (min(rewards), max(rewards))
-    assert line["length/response/max"] == max(row["response_tokens"] for row in samples)
-    assert (line["length/prompt/mean"], line["length/truncated"]) == (3, 0)
+    assert line["response_length/max"] == max(row["response_tokens"] for row in samples)
+    assert (line["prompt_length/mean"], line["response_length/truncated_fraction"]) == (3, 0)
     assert (line["staleness/mean"], line["staleness/max"]) == (statistics.fmean(ages), max(ages))
     assert line["version/lowest"] == min(row["min_version"] for row in samples)
     assert line["trainer/loss"] == 0.0 and line["run/checkpoint"] == 2

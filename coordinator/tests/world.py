@@ -69,7 +69,7 @@ def int32(values: list[int]) -> bytes:
     return struct.pack(f"<{len(values)}i", *values)
 
 
-class Part:
+class Component:
     """Something that connects."""
 
     role = ""
@@ -107,13 +107,13 @@ class Part:
         raise AssertionError
 
 
-class Runner(Part):
+class Runner(Component):
     role = "runner"
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
-        self.driving: dict[str, m.Drive] = {}
-        self.finished: dict[str, m.Scored] = {}
+        self.driving: dict[str, m.LeaseTrajectory] = {}
+        self.finished: dict[str, m.TrajectoryScored] = {}
         self.held_out: dict[str, int] = {}
         self.prompt = lambda drive: [drive.row, 1, 2]  # token ids
         self.lives = 0
@@ -134,36 +134,36 @@ class Runner(Part):
             elif not drive.turns:
                 self._ask(drive)
 
-    def _ask(self, drive: m.Drive) -> None:
-        self.say(m.NeedGeneration(drive.sample, 0, int32(self.prompt(drive)), 16, 1.0, [0], drive.attempt))
+    def _ask(self, drive: m.LeaseTrajectory) -> None:
+        self.say(m.GenerateRequest(drive.sample, 0, int32(self.prompt(drive)), 16, 1.0, [0], drive.attempt))
 
     def handle(self, message: Any) -> None:
         match message:
-            case m.Drive(sample=sample, turns=turns):
+            case m.LeaseTrajectory(sample=sample, turns=turns):
                 self.driving[sample] = message
                 if turns:
                     self._score(sample, turns[0])
                 else:
                     self._ask(message)
-            case m.Generated(sample=sample, result=result):
+            case m.GenerateResult(sample=sample, result=result):
                 if sample in self.driving:
                     self._score(sample, result)
             case m.Cancel(samples=samples):
                 for sample in samples:
                     self.finished.pop(sample, None)
                     self.driving.pop(sample, None)
-            case m.AckScored(samples=samples):
+            case m.AckTrajectories(samples=samples):
                 for sample in samples:
                     if self.finished.pop(sample, None) is not None:
                         self.driving.pop(sample, None)
 
     def _score(self, sample: str, result: m.TurnTokens) -> None:
         reward = self.world.reward(sample, result)
-        self.finished[sample] = m.Scored(sample, reward, {}, "text", self.driving[sample].attempt)
+        self.finished[sample] = m.TrajectoryScored(sample, reward, {}, "text", self.driving[sample].attempt)
         self.say(self.finished[sample])
 
 
-class Agent(Part):
+class Agent(Component):
     role = "agent"
 
     def __init__(self, world: World, name: str = "engine-0", pool: str = "main") -> None:
@@ -190,7 +190,7 @@ class Agent(Part):
         return f"{self.name}.{self.lives}"
 
     def hello(self) -> Any:
-        running = [generate.part for generate in self.queue]
+        running = [generate.request_id for generate in self.queue]
         return m.RegisterEngine(
             self.instance, self.pool, self.settings.max_concurrency, self.settings.max_model_length,
             self.lineage, self.version, running, self.digest,
@@ -206,14 +206,14 @@ class Agent(Part):
             case m.Generate():
                 if self.version >= 0:  # else it was meant for the engine before this one
                     self.queue.append(message)
-                    self.begun.setdefault((message.part.sample, message.part.attempt), self.version)
+                    self.begun.setdefault((message.request_id.sample, message.request_id.attempt), self.version)
                     tokens = len(message.token_ids) // 4 + message.sampling.max_tokens
-                    self.generated.append((message.part.sample, tokens, self.version))
-            case m.Abort(parts=parts):
-                self.queue = [generate for generate in self.queue if generate.part not in parts]
-            case m.AckCompletions(parts=parts):
-                for part in parts:
-                    self.unacknowledged.pop(part.sample, None)
+                    self.generated.append((message.request_id.sample, tokens, self.version))
+            case m.Abort(request_ids=request_ids):
+                self.queue = [generate for generate in self.queue if generate.request_id not in request_ids]
+            case m.AckCompletions(request_ids=request_ids):
+                for request_id in request_ids:
+                    self.unacknowledged.pop(request_id.sample, None)
             case m.PrepareWeights():
                 if message.engine == self.instance:
                     self.preparing = message
@@ -232,9 +232,9 @@ class Agent(Part):
             busy = True
         if self.queue and not self.hold and self.peer is not None:
             generate = self.queue.pop(0)
-            begun = self.begun.pop((generate.part.sample, generate.part.attempt))
+            begun = self.begun.pop((generate.request_id.sample, generate.request_id.attempt))
             completion = generate_tokens(generate, begun, self.version)
-            self.unacknowledged[generate.part.sample] = completion
+            self.unacknowledged[generate.request_id.sample] = completion
             self.say(m.Completions([completion]))
             busy = True
         return busy
@@ -246,10 +246,10 @@ def generate_tokens(generate: m.Generate, begun: int, version: int) -> m.Complet
     tokens = list(digest[: 1 + digest[0] % generate.sampling.max_tokens])
     logprobs = struct.pack(f"<{len(tokens)}f", *([-1.0] * len(tokens)))
     spans = [m.VersionSpan(begun, 0, 1), *([m.VersionSpan(version, 1, len(tokens))] if len(tokens) > 1 else [])]
-    return m.Completion(generate.part, int32(tokens), logprobs, spans, "stop", 0.01)
+    return m.Completion(generate.request_id, int32(tokens), logprobs, spans, "stop", 0.01)
 
 
-class Trainer(Part):
+class Trainer(Component):
     role = "trainer"
 
     def __init__(self, world: World) -> None:
@@ -307,7 +307,7 @@ class Trainer(Part):
                     probe = m.Probe([], [])
                     self.world.broadcasts[group] = self.state
                     self.say(
-                        m.WeightsReady(self.incarnation, update, target.engine, group, "", 0, 2, "gloo", [], probe),
+                        m.WeightGroupReady(self.incarnation, update, target.engine, group, "", 0, 2, "gloo", [], probe),
                         m.WeightsSent(self.incarnation, update, target.engine, self.state, 0.1, ""),
                     )
                 if not engines:
@@ -343,7 +343,7 @@ class World:
         self.reward = lambda sample, result: float(sum(result.token_ids) % 2)
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[Component]:
         return [self.runner, self.trainer, *self.agents]
 
     async def start(self) -> None:

@@ -258,8 +258,8 @@ FIELDS = [
         "is for rljob run; in a cluster put it into the job's storage and write job://PATH",
         ONLY_IN_A_CLUSTER,
     ),
-    Case("a reward of nothing", ("spec.rewards=[{name: exact}]",), "give exactly one of builtin, url, local"),
-    Case("a reward of two", ("spec.rewards[0].url=http://a",), "give exactly one of builtin, url, local"),
+    Case("a reward of nothing", ("spec.rewards=[{name: exact}]",), "give exactly one of builtin, function, url, local"),
+    Case("a reward of two", ("spec.rewards[0].url=http://a",), "give exactly one of builtin, function, url, local"),
     Case(
         "a pod for a reward elsewhere",
         (f"spec.rewards=[{{name: exact, url: 'http://a', template: {_TEMPLATE}}}]",),
@@ -296,7 +296,7 @@ FIELDS = [
     Case(
         "options of a service elsewhere",
         ("spec.rewards=[{name: exact, url: 'http://a', config: {column: x}}]",),
-        "applies to a builtin only; remove it",
+        "applies to a builtin or a function only; remove it",
         "",
         UNSEEN,
     ),

@@ -92,7 +92,7 @@ def test_every_field_of_ours_says_what_it_means():
 
 def test_kubectl_explain_says_what_is_not_supported_yet():
     trainer = SCHEMA["properties"]["spec"]["properties"]["trainer"]["properties"]
-    assert trainer["backend"]["description"].endswith("Not supported yet, except the default.")
+    assert trainer["backend"]["description"].endswith("`megatron` is not supported yet.")
 
 
 def _is_bounded(path, schema):

@@ -111,7 +111,7 @@ def test_the_smallest_manifest_loads(manifest):
         ({"spec__rewards__0__url": "http://a"}, "spec.rewards[0]: builtin and url are given; give exactly one of"),
         (
             {"spec__rewards__0": {"name": "exact", "url": "http://a", "config": {"column": "x"}}},
-            "spec.rewards[0].config: applies to a builtin only; remove it",
+            "spec.rewards[0].config: applies to a builtin or a function only; remove it",
         ),
         (
             {"spec__rewards__0__url": "ftp://a"},

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from rljob.protocol import messages
 from rljob.protocol.data import HELD_OUT_SHARE, is_held_out
-from rljob.protocol.environment import PartEnvironment, read_environment
-from rljob.protocol.messages import Generate, Part, Refuse, SamplingParams, encode_frame, frame_decoder
+from rljob.protocol.environment import ComponentEnvironment, read_environment
+from rljob.protocol.messages import Generate, Reject, RequestId, SamplingParams, encode_frame, frame_decoder
 from rljob.protocol.rewards import Score, ScoreItem, ScoreReply, ScoreRequest
 from rljob.protocol.status import RunStatus, decode_status, encode_status
 
@@ -38,7 +38,7 @@ def test_every_message_survives_its_way(name):
 def test_both_ends_have_three_kinds_of_messages():
     assert set(UNIONS) == {"FromAgent", "ToAgent", "FromTrainer", "ToTrainer", "FromRunner", "ToRunner"}
     for name, union in UNIONS.items():
-        assert (Refuse in typing.get_args(union)) == name.startswith("To")
+        assert (Reject in typing.get_args(union)) == name.startswith("To")
 
 
 def test_every_message_is_of_a_union():
@@ -67,7 +67,7 @@ def test_what_is_not_of_the_protocol_is_refused(frame):
 
 def test_a_message_says_what_it_is_on_the_wire():
     """Frozen: parts of one run may be of two releases."""
-    message = Generate(Part("g17.3", 0, 1), b"\x01\0\0\0", SamplingParams(1.0, 48, [2], 99))
+    message = Generate(RequestId("g17.3", 0, 1), b"\x01\0\0\0", SamplingParams(1.0, 48, [2], 99))
     assert msgspec.msgpack.decode(encode_frame([message])) == [
         ["Generate", ["g17.3", 0, 1], b"\x01\0\0\0", [1.0, 48, [2], 99]]
     ]
@@ -110,7 +110,7 @@ def test_a_part_without_its_environment_says_so(monkeypatch):
 
 
 def test_a_path_is_in_the_storage_or_plain(tmp_path):
-    here = PartEnvironment(None, tmp_path, "", "", "[::1]:80", "", "")
+    here = ComponentEnvironment(None, tmp_path, "", "", "[::1]:80", "", "")
     assert here.path("job://a/b") == tmp_path / "a" / "b"
     assert str(here.path("/models/x")) == "/models/x"
     assert (here.listen_host, here.listen_port) == ("::1", 80)  # as sockets take it

@@ -39,7 +39,7 @@ class Faults:
 class Running:
     """A request in hand."""
 
-    part: m.Part
+    request_id: m.RequestId
     stream: Stream
     spans: list[m.VersionSpan] = field(default_factory=list)
 
@@ -94,14 +94,14 @@ class FakeEngine:
         try:
             async for message in self._link.messages():
                 match message:
-                    case m.Generate(part=part):
+                    case m.Generate(request_id=request_id):
                         self._generate(message)
-                    case m.Abort(parts=parts, discard=discard):
-                        for part in parts:
-                            self._abort(_key(part), discard)
-                    case m.AckCompletions(parts=parts):
-                        for part in parts:
-                            self._unacknowledged.pop(_key(part), None)
+                    case m.Abort(request_ids=request_ids, discard=discard):
+                        for request_id in request_ids:
+                            self._abort(_key(request_id), discard)
+                    case m.AckCompletions(request_ids=request_ids):
+                        for request_id in request_ids:
+                            self._unacknowledged.pop(_key(request_id), None)
                     case m.PrepareWeights():
                         self._prepare(message)
                     case m.RestartEngine():
@@ -111,7 +111,7 @@ class FakeEngine:
                 task.cancel()
 
     def _register(self) -> list[object]:
-        held = [running.part for running in (*self._running.values(), *self._waiting.values())]
+        held = [running.request_id for running in (*self._running.values(), *self._waiting.values())]
         registration = m.RegisterEngine(
             self.instance,
             self._pool,
@@ -128,13 +128,13 @@ class FakeEngine:
     # --- requests ---
 
     def _generate(self, request: m.Generate) -> None:
-        key = _key(request.part)
+        key = _key(request.request_id)
         if key in self._unacknowledged:
             self._link.send(m.Completions([self._unacknowledged[key]]))
         elif key not in self._running and key not in self._waiting:
             sampling = request.sampling
             stream = begin(request.token_ids, sampling.seed, sampling.max_tokens, sampling.stop_token_ids)
-            self._waiting[key] = Running(request.part, stream)
+            self._waiting[key] = Running(request.request_id, stream)
             self._busy.set()
 
     def _abort(self, key: Key, discard: bool) -> None:
@@ -147,7 +147,7 @@ class FakeEngine:
     def _complete(self, finished: list[tuple[Running, str]]) -> None:
         completions = [
             m.Completion(
-                part=running.part,
+                request_id=running.request_id,
                 token_ids=running.stream.token_ids.tobytes(),
                 logprobs=running.stream.logprobs.tobytes(),
                 spans=running.spans,
@@ -156,7 +156,7 @@ class FakeEngine:
             )
             for running, finish in finished
         ]
-        self._unacknowledged |= {_key(completion.part): completion for completion in completions}
+        self._unacknowledged |= {_key(completion.request_id): completion for completion in completions}
         self._link.send(m.Completions(completions))
 
     async def _write(self) -> None:
@@ -168,7 +168,7 @@ class FakeEngine:
                 self._running[key] = self._waiting.pop(key)
             finished = [(running, finish) for running in self._running.values() if (finish := self._step(running))]
             for running, _ in finished:
-                del self._running[_key(running.part)]
+                del self._running[_key(running.request_id)]
             if finished:
                 self._complete(finished)
             self._update_when_due()
@@ -246,12 +246,12 @@ def digest_of_group(group: str) -> str:
     return group.rpartition(":")[2]
 
 
-def _key(part: m.Part) -> Key:
-    return (part.sample, part.turn, part.attempt)
+def _key(request_id: m.RequestId) -> Key:
+    return (request_id.sample, request_id.turn, request_id.attempt)
 
 
 def main() -> None:
-    """Run one agent as a process, told its surroundings like any part."""
+    """Run one agent as a process, told its surroundings like any request_id."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds-per-token", type=float, default=0.0)
     parser.add_argument("--max-concurrency", type=int, default=64)

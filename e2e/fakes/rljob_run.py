@@ -13,7 +13,7 @@ import sys
 from dataclasses import replace
 from unittest import mock
 
-from e2e.fakes.stage import ROOT
+from e2e.fakes.harness import ROOT
 from rljob.api.models import RLJob
 from rljob.cli import lifecycle
 from rljob.cli.main import main

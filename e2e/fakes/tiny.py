@@ -52,12 +52,12 @@ class TinyEngine(FakeEngine):
         self._prompts: dict[str, bytes] = {}
 
     def _generate(self, request: m.Generate) -> None:
-        self._prompts[request.part.sample] = request.token_ids
+        self._prompts[request.request_id.sample] = request.token_ids
         super()._generate(request)
 
     def _complete(self, finished: list[tuple[Running, str]]) -> None:
         for running, _ in finished:
-            running.stream.logprobs = self._logprobs(self._prompts[running.part.sample], running.stream.token_ids)
+            running.stream.logprobs = self._logprobs(self._prompts[running.request_id.sample], running.stream.token_ids)
         super()._complete(finished)
 
     @torch.no_grad()

@@ -188,7 +188,7 @@ class FakeTrainer:
             self._link.send(m.WeightsSent(self._incarnation, command.update, "", state, 0.0, ""))
         for target in command.engines:
             self._link.send(
-                m.WeightsReady(
+                m.WeightGroupReady(
                     incarnation=self._incarnation,
                     update=command.update,
                     engine=target.engine,

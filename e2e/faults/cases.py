@@ -6,20 +6,20 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from e2e.faults.nursery import DETECTION_SECONDS
+from e2e.faults.environment import PARTS, Scene
+from e2e.faults.fork_server import DETECTION_SECONDS
 from e2e.faults.proxy import Moment
-from e2e.faults.scene import PARTS, Scene
 
 PHASES: dict[str, list[tuple[str, str]]] = {
     "start": [("runner", "RegisterRunner"), ("agent", "RegisterEngine"), ("trainer", "RegisterTrainer"),
               ("trainer", "TrainerRegistered")],
-    "generation": [("runner", "Drive"), ("runner", "NeedGeneration"), ("agent", "Generate"), ("agent", "Completions"),
-                   ("agent", "AckCompletions"), ("runner", "Generated")],
-    "reward": [("reward", "Score"), ("runner", "Scored"), ("runner", "AckScored")],
+    "generation": [("runner", "LeaseTrajectory"), ("runner", "GenerateRequest"), ("agent", "Generate"),
+                   ("agent", "Completions"), ("agent", "AckCompletions"), ("runner", "GenerateResult")],
+    "reward": [("reward", "Score"), ("runner", "TrajectoryScored"), ("runner", "AckTrajectories")],
     "batch": [("trainer", "Train"), ("trainer", "Pull")],
     "training": [("trainer", "StepDone")],
     "checkpoint": [("trainer", "Checkpoint"), ("trainer", "Checkpointed")],
-    "update": [("trainer", "SendWeights"), ("trainer", "WeightsReady"), ("agent", "PrepareWeights"),
+    "update": [("trainer", "SendWeights"), ("trainer", "WeightGroupReady"), ("agent", "PrepareWeights"),
                ("agent", "WeightAck"), ("trainer", "WeightsSent")],
     "suspend": [("trainer", "Checkpoint"), ("trainer", "Checkpointed"), ("trainer", "Stop")],
     "shutdown": [("trainer", "Stop")],

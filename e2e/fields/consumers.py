@@ -36,16 +36,16 @@ from rljob.local.processes import Command, Interrupt
 from rljob.local.run_directory import ROLES, RunDirectory
 from rljob.local.supervisor import Backoff, Supervisor
 from rljob.protocol import initializer_stamp, messages
-from rljob.protocol.environment import PartEnvironment
+from rljob.protocol.environment import ComponentEnvironment
 from rljob.protocol.rewards import ScoreItem
 from rljob.protocol.status import Progress, RunStatus
 from rljob.rewards import sdk
+from rljob.rewards.evaluate import RewardEvaluator
 from rljob.rewards.main import make_builtin
-from rljob.rewards.verdict import Judge
 from rljob.rollout.adapters import ADAPTERS
-from rljob.runner import wiring
+from rljob.runner import app
 from rljob.runner.main import find_readers
-from rljob.runner.preparation import prepare
+from rljob.runner.setup import prepare
 from rljob.runner.trajectory import Trajectory
 from rljob.trainer.batch import Row
 from rljob.trainer.fsdp import FsdpBackend
@@ -57,10 +57,10 @@ from rljob.transfer.rounds import digest
 SPLITS = ("train", "heldOut")
 
 
-def environment(job: RLJob, storage: Path) -> PartEnvironment:
+def environment(job: RLJob, storage: Path) -> ComponentEnvironment:
     """Return what a part is told."""
     pool = job.spec.rollouts[0].name
-    return PartEnvironment(job, storage, "http://127.0.0.1:1", "token", "127.0.0.1:2", pool, "127.0.0.1")
+    return ComponentEnvironment(job, storage, "http://127.0.0.1:1", "token", "127.0.0.1:2", pool, "127.0.0.1")
 
 
 # --- local ------------------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def told(job: RLJob, storage: Path) -> Any:
     with mock.patch.object(coordinators_world, "FakePeer", _Recording):
         ends = asyncio.run(play())
     drives = collections.Counter(
-        (sent.task, sent.split) for sent in _Recording.sent if isinstance(sent, messages.Drive)
+        (sent.task, sent.split) for sent in _Recording.sent if isinstance(sent, messages.LeaseTrajectory)
     )
     return ends, drives, sorted(set(map(repr, map(_essence, _Recording.sent))))
 
@@ -308,7 +308,7 @@ def asked(job: RLJob, storage: Path) -> Any:
                 found.append(kit.reward.url)
                 for split in SPLITS:
                     need: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-                    drive = messages.Drive(sample="s", task=task, row=0, split=split, turns=[])
+                    drive = messages.LeaseTrajectory(sample="s", task=task, row=0, split=split, turns=[])
                     trajectory = Trajectory(drive, kit, self.book, self.codec, need.set_result)
                     found.append(await need)
                     trajectory.cancel()
@@ -327,7 +327,7 @@ class _Address:
     def __init__(self, reward: Any, url: str, session: Any) -> None:
         self.url = url
 
-    async def greet(self) -> None:
+    async def wait_until_reachable(self) -> None:
         """Nobody is there."""
 
     async def close(self) -> None:
@@ -336,8 +336,27 @@ class _Address:
 
 def _ask(job: RLJob, storage: Path, driver: type) -> None:
     prepared = prepare(environment(job, storage), find_readers(job))
-    with mock.patch.object(wiring, "Runner", driver), mock.patch.object(wiring, "RewardClient", _Address):
-        asyncio.run(wiring.serve(prepared, {reward.name: f"http://{reward.name}" for reward in job.spec.rewards}))
+    with mock.patch.object(app, "Runner", driver), mock.patch.object(app, "RewardClient", _Address):
+        asyncio.run(app.serve(prepared, {reward.name: f"http://{reward.name}" for reward in job.spec.rewards}))
+
+
+def loops(job: RLJob, storage: Path) -> Any:
+    """Return the loop of each task."""
+    found: list[Any] = []
+
+    class Driver:
+        def __init__(self, url: str, token: str, runtimes: Any, *rest: Any) -> None:
+            found.extend((name, runtime.loop) for name, runtime in runtimes.items())
+
+        async def run(self) -> None:
+            """End at once."""
+            raise asyncio.CancelledError
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    _ask(job, storage, Driver)
+    return found
 
 
 # --- rewards ----------------------------------------------------------------------------------------------------------
@@ -353,7 +372,7 @@ def served(job: RLJob, storage: Path) -> Any:
 def scored(job: RLJob, storage: Path) -> Any:
     """Return the verdicts of the first reward on answers to a made-up problem."""
     settings = job.spec.rewards[0]
-    judge = Judge(make_builtin(settings, job), settings.name)
+    judge = RewardEvaluator(make_builtin(settings, job), settings.name)
     problem = {"question": "?", "answer": "4", "result": "5", "metadata": {}}
     items = [ScoreItem("s", "sums", "?", answer, "stop", problem) for answer in ("4", "5", "so it is 4")]
     return [judge(item) for item in items]

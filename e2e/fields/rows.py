@@ -110,6 +110,7 @@ ROWS: dict[str, Outcome] = {
     "spec.scheduling.topology.key": Ignored("rack"),
     "spec.algorithm.preset": Shows(c.trained, "dr_grpo"),
     "spec.algorithm.advantage": Shows(c.trained, "group_centered"),
+    "spec.algorithm.objective": Shows(c.trained, "e2e.fakes.extensions:reinforce"),
     "spec.algorithm.aggregation": Shows(c.trained, "token_sum_constant"),
     "spec.algorithm.clipLow": Shows(c.trained, 0.4),
     "spec.algorithm.clipHigh": Shows(c.trained, 0.4),
@@ -139,6 +140,7 @@ ROWS: dict[str, Outcome] = {
     "spec.tasks.messages.role": Shows(c.prompts, "system", MESSAGES),
     "spec.tasks.messages.content": Shows(c.prompts, "{answer}", MESSAGES),
     "spec.tasks.messagesColumn": Shows(c.prompts, "chat", JSONL),
+    "spec.tasks.loop": Shows(c.loops, "e2e.fakes.extensions:two_turns"),
     "spec.tasks.reward": Shows(
         c.asked,
         "far",
@@ -155,6 +157,7 @@ ROWS: dict[str, Outcome] = {
     "spec.evaluation.temperature": Shows(c.asked, 0.5, EVALUATED),
     "spec.rewards.name": Shows(c.commands, "other", SPARE),
     "spec.rewards.builtin": Shows(c.scored, "exact_match"),
+    "spec.rewards.function": Shows(c.scored, "e2e.fakes.extensions:one", also=("spec.rewards[0].builtin=null",)),
     "spec.rewards.config": Shows(
         c.scored, {"column": "result"}, given(rewards=[{"name": "exact", "builtin": "exact_match"}])
     ),

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from e2e.fakes.engine import Faults
-from e2e.fakes.stage import Stage, make_job, on_stage
+from e2e.fakes.harness import Stage, make_job, on_stage
 from rljob.api.models import RLJob
 from rljob.coordinator import rljob_client
 from rljob.coordinator.rljob_client import JobRef, RLJobClient

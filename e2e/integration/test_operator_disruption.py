@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from e2e.integration.lives import Life
+from e2e.integration.job_lifecycle import Life
 from e2e.integration.operators import running_operator
 from rljob.operator.planning import scale
 from tools.cluster.client import ApiError

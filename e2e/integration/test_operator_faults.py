@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from e2e.integration.api_cases import Scene
 from e2e.integration.faulty import BreakingClient, HoldingClient, MeddlingClient, PagingClient, unreliable
 from e2e.integration.operators import Object, job, running_operator
-from e2e.integration.scene import Scene
 from rljob.operator.resources import CHILDREN
 from tools.cluster.controlplane import ControlPlane
 

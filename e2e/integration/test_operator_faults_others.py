@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from e2e.integration.faulty import MeddlingClient
-from e2e.integration.lives import Life
+from e2e.integration.job_lifecycle import Life
 from e2e.integration.operators import Object, running_operator
 from rljob.kube.errors import ForbiddenError
 from rljob.operator.client import OperatorClient

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from e2e.faults.cases import THOROUGH
+from e2e.integration.api_cases import Scene
 from e2e.integration.faulty import dying
 from e2e.integration.operators import Object, OperatorProcess, RunningOperator, job
-from e2e.integration.scene import Scene
 from rljob.manifests import render
 from rljob.manifests.hashes import rendered_hash
 from rljob.manifests.names import RENDERED_HASH

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from e2e.integration.lives import GPUS, Life
+from e2e.integration.job_lifecycle import GPUS, Life
 from e2e.integration.operators import Object, running_operator
 from tools.cluster.controlplane import ControlPlane
 

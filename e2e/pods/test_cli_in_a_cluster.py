@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
+from e2e.fakes.harness import make_job, on_stage
 from e2e.fakes.model import write_model
-from e2e.fakes.stage import make_job, on_stage
 from e2e.pods.job import RESTRICTED, Job
 from rljob.cli.main import main
 from tools.cluster.client import API

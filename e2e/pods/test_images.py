@@ -25,7 +25,7 @@ PROGRAMS = ("pip", "pip3", "uv", "gcc", "cc", "g++", "make", "git", "curl", "wge
 MAINS = {
     "operator": ("rljob.operator.main", "rljob.operator.service"),
     "coordinator": ("rljob.coordinator.main", "rljob.coordinator.service"),
-    "runner": ("rljob.runner.main", "rljob.runner.wiring"),
+    "runner": ("rljob.runner.main", "rljob.runner.app"),
     "rewards": ("rljob.rewards.main", "rljob.rewards.sdk"),
     "trainer": ("rljob.trainer.main", "rljob.trainer.loop"),
     "rollout": ("rljob.rollout.main", "vllm.entrypoints.launchers.api_server"),

@@ -284,11 +284,11 @@ def test_the_job_goes_when_its_time_to_live_is_over():
 def test_a_failed_run_says_what_its_coordinator_said():
     world = World()
     world.run_up()
-    world.tell(state="Failed", reason="ProbeMismatch", message="the weights differ by 0.1")
+    world.tell(state="Failed", reason="LogprobMismatch", message="the weights differ by 0.1")
     world.settle()
-    assert world.condition("Failed") == ("True", "ProbeMismatch", "the weights differ by 0.1")
-    assert world.condition("Ready") == ("False", "Failed", "ProbeMismatch: the weights differ by 0.1")
-    assert world.events[-1] == ("Warning", "ProbeMismatch")
+    assert world.condition("Failed") == ("True", "LogprobMismatch", "the weights differ by 0.1")
+    assert world.condition("Ready") == ("False", "Failed", "LogprobMismatch: the weights differ by 0.1")
+    assert world.events[-1] == ("Warning", "LogprobMismatch")
 
 
 def test_nothing_is_made_again_once_a_job_is_over():

@@ -6,13 +6,13 @@ import numpy
 import pytest
 
 from rljob.protocol.rewards import Score, ScoreItem
-from rljob.rewards.verdict import Judge
+from rljob.rewards.evaluate import RewardEvaluator
 
 ITEM = ScoreItem("g0.0", "sums", "1+1=\n", "2", "stop", {"answer": "2"})
 
 
 def judge(reward, name, item):
-    return Judge(reward, name)(item)
+    return RewardEvaluator(reward, name)(item)
 
 
 def test_a_reward_gets_the_fields_it_names():
@@ -43,7 +43,7 @@ async def _later(completion):
 )
 def test_a_function_that_cannot_be_a_reward_is_refused_before_it_is_called(reward, told):
     with pytest.raises(ValueError) as refused:
-        Judge(reward, "mine")
+        RewardEvaluator(reward, "mine")
     assert str(refused.value).startswith(told)
 
 

@@ -57,14 +57,14 @@ class FakeCoordinator:
     async def next(self, kind, seconds=60.0):
         return await self.until(lambda m: isinstance(m, kind), seconds)
 
-    async def completion(self, part, seconds=60.0):
+    async def completion(self, request_id, seconds=60.0):
         batch = await self.until(
-            lambda m: isinstance(m, Completions) and any(item.part == part for item in m.items), seconds
+            lambda m: isinstance(m, Completions) and any(item.request_id == request_id for item in m.items), seconds
         )
-        rest = [item for item in batch.items if item.part != part]
+        rest = [item for item in batch.items if item.request_id != request_id]
         if rest:
             self.received.append(Completions(rest))
-        return next(item for item in batch.items if item.part == part)
+        return next(item for item in batch.items if item.request_id == request_id)
 
     async def _connect(self, request):
         socket = web.WebSocketResponse(max_msg_size=0)
@@ -98,7 +98,7 @@ async def coordinator():
 
 @pytest.fixture(scope="session")
 def manifest():
-    """Return a resolved manifest whose policy is at PATH, as the JSON a part reads."""
+    """Return a resolved manifest whose policy is at PATH, as the JSON a request_id reads."""
 
     def build(model_path, **rollout):
         return json.dumps(

@@ -10,12 +10,12 @@ from rljob.protocol.messages import (
     Abort,
     AckCompletions,
     Completions,
-    EngineDied,
+    EngineCrashed,
     Generate,
-    Part,
     PrepareWeights,
     Probe,
     RegisterEngine,
+    RequestId,
     RestartEngine,
     SamplingParams,
     WeightAck,
@@ -155,7 +155,7 @@ class World:
 
 
 def ask(name):
-    return Generate(Part(name, 0, 0), name.encode(), SamplingParams(1.0, 5, [], 1))
+    return Generate(RequestId(name, 0, 0), name.encode(), SamplingParams(1.0, 5, [], 1))
 
 
 @pytest.fixture
@@ -192,16 +192,16 @@ async def test_after_a_reconnect_it_says_what_it_serves_has_in_hand_and_has_fini
     await world.say(ask("a"))
     await world.prompts(1)
     world.engine.go_on.set()
-    done = await world.coordinator.completion(Part("a", 0, 0))
+    done = await world.coordinator.completion(RequestId("a", 0, 0))
     world.engine.go_on.clear()
     await world.say(ask("b"))
     await world.prompts(2)
     await world.coordinator.disconnect()
     again = await world.registered()
     assert (again.instance, again.version, again.digest) == (first.instance, 0, "d1")
-    assert again.running == [Part("b", 0, 0)]
+    assert again.running == [RequestId("b", 0, 0)]
     assert (await world.coordinator.next(Completions, 5)).items == [done]
-    await world.say(AckCompletions([done.part]))
+    await world.say(AckCompletions([done.request_id]))
     await world.said()
     await world.coordinator.disconnect()
     await world.registered()
@@ -267,7 +267,7 @@ async def test_the_coordinator_can_have_the_engine_replaced(world):
 
 
 async def deaths(coordinator, count):
-    return [await coordinator.next(EngineDied, 5) for _ in range(count)]
+    return [await coordinator.next(EngineCrashed, 5) for _ in range(count)]
 
 
 async def test_an_engine_that_cannot_start_ends_the_agent_and_the_coordinator_knows_why(quick, coordinator):
@@ -322,8 +322,8 @@ async def test_abort_reaches_the_engine(world):
     await world.in_service()
     await world.say(ask("a"))
     await world.prompts(1)
-    await world.say(Abort([Part("a", 0, 0)], discard=False))
-    await world.coordinator.completion(Part("a", 0, 0))
+    await world.say(Abort([RequestId("a", 0, 0)], discard=False))
+    await world.coordinator.completion(RequestId("a", 0, 0))
     assert world.engine.calls.count("abort") == 1
 
 
@@ -333,11 +333,11 @@ async def test_an_agent_that_is_told_to_end_hands_back_what_it_has_and_takes_not
     await world.prompts(2)
     leaving = asyncio.create_task(world.agent.leave())
     for sample in "abc":
-        await world.coordinator.completion(Part(sample, 0, 0))
+        await world.coordinator.completion(RequestId(sample, 0, 0))
     assert world.coordinator.heartbeats[-1].state == "leaving"
     await world.say(ask("d"))
     assert not leaving.done()
-    await world.say(AckCompletions([Part(sample, 0, 0) for sample in "abc"]))
+    await world.say(AckCompletions([RequestId(sample, 0, 0) for sample in "abc"]))
     await asyncio.wait_for(leaving, 60)
     assert len(world.engine.prompts) == 2
 

@@ -17,13 +17,13 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from rljob.protocol.messages import (
     Abort,
     AckCompletions,
-    EngineDied,
+    EngineCrashed,
     Generate,
     GenerationFailed,
-    Part,
     PrepareWeights,
     Probe,
     RegisterEngine,
+    RequestId,
     SamplingParams,
     VersionSpan,
     WeightAck,
@@ -139,9 +139,9 @@ class Run:
 
     def request(self, prompt, tokens, temperature=1.0, stop=()):
         self.turns += 1
-        part = Part("g0.0", self.turns, 0)
+        request_id = RequestId("g0.0", self.turns, 0)
         sampling = SamplingParams(temperature, tokens, list(stop), self.turns)
-        return Generate(part, array("i", prompt).tobytes(), sampling)
+        return Generate(request_id, array("i", prompt).tobytes(), sampling)
 
     def server(self):
         """The server's process, child of the agent."""
@@ -199,7 +199,7 @@ async def test_logprobs_equal_the_trainers_and_tokens_are_of_one_version(run):
         messages = [run.request(prompt, 30, temperature) for prompt in prompts]
         await run.coordinator.say(*messages)
         for prompt, message in zip(prompts, messages, strict=True):
-            done = await run.coordinator.completion(message.part)
+            done = await run.coordinator.completion(message.request_id)
             assert done.finish == "length"
             assert len(ints(done.token_ids)) == 30
             assert done.spans == [VersionSpan(run.trainer.version, 0, 30)]
@@ -212,21 +212,21 @@ async def test_more_prompt_tokens_than_a_step_takes_are_served(run):
     messages = [run.request([i, *range(300)], 5) for i in range(32)]
     await run.coordinator.say(*messages)
     for message in messages:
-        assert (await run.coordinator.completion(message.part)).finish == "length"
+        assert (await run.coordinator.completion(message.request_id)).finish == "length"
 
 
 async def test_the_same_seed_gives_the_same_tokens(run):
     first, second = run.request([1, 2, 3], 20), run.request([1, 2, 3], 20)
     second.sampling.seed = first.sampling.seed
     await run.coordinator.say(first, second)
-    a, b = await run.coordinator.completion(first.part), await run.coordinator.completion(second.part)
+    a, b = await run.coordinator.completion(first.request_id), await run.coordinator.completion(second.request_id)
     assert a.token_ids == b.token_ids
 
 
 async def test_a_stop_token_ends_and_belongs_to_the_answer(run):
     message = run.request([1, 2, 3], 200, stop=range(160, 320))
     await run.coordinator.say(message)
-    done = await run.coordinator.completion(message.part)
+    done = await run.coordinator.completion(message.request_id)
     tokens = ints(done.token_ids)
     assert done.finish == "stop"
     assert tokens[-1] >= 160 and all(token < 160 for token in tokens[:-1])
@@ -236,15 +236,15 @@ async def test_a_prompt_that_is_too_long_fails_for_good(run):
     message = run.request(list(range(1, 300)) * 4, 10)
     await run.coordinator.say(message)
     failed = await run.coordinator.next(GenerationFailed)
-    assert (failed.part, failed.permanent) == (message.part, True)
+    assert (failed.request_id, failed.permanent) == (message.request_id, True)
 
 
 async def test_abort_gives_back_what_was_generated(run):
     message = run.request([1, 2, 3], 1000)
     await run.coordinator.say(message)
     await asyncio.sleep(0.3)  # let it write some tokens: nothing tells when it does
-    await run.coordinator.say(Abort([message.part], discard=False))
-    done = await run.coordinator.completion(message.part, seconds=60)
+    await run.coordinator.say(Abort([message.request_id], discard=False))
+    done = await run.coordinator.completion(message.request_id, seconds=60)
     assert done.finish == "abort"
     assert 0 < len(ints(done.token_ids)) < 1000
     run.check([1, 2, 3], done)
@@ -262,7 +262,7 @@ async def test_weights_change_while_requests_are_in_flight(run, in_flight):
     await asyncio.sleep(0.1)
     await run.carry_out(update)
     for prompt, message in zip(prompts, messages, strict=True):
-        done = await run.coordinator.completion(message.part)
+        done = await run.coordinator.completion(message.request_id)
         tokens = ints(done.token_ids)
         versions = [span.version for span in done.spans]
         assert [done.spans[0].start, done.spans[-1].end] == [0, len(tokens)]
@@ -281,10 +281,10 @@ async def test_weights_change_while_requests_are_in_flight(run, in_flight):
             pairs = list(zip(floats(done.logprobs), expected, strict=True))
             assert max(abs(a - b) for a, b in pairs[cut:]) <= TOLERANCE
             assert max(abs(a - b) for a, b in pairs[:cut]) > 0.01
-    await run.coordinator.say(AckCompletions([message.part for message in messages]))
+    await run.coordinator.say(AckCompletions([message.request_id for message in messages]))
     fresh = run.request(shared, 20)
     await run.coordinator.say(fresh)
-    done = await run.coordinator.completion(fresh.part)
+    done = await run.coordinator.completion(fresh.request_id)
     assert done.spans == [VersionSpan(run.trainer.version, 0, 20)]
     run.check(shared, done)
 
@@ -352,11 +352,11 @@ async def test_a_sender_that_ends_in_the_middle_fails_the_update_and_the_next_on
     queued = run.request([1, 2, 3], 10)
     await run.coordinator.say(queued)
     with pytest.raises(TimeoutError):  # it must not generate with half of the new weights
-        await run.coordinator.completion(queued.part, seconds=0.5)
+        await run.coordinator.completion(queued.request_id, seconds=0.5)
     await run.update(fresh=True)
-    done = await run.coordinator.completion(in_flight.part)
+    done = await run.coordinator.completion(in_flight.request_id)
     assert [span.version for span in done.spans] == [before, before + 1]
-    done = await run.coordinator.completion(queued.part)
+    done = await run.coordinator.completion(queued.request_id)
     run.check([1, 2, 3], done)
     assert done.spans == [VersionSpan(before + 1, 0, 10)]
 
@@ -370,7 +370,7 @@ async def test_an_engine_that_cannot_join_goes_on_as_it_was(run):
     assert failed.update == message.update
     still = run.request([1, 2, 3], 10)
     await run.coordinator.say(still)
-    done = await run.coordinator.completion(still.part, seconds=60)  # nothing was loaded: it goes on as it was
+    done = await run.coordinator.completion(still.request_id, seconds=60)  # nothing was loaded: it goes on as it was
     assert done.spans == [VersionSpan(run.trainer.version - 1, 0, 10)]
     with pytest.raises(WeightTransferError):
         run.trainer.sender.close(run.engine)
@@ -382,25 +382,25 @@ async def test_a_killed_server_is_back_in_service_once_it_has_weights(run):
     lost = run.request([1, 2, 3], IN_FLIGHT_TOKENS)
     kept = run.request([1, 2, 3], 5)
     await run.coordinator.say(kept)
-    await run.coordinator.completion(kept.part)
+    await run.coordinator.completion(kept.request_id)
     await run.coordinator.say(lost)
     old = run.engine
     server = run.server()
     family = [server, *server.children(recursive=True)]
     await asyncio.sleep(0.2)
     server.send_signal(signal.SIGKILL)
-    died = await run.coordinator.next(EngineDied, seconds=60)
+    died = await run.coordinator.next(EngineCrashed, seconds=60)
     # Now and then the engine core, cut off, says that it is dead before the server's end is seen.
     assert died.reason.startswith(("the engine server was killed by SIGKILL", "the engine inside the server is dead"))
     assert not died.starting
     registration = await run.registered()
     assert registration.instance != old
     assert (registration.version, registration.running) == (-1, [])
-    assert (await run.coordinator.completion(kept.part)).part == kept.part  # said again: nobody acknowledged it
+    assert (await run.coordinator.completion(kept.request_id)).request_id == kept.request_id  # repeated
     assert not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     await run.update()
     await run.coordinator.say(lost)
-    done = await run.coordinator.completion(lost.part)
+    done = await run.coordinator.completion(lost.request_id)
     assert len(ints(done.token_ids)) == IN_FLIGHT_TOKENS
 
 
@@ -416,7 +416,7 @@ async def test_settings_that_vllm_refuses_end_the_agent_with_a_sentence(run, tmp
     assert agent.returncode == 2
     last = said.decode().splitlines()[-1]
     assert "rollouts: pool 'main' cannot start its engine: the engine server exited with code 2: User-specified" in last
-    died = await coordinator.next(EngineDied, seconds=60)
+    died = await coordinator.next(EngineCrashed, seconds=60)
     assert died.starting and "max_model_len (4096) is greater than" in died.reason
 
 

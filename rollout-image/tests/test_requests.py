@@ -9,7 +9,7 @@ from rljob.protocol.messages import (
     Completions,
     Generate,
     GenerationFailed,
-    Part,
+    RequestId,
     SamplingParams,
     VersionSpan,
     encode,
@@ -66,7 +66,7 @@ class Bench:
         return self.alive
 
     def ask(self, name, attempt=0):
-        self.table.generate(Generate(part(name, attempt), name.encode(), SamplingParams(1.0, 5, [], 1)))
+        self.table.generate(Generate(request_id(name, attempt), name.encode(), SamplingParams(1.0, 5, [], 1)))
 
     async def settle(self):
         for _ in range(10):  # what has ended is taken in
@@ -75,11 +75,11 @@ class Bench:
             await asyncio.sleep(requests.FLUSH_SECONDS)
 
     def completions(self):
-        return [(item.part, item.finish) for m in self.sent if isinstance(m, Completions) for item in m.items]
+        return [(item.request_id, item.finish) for m in self.sent if isinstance(m, Completions) for item in m.items]
 
 
-def part(name, attempt=0):
-    return Part(name, 0, attempt)
+def request_id(name, attempt=0):
+    return RequestId(name, 0, attempt)
 
 
 @pytest.fixture
@@ -120,9 +120,9 @@ async def test_a_repeated_request_runs_once_and_its_completion_is_repeated_until
     await bench.settle()
     bench.ask("a")
     await bench.settle()
-    assert bench.completions() == [(part("a"), "length")] * 2
-    assert [item.part for m in bench.table.unacknowledged() for item in m.items] == [part("a")]
-    bench.table.acknowledge([part("a")])
+    assert bench.completions() == [(request_id("a"), "length")] * 2
+    assert [item.request_id for m in bench.table.unacknowledged() for item in m.items] == [request_id("a")]
+    bench.table.acknowledge([request_id("a")])
     assert bench.table.unacknowledged() == []
     assert bench.engine.requests == {}
 
@@ -131,19 +131,19 @@ async def test_another_attempt_is_another_request(bench):
     bench.ask("a")
     bench.ask("a", attempt=1)
     await asyncio.sleep(0)
-    assert bench.table.in_hand() == [part("a"), part("a", 1)]
+    assert bench.table.in_hand() == [request_id("a"), request_id("a", 1)]
 
 
 async def test_an_aborted_request_ends_with_what_it_has(bench):
     for name in "abc":
         bench.ask(name)
     await asyncio.sleep(0)
-    bench.table.abort([part("a"), part("c"), part("unknown")], discard=False)
+    bench.table.abort([request_id("a"), request_id("c"), request_id("unknown")], discard=False)
     await bench.settle()
-    assert sorted(bench.completions(), key=str) == [(part("a"), "abort"), (part("c"), "abort")]
-    waiting = next(item for m in bench.sent for item in m.items if item.part == part("c"))
+    assert sorted(bench.completions(), key=str) == [(request_id("a"), "abort"), (request_id("c"), "abort")]
+    waiting = next(item for m in bench.sent for item in m.items if item.request_id == request_id("c"))
     assert (waiting.token_ids, waiting.spans) == (b"", [])
-    assert bench.table.in_hand() == [part("b")]
+    assert bench.table.in_hand() == [request_id("b")]
 
 
 async def test_nothing_is_said_of_a_discarded_request(bench):
@@ -153,8 +153,8 @@ async def test_nothing_is_said_of_a_discarded_request(bench):
     bench.engine.end(b"b")
     await bench.settle()
     bench.sent.clear()
-    bench.table.abort([part("a"), part("b"), part("d")], discard=True)
-    assert bench.table.in_hand() == [part("c")]
+    bench.table.abort([request_id("a"), request_id("b"), request_id("d")], discard=True)
+    assert bench.table.in_hand() == [request_id("c")]
     await bench.settle()
     assert bench.sent == []
     assert bench.table.unacknowledged() == []
@@ -164,7 +164,7 @@ async def test_a_request_discarded_and_wanted_again_runs_anew(bench):
     bench.ask("a")
     await asyncio.sleep(0)
     bench.engine.deaf_to_aborts = 1
-    bench.table.abort([part("a")], discard=True)
+    bench.table.abort([request_id("a")], discard=True)
     old = bench.engine.requests[b"a"]
     bench.ask("a")
     await asyncio.sleep(0)
@@ -172,7 +172,7 @@ async def test_a_request_discarded_and_wanted_again_runs_anew(bench):
     old[1].set_result(Output(b"old!", LOGPROBS, [], "abort"))
     bench.engine.end(b"a")
     await bench.settle()
-    assert bench.completions() == [(part("a"), "length")]
+    assert bench.completions() == [(request_id("a"), "length")]
     assert bench.table.running == 0
 
 
@@ -181,7 +181,7 @@ async def test_an_abort_that_overtakes_its_request_is_repeated(bench, monkeypatc
     bench.engine.deaf_to_aborts = 2
     bench.ask("a")
     await asyncio.sleep(0)
-    bench.table.abort([part("a")], discard=False)
+    bench.table.abort([request_id("a")], discard=False)
     while not bench.completions():
         await asyncio.sleep(0)
     assert len(bench.engine.aborted) == 3
@@ -193,7 +193,7 @@ async def test_a_bad_request_fails_for_good_and_frees_its_slot(bench):
     await asyncio.sleep(0)
     bench.engine.end(b"a", BadRequestError("too long"))
     await bench.settle()
-    assert bench.sent == [GenerationFailed(part("a"), "too long", True)]
+    assert bench.sent == [GenerationFailed(request_id("a"), "too long", True)]
     assert set(bench.engine.requests) == {b"b", b"c"}
 
 
@@ -202,7 +202,7 @@ async def test_a_request_that_a_living_engine_failed_is_given_back(bench):
     await asyncio.sleep(0)
     bench.engine.end(b"a", EngineGoneError("hiccup"))
     await bench.settle()
-    assert bench.sent == [GenerationFailed(part("a"), "hiccup", False)]
+    assert bench.sent == [GenerationFailed(request_id("a"), "hiccup", False)]
 
 
 async def test_what_a_dead_engine_had_is_dropped_without_a_word_but_not_what_is_finished(bench):
@@ -219,7 +219,7 @@ async def test_what_a_dead_engine_had_is_dropped_without_a_word_but_not_what_is_
     await bench.settle()
     assert bench.sent == []
     assert bench.table.in_hand() == []
-    assert [item.part for m in bench.table.unacknowledged() for item in m.items] == [part("a")]
+    assert [item.request_id for m in bench.table.unacknowledged() for item in m.items] == [request_id("a")]
     again = FakeEngine()
     bench.table.attach(again)
     bench.ask("b")
@@ -244,12 +244,14 @@ async def test_the_table_is_empty_once_everything_is_acknowledged(bench):
     bench.engine.end(b"a")
     await bench.settle()
     assert not empty.done()
-    bench.table.acknowledge([part("a")])
+    bench.table.acknowledge([request_id("a")])
     await empty
 
 
 def completion(name, tokens):
-    return Completion(part(name), b"\0" * 4 * tokens, b"\0" * 4 * tokens, [VersionSpan(0, 0, tokens)] * 9, "stop", 1.0)
+    return Completion(
+        request_id(name), b"\0" * 4 * tokens, b"\0" * 4 * tokens, [VersionSpan(0, 0, tokens)] * 9, "stop", 1.0
+    )
 
 
 def test_completions_are_cut_into_messages_far_below_a_frames_limit():

@@ -62,7 +62,7 @@ async def test_a_refused_token_is_a_command_to_leave(coordinator, cancelled):
     rank0 = CoordinatorClient(coordinator.url, "wrong", "trainer-x", 0, cancelled.put)
     rank0.start()
     refused = await command(rank0)
-    assert isinstance(refused, m.Refuse) and refused.fatal
+    assert isinstance(refused, m.Reject) and refused.fatal
 
 
 async def test_waiting_ends_when_the_time_is_up(coordinator, rank0):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from rljob.protocol.environment import PartEnvironment
+from rljob.protocol.environment import ComponentEnvironment
 from rljob.trainer import model_directory, preflight
 
 
@@ -113,7 +113,7 @@ def machine(tmp_path, monkeypatch):
 
 
 def check(job, storage="/nowhere"):
-    return list(preflight.check(PartEnvironment(job, Path(storage), "", "", "", "", "")))
+    return list(preflight.check(ComponentEnvironment(job, Path(storage), "", "", "", "", "")))
 
 
 def test_devices_are_counted(job, machine, monkeypatch):

@@ -25,7 +25,7 @@ from rljob.trainer.metrics import METRICS
 from rljob.trainer.process_group import World, join_world, leave_world, make_deterministic
 from rljob.trainer.step import apply_batch
 
-OF_ONE_RANK = {"seconds_forward", "seconds_backward", "seconds_optimizer", "memory_peak_bytes", "padding_share"}
+OF_ONE_RANK = {"seconds_forward", "seconds_backward", "seconds_optimizer", "memory_peak_bytes", "padding_fraction"}
 OPTIMIZER_SETTINGS = {"learningRate": 1e-3, "maxGradNorm": 0.05, "epsilon": 1e-3}
 
 

@@ -161,7 +161,7 @@ def first_step(model_directory, world, made, batch, error):
 def test_at_the_first_step_engine_and_trainer_agree(model_directory, world, job, batch, minibatches):
     figures = first_step(model_directory, world, job(algorithm={"minibatches": minibatches}), batch, 0.0)
     assert figures["first_step_logprob_error"] < 1e-5
-    assert figures["mismatch_max"] < 1e-5
+    assert figures["logprob_diff_max"] < 1e-5
     assert figures["ess"] == pytest.approx(1)
     if minibatches == 1:
         assert figures["clip_fraction"] == 0
@@ -235,10 +235,10 @@ def test_the_figures_say_what_happened(model_directory, world, job, batch):
         "learning_rate": 1e-3,
         "tokens": len(old),
         "advantage_abs": of_sample.abs().mean(),
-        "zero_advantage_share": (of_sample == 0).double().mean(),
+        "zero_advantage_fraction": (of_sample == 0).double().mean(),
         "entropy": -old.mean(),
-        "mismatch_mean": log_ratio.abs().mean(),
-        "mismatch_max": log_ratio.abs().max(),
+        "logprob_diff_mean": log_ratio.abs().mean(),
+        "logprob_diff_max": log_ratio.abs().max(),
         "kl_k1": -log_ratio.mean(),
         "kl_k3": (ratio - 1 - log_ratio).mean(),
         "ess": ratio.sum() ** 2 / (len(old) * ratio.square().sum()),
@@ -247,11 +247,11 @@ def test_the_figures_say_what_happened(model_directory, world, job, batch):
         "clip_fraction": (low | high).double().mean(),
         "clip_fraction_low": low.double().mean(),
         "clip_fraction_high": high.double().mean(),
-        "padding_share": (padded - real) / padded,
+        "padding_fraction": (padded - real) / padded,
     }
     for name, value in expected.items():
         assert figures[name] == pytest.approx(float(value), rel=1e-4), name
-    assert expected["clip_fraction_low"] > 0 and expected["clip_fraction_high"] > 0 and expected["padding_share"] > 0
+    assert expected["clip_fraction_low"] > 0 and expected["clip_fraction_high"] > 0 and expected["padding_fraction"] > 0
     rest = {"seconds_forward", "seconds_backward", "seconds_optimizer", "memory_peak_bytes"}
     of_the_loop = {"seconds", "seconds_pull", "tokens_per_second", "first_step_logprob_error"}
     assert figures.keys() == expected.keys() | rest == METRICS.keys() - of_the_loop

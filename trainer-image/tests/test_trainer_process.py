@@ -22,7 +22,7 @@ from safetensors.numpy import load_file
 
 from rljob.api.models import RLJob
 from rljob.protocol import messages as m
-from rljob.protocol.environment import PartEnvironment
+from rljob.protocol.environment import ComponentEnvironment
 from rljob.protocol.weights import parameter_bytes, plan_buckets
 from rljob.trainer.checkpoint import Checkpoints, TrainerState, read_configuration
 from rljob.trainer.errors import ModelError
@@ -116,7 +116,7 @@ async def test_a_killed_trainer_resumes_from_its_checkpoint_and_replays_to_the_s
     assert load_file(kept / "model.safetensors").keys() == load_file(model_directory / "model.safetensors").keys()
 
 
-def receive(ready: m.WeightsReady, bucket_bytes: int) -> str:
+def receive(ready: m.WeightGroupReady, bucket_bytes: int) -> str:
     """Join the group as an engine would and take all weights; return the digest of what came."""
     tcp = dist.TCPStore(ready.address, ready.port, is_master=False, wait_for_workers=False)
     group = dist.ProcessGroupGloo(dist.PrefixStore(ready.group, tcp), 1, ready.world_size, timedelta(seconds=20))
@@ -138,13 +138,13 @@ async def test_an_engine_that_joins_after_the_next_step_gets_the_weights_it_was_
     await coordinator.admit()
     promised = await coordinator.digest()
     await coordinator.tell(m.SendWeights(1, 2, [m.EngineTarget("late", False)]))
-    ready = await coordinator.hear(m.WeightsReady)
+    ready = await coordinator.hear(m.WeightGroupReady)
     await coordinator.train(0)
     assert await asyncio.to_thread(receive, ready, made.spec.weight_sync.bucket_bytes) == promised
     sent = await coordinator.hear(m.WeightsSent)
     assert (sent.update, sent.engine, sent.digest, sent.error) == (2, "late", promised, "")
     assert await coordinator.digest() != promised
-    await coordinator.tell(m.Refuse("the run is someone else's", fatal=True))
+    await coordinator.tell(m.Reject("the run is someone else's", fatal=True))
     assert await asyncio.wait_for(process.wait(), WAIT_SECONDS) == 2
 
 
@@ -156,7 +156,7 @@ async def test_two_ranks_train_while_an_engine_is_awaited_and_say_why_they_canno
     assert sorted(coordinator.pulls) == [(0, 0, 2), (0, 1, 2)]
 
     await coordinator.tell(m.SendWeights(1, 7, [m.EngineTarget("engine-that-never-joins", True)]))
-    ready = await coordinator.hear(m.WeightsReady)
+    ready = await coordinator.hear(m.WeightGroupReady)
     assert (ready.update, ready.transport, ready.world_size) == (7, "gloo", 2)
     assert "lm_head.weight" not in {meta.name for meta in ready.parameters}
     await coordinator.train(1)
@@ -190,7 +190,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path, model_directory, job, world, na
     checkpoint = tmp_path / "checkpoints" / "step-000001"
     path = checkpoint / name
     path.write_bytes(path.read_bytes()[:-10])
-    environment = PartEnvironment(job(), tmp_path, "http://127.0.0.1:9", "t", "", "", "127.0.0.1")
+    environment = ComponentEnvironment(job(), tmp_path, "http://127.0.0.1:9", "t", "", "", "127.0.0.1")
     with pytest.raises(ModelError, match=rf"{name} is .*; remove {checkpoint} to go on from the checkpoint before"):
         TrainerLoop(environment, world)
 
@@ -202,16 +202,16 @@ async def test_a_trainer_on_a_full_disk_waits_for_room_and_says_so(tmp_path, job
     await coordinator.train(0)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
     await coordinator.tell(m.Checkpoint(1, 1, []))
-    waits = await coordinator.hear(m.TrainerWaits)
+    waits = await coordinator.hear(m.TrainerBlocked)
     assert f"the checkpoint of step 1 does not fit the disk of {tmp_path}/storage/checkpoints" in waits.reason
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert await coordinator.hear(m.TrainerWaits) == m.TrainerWaits(1, "")
+    assert await coordinator.hear(m.TrainerBlocked) == m.TrainerBlocked(1, "")
     await coordinator.hear(m.Checkpointed)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
     coordinator.batches = {1: batch(step=1)}
     await coordinator.train(1)
     await coordinator.tell(m.Checkpoint(1, 2, [1]))
-    await coordinator.hear(m.TrainerWaits)
+    await coordinator.hear(m.TrainerBlocked)
     await coordinator.tell(m.Stop("the run failed"))
     assert await asyncio.wait_for(process.wait(), WAIT_SECONDS) == 0
     kept = {path.name for path in (tmp_path / "storage" / "checkpoints").iterdir() if path.is_dir()}

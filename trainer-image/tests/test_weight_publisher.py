@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rljob.protocol.messages import CancelSend, EngineTarget, Probe, SendWeights, WeightsReady, WeightsSent
+from rljob.protocol.messages import CancelSend, EngineTarget, Probe, SendWeights, WeightGroupReady, WeightsSent
 from rljob.trainer.weight_publisher import Publisher
 from rljob.trainer.weights import WeightTransferError
 from rljob.transfer.group import Rendezvous
@@ -76,7 +76,7 @@ def test_each_engine_is_told_where_its_group_is_and_ends_on_its_own(publisher, s
     publisher.publish(order("a", "b"), WEIGHTS, PROBE)
     ready = {message.engine: message for message in (posted.get(timeout=60), posted.get(timeout=60))}
     assert ready.keys() == {"a", "b"}
-    assert all(isinstance(message, WeightsReady) and message.probe == PROBE for message in ready.values())
+    assert all(isinstance(message, WeightGroupReady) and message.probe == PROBE for message in ready.values())
     assert [(meta.name, meta.dtype, meta.shape) for meta in ready["a"].parameters] == [("w", "float32", [2, 3])]
     for engine in ("b", "a"):  # a slow one holds up nobody
         sender.doors[engine].set()
@@ -88,14 +88,14 @@ def test_each_engine_is_told_where_its_group_is_and_ends_on_its_own(publisher, s
 def test_a_failed_send_is_reported(publisher, sender, posted, error):
     sender.error = error
     publisher.publish(order("a"), WEIGHTS, PROBE)
-    assert isinstance(posted.get(timeout=60), WeightsReady)
+    assert isinstance(posted.get(timeout=60), WeightGroupReady)
     sent = posted.get(timeout=60)
     assert str(error) in sent.error and sent.digest == ""
 
 
 def test_a_cancelled_send_is_answered_once_and_at_once(publisher, sender, posted):
     publisher.publish(order("a"), WEIGHTS, PROBE)
-    assert isinstance(posted.get(timeout=60), WeightsReady)
+    assert isinstance(posted.get(timeout=60), WeightGroupReady)
     publisher.cancel(CancelSend(2, 4, "a"))
     assert posted.get(timeout=60).error == "cancelled"
     assert sender.events.get(timeout=60)[0] == "open" and sender.events.get(timeout=60) == ("close", "a")
@@ -115,7 +115,7 @@ def test_a_send_can_be_cancelled_before_it_begins(publisher, sender, posted):
 
 def test_after_a_reconnect_earlier_sends_are_not_heard_of_again(publisher, sender, posted):
     publisher.publish(order("a"), WEIGHTS, PROBE)
-    assert isinstance(posted.get(timeout=60), WeightsReady)
+    assert isinstance(posted.get(timeout=60), WeightGroupReady)
     publisher.forget()
     door = sender.doors["a"]
     publisher.publish(order("a", update=5), WEIGHTS, PROBE)

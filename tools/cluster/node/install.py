@@ -40,7 +40,7 @@ class Installation:
 
     cluster: Access
     images: Mapping[str, str] = field(default_factory=dict)
-    """Part → image."""
+    """RequestId → image."""
     namespace: str = NAMESPACE
 
 

@@ -289,7 +289,7 @@ def audit(
 ) -> None:
     """Prove from the ledger that a run lost nothing, doubled nothing and mixed nothing up.
 
-    The run may be running. Exit code: 0 when all properties hold, 1 when one does not.
+    The run may be running. Exit code: 0 when all checks are ok, 1 when one failed.
     """
     if cluster_commands.targets_cluster(context, namespace):
         found, _ = cluster_commands.find(run, context, namespace).coordinator.ask("/v1/audit", Report)
@@ -307,10 +307,10 @@ def _verdict(found: Report) -> Iterator[Text]:
     """Yield the lines about an audit."""
     yield Text(", ".join(f"{count} {name}" for name, count in found.counts.items()))
     for check in found.checks:
-        verdict = ("holds   ", "green") if check.ok else ("BROKEN  ", "bold red")
+        verdict = ("ok      ", "green") if check.ok else ("FAILED  ", "bold red")
         yield Text.assemble(verdict, f"{check.name} ({check.examined} examined)")
         for problem in check.problems:
             yield Text(f"        {problem}")
     broken = sum(not check.ok for check in found.checks)
-    held = f"{broken} {'property is' if broken == 1 else 'properties are'} broken" if broken else "all properties hold"
-    yield Text(f"{held}{'' if found.finished else '; the run is not finished, what is open counts as open'}")
+    result = f"{broken} {'check' if broken == 1 else 'checks'} failed" if broken else "all checks ok"
+    yield Text(f"{result}{'' if found.finished else '; the run is not finished, what is open counts as open'}")

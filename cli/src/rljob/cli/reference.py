@@ -31,8 +31,8 @@ With `-n` (`--namespace`) or `--context`, and always as `kubectl rljob`, RUN is 
 | exit code | meaning |
 |---|---|
 | 0 | done |
-| 1 | a failure while running: the run failed, a component used all its restarts, the disk is full, a property of \
-`rljob audit` does not hold; of `rljob status`: the run it shows failed |
+| 1 | a failure while running: the run failed, a component used all its restarts, the disk is full, a check of \
+`rljob audit` failed; of `rljob status`: the run it shows failed |
 | 2 | wrong input or configuration, found before anything was started or written, or by a component (or the \
 initializer) that rejects it when it starts; nothing was overwritten |
 | 3 | of `rljob status` only: the run is unfinished and not running |

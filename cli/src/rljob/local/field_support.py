@@ -100,7 +100,7 @@ def errors(job: RLJob) -> list[str]:
         )
     lines += _gpus(job)
     for i, reward in enumerate(job.spec.rewards):
-        if reward.builtin is None and reward.url is None and reward.local is None:
+        if not reward.served_by_rljob and reward.url is None and reward.local is None:
             lines.append(
                 f"spec.rewards[{i}].template: a container cannot be run on this machine; add local: {{command: […]}} "
                 "beside it"

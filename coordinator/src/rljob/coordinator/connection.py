@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rljob.protocol.messages import Refuse, encode, encode_frame, frame_length
+from rljob.protocol.messages import Reject, encode, encode_frame, frame_length
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Connection:
     def reject(self, reason: str, fatal: bool) -> None:
         """Reject a message; a fatal rejection closes the connection."""
         log.warning("refused %s %s: %s", self.role, self.instance, reason)
-        self.send(Refuse(reason, fatal))
+        self.send(Reject(reason, fatal))
         if fatal:
             self.close()
 

@@ -31,7 +31,7 @@ class EngineMessages:
             case m.Completions():
                 for completion in message.items:
                     self._run.trajectories.completed(completion, connection)
-            case m.EngineDied():
+            case m.EngineCrashed():
                 self._died(connection, message)
             case _:
                 engine = self._run.engines.of_connection(connection)
@@ -119,19 +119,19 @@ class EngineMessages:
         engine.state, engine.restarts = message.state, message.restarts
         engine.running, engine.waiting = message.running, message.waiting
 
-    def _died(self, connection: Connection, message: m.EngineDied) -> None:
+    def _died(self, connection: Connection, message: m.EngineCrashed) -> None:
         log.warning("pool %s: %s; its last lines:\n%s", message.pool, message.reason, message.last_lines)
         self._run.engines.deaths[connection] = message
         self._run.engines.died[message.pool] += 1
 
     def _generation_failed(self, engine: Engine, message: m.GenerationFailed) -> None:
         run = self._run
-        key = (message.part.sample, message.part.turn, message.part.attempt)
+        key = (message.request_id.sample, message.request_id.turn, message.request_id.attempt)
         if key not in engine.requests:
             return  # about a request that is no longer its own
         reason = message.reason
         if not message.permanent:
-            if run.trajectories.returned(engine, message.part) <= MAX_RETURNS:
+            if run.trajectories.returned(engine, message.request_id) <= MAX_RETURNS:
                 return
             reason = f"engines gave it back {MAX_RETURNS} times, the last time because: {message.reason}"
-        run.outcomes.failed(run.trajectories.by_sample[message.part.sample], reason)
+        run.outcomes.failed(run.trajectories.by_sample[message.request_id.sample], reason)

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from rljob.coordinator.connection import Connection
-from rljob.protocol.messages import EngineDied, WeightAck
+from rljob.protocol.messages import EngineCrashed, WeightAck
 from rljob.scheduling.dispatch import EngineLoad
 
 FAILURES_BEFORE_RESTART = 3
@@ -51,7 +51,7 @@ class Engines:
     """All registered engines by instance."""
 
     by_instance: dict[str, Engine] = field(default_factory=dict)
-    deaths: dict[Connection, EngineDied] = field(default_factory=dict)  # the last one of each connected agent
+    deaths: dict[Connection, EngineCrashed] = field(default_factory=dict)  # the last one of each connected agent
     died: Counter[str] = field(default_factory=Counter)  # pool → engine servers, since this process began
 
     def connected(self) -> list[Engine]:

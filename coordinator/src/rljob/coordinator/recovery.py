@@ -102,7 +102,7 @@ def _trajectory(store: Store, sample: Sample, row: SampleRecord, version: int | 
         turn = result.turns.get(record.turn)
         if turn is None:
             # The runner repeats its request when it takes the lease; until then only the tokens matter.
-            need = m.NeedGeneration(sample.id, record.turn, record.prompt, 0, 1.0, [])
+            need = m.GenerateRequest(sample.id, record.turn, record.prompt, 0, 1.0, [])
             turn = result.turns[record.turn] = Turn(need)
         turn.token_ids += record.token_ids
         turn.finish = record.finish

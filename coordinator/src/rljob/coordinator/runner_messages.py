@@ -22,9 +22,9 @@ class RunnerMessages:
         match message:
             case m.RegisterRunner():
                 self._register(connection, message)
-            case m.NeedGeneration():
+            case m.GenerateRequest():
                 self._run.trajectories.need(message, connection)
-            case m.Scored():
+            case m.TrajectoryScored():
                 self._scored(connection, message)
             case m.TrajectoryFailed():
                 self._failed(connection, message)
@@ -45,18 +45,18 @@ class RunnerMessages:
         run.trajectories.register_runner(connection, message.capacity, message.driving)
         run.changed()
 
-    def _scored(self, connection: Connection, message: m.Scored) -> None:
+    def _scored(self, connection: Connection, message: m.TrajectoryScored) -> None:
         run = self._run
         trajectory = run.trajectories.current(message.sample, message.attempt, connection)
         if trajectory is not None and not math.isfinite(message.reward):
             run.outcomes.failed(trajectory, f"its reward is {message.reward}")
         elif trajectory is not None:
             run.outcomes.scored(trajectory, message)
-        run.ledger.then(lambda: connection.send(m.AckScored([message.sample])))
+        run.ledger.then(lambda: connection.send(m.AckTrajectories([message.sample])))
 
     def _failed(self, connection: Connection, message: m.TrajectoryFailed) -> None:
         run = self._run
         trajectory = run.trajectories.current(message.sample, message.attempt, connection)
         if trajectory is not None:
             run.outcomes.failed(trajectory, message.reason)
-        run.ledger.then(lambda: connection.send(m.AckScored([message.sample])))
+        run.ledger.then(lambda: connection.send(m.AckTrajectories([message.sample])))

@@ -24,7 +24,7 @@ class SampleOutcomes:
     def __init__(self, run: Run) -> None:
         self._run = run
 
-    def scored(self, trajectory: Trajectory, message: m.Scored) -> None:
+    def scored(self, trajectory: Trajectory, message: m.TrajectoryScored) -> None:
         """Take the finite reward of a sample."""
         run, sample = self._run, trajectory.sample
         run.trajectories.done(sample.id)
@@ -53,10 +53,10 @@ class SampleOutcomes:
         run = self._run
         batch = run.spec.training.prompts_per_step
         if run.scheduler.failures_in_a_row > max(3, 2 * batch):
-            run.fail("SamplesFail", f"no sample could be finished any more; the last failed because: {reason}")
+            run.fail("TooManyFailedSamples", f"no sample could be finished any more; the last failed because: {reason}")
         if run.scheduler.rejections_in_a_row > MAX_REJECTED_BATCHES * batch:
             run.fail(
-                "GroupsRejected",
+                "AllGroupsFiltered",
                 f"algorithm.groupFilter rejected {run.scheduler.rejections_in_a_row} groups in a row: all rewards of "
                 "each were equal; make the task easier or harder, or check the reward",
             )

@@ -25,7 +25,7 @@ from rljob.coordinator.status_sync import StatusSync
 from rljob.coordinator.tracking import Tracking, finish, follow
 from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import coordinator_link
-from rljob.protocol.environment import PartEnvironment
+from rljob.protocol.environment import ComponentEnvironment
 from rljob.protocol.heartbeat import beating
 from rljob.protocol.messages import MAX_FRAME_BYTES
 from rljob.protocol.status import encode_status
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 STATUS_SECONDS = 10.0
 
 
-async def serve(environment: PartEnvironment) -> None:
+async def serve(environment: ComponentEnvironment) -> None:
     """Serve until SIGTERM, or in a cluster until this process is to be replaced. The run may end before: its status
     stays readable.
 
@@ -119,7 +119,7 @@ async def _report(run: Run, path: Path) -> None:
             continue
 
 
-def save_resolved_manifest(environment: PartEnvironment) -> None:
+def save_resolved_manifest(environment: ComponentEnvironment) -> None:
     """Write the resolved manifest into the storage, as ``rljob run`` does: who reads the ledger later, from a claim
     that outlived its job, knows what the run was."""
     path = environment.storage / "job.json"

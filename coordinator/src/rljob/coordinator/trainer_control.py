@@ -235,7 +235,7 @@ class TrainerController:
             return False
         return version % self._spec.checkpoints.every_steps == 0 or version >= self._spec.training.steps
 
-    def blocked(self, message: m.TrainerWaits) -> None:
+    def blocked(self, message: m.TrainerBlocked) -> None:
         """The trainer cannot continue until a person helps; without a reason it can again."""
         if message.reason:
             log.warning("the trainer waits: %s", message.reason)

@@ -39,9 +39,9 @@ class TrainerMessages:
                 trainer.step_done(message)
             case m.Checkpointed():
                 trainer.checkpointed(message)
-            case m.TrainerWaits():
+            case m.TrainerBlocked():
                 trainer.blocked(message)
-            case m.WeightsReady():
+            case m.WeightGroupReady():
                 weights.weights_ready(message)
             case m.WeightsSent():
                 weights.weights_sent(message)

@@ -153,12 +153,12 @@ class Trajectories:
             self._leases[runner].add(sample_id)
             turns = [turn.tokens(number) for number, turn in sorted(trajectory.turns.items()) if turn.finished]
             split = "train" if trajectory.version is None else "heldOut"
-            drive = m.Drive(sample_id, trajectory.task, trajectory.row, split, turns, trajectory.attempts)
+            drive = m.LeaseTrajectory(sample_id, trajectory.task, trajectory.row, split, turns, trajectory.attempts)
             self._ledger.then(lambda runner=runner, drive=drive: runner.send(drive))  # type: ignore[misc]
 
     # --- generation ---
 
-    def need(self, need: m.NeedGeneration, runner: Connection) -> None:
+    def need(self, need: m.GenerateRequest, runner: Connection) -> None:
         """Handle a runner's request for a turn's tokens; a repeated request is answered from the recorded tokens."""
         trajectory = self.current(need.sample, need.attempt, runner)
         if trajectory is None:
@@ -173,7 +173,7 @@ class Trajectories:
             turn.finish = "length"  # it was interrupted at its last token
         if turn.finished:
             if trajectory.runner is not None:
-                trajectory.runner.send(m.Generated(need.sample, turn.tokens(need.turn)))
+                trajectory.runner.send(m.GenerateResult(need.sample, turn.tokens(need.turn)))
         elif trajectory.request is None:
             self._enqueue(trajectory, need.turn)
 
@@ -212,7 +212,7 @@ class Trajectories:
             stop_token_ids=turn.need.stop_token_ids,
             seed=derive(self._seed, sample_id, number, attempt),
         )
-        return m.Generate(m.Part(*request.key), turn.need.prompt + turn.token_ids, sampling)
+        return m.Generate(m.RequestId(*request.key), turn.need.prompt + turn.token_ids, sampling)
 
     def _started(self, trajectory: Trajectory, version: int) -> None:
         """An engine serving ``version`` has the request from now on: durable before the engine hears of it, so that a
@@ -224,31 +224,33 @@ class Trajectories:
 
     def completed(self, completion: m.Completion, agent: Connection) -> None:
         """An engine finished a request, or was interrupted in it."""
-        part = completion.part
-        key = (part.sample, part.turn, part.attempt)
-        trajectory = self.by_sample.get(part.sample)
-        wanted = trajectory is not None and trajectory.wants(part.turn) and part.attempt >= trajectory.attempts
+        request_id = completion.request_id
+        key = (request_id.sample, request_id.turn, request_id.attempt)
+        trajectory = self.by_sample.get(request_id.sample)
+        wanted = (
+            trajectory is not None and trajectory.wants(request_id.turn) and request_id.attempt >= trajectory.attempts
+        )
         if trajectory is not None and wanted and trajectory.request is None:
             trajectory.early[key] = (completion, agent)  # the runner has not come back yet; not acknowledged
             return
         if trajectory is None or trajectory.request is None or trajectory.request.key != key:
-            agent.send(m.AckCompletions([part]))
+            agent.send(m.AckCompletions([request_id]))
             return
         engine = trajectory.engine
         self._withdraw(trajectory, abort=False)
-        turn = trajectory.turns[part.turn]
+        turn = trajectory.turns[request_id.turn]
         self._record(trajectory, turn, completion, engine)
         if completion.finish != "abort" or turn.room == 0:
             turn.finish = completion.finish if completion.finish != "abort" else "length"
-            generated = m.Generated(part.sample, turn.tokens(part.turn))
+            generated = m.GenerateResult(request_id.sample, turn.tokens(request_id.turn))
             self._ledger.then(lambda: trajectory.runner.send(generated) if trajectory.runner else None)
         else:
-            self._enqueue(trajectory, part.turn)
-        self._ledger.then(lambda: agent.send(m.AckCompletions([part])))
+            self._enqueue(trajectory, request_id.turn)
+        self._ledger.then(lambda: agent.send(m.AckCompletions([request_id])))
         self._changed()
 
     def _record(self, trajectory: Trajectory, turn: Turn, completion: m.Completion, engine: Engine | None) -> None:
-        part = completion.part
+        request_id = completion.request_id
         tokens = len(completion.token_ids) // INT32
         versions = [span.version for span in completion.spans]
         if not versions and completion.finish != "abort":  # it ended without a token: the version decided that
@@ -262,8 +264,8 @@ class Trajectories:
         turn.pieces += 1
         self.generated_tokens += tokens
         record = PayloadRecord(
-            part.sample, part.turn, part.attempt, turn.need.prompt, completion.token_ids, completion.logprobs,
-            completion.spans, completion.finish,
+            request_id.sample, request_id.turn, request_id.attempt, turn.need.prompt, completion.token_ids,
+            completion.logprobs, completion.spans, completion.finish,
         )  # fmt: skip
         name = engine.instance if engine is not None else ""
         self._ledger.record_completion(record, name, trajectory.recorded_version, max(versions, default=None))
@@ -279,14 +281,14 @@ class Trajectories:
             return
         engine.remove(request.key)
         if abort and engine.connection is not None:
-            engine.connection.send(m.Abort([m.Part(*request.key)], discard=True))
+            engine.connection.send(m.Abort([m.RequestId(*request.key)], discard=True))
 
     # --- engines ---
 
-    def register_engine(self, engine: Engine, running: list[m.Part]) -> None:
+    def register_engine(self, engine: Engine, running: list[m.RequestId]) -> None:
         """An agent says what its engine has in hand: what we do not want is aborted, what we think it has but it has
         not is dispatched again."""
-        held = {(part.sample, part.turn, part.attempt) for part in running}
+        held = {(request_id.sample, request_id.turn, request_id.attempt) for request_id in running}
         self._forget_claims(engine)
         for key in [key for key in engine.requests if key not in held]:
             self._requeue(engine, key)
@@ -309,7 +311,7 @@ class Trajectories:
 
     def _abort(self, engine: Engine, key: PartKey) -> None:
         if engine.connection is not None:
-            engine.connection.send(m.Abort([m.Part(*key)], discard=True))
+            engine.connection.send(m.Abort([m.RequestId(*key)], discard=True))
 
     def claimed(self, engine: Engine) -> bool:
         """Whether, after a restart, an engine has requests that no runner has asked for again yet."""
@@ -319,7 +321,7 @@ class Trajectories:
         """Have a connected engine end all it has where it is: each request comes back as an aborted completion, which
         is recorded, and continues from there."""
         assert engine.connection is not None
-        engine.connection.send(m.Abort([m.Part(*key) for key in engine.requests], discard=False))
+        engine.connection.send(m.Abort([m.RequestId(*key) for key in engine.requests], discard=False))
 
     def lose_engine(self, engine: Engine) -> None:
         """An engine is gone: its requests go to others. Nothing of them was recorded, so the attempt stays."""
@@ -330,14 +332,14 @@ class Trajectories:
     def _forget_claims(self, engine: Engine) -> None:
         self._claims = {key: claimant for key, claimant in self._claims.items() if claimant is not engine}
 
-    def returned(self, engine: Engine, part: m.Part) -> int:
+    def returned(self, engine: Engine, request_id: m.RequestId) -> int:
         """An engine could not do a request: dispatch it again, later with every time it comes back.
 
         Returns how often the sample came back by now.
         """
-        self._claims.pop((part.sample, part.turn, part.attempt), None)
-        request = engine.remove((part.sample, part.turn, part.attempt))
-        trajectory = self.by_sample.get(part.sample)
+        self._claims.pop((request_id.sample, request_id.turn, request_id.attempt), None)
+        request = engine.remove((request_id.sample, request_id.turn, request_id.attempt))
+        trajectory = self.by_sample.get(request_id.sample)
         if request is None or trajectory is None or trajectory.request is not request:
             return 0
         trajectory.sample.min_version = trajectory.recorded_version

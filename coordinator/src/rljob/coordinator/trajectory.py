@@ -17,7 +17,7 @@ from rljob.scheduling.groups import Sample
 class Turn:
     """A turn's context and what the model has written of it so far."""
 
-    need: m.NeedGeneration
+    need: m.GenerateRequest
     token_ids: bytes = b""
     finish: str = "abort"
     pieces: int = 0

@@ -167,7 +167,7 @@ class WeightPublisher:
         targets = [m.EngineTarget(engine.instance, engine.fresh) for engine in engines]
         return m.SendWeights(self._session.incarnation, self._last_update, targets)
 
-    def weights_ready(self, message: m.WeightsReady) -> None:
+    def weights_ready(self, message: m.WeightGroupReady) -> None:
         """The trainer opened a group: ask the engine's agent to join it."""
         update = self._updates.get(message.update)
         if update is None:
@@ -261,7 +261,7 @@ class WeightPublisher:
                 f"a probe token at version {ack.version}, more than weightSync.probeTolerance {sync.probe_tolerance:g}"
             )
             if "bfloat16" not in (self._spec.trainer.dtype, self._dtype(engine)):
-                self._run.fail("ProbeMismatch", text)
+                self._run.fail("LogprobMismatch", text)
                 return
             log.warning("%s", text)
         engine.serving = (ack.lineage, ack.version)
@@ -284,7 +284,7 @@ class WeightPublisher:
         engine.failures += 1
         self._failures_in_a_row += 1
         if self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
-            self._run.fail("WeightSyncFails", f"no engine can be given weights any more; the last failure: {reason}")
+            self._run.fail("WeightSyncFailed", f"no engine can be given weights any more; the last failure: {reason}")
         log.warning("weights did not reach engine %s: %s", instance, reason)
         if engine.failures >= FAILURES_BEFORE_RESTART and engine.connection is not None:
             engine.failures, engine.state = 0, "starting"

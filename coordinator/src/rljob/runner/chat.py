@@ -16,8 +16,8 @@ import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from rljob.runner.content import Messages
 from rljob.runner.model_files import read_object
+from rljob.runner.prompt_content import Messages
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 

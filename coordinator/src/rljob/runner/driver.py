@@ -6,11 +6,19 @@ import os
 import uuid
 
 from rljob.protocol.coordinator_link import CoordinatorLink
-from rljob.protocol.messages import AckScored, Cancel, Drive, Generated, RegisterRunner, ToRunner, TrajectoryFailed
+from rljob.protocol.messages import (
+    AckTrajectories,
+    Cancel,
+    GenerateResult,
+    LeaseTrajectory,
+    RegisterRunner,
+    ToRunner,
+    TrajectoryFailed,
+)
 from rljob.runner.data import SPLITS
-from rljob.runner.prompts import PromptBook
-from rljob.runner.text import TextCodec
-from rljob.runner.trajectory import TaskKit, Trajectory
+from rljob.runner.prompts import PromptCache
+from rljob.runner.tokenizer import TextCodec
+from rljob.runner.trajectory import TaskRuntime, Trajectory
 
 CAPACITY = 4096
 
@@ -21,7 +29,7 @@ class Runner:
     Args:
         url: address of the coordinator.
         token: the role's token.
-        kits: task name → what driving it takes.
+        runtimes: task name → what driving it takes.
         prompts: makes prompts.
         codec: the policy's tokenizer.
         held_out: task name → rows of its held-out split, for those whose rows end.
@@ -31,13 +39,13 @@ class Runner:
         self,
         url: str,
         token: str,
-        kits: dict[str, TaskKit],
-        prompts: PromptBook,
+        runtimes: dict[str, TaskRuntime],
+        prompts: PromptCache,
         codec: TextCodec,
         held_out: dict[str, int],
     ) -> None:
         self._instance = f"runner-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self._kits = kits
+        self._runtimes = runtimes
         self._prompts = prompts
         self._codec = codec
         self._held_out = held_out
@@ -52,12 +60,12 @@ class Runner:
         """
         async for message in self._link.messages():
             match message:
-                case Drive():
+                case LeaseTrajectory():
                     self._drive(message)
-                case Generated(sample=sample, result=turn):
+                case GenerateResult(sample=sample, result=turn):
                     if sample in self._trajectories:
                         self._trajectories[sample].take(turn)
-                case AckScored(samples=samples):
+                case AckTrajectories(samples=samples):
                     for sample in samples:
                         self._acknowledge(sample)
                 case Cancel(samples=samples):
@@ -76,7 +84,7 @@ class Runner:
             *(message for message in pending if message is not None),
         ]
 
-    def _drive(self, drive: Drive) -> None:
+    def _drive(self, drive: LeaseTrajectory) -> None:
         known = self._trajectories.get(drive.sample)
         if known is not None and known.attempt != drive.attempt:
             self._cancel(drive.sample)
@@ -86,12 +94,12 @@ class Runner:
                 known.take(turn)
             if known.finished:
                 self._link.send(known.pending)
-        elif drive.task not in self._kits or drive.split not in SPLITS:
+        elif drive.task not in self._runtimes or drive.split not in SPLITS:
             reason = f"there is no task {drive.task} with a split {drive.split}"
             self._link.send(TrajectoryFailed(drive.sample, reason, drive.attempt))
         else:
             self._trajectories[drive.sample] = Trajectory(
-                drive, self._kits[drive.task], self._prompts, self._codec, self._link.send
+                drive, self._runtimes[drive.task], self._prompts, self._codec, self._link.send
             )
 
     def _acknowledge(self, sample: str) -> None:

@@ -30,8 +30,8 @@ def main() -> None:
 
     from rljob.protocol.coordinator_link import RefusedError
     from rljob.protocol.environment import read_environment, reward_urls
-    from rljob.runner.preparation import prepare
-    from rljob.runner.wiring import serve
+    from rljob.runner.app import serve
+    from rljob.runner.setup import prepare
 
     try:
         environment = read_environment()
@@ -45,7 +45,7 @@ def _check() -> int:
     """Print what is wrong, a line each, on stderr; return the exit code."""
     from rljob.protocol.environment import read_environment
     from rljob.protocol.startup import report_problems
-    from rljob.runner.preparation import check
+    from rljob.runner.setup import check
 
     logging.disable()  # what is only a warning is in the log of the start
     storage = os.environ.get("RLJOB_STORAGE")

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from rljob.api.tasks import Task
 from rljob.runner.chat import ChatTemplate
-from rljob.runner.content import content_of
 from rljob.runner.data import Source
+from rljob.runner.prompt_content import content_of
 
 KEPT = 4096
 
@@ -58,7 +58,7 @@ class PromptMaker:
         return Prompt(problem, text, self.encoder.encode(text, special=False))
 
 
-class PromptBook:
+class PromptCache:
     """Makes prompts in one thread, as some datasets take a quarter of a second for a problem, and keeps the last ones.
 
     Args:

@@ -68,7 +68,7 @@ class RewardClient:
         self._requests = max(2, 2 * reward.processes)  # a pool with one request at work and one waiting is never idle
         self._seconds_per_sample = reward.timeout_seconds / reward.processes
         self._asked = 0  # samples in requests that are out
-        self._turns = _Turns()
+        self._turns = _ExclusiveGate()
         self._waiting: list[_Waiting] = []
         self._out: set[asyncio.Task[None]] = set()
         self._flushing = False
@@ -83,7 +83,7 @@ class RewardClient:
             asyncio.get_running_loop().call_soon(self._flush)
         return await waiting.answer
 
-    async def greet(self) -> None:
+    async def wait_until_reachable(self) -> None:
         """Wait until something answers at the service's address; say so when it does not at once."""
         backoff = Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS)
         limit = aiohttp.ClientTimeout(total=CONNECT_SECONDS)
@@ -226,7 +226,7 @@ class RewardClient:
         self._away = False
 
 
-class _Turns:
+class _ExclusiveGate:
     """Who may ask now: all at once, but nobody beside one that is to be asked about alone."""
 
     def __init__(self) -> None:

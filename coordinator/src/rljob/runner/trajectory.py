@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rljob.api.tasks import Task
-from rljob.protocol.messages import Drive, NeedGeneration, Scored, TrajectoryFailed, TurnTokens
+from rljob.protocol.messages import GenerateRequest, LeaseTrajectory, TrajectoryFailed, TrajectoryScored, TurnTokens
 from rljob.protocol.rewards import Score, ScoreItem
 from rljob.runner.context import TrajectoryError
 from rljob.runner.loops import Loop
-from rljob.runner.prompts import Prompt, PromptBook
+from rljob.runner.prompts import Prompt, PromptCache
 from rljob.runner.scoring import RewardClient
-from rljob.runner.text import TextCodec
+from rljob.runner.tokenizer import TextCodec
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ TEXT_CHARACTERS = 4096
 
 
 @dataclass(frozen=True)
-class TaskKit:
+class TaskRuntime:
     """What driving a task's trajectories takes."""
 
     task: Task
@@ -36,26 +36,31 @@ class Trajectory:
     """A leased trajectory; implements :class:`rljob.runner.context.Context` for its loop.
 
     Args:
-        drive: the lease.
-        kit: of its task.
+        lease: sample, row and turns that exist already.
+        runtime: of its task.
         prompts: shared by all trajectories.
         codec: the policy's tokenizer.
         send: tells the coordinator.
     """
 
     def __init__(
-        self, drive: Drive, kit: TaskKit, prompts: PromptBook, codec: TextCodec, send: Callable[[object], None]
+        self,
+        lease: LeaseTrajectory,
+        runtime: TaskRuntime,
+        prompts: PromptCache,
+        codec: TextCodec,
+        send: Callable[[object], None],
     ) -> None:
-        self._drive = drive
-        self._kit = kit
+        self._lease = lease
+        self._runtime = runtime
         self._prompts = prompts
         self._codec = codec
         self._send = send
-        self._turns = {turn.turn: turn for turn in drive.turns}
+        self._turns = {turn.turn: turn for turn in lease.turns}
         self._next_turn = 0
-        self._need: NeedGeneration | None = None
+        self._need: GenerateRequest | None = None
         self._answer: asyncio.Future[TurnTokens] | None = None
-        self._result: Scored | TrajectoryFailed | None = None
+        self._result: TrajectoryScored | TrajectoryFailed | None = None
         self._prompt: Prompt | None = None
         self._text = ""
         self._work = asyncio.create_task(self._run())
@@ -63,10 +68,10 @@ class Trajectory:
     @property
     def attempt(self) -> int:
         """Of the lease."""
-        return self._drive.attempt
+        return self._lease.attempt
 
     @property
-    def pending(self) -> NeedGeneration | Scored | TrajectoryFailed | None:
+    def pending(self) -> GenerateRequest | TrajectoryScored | TrajectoryFailed | None:
         """What to say again after a reconnect."""
         return self._result or self._need
 
@@ -108,39 +113,42 @@ class Trajectory:
         """See :meth:`rljob.runner.context.Context.score`."""
         self._text = completion
         item = ScoreItem(
-            sample=self._drive.sample,
-            task=self._drive.task,
+            sample=self._lease.sample,
+            task=self._lease.task,
             prompt=self.prompt.text,
             completion=completion,
             finish=finish,
             problem=self.prompt.problem,
         )
-        return await self._kit.reward.score(item)
+        return await self._runtime.reward.score(item)
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
     async def _make_prompt(self) -> Prompt:
         try:
-            return await self._prompts.prompt(self._drive.task, self._drive.split, self._drive.row)
+            return await self._prompts.prompt(self._lease.task, self._lease.split, self._lease.row)
         except ValueError as error:  # the row, or the chat template with it: a sentence that stands for itself
             raise TrajectoryError(str(error)) from error
 
     async def _ask(self, number: int, token_ids: bytes) -> TurnTokens:
-        sampling, length = self._kit.task.sampling, len(token_ids) // 4
-        room = self._kit.max_model_length - length
+        sampling, length = self._runtime.task.sampling, len(token_ids) // 4
+        limit = self._runtime.max_model_length
+        room = limit - length
         if room < 1:
             raise TrajectoryError(
-                f"the context of turn {number} has {length} tokens, maxModelLength is {self._kit.max_model_length}; "
+                f"the context of turn {number} has {length} tokens, maxModelLength is {limit}; "
                 "raise it or make prompts shorter"
             )
-        self._need = NeedGeneration(
-            sample=self._drive.sample,
+        self._need = GenerateRequest(
+            sample=self._lease.sample,
             turn=number,
             prompt=token_ids,
             max_tokens=min(sampling.max_tokens, room),
-            temperature=(sampling.temperature if self._drive.split == "train" else self._kit.evaluation_temperature),
+            temperature=(
+                sampling.temperature if self._lease.split == "train" else self._runtime.evaluation_temperature
+            ),
             stop_token_ids=self._codec.stop_token_ids,
-            attempt=self._drive.attempt,
+            attempt=self._lease.attempt,
         )
         self._answer = asyncio.get_running_loop().create_future()
         self._send(self._need)
@@ -149,23 +157,23 @@ class Trajectory:
         return turn
 
     async def _run(self) -> None:
-        drive = self._drive
+        lease = self._lease
         try:
             self._prompt = await self._make_prompt()
-            score = await self._kit.loop(self)
+            score = await self._runtime.loop(self)
         except TrajectoryError as error:
-            self._finish(TrajectoryFailed(drive.sample, str(error), drive.attempt))
+            self._finish(TrajectoryFailed(lease.sample, str(error), lease.attempt))
         except Exception as error:  # a problem or loop may raise anything: recorded, it fails one sample, not the run
-            log.exception("sample %s failed", drive.sample)
-            self._finish(TrajectoryFailed(drive.sample, f"{type(error).__name__}: {error}", drive.attempt))
+            log.exception("sample %s failed", lease.sample)
+            self._finish(TrajectoryFailed(lease.sample, f"{type(error).__name__}: {error}", lease.attempt))
         else:
             if score.error:
-                self._finish(TrajectoryFailed(drive.sample, score.error, drive.attempt))
+                self._finish(TrajectoryFailed(lease.sample, score.error, lease.attempt))
             else:
                 text = self._text[:TEXT_CHARACTERS]
-                self._finish(Scored(drive.sample, score.reward, score.metrics, text, drive.attempt))
+                self._finish(TrajectoryScored(lease.sample, score.reward, score.metrics, text, lease.attempt))
 
-    def _finish(self, result: Scored | TrajectoryFailed) -> None:
+    def _finish(self, result: TrajectoryScored | TrajectoryFailed) -> None:
         self._need = None
         self._result = result
         self._send(result)

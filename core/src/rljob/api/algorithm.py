@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rljob.api.base import Model
+from rljob.api.extensions import ADVANTAGES, AGGREGATIONS, OBJECTIVES, Extension
 
 
 class Algorithm(Model):
@@ -14,11 +15,16 @@ class Algorithm(Model):
 
     preset: Literal["grpo", "dr_grpo"] = "grpo"
     """`grpo` (DeepSeekMath, arXiv 2402.03300) or `dr_grpo` (arXiv 2503.20783)."""
-    advantage: Literal["group_normalized", "group_centered"] | None = None
-    """`group_normalized`: (R − mean) / (std + 1e-6) over the group, unbiased std. `group_centered`: R − mean."""
-    aggregation: Literal["token_mean", "token_sum_constant"] | None = None
+    advantage: Annotated[str, Extension(ADVANTAGES)] | None = None
+    """`group_normalized`: (R − mean) / (std + 1e-6) over the group, unbiased std. `group_centered`: R − mean. Or
+    `module:function` of your own package."""
+    objective: Annotated[str, Extension(OBJECTIVES)] | None = None
+    """Objective of a token: `ppo_clip`, the clipped ratio times the advantage. Or `module:function` of your own
+    package."""
+    aggregation: Annotated[str, Extension(AGGREGATIONS)] | None = None
     """`token_mean`: sum over the tokens of the global batch divided by their number. `token_sum_constant`: divided
-    by samples of the batch times the task's maxTokens instead, so that long answers are not weighted down."""
+    by samples of the batch times the task's maxTokens instead, so that long answers are not weighted down. Or
+    `module:function` of your own package."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] | None = None
     """ε_low: the ratio is clipped below at 1 − ε_low."""
     clip_high: Annotated[float, Field(gt=0, le=10)] | None = None
@@ -37,6 +43,7 @@ class Algorithm(Model):
 PRESETS: dict[str, dict[str, Any]] = {
     "grpo": {
         "advantage": "group_normalized",
+        "objective": "ppo_clip",
         "aggregation": "token_mean",
         "clip_low": 0.2,
         "clip_high": 0.2,
@@ -46,6 +53,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "dr_grpo": {
         "advantage": "group_centered",
+        "objective": "ppo_clip",
         "aggregation": "token_sum_constant",
         "clip_low": 0.2,
         "clip_high": 0.2,

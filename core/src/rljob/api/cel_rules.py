@@ -186,11 +186,11 @@ def _inside(at: str) -> Rule:
 
 
 def _services() -> Iterator[Rule]:
-    forms = ("builtin", "url", "local")
+    forms = ("builtin", "function", "url", "local")
     yield Rule(
         "spec.rewards[]",
         f"{_most_one_of(*forms)} && ({' || '.join(f'has(self.{form})' for form in (*forms, 'template'))})",
-        "give exactly one of builtin, url, local",
+        "give exactly one of builtin, function, url, local",
     )
     yield Rule(
         "spec.rewards[]",

@@ -62,7 +62,7 @@ def refused(engine: str, args: Sequence[str]) -> Iterator[str]:
     """Yield ``args[i]: sentence`` for every argument that rljob sets, written in full or abbreviated."""
     for index, arg in enumerate(args):
         name = arg.partition("=")[0].partition(".")[0].replace("_", "-")
-        for governed, instead in GOVERNED[engine].items():
+        for governed, instead in GOVERNED.get(engine, {}).items():
             if _means(name, governed):
                 yield f"args[{index}]: {arg!r} is governed by rljob ({instead}); remove it"
                 break

@@ -67,7 +67,7 @@ def _sentences_of(detail: ErrorDetails, root: type[BaseModel]) -> list[str]:
         return [f"{path}.{line}" if path else line for line in str(detail["ctx"]["error"]).splitlines()]
     if detail["type"] == "extra_forbidden":
         return [f"{path}: {_unknown(detail['loc'], root)}"]
-    if detail["type"] == "literal_error" and (refusal := _not_yet(detail, root)):
+    if detail["type"] in ("literal_error", "extension") and (refusal := _not_yet(detail, root)):
         return [f"{path}: {refusal}"]
     wording = WORDING.get(detail["type"])
     if wording is None:

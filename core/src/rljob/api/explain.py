@@ -136,6 +136,8 @@ def _kind(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
         return f"`{schema['const']}`"
     if "enum" in schema:
         return " or ".join(f"`{value}`" for value in schema["enum"])
+    if "examples" in schema:  # of an extension point: its built-in names
+        return " or ".join((*(f"`{name}`" for name in schema["examples"]), "module:attribute"))
     if "prefixItems" in schema:
         return f"list of {len(schema['prefixItems'])} {_kind(schema['prefixItems'][0], definitions)}"
     if "items" in schema:

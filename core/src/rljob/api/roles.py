@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rljob.api.base import Collectives, Model, Name, Quantity, Text, Url
+from rljob.api.extensions import BACKENDS, ENGINES, Extension, Reference
 from rljob.api.kubernetes import Accelerator, Rdma
 from rljob.api.pods import PodTemplate
 
@@ -32,15 +33,19 @@ class LocalCommand(Model):
 
 
 class Reward(Model):
-    """A reward service: `builtin`, `url`, or a container of your own in `template`, with `local` for `rljob run`."""
+    """A reward service: `builtin`, `function`, `url`, or a container of your own in `template`, with `local` for
+    `rljob run`."""
 
     name: Name
     """Name that tasks refer to."""
     builtin: Literal["reasoning_gym", "exact_match"] | None = None
     """Scorer that ships with rljob. `reasoning_gym`: the dataset's own score of the extracted answer, 0 or 1.
     `exact_match`: 1 when the answer equals a column of the row, else 0."""
+    function: Reference | None = None
+    """Reward of your own package as `module:attribute`: a function as in the reward SDK, or a `RewardKind` with
+    options. In a cluster the image in `template` has the package."""
     config: Annotated[dict[Text, Any], Field(max_length=64)] = {}
-    """Options of the builtin. `exact_match`: `column` (default answer), `extract` (a regular expression; its last match
+    """Options of the reward. `exact_match`: `column` (default answer), `extract` (a regular expression; its last match
     in the completion, or that match's first group, is the answer; the whole text when left out), `ignoreCase`."""
     url: Url | None = None
     """Address of a service outside the job; samples are posted to URL/v1/score."""
@@ -55,6 +60,11 @@ class Reward(Model):
     """Worker processes per pod that score samples."""
     timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 10.0
     """Time limit for scoring one sample. After it the sample counts as failed, and its worker is replaced."""
+
+    @property
+    def served_by_rljob(self) -> bool:
+        """Whether rljob's own service scores: a builtin or a function."""
+        return self.builtin is not None or self.function is not None
 
 
 class Environment(Model):
@@ -107,8 +117,8 @@ class TrainerParallelism(Model):
 class Trainer(Model):
     """The trainer."""
 
-    backend: Literal["fsdp", "megatron"] = "fsdp"
-    """`fsdp`: PyTorch FSDP2. `megatron`: Megatron Core."""
+    backend: Annotated[str, Extension(BACKENDS, ("megatron",))] = "fsdp"
+    """`fsdp`: PyTorch FSDP2. `megatron`: Megatron Core. Or `module:class` of your own package."""
     parallelism: TrainerParallelism = TrainerParallelism()
     """Model parallelism."""
     nodes: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -153,8 +163,8 @@ class Rollout(Model):
     """Name of the pool."""
     model: Name = "policy"
     """Name of an entry of `models`."""
-    engine: Literal["vllm", "sglang"] = "vllm"
-    """The inference engine."""
+    engine: Annotated[str, Extension(ENGINES, ("sglang",))] = "vllm"
+    """The inference engine: `vllm`, `sglang`, or `module:class` of your own package."""
     hosts: Annotated[int, Field(ge=1, le=1024)] = 1
     """Pods of one engine."""
     parallelism: EngineParallelism = EngineParallelism()

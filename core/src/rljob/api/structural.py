@@ -22,7 +22,7 @@ _ORDER = (
 )
 _KEPT = {"type", "format", "enum", "pattern", "minLength", "maxLength", "minItems", "maxItems", "maxProperties"}
 _KEPT |= {"minimum", "maximum"}
-_DROPPED = {"title", "propertyNames", "$defs"}
+_DROPPED = {"examples", "title", "propertyNames", "$defs"}
 """`propertyNames`: not available in a structural schema; the operator's validation checks the bound of keys."""
 
 

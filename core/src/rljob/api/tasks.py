@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from rljob.api.base import Model, Name, Text
+from rljob.api.extensions import LOOPS, Extension
 
 
 class ReasoningGym(Model):
@@ -97,6 +98,9 @@ class Task(Model):
     """The prompt as a chat, rendered with the model's chat template."""
     messages_column: Annotated[Text, Field(min_length=1)] | None = None
     """Column with the chat: a list of {role, content}."""
+    loop: Annotated[str, Extension(LOOPS)] = "single_turn"
+    """How a trajectory is driven. `single_turn`: one prompt, one answer, one score. Or `module:function` of your own
+    package."""
     reward: Name
     """Name of an entry of `rewards`."""
     sampling: Sampling = Sampling()

@@ -164,7 +164,7 @@ def _prompt(path: str, task: Task) -> Iterator[str]:
 
 
 def _reward(path: str, reward: Reward) -> Iterator[str]:
-    given = {"builtin": reward.builtin, "url": reward.url, "local": reward.local}
+    given = {"builtin": reward.builtin, "function": reward.function, "url": reward.url, "local": reward.local}
     forms = [name for name, value in given.items() if value is not None]
     if len(forms) > 1 or (not forms and reward.template is None):
         said = f"{' and '.join(forms)} are given" if forms else "no scorer is given"
@@ -174,8 +174,8 @@ def _reward(path: str, reward: Reward) -> Iterator[str]:
     elif reward.builtin is not None:
         for problem in option_problems(reward.builtin, reward.config):
             yield f"{path}.config.{problem}"
-    elif reward.config:
-        yield f"{path}.config: applies to a builtin only; remove it, and configure the service itself"
+    elif reward.config and reward.function is None:
+        yield f"{path}.config: applies to a builtin or a function only; remove it, and configure the service itself"
 
 
 def _rollouts(spec: RLJobSpec) -> Iterator[str]:

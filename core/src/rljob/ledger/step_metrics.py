@@ -103,16 +103,16 @@ def _batch(query: Query, step: int) -> Metrics:
         **_spread("reward", rewards),
         "reward/min": min(rewards),
         "reward/max": max(rewards),
-        "reward/groups_without_spread": _share(min(group) == max(group) for group in groups.values()),
-        "length/truncated": _share(row["finish"] == "length" for row in rows),
+        "reward/zero_std_group_fraction": _share(min(group) == max(group) for group in groups.values()),
+        "response_length/truncated_fraction": _share(row["finish"] == "length" for row in rows),
         "version/lowest": float(min(row["min_version"] for row in rows)),
         "version/highest": float(max(row["max_version"] for row in rows)),
     }
     for task, of_task in tasks.items():
         metrics |= {**_spread(f"reward/{task}", of_task), f"samples/{task}": float(len(of_task))}
     for name, values in {
-        "length/response": [row["response_tokens"] for row in rows],
-        "length/prompt": [row["prompt_tokens"] for row in rows],
+        "response_length": [row["response_tokens"] for row in rows],
+        "prompt_length": [row["prompt_tokens"] for row in rows],
         "staleness": [step - row["min_version"] for row in rows],
     }.items():
         metrics |= {f"{name}/mean": statistics.fmean(values), f"{name}/max": float(max(values))}

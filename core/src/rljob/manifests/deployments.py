@@ -99,7 +99,7 @@ def reward_url(ctx: RenderContext, service: Reward) -> str:
 
 def _reward_pod(ctx: RenderContext, role: RoleKey, service: Reward) -> Pod:
     hang_seconds = ctx.job.spec.failure_policy.hang_seconds
-    ours = service.builtin is not None
+    ours = service.served_by_rljob
     return Pod(
         role,
         image="rewards" if ours else "",

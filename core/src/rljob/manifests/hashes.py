@@ -99,7 +99,7 @@ def _of_parts(written: Mapping[str, Any]) -> dict[str, Any]:
     for field in PLACED:
         parts[field] = [_without(entry, ("template", "replicas", *OF_PODS)) for entry in written[field]]
     for reward in parts["rewards"]:
-        if not reward.keys() & {"builtin", "url", "local"}:
+        if not reward.keys() & {"builtin", "function", "url", "local"}:
             reward["template"] = {}  # the user's container scores
     return parts
 

@@ -34,7 +34,7 @@ def _paths(job: RLJob) -> Iterator[str]:
 
 def _rewards(job: RLJob) -> Iterator[str]:
     for i, reward in enumerate(job.spec.rewards):
-        if reward.builtin is not None or reward.url is not None:
+        if reward.served_by_rljob or reward.url is not None:
             continue
         if reward.template is None:
             yield (

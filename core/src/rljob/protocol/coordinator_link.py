@@ -17,7 +17,7 @@ import aiohttp
 import msgspec
 
 from rljob.protocol.backoff import Backoff
-from rljob.protocol.messages import MAX_FRAME_BYTES, Refuse, encode, encode_frame, frame_decoder, frame_length
+from rljob.protocol.messages import MAX_FRAME_BYTES, Reject, encode, encode_frame, frame_decoder, frame_length
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class CoordinatorLink:
         """Yield incoming messages without end, reconnecting with back-off.
 
         Raises:
-            RefusedError: the coordinator answered Refuse(fatal=True) or HTTP 401.
+            RefusedError: the coordinator answered Reject(fatal=True) or HTTP 401.
         """
         backoff = Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS)
         async with aiohttp.ClientSession(headers=self._headers) as session:
@@ -101,7 +101,7 @@ class CoordinatorLink:
                 except (msgspec.DecodeError, msgspec.ValidationError) as error:
                     raise RefusedError(f"the coordinator speaks another version of the protocol: {error}") from None
                 for message in batch:
-                    if isinstance(message, Refuse):
+                    if isinstance(message, Reject):
                         if message.fatal:
                             raise RefusedError(message.reason)
                         log.warning("refused: %s", message.reason)

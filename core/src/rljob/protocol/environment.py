@@ -26,7 +26,7 @@ RENDEZVOUS_ID = "RLJOB_RENDEZVOUS_ID"
 
 
 @dataclass(frozen=True)
-class PartEnvironment:
+class ComponentEnvironment:
     """Settings of a process, from its environment.
 
     RLJOB_JOB: file of the resolved manifest (JSON). RLJOB_STORAGE: the job's storage (a directory; ``job://PATH`` is
@@ -68,8 +68,8 @@ class PartEnvironment:
         return Path(source)
 
 
-def read_environment() -> PartEnvironment:
-    """Return this process's :class:`PartEnvironment`; the job is resolved, whether its file is or not.
+def read_environment() -> ComponentEnvironment:
+    """Return this process's :class:`ComponentEnvironment`; the job is resolved, whether its file is or not.
 
     Raises:
         ValueError: RLJOB_JOB or RLJOB_STORAGE is not set, or a file that a variable names cannot be read.
@@ -77,7 +77,7 @@ def read_environment() -> PartEnvironment:
     for name in ("RLJOB_JOB", "RLJOB_STORAGE"):
         if not os.environ.get(name):
             raise ValueError(f"{name} is not set; rljob run and the operator set it")
-    return PartEnvironment(
+    return ComponentEnvironment(
         job=resolve(RLJob.model_validate_json(_read("RLJOB_JOB"))),
         storage=Path(os.environ["RLJOB_STORAGE"]),
         coordinator=os.environ.get("RLJOB_COORDINATOR", ""),

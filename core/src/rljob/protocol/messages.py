@@ -5,8 +5,8 @@ int32, log-probabilities float32 (natural logarithm). Everything a sender must n
 reconnect until it is acknowledged; every receiver takes repetitions.
 
 ``sample`` names one (prompt, member): ``g17.3`` is member 3 of the 17th training group, ``e20.17.0`` member 0 of row
-17 of the evaluation at policy version 20. ``attempt`` counts fresh sampling streams: of a request (Part) those of its
-turn; of a lease and what its runner says about it those that were thrown away before it.
+17 of the evaluation at policy version 20. ``attempt`` counts fresh sampling streams: of a request (RequestId) those of
+its turn; of a lease and what its runner says about it those that were thrown away before it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Message(msgspec.Struct, tag=True, array_like=True, forbid_unknown_fields=T
     """Base of all messages."""
 
 
-class Part(msgspec.Struct, array_like=True):
+class RequestId(msgspec.Struct, array_like=True):
     """A turn's generation request: the unit engines work on and acknowledge."""
 
     sample: str
@@ -52,7 +52,7 @@ class RegisterEngine(Message):
     max_model_length: int  # tokens
     lineage: int
     version: int
-    running: list[Part]
+    running: list[RequestId]
     digest: str = ""  # of the weights served: blake3 hex over the bytes received; empty when none
     pod: str = ""  # RLJOB_INSTANCE of the agent: the same for all its servers; empty outside a cluster
 
@@ -60,7 +60,7 @@ class RegisterEngine(Message):
 class Completion(msgspec.Struct, array_like=True):
     """What one Generate produced. On finish ``abort`` the tokens are a prefix to continue from."""
 
-    part: Part
+    request_id: RequestId
     token_ids: bytes  # int32; without the prompt
     logprobs: bytes  # float32, one per token id
     spans: list[VersionSpan]  # cover all tokens, in order
@@ -77,7 +77,7 @@ class Completions(Message):
 class GenerationFailed(Message):
     """The engine could not do it. ``permanent``: no engine will (bad request); else dispatch it again."""
 
-    part: Part
+    request_id: RequestId
     reason: str
     permanent: bool
 
@@ -110,7 +110,7 @@ class EngineHeartbeat(Message):
     restarts: int  # of the engine server since the agent started
 
 
-class EngineDied(Message):
+class EngineCrashed(Message):
     """The engine server ended by itself and is started again, or the agent gives up and exits. Also said by an agent
     that has not registered an engine yet."""
 
@@ -134,10 +134,10 @@ class SamplingParams(msgspec.Struct, array_like=True):
 
 
 class Generate(Message):
-    """Generate a completion. Idempotent by ``part``. An agent whose engine has no weights yet drops it: it was meant
-    for the engine before, and the registration of this one has it dispatched again."""
+    """Generate a completion. Idempotent by ``request_id``. An agent whose engine has no weights yet drops it: it was
+    meant for the engine before, and the registration of this one has it dispatched again."""
 
-    part: Part
+    request_id: RequestId
     token_ids: bytes  # int32: prompt, and on continuation what was already generated
     sampling: SamplingParams
 
@@ -145,14 +145,14 @@ class Generate(Message):
 class Abort(Message):
     """Stop these; each ends as a Completion with finish ``abort`` unless ``discard``, then nothing more is said."""
 
-    parts: list[Part]
+    request_ids: list[RequestId]
     discard: bool
 
 
 class AckCompletions(Message):
     """The coordinator has stored these; forget them."""
 
-    parts: list[Part]
+    request_ids: list[RequestId]
 
 
 class ParameterMeta(msgspec.Struct, array_like=True):
@@ -225,7 +225,7 @@ class Checkpointed(Message):
     path: str
 
 
-class WeightsReady(Message):
+class WeightGroupReady(Message):
     """For one engine of a SendWeights: where its group is; the trainer is broadcasting or waiting for it to join."""
 
     incarnation: int
@@ -252,7 +252,7 @@ class WeightsSent(Message):
     error: str
 
 
-class TrainerWaits(Message):
+class TrainerBlocked(Message):
     """The trainer cannot do what it was told until somebody helps (a full disk), and tries it again; with an empty
     ``reason`` it no longer waits."""
 
@@ -363,7 +363,7 @@ class RegisterRunner(Message):
     held_out: dict[str, int] = {}
 
 
-class NeedGeneration(Message):
+class GenerateRequest(Message):
     """A turn wants tokens."""
 
     sample: str
@@ -372,10 +372,10 @@ class NeedGeneration(Message):
     max_tokens: int
     temperature: float
     stop_token_ids: list[int]
-    attempt: int = 0  # of the Drive
+    attempt: int = 0  # of the LeaseTrajectory
 
 
-class Scored(Message):
+class TrajectoryScored(Message):
     """The trajectory ended; repeated until acknowledged. One about an attempt that was thrown away is acknowledged and
     ignored."""
 
@@ -383,16 +383,16 @@ class Scored(Message):
     reward: float
     metrics: dict[str, float]
     text: str  # the answer as text, cut to 4,096 characters, for people
-    attempt: int = 0  # of the Drive
+    attempt: int = 0  # of the LeaseTrajectory
 
 
 class TrajectoryFailed(Message):
-    """The trajectory cannot be finished: recorded, the group is replaced. Repeated until AckScored; an old attempt's is
-    ignored as in Scored."""
+    """The trajectory cannot be finished: recorded, the group is replaced. Repeated until AckTrajectories; an
+    old attempt's is ignored as in TrajectoryScored."""
 
     sample: str
     reason: str
-    attempt: int = 0  # of the Drive
+    attempt: int = 0  # of the LeaseTrajectory
 
 
 # --- coordinator -> runner --------------------------------------------------------------------------------------------
@@ -407,7 +407,7 @@ class TurnTokens(msgspec.Struct, array_like=True):
     finish: str  # stop | length
 
 
-class Drive(Message):
+class LeaseTrajectory(Message):
     """Lease of a trajectory. ``turns`` are finished turns of an earlier lease: take them instead of asking. One with
     another ``attempt`` than the trajectory in hand takes its place."""
 
@@ -419,8 +419,8 @@ class Drive(Message):
     attempt: int = 0
 
 
-class Generated(Message):
-    """Answer to NeedGeneration."""
+class GenerateResult(Message):
+    """Answer to GenerateRequest."""
 
     sample: str
     result: TurnTokens
@@ -432,7 +432,7 @@ class Cancel(Message):
     samples: list[str]
 
 
-class AckScored(Message):
+class AckTrajectories(Message):
     """The coordinator has stored these; forget them."""
 
     samples: list[str]
@@ -441,7 +441,7 @@ class AckScored(Message):
 # --- both ways --------------------------------------------------------------------------------------------------------
 
 
-class Refuse(Message):
+class Reject(Message):
     """Coordinator to anyone: the message or registration is refused; ``fatal`` means exit with code 2."""
 
     reason: str
@@ -449,15 +449,15 @@ class Refuse(Message):
 
 
 FromAgent: TypeAlias = (
-    RegisterEngine | Completions | GenerationFailed | WeightAck | WeightFailed | EngineHeartbeat | EngineDied
+    RegisterEngine | Completions | GenerationFailed | WeightAck | WeightFailed | EngineHeartbeat | EngineCrashed
 )
-ToAgent: TypeAlias = Generate | Abort | AckCompletions | PrepareWeights | RestartEngine | Refuse
+ToAgent: TypeAlias = Generate | Abort | AckCompletions | PrepareWeights | RestartEngine | Reject
 FromTrainer: TypeAlias = (
-    RegisterTrainer | StepDone | Checkpointed | WeightsReady | WeightsSent | TrainerWaits | TrainerFailed
+    RegisterTrainer | StepDone | Checkpointed | WeightGroupReady | WeightsSent | TrainerBlocked | TrainerFailed
 )
-ToTrainer: TypeAlias = TrainerRegistered | Train | SendWeights | CancelSend | Checkpoint | Stop | Refuse
-FromRunner: TypeAlias = RegisterRunner | NeedGeneration | Scored | TrajectoryFailed
-ToRunner: TypeAlias = Drive | Generated | Cancel | AckScored | Refuse
+ToTrainer: TypeAlias = TrainerRegistered | Train | SendWeights | CancelSend | Checkpoint | Stop | Reject
+FromRunner: TypeAlias = RegisterRunner | GenerateRequest | TrajectoryScored | TrajectoryFailed
+ToRunner: TypeAlias = LeaseTrajectory | GenerateResult | Cancel | AckTrajectories | Reject
 
 _encoder = msgspec.msgpack.Encoder()
 

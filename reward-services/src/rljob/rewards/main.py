@@ -39,6 +39,8 @@ def make_builtin(settings: Settings, job: RLJob) -> Reward:
     Raises:
         ValueError: it names none, or what it needs is not there.
     """
+    from rljob.api.extensions import load
+
     match settings.builtin:
         case "exact_match":
             from rljob.api.builtin_rewards import exact_match
@@ -49,6 +51,9 @@ def make_builtin(settings: Settings, job: RLJob) -> Reward:
             from rljob.rewards.reasoning_gym_reward import ReasoningGymReward  # takes seconds
 
             return ReasoningGymReward([task for task in job.spec.tasks if task.reward == settings.name])
+        case None if settings.function is not None:
+            reward: Reward = load({}, settings.function, "function")
+            return reward
         case None:
             raise ValueError(f"reward {settings.name} is no builtin; start its own program")
 

@@ -22,7 +22,7 @@ import msgspec
 
 from rljob.protocol.rewards import Score, ScoreItem
 from rljob.rewards import metrics
-from rljob.rewards.verdict import failed
+from rljob.rewards.evaluate import failed
 from rljob.rewards.worker import fork_worker
 
 log = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ class Pool:
             finally:
                 how = worker.end()
             if worker.chunk:
-                self._settle(worker.chunk.popleft(), overran, how)
+                self._handle_worker_exit(worker.chunk.popleft(), overran, how)
                 for job in worker.chunk:
                     self._queue.put_nowait(job)
 
@@ -158,7 +158,7 @@ class Pool:
             chunk.extend(job for job in waiting if not job.verdict.done())
         return chunk
 
-    def _settle(self, job: _Job, overran: bool, how: str) -> None:
+    def _handle_worker_exit(self, job: _Job, overran: bool, how: str) -> None:
         """Decide about the sample that a worker ended on."""
         job.tries += 1
         if overran:

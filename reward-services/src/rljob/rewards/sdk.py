@@ -26,12 +26,12 @@ from typing import TypeAlias
 import uvicorn
 
 from rljob.api.roles import Reward as Settings
-from rljob.protocol.environment import LOG_LEVEL, PartEnvironment, read_environment
+from rljob.protocol.environment import LOG_LEVEL, ComponentEnvironment, read_environment
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.protocol.startup import end_on_sigterm, host_and_port
+from rljob.rewards.evaluate import RewardEvaluator
 from rljob.rewards.pool import Pool
 from rljob.rewards.server import build_app
-from rljob.rewards.verdict import Judge
 
 Reward: TypeAlias = Callable[..., float | tuple[float, Mapping[str, float]]]
 """A reward: a function, or an object that is called like one."""
@@ -64,7 +64,7 @@ def serve(reward: Reward) -> None:
         sys.exit(CONFIGURATION_ERROR)
 
 
-def settings_of(environment: PartEnvironment) -> Settings:
+def settings_of(environment: ComponentEnvironment) -> Settings:
     """Return the entry of the manifest that this process serves.
 
     Raises:
@@ -85,7 +85,7 @@ def run(reward: Reward, settings: Settings, listen: str) -> None:
     host, port = host_and_port(listen)
     # uvicorn has a handler of its own while it serves, and raises the signal again after it: an end in good order
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    pool = Pool(Judge(reward, settings.name), settings.name, settings.processes, settings.timeout_seconds)
+    pool = Pool(RewardEvaluator(reward, settings.name), settings.name, settings.processes, settings.timeout_seconds)
     uvicorn.run(
         build_app(pool),
         host=host,

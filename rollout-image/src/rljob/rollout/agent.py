@@ -29,7 +29,7 @@ from rljob.protocol.health_probe import say_ready
 from rljob.protocol.messages import (
     Abort,
     AckCompletions,
-    EngineDied,
+    EngineCrashed,
     EngineHeartbeat,
     Generate,
     PrepareWeights,
@@ -86,7 +86,7 @@ class Agent:
         self._served = False  # this server has had weights
         self._unsaid: WeightAck | WeightFailed | None = None
         self._restarts = 0
-        self._died: EngineDied | None = None  # the server before
+        self._died: EngineCrashed | None = None  # the server before
         self._engine: EngineProcess | None = None
         self._updater: WeightUpdater | None = None
         self._updates: set[asyncio.Task[None]] = set()
@@ -159,7 +159,7 @@ class Agent:
     def _report(self, reason: str, last_lines: str, starting: bool) -> None:
         """Tell the coordinator that a server ended, now and on every connection until the next one is ready."""
         self._restarts += 1
-        self._died = EngineDied(self._pool.name, reason, last_lines, self._restarts, starting)
+        self._died = EngineCrashed(self._pool.name, reason, last_lines, self._restarts, starting)
         self._link.send(self._died)
 
     async def _serve(self, engine: EngineProcess) -> str:
@@ -248,9 +248,9 @@ class Agent:
                 if self._served and self._state != "leaving":  # else: for the server before, or sent again by others
                     self._requests.generate(message)
             case AckCompletions():
-                self._requests.acknowledge(message.parts)
+                self._requests.acknowledge(message.request_ids)
             case Abort():
-                self._requests.abort(message.parts, message.discard)
+                self._requests.abort(message.request_ids, message.discard)
             case PrepareWeights() if message.engine in ("", self._instance):
                 update = self._spawn(self._update_weights(message, self._updater))
                 self._updates.add(update)

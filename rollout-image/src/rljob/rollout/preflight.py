@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rljob.api.roles import Rollout
-from rljob.protocol.environment import PartEnvironment
+from rljob.protocol.environment import ComponentEnvironment
 from rljob.rollout.adapters import ADAPTERS
 
 
-def check(environment: PartEnvironment) -> Iterator[str]:
+def check(environment: ComponentEnvironment) -> Iterator[str]:
     """Yield one sentence for everything that is wrong with the pool that the environment names, or with all.
 
     What is wrong with a model itself the trainer's check says; one that is not there yet is left out.

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from rljob.protocol.messages import Completion, Completions, Generate, GenerationFailed, Part
+from rljob.protocol.messages import Completion, Completions, Generate, GenerationFailed, RequestId
 from rljob.rollout.adapters.base import BadRequestError, EngineClient, EngineError
 
 log = logging.getLogger(__name__)
@@ -108,9 +108,9 @@ class RequestTable:
         self._held = False
         self._fill()
 
-    def in_hand(self) -> list[Part]:
+    def in_hand(self) -> list[RequestId]:
         """Return the requests waiting and running."""
-        return [request.message.part for request in self._requests.values() if not request.discarded]
+        return [request.message.request_id for request in self._requests.values() if not request.discarded]
 
     def unacknowledged(self) -> list[Completions]:
         """Return finished completions that the coordinator may not have; they need not be sent besides."""
@@ -119,7 +119,7 @@ class RequestTable:
 
     def generate(self, message: Generate) -> None:
         """Take a request, unless it is in hand; repeat its completion if it is finished."""
-        key = _key(message.part)
+        key = _key(message.request_id)
         finished = self._finished.get(key)
         if finished is not None:
             self._queue(finished)
@@ -134,11 +134,11 @@ class RequestTable:
         self._emptied.clear()
         self._fill()
 
-    def abort(self, parts: list[Part], discard: bool) -> None:
+    def abort(self, request_ids: list[RequestId], discard: bool) -> None:
         """Stop requests; each ends as a Completion with finish ``abort`` unless ``discard``."""
         in_engine = []
-        for part in parts:
-            key = _key(part)
+        for request_id in request_ids:
+            key = _key(request_id)
             if discard:
                 self._finished.pop(key, None)
             request = self._requests.get(key)
@@ -149,15 +149,15 @@ class RequestTable:
                 in_engine.append(request)
                 continue
             self._waiting.remove(request)
-            self._finish(request, Completion(part, b"", b"", [], "abort", 0.0))
+            self._finish(request, Completion(request_id, b"", b"", [], "abort", 0.0))
         if in_engine:
             self._spawn(self._abort_in_engine(in_engine))
         self._note_emptied()
 
-    def acknowledge(self, parts: list[Part]) -> None:
+    def acknowledge(self, request_ids: list[RequestId]) -> None:
         """Forget completions that the coordinator has stored."""
-        for part in parts:
-            self._finished.pop(_key(part), None)
+        for request_id in request_ids:
+            self._finished.pop(_key(request_id), None)
         self._note_emptied()
 
     async def wait_empty(self) -> None:
@@ -183,7 +183,7 @@ class RequestTable:
         seconds = time.perf_counter() - start
         self._finish(
             request,
-            Completion(message.part, output.token_ids, output.logprobs, output.spans, output.finish, seconds),
+            Completion(message.request_id, output.token_ids, output.logprobs, output.spans, output.finish, seconds),
         )
 
     async def _fail(self, engine: EngineClient, request: _Request, error: EngineError) -> None:
@@ -192,11 +192,11 @@ class RequestTable:
             return  # detach() comes and drops this request
         if self._engine is not engine:
             return
-        log.warning("request %s failed: %s", request.message.part, error)
+        log.warning("request %s failed: %s", request.message.request_id, error)
         self._running.discard(request)
         self._forget(request)
         if not request.discarded:
-            self._send(GenerationFailed(request.message.part, str(error), permanent))
+            self._send(GenerationFailed(request.message.request_id, str(error), permanent))
         self._fill()
         self._note_emptied()
 
@@ -205,11 +205,11 @@ class RequestTable:
         if request.discarded:
             self._note_emptied()
             return
-        self._finished[_key(completion.part)] = completion
+        self._finished[_key(completion.request_id)] = completion
         self._queue(completion)
 
     def _forget(self, request: _Request) -> None:
-        key = _key(request.message.part)
+        key = _key(request.message.request_id)
         if self._requests.get(key) is request:  # else generated afresh since it was discarded
             del self._requests[key]
 
@@ -261,5 +261,5 @@ def in_messages(completions: Iterable[Completion]) -> list[Completions]:
     return messages
 
 
-def _key(part: Part) -> Key:
-    return (part.sample, part.turn, part.attempt)
+def _key(request_id: RequestId) -> Key:
+    return (request_id.sample, request_id.turn, request_id.attempt)

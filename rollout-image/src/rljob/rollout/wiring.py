@@ -8,7 +8,7 @@ import signal
 from functools import partial
 
 from rljob.protocol.coordinator_link import RefusedError
-from rljob.protocol.environment import PartEnvironment
+from rljob.protocol.environment import ComponentEnvironment
 from rljob.protocol.heartbeat import beating
 from rljob.rollout.adapters import ADAPTERS
 from rljob.rollout.agent import Agent
@@ -25,7 +25,7 @@ class MachineError(Exception):
     """This machine cannot start a server now: no room on its disk, no more processes."""
 
 
-def build(environment: PartEnvironment) -> Agent:
+def build(environment: ComponentEnvironment) -> Agent:
     """Return the agent of the pool that the environment names.
 
     Raises:
@@ -43,7 +43,7 @@ def build(environment: PartEnvironment) -> Agent:
     return Agent(pool, start_engine, environment.coordinator, environment.token, environment.instance)
 
 
-async def serve(environment: PartEnvironment) -> None:
+async def serve(environment: ComponentEnvironment) -> None:
     """Run the agent until it is drained, or SIGTERM or SIGINT arrives and what it has is handed back; a second signal
     ends it at once.
 

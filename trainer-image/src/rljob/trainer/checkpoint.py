@@ -126,7 +126,7 @@ class Checkpoints:
                 self._delete(path)
 
     def claim(self, incarnation: int) -> None:
-        """Refuse all lower incarnations from now on.
+        """Reject all lower incarnations from now on.
 
         Raises:
             SupersededError: a higher one was here.

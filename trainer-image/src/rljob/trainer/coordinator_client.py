@@ -21,24 +21,24 @@ from rljob.protocol.messages import (
     CancelSend,
     Checkpoint,
     Checkpointed,
-    Refuse,
     RegisterTrainer,
+    Reject,
     SendWeights,
     StepDone,
     Stop,
     ToTrainer,
     Train,
+    TrainerBlocked,
     TrainerFailed,
     TrainerRegistered,
-    TrainerWaits,
-    WeightsReady,
+    WeightGroupReady,
     WeightsSent,
 )
 
 log = logging.getLogger(__name__)
 
-Command: TypeAlias = TrainerRegistered | Train | SendWeights | Checkpoint | Stop | Refuse
-Result: TypeAlias = StepDone | Checkpointed | WeightsReady | WeightsSent | TrainerWaits | TrainerFailed
+Command: TypeAlias = TrainerRegistered | Train | SendWeights | Checkpoint | Stop | Reject
+Result: TypeAlias = StepDone | Checkpointed | WeightGroupReady | WeightsSent | TrainerBlocked | TrainerFailed
 
 CLOSE_SECONDS = 5.0
 
@@ -123,7 +123,7 @@ class CoordinatorClient:
         with self._changed:
             return self._changed.wait_for(
                 lambda: (
-                    any(isinstance(command, Stop | Refuse | TrainerRegistered) for command in self._commands)
+                    any(isinstance(command, Stop | Reject | TrainerRegistered) for command in self._commands)
                     or self._broken is not None
                 ),
                 seconds,
@@ -140,7 +140,7 @@ class CoordinatorClient:
 
     def _register(self) -> list[Any]:
         with self._changed:
-            self._commands = deque(command for command in self._commands if isinstance(command, Stop | Refuse))
+            self._commands = deque(command for command in self._commands if isinstance(command, Stop | Reject))
             registration = RegisterTrainer(self._instance, self._incarnation, self._step)
             return [registration, *self._results.of(self._incarnation)]
 
@@ -157,7 +157,7 @@ class CoordinatorClient:
         except asyncio.CancelledError:
             pass  # close()
         except RefusedError as error:
-            self._receive(Refuse(str(error), fatal=True))
+            self._receive(Reject(str(error), fatal=True))
         except Exception as error:  # whatever it is, the thread is gone: next() raises it in the main thread
             log.exception("the connection to the coordinator broke")
             with self._changed:

@@ -18,14 +18,14 @@ import tempfile
 
 from rljob.api.resolve import in_storage
 from rljob.protocol import initializer_stamp
-from rljob.protocol.environment import SEED, PartEnvironment, read_environment, search_path
+from rljob.protocol.environment import SEED, ComponentEnvironment, read_environment, search_path
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.protocol.startup import end_on_sigterm
 
 log = logging.getLogger(__name__)
 
 
-def initialize(command: list[str], environment: PartEnvironment) -> int:
+def initialize(command: list[str], environment: ComponentEnvironment) -> int:
     """Run ``command`` unless its work is done; return the exit code.
 
     Raises:

@@ -17,22 +17,22 @@ import torch
 
 from rljob.api.models import RLJob
 from rljob.protocol.checkpoint import OPTIMIZER_FILE
-from rljob.protocol.environment import PartEnvironment
+from rljob.protocol.environment import ComponentEnvironment
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.protocol.health_probe import say_ready
 from rljob.protocol.initializer_stamp import mark_used
 from rljob.protocol.messages import (
     Checkpoint,
     Checkpointed,
-    Refuse,
+    Reject,
     SendWeights,
     StepDone,
     Stop,
     ToTrainer,
     Train,
+    TrainerBlocked,
     TrainerFailed,
     TrainerRegistered,
-    TrainerWaits,
     encode_frame,
     frame_decoder,
 )
@@ -57,7 +57,7 @@ FIRST_ROOM_SECONDS, LAST_ROOM_SECONDS = 1.0, 30.0  # between attempts to write t
 _commands = frame_decoder(ToTrainer)
 
 
-def run(environment: PartEnvironment) -> int:
+def run(environment: ComponentEnvironment) -> int:
     """Run this rank until it is told to stop; return the process's exit code."""
     set_threads()
     world = join_world()
@@ -86,7 +86,7 @@ class TrainerLoop:
         ModelError: the model or the checkpoint to start from cannot be used.
     """
 
-    def __init__(self, environment: PartEnvironment, world: World) -> None:
+    def __init__(self, environment: ComponentEnvironment, world: World) -> None:
         self._environment = environment
         self._job: RLJob = environment.job
         self._world = world
@@ -123,7 +123,7 @@ class TrainerLoop:
             if isinstance(command, Stop):
                 log.info("stopping: %s", command.reason)
                 return STOPPED
-            if isinstance(command, Refuse):
+            if isinstance(command, Reject):
                 log.error("the coordinator refuses this trainer: %s", command.reason)
                 return CONFIGURATION_ERROR
             try:
@@ -271,12 +271,12 @@ class TrainerLoop:
                 break
             except NoRoomError as error:
                 log.error("%s; it is tried again in %.0f s", error, pause)
-                self._coordinator.post(TrainerWaits(self._incarnation, str(error)))
+                self._coordinator.post(TrainerBlocked(self._incarnation, str(error)))
             if self._coordinator.overtaken(pause):
                 return
             pause = min(2 * pause, LAST_ROOM_SECONDS)
         if pause > FIRST_ROOM_SECONDS:
-            self._coordinator.post(TrainerWaits(self._incarnation, ""))
+            self._coordinator.post(TrainerBlocked(self._incarnation, ""))
 
     def _fail(self, reason: str) -> int:
         """Say why and wait to be stopped, so that the reason arrives before the process is gone."""
@@ -285,7 +285,7 @@ class TrainerLoop:
             self._coordinator.post(TrainerFailed(self._incarnation, reason))
             deadline = time.monotonic() + LAST_WORDS_SECONDS
             while (left := deadline - time.monotonic()) > 0:
-                if isinstance(self._coordinator.next(left), Stop | Refuse):
+                if isinstance(self._coordinator.next(left), Stop | Reject):
                     break
         self._world.raise_first_error(None)
         return CONFIGURATION_ERROR

@@ -28,16 +28,16 @@ METRICS: dict[str, str] = {
     "clip_fraction_high": "those held at 1 + clipHigh, or by dualClip",
     "ratio_mean": "probability ratio in the loss (its denominator is algorithm.ratio's): mean over tokens",
     "ratio_max": "its largest value, at most e^20",
-    "mismatch_mean": "|l_old − l_mu| in nats: mean over tokens",
-    "mismatch_max": "its largest value",
+    "logprob_diff_mean": "|l_old − l_mu| in nats: mean over tokens",
+    "logprob_diff_max": "its largest value",
     "kl_k1": "KL(engine ‖ trainer) in nats a token, estimated by the mean of l_mu − l_old",
     "kl_k3": "the same, estimated by the mean of r − 1 − ln r with r = exp(l_old − l_mu)",
     "ess": "effective share of the tokens under weights r: (Σr)² / (n·Σr²); 1 is on policy",
     "entropy": "mean of −l_old in nats a token",
     "tokens": "tokens trained on: those the model wrote",
-    "padding_share": "share of the positions computed in forward passes that held no token of a sample",
+    "padding_fraction": "share of the positions computed in forward passes that held no token of a sample",
     "advantage_abs": "mean of |advantage| over samples",
-    "zero_advantage_share": "share of the samples with an advantage below 1e-6: nothing is learned from them",
+    "zero_advantage_fraction": "share of the samples with an advantage below 1e-6: nothing is learned from them",
     "seconds": "of the whole step, the pull included",
     "seconds_pull": "until the samples' tokens were here, on rank 0",
     "seconds_forward": "in forward passes, on rank 0",
@@ -121,7 +121,7 @@ class TokenStatistics:
 
     def figures(self, world: World, minibatches: int) -> dict[str, float]:
         """Return the figures over all ranks, see ``METRICS``; all take part."""
-        mismatch_max, ratio_max = world.max(self.largest.clone()).tolist()
+        logprob_diff_max, ratio_max = world.max(self.largest.clone()).tolist()
         total = dict(zip(SUMS, world.sum(self.sums.clone()).tolist(), strict=True))
         n = max(1.0, total["tokens"])
         return {
@@ -131,14 +131,14 @@ class TokenStatistics:
             "clip_fraction_high": total["clipped_high"] / n,
             "ratio_mean": total["ratio"] / n,
             "ratio_max": ratio_max,
-            "mismatch_mean": total["abs"] / n,
-            "mismatch_max": mismatch_max,
+            "logprob_diff_mean": total["abs"] / n,
+            "logprob_diff_max": logprob_diff_max,
             "kl_k1": total["k1"] / n,
             "kl_k3": total["k3"] / n,
             "ess": total["weight"] ** 2 / (n * total["weight_squared"]) if total["tokens"] else 1.0,
             "entropy": -total["logprob"] / n,
             "tokens": total["tokens"],
-            "padding_share": total["padding"] / total["positions"],
+            "padding_fraction": total["padding"] / total["positions"],
         }
 
 
@@ -180,7 +180,7 @@ def advantage_figures(advantages_N: Tensor) -> dict[str, float]:
     """Return what the advantages of a batch's samples say, see ``METRICS``."""
     return {
         "advantage_abs": float(advantages_N.abs().mean()),
-        "zero_advantage_share": float((advantages_N.abs() < NO_ADVANTAGE).double().mean()),
+        "zero_advantage_fraction": float((advantages_N.abs() < NO_ADVANTAGE).double().mean()),
     }
 
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rljob.api.resolve import IN_STORAGE
-from rljob.protocol.environment import PartEnvironment
+from rljob.protocol.environment import ComponentEnvironment
 from rljob.trainer import model_directory
 
 DEVICES = Path("/dev")
 
 
-def check(environment: PartEnvironment) -> Iterator[str]:
+def check(environment: ComponentEnvironment) -> Iterator[str]:
     """Yield one sentence for everything that is wrong. A model that the initializer has not made yet is left out."""
     spec = environment.job.spec
     for i, model in enumerate(spec.models):

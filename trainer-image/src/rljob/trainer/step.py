@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rljob.api.algorithm import Algorithm
+from rljob.api.extensions import OBJECTIVES, load
 from rljob.protocol.messages import BatchSample, Train
 from rljob.trainer.advantages import advantages
 from rljob.trainer.batch import Microbatch, Row, collate, lengths, plan_ranks, split_minibatches
 from rljob.trainer.errors import UnrecoverableError
 from rljob.trainer.fsdp import FsdpBackend
-from rljob.trainer.losses import aggregation_weights, masked_sum, ppo_clip
+from rljob.trainer.losses import aggregation_weights, masked_sum
 from rljob.trainer.metrics import Stopwatch, TokenStatistics, advantage_figures, memory_peak
 from rljob.trainer.process_group import World
 
@@ -150,7 +151,7 @@ def _loss(
     if old_BK is None:
         old_BK = logprobs_BK.detach()
     assert algorithm.clip_low is not None and algorithm.clip_high is not None
-    objective = ppo_clip(
+    objective = load(OBJECTIVES, str(algorithm.objective), "algorithm.objective")(
         logprobs_BK,
         tokens.behavior_BK if algorithm.ratio == "behavior" else old_BK,
         piece.advantages_B,

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from rljob.protocol.messages import CancelSend, EngineTarget, Probe, SendWeights, WeightsReady, WeightsSent
+from rljob.protocol.messages import CancelSend, EngineTarget, Probe, SendWeights, WeightGroupReady, WeightsSent
 from rljob.trainer.weights import WeightSender, WeightTransferError
 from rljob.transfer.rounds import describe, digest
 
@@ -35,11 +35,11 @@ class Publisher:
     Args:
         sender: owner of the weight groups.
         transport: gloo or nccl, as the engines are told.
-        post: takes WeightsReady and WeightsSent, from any thread.
+        post: takes WeightGroupReady and WeightsSent, from any thread.
     """
 
     def __init__(
-        self, sender: WeightSender, transport: str, post: Callable[[WeightsReady | WeightsSent], None]
+        self, sender: WeightSender, transport: str, post: Callable[[WeightGroupReady | WeightsSent], None]
     ) -> None:
         self._sender = sender
         self._transport = transport
@@ -103,7 +103,7 @@ class Publisher:
         try:
             rendezvous = self._sender.open(target.engine, target.fresh)
             self._post(
-                WeightsReady(
+                WeightGroupReady(
                     incarnation=command.incarnation,
                     update=command.update,
                     engine=target.engine,

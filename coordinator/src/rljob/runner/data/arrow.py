@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rljob.runner.data.table import Found, Row
+from rljob.runner.data.table import LocatedRow, Row
 
 KEPT_BYTES = 256 << 20
 ROWS_AT_A_TIME = 1024
@@ -37,20 +37,20 @@ class ParquetRows:
         self.path = path
         self.where = where
         self.files = [path]
-        with _told(self):
+        with _as_user_error(self):
             self._file = pq.ParquetFile(path, memory_map=True)
         groups = range(self._file.metadata.num_row_groups)
         self._starts = _starts([self._file.metadata.row_group(group).num_rows for group in groups])
         self._kept: OrderedDict[int, pa.Table] = OrderedDict()
 
-    def rows(self) -> Iterator[Found]:
+    def rows(self) -> Iterator[LocatedRow]:
         """Yield all rows in order.
 
         Raises:
             ValueError: the file is damaged.
         """
         batches = self._file.iter_batches(ROWS_AT_A_TIME, use_threads=False)
-        with _told(self):
+        with _as_user_error(self):
             yield from _rows(batches)
 
     def read(self, position: int) -> Row:
@@ -58,7 +58,7 @@ class ParquetRows:
         group, place = _find(self._starts, position)
         table = self._kept.pop(group, None)
         if table is None:
-            with _told(self):
+            with _as_user_error(self):
                 table = self._file.read_row_group(group, use_threads=False)
         self._kept[group] = table
         while len(self._kept) > 1 and sum(kept.nbytes for kept in self._kept.values()) > KEPT_BYTES:
@@ -90,14 +90,14 @@ class SavedRows:
             )
         streams = [path / entry["filename"] for entry in state.get("_data_files", [])]
         self.files = [path / "state.json", *streams]
-        with _told(self):
+        with _as_user_error(self):
             tables = [pa.ipc.open_stream(pa.memory_map(str(stream))).read_all() for stream in streams]
         self._batches = [batch for table in tables for batch in table.to_batches()]
         self._starts = _starts([batch.num_rows for batch in self._batches])
 
-    def rows(self) -> Iterator[Found]:
+    def rows(self) -> Iterator[LocatedRow]:
         """Yield all rows in order."""
-        with _told(self):
+        with _as_user_error(self):
             yield from _rows(self._batches)
 
     def read(self, position: int) -> Row:
@@ -148,7 +148,7 @@ def _read_json(path: Path, where: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _told(table: ParquetRows | SavedRows) -> Iterator[None]:
+def _as_user_error(table: ParquetRows | SavedRows) -> Iterator[None]:
     """Name the field and the file in what Arrow says about it."""
     try:
         yield
@@ -157,10 +157,10 @@ def _told(table: ParquetRows | SavedRows) -> Iterator[None]:
         raise ValueError(f"{table.where}: {table.path} cannot be read: {said[:300]}; write it again") from None
 
 
-def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Found]:
+def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[LocatedRow]:
     rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
     for number, row in enumerate(rows):
-        yield Found(number, f"row {number + 1}", _plain(row))
+        yield LocatedRow(number, f"row {number + 1}", _plain(row))
 
 
 def _starts(lengths: Sequence[int]) -> list[int]:

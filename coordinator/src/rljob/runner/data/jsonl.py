@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from rljob.runner.data.table import Found, Row
+from rljob.runner.data.table import LocatedRow, Row
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -26,7 +26,7 @@ class JsonLines:
         self.files = [path]
         self._state = _state(path)
 
-    def rows(self) -> Iterator[Found]:
+    def rows(self) -> Iterator[LocatedRow]:
         """Yield all rows in order.
 
         Raises:
@@ -36,7 +36,7 @@ class JsonLines:
         with self.path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 if not line.isspace():
-                    yield Found(offset, f"line {number}", self._decode(line, f"line {number}"))
+                    yield LocatedRow(offset, f"line {number}", self._decode(line, f"line {number}"))
                 offset += len(line)
 
     def read(self, position: int) -> Row:

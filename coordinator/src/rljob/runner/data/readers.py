@@ -11,10 +11,10 @@ from rljob.api.roles import Reward
 from rljob.api.tasks import DatasetsDirectory, ReasoningGym, Task
 from rljob.api.tasks import Table as TableData
 from rljob.api.templates import text_of
-from rljob.runner.content import content_of, identity
 from rljob.runner.data import Source
 from rljob.runner.data.jsonl import JsonLines
 from rljob.runner.data.table import Row, Table, TableSource, draw_order
+from rljob.runner.prompt_content import content_of, identity
 
 
 @dataclass(frozen=True)

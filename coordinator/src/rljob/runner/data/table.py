@@ -14,14 +14,14 @@ from typing import Any, NamedTuple, Protocol
 
 from rljob.api.templates import value_of
 from rljob.protocol.data import is_held_out
-from rljob.runner.data.order import pass_key, shuffled
+from rljob.runner.data.shuffle import pass_key, shuffled
 
 log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 
 
-class Found(NamedTuple):
+class LocatedRow(NamedTuple):
     """A row as it is come upon."""
 
     position: int
@@ -40,7 +40,7 @@ class Table(Protocol):
     files: list[Path]
     """All that its rows are read from."""
 
-    def rows(self) -> Iterator[Found]:
+    def rows(self) -> Iterator[LocatedRow]:
         """Yield all rows in order.
 
         Raises:
@@ -121,7 +121,7 @@ class TableSource:
             place = shuffled(place, len(positions), key)
         return self._renamed(self._tables[split].read(positions[place]))
 
-    def _identified(self, table: Table, identify: Callable[[Row], str]) -> Iterator[tuple[Found, str]]:
+    def _identified(self, table: Table, identify: Callable[[Row], str]) -> Iterator[tuple[LocatedRow, str]]:
         for found in table.rows():
             try:
                 yield found, identify(self._renamed(found.row))

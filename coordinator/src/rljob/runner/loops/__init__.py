@@ -1,4 +1,4 @@
-"""The loops that drive trajectories, by name."""
+"""The loops that drive trajectories, one per module. `tasks[].loop` names one."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import TypeAlias
 
 from rljob.protocol.rewards import Score
 from rljob.runner.context import Context
-from rljob.runner.loops.single_turn import single_turn
 
 Loop: TypeAlias = Callable[[Context], Awaitable[Score]]
-
-LOOPS: dict[str, Loop] = {"single_turn": single_turn}
+"""Drives one trajectory to its score."""

@@ -13,9 +13,9 @@ from typing import Any
 
 import aiohttp
 
-from e2e.fakes.stage import TOKENS, Stage
+from e2e.fakes.harness import TOKENS, Stage
 from e2e.faults import disk
-from e2e.faults.nursery import Child, Nursery
+from e2e.faults.fork_server import Child, Nursery
 from e2e.faults.proxy import Moment, Proxy, Trigger
 from rljob.api.models import RLJob
 from rljob.local import process_cleanup, watchdog

@@ -13,7 +13,7 @@ FIELDS = ("prompt", "completion", "finish", "problem", "task")
 """What a reward may ask for: fields of a ScoreItem."""
 
 
-class Judge:
+class RewardEvaluator:
     """Scores samples by one reward; never raises.
 
     Args:

@@ -1,4 +1,4 @@
-"""Runs cases of the matrix, many in one run, several runs at once: python -m e2e.faults.campaign DIRECTORY [NAME...].
+"""Runs cases of the matrix, many in one run, several runs at once: python -m e2e.faults.run_cases DIRECTORY [NAME...].
 
 A case is well when the run goes on after it: everything works again when the next batch is applied. A run is well when
 it succeeds and its accounts are right (see verdict); else all its cases are not. Prints JSON: name of the case → what
@@ -20,12 +20,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from e2e.fakes.stage import make_job
+from e2e.fakes.harness import make_job
 from e2e.faults.cases import Case, all_cases
 from e2e.faults.disk import BALLAST, small_disk
-from e2e.faults.nursery import Nursery
-from e2e.faults.scene import Scene
-from e2e.faults.verdict import check
+from e2e.faults.environment import Scene
+from e2e.faults.fork_server import Nursery
+from e2e.faults.ledger_checks import check
 from rljob.api.models import RLJob
 
 log = logging.getLogger(__name__)

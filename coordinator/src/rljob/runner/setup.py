@@ -16,14 +16,14 @@ from typing import Any
 from rljob.api.models import RLJobSpec
 from rljob.api.resolve import IN_STORAGE, resolve
 from rljob.api.tasks import Task, TaskData
-from rljob.protocol.environment import PartEnvironment
+from rljob.protocol.environment import ComponentEnvironment
 from rljob.runner.chat import ChatTemplate
-from rljob.runner.content import content_of
 from rljob.runner.data import Source, digests
 from rljob.runner.data.readers import Readers, open_source
 from rljob.runner.data.table import TableSource
+from rljob.runner.prompt_content import content_of
 from rljob.runner.prompts import PromptMaker
-from rljob.runner.text import TextCodec
+from rljob.runner.tokenizer import TextCodec
 
 log = logging.getLogger(__name__)
 
@@ -34,13 +34,13 @@ FIRST_ROWS = 4
 class Prepared:
     """What a runner works with."""
 
-    environment: PartEnvironment
+    environment: ComponentEnvironment
     sources: dict[str, Source]
     codec: TextCodec
     maker: PromptMaker
 
 
-def prepare(environment: PartEnvironment, readers: Readers) -> Prepared:
+def prepare(environment: ComponentEnvironment, readers: Readers) -> Prepared:
     """Open every task's source and the policy's tokenizer, check them, and note what the data are.
 
     Raises:
@@ -54,7 +54,7 @@ def prepare(environment: PartEnvironment, readers: Readers) -> Prepared:
     return Prepared(environment, found.sources, found.codec, PromptMaker(found.tasks, found.codec, found.chat))
 
 
-def check(environment: PartEnvironment, readers: Readers, made_later: bool) -> list[str]:
+def check(environment: ComponentEnvironment, readers: Readers, made_later: bool) -> list[str]:
     """Return one sentence for everything that would keep a runner from starting. Writes nothing.
 
     Args:
@@ -68,7 +68,7 @@ def check(environment: PartEnvironment, readers: Readers, made_later: bool) -> l
 class _Preparation:
     """What was opened, and what is wrong with it; arguments as for :func:`check`."""
 
-    def __init__(self, environment: PartEnvironment, readers: Readers, made_later: bool) -> None:
+    def __init__(self, environment: ComponentEnvironment, readers: Readers, made_later: bool) -> None:
         self.spec = resolve(environment.job).spec
         self.tasks = {task.name: task for task in self.spec.tasks}
         self.problems: list[str] = []

@@ -8,14 +8,14 @@ import signal
 
 import aiohttp
 
+from rljob.api.extensions import LOOPS, load
 from rljob.protocol.health_probe import say_ready
 from rljob.protocol.heartbeat import beating
 from rljob.runner.driver import Runner
-from rljob.runner.loops import LOOPS
-from rljob.runner.preparation import Prepared, model_length
-from rljob.runner.prompts import PromptBook
+from rljob.runner.prompts import PromptCache
 from rljob.runner.scoring import RewardClient
-from rljob.runner.trajectory import TaskKit
+from rljob.runner.setup import Prepared, model_length
+from rljob.runner.trajectory import TaskRuntime
 
 log = logging.getLogger(__name__)
 
@@ -35,28 +35,34 @@ async def serve(prepared: Prepared, reward_urls: dict[str, str]) -> None:
     for reward in spec.rewards:
         if reward.name not in reward_urls:
             raise ValueError(f"RLJOB_REWARD_URLS: there is no address of reward {reward.name!r}; add it")
-    prompts = PromptBook(prepared.sources, prepared.maker)
+    prompts = PromptCache(prepared.sources, prepared.maker)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         rewards = {reward.name: RewardClient(reward, reward_urls[reward.name], session) for reward in spec.rewards}
         length = model_length(spec)
         hot = spec.evaluation.temperature if spec.evaluation is not None else None
-        kits = {
-            task.name: TaskKit(
-                task, LOOPS["single_turn"], rewards[task.reward], length, hot or task.sampling.temperature
+        runtimes = {
+            task.name: TaskRuntime(
+                task,
+                load(LOOPS, task.loop, f"tasks[{i}].loop"),
+                rewards[task.reward],
+                length,
+                hot or task.sampling.temperature,
             )
-            for task in spec.tasks
+            for i, task in enumerate(spec.tasks)
         }
         held_out = {name: source.size("heldOut") for name, source in prepared.sources.items()}
         runner = Runner(
             environment.coordinator,
             environment.token,
-            kits,
+            runtimes,
             prompts,
             prepared.codec,
             {name: size for name, size in held_out.items() if size is not None},
         )
         work = asyncio.create_task(runner.run())
-        greetings = [asyncio.create_task(rewards[reward.name].greet()) for reward in spec.rewards if reward.url]
+        reachable = [
+            asyncio.create_task(rewards[reward.name].wait_until_reachable()) for reward in spec.rewards if reward.url
+        ]
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, work.cancel)
         log.info("runner of %s serves %s", environment.job.metadata.name, environment.coordinator)
@@ -69,7 +75,7 @@ async def serve(prepared: Prepared, reward_urls: dict[str, str]) -> None:
         finally:
             say_ready(False)
             runner.close()
-            for greeting in greetings:
-                greeting.cancel()
+            for task in reachable:
+                task.cancel()
             await asyncio.gather(*(client.close() for client in rewards.values()))
             prompts.close()

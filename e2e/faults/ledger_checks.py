@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
+from e2e.fakes.harness import Stage
 from e2e.fakes.plain import plain_batches
-from e2e.fakes.stage import Stage
 from e2e.fakes.trainer import read_checkpoint
 from rljob.ledger.audit import audit
-from rljob.runner.text import TextCodec
+from rljob.runner.tokenizer import TextCodec
 
 
 def check(stage: Stage) -> None:

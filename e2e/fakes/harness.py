@@ -25,10 +25,10 @@ from e2e.fakes.reward import Verdict, build_app, by_text
 from e2e.fakes.trainer import FakeTrainer
 from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
-from rljob.protocol.environment import PartEnvironment
+from rljob.protocol.environment import ComponentEnvironment
+from rljob.runner.app import serve
 from rljob.runner.main import find_readers
-from rljob.runner.preparation import prepare
-from rljob.runner.wiring import serve
+from rljob.runner.setup import prepare
 
 TOKENS = {role: f"{role}-secret" for role in ("agent", "runner", "trainer", "operator")}
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,9 +107,9 @@ class Stage:
         """Address of every reward."""
         return {reward.name: f"http://{self._urls['reward']}" for reward in self.job.spec.rewards}
 
-    def environment(self, part: str) -> PartEnvironment:
+    def environment(self, part: str) -> ComponentEnvironment:
         """Return what a part inside this process is told."""
-        return PartEnvironment(
+        return ComponentEnvironment(
             job=self.job,
             storage=self.storage,
             coordinator=self.coordinator_url,

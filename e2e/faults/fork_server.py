@@ -39,7 +39,7 @@ COMMANDS = {
 }
 IMPORTED_LATER = (
     "rljob.coordinator.service",
-    "rljob.runner.wiring",
+    "rljob.runner.app",
     "rljob.runner.data.reasoning_gym",
     "uvicorn.protocols.http.httptools_impl",
     "uvloop",
@@ -72,7 +72,7 @@ class Nursery:
             "-W",
             "ignore",
             "-m",
-            "e2e.faults.nursery",
+            "e2e.faults.fork_server",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=os.environ | {"PYTHONHASHSEED": "0"},

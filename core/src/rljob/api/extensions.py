@@ -1,0 +1,113 @@
+"""Extension points: manifest fields that name code.
+
+The value of such a field is the name of a built-in implementation or ``module:attribute`` of a user's own package. The
+registries here map each built-in name to its ``module:attribute``; a new implementation is one file and one line here.
+The manifest, the CRD, `rljob explain` and the process that loads the implementation all read these registries. This
+module imports no implementation: the operator and the CLI know the names without torch or vLLM.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+Registry: TypeAlias = Mapping[str, str]
+"""Name of a built-in implementation → its module:attribute."""
+
+ADVANTAGES: Registry = {
+    "group_normalized": "rljob.trainer.advantages:group_normalized",
+    "group_centered": "rljob.trainer.advantages:group_centered",
+}
+OBJECTIVES: Registry = {"ppo_clip": "rljob.trainer.losses:ppo_clip"}
+AGGREGATIONS: Registry = {
+    "token_mean": "rljob.trainer.losses:token_mean",
+    "token_sum_constant": "rljob.trainer.losses:token_sum_constant",
+}
+BACKENDS: Registry = {"fsdp": "rljob.trainer.fsdp:FsdpBackend"}
+ENGINES: Registry = {"vllm": "rljob.rollout.adapters.vllm:VllmAdapter"}
+LOOPS: Registry = {"single_turn": "rljob.runner.loops.single_turn:single_turn"}
+
+MODULE = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"
+REFERENCE = f"{MODULE}:{MODULE}"
+MAX_LENGTH = 253
+
+
+@dataclass(frozen=True, eq=False)
+class Extension:
+    """Annotation of a string field that names an implementation.
+
+    ``registry``: the built-in implementations. ``planned``: names that :mod:`rljob.api.unsupported` refuses by name.
+    """
+
+    registry: Registry
+    planned: Sequence[str] = ()
+
+    @property
+    def pattern(self) -> str:
+        """Regular expression of all valid values."""
+        return f"^({'|'.join((*self.registry, *self.planned))}|{REFERENCE})$"
+
+    def check(self, value: str) -> str:
+        """Return ``value``.
+
+        Raises:
+            PydanticCustomError: it is neither a built-in name nor a reference.
+        """
+        if len(value) <= MAX_LENGTH and re.fullmatch(self.pattern, value):
+            return value
+        close = difflib.get_close_matches(value, self.registry, 1)
+        raise PydanticCustomError(
+            "extension",
+            "must be {names}module:attribute of your own package, not {value}{hint}",
+            {
+                "names": "".join(f"{name!r} or " for name in self.registry),
+                "value": repr(value),
+                "hint": f"; did you mean {close[0]}?" if close else "",
+                "expected": " or ".join(map(repr, (*self.registry, *self.planned))),
+            },
+        )
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Validate the string by :meth:`check`."""
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Give the CRD the pattern and the length."""
+        return {**handler(schema), "pattern": self.pattern, "maxLength": MAX_LENGTH, "examples": [*self.registry]}
+
+
+Reference: TypeAlias = Annotated[str, Extension({})]
+"""module:attribute of a user's own package."""
+
+
+def load(registry: Registry, value: str, field: str) -> Any:
+    """Import and return the implementation that a field of the manifest names.
+
+    Args:
+        registry: of the field.
+        value: name of a built-in implementation, or module:attribute.
+        field: path of the field, for errors.
+
+    Raises:
+        ValueError: there is no such module or attribute, or the module cannot be imported.
+    """
+    module, _, path = registry.get(value, value).partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+    except Exception as error:  # a user's module may raise anything while it is imported: a sentence for the user
+        raise ValueError(
+            f"{field}: module {module} cannot be imported ({type(error).__name__}: {error}); install its package where "
+            "this process runs (in a cluster: in the image of its template)"
+        ) from error
+    for name in path.split("."):
+        if not hasattr(found, name):
+            raise ValueError(f"{field}: module {module} has no attribute {path}; correct {value!r}")
+        found = getattr(found, name)
+    return found
