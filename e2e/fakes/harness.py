@@ -21,7 +21,7 @@ from aiohttp import web
 
 from e2e.fakes.engine import FakeEngine, Faults
 from e2e.fakes.model import write_model
-from e2e.fakes.reward import Verdict, build_app, by_text
+from e2e.fakes.reward import ScoreFunction, build_app, by_text
 from e2e.fakes.trainer import FakeTrainer
 from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
@@ -71,7 +71,7 @@ def make_job(**changes: Any) -> RLJob:
     return resolve(RLJob.model_validate({"metadata": {"name": "test"}, "spec": {**spec, **changes}}))
 
 
-class Stage:
+class Harness:
     """The parts of one job in one directory.
 
     Args:
@@ -213,15 +213,15 @@ class Stage:
 
 
 @asynccontextmanager
-async def on_stage(
+async def run_harness(
     job: RLJob,
     storage: Path,
     engines: Sequence[Faults] = (Faults(),),
     seconds_per_token: float = 0.0,
-    verdict: Verdict = by_text,
+    score_function: ScoreFunction = by_text,
     pods: Sequence[str] = (),
     more: Mapping[str, str] | None = None,
-) -> AsyncIterator[Stage]:
+) -> AsyncIterator[Harness]:
     """Run all parts but the trainer: the coordinator as a process, the others inside this one.
 
     Args:
@@ -229,30 +229,30 @@ async def on_stage(
         storage: the run directory.
         engines: one engine for each, with what goes wrong in it.
         seconds_per_token: of every engine.
-        verdict: of the reward service.
+        score_function: of the reward service.
         pods: names of the engines' pods.
         more: variables of the coordinator.
     """
-    stage = Stage(job, storage, more)
-    reward = web.AppRunner(build_app(verdict), access_log=None)
+    harness = Harness(job, storage, more)
+    reward = web.AppRunner(build_app(score_function), access_log=None)
     await reward.setup()
-    where = stage.environment("reward")
+    where = harness.environment("reward")
     await web.TCPSite(reward, where.listen_host, where.listen_port).start()
     try:
-        await stage.start("coordinator")
-        stage.play("runner", serve(prepare(stage.environment("runner"), find_readers(job)), stage.reward_urls))
+        await harness.start("coordinator")
+        harness.play("runner", serve(prepare(harness.environment("runner"), find_readers(job)), harness.reward_urls))
         for i, faults in enumerate(engines):
             engine = FakeEngine(
-                stage.coordinator_url,
+                harness.coordinator_url,
                 TOKENS["agent"],
                 seconds_per_token=seconds_per_token,
                 faults=faults,
                 pod=pods[i] if pods else "",
             )
-            stage.play(f"agent-{i}", engine.run())
-        yield stage
+            harness.play(f"agent-{i}", engine.run())
+        yield harness
     finally:
-        await stage.close()
+        await harness.close()
         await reward.cleanup()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 
-from e2e.fakes.harness import TOKENS, Stage
+from e2e.fakes.harness import TOKENS, Harness
 from e2e.faults import disk
 from e2e.faults.fork_server import Child, Nursery
 from e2e.faults.proxy import Moment, Proxy, Trigger
@@ -30,7 +30,7 @@ GRACE_SECONDS = 5.0
 ASK_SECONDS = 0.02
 
 
-class Scene(Stage):
+class Scene(Harness):
     """See module. Use inside ``async with``.
 
     Args:

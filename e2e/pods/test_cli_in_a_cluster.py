@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from e2e.fakes.harness import make_job, on_stage
+from e2e.fakes.harness import make_job, run_harness
 from e2e.fakes.model import write_model
 from e2e.pods.job import RESTRICTED, Job
 from rljob.cli.main import main
@@ -90,8 +90,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     storage.mkdir()
 
     async def to_its_end() -> None:
-        async with on_stage(make_job(), storage) as stage:
-            stage.play("trainer", stage.trainer().run())
+        async with run_harness(make_job(), storage) as harness:
+            harness.play("trainer", harness.trainer().run())
             while not any(storage.glob("checkpoints/step-000008/*")) or not _succeeded(storage):
                 await asyncio.sleep(0.1)
 
