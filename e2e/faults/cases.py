@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from e2e.faults.environment import PARTS, Scene
+from e2e.faults.environment import PARTS, FaultEnvironment
 from e2e.faults.fork_server import DETECTION_SECONDS
 from e2e.faults.proxy import Moment
 
@@ -55,18 +55,18 @@ class Case:
         """Name of the case, unique."""
         return f"{self.fault}-{self.victim}-{self.phase}-{self.moment.when}-{self.moment.message}"
 
-    def strike(self, scene: Scene) -> None:
+    def strike(self, environment: FaultEnvironment) -> None:
         """Let it happen."""
         if self.fault == "kill":
-            scene.kill_9(self.victim)
+            environment.kill_9(self.victim)
         elif self.fault == "cut":
-            scene.cut(self.victim)
+            environment.cut(self.victim)
         elif self.fault == "stop":
-            scene.stop(self.victim, DETECTION_SECONDS)
+            environment.stop(self.victim, DETECTION_SECONDS)
         elif self.fault == "hang":
-            scene.stop(self.victim, None)
+            environment.stop(self.victim, None)
         else:
-            scene.fill_disk(FULL_SECONDS)
+            environment.fill_disk(FULL_SECONDS)
 
 
 def all_cases() -> list[Case]:

@@ -15,7 +15,7 @@ import aiohttp
 
 from e2e.fakes.harness import TOKENS, Harness
 from e2e.faults import disk
-from e2e.faults.fork_server import Child, Nursery
+from e2e.faults.fork_server import Child, ForkServer
 from e2e.faults.proxy import Moment, Proxy, Trigger
 from rljob.api.models import RLJob
 from rljob.local import process_cleanup, watchdog
@@ -30,25 +30,25 @@ GRACE_SECONDS = 5.0
 ASK_SECONDS = 0.02
 
 
-class Scene(Harness):
+class FaultEnvironment(Harness):
     """See module. Use inside ``async with``.
 
     Args:
         job: the resolved manifest.
         storage: the run directory.
-        nursery: what starts the parts.
+        fork_server: what starts the parts.
     """
 
-    def __init__(self, job: RLJob, storage: Path, nursery: Nursery) -> None:
+    def __init__(self, job: RLJob, storage: Path, fork_server: ForkServer) -> None:
         super().__init__(job, storage)
         (storage / "logs").mkdir(exist_ok=True)
         (storage / "heartbeats").mkdir(exist_ok=True)
         self.applied = 0  # batches that the trainer has said are applied
-        self._nursery = nursery
+        self._fork_server = fork_server
         self._children: dict[str, Child] = {}
         self.proxy = Proxy(self.coordinator_url, self.reward_urls, self._hear)
 
-    async def __aenter__(self) -> Scene:
+    async def __aenter__(self) -> FaultEnvironment:
         await self.proxy.__aenter__()
         for part in PARTS:
             await self.start(part, *ARGUMENTS.get(part, []))
@@ -159,7 +159,7 @@ class Scene(Harness):
             with contextlib.suppress(OSError):  # on a full disk it stays as the process before left it
                 watchdog.reset(self._heartbeat(part))
             log = self.storage / "logs" / f"{part}.log"
-            child = self._children[part] = await self._nursery.start(part, arguments, self.variables(part), log)
+            child = self._children[part] = await self._fork_server.start(part, arguments, self.variables(part), log)
             self._news.set()
             if self._stopping:
                 self._end(part)

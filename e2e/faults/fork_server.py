@@ -63,10 +63,10 @@ class Child:
             os.kill(self.pid, number)
 
 
-class Nursery:
+class ForkServer:
     """The forking process, seen from the test. Use :meth:`start` inside ``async with``."""
 
-    async def __aenter__(self) -> Nursery:
+    async def __aenter__(self) -> ForkServer:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-W",
