@@ -14,7 +14,7 @@ from rljob.local import checkpoints, evaluation
 from rljob.local.errors import CliError
 from rljob.local.run_directory import RunDirectory
 from rljob.local.usage import Meter
-from rljob.protocol.status import Metric, PartStatus, Queue, encode_status
+from rljob.protocol.status import ComponentStatus, Metric, Queue, encode_status
 
 _HEADER = b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
 WEIGHTS = len(_HEADER).to_bytes(8, "little") + _HEADER + b"01234567"
@@ -168,9 +168,9 @@ def test_the_same_evaluation_has_one_directory_and_another_its_own(run, manifest
 
 
 def test_top_shows_what_each_part_takes_and_does(launcher):
-    agent = PartStatus("agent", "main-7f3a", "ready", 1, running=12, waiting=3)
+    agent = ComponentStatus("agent", "main-7f3a", "ready", 1, running=12, waiting=3)
     figures = [Metric("seconds_training", 41.0), Metric("tokens_per_second", 5000.0)]
-    launcher.answer(status(parts=[agent], queues=[Queue("groups_open", 17)], metrics=figures))
+    launcher.answer(status(components=[agent], queues=[Queue("groups_open", 17)], metrics=figures))
     process = launcher.start()
     launcher.wait_for("run", "Running")
     code, out, err = launcher.rljob("top", launcher.directory)

@@ -105,7 +105,7 @@ class FaultEnvironment(Harness):
         """Return how the run is, for a person."""
         ends = [f"{part}: {task.exception() or 'ended'}" for part, task in self._tasks.items() if task.done()]
         status = await self._ask("get", "/v1/status")
-        shown = {name: status.get(name) for name in ("state", "message", "progress", "queues", "parts")}
+        shown = {name: status.get(name) for name in ("state", "message", "progress", "queues", "components")}
         return f"no longer kept alive: {ends}; status: {json.dumps(shown)}"
 
     async def _ask(self, method: str, path: str, headers: dict[str, str] | None = None) -> dict[str, Any]:

@@ -251,7 +251,7 @@ class LocalRun:
 
     def _note_engines(self, status: RunStatus) -> None:
         """Show once that an engine server exited; its agent restarts it."""
-        for part in status.parts:
+        for part in status.components:
             if (
                 part.role == "agent"
                 and part.message
