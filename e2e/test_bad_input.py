@@ -132,8 +132,8 @@ def check_inside(job: Any, storage: Path) -> list[str]:
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
         patch.setenv("RLJOB_JOB", str(file))
         patch.setenv("RLJOB_STORAGE", str(storage))
-        for part in preflight.CHECKED_PARTS:
-            importlib.import_module(f"rljob.{part}.main")._check()
+        for component in preflight.CHECKED_COMPONENTS:
+            importlib.import_module(f"rljob.{component}.main")._check()
     file.unlink()
     return said.getvalue().splitlines()
 
@@ -430,7 +430,7 @@ COMMANDS: dict[str, tuple[Callable[[World], object], list[str], str]] = {
         ["stop", "sums"],
         "there is no run 'sums': give a run directory, or a name",
     ),
-    "no such part": (
+    "no such component": (
         lambda w: w.begun(),
         ["logs", "run", "engine"],
         "there is no log of 'engine' in .*run/logs; name one of",
@@ -568,7 +568,7 @@ def test_what_goes_wrong_under_way_ends_the_run_with_a_sentence(
 
 
 def test_a_check_that_dies_is_no_refusal(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    world.patch.setattr(preflight, "CHECKED_PARTS", ("nobody",))
+    world.patch.setattr(preflight, "CHECKED_COMPONENTS", ("nobody",))
     world.write("job.yaml", write_yaml(world.data))
     code, _, err = rljob(capsys, "run", "job.yaml", "--run-dir", world.run)
     assert code == 1

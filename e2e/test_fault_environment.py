@@ -1,4 +1,4 @@
-"""The environment of the fault matrix keeps parts alive as `rljob run` does, or it would find faults of its own."""
+"""The fault environment restarts components as `rljob run` does."""
 
 from __future__ import annotations
 

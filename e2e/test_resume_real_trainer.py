@@ -28,7 +28,7 @@ def tiny_job() -> RLJob:
 
 @asynccontextmanager
 async def run_with_real_trainer(directory: Path) -> AsyncIterator[Harness]:
-    """Run all parts: a fake engine with real weights in this process, the real trainer as its own."""
+    """Run all components: a fake engine with real weights in this process, the real trainer as its own."""
     async with run_harness(tiny_job(), directory, engines=[]) as harness:
         write_tiny_model(directory / "model")
         engine = TinyEngine(harness.coordinator_url, TOKENS["agent"], directory / "model")

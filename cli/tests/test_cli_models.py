@@ -185,7 +185,7 @@ def test_top_shows_what_each_part_takes_and_does(launcher):
     code, out, _ = launcher.rljob("top", launcher.directory, "-o", "json", "--count", "2", "--seconds", "0.1")
     frames = [json.loads(line) for line in out.splitlines()]
     assert len(frames) == 2
-    assert {part["name"] for part in frames[1]["components"] if part["memory"] > 0} == {
+    assert {component["name"] for component in frames[1]["components"] if component["memory"] > 0} == {
         "coordinator",
         "runner",
         "trainer",

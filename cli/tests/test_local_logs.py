@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from rljob.cli.options import complete_parts, complete_runs
+from rljob.cli.options import complete_components, complete_runs
 from rljob.local import log_pipe, logs, processes
 from rljob.local.errors import CliError
 from rljob.local.log_pipe import RotatingLog
@@ -22,8 +22,8 @@ def directory(tmp_path):
     return tmp_path
 
 
-def write(directory, part, *lines):
-    with (directory / f"logs/{part}.log").open("a") as file:
+def write(directory, component, *lines):
+    with (directory / f"logs/{component}.log").open("a") as file:
         file.writelines(f"{line}\n" for line in lines)
 
 
@@ -162,10 +162,10 @@ def test_following_ends_with_the_run_and_shows_parts_that_came_later(directory, 
     monkeypatch.setattr(logs, "POLL_SECONDS", 0)
 
     def going_on():
-        part = next(steps)
-        if part is not None:
-            write(directory, part, "news")
-        return part is not None
+        component = next(steps)
+        if component is not None:
+            write(directory, component, "news")
+        return component is not None
 
     assert texts(reader.follow(going_on)) == ["trainer: news", "runner: news"]
 
@@ -187,14 +187,14 @@ def test_a_part_without_a_log_is_refused_by_name(directory):
 
 def test_runs_and_parts_are_completed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert complete_runs("") == complete_parts("") == []
+    assert complete_runs("") == complete_components("") == []
     for run in ("sums", "sorting"):
         (tmp_path / "runs" / run / "logs").mkdir(parents=True)
         (tmp_path / "runs" / run / "job.json").touch()
         (tmp_path / "runs" / run / "logs/trainer.log").touch()
     assert complete_runs("so") == ["sorting"]
-    assert complete_parts("") == ["sorting", "sums", "trainer"]
-    assert complete_parts("t") == ["trainer"]
+    assert complete_components("") == ["sorting", "sums", "trainer"]
+    assert complete_components("t") == ["trainer"]
 
 
 def test_what_does_not_fit_on_a_full_disk_is_counted_in_the_log(directory):
@@ -209,8 +209,8 @@ def test_what_does_not_fit_on_a_full_disk_is_counted_in_the_log(directory):
 
 
 def test_processes_that_write_all_the_time_end_when_their_supervisor_is_killed(launcher):
-    launcher.parts["trainer"] = ["child", "chatter"]  # and a child in a session of its own that writes as much
-    launcher.parts["runner"] = ["chatter"]
+    launcher.components["trainer"] = ["child", "chatter"]  # and a child in a session of its own that writes as much
+    launcher.components["runner"] = ["chatter"]
     process = launcher.start()
     launcher.wait_for("runner", "started")
     log = launcher.directory / "logs/runner.log"

@@ -1,4 +1,4 @@
-"""What is said where a job in a cluster has no pod of a part, or a pod has no figures."""
+"""What is said where a job in a cluster has no pod of a component, or a pod has no figures."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_roles_of_a_job_are_those_that_have_pods_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "part", "there", "said"),
+    ("body", "component", "there", "said"),
     [
         (rljob(), "trainer", [], "no operator has reconciled it yet; check that the chart rljob is installed"),
         (rljob(INITIALIZING), "trainer", [], "it waits for the initializer; rljob logs -n team-a sums initializer sh"),
@@ -69,9 +69,9 @@ def test_the_roles_of_a_job_are_those_that_have_pods_of_it() -> None:
     ],
 )
 def test_why_a_part_has_no_pod_and_what_to_look_at(
-    body: dict[str, Any], part: str, there: list[str], said: str
+    body: dict[str, Any], component: str, there: list[str], said: str
 ) -> None:
-    assert said in why(body, part, there)
+    assert said in why(body, component, there)
 
 
 @pytest.fixture

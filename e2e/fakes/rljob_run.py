@@ -26,7 +26,7 @@ FAKES = {"rollout": "e2e.fakes.engine", "trainer": "e2e.fakes.trainer"} | json.l
 
 
 def planner(job: RLJob, here: LocalContext) -> list[Command]:
-    """Return the job's parts with fakes among them."""
+    """Return the job's components with fakes among them."""
     return [_with_fake(command) for command in commands.components(job, here)]
 
 
@@ -44,7 +44,7 @@ def run_job(job, manifest, directory, screen):
 if __name__ == "__main__":
     with (
         mock.patch.object(lifecycle, "run_job", run_job),
-        mock.patch.object(preflight, "CHECKED_PARTS", ()),
+        mock.patch.object(preflight, "CHECKED_COMPONENTS", ()),
         mock.patch.object(run, "POLL_SECONDS", 0.05),
         mock.patch.object(run, "draw_plot", lambda *_: ""),
     ):

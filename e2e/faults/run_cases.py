@@ -71,7 +71,7 @@ class CaseRunner:
     Args:
         cases: in the order in which they are tried.
         directory: runs get directories in it.
-        fork_server: what starts parts.
+        fork_server: what starts components.
     """
 
     def __init__(self, cases: Sequence[Case], directory: Path, fork_server: ForkServer) -> None:
@@ -148,7 +148,7 @@ async def _try(environment: FaultEnvironment, case: Case) -> str | None:
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             if case.phase == "start":
-                environment.kill_9(case.moment.part)  # it registers when it comes back
+                environment.kill_9(case.moment.component)  # it registers when it comes back
             if case.phase == "suspend":
                 await _suspend_until(environment, striking)
             if case.phase not in ENDING and not await _struck_before_the_end(environment, striking):

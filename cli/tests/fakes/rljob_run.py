@@ -1,4 +1,4 @@
-"""`rljob run` with fake parts: python rljob_run.py MANIFEST RUN_DIR PARTS, PARTS being JSON of name → acts."""
+"""`rljob run` with fake components: python rljob_run.py MANIFEST RUN_DIR COMPONENTS. COMPONENTS: JSON, name → acts."""
 
 import json
 import os
@@ -11,16 +11,16 @@ from rljob.local import commands, preflight, run
 from rljob.local.processes import Command
 from rljob.local.supervisor import Backoff
 
-FAKE = __file__.replace("rljob_run", "part")
+FAKE = __file__.replace("rljob_run", "component")
 
-manifest, directory, parts = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+manifest, directory, components = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 
 
 def planner(job, here):
     environments = {command.name: command.environment for command in commands.components(job, here)}
     return [
         Command(name, [sys.executable, "-I", "-S", FAKE, *acts], environments.get(name, {}))
-        for name, acts in parts.items()
+        for name, acts in components.items()
     ]
 
 
@@ -31,7 +31,7 @@ def run_job(job, manifest, directory, screen):
 with (
     mock.patch.object(sys, "argv", ["rljob", "run", manifest, "--run-dir", directory, *sys.argv[4:]]),
     mock.patch.object(lifecycle, "run_job", run_job),
-    mock.patch.object(preflight, "CHECKED_PARTS", ()),
+    mock.patch.object(preflight, "CHECKED_COMPONENTS", ()),
     mock.patch.object(run, "POLL_SECONDS", 0.02),
     mock.patch.object(run, "LAST_WORD_SECONDS", 1.0),
     mock.patch.object(run, "draw_plot", run.draw_plot if os.environ["FAKE_PLOT"] else lambda *_: ""),

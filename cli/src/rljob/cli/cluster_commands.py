@@ -77,11 +77,11 @@ def find_among(names: Sequence[str], context: str | None, namespace: str | None)
     return job.find_among(names, context, namespace)
 
 
-def logs(job: RemoteJob, parts: Sequence[str], *, named: bool, follow: bool) -> Logs:
+def logs(job: RemoteJob, components: Sequence[str], *, named: bool, follow: bool) -> Logs:
     """Return the logs of some of a job's components, or all; as :class:`rljob.remote.logs.Logs`."""
     from rljob.remote.logs import Logs
 
-    return Logs(job, parts, named=named, follow=follow)
+    return Logs(job, components, named=named, follow=follow)
 
 
 def usage_source(job: RemoteJob) -> Callable[[], RunSnapshot]:

@@ -60,7 +60,7 @@ def complete_runs(incomplete: str) -> list[str]:
     return [path.name for path in find_run.known() if path.name.startswith(incomplete)]
 
 
-def complete_parts(incomplete: str) -> list[str]:
+def complete_components(incomplete: str) -> list[str]:
     """Return names of runs, and of components of the default run, that begin with ``incomplete``."""
     try:
         components = logs.names(find_run.find(None).path)

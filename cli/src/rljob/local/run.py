@@ -232,8 +232,10 @@ class LocalRun:
         if not self._supervisors:
             detail = processes.last_line(processes.log_path(self._directory.path, initializer.NAME))
         components = [
-            ComponentState(part.name, part.state, part.restarts, self._last_exits.get(part.name, ""))
-            for part in self._supervisors
+            ComponentState(
+                component.name, component.state, component.restarts, self._last_exits.get(component.name, "")
+            )
+            for component in self._supervisors
         ]
         place, seconds = {"directory": str(self._directory.path)}, time.monotonic() - self._started
         return RunSnapshot(
@@ -251,14 +253,14 @@ class LocalRun:
 
     def _note_engines(self, status: RunStatus) -> None:
         """Show once that an engine server exited; its agent restarts it."""
-        for part in status.components:
+        for component in status.components:
             if (
-                part.role == "agent"
-                and part.message
-                and self._last_exits.get(f"engine {part.instance}") != part.message
+                component.role == "agent"
+                and component.message
+                and self._last_exits.get(f"engine {component.instance}") != component.message
             ):
-                self._last_exits[f"engine {part.instance}"] = part.message
-                self._screen.note(f"engine of {part.instance}: {part.message}; restarting it")
+                self._last_exits[f"engine {component.instance}"] = component.message
+                self._screen.note(f"engine of {component.instance}: {component.message}; restarting it")
 
     def _record(self, end: Interrupted | CliError) -> None:
         """Record why the run ended; on a full disk the command only reports it."""
@@ -271,7 +273,7 @@ class LocalRun:
     def _log_of(self, status: RunStatus) -> str:
         """Return the end of the log of the component that the failure names, else of the coordinator."""
         said = f"{status.reason} {status.message}".lower()
-        names = [part.name for part in self._supervisors]
+        names = [component.name for component in self._supervisors]
         concerned = next((name for name in names if name.partition("-")[0] in said), "coordinator")
         return processes.tail(processes.log_path(self._directory.path, concerned))
 

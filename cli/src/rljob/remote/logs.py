@@ -42,7 +42,7 @@ class Source:
 
     pod: str
     container: str
-    part: str
+    component: str
     life: str
     """Id of the container; empty before it has run."""
     restarts: int
@@ -53,33 +53,33 @@ class Logs:
 
     Args:
         job: of the pods.
-        parts: roles (trainer), kinds of roles (rollout, reward) or pods; all when empty.
-        named: whether the job was named; else the first part may be a wrong name of a job.
+        components: roles (trainer), kinds of roles (rollout, reward) or pods; all when empty.
+        named: whether the job was named; else the first component may be a wrong name of a job.
         follow: wait for pods that do not exist yet.
 
     Raises:
-        CliError: with exit code 2: one of the parts does not exist; with 1: it has no pods, and ``follow`` is not set.
+        CliError: exit code 2: a component does not exist; 1: the job has no pods, and ``follow`` is not set.
     """
 
-    def __init__(self, job: RemoteJob, parts: Sequence[str], *, named: bool = True, follow: bool = False) -> None:
-        self._job, self._wanted = job, parts
+    def __init__(self, job: RemoteJob, components: Sequence[str], *, named: bool = True, follow: bool = False) -> None:
+        self._job, self._wanted = job, components
         self._last: dict[Source, float] = {}
         self._lines: queue.Queue[Line | Source] = queue.Queue(WAITING)
         self._followed: set[Source] = set()
         pods, waits = self._pods(), follow and is_active(job.body)
-        for part in parts:
-            if not any(_is(pod, self._name(pod), part) for pod in pods):
-                self._check(part, pods, waits, unnamed=not named and part == parts[0])
+        for component in components:
+            if not any(_is(pod, self._name(pod), component) for pod in pods):
+                self._check(component, pods, waits, unnamed=not named and component == components[0])
         if not pods and not waits:
             raise CliError(f"{job.place} has no pods: {pod_diagnosis.why(job.body, '')}")
-        self.components = sorted({source.part for source in self._sources()})
+        self.components = sorted({source.component for source in self._sources()})
 
     def awaited(self) -> str:
         """Return why there is nothing to read yet; empty if there is."""
         if self.components:
             return ""
-        part = self._wanted[0] if len(self._wanted) == 1 else ""
-        return f"waiting for {part or 'pods'} of {self._job.place}: {pod_diagnosis.why(self._job.body, part)}"
+        component = self._wanted[0] if len(self._wanted) == 1 else ""
+        return f"waiting for {component or 'pods'} of {self._job.place}: {pod_diagnosis.why(self._job.body, component)}"
 
     def history(self, tail: int | None = None) -> list[Line]:
         """Return the existing lines by time, the last ``tail`` of them."""
@@ -132,7 +132,7 @@ class Logs:
         query = {"follow": "true", **_since(last)}
         broken = contextlib.suppress(OSError, CliError, http.client.HTTPException, ValueError)
         with broken, self._open(source, query, timeout=None) as answer:
-            for line in _lines(answer, source.part, last):
+            for line in _lines(answer, source.component, last):
                 self._last[source] = line.time
                 self._lines.put(line)
         self._lines.put(source)
@@ -146,7 +146,7 @@ class Logs:
                 query["tailLines"] = str(tail)
             try:
                 with self._open(source, query) as answer:
-                    lines += _lines(answer, source.part)
+                    lines += _lines(answer, source.component)
             except RefusedError as error:
                 if error.code not in (BAD_REQUEST, NOT_FOUND):  # it has not started, or was deleted
                     raise
@@ -167,36 +167,38 @@ class Logs:
         found = {}
         for pod in self._pods():
             name = self._name(pod)
-            if self._wanted and not any(_is(pod, name, part) for part in self._wanted):
+            if self._wanted and not any(_is(pod, name, component) for component in self._wanted):
                 continue
             containers = [container["name"] for container in pod["spec"]["containers"]]
             lives = {each["name"]: each for each in pod.get("status", {}).get("containerStatuses") or []}
             for container in containers:
                 life = lives.get(container, {})
-                part = name if len(containers) == 1 else f"{name}/{container}"
+                component = name if len(containers) == 1 else f"{name}/{container}"
                 ident, restarts = life.get("containerID", ""), life.get("restartCount", 0)
-                source = Source(pod["metadata"]["name"], container, part, ident, restarts)
+                source = Source(pod["metadata"]["name"], container, component, ident, restarts)
                 found[source] = "running" in life.get("state", {})
         return found
 
     def _name(self, pod: Object) -> str:
         return str(pod["metadata"]["name"]).removeprefix(f"{self._job.name}-")
 
-    def _check(self, part: str, pods: Sequence[Object], waits: bool, unnamed: bool) -> None:
-        """Raise the error on a part without a pod, unless its pod may come later."""
+    def _check(self, component: str, pods: Sequence[Object], waits: bool, unnamed: bool) -> None:
+        """Raise the error on a component without a pod, unless its pod may come later."""
         job, known = self._job, pod_diagnosis.roles(self._job.body)
         there = sorted({str(pod["metadata"]["labels"].get(ROLE)) for pod in pods})
-        if not any(pod_diagnosis.is_of(part, role) for role in known):
-            other = f"no RLJob {part!r}, and " if unnamed else ""
+        if not any(pod_diagnosis.is_of(component, role) for role in known):
+            other = f"no RLJob {component!r}, and " if unnamed else ""
             names = ", ".join(sorted({*known, *there}))
-            raise CliError(f"there is {other}no component {part!r} of {job.place}; name one of {names}", 2)
+            raise CliError(f"there is {other}no component {component!r} of {job.place}; name one of {names}", 2)
         if not waits:
-            raise CliError(f"there is no pod of {part} of {job.place}: {pod_diagnosis.why(job.body, part, there)}")
+            raise CliError(
+                f"there is no pod of {component} of {job.place}: {pod_diagnosis.why(job.body, component, there)}"
+            )
 
 
-def _is(pod: Object, name: str, part: str) -> bool:
+def _is(pod: Object, name: str, component: str) -> bool:
     role = str(pod["metadata"]["labels"].get(ROLE))
-    return part in (role, name, pod["metadata"]["name"]) or role.startswith(f"{part}-")
+    return component in (role, name, pod["metadata"]["name"]) or role.startswith(f"{component}-")
 
 
 def _since(last: float) -> dict[str, str]:
@@ -204,7 +206,7 @@ def _since(last: float) -> dict[str, str]:
     return {"sinceTime": datetime.fromtimestamp(int(last), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")} if last else {}
 
 
-def _lines(answer: http.client.HTTPResponse, part: str, after: float = 0.0) -> Iterator[Line]:
+def _lines(answer: http.client.HTTPResponse, component: str, after: float = 0.0) -> Iterator[Line]:
     """Yield the lines of a log with timestamps; those without (the API server's own) belong to the line before."""
     at = after
     for raw in answer:
@@ -216,7 +218,7 @@ def _lines(answer: http.client.HTTPResponse, part: str, after: float = 0.0) -> I
         else:
             if at <= after:
                 continue
-        yield Line(at, part, text)
+        yield Line(at, component, text)
 
 
 def _time(stamp: str) -> float:
