@@ -138,7 +138,7 @@ def test_a_run_that_trained_nothing_yet_is_stopped_without_a_checkpoint(launcher
 
 @pytest.mark.parametrize("pace", [[], ["slow"]])
 def test_a_first_step_that_nobody_has_looked_at_yet_is_kept_too(launcher, pace):
-    launcher.components["coordinator"] = [*pace, *launcher.parts["coordinator"]]
+    launcher.components["coordinator"] = [*pace, *launcher.components["coordinator"]]
     launcher.answer(status(step=0))
     process = launcher.start()
     launcher.wait_for("run", "Running")
