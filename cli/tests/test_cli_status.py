@@ -12,9 +12,9 @@ import pytest
 from cli.tests.fakes.launcher import SUCCEEDED, status
 from rljob.api.load import validate
 from rljob.api.resolve import resolve
-from rljob.local.render import plain_lines
 from rljob.local.run_directory import RunDirectory
 from rljob.local.snapshot import take_snapshot
+from rljob.local.snapshot_view import plain_lines
 from rljob.protocol.status import CheckpointStatus, RunStatus
 
 

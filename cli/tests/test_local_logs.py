@@ -10,10 +10,10 @@ import time
 import pytest
 
 from rljob.cli.options import complete_components, complete_runs
-from rljob.local import log_pipe, logs, processes
+from rljob.local import log_pipe, log_reader, processes
 from rljob.local.errors import CliError
 from rljob.local.log_pipe import RotatingLog
-from rljob.local.logs import Reader
+from rljob.local.log_reader import Reader
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_following_ends_with_the_run_and_shows_parts_that_came_later(directory, 
     reader = Reader(directory, [])
     reader.history()
     steps = iter(["trainer", "runner", None])
-    monkeypatch.setattr(logs, "POLL_SECONDS", 0)
+    monkeypatch.setattr(log_reader, "POLL_SECONDS", 0)
 
     def going_on():
         component = next(steps)
@@ -180,9 +180,9 @@ def test_half_a_line_waits_for_its_end(directory):
 
 def test_a_part_without_a_log_is_refused_by_name(directory):
     write(directory, "trainer", "one")
-    assert logs.chosen(directory, []) == ["trainer"]
+    assert log_reader.chosen(directory, []) == ["trainer"]
     with pytest.raises(CliError, match=r"there is no log of 'tariner' in .*/logs; name one of trainer"):
-        logs.chosen(directory, ["tariner"])
+        log_reader.chosen(directory, ["tariner"])
 
 
 def test_runs_and_parts_are_completed(tmp_path, monkeypatch):

@@ -3,10 +3,10 @@ import io
 from rich.console import Console
 
 from rljob.local import screen
-from rljob.local.render import clock, draw, draw_usage, one_line, plain_lines, sparkline, summary
+from rljob.local.process_usage import Usage
 from rljob.local.screen import LiveScreen, PlainScreen, screen_for
 from rljob.local.snapshot import ComponentState, RunSnapshot
-from rljob.local.usage import Usage
+from rljob.local.snapshot_view import clock, draw, draw_usage, one_line, plain_lines, sparkline, summary
 from rljob.protocol.status import ComponentStatus, EvaluationResult, HistoryPoint, Metric, Progress, RunStatus
 
 

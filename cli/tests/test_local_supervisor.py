@@ -12,9 +12,9 @@ import pytest
 
 from rljob.api.run_policy import FailurePolicy
 from rljob.local import process_cleanup, processes
+from rljob.local.component_supervisor import Backoff, End, Supervisor
 from rljob.local.errors import CliError
 from rljob.local.processes import Command, Interrupt
-from rljob.local.supervisor import Backoff, End, Supervisor
 
 FAKE = Path(__file__).parent / "fakes" / "component.py"
 HANG_SECONDS = 1.0

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from rljob.kube.access import Access
-from rljob.local import render
+from rljob.local import snapshot_view
 from rljob.local.errors import CliError
+from rljob.local.process_usage import Usage
 from rljob.local.snapshot import ComponentState
-from rljob.local.usage import Usage
-from rljob.remote import usage
+from rljob.remote import pod_usage
 from rljob.remote.api import Api
 from rljob.remote.job import RemoteJob
-from rljob.remote.logs import Logs
 from rljob.remote.lookup import Namespace
-from rljob.remote.pod_diagnosis import roles, why
+from rljob.remote.missing_pods import roles, why
+from rljob.remote.pod_logs import Logs
 
 SPEC = {
     "initializer": {"command": ["make"]},
@@ -118,19 +118,19 @@ NEW, WAITS = ComponentState("runner-b", "running", 0), ComponentState("x", "pend
     ("pods", "note"),
     [
         ([POD], ""),
-        ([POD, WAITS], usage.NOT_RUNNING),
-        ([POD, NEW, WAITS], usage.NOT_MEASURED),
-        ([UNMEASURED], usage.UNKNOWN),
-        ([WAITS], usage.NOT_RUNNING),
-        ([], usage.NO_PODS),
+        ([POD, WAITS], pod_usage.NOT_RUNNING),
+        ([POD, NEW, WAITS], pod_usage.NOT_MEASURED),
+        ([UNMEASURED], pod_usage.UNKNOWN),
+        ([WAITS], pod_usage.NOT_RUNNING),
+        ([], pod_usage.NO_PODS),
     ],
 )
 def test_figures_that_are_missing_are_explained(pods: list[ComponentState], note: str) -> None:
-    assert usage.missing(pods) == note
+    assert pod_usage.missing(pods) == note
 
 
 def test_no_cell_of_top_is_empty() -> None:
-    table = render._usage_table([POD, WAITS])
+    table = snapshot_view._usage_table([POD, WAITS])
     assert [[*column.cells] for column in table.columns] == [
         ["trainer-1-0-a", "x"],
         ["running", "pending"],
@@ -138,5 +138,7 @@ def test_no_cell_of_top_is_empty() -> None:
         ["64 MiB", "–"],
         ["0", "0"],
     ]
-    counted = render._usage_table([ComponentState("trainer-1-0-a", "running", 0, usage=Usage(3, 1.5, 1 << 20)), WAITS])
+    counted = snapshot_view._usage_table(
+        [ComponentState("trainer-1-0-a", "running", 0, usage=Usage(3, 1.5, 1 << 20)), WAITS]
+    )
     assert [*counted.columns[4].cells] == ["3", "–"]

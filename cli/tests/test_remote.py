@@ -20,15 +20,15 @@ from rljob.kube.access import Access
 from rljob.kube.errors import AccessError, error_of
 from rljob.kube.plugin import Credential
 from rljob.kube.sync_client import SyncApiClient
-from rljob.local.render import plain_lines
+from rljob.local.snapshot_view import plain_lines
 from rljob.remote import export, forwarding
 from rljob.remote.api import Api, RefusedError
-from rljob.remote.coordinator import Coordinator, CoordinatorUnavailableError
+from rljob.remote.coordinator_api import Coordinator, CoordinatorUnavailableError
 from rljob.remote.forwarding import ForwardError, HandshakeError
 from rljob.remote.job import RemoteJob, job_snapshot
-from rljob.remote.logs import _lines
 from rljob.remote.lookup import Namespace
-from rljob.remote.usage import quantity
+from rljob.remote.pod_logs import _lines
+from rljob.remote.pod_usage import quantity
 
 PORT = (8080).to_bytes(2, "little")
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\nRljob-Note: well\r\n\r\nhello!"

@@ -9,9 +9,9 @@ from dataclasses import replace
 from unittest import mock
 
 from rljob.api.models import RLJob
-from rljob.cli import lifecycle
+from rljob.cli import run_control
 from rljob.cli.main import main
-from rljob.local import commands, run
+from rljob.local import commands, local_run
 from rljob.local.commands import LocalContext
 from rljob.local.processes import Command
 
@@ -29,10 +29,10 @@ def planner(job: RLJob, here: LocalContext) -> list[Command]:
 
 
 def run_job(job, manifest, directory, screen):
-    return run.run_job(job, manifest, directory, screen, planner)
+    return local_run.run_job(job, manifest, directory, screen, planner)
 
 
 if __name__ == "__main__":
     os.environ["PYTHONWARNINGS"] = "ignore"
-    with mock.patch.object(lifecycle, "run_job", run_job):
+    with mock.patch.object(run_control, "run_job", run_job):
         main()

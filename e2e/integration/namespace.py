@@ -9,7 +9,7 @@ from typing import Any
 
 from e2e.integration.operators import SECONDS, Object, running_operator
 from rljob.manifests.names import RENDERED_HASH
-from rljob.operator.resources import BY_KIND, CHILDREN, PODS, RLJOBS, SECRETS
+from rljob.operator.object_kinds import BY_KIND, CHILDREN, PODS, RLJOBS, SECRETS
 from tools.cluster.controlplane import ControlPlane
 
 

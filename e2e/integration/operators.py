@@ -32,12 +32,12 @@ import aiohttp
 
 from rljob.kube.kubeconfig import from_kubeconfig
 from rljob.manifests.inputs import Cluster
-from rljob.operator.client import OperatorClient
 from rljob.operator.config import Settings
 from rljob.operator.metrics import Metrics
+from rljob.operator.object_kinds import RLJOBS
+from rljob.operator.operator_client import OperatorClient
 from rljob.operator.plan import Key
 from rljob.operator.reconcile import Planner, Result
-from rljob.operator.resources import RLJOBS
 from rljob.operator.service import Operator
 
 Object = dict[str, Any]

@@ -12,7 +12,7 @@ import pytest
 from e2e.integration.faulty import BreakingClient, HoldingClient, MeddlingClient, PagingClient, unreliable
 from e2e.integration.namespace import NamespaceClient
 from e2e.integration.operators import Object, job, running_operator
-from rljob.operator.resources import CHILDREN
+from rljob.operator.object_kinds import CHILDREN
 from tools.cluster.controlplane import ControlPlane
 
 pytestmark = pytest.mark.timeout(300)

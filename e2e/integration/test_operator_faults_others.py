@@ -13,8 +13,8 @@ from e2e.integration.faulty import MeddlingClient
 from e2e.integration.job_lifecycle import JobClient
 from e2e.integration.operators import Object, running_operator
 from rljob.kube.errors import ForbiddenError
-from rljob.operator.client import OperatorClient
-from rljob.operator.resources import Resource
+from rljob.operator.object_kinds import Resource
+from rljob.operator.operator_client import OperatorClient
 from tools.cluster.controlplane import ControlPlane
 
 pytestmark = pytest.mark.timeout(300)

@@ -18,8 +18,8 @@ from e2e.integration.operators import Object, OperatorProcess, RunningOperator, 
 from rljob.manifests import render
 from rljob.manifests.hashes import rendered_hash
 from rljob.manifests.names import RENDERED_HASH
+from rljob.operator.object_kinds import CHILDREN, PODS, SECRETS
 from rljob.operator.planning import Rendering, plan
-from rljob.operator.resources import CHILDREN, PODS, SECRETS
 from tools.cluster.client import ApiError
 from tools.cluster.controlplane import ControlPlane
 

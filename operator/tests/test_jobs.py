@@ -5,7 +5,7 @@ import msgspec
 from rljob.api.status import RLJobStatus
 from rljob.operator.api_types import Meta
 from rljob.operator.cache import SeenJob
-from rljob.operator.jobs import Jobs, read_status
+from rljob.operator.decoded_jobs import Jobs, read_status
 
 SPEC = {
     "models": [{"name": "policy", "source": "job://model"}],

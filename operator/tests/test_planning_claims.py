@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from rljob.operator.cache import Cache, child_reader, read_job
-from rljob.operator.jobs import Jobs
+from rljob.operator.decoded_jobs import Jobs
+from rljob.operator.object_kinds import BY_KIND, RLJOBS
 from rljob.operator.planning.claims import claim_in_use
-from rljob.operator.resources import BY_KIND, RLJOBS
 
 SPEC = {
     "models": [{"name": "policy", "source": "job://model"}],

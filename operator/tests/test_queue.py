@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob.operator.queue import LAST_BACKOFF_SECONDS, ClosedError, Queue, Schedule
+from rljob.operator.work_queue import LAST_BACKOFF_SECONDS, ClosedError, Queue, Schedule
 
 
 def test_a_key_waits_once_however_often_it_is_added():

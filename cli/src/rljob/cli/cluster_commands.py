@@ -18,7 +18,7 @@ from rljob.local.snapshot import RunSnapshot
 
 if TYPE_CHECKING:
     from rljob.remote.job import RemoteJob
-    from rljob.remote.logs import Logs
+    from rljob.remote.pod_logs import Logs
 
 PLUGIN = "kubectl rljob"
 Context = Annotated[
@@ -78,15 +78,15 @@ def find_among(names: Sequence[str], context: str | None, namespace: str | None)
 
 
 def logs(job: RemoteJob, components: Sequence[str], *, named: bool, follow: bool) -> Logs:
-    """Return the logs of some of a job's components, or all; as :class:`rljob.remote.logs.Logs`."""
-    from rljob.remote.logs import Logs
+    """Return the logs of some of a job's components, or all; as :class:`rljob.remote.pod_logs.Logs`."""
+    from rljob.remote.pod_logs import Logs
 
     return Logs(job, components, named=named, follow=follow)
 
 
 def usage_source(job: RemoteJob) -> Callable[[], RunSnapshot]:
     """Return a function that takes snapshots of a job's pods and their usage."""
-    from rljob.remote.usage import Meter
+    from rljob.remote.pod_usage import Meter
 
     return Meter(job).snapshot
 

@@ -17,12 +17,12 @@ from rljob.cli.cluster_commands import Context, Namespace
 from rljob.cli.options import RUN_HELP, Format, Output, complete_components, report
 from rljob.local import find_run
 from rljob.local import logs as log_files
-from rljob.local.logs import Line
+from rljob.local.log_reader import Line
 from rljob.local.run_directory import RunDirectory
 from rljob.local.screen import Terminal
 
 if TYPE_CHECKING:
-    from rljob.remote.logs import Logs
+    from rljob.remote.pod_logs import Logs
 
 FOLLOWED_TAIL = 20
 COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red")

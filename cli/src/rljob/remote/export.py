@@ -11,7 +11,7 @@ import msgspec
 
 from rljob.local.checkpoints import new_directory, refuse_damaged, sync
 from rljob.local.errors import CliError
-from rljob.remote.coordinator import Coordinator, CoordinatorUnavailableError
+from rljob.remote.coordinator_api import Coordinator, CoordinatorUnavailableError
 from rljob.remote.job import RemoteJob
 
 CHUNK = 1 << 20

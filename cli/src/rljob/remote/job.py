@@ -13,9 +13,9 @@ from rljob.local.errors import CliError
 from rljob.local.snapshot import ComponentState, RunSnapshot
 from rljob.protocol.status import RunStatus
 from rljob.remote.api import FORBIDDEN, RefusedError
-from rljob.remote.coordinator import Coordinator, CoordinatorUnavailableError
+from rljob.remote.coordinator_api import Coordinator, CoordinatorUnavailableError
 from rljob.remote.lookup import Namespace, conditions, holds, is_active, namespace
-from rljob.remote.pod_diagnosis import not_reconciled_message
+from rljob.remote.missing_pods import not_reconciled_message
 
 SNAPSHOT_SECONDS = 10.0
 """A coordinator that has not returned its status for so long does not answer."""

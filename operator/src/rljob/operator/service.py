@@ -15,17 +15,17 @@ from typing import Any
 
 from rljob.kube.errors import ApiError
 from rljob.manifests.inputs import Cluster
-from rljob.operator.client import FencedError, OperatorClient
 from rljob.operator.config import Settings, Start
+from rljob.operator.http_server import build_app, serving
 from rljob.operator.informers import Caches
 from rljob.operator.lease import Lease, LeaseLostError
 from rljob.operator.metrics import Metrics
+from rljob.operator.operator_client import FencedError, OperatorClient
 from rljob.operator.plan import Key, Observed, Plan
 from rljob.operator.planning import Rendering, plan
-from rljob.operator.queue import ClosedError, Queue
 from rljob.operator.reconcile import Planner, Reconciler
 from rljob.operator.recorder import Recorder
-from rljob.operator.server import build_app, serving
+from rljob.operator.work_queue import ClosedError, Queue
 
 log = logging.getLogger(__name__)
 

@@ -19,17 +19,17 @@ import aiohttp
 import msgspec
 
 from rljob.api.models import RLJob
-from rljob.local import commands, initializer, processes
+from rljob.local import commands, processes, run_initializer
 from rljob.local.commands import LocalContext
+from rljob.local.component_supervisor import Backoff, Supervisor
 from rljob.local.errors import CliError, Interrupted
 from rljob.local.plot import draw_plot
 from rljob.local.processes import Command, Interrupt
-from rljob.local.render import checkpoint_line, summary
 from rljob.local.run_directory import RunDirectory
 from rljob.local.screen import Screen
 from rljob.local.snapshot import INITIALIZING, ComponentState, RunSnapshot
+from rljob.local.snapshot_view import checkpoint_line, summary
 from rljob.local.stop import ask_to_suspend
-from rljob.local.supervisor import Backoff, Supervisor
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.protocol.initializer_stamp import mark_used
 from rljob.protocol.status import RunStatus, decode_status
@@ -56,7 +56,7 @@ def run_job(
     """Run ``job`` in ``directory`` to its end; return the result as lines of text.
 
     Args:
-        job: resolved and checked, see preflight.
+        job: resolved and checked by :mod:`rljob.local.job_checks`.
         manifest: the file as given, kept for the record.
         directory: the run directory, new or of an earlier run of the same job.
         screen: where the run is shown.
@@ -124,7 +124,7 @@ class LocalRun:
             self._showing = asyncio.create_task(self._show())
             try:
                 self._phase = INITIALIZING
-                await initializer.initialize(self._job, self._directory, person)
+                await run_initializer.initialize(self._job, self._directory, person)
                 self._phase = "starting"
                 return self._success(await self._run_components(person))
             except (Interrupted, CliError) as end:
@@ -230,7 +230,7 @@ class LocalRun:
         if status is not None and not self._ending:
             state, message = status.state.lower(), status.message
         if not self._supervisors:
-            detail = processes.last_line(processes.log_path(self._directory.path, initializer.NAME))
+            detail = processes.last_line(processes.log_path(self._directory.path, run_initializer.NAME))
         components = [
             ComponentState(
                 component.name, component.state, component.restarts, self._last_exits.get(component.name, "")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from rljob.kube.sync_client import Object
 from rljob.local.errors import CliError
+from rljob.local.process_usage import Usage
 from rljob.local.snapshot import ComponentState, RunSnapshot
-from rljob.local.usage import Usage
 from rljob.remote.job import RemoteJob
 from rljob.remote.lookup import Namespace
 

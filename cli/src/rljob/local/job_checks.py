@@ -47,7 +47,7 @@ def prepare(job: RLJob, directory: RunDirectory, warn: Warn) -> RLJob:
     _refuse([*field_support.errors(job), *environment_checks.problems(job, directory.path)])
     for note in [*field_support.warnings(job), *capacity.check(job, directory.path)]:
         warn(note)
-    _refuse(check_parts(job, directory.path))
+    _refuse(check_components(job, directory.path))
     return job
 
 
@@ -56,7 +56,7 @@ def _refuse(problems: list[str]) -> None:
         raise CliError("\n".join(dict.fromkeys(problems)), 2)  # several components may report the same
 
 
-def check_parts(job: RLJob, storage: Path) -> list[str]:
+def check_components(job: RLJob, storage: Path) -> list[str]:
     """Return the errors that the components of a resolved job find.
 
     Raises:

@@ -19,9 +19,9 @@ from datetime import UTC, datetime
 from rljob.kube.resources import PODS
 from rljob.kube.sync_client import Object
 from rljob.local.errors import CliError
-from rljob.local.logs import Line
+from rljob.local.log_reader import Line
 from rljob.manifests.names import ROLE
-from rljob.remote import pod_diagnosis
+from rljob.remote import missing_pods
 from rljob.remote.api import BAD_REQUEST, NOT_FOUND, RefusedError
 from rljob.remote.job import RemoteJob
 from rljob.remote.lookup import is_active
@@ -71,7 +71,7 @@ class Logs:
             if not any(_is(pod, self._name(pod), component) for pod in pods):
                 self._check(component, pods, waits, unnamed=not named and component == components[0])
         if not pods and not waits:
-            raise CliError(f"{job.place} has no pods: {pod_diagnosis.why(job.body, '')}")
+            raise CliError(f"{job.place} has no pods: {missing_pods.why(job.body, '')}")
         self.components = sorted({source.component for source in self._sources()})
 
     def awaited(self) -> str:
@@ -79,7 +79,7 @@ class Logs:
         if self.components:
             return ""
         component = self._wanted[0] if len(self._wanted) == 1 else ""
-        return f"waiting for {component or 'pods'} of {self._job.place}: {pod_diagnosis.why(self._job.body, component)}"
+        return f"waiting for {component or 'pods'} of {self._job.place}: {missing_pods.why(self._job.body, component)}"
 
     def history(self, tail: int | None = None) -> list[Line]:
         """Return the existing lines by time, the last ``tail`` of them."""
@@ -184,15 +184,15 @@ class Logs:
 
     def _check(self, component: str, pods: Sequence[Object], waits: bool, unnamed: bool) -> None:
         """Raise the error on a component without a pod, unless its pod may come later."""
-        job, known = self._job, pod_diagnosis.roles(self._job.body)
+        job, known = self._job, missing_pods.roles(self._job.body)
         there = sorted({str(pod["metadata"]["labels"].get(ROLE)) for pod in pods})
-        if not any(pod_diagnosis.is_of(component, role) for role in known):
+        if not any(missing_pods.is_of(component, role) for role in known):
             other = f"no RLJob {component!r}, and " if unnamed else ""
             names = ", ".join(sorted({*known, *there}))
             raise CliError(f"there is {other}no component {component!r} of {job.place}; name one of {names}", 2)
         if not waits:
             raise CliError(
-                f"there is no pod of {component} of {job.place}: {pod_diagnosis.why(job.body, component, there)}"
+                f"there is no pod of {component} of {job.place}: {missing_pods.why(job.body, component, there)}"
             )
 
 

@@ -18,7 +18,7 @@ from rljob.protocol.status import NOTE_HEADER
 from rljob.remote import forwarding
 from rljob.remote.api import FORBIDDEN, UNAUTHORIZED, RefusedError
 from rljob.remote.lookup import COORDINATOR, Namespace, conditions, holds, is_active
-from rljob.remote.pod_diagnosis import not_reconciled_message
+from rljob.remote.missing_pods import not_reconciled_message
 
 T = TypeVar("T")
 
