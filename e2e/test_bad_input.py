@@ -27,6 +27,7 @@ from e2e.fakes.model import write_model
 from rljob.api.load import validate
 from rljob.api.resolve import resolve, with_absolute_paths
 from rljob.api.yaml_loader import write_yaml
+from rljob.cli import run_control
 from rljob.cli.main import main
 from rljob.local import capacity, job_checks, process_cleanup, run_directory
 from rljob.local.run_directory import RunDirectory

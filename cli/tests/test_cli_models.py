@@ -12,7 +12,7 @@ from rljob.api.load import validate
 from rljob.api.resolve import resolve
 from rljob.local import checkpoints, evaluation
 from rljob.local.errors import CliError
-from rljob.local.process_usage import Meter
+from rljob.local.process_usage import ProcessUsageMeter
 from rljob.local.run_directory import RunDirectory
 from rljob.protocol.status import ComponentStatus, Metric, Queue, encode_status
 
@@ -206,7 +206,7 @@ def test_a_meter_counts_the_processor_time_between_two_readings(tmp_path, monkey
         "rljob.local.process_usage.process_cleanup.process_marks",
         lambda: {7: f"{tmp_path}:trainer:", 8: "/another/run:trainer:"},
     )
-    meter = Meter(tmp_path)
+    meter = ProcessUsageMeter(tmp_path)
     meter.read()
     (usage,) = meter.read().values()
     assert (usage.processor, usage.memory, usage.processes) == (0.5, 1 << 20, 1)

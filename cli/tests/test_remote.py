@@ -22,8 +22,8 @@ from rljob.kube.plugin import Credential
 from rljob.kube.sync_client import SyncApiClient
 from rljob.local.snapshot_view import plain_lines
 from rljob.remote import export, forwarding
-from rljob.remote.api import Api, RefusedError
-from rljob.remote.coordinator_api import Coordinator, CoordinatorUnavailableError
+from rljob.remote.api import Api, ApiRefusedError
+from rljob.remote.coordinator_api import CoordinatorApi, CoordinatorUnavailableError
 from rljob.remote.forwarding import ForwardError, HandshakeError
 from rljob.remote.job import RemoteJob, job_snapshot
 from rljob.remote.lookup import Namespace
@@ -203,7 +203,7 @@ def test_an_answer_of_something_that_is_no_api_server_is_a_sentence_too() -> Non
         api.refusal(error_of(502, b"<html>bad gateway</html>")).sentence
         == "context c refuses: <html>bad gateway</html>"
     )
-    assert isinstance(api.refusal(error_of(404, b"\xff")), RefusedError)
+    assert isinstance(api.refusal(error_of(404, b"\xff")), ApiRefusedError)
 
 
 def test_a_proxy_of_another_kind_is_refused() -> None:
@@ -303,7 +303,7 @@ def test_only_a_coordinator_without_a_pod_is_said_to_have_gone(
     monkeypatch.setattr(Namespace, "pods", lambda self, job, role="": next(seen))
     ended = {"metadata": {"name": "sums"}, "spec": {}, "status": {"conditions": [condition("Complete")]}}
     with pytest.raises(CoordinatorUnavailableError, match=re.escape(sentence)):
-        Coordinator(Namespace(Api(Access("https://k:1")), "team-a"), ended).ask("/v1/status", dict)
+        CoordinatorApi(Namespace(Api(Access("https://k:1")), "team-a"), ended).ask("/v1/status", dict)
 
 
 def condition(kind: str) -> dict[str, str]:

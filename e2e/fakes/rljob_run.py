@@ -19,7 +19,7 @@ from rljob.cli import run_control
 from rljob.cli.main import main
 from rljob.local import commands, job_checks, local_run
 from rljob.local.commands import LocalContext
-from rljob.local.component_supervisor import Backoff
+from rljob.local.component_supervisor import RestartBackoff
 from rljob.local.processes import Command
 
 FAKES = {"rollout": "e2e.fakes.engine", "trainer": "e2e.fakes.trainer"} | json.loads(os.environ.get("FAKES", "{}"))
@@ -38,7 +38,7 @@ def _with_fake(command: Command) -> Command:
 
 
 def run_job(job, manifest, directory, screen):
-    return local_run.run_job(job, manifest, directory, screen, planner, Backoff(first=0.01, after_success=0.1))
+    return local_run.run_job(job, manifest, directory, screen, planner, RestartBackoff(first=0.01, after_success=0.1))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from unittest import mock
 from rljob.cli import run_control
 from rljob.cli.main import main
 from rljob.local import commands, job_checks, local_run
-from rljob.local.component_supervisor import Backoff
+from rljob.local.component_supervisor import RestartBackoff
 from rljob.local.processes import Command
 
 FAKE = __file__.replace("rljob_run", "component")
@@ -26,7 +26,7 @@ def planner(job, here):
 
 def run_job(job, manifest, directory, screen):
     return local_run.run_job(
-        job, manifest, directory, screen, planner=planner, backoff=Backoff(first=0.01, after_success=0)
+        job, manifest, directory, screen, planner=planner, backoff=RestartBackoff(first=0.01, after_success=0)
     )
 
 

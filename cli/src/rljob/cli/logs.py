@@ -15,14 +15,13 @@ from rich.text import Text
 from rljob.cli import cluster_commands
 from rljob.cli.cluster_commands import Context, Namespace
 from rljob.cli.options import RUN_HELP, Format, Output, complete_components, report
-from rljob.local import find_run
-from rljob.local import logs as log_files
+from rljob.local import find_run, log_reader
 from rljob.local.log_reader import Line
 from rljob.local.run_directory import RunDirectory
 from rljob.local.screen import Terminal
 
 if TYPE_CHECKING:
-    from rljob.remote.pod_logs import Logs
+    from rljob.remote.pod_logs import PodLogs
 
 FOLLOWED_TAIL = 20
 COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red")
@@ -50,7 +49,7 @@ def logs(
 
     In a cluster a component is a role (trainer, rollout-main), all of a kind (rollout, reward) or a pod.
     """
-    reader: log_files.Reader | Logs
+    reader: log_reader.LogReader | PodLogs
     if cluster_commands.targets_cluster(context, namespace):
         job, components = cluster_commands.find_among(names or [], context, namespace)
         reader = cluster_commands.logs(job, components, named=len(components) < len(names or []), follow=follow)
@@ -59,8 +58,8 @@ def logs(
             report(why)
     else:
         directory, components = _run_and_components(names or [])
-        chosen = log_files.chosen(directory.path, components)
-        reader = log_files.Reader(directory.path, components)
+        chosen = log_reader.chosen(directory.path, components)
+        reader = log_reader.LogReader(directory.path, components)
         following = functools.partial(reader.follow, directory.running)
     if follow and tail is None:
         tail = FOLLOWED_TAIL

@@ -21,7 +21,7 @@ import msgspec
 from rljob.api.models import RLJob
 from rljob.local import commands, processes, run_initializer
 from rljob.local.commands import LocalContext
-from rljob.local.component_supervisor import Backoff, Supervisor
+from rljob.local.component_supervisor import RestartBackoff, Supervisor
 from rljob.local.errors import CliError, Interrupted
 from rljob.local.plot import draw_plot
 from rljob.local.processes import Command, Interrupt
@@ -51,7 +51,7 @@ def run_job(
     directory: Path,
     screen: Screen,
     planner: Planner = commands.components,
-    backoff: Backoff | None = None,
+    backoff: RestartBackoff | None = None,
 ) -> list[str]:
     """Run ``job`` in ``directory`` to its end; return the result as lines of text.
 
@@ -97,7 +97,7 @@ class LocalRun:
     """One `rljob run`: its supervisors, its screen and its interrupts."""
 
     def __init__(
-        self, job: RLJob, directory: RunDirectory, screen: Screen, planner: Planner, backoff: Backoff | None
+        self, job: RLJob, directory: RunDirectory, screen: Screen, planner: Planner, backoff: RestartBackoff | None
     ) -> None:
         self._job = job
         self._directory = directory

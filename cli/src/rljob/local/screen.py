@@ -45,7 +45,7 @@ class Terminal(Console):
             self.width = PIPED_WIDTH
 
 
-class Output(Terminal):
+class RunOutput(Terminal):
     """The output of `rljob run`: a closed pipe stops the run and its components."""
 
     def on_broken_pipe(self) -> None:

@@ -22,7 +22,7 @@ from rljob.local.errors import CliError
 from rljob.local.log_reader import Line
 from rljob.manifests.names import ROLE
 from rljob.remote import missing_pods
-from rljob.remote.api import BAD_REQUEST, NOT_FOUND, RefusedError
+from rljob.remote.api import BAD_REQUEST, NOT_FOUND, ApiRefusedError
 from rljob.remote.job import RemoteJob
 from rljob.remote.lookup import is_active
 
@@ -37,7 +37,7 @@ WAITING = 10_000  # lines, in memory
 
 
 @dataclass(frozen=True)
-class Source:
+class ContainerRun:
     """A container of a pod, from one start to its end."""
 
     pod: str
@@ -48,7 +48,7 @@ class Source:
     restarts: int
 
 
-class Logs:
+class PodLogs:
     """Reads the logs of a job's pods.
 
     Args:
@@ -63,9 +63,9 @@ class Logs:
 
     def __init__(self, job: RemoteJob, components: Sequence[str], *, named: bool = True, follow: bool = False) -> None:
         self._job, self._wanted = job, components
-        self._last: dict[Source, float] = {}
-        self._lines: queue.Queue[Line | Source] = queue.Queue(WAITING)
-        self._followed: set[Source] = set()
+        self._last: dict[ContainerRun, float] = {}
+        self._lines: queue.Queue[Line | ContainerRun] = queue.Queue(WAITING)
+        self._followed: set[ContainerRun] = set()
         pods, waits = self._pods(), follow and is_active(job.body)
         for component in components:
             if not any(_is(pod, self._name(pod), component) for pod in pods):
@@ -113,20 +113,20 @@ class Logs:
                 if now >= ended:
                     return
                 continue
-            if isinstance(found, Source):
+            if isinstance(found, ContainerRun):
                 self._followed.discard(found)  # it ended or broke off: the next look continues it
             else:
                 heard = time.monotonic()
                 yield found
 
-    def _start_streams(self, sources: Mapping[Source, bool]) -> None:
+    def _start_streams(self, sources: Mapping[ContainerRun, bool]) -> None:
         for source, running in sources.items():
             if source.life and source not in self._followed and (running or source not in self._last):
                 self._followed.add(source)
                 self._last.setdefault(source, 0.0)
                 threading.Thread(target=self._stream, args=(source,), daemon=True).start()
 
-    def _stream(self, source: Source) -> None:
+    def _stream(self, source: ContainerRun) -> None:
         """Put the lines of one container into the queue until its log ends."""
         last = self._last.get(source, 0.0)
         query = {"follow": "true", **_since(last)}
@@ -137,7 +137,7 @@ class Logs:
                 self._lines.put(line)
         self._lines.put(source)
 
-    def _read(self, source: Source, tail: int | None) -> list[Line]:
+    def _read(self, source: ContainerRun, tail: int | None) -> list[Line]:
         """Return the lines of a container, with those before its last restart."""
         lines: list[Line] = []
         for before in (True, False) if source.restarts else (False,):
@@ -147,14 +147,16 @@ class Logs:
             try:
                 with self._open(source, query) as answer:
                     lines += _lines(answer, source.component)
-            except RefusedError as error:
+            except ApiRefusedError as error:
                 if error.code not in (BAD_REQUEST, NOT_FOUND):  # it has not started, or was deleted
                     raise
             except (OSError, http.client.HTTPException) as error:
                 raise self._job.namespace.api.unreachable(error) from None
         return lines
 
-    def _open(self, source: Source, query: dict[str, str], timeout: float | None = 30.0) -> http.client.HTTPResponse:
+    def _open(
+        self, source: ContainerRun, query: dict[str, str], timeout: float | None = 30.0
+    ) -> http.client.HTTPResponse:
         path = PODS.path(self._job.namespace.name, source.pod, "log")
         query = {"container": source.container, "timestamps": "true", **query}
         return self._job.namespace.api.open("GET", path, query, timeout=timeout)
@@ -162,7 +164,7 @@ class Logs:
     def _pods(self) -> list[Object]:
         return self._job.namespace.pods(self._job.name)
 
-    def _sources(self) -> dict[Source, bool]:
+    def _sources(self) -> dict[ContainerRun, bool]:
         """Return container → whether it runs."""
         found = {}
         for pod in self._pods():
@@ -175,7 +177,7 @@ class Logs:
                 life = lives.get(container, {})
                 component = name if len(containers) == 1 else f"{name}/{container}"
                 ident, restarts = life.get("containerID", ""), life.get("restartCount", 0)
-                source = Source(pod["metadata"]["name"], container, component, ident, restarts)
+                source = ContainerRun(pod["metadata"]["name"], container, component, ident, restarts)
                 found[source] = "running" in life.get("state", {})
         return found
 

@@ -19,7 +19,7 @@ from rljob.manifests.inputs import Cluster
 from rljob.manifests.names import ROLE
 from rljob.operator.api_types import Child, Meta
 from rljob.operator.cache import SeenJob
-from rljob.operator.decoded_jobs import Jobs, Manifest
+from rljob.operator.decoded_jobs import DecodedJobs, Manifest
 from rljob.operator.drift import replicas_of
 from rljob.operator.executor import SCALE, Executor
 from rljob.operator.informers import Caches
@@ -84,7 +84,7 @@ class Reconciler:
         self._client, self._caches, self._cluster, self._planner = client, caches, cluster, planner
         self._recorder = recorder
         self._wall, self._clock = wall, clock
-        self._jobs = Jobs()
+        self._jobs = DecodedJobs()
         self._executor = Executor(client, caches)
         self._warning_events = WarningEvents(client, clock, wall)
         self._uids: dict[Key, str] = {}

@@ -16,7 +16,7 @@ from rljob.remote.api import Api
 from rljob.remote.job import RemoteJob
 from rljob.remote.lookup import Namespace
 from rljob.remote.missing_pods import roles, why
-from rljob.remote.pod_logs import Logs
+from rljob.remote.pod_logs import PodLogs
 
 SPEC = {
     "initializer": {"command": ["make"]},
@@ -82,31 +82,31 @@ def job(monkeypatch: pytest.MonkeyPatch) -> RemoteJob:
 
 def test_a_part_that_has_no_pods_yet_is_no_unknown_one(job: RemoteJob) -> None:
     with pytest.raises(CliError) as caught:
-        Logs(job, ["rollout"])
+        PodLogs(job, ["rollout"])
     assert caught.value.exit_code == 1
     assert str(caught.value).startswith(
         "there is no pod of rollout of RLJob sums in namespace team-a of context prod: it waits for the initializer"
     )
     with pytest.raises(CliError) as caught:
-        Logs(job, ["trainr"])
+        PodLogs(job, ["trainr"])
     assert caught.value.exit_code == 2
     assert str(caught.value).endswith(
         "; name one of coordinator, initializer, reward-exact, rollout-main, runner, trainer"
     )
     with pytest.raises(CliError, match=r"^RLJob sums in .* has no pods: the RLJob says Initializing: the initializer"):
-        Logs(job, [])
+        PodLogs(job, [])
 
 
 def test_a_part_that_is_followed_is_waited_for(job: RemoteJob) -> None:
-    logs = Logs(job, ["trainer"], follow=True)
+    logs = PodLogs(job, ["trainer"], follow=True)
     assert logs.components == []
     assert logs.awaited().startswith(
         "waiting for trainer of RLJob sums in namespace team-a of context prod: it waits for the initializer; rljob"
     )
-    assert Logs(job, [], follow=True).awaited().startswith("waiting for pods of RLJob sums in")
+    assert PodLogs(job, [], follow=True).awaited().startswith("waiting for pods of RLJob sums in")
     job.body = rljob(("Complete", True, "Succeeded", ""))
     with pytest.raises(CliError, match="has succeeded and its pods went"):
-        Logs(job, ["trainer"], follow=True)
+        PodLogs(job, ["trainer"], follow=True)
 
 
 POD = ComponentState("trainer-1-0-a", "running", 0, usage=Usage(None, 1.5, 64 << 20))

@@ -12,14 +12,14 @@ import pytest
 
 from rljob.api.run_policy import FailurePolicy
 from rljob.local import process_cleanup, processes
-from rljob.local.component_supervisor import Backoff, End, Supervisor
+from rljob.local.component_supervisor import End, RestartBackoff, Supervisor
 from rljob.local.errors import CliError
 from rljob.local.processes import Command, Interrupt
 
 FAKE = Path(__file__).parent / "fakes" / "component.py"
 HANG_SECONDS = 1.0
 """The least that a manifest may say. A supervisor that did not run for half of it, as on a busy machine, forgives."""
-QUICK = Backoff(first=0.005, last=0.02, after_success=0.005)
+QUICK = RestartBackoff(first=0.005, last=0.02, after_success=0.005)
 
 
 class Events(list):
@@ -154,7 +154,7 @@ async def test_a_part_that_exits_0_while_the_run_goes_on_is_restarted(tmp_path):
 
 
 def test_waits_double_with_quick_deaths_and_begin_anew_after_a_long_life():
-    backoff = Backoff()
+    backoff = RestartBackoff()
     waits = [0.0]
     for lived in [1, 1, 1, 60, 1]:
         waits.append(backoff.next(waits[-1], lived))
@@ -164,7 +164,7 @@ def test_waits_double_with_quick_deaths_and_begin_anew_after_a_long_life():
 
 async def test_a_long_life_forgives_earlier_restarts(tmp_path):
     supervisor = Supervisor(
-        fake(), tmp_path, FailurePolicy(max_restarts=1), lambda *a, **k: None, Backoff(forgiving_life=10)
+        fake(), tmp_path, FailurePolicy(max_restarts=1), lambda *a, **k: None, RestartBackoff(forgiving_life=10)
     )
     supervisor._charge(End(1), lived=1)
     supervisor._charge(End(1), lived=11)
