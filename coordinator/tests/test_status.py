@@ -1,4 +1,4 @@
-"""What the status and Prometheus say of the parts."""
+"""What the status and Prometheus report about the components."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ async def test_parts_say_how_often_they_died_and_why(new_world: Any, tmp_path: P
     world.trainer.connect()
     world.agents[0].say(m.EngineCrashed("main", "vLLM was killed by signal 9", "out of memory", 2, False))
     await world.some(3)
-    parts = {part.role: part for part in status_of(world.run).parts}
-    assert (parts["trainer"].restarts, parts["trainer"].state) == (1, "Train")
-    assert parts["trainer"].message == "doing again what came after its checkpoint: step 0 of 2"
-    assert "signal 9" in parts["agent"].message
-    assert parts["runner"].instance == world.runner.peer.instance
+    components = {each.role: each for each in status_of(world.run).components}
+    assert (components["trainer"].restarts, components["trainer"].state) == (1, "Train")
+    assert components["trainer"].message == "doing again what came after its checkpoint: step 0 of 2"
+    assert "signal 9" in components["agent"].message
+    assert components["runner"].instance == world.runner.peer.instance
 
 
 async def test_the_names_of_figures_for_prometheus_stay(new_world: Any, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is said where a job in a cluster has no pod of a part, or a pod has no figures."""
+"""What is said where a job in a cluster has no pod of a component, or a pod has no figures."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from rljob.kube.access import Access
-from rljob.local import render
+from rljob.local import snapshot_view
 from rljob.local.errors import CliError
+from rljob.local.process_usage import Usage
 from rljob.local.snapshot import ComponentState
-from rljob.local.usage import Usage
-from rljob.remote import usage
+from rljob.remote import pod_usage
 from rljob.remote.api import Api
 from rljob.remote.job import RemoteJob
-from rljob.remote.logs import Logs
 from rljob.remote.lookup import Namespace
-from rljob.remote.pod_diagnosis import roles, why
+from rljob.remote.missing_pods import roles, why
+from rljob.remote.pod_logs import PodLogs
 
 SPEC = {
     "initializer": {"command": ["make"]},
@@ -44,7 +44,7 @@ def test_the_roles_of_a_job_are_those_that_have_pods_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "part", "there", "said"),
+    ("body", "component", "there", "said"),
     [
         (rljob(), "trainer", [], "no operator has reconciled it yet; check that the chart rljob is installed"),
         (rljob(INITIALIZING), "trainer", [], "it waits for the initializer; rljob logs -n team-a sums initializer sh"),
@@ -69,9 +69,9 @@ def test_the_roles_of_a_job_are_those_that_have_pods_of_it() -> None:
     ],
 )
 def test_why_a_part_has_no_pod_and_what_to_look_at(
-    body: dict[str, Any], part: str, there: list[str], said: str
+    body: dict[str, Any], component: str, there: list[str], said: str
 ) -> None:
-    assert said in why(body, part, there)
+    assert said in why(body, component, there)
 
 
 @pytest.fixture
@@ -82,31 +82,31 @@ def job(monkeypatch: pytest.MonkeyPatch) -> RemoteJob:
 
 def test_a_part_that_has_no_pods_yet_is_no_unknown_one(job: RemoteJob) -> None:
     with pytest.raises(CliError) as caught:
-        Logs(job, ["rollout"])
+        PodLogs(job, ["rollout"])
     assert caught.value.exit_code == 1
     assert str(caught.value).startswith(
         "there is no pod of rollout of RLJob sums in namespace team-a of context prod: it waits for the initializer"
     )
     with pytest.raises(CliError) as caught:
-        Logs(job, ["trainr"])
+        PodLogs(job, ["trainr"])
     assert caught.value.exit_code == 2
     assert str(caught.value).endswith(
         "; name one of coordinator, initializer, reward-exact, rollout-main, runner, trainer"
     )
     with pytest.raises(CliError, match=r"^RLJob sums in .* has no pods: the RLJob says Initializing: the initializer"):
-        Logs(job, [])
+        PodLogs(job, [])
 
 
 def test_a_part_that_is_followed_is_waited_for(job: RemoteJob) -> None:
-    logs = Logs(job, ["trainer"], follow=True)
+    logs = PodLogs(job, ["trainer"], follow=True)
     assert logs.components == []
     assert logs.awaited().startswith(
         "waiting for trainer of RLJob sums in namespace team-a of context prod: it waits for the initializer; rljob"
     )
-    assert Logs(job, [], follow=True).awaited().startswith("waiting for pods of RLJob sums in")
+    assert PodLogs(job, [], follow=True).awaited().startswith("waiting for pods of RLJob sums in")
     job.body = rljob(("Complete", True, "Succeeded", ""))
     with pytest.raises(CliError, match="has succeeded and its pods went"):
-        Logs(job, ["trainer"], follow=True)
+        PodLogs(job, ["trainer"], follow=True)
 
 
 POD = ComponentState("trainer-1-0-a", "running", 0, usage=Usage(None, 1.5, 64 << 20))
@@ -118,19 +118,19 @@ NEW, WAITS = ComponentState("runner-b", "running", 0), ComponentState("x", "pend
     ("pods", "note"),
     [
         ([POD], ""),
-        ([POD, WAITS], usage.NOT_RUNNING),
-        ([POD, NEW, WAITS], usage.NOT_MEASURED),
-        ([UNMEASURED], usage.UNKNOWN),
-        ([WAITS], usage.NOT_RUNNING),
-        ([], usage.NO_PODS),
+        ([POD, WAITS], pod_usage.NOT_RUNNING),
+        ([POD, NEW, WAITS], pod_usage.NOT_MEASURED),
+        ([UNMEASURED], pod_usage.UNKNOWN),
+        ([WAITS], pod_usage.NOT_RUNNING),
+        ([], pod_usage.NO_PODS),
     ],
 )
 def test_figures_that_are_missing_are_explained(pods: list[ComponentState], note: str) -> None:
-    assert usage.missing(pods) == note
+    assert pod_usage.missing(pods) == note
 
 
 def test_no_cell_of_top_is_empty() -> None:
-    table = render._usage_table([POD, WAITS])
+    table = snapshot_view._usage_table([POD, WAITS])
     assert [[*column.cells] for column in table.columns] == [
         ["trainer-1-0-a", "x"],
         ["running", "pending"],
@@ -138,5 +138,7 @@ def test_no_cell_of_top_is_empty() -> None:
         ["64 MiB", "–"],
         ["0", "0"],
     ]
-    counted = render._usage_table([ComponentState("trainer-1-0-a", "running", 0, usage=Usage(3, 1.5, 1 << 20)), WAITS])
+    counted = snapshot_view._usage_table(
+        [ComponentState("trainer-1-0-a", "running", 0, usage=Usage(3, 1.5, 1 << 20)), WAITS]
+    )
     assert [*counted.columns[4].cells] == ["3", "–"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob.operator.queue import LAST_BACKOFF_SECONDS, ClosedError, Queue, Schedule
+from rljob.operator.work_queue import LAST_BACKOFF_SECONDS, ClosedError, Schedule, WorkQueue
 
 
 def test_a_key_waits_once_however_often_it_is_added():
@@ -91,7 +91,7 @@ def test_no_key_is_ever_with_two_workers_and_none_is_lost(steps):
 
 
 async def test_a_worker_that_waits_is_woken():
-    queue = Queue(clock=lambda: 0.0)
+    queue = WorkQueue(clock=lambda: 0.0)
     getting = asyncio.create_task(queue.get())
     await asyncio.sleep(0)
     queue.add("a")
@@ -99,7 +99,7 @@ async def test_a_worker_that_waits_is_woken():
 
 
 async def test_a_worker_that_is_cancelled_leaves_its_key_to_another():
-    queue = Queue(clock=lambda: 0.0)
+    queue = WorkQueue(clock=lambda: 0.0)
     first, second = asyncio.create_task(queue.get()), asyncio.create_task(queue.get())
     await asyncio.sleep(0)
     queue.add("a")
@@ -108,7 +108,7 @@ async def test_a_worker_that_is_cancelled_leaves_its_key_to_another():
 
 
 async def test_a_closed_queue_gives_out_nothing():
-    queue = Queue(clock=lambda: 0.0)
+    queue = WorkQueue(clock=lambda: 0.0)
     getting = asyncio.create_task(queue.get())
     await asyncio.sleep(0)
     queue.add("a")

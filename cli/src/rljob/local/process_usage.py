@@ -29,7 +29,7 @@ class Usage:
     memory: int
 
 
-class Meter:
+class ProcessUsageMeter:
     """Measures between calls of :meth:`read`.
 
     Args:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from rljob.kube.sync_client import Object
 from rljob.local.errors import CliError
+from rljob.local.process_usage import Usage
 from rljob.local.snapshot import ComponentState, RunSnapshot
-from rljob.local.usage import Usage
 from rljob.remote.job import RemoteJob
 from rljob.remote.lookup import Namespace
 
@@ -23,7 +23,7 @@ RUNNING = "running"
 _UNITS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 
 
-class Meter:
+class PodUsageMeter:
     """Measures the pods of a job."""
 
     def __init__(self, job: RemoteJob) -> None:

@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from rljob.cli.options import complete_parts, complete_runs
-from rljob.local import log_pipe, logs, processes
+from rljob.cli.options import complete_components, complete_runs
+from rljob.local import log_pipe, log_reader, processes
 from rljob.local.errors import CliError
 from rljob.local.log_pipe import RotatingLog
-from rljob.local.logs import Reader
+from rljob.local.log_reader import LogReader
 
 
 @pytest.fixture
@@ -22,8 +22,8 @@ def directory(tmp_path):
     return tmp_path
 
 
-def write(directory, part, *lines):
-    with (directory / f"logs/{part}.log").open("a") as file:
+def write(directory, component, *lines):
+    with (directory / f"logs/{component}.log").open("a") as file:
         file.writelines(f"{line}\n" for line in lines)
 
 
@@ -34,7 +34,7 @@ def texts(lines):
 def test_lines_of_all_parts_come_by_time_and_what_has_none_stays_with_the_line_before(directory):
     write(directory, "trainer", "2026-01-01 10:00:00,500 INFO a", "  more of a", "2026-01-01 10:00:02,000 INFO c")
     write(directory, "runner", "--- started 2026-01-01T10:00:01+00:00 ", "2026-01-01 10:00:01,700 INFO b")
-    lines = Reader(directory, []).history()
+    lines = LogReader(directory, []).history()
     assert texts(line for line in lines if line.component == "trainer") == [
         "trainer: 2026-01-01 10:00:00,500 INFO a",
         "trainer:   more of a",
@@ -45,8 +45,8 @@ def test_lines_of_all_parts_come_by_time_and_what_has_none_stays_with_the_line_b
     b = next(i for i, line in enumerate(lines) if line.text.endswith(" b"))
     assert lines[b - 1].text in ("  more of a", "--- started 2026-01-01T10:00:01+00:00 ")
     assert lines[b + 1].text.endswith(" c") or lines[b + 1].text.startswith("---")
-    assert texts(Reader(directory, ["trainer"]).history(tail=1)) == ["trainer: 2026-01-01 10:00:02,000 INFO c"]
-    assert Reader(directory, []).history(tail=0) == []
+    assert texts(LogReader(directory, ["trainer"]).history(tail=1)) == ["trainer: 2026-01-01 10:00:02,000 INFO c"]
+    assert LogReader(directory, []).history(tail=0) == []
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_long_log_is_rotated_at_the_end_of_a_line_and_three_older_ones_are_kep
         "beginning of line 3\n",
     ]
     assert len(list(path.parent.iterdir())) == 4
-    assert texts(Reader(directory, []).history()) == [f"trainer: beginning of line {i}" for i in (3, 4, 5)]
+    assert texts(LogReader(directory, []).history()) == [f"trainer: beginning of line {i}" for i in (3, 4, 5)]
 
 
 def test_a_rotation_that_fails_renames_no_log_and_a_later_one_works(directory, small):
@@ -94,7 +94,7 @@ def test_a_rotation_that_fails_renames_no_log_and_a_later_one_works(directory, s
 
 def test_a_log_that_a_user_deletes_or_truncates_is_written_and_followed_again(directory, small):
     path = directory / "logs/trainer.log"
-    log, reader = RotatingLog(path), Reader(directory, ["trainer"])
+    log, reader = RotatingLog(path), LogReader(directory, ["trainer"])
     log.write(b"line 1\n")
     assert texts(reader.history()) == ["trainer: line 1"]
     os.truncate(path, 0)
@@ -118,7 +118,7 @@ def test_output_without_line_ends_does_not_grow_a_log_without_limit(directory, s
 def test_nothing_is_lost_to_a_reader_when_a_log_is_rotated(directory, small):
     log = RotatingLog(directory / "logs/trainer.log")
     log.write(b"one\ntwo\n")
-    reader = Reader(directory, ["trainer"])
+    reader = LogReader(directory, ["trainer"])
     assert texts(reader.history()) == ["trainer: one", "trainer: two"]
     for line in ("three", "four", "five", "five and a half"):
         log.write(f"{line}\n".encode())
@@ -140,7 +140,7 @@ async def test_no_line_of_a_process_is_lost_or_split_while_its_log_is_rotated_an
     program = (
         f"import sys\nfor i in range({count}): print(i, 'x' * 200, file=(sys.stdout, sys.stderr)[i % 2], flush=True)"
     )
-    reader = Reader(directory, [])
+    reader = LogReader(directory, [])
     process = await processes.start(processes.Command("trainer", [sys.executable, "-c", program]), directory)
     seen = []
     while process.returncode is None:
@@ -156,23 +156,23 @@ async def test_no_line_of_a_process_is_lost_or_split_while_its_log_is_rotated_an
 
 def test_following_ends_with_the_run_and_shows_parts_that_came_later(directory, monkeypatch):
     write(directory, "trainer", "one")
-    reader = Reader(directory, [])
+    reader = LogReader(directory, [])
     reader.history()
     steps = iter(["trainer", "runner", None])
-    monkeypatch.setattr(logs, "POLL_SECONDS", 0)
+    monkeypatch.setattr(log_reader, "POLL_SECONDS", 0)
 
     def going_on():
-        part = next(steps)
-        if part is not None:
-            write(directory, part, "news")
-        return part is not None
+        component = next(steps)
+        if component is not None:
+            write(directory, component, "news")
+        return component is not None
 
     assert texts(reader.follow(going_on)) == ["trainer: news", "runner: news"]
 
 
 def test_half_a_line_waits_for_its_end(directory):
     (directory / "logs/trainer.log").write_text("half")
-    reader = Reader(directory, [])
+    reader = LogReader(directory, [])
     assert reader.history() == []
     write(directory, "trainer", " done")
     assert texts(reader.history()) == ["trainer: half done"]
@@ -180,21 +180,21 @@ def test_half_a_line_waits_for_its_end(directory):
 
 def test_a_part_without_a_log_is_refused_by_name(directory):
     write(directory, "trainer", "one")
-    assert logs.chosen(directory, []) == ["trainer"]
+    assert log_reader.chosen(directory, []) == ["trainer"]
     with pytest.raises(CliError, match=r"there is no log of 'tariner' in .*/logs; name one of trainer"):
-        logs.chosen(directory, ["tariner"])
+        log_reader.chosen(directory, ["tariner"])
 
 
 def test_runs_and_parts_are_completed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert complete_runs("") == complete_parts("") == []
+    assert complete_runs("") == complete_components("") == []
     for run in ("sums", "sorting"):
         (tmp_path / "runs" / run / "logs").mkdir(parents=True)
         (tmp_path / "runs" / run / "job.json").touch()
         (tmp_path / "runs" / run / "logs/trainer.log").touch()
     assert complete_runs("so") == ["sorting"]
-    assert complete_parts("") == ["sorting", "sums", "trainer"]
-    assert complete_parts("t") == ["trainer"]
+    assert complete_components("") == ["sorting", "sums", "trainer"]
+    assert complete_components("t") == ["trainer"]
 
 
 def test_what_does_not_fit_on_a_full_disk_is_counted_in_the_log(directory):
@@ -209,8 +209,8 @@ def test_what_does_not_fit_on_a_full_disk_is_counted_in_the_log(directory):
 
 
 def test_processes_that_write_all_the_time_end_when_their_supervisor_is_killed(launcher):
-    launcher.parts["trainer"] = ["child", "chatter"]  # and a child in a session of its own that writes as much
-    launcher.parts["runner"] = ["chatter"]
+    launcher.components["trainer"] = ["child", "chatter"]  # and a child in a session of its own that writes as much
+    launcher.components["runner"] = ["chatter"]
     process = launcher.start()
     launcher.wait_for("runner", "started")
     log = launcher.directory / "logs/runner.log"

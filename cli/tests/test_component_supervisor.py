@@ -1,4 +1,4 @@
-"""One part under a supervisor: real processes, real signals."""
+"""One component under a supervisor: real processes, real signals."""
 
 import asyncio
 import contextlib
@@ -12,14 +12,14 @@ import pytest
 
 from rljob.api.run_policy import FailurePolicy
 from rljob.local import process_cleanup, processes
+from rljob.local.component_supervisor import End, RestartBackoff, Supervisor
 from rljob.local.errors import CliError
 from rljob.local.processes import Command, Interrupt
-from rljob.local.supervisor import Backoff, End, Supervisor
 
-FAKE = Path(__file__).parent / "fakes" / "part.py"
+FAKE = Path(__file__).parent / "fakes" / "component.py"
 HANG_SECONDS = 1.0
 """The least that a manifest may say. A supervisor that did not run for half of it, as on a busy machine, forgives."""
-QUICK = Backoff(first=0.005, last=0.02, after_success=0.005)
+QUICK = RestartBackoff(first=0.005, last=0.02, after_success=0.005)
 
 
 class Events(list):
@@ -39,7 +39,7 @@ class Events(list):
         return [figures for _, e, figures in self if e == event][count - 1]
 
 
-def fake(*acts, name="part"):
+def fake(*acts, name="component"):
     return Command(name, [sys.executable, "-I", "-S", str(FAKE), *acts])
 
 
@@ -76,7 +76,7 @@ async def test_a_killed_part_is_restarted(tmp_path):
 
 async def test_a_part_that_is_asked_to_stop_ends_by_itself(tmp_path):
     async with supervised(tmp_path, fake("wait")) as (supervisor, events, interrupt, task):
-        await written(tmp_path / "logs/part.log", "waiting")
+        await written(tmp_path / "logs/component.log", "waiting")
         interrupt.stop.set()
         await task
         assert (await events.seen("exited"))["code"] == 0
@@ -85,7 +85,7 @@ async def test_a_part_that_is_asked_to_stop_ends_by_itself(tmp_path):
 
 async def test_a_part_that_ignores_sigterm_is_killed_on_the_second_request(tmp_path):
     async with supervised(tmp_path, fake("ignore")) as (_, events, interrupt, task):
-        await written(tmp_path / "logs/part.log", "ignoring")
+        await written(tmp_path / "logs/component.log", "ignoring")
         interrupt.stop.set()
         await asyncio.sleep(0)
         assert not task.done()
@@ -96,7 +96,7 @@ async def test_a_part_that_ignores_sigterm_is_killed_on_the_second_request(tmp_p
 
 async def test_a_part_that_ignores_sigterm_is_killed_when_its_grace_is_over(tmp_path):
     process = await processes.start(fake("ignore"), tmp_path)
-    await written(tmp_path / "logs/part.log", "ignoring")
+    await written(tmp_path / "logs/component.log", "ignoring")
     await processes.end(process, asyncio.Event(), grace=0.01)
     process.close_log()
     assert process.returncode == -signal.SIGKILL
@@ -104,14 +104,14 @@ async def test_a_part_that_ignores_sigterm_is_killed_when_its_grace_is_over(tmp_
 
 async def test_a_stopped_grandchild_in_a_session_of_its_own_that_hides_its_environment_is_seen(tmp_path):
     shell = "setsid env -i sh -c 'sleep 99 & echo $!; echo ready; wait' & wait"
-    async with supervised(tmp_path, Command("part", ["sh", "-c", shell]), hang_seconds=HANG_SECONDS) as (
+    async with supervised(tmp_path, Command("component", ["sh", "-c", shell]), hang_seconds=HANG_SECONDS) as (
         _,
         events,
         _,
         _,
     ):
-        await written(tmp_path / "logs/part.log", "ready")
-        pid = int((tmp_path / "logs/part.log").read_text().splitlines()[-2])
+        await written(tmp_path / "logs/component.log", "ready")
+        pid = int((tmp_path / "logs/component.log").read_text().splitlines()[-2])
         os.kill(pid, signal.SIGSTOP)
         assert (await events.seen("restarting"))["still"] == HANG_SECONDS
         while process_cleanup.is_stopped(pid):  # it was sent SIGKILL
@@ -121,25 +121,27 @@ async def test_a_stopped_grandchild_in_a_session_of_its_own_that_hides_its_envir
 async def test_what_a_killed_part_started_in_another_session_dies_with_it(tmp_path):
     async with supervised(tmp_path, fake("child", "wait")) as (_, events, _, _):
         first = await events.seen("started")
-        await written(tmp_path / "logs/part.log", "waiting\nwaiting")
-        everything = process_cleanup.marked(processes.mark(tmp_path, "part"))
+        await written(tmp_path / "logs/component.log", "waiting\nwaiting")
+        everything = process_cleanup.marked(processes.mark(tmp_path, "component"))
         assert len(everything) == 2
         os.kill(first["pid"], signal.SIGKILL)
         await events.seen("restarting")
-        assert not set(everything) & set(process_cleanup.marked(processes.mark(tmp_path, "part")))
+        assert not set(everything) & set(process_cleanup.marked(processes.mark(tmp_path, "component")))
 
 
 async def test_exit_code_2_ends_the_run_with_the_end_of_the_log(tmp_path):
     async with supervised(tmp_path, fake("say", "no such pool", "exit", "2")) as (_, _, _, task):
-        with pytest.raises(CliError, match="part refuses its configuration") as caught:
+        with pytest.raises(CliError, match="component refuses its configuration") as caught:
             await task
         assert caught.value.exit_code == 2
-        assert caught.value.log == f"{tmp_path}/logs/part.log:\n  no such pool"
+        assert caught.value.log == f"{tmp_path}/logs/component.log:\n  no such pool"
 
 
 async def test_more_restarts_than_allowed_end_the_run(tmp_path):
     async with supervised(tmp_path, fake("exit", "3"), max_restarts=2) as (_, events, _, task):
-        with pytest.raises(CliError, match=r"part exited with code 3 and had its 2 restarts \(spec.failurePolicy") as c:
+        with pytest.raises(
+            CliError, match=r"component exited with code 3 and had its 2 restarts \(spec.failurePolicy"
+        ) as c:
             await task
         assert c.value.exit_code == 1
         assert len([e for e in events if e[1] == "started"]) == 3
@@ -152,7 +154,7 @@ async def test_a_part_that_exits_0_while_the_run_goes_on_is_restarted(tmp_path):
 
 
 def test_waits_double_with_quick_deaths_and_begin_anew_after_a_long_life():
-    backoff = Backoff()
+    backoff = RestartBackoff()
     waits = [0.0]
     for lived in [1, 1, 1, 60, 1]:
         waits.append(backoff.next(waits[-1], lived))
@@ -162,7 +164,7 @@ def test_waits_double_with_quick_deaths_and_begin_anew_after_a_long_life():
 
 async def test_a_long_life_forgives_earlier_restarts(tmp_path):
     supervisor = Supervisor(
-        fake(), tmp_path, FailurePolicy(max_restarts=1), lambda *a, **k: None, Backoff(forgiving_life=10)
+        fake(), tmp_path, FailurePolicy(max_restarts=1), lambda *a, **k: None, RestartBackoff(forgiving_life=10)
     )
     supervisor._charge(End(1), lived=1)
     supervisor._charge(End(1), lived=11)
@@ -172,8 +174,8 @@ async def test_a_long_life_forgives_earlier_restarts(tmp_path):
 
 
 async def test_a_program_that_does_not_exist_is_a_configuration_error(tmp_path):
-    async with supervised(tmp_path, Command("part", [str(tmp_path / "none")])) as (_, _, _, task):
-        with pytest.raises(CliError, match="part cannot be started") as caught:
+    async with supervised(tmp_path, Command("component", [str(tmp_path / "none")])) as (_, _, _, task):
+        with pytest.raises(CliError, match="component cannot be started") as caught:
             await task
         assert caught.value.exit_code == 2
 
@@ -181,11 +183,11 @@ async def test_a_program_that_does_not_exist_is_a_configuration_error(tmp_path):
 async def test_a_part_that_is_stopped_is_killed_with_all_it_started_and_restarted(tmp_path):
     async with supervised(tmp_path, fake("child", "wait"), hang_seconds=HANG_SECONDS) as (_, events, _, _):
         first = await events.seen("started")
-        await written(tmp_path / "logs/part.log", "waiting\nwaiting")
-        everything = process_cleanup.marked(processes.mark(tmp_path, "part"))
+        await written(tmp_path / "logs/component.log", "waiting\nwaiting")
+        everything = process_cleanup.marked(processes.mark(tmp_path, "component"))
         os.kill(first["pid"], signal.SIGSTOP)
         assert await events.seen("restarting") == {"code": -signal.SIGKILL, "still": HANG_SECONDS}
-        assert not set(everything) & set(process_cleanup.marked(processes.mark(tmp_path, "part")))
+        assert not set(everything) & set(process_cleanup.marked(processes.mark(tmp_path, "component")))
         await events.seen("started", 2)
 
 
@@ -193,8 +195,8 @@ async def test_a_part_that_is_stopped_is_killed_with_all_it_started_and_restarte
 async def test_a_part_with_a_stopped_child_is_restarted(tmp_path, child):
     async with supervised(tmp_path, fake(child, "wait"), hang_seconds=HANG_SECONDS) as (_, events, _, _):
         first = await events.seen("started")
-        await written(tmp_path / "logs/part.log", "waiting\nwaiting")
-        (child,) = set(process_cleanup.marked(processes.mark(tmp_path, "part"))) - {first["pid"]}
+        await written(tmp_path / "logs/component.log", "waiting\nwaiting")
+        (child,) = set(process_cleanup.marked(processes.mark(tmp_path, "component"))) - {first["pid"]}
         os.kill(child, signal.SIGSTOP)
         assert (await events.seen("restarting"))["still"] == HANG_SECONDS
 
@@ -216,7 +218,7 @@ async def test_deaths_on_a_full_disk_name_it_and_are_not_charged_until_there_is_
             processes.describe_restart(full) == f"exited with code 1 (the disk of {tmp_path} is full: make room there)"
         )
         Usage.free = 1 << 30
-        with pytest.raises(CliError, match="part exited with code 1 and had its 1 restarts"):
+        with pytest.raises(CliError, match="component exited with code 1 and had its 1 restarts"):
             await task
 
 
@@ -235,7 +237,7 @@ async def test_a_part_that_cannot_be_started_for_want_of_room_is_tried_again(tmp
 
 
 def test_the_tail_of_a_log_is_of_its_newest_process_only(tmp_path):
-    path = tmp_path / "part.log"
+    path = tmp_path / "component.log"
     path.write_text("--- started a\nold\n--- started b\nnew\nnewer\n")
     assert processes.tail(path) == f"{path}:\n  new\n  newer"
     assert processes.tail(tmp_path / "none.log") == str(tmp_path / "none.log")

@@ -16,9 +16,9 @@ from rljob.local.errors import CliError
 from rljob.manifests.names import claim_name
 from rljob.protocol.status import NOTE_HEADER
 from rljob.remote import forwarding
-from rljob.remote.api import FORBIDDEN, UNAUTHORIZED, RefusedError
+from rljob.remote.api import FORBIDDEN, UNAUTHORIZED, ApiRefusedError
 from rljob.remote.lookup import COORDINATOR, Namespace, conditions, holds, is_active
-from rljob.remote.pod_diagnosis import not_reconciled_message
+from rljob.remote.missing_pods import not_reconciled_message
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class _Error(msgspec.Struct):
     detail: Any = None
 
 
-class Coordinator:
+class CoordinatorApi:
     """The coordinator of an RLJob.
 
     Args:
@@ -83,7 +83,7 @@ class Coordinator:
             raise CoordinatorUnavailableError(error.sentence) from None
         except forwarding.ForwardError as error:
             raise self._silent(error) from None
-        except RefusedError as error:
+        except ApiRefusedError as error:
             if error.code in (UNAUTHORIZED, FORBIDDEN):
                 raise
             raise self._silent(error) from None

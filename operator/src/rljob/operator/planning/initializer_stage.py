@@ -11,7 +11,7 @@ from rljob.operator.plan import INITIALIZER
 from rljob.operator.planning import conditions, reasons
 from rljob.operator.planning.container_exits import newest_end, with_log_end
 from rljob.operator.planning.job_view import DISRUPTED, JobView, condition
-from rljob.operator.planning.roles import LATE_SECONDS, RoleProblem, problem_of
+from rljob.operator.planning.role_status import LATE_SECONDS, RoleProblem, problem_of
 from rljob.operator.planning.timestamps import remaining
 
 

@@ -4,7 +4,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from rljob.operator.server import serving
+from rljob.operator.http_server import serving
 
 
 async def answer(request):

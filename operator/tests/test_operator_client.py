@@ -8,8 +8,8 @@ from aiohttp.test_utils import TestServer
 
 from rljob.kube.access import Access
 from rljob.kube.errors import UnavailableError
-from rljob.operator.client import OperatorClient
-from rljob.operator.resources import BY_KIND
+from rljob.operator.object_kinds import BY_KIND
+from rljob.operator.operator_client import OperatorClient
 
 SERVICES = BY_KIND["Service"]
 

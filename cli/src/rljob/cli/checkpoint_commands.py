@@ -15,13 +15,12 @@ from rljob.api.yaml_loader import write_yaml
 from rljob.cli import cluster_commands
 from rljob.cli.cluster_commands import Context, Namespace
 from rljob.cli.options import RUN_HELP, Format, LocalRunName, Output, Overrides, complete_runs, report
-from rljob.local import checkpoints, find_run, preflight
+from rljob.local import checkpoints, find_run, job_checks
 from rljob.local.errors import CliError
 from rljob.local.evaluation import evaluated_model, evaluation_job, place
-from rljob.local.run import run_job
+from rljob.local.local_run import run_job
 from rljob.local.run_directory import RunDirectory
-from rljob.local.screen import Output as Shown
-from rljob.local.screen import Terminal, screen_for
+from rljob.local.screen import RunOutput, Terminal, screen_for
 from rljob.protocol.status import EvaluationResult
 
 Step = Annotated[
@@ -75,8 +74,8 @@ def evaluate(
     model = evaluated_model(directory, step, checkpoint)
     job = evaluation_job(directory.job(), model, directory.path, problems, overrides or [])
     where = place(directory, step, job)
-    job = preflight.prepare(job, RunDirectory(where), report)
-    run_job(job, write_yaml(to_data(job)).encode(), where, screen_for(Shown(stderr=True), live=True))
+    job = job_checks.prepare(job, RunDirectory(where), report)
+    run_job(job, write_yaml(to_data(job)).encode(), where, screen_for(RunOutput(stderr=True), live=True))
     status = RunDirectory(where).status()
     results = status.evaluations if status is not None else []
     if output is Format.JSON:

@@ -5,7 +5,7 @@ import msgspec
 from rljob.api.status import RLJobStatus
 from rljob.operator.api_types import Meta
 from rljob.operator.cache import SeenJob
-from rljob.operator.jobs import Jobs, read_status
+from rljob.operator.decoded_jobs import DecodedJobs, read_status
 
 SPEC = {
     "models": [{"name": "policy", "source": "job://model"}],
@@ -23,7 +23,7 @@ def seen(generation=1, version="1", name="sums", status=None, **spec):
 
 
 def test_a_manifest_is_read_once_for_each_generation():
-    jobs = Jobs()
+    jobs = DecodedJobs()
     first, _ = jobs.read(seen())
     again, status = jobs.read(seen(version="2", status={"observedGeneration": 1}))
     assert again.job is first.job and first.job is not None and status.observed_generation == 1
@@ -32,16 +32,16 @@ def test_a_manifest_is_read_once_for_each_generation():
 
 
 def test_what_is_wrong_with_a_manifest_is_told_in_sentences():
-    manifest, _ = Jobs().read(seen(rollouts=[]))
+    manifest, _ = DecodedJobs().read(seen(rollouts=[]))
     assert manifest.job is None and "spec.rollouts" in manifest.problems[0]
-    manifest, _ = Jobs().read(seen(name="1.sums"))
+    manifest, _ = DecodedJobs().read(seen(name="1.sums"))
     assert "metadata.name" in manifest.problems[0]
 
 
 def test_a_job_of_another_controller_is_known_as_such_even_if_it_is_not_valid():
-    manifest, _ = Jobs().read(seen(rollouts=[], managedBy="example.com/other"))
+    manifest, _ = DecodedJobs().read(seen(rollouts=[], managedBy="example.com/other"))
     assert manifest.managed
-    assert not Jobs().read(seen())[0].managed
+    assert not DecodedJobs().read(seen())[0].managed
 
 
 def test_what_a_newer_operator_wrote_is_left_out_and_the_rest_is_kept():

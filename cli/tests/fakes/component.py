@@ -1,4 +1,4 @@
-"""A part for tests, told by its arguments what to do: some words are acts, done in order.
+"""A fake component. Its arguments are actions, executed in order:
 
 say TEXT      print it
 wait          wait for SIGTERM, then exit 0

@@ -1,4 +1,4 @@
-"""A namespace of a cluster, as an asynchronous test looks at it and changes it."""
+"""Reads and changes the objects of one namespace for asynchronous tests."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 
 from e2e.integration.operators import SECONDS, Object, running_operator
 from rljob.manifests.names import RENDERED_HASH
-from rljob.operator.resources import BY_KIND, CHILDREN, PODS, RLJOBS, SECRETS
+from rljob.operator.object_kinds import BY_KIND, CHILDREN, PODS, RLJOBS, SECRETS
 from tools.cluster.controlplane import ControlPlane
 
 
-class Scene:
-    """A namespace, as a test looks at it and changes it."""
+class NamespaceClient:
+    """The objects of one namespace: create, read, patch, delete, and wait for a state."""
 
     def __init__(self, cluster: ControlPlane, namespace: str) -> None:
-        self.cluster, self.namespace = cluster, namespace
+        self.cluster, self.name = cluster, namespace
 
     async def create(self, body: Object) -> Object:
         return await asyncio.to_thread(self.cluster.api.create, body)
 
     def path(self, kind: str, name: str = "", subresource: str = "") -> str:
         resource = {"RLJob": RLJOBS, "Pod": PODS, "Secret": SECRETS, **BY_KIND}[kind]
-        return resource.path(self.namespace, name, subresource)
+        return resource.path(self.name, name, subresource)
 
     async def get(self, kind: str, name: str) -> Object | None:
         return await asyncio.to_thread(self.cluster.api.get_or_none, self.path(kind, name))
@@ -42,12 +42,14 @@ class Scene:
         """Return the first true value of ``what``, a coroutine function."""
         deadline = time.monotonic() + seconds
         while not (value := await what()):
-            assert time.monotonic() < deadline, f"did not come to pass: {what.__qualname__}: {await self.told()}"
+            assert time.monotonic() < deadline, (
+                f"not reached in {seconds:.0f} s: {what.__qualname__}: {await self.conditions()}"
+            )
             await asyncio.sleep(0.1)
         return value
 
-    async def told(self) -> Any:
-        """Return conditions of all jobs, for a test's message."""
+    async def conditions(self) -> Any:
+        """Return the conditions of all jobs, for an assertion message."""
         return [
             (body["metadata"]["name"], each["type"], each["status"], each["reason"], each["message"])
             for body in await self.list("RLJob")
@@ -63,7 +65,7 @@ class Scene:
                 return each["reason"], each["message"]
         return "", ""
 
-    async def up(self, name: str = "sums", seconds: float = SECONDS) -> None:
+    async def wait_until_ready(self, name: str = "sums", seconds: float = SECONDS) -> None:
         """Return when all roles of a job are ready."""
 
         async def all_ready() -> bool:
@@ -72,8 +74,8 @@ class Scene:
 
         await self.until(all_ready, seconds)
 
-    async def picture(self, name: str = "sums") -> dict[str, Any]:
-        """Return what an operator makes of a job, without what differs from run to run."""
+    async def rendered_state(self, name: str = "sums") -> dict[str, Any]:
+        """Return the child objects and status of a job without values that differ from run to run."""
         found: dict[str, Any] = {}
         for resource in CHILDREN:
             for body in await self.list(resource.kind):
@@ -95,9 +97,9 @@ class Scene:
         return {body["metadata"]["name"]: body["metadata"]["uid"] for body in await self.list(kind)}
 
     async def drop_lease(self) -> None:
-        """Have the next operator lead at once, though the last one was killed."""
-        path = f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases/rljob-operator"
+        """Delete the lease, so that the next operator leads at once after the last one was killed."""
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{self.name}/leases/rljob-operator"
         await asyncio.to_thread(self.cluster.api.delete, path)
 
     def operator(self, **options: Any) -> Any:
-        return running_operator(self.cluster.kubeconfig, [self.namespace], **options)
+        return running_operator(self.cluster.kubeconfig, [self.name], **options)

@@ -1,4 +1,4 @@
-"""What pods are given is what parts read, and what pods run is there."""
+"""What pods are given is what components read, and what pods run is there."""
 
 import ast
 import importlib

@@ -3,11 +3,11 @@ import io
 from rich.console import Console
 
 from rljob.local import screen
-from rljob.local.render import clock, draw, draw_usage, one_line, plain_lines, sparkline, summary
+from rljob.local.process_usage import Usage
 from rljob.local.screen import LiveScreen, PlainScreen, screen_for
 from rljob.local.snapshot import ComponentState, RunSnapshot
-from rljob.local.usage import Usage
-from rljob.protocol.status import EvaluationResult, HistoryPoint, Metric, PartStatus, Progress, RunStatus
+from rljob.local.snapshot_view import clock, draw, draw_usage, one_line, plain_lines, sparkline, summary
+from rljob.protocol.status import ComponentStatus, EvaluationResult, HistoryPoint, Metric, Progress, RunStatus
 
 
 def running(step=2, state="Running", message=""):
@@ -18,7 +18,7 @@ def running(step=2, state="Running", message=""):
         metrics=[Metric("staleness/max", 1.0)],
         evaluations=[EvaluationResult(0, "sums", 0.25, 64, 0.25)],
         history=[HistoryPoint(i, 0.1 + 0.1 * i, 0.5, 4321.0, float(i)) for i in range(step)],
-        parts=[PartStatus("agent", "a", "ready", restarts=2)],
+        components=[ComponentStatus("agent", "a", "ready", restarts=2)],
     )
 
 

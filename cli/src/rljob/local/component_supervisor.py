@@ -24,7 +24,7 @@ LITTLE_SPACE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Backoff:
+class RestartBackoff:
     """Seconds to wait before a restart: doubled with every quick exit."""
 
     first: float = 0.2
@@ -67,7 +67,7 @@ class Supervisor:
         directory: Path,
         policy: FailurePolicy,
         tell: Callable[..., None],
-        backoff: Backoff | None = None,
+        backoff: RestartBackoff | None = None,
     ) -> None:
         self.name = command.name
         self.state = "waiting"  # waiting | running | restarting | stopped
@@ -78,7 +78,7 @@ class Supervisor:
         self._heartbeat = processes.heartbeat_path(directory, command.name)
         self._policy = policy
         self._tell = tell
-        self._backoff = backoff or Backoff()
+        self._backoff = backoff or RestartBackoff()
 
     async def run(self, interrupt: Interrupt) -> None:
         """Keep the component running until ``interrupt.stop``; no process of it is left then.

@@ -22,7 +22,7 @@ from rljob.local.errors import CliError
 from rljob.local.run_directory import MANIFEST, RunDirectory
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 
-CHECKED_PARTS = ("trainer", "rollout", "runner")
+CHECKED_COMPONENTS = ("trainer", "rollout", "runner")
 """Components that check themselves: ``python -m rljob.NAME.main --check``. Validation and the runner check everything
 that a builtin reward needs."""
 CHECK_SECONDS = 120.0
@@ -47,7 +47,7 @@ def prepare(job: RLJob, directory: RunDirectory, warn: Warn) -> RLJob:
     _refuse([*field_support.errors(job), *environment_checks.problems(job, directory.path)])
     for note in [*field_support.warnings(job), *capacity.check(job, directory.path)]:
         warn(note)
-    _refuse(check_parts(job, directory.path))
+    _refuse(check_components(job, directory.path))
     return job
 
 
@@ -56,7 +56,7 @@ def _refuse(problems: list[str]) -> None:
         raise CliError("\n".join(dict.fromkeys(problems)), 2)  # several components may report the same
 
 
-def check_parts(job: RLJob, storage: Path) -> list[str]:
+def check_components(job: RLJob, storage: Path) -> list[str]:
     """Return the errors that the components of a resolved job find.
 
     Raises:
@@ -67,13 +67,15 @@ def check_parts(job: RLJob, storage: Path) -> list[str]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RLJOB_")}
         environment |= common_environment(storage) | {"RLJOB_JOB": str(Path(scratch) / MANIFEST)}
         environment |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-        checks = [(part, running.enter_context(_check(part, environment))) for part in CHECKED_PARTS]
-        return [problem for part, process in checks for problem in _found(part, process)]
+        checks = [
+            (component, running.enter_context(_check(component, environment))) for component in CHECKED_COMPONENTS
+        ]
+        return [problem for component, process in checks for problem in _found(component, process)]
 
 
 @contextlib.contextmanager
-def _check(part: str, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", f"rljob.{part}.main", "--check"]
+def _check(component: str, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", f"rljob.{component}.main", "--check"]
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
@@ -83,12 +85,12 @@ def _check(part: str, environment: dict[str, str]) -> Iterator[subprocess.Popen[
             process.kill()  # it has ended, or its result is no longer needed
 
 
-def _found(part: str, process: subprocess.Popen[str]) -> list[str]:
+def _found(component: str, process: subprocess.Popen[str]) -> list[str]:
     try:
         _, said = process.communicate(timeout=CHECK_SECONDS)
     except subprocess.TimeoutExpired:
-        raise CliError(f"the check of {part} took more than {CHECK_SECONDS:.0f} s; try again") from None
+        raise CliError(f"the check of {component} took more than {CHECK_SECONDS:.0f} s; try again") from None
     if process.returncode not in (0, CONFIGURATION_ERROR):
         last = "\n".join(f"  {line}" for line in said.splitlines()[-LAST_LINES:])
-        raise CliError(f"{part} could not be checked; its output", log=last)
+        raise CliError(f"{component} could not be checked; its output", log=last)
     return said.splitlines() if process.returncode else []

@@ -19,17 +19,17 @@ import aiohttp
 import msgspec
 
 from rljob.api.models import RLJob
-from rljob.local import commands, initializer, processes
+from rljob.local import commands, processes, run_initializer
 from rljob.local.commands import LocalContext
+from rljob.local.component_supervisor import RestartBackoff, Supervisor
 from rljob.local.errors import CliError, Interrupted
 from rljob.local.plot import draw_plot
 from rljob.local.processes import Command, Interrupt
-from rljob.local.render import checkpoint_line, summary
 from rljob.local.run_directory import RunDirectory
 from rljob.local.screen import Screen
 from rljob.local.snapshot import INITIALIZING, ComponentState, RunSnapshot
+from rljob.local.snapshot_view import checkpoint_line, summary
 from rljob.local.stop import ask_to_suspend
-from rljob.local.supervisor import Backoff, Supervisor
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.protocol.initializer_stamp import mark_used
 from rljob.protocol.status import RunStatus, decode_status
@@ -51,12 +51,12 @@ def run_job(
     directory: Path,
     screen: Screen,
     planner: Planner = commands.components,
-    backoff: Backoff | None = None,
+    backoff: RestartBackoff | None = None,
 ) -> list[str]:
     """Run ``job`` in ``directory`` to its end; return the result as lines of text.
 
     Args:
-        job: resolved and checked, see preflight.
+        job: resolved and checked by :mod:`rljob.local.job_checks`.
         manifest: the file as given, kept for the record.
         directory: the run directory, new or of an earlier run of the same job.
         screen: where the run is shown.
@@ -97,7 +97,7 @@ class LocalRun:
     """One `rljob run`: its supervisors, its screen and its interrupts."""
 
     def __init__(
-        self, job: RLJob, directory: RunDirectory, screen: Screen, planner: Planner, backoff: Backoff | None
+        self, job: RLJob, directory: RunDirectory, screen: Screen, planner: Planner, backoff: RestartBackoff | None
     ) -> None:
         self._job = job
         self._directory = directory
@@ -124,7 +124,7 @@ class LocalRun:
             self._showing = asyncio.create_task(self._show())
             try:
                 self._phase = INITIALIZING
-                await initializer.initialize(self._job, self._directory, person)
+                await run_initializer.initialize(self._job, self._directory, person)
                 self._phase = "starting"
                 return self._success(await self._run_components(person))
             except (Interrupted, CliError) as end:
@@ -230,10 +230,12 @@ class LocalRun:
         if status is not None and not self._ending:
             state, message = status.state.lower(), status.message
         if not self._supervisors:
-            detail = processes.last_line(processes.log_path(self._directory.path, initializer.NAME))
+            detail = processes.last_line(processes.log_path(self._directory.path, run_initializer.NAME))
         components = [
-            ComponentState(part.name, part.state, part.restarts, self._last_exits.get(part.name, ""))
-            for part in self._supervisors
+            ComponentState(
+                component.name, component.state, component.restarts, self._last_exits.get(component.name, "")
+            )
+            for component in self._supervisors
         ]
         place, seconds = {"directory": str(self._directory.path)}, time.monotonic() - self._started
         return RunSnapshot(
@@ -251,14 +253,14 @@ class LocalRun:
 
     def _note_engines(self, status: RunStatus) -> None:
         """Show once that an engine server exited; its agent restarts it."""
-        for part in status.parts:
+        for component in status.components:
             if (
-                part.role == "agent"
-                and part.message
-                and self._last_exits.get(f"engine {part.instance}") != part.message
+                component.role == "agent"
+                and component.message
+                and self._last_exits.get(f"engine {component.instance}") != component.message
             ):
-                self._last_exits[f"engine {part.instance}"] = part.message
-                self._screen.note(f"engine of {part.instance}: {part.message}; restarting it")
+                self._last_exits[f"engine {component.instance}"] = component.message
+                self._screen.note(f"engine of {component.instance}: {component.message}; restarting it")
 
     def _record(self, end: Interrupted | CliError) -> None:
         """Record why the run ended; on a full disk the command only reports it."""
@@ -271,7 +273,7 @@ class LocalRun:
     def _log_of(self, status: RunStatus) -> str:
         """Return the end of the log of the component that the failure names, else of the coordinator."""
         said = f"{status.reason} {status.message}".lower()
-        names = [part.name for part in self._supervisors]
+        names = [component.name for component in self._supervisors]
         concerned = next((name for name in names if name.partition("-")[0] in said), "coordinator")
         return processes.tail(processes.log_path(self._directory.path, concerned))
 

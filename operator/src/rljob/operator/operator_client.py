@@ -17,7 +17,7 @@ from rljob.kube.access import Access
 from rljob.kube.client import ApiClient
 from rljob.kube.errors import TooManyRequestsError, UnavailableError
 from rljob.kube.resources import APPLY_PATCH, MERGE_PATCH, Resource
-from rljob.operator.resources import FIELD_MANAGER
+from rljob.operator.object_kinds import FIELD_MANAGER
 
 PAGE = 500
 """Objects in a page of a list."""

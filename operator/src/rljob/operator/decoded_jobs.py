@@ -42,7 +42,7 @@ class _Read:
     status: RLJobStatus
 
 
-class Jobs:
+class DecodedJobs:
     """Caches decoded RLJobs; a manifest is the same Python object while its generation is the same."""
 
     def __init__(self) -> None:

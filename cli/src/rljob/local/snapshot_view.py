@@ -135,7 +135,7 @@ def _with_bar(value: Text, status: RunStatus, width: int) -> Table:
 def _components(snapshot: RunSnapshot) -> Text:
     """Return a line for each component, and one for each agent that restarted its engine."""
     lines = [_component(component) for component in snapshot.components]
-    for connected in snapshot.status.parts if snapshot.status else []:
+    for connected in snapshot.status.components if snapshot.status else []:
         if connected.role == "agent" and connected.restarts:
             lines.append(Text(f"engine restarts {connected.restarts}", "yellow"))
     return Text("\n").join(lines)
@@ -151,7 +151,7 @@ def _component(component: ComponentState) -> Text:
 def _exits(snapshot: RunSnapshot) -> list[str]:
     """Return how components and engine servers that were restarted ended last."""
     found = [f"{component.name} {component.last_exit}" for component in snapshot.components if component.last_exit]
-    connected = snapshot.status.parts if snapshot.status else []
+    connected = snapshot.status.components if snapshot.status else []
     return found + [f"engine of {agent.instance}: {agent.message}" for agent in connected if agent.message]
 
 
@@ -200,7 +200,7 @@ def _usage_table(components: Sequence[ComponentState]) -> Table:
 
 def _engines(status: RunStatus) -> Table:
     table = _table("engine", "state", "running", "waiting", "restarts")
-    for agent in status.parts:
+    for agent in status.components:
         if agent.role == "agent":
             figures = (str(agent.running), str(agent.waiting), str(agent.restarts))
             table.add_row(agent.instance[:24], agent.state, *figures)

@@ -10,11 +10,11 @@ from rljob.api.load import load
 from rljob.cli import cluster_commands
 from rljob.cli.cluster_commands import Context, Namespace
 from rljob.cli.options import File, Overrides, RemoteRunName, RunDir, RunName, default_directory, report
-from rljob.local import background, find_run, preflight
+from rljob.local import background, find_run, job_checks
 from rljob.local.errors import Interrupted
-from rljob.local.run import run_job
+from rljob.local.local_run import run_job
 from rljob.local.run_directory import RunDirectory
-from rljob.local.screen import Output, screen_for
+from rljob.local.screen import RunOutput, screen_for
 from rljob.local.snapshot import RunSnapshot, take_snapshot
 from rljob.local.stop import end
 
@@ -37,8 +37,8 @@ def run(
     """
     job = load(file, overrides or [])
     directory = default_directory(run_dir, job.metadata.name)
-    job = preflight.prepare(job, RunDirectory(directory), report)
-    screen = background.start(directory) if detach else screen_for(Output(), live=not no_screen)
+    job = job_checks.prepare(job, RunDirectory(directory), report)
+    screen = background.start(directory) if detach else screen_for(RunOutput(), live=not no_screen)
     if screen is None:
         typer.echo(f"the run continues in the background, in {directory}")
         typer.echo(f"watch it:  rljob status --watch {directory}   or   rljob logs -f {directory}")

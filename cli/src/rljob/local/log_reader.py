@@ -52,7 +52,7 @@ def chosen(directory: Path, components: Sequence[str]) -> list[str]:
     return list(components) or known
 
 
-class Reader:
+class LogReader:
     """Reads the logs of a run from their beginning.
 
     Args:

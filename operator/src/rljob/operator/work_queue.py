@@ -1,8 +1,8 @@
 """Work queue: which job is reconciled next.
 
-:class:`Schedule` is the logic without clock or tasks; :class:`Queue` adds a clock and waiting workers. A key is queued
-once however often it is added, is never processed by two workers at once, and is processed again if it was added
-during its processing.
+:class:`Schedule` is the logic without clock or tasks; :class:`WorkQueue` adds a clock and waiting workers. A key that
+is added several times is queued once. Two workers never process the same key. A key that is added while it is processed
+is processed again.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class ClosedError(Exception):
     """The queue was closed."""
 
 
-class Queue(Generic[K]):
+class WorkQueue(Generic[K]):
     """A schedule for workers of one event loop. ``clock``: seconds that never go back."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -28,17 +28,17 @@ def roles(body: Object) -> list[str]:
     ]
 
 
-def is_of(part: str, role: str) -> bool:
-    """Return whether ``part``, a role (rollout-main) or a kind of roles (rollout), includes ``role``."""
-    return part == role or role.startswith(f"{part}-")
+def is_of(component: str, role: str) -> bool:
+    """Return whether ``component``, a role (rollout-main) or a kind of roles (rollout), includes ``role``."""
+    return component == role or role.startswith(f"{component}-")
 
 
-def why(body: Object, part: str, there: Sequence[str] = ()) -> str:
+def why(body: Object, component: str, there: Sequence[str] = ()) -> str:
     """Return why an RLJob has no pod of a component, and what to look at.
 
     Args:
         body: the RLJob.
-        part: one of its roles, or a kind of them; empty: it has no pod at all.
+        component: one of its roles, or a kind of them; empty: it has no pod at all.
         there: roles that have pods.
     """
     name, namespace = (str(body["metadata"][field]) for field in ("name", "namespace"))
@@ -52,16 +52,16 @@ def why(body: Object, part: str, there: Sequence[str] = ()) -> str:
     if "Ready" not in met:
         return not_reconciled_message()
     reason, message = met["Ready"]["reason"], met["Ready"]["message"]
-    if part == INITIALIZER:
+    if component == INITIALIZER:
         initialized = met.get("Initialized", {})
         if initialized.get("status") == "True":
             return f"{initialized['message']}; rljob status shows what came after"
-    elif part and reason == "Initializing":
+    elif component and reason == "Initializing":
         return f"it waits for the initializer; rljob logs -n {namespace} {name} {INITIALIZER} shows what that does"
     said = [
         f"{role['name']}: {role['summary']}"
         for role in (body.get("status") or {}).get("roles") or []
-        if is_of(part, str(role["name"])) and role.get("summary")
+        if is_of(component, str(role["name"])) and role.get("summary")
     ]
     state = f"the RLJob says {reason}: {message}" if holds(body, "Ready") or not said else "; ".join(said)
     return f"{state}; kubectl describe rlj {name} -n {namespace} tells more"
