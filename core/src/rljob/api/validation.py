@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from rljob.api.builtin_rewards import option_problems
-from rljob.api.engine_args import refused
+from rljob.api.engines import refused
 from rljob.api.kubernetes import GPUS
 from rljob.api.pods import MAIN
 from rljob.api.templates import columns_of
