@@ -83,7 +83,7 @@ def test_a_job_that_is_right_has_no_problems_and_nothing_is_written(storage: Pat
         (
             {},
             {"rewards": [{"name": "right", "builtin": "exact_match", "config": {"column": "solution"}}]},
-            "spec.tasks[0].data.jsonl.path: STORAGE/rows.jsonl, line 1: the answer that reward right compares with: th",
+            "spec.tasks[0].data.jsonl.path: STORAGE/rows.jsonl, line 1: reward right cannot score the row: there is no",
         ),
         (
             {},
