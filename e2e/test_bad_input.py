@@ -302,6 +302,37 @@ ROWS: dict[str, tuple[Callable[[World], object], str]] = {
         r"spec.tasks\[0\]: .*maxModelLength 128",
     ),
     # rewards and other programs
+    "a reward's package that is not installed": (
+        put([{"name": "exact", "function": "frobnicate.rewards:length"}], "rewards"),
+        r"spec.rewards\[0\].function: module frobnicate.rewards cannot be imported \(ModuleNotFoundError",
+    ),
+    "a reward's function that is not there": (
+        put([{"name": "exact", "function": "e2e.fakes.extensions:two"}], "rewards"),
+        r"spec.rewards\[0\].function: module e2e.fakes.extensions has no attribute two; correct",
+    ),
+    "a reward's function that is none": (
+        put([{"name": "exact", "function": "e2e.fakes.extensions:__doc__"}], "rewards"),
+        r"spec.rewards\[0\].function: e2e.fakes.extensions:__doc__ is of type str; name a function or a RewardKind",
+    ),
+    "a function that cannot be a reward": (
+        put([{"name": "exact", "function": "e2e.fakes.extensions:check_target"}], "rewards"),
+        r"spec.rewards\[0\].function: reward exact asks for 'row'; there are prompt, completion",
+    ),
+    "options of a plain function": (
+        put([{"name": "exact", "function": "e2e.fakes.extensions:one", "config": {"a": 1}}], "rewards"),
+        r"spec.rewards\[0\].config: e2e.fakes.extensions:one is a function, which has no options",
+    ),
+    "an option that a reward of one's own has not": (
+        put([{"name": "exact", "function": "e2e.fakes.extensions:TARGET", "config": {"tolerence": 1}}], "rewards"),
+        r"spec.rewards\[0\].config.tolerence: unknown field; did you mean tolerance\?",
+    ),
+    "rows that a reward of one's own cannot score": (
+        lambda w: (
+            w.rows('{"question": "1", "answer": "x"}\n' * 40),
+            put([{"name": "exact", "function": "e2e.fakes.extensions:TARGET"}], "rewards")(w),
+        ),
+        r"spec.tasks\[0\].data.jsonl.path: .*line 1: reward exact cannot score the row: column 'answer' holds",
+    ),
     "a reward's program that is not there": (
         put([{"name": "exact", "local": {"command": ["frobnicate"]}}], "rewards"),
         r"spec.rewards\[0\].local.command\[0\]: 'frobnicate' does not exist; install it, or correct it",

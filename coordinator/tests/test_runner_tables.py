@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
+from rljob.api.rewards.loading import load_reward
 from rljob.runner.data import arrow, digests
 from rljob.runner.data.arrow import ParquetRows, open_split
 from rljob.runner.data.jsonl import JsonLines
@@ -69,7 +70,9 @@ def task_of(data: dict, reward: dict | None = None, seed: int = 3, **task: objec
         "rollouts": [{"name": "main"}],
     }
     spec = resolve(RLJob.model_validate({"metadata": {"name": "test"}, "spec": spec})).spec
-    source = open_source(spec.tasks[0], spec.rewards[0], seed, "spec.tasks[0].data", READERS, Path)
+    loaded = load_reward(spec, 0)
+    row_check = loaded.row_check() if loaded is not None else None
+    source = open_source(spec.tasks[0], row_check, seed, "spec.tasks[0].data", READERS, Path)
     assert isinstance(source, TableSource)
     return source
 
@@ -281,11 +284,11 @@ LINES = "spec.tasks[0].data.jsonl.path: "
         (b'{"question": null, "answer": 1}', "FILE, line 1: column 'question' holds null; it must hold text or a num"),
         (
             b'{"question": "a"}',
-            "FILE, line 1: the answer that reward right compares with: there is no col",
+            "FILE, line 1: reward right cannot score the row: there is no column",
         ),
         (
             b'{"question": "a", "answer": []}',
-            "FILE, line 1: the answer that reward right compares with: column ",
+            "FILE, line 1: reward right cannot score the row: column ",
         ),
     ],
 )

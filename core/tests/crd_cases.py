@@ -121,7 +121,7 @@ FIELDS = [
     Case(
         "data that the gym cannot score",
         (_jsonl(),),
-        "is the builtin reasoning_gym, which scores reasoningGym data only; use a reward with builtin exact_match",
+        "is the builtin reasoning_gym, which scores reasoningGym data only; use another reward",
     ),
     Case("an evaluation of no task", ("spec.evaluation.tasks=[none]",), "; name one of tasks"),
     Case(
@@ -282,7 +282,7 @@ FIELDS = [
     Case(
         "an option that a builtin has not",
         (_EXACT, _jsonl(), "spec.rewards[0].config.colum=answer"),
-        "exact_match has no such option",
+        "spec.rewards[0].config.colum: unknown field; did you mean column?",
         "",
         UNSEEN,
     ),

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from rljob.api.builtin_rewards import ExactMatch, exact_match
 from rljob.api.errors import ManifestError
 from rljob.api.load import validate
 from rljob.api.resolve import with_absolute_paths
+from rljob.api.rewards import REWARDS
+from rljob.api.rewards.exact_match import ExactMatchOptions
 from rljob.api.templates import columns_of, fill
 
 
@@ -28,7 +29,8 @@ def manifest(task=None, reward=None):
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        ({"regex": "a"}, "config.regex: exact_match has no such option, there are column, extract, ignoreCase; remove"),
+        ({"regex": "a"}, "config.regex: unknown field; there are column, extract and ignoreCase"),
+        ({"ignore_case": True}, "config.ignore_case: unknown field; did you mean ignoreCase?"),
         ({"column": 5}, "config.column: must be text, not 5"),
         ({"ignoreCase": "yes"}, "config.ignoreCase: must be true or false, not 'yes'"),
         ({"extract": "(a"}, "config.extract: '(a' is not a regular expression: missing ), unterminated subpattern"),
@@ -46,8 +48,8 @@ def test_reasoning_gym_has_no_options_and_scores_its_own_data_only():
         validate(manifest(reward={"builtin": "reasoning_gym", "config": {"column": "a"}}))
     assert refused.value.problems == [
         "spec.tasks[0].reward: 'right' is the builtin reasoning_gym, which scores reasoningGym data only; "
-        "use a reward with builtin exact_match, or one of your own",
-        "spec.rewards[0].config.column: reasoning_gym has no such option, it has none; remove it",
+        "use another reward",
+        "spec.rewards[0].config.column: unknown field; remove it",
     ]
 
 
@@ -71,8 +73,9 @@ def test_a_task_that_cannot_work_is_refused_with_the_path_of_its_field(task, sen
 
 
 def test_options_left_out_have_their_defaults():
-    assert exact_match({}) == ExactMatch("answer", None, False)
-    options = exact_match({"column": "x", "extract": "(a)", "ignoreCase": True})
+    parse = REWARDS["exact_match"].parse
+    assert parse({}) == ExactMatchOptions(column="answer", extract=None, ignore_case=False)
+    options = parse({"column": "x", "extract": "(a)", "ignoreCase": True})
     assert (options.column, options.extract.pattern, options.ignore_case) == ("x", "(a)", True)
 
 

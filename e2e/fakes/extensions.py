@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rljob.api.base import Model
+from rljob.api.rewards import RewardKind, Row
+from rljob.api.tasks import Task
 from rljob.protocol.rewards import Score
 from rljob.runner.context import Context
 from rljob.trainer.losses import Objective
@@ -15,6 +19,33 @@ from rljob.trainer.losses import Objective
 def one(completion: str) -> float:
     """Return 1 for every completion."""
     return 1.0
+
+
+class TargetOptions(Model):
+    """Options of :data:`TARGET`."""
+
+    column: str = "answer"
+    """column with the wanted number of characters"""
+    tolerance: int = 0
+    """permitted difference"""
+
+
+def check_target(row: Row, options: TargetOptions) -> None:
+    """Raise ValueError if the row has no number."""
+    if not str(row.get(options.column, "")).isdigit():
+        raise ValueError(f"column {options.column!r} holds no number")
+
+
+def make_target(options: TargetOptions, tasks: Sequence[Task]) -> Callable[..., float]:
+    """Return a scorer that gives 1 to a completion of the wanted length."""
+
+    def reward(completion: str, problem: dict[str, Any]) -> float:
+        return float(abs(len(completion) - int(problem[options.column])) <= options.tolerance)
+
+    return reward
+
+
+TARGET = RewardKind(make=make_target, options=TargetOptions, row_check=check_target)
 
 
 def reinforce(logprobs_BK: Tensor, denominator_BK: Tensor, advantages_B: Tensor, *settings: Any) -> Objective:

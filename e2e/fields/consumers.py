@@ -40,7 +40,7 @@ from rljob.protocol.rewards import ScoreItem
 from rljob.protocol.status import Progress, RunStatus
 from rljob.rewards import sdk
 from rljob.rewards.evaluate import RewardEvaluator
-from rljob.rewards.main import make_builtin
+from rljob.rewards.main import make_evaluator
 from rljob.rollout.adapters.loading import load_adapter
 from rljob.runner import app
 from rljob.runner.main import find_readers
@@ -364,17 +364,16 @@ def loops(job: RLJob, storage: Path) -> Any:
 def served(job: RLJob, storage: Path) -> Any:
     """Return the workers of the first reward's service, and how long they may take."""
     with mock.patch.object(sdk, "Pool") as pool, mock.patch.object(sdk, "uvicorn"), mock.patch.object(sdk, "build_app"):
-        sdk.run(lambda: 0.0, job.spec.rewards[0], "127.0.0.1:1")
+        sdk.run(RewardEvaluator(lambda: 0.0, ""), job.spec.rewards[0], "127.0.0.1:1")
     return pool.call_args.args[1:]
 
 
 def scored(job: RLJob, storage: Path) -> Any:
-    """Return the verdicts of the first reward on answers to a made-up problem."""
-    settings = job.spec.rewards[0]
-    judge = RewardEvaluator(make_builtin(settings, job), settings.name)
+    """Return the scores of the first reward for answers to a made-up problem."""
+    evaluate = make_evaluator(job.spec, 0)
     problem = {"question": "?", "answer": "4", "result": "5", "metadata": {}}
     items = [ScoreItem("s", "sums", "?", answer, "stop", problem) for answer in ("4", "5", "so it is 4")]
-    return [judge(item) for item in items]
+    return [evaluate(item) for item in items]
 
 
 # --- rollout ----------------------------------------------------------------------------------------------------------

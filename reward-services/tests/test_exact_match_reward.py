@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from rljob.api.builtin_rewards import exact_match
+from rljob.api.rewards import REWARDS
 from rljob.rewards.exact_match_reward import ExactMatchReward
+
+parse = REWARDS["exact_match"].parse
 
 
 @pytest.mark.parametrize(
@@ -22,10 +24,10 @@ from rljob.rewards.exact_match_reward import ExactMatchReward
     ],
 )
 def test_the_last_answer_is_compared_with_the_column(config, completion, problem, expected):
-    marks, metrics = ExactMatchReward(exact_match(config))(completion=completion, problem=problem)
-    assert (marks, metrics["answered"]) == expected
+    score, metrics = ExactMatchReward(parse(config), [])(completion=completion, problem=problem)
+    assert (score, metrics["answered"]) == expected
 
 
 def test_a_row_without_the_column_is_told_with_its_columns():
     with pytest.raises(ValueError, match="there is no column 'answer', but question"):
-        ExactMatchReward(exact_match({}))(completion="", problem={"question": "?"})
+        ExactMatchReward(parse({}), [])(completion="", problem={"question": "?"})

@@ -76,12 +76,12 @@ async def test_the_limit_is_for_each_sample_not_for_a_chunk():
 
 
 async def test_a_sample_that_kills_its_worker_is_tried_twice_and_is_an_error_then():
-    before = metrics.DEATHS._value.get()
+    before = metrics.CRASHES._value.get()
     async with Pool(score, "crash", processes=1, timeout_seconds=10) as pool:
         bad, good = await pool.score([item("a", DIE), item("b")])
-    assert bad.error == "reward crash: the worker died (SIGSEGV) twice on this sample"
+    assert bad.error == "reward crash: the worker exited (SIGSEGV) twice on this sample"
     assert good.error == ""
-    assert metrics.DEATHS._value.get() == before + 2
+    assert metrics.CRASHES._value.get() == before + 2
 
 
 async def test_a_worker_that_is_killed_while_idle_costs_nothing():

@@ -22,9 +22,9 @@ from rljob.local.errors import CliError
 from rljob.local.run_directory import MANIFEST, RunDirectory
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 
-CHECKED_COMPONENTS = ("trainer", "rollout", "runner")
-"""Components that check themselves: ``python -m rljob.NAME.main --check``. Validation and the runner check everything
-that a builtin reward needs."""
+CHECKED_COMPONENTS = ("trainer", "rollout", "runner", "rewards")
+"""Components that check themselves: ``python -m rljob.NAME.main --check``. `rewards` only checks functions: validation
+and the runner check everything that a builtin reward needs."""
 CHECK_SECONDS = 120.0
 LAST_LINES = 15
 
@@ -67,9 +67,9 @@ def check_components(job: RLJob, storage: Path) -> list[str]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RLJOB_")}
         environment |= common_environment(storage) | {"RLJOB_JOB": str(Path(scratch) / MANIFEST)}
         environment |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-        checks = [
-            (component, running.enter_context(_check(component, environment))) for component in CHECKED_COMPONENTS
-        ]
+        functions = any(reward.function is not None for reward in job.spec.rewards)
+        components = [component for component in CHECKED_COMPONENTS if component != "rewards" or functions]
+        checks = [(component, running.enter_context(_check(component, environment))) for component in components]
         return [problem for component, process in checks for problem in _found(component, process)]
 
 

@@ -15,11 +15,12 @@ from typing import Any
 
 from rljob.api.models import RLJobSpec
 from rljob.api.resolve import IN_STORAGE, resolve
+from rljob.api.rewards.loading import load_reward
 from rljob.api.tasks import Task, TaskData
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.runner.chat import ChatTemplate
 from rljob.runner.data import Source, digests
-from rljob.runner.data.readers import Readers, open_source
+from rljob.runner.data.readers import Readers, RowCheck, open_source
 from rljob.runner.data.table import TableSource
 from rljob.runner.prompt_content import content_of
 from rljob.runner.prompts import PromptMaker
@@ -78,7 +79,10 @@ class _Preparation:
         self._environment = environment
         self._readers = readers
         self._made_later = made_later
+        self._row_checks: dict[str, RowCheck | None] = {}
         self._open_model()
+        for i in range(len(self.spec.rewards)):
+            self._load_reward(i)
         for i, task in enumerate(self.spec.tasks):
             self._open_task(i, task)
         with self._noting():
@@ -101,18 +105,37 @@ class _Preparation:
             if any(task.prompt is None for task in self.spec.tasks):
                 self.chat = ChatTemplate(path)
 
+    def _load_reward(self, i: int) -> None:
+        """Load the row check of a reward.
+
+        Only the reward service needs the package of a function. Where this process has no such package, rows are not
+        checked.
+        """
+        with self._noting():
+            try:
+                loaded = load_reward(self.spec, i)
+                self._row_checks[self.spec.rewards[i].name] = loaded.row_check() if loaded is not None else None
+            except ValueError as error:
+                if not isinstance(error.__cause__, ImportError):
+                    raise
+                log.warning("rows are not checked by reward %s: %s", self.spec.rewards[i].name, error)
+
     def _open_task(self, i: int, task: Task) -> None:
         if any(map(self._comes_later, _paths(task.data))):
             return
-        where = f"spec.tasks[{i}]"
-        reward = next(reward for reward in self.spec.rewards if reward.name == task.reward)
+        where, row_check = f"spec.tasks[{i}]", self._row_checks.get(task.reward)
         with self._noting():
-            source = open_source(task, reward, self.spec.seed, f"{where}.data", self._readers, self._environment.path)
+            source = open_source(
+                task, row_check, self.spec.seed, f"{where}.data", self._readers, self._environment.path
+            )
             self.sources[task.name] = source
             for split in ("train", "heldOut") if self._evaluated(task) else ("train",):
                 rows = min(FIRST_ROWS, source.size(split) or FIRST_ROWS)
                 problems = [source.problem(split, row) for row in range(rows)]
                 with self._noting(f"{where}: "):
+                    if row_check is not None and not isinstance(source, TableSource):  # a table has checked all rows
+                        for problem in problems:
+                            row_check(problem)
                     self._check_prompts(task, problems)
 
     def _check_prompts(self, task: Task, problems: list[dict[str, Any]]) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rljob.api.kubernetes import GPUS
+from rljob.api.rewards import REWARDS
+from rljob.api.tasks import SOURCES
 
 
 @dataclass(frozen=True)
@@ -51,14 +53,7 @@ def _spec() -> Iterator[Rule]:
         "there is no reward called as in a task; add it to rewards",
         ".tasks",
     )
-    yield Rule(
-        "spec",
-        "self.tasks.all(task, has(task.data.reasoningGym) || !self.rewards.exists(reward, "
-        "reward.name == task.reward && has(reward.builtin) && reward.builtin == 'reasoning_gym'))",
-        "a task's reward is the builtin reasoning_gym, which scores reasoningGym data only; use a reward with builtin "
-        "exact_match, or one of your own",
-        ".tasks",
-    )
+    yield from _data_of_builtins()
     yield Rule(
         "spec",
         f"!{evaluated} || !has(self.evaluation.tasks) || "
@@ -113,12 +108,30 @@ def _spec() -> Iterator[Rule]:
     )
 
 
+def _data_of_builtins() -> Iterator[Rule]:
+    """Yield one rule for all built-in rewards that score the same data."""
+    by_data: dict[frozenset[str], list[str]] = {}
+    for name, kind in REWARDS.items():
+        if kind.data is not None:
+            by_data.setdefault(frozenset(kind.data), []).append(name)
+    for data, names in by_data.items():
+        fits = " || ".join(f"has(task.data.{source})" for source in SOURCES if source in data)
+        named = " || ".join(f"reward.builtin == '{name}'" for name in names)
+        yield Rule(
+            "spec",
+            f"self.tasks.all(task, {fits} || !self.rewards.exists(reward, "
+            f"reward.name == task.reward && has(reward.builtin) && ({named})))",
+            f"a task's reward is the builtin {' or '.join(names)}, which scores {REWARDS[names[0]].accepted} data "
+            "only; use another reward",
+            ".tasks",
+        )
+
+
 def _tasks() -> Iterator[Rule]:
-    sources = ("reasoningGym", "jsonl", "parquet", "datasets")
     yield Rule(
         "spec.tasks[].data",
-        f"{_given(sources)}.exists_one(given, given)",
-        f"give exactly one of {', '.join(sources)}",
+        f"{_given(SOURCES)}.exists_one(given, given)",
+        f"give exactly one of {', '.join(SOURCES)}",
     )
     yield Rule(
         "spec.tasks[].data",

@@ -9,7 +9,6 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from rljob.api.models import RLJob
 from rljob.api.unsupported import near_miss, on_one_line
 
 KEY = "[key]"
@@ -30,9 +29,9 @@ class ManifestError(ValueError):
         super().__init__("\n".join(f"{source}: {problem}" if source else problem for problem in self.problems))
 
 
-def sentences(error: ValidationError, root: type[BaseModel] = RLJob) -> list[str]:
+def sentences(error: ValidationError, root: type[BaseModel]) -> list[str]:
     """Return one sentence for each problem in ``error``, a validation error of ``root``."""
-    return [line for detail in error.errors(include_url=False) for line in _sentences_of(detail, root)]
+    return [line for detail in error.errors(include_url=False) for line in sentences_of(detail, root)]
 
 
 def path_text(location: Sequence[str | int]) -> str:
@@ -43,7 +42,7 @@ def path_text(location: Sequence[str | int]) -> str:
     return text
 
 
-def model_at(location: Sequence[str | int], root: type[BaseModel] = RLJob) -> type[BaseModel] | None:
+def model_at(location: Sequence[str | int], root: type[BaseModel]) -> type[BaseModel] | None:
     """Return the model at ``location`` of ``root``, or None."""
     model: type[BaseModel] | None = root
     for part in location:
@@ -61,7 +60,8 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     return next(filter(None, map(_model_in, get_args(annotation))), None)
 
 
-def _sentences_of(detail: ErrorDetails, root: type[BaseModel]) -> list[str]:
+def sentences_of(detail: ErrorDetails, root: type[BaseModel]) -> list[str]:
+    """Return the sentences of one problem in a validation error of ``root``."""
     path = path_text([part for part in detail["loc"] if part != KEY])
     if detail["type"] == "value_error":  # raised by our validators: lines of "field: cause"
         return [f"{path}.{line}" if path else line for line in str(detail["ctx"]["error"]).splitlines()]

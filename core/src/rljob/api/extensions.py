@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
@@ -46,15 +46,18 @@ class Extension:
     """Annotation of a string field that names an implementation.
 
     ``registry``: the built-in implementations. ``planned``: names that :mod:`rljob.api.unsupported` refuses by name.
+    ``references``: whether module:attribute is valid too.
     """
 
-    registry: Registry
+    registry: Collection[str]
     planned: Sequence[str] = ()
+    references: bool = True
 
     @property
     def pattern(self) -> str:
         """Regular expression of all valid values."""
-        return f"^({'|'.join((*self.registry, *self.planned))}|{REFERENCE})$"
+        references = [REFERENCE] if self.references else []
+        return f"^({'|'.join((*self.registry, *self.planned, *references))})$"
 
     def check(self, value: str) -> str:
         """Return ``value``.
@@ -65,11 +68,12 @@ class Extension:
         if len(value) <= MAX_LENGTH and re.fullmatch(self.pattern, value):
             return value
         close = difflib.get_close_matches(value, self.registry, 1)
+        own = ["module:attribute of your own package"] if self.references else []
         raise PydanticCustomError(
             "extension",
-            "must be {names}module:attribute of your own package, not {value}{hint}",
+            "must be {names}, not {value}{hint}",
             {
-                "names": "".join(f"{name!r} or " for name in self.registry),
+                "names": " or ".join([*map(repr, self.registry), *own]),
                 "value": repr(value),
                 "hint": f"; did you mean {close[0]}?" if close else "",
                 "expected": " or ".join(map(repr, (*self.registry, *self.planned))),
@@ -81,7 +85,9 @@ class Extension:
         return core_schema.no_info_after_validator_function(self.check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Give the CRD the pattern and the length."""
+        """Give the CRD the names, or the pattern and the length."""
+        if not self.references:
+            return {**handler(schema), "enum": [*self.registry, *self.planned]}
         return {**handler(schema), "pattern": self.pattern, "maxLength": MAX_LENGTH, "examples": [*self.registry]}
 
 

@@ -63,7 +63,7 @@ def validate(data: dict[str, Any], source: str = "") -> RLJob:
         # Strict and from JSON: "5" is no number, as for the API server; by_name off: snake_case is unknown to it too.
         job = RLJob.model_validate_json(json.dumps(data), strict=True, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise ManifestError(sentences(error), source) from None
+        raise ManifestError(sentences(error, RLJob), source) from None
     missing = [f"{name}: required; add {name}: {value}" for name, value in _HEADER.items() if name not in data]
     if missing:
         raise ManifestError(missing, source)

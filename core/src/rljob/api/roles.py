@@ -10,6 +10,7 @@ from rljob.api.base import Collectives, Model, Name, Quantity, Text, Url
 from rljob.api.extensions import BACKENDS, ENGINES, Extension, Reference
 from rljob.api.kubernetes import Accelerator, Rdma
 from rljob.api.pods import PodTemplate
+from rljob.api.rewards import REWARDS, builtin_docs, option_docs
 
 OF_PODS = ("sharedMemory", "rdma", "nccl", "hostNetwork")
 """Fields of trainer and pools that, like `template`, only shape pods; no process reads them."""
@@ -38,15 +39,11 @@ class Reward(Model):
 
     name: Name
     """Name that tasks refer to."""
-    builtin: Literal["reasoning_gym", "exact_match"] | None = None
-    """Scorer that ships with rljob. `reasoning_gym`: the dataset's own score of the extracted answer, 0 or 1.
-    `exact_match`: 1 when the answer equals a column of the row, else 0."""
+    builtin: Annotated[str, Extension(REWARDS, references=False)] | None = Field(None, description=builtin_docs())
     function: Reference | None = None
     """Reward of your own package as `module:attribute`: a function as in the reward SDK, or a `RewardKind` with
     options. In a cluster the image in `template` has the package."""
-    config: Annotated[dict[Text, Any], Field(max_length=64)] = {}
-    """Options of the reward. `exact_match`: `column` (default answer), `extract` (a regular expression; its last match
-    in the completion, or that match's first group, is the answer; the whole text when left out), `ignoreCase`."""
+    config: Annotated[dict[Text, Any], Field(max_length=64)] = Field({}, description=option_docs())
     url: Url | None = None
     """Address of a service outside the job; samples are posted to URL/v1/score."""
     template: PodTemplate | None = None

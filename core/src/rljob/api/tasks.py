@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
+from pydantic.alias_generators import to_camel
 
 from rljob.api.base import Model, Name, Text
 from rljob.api.extensions import LOOPS, Extension
+
+SOURCES = ("reasoningGym", "jsonl", "parquet", "datasets")
+"""Fields of `TaskData` of which a task has exactly one."""
 
 
 class ReasoningGym(Model):
@@ -62,6 +66,11 @@ class TaskData(Model):
     columns: Annotated[dict[Text, Text], Field(max_length=64)] = {}
     """Renames columns: name for the template and the reward → column in the data. `{question: prompt}` reads the column
     `prompt` as `question`. Other columns keep their names."""
+
+    @property
+    def sources(self) -> list[str]:
+        """Names of :data:`SOURCES` that are set."""
+        return [to_camel(name) for name, value in self if to_camel(name) in SOURCES and value is not None]
 
 
 class ChatMessage(Model):

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from rljob.api.builtin_rewards import option_problems
 from rljob.api.engines import refused
 from rljob.api.kubernetes import GPUS
 from rljob.api.pods import MAIN
+from rljob.api.rewards import REWARDS
+from rljob.api.tasks import SOURCES
 from rljob.api.templates import columns_of
 
 if TYPE_CHECKING:
-    from rljob.api.base import Model
     from rljob.api.kubernetes import Destination, Peer
     from rljob.api.models import RLJobSpec
     from rljob.api.roles import Reward, Rollout, Trainer
@@ -91,11 +91,11 @@ def _tasks(spec: RLJobSpec) -> Iterator[str]:
             )
         about_data = list(_data(f"tasks[{i}].data", task.data))
         yield from about_data
-        scored_by_gym = task.reward in rewards and rewards[task.reward].builtin == "reasoning_gym"
-        if scored_by_gym and task.data.reasoning_gym is None and not about_data:
+        builtin = rewards[task.reward].builtin if task.reward in rewards else None
+        if builtin is not None and not about_data and not REWARDS[builtin].accepts(task.data.sources):
             yield (
-                f"tasks[{i}].reward: {task.reward!r} is the builtin reasoning_gym, which scores reasoningGym data "
-                "only; use a reward with builtin exact_match, or one of your own"
+                f"tasks[{i}].reward: {task.reward!r} is the builtin {builtin}, which scores "
+                f"{REWARDS[builtin].accepted} data only; use another reward"
             )
         yield from _prompt(f"tasks[{i}]", task)
 
@@ -113,16 +113,10 @@ def _evaluation(spec: RLJobSpec) -> Iterator[str]:
 
 
 def _data(path: str, data: TaskData) -> Iterator[str]:
-    sources: dict[str, Model | None] = {
-        "reasoningGym": data.reasoning_gym,
-        "jsonl": data.jsonl,
-        "parquet": data.parquet,
-        "datasets": data.datasets,
-    }
-    given = [name for name, source in sources.items() if source is not None]
+    given = data.sources
     if len(given) != 1:
         said = f"{' and '.join(given)} are given" if given else "no source is given"
-        yield f"{path}: {said}; give exactly one of {', '.join(sources)}"
+        yield f"{path}: {said}; give exactly one of {', '.join(SOURCES)}"
     gym = data.reasoning_gym
     if gym is not None and "seed" in gym.config:
         yield f"{path}.reasoningGym.config.seed: governed by the job; remove it and set spec.seed"
@@ -172,8 +166,8 @@ def _reward(path: str, reward: Reward) -> Iterator[str]:
     elif reward.url is not None and reward.template is not None:
         yield f"{path}.template: a service with url has no pod in the job; remove one of them"
     elif reward.builtin is not None:
-        for problem in option_problems(reward.builtin, reward.config):
-            yield f"{path}.config.{problem}"
+        for problem in REWARDS[reward.builtin].option_problems(reward.config):
+            yield f"{path}.{problem}"
     elif reward.config and reward.function is None:
         yield f"{path}.config: applies to a builtin or a function only; remove it, and configure the service itself"
 

@@ -35,6 +35,12 @@ def _paths(job: RLJob) -> Iterator[str]:
 
 def _rewards(job: RLJob) -> Iterator[str]:
     for i, reward in enumerate(job.spec.rewards):
+        own_image = main_container(reward.template).get("image")
+        if reward.function is not None and not own_image:
+            yield (
+                f"spec.rewards[{i}].template: function needs an image that has the package of {reward.function}; set "
+                f"the image of its container {MAIN}"
+            )
         if reward.served_by_rljob or reward.url is not None:
             continue
         if reward.template is None:
@@ -42,7 +48,7 @@ def _rewards(job: RLJob) -> Iterator[str]:
                 f"spec.rewards[{i}].local: is for rljob run; in a cluster give the service's container in template, or "
                 "its url"
             )
-        elif not main_container(reward.template).get("image"):
+        elif not own_image:
             yield (f"spec.rewards[{i}].template: has no image; set the image of its container {MAIN}, or set builtin")
 
 

@@ -1,61 +1,86 @@
-"""Entry point of the builtin rewards' service."""
+"""Entry point of the service of a builtin or a function: rljob-reward. With ``--check`` it prints what would keep the
+functions of a job from being served."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 
 if TYPE_CHECKING:
-    from rljob.api.models import RLJob
-    from rljob.api.roles import Reward as Settings
-    from rljob.rewards.sdk import Reward
+    from rljob.api.models import RLJobSpec
+    from rljob.rewards.evaluate import RewardEvaluator
 
 
 def main() -> None:
-    """Serve the builtin reward called RLJOB_NAME; exit code 2 when there is none or its surroundings are not right."""
+    """Serve the reward called RLJOB_NAME; exit code 2 if the job has no such reward, or it cannot be made."""
+    if sys.argv[1:] == ["--check"]:
+        sys.exit(_check())
     from rljob.protocol.startup import end_on_sigterm
 
     end_on_sigterm()
     from rljob.protocol.environment import LOG_LEVEL, read_environment
-    from rljob.rewards.sdk import FORMAT, run, settings_of
+    from rljob.rewards.sdk import FORMAT, reward_of, run
 
     logging.basicConfig(level=os.environ.get(LOG_LEVEL, "INFO"), format=FORMAT)
     try:
         environment = read_environment()
-        settings = settings_of(environment)
-        run(make_builtin(settings, environment.job), settings, environment.listen)
+        reward = reward_of(environment)
+        spec = environment.job.spec
+        run(make_evaluator(spec, spec.rewards.index(reward)), reward, environment.listen)
     except ValueError as error:
         logging.error("%s", error)
         sys.exit(CONFIGURATION_ERROR)
 
 
-def make_builtin(settings: Settings, job: RLJob) -> Reward:
-    """Return the builtin reward that an entry of the manifest names.
+def _check() -> int:
+    """Print the problems of the job's functions to stderr, one per line; return the exit code."""
+    from rljob.protocol.environment import read_environment
+    from rljob.protocol.startup import report_problems
+
+    return report_problems(lambda: function_problems(read_environment().job.spec))
+
+
+def function_problems(spec: RLJobSpec) -> Iterator[str]:
+    """Yield one sentence for each reason why a function of the job cannot be served.
+
+    Factories of a RewardKind are imported and not called: they may take long. Validation has checked builtins.
+    """
+    from rljob.api.rewards.loading import load_reward
+    from rljob.rewards.evaluate import RewardEvaluator
+
+    for i, reward in enumerate(spec.rewards):
+        if reward.function is None:
+            continue
+        try:
+            loaded = load_reward(spec, i)
+            assert loaded is not None, "the reward has a function"
+            loaded.row_check()
+            if loaded.plain_function is None:
+                loaded.factory()
+            else:
+                RewardEvaluator(loaded.plain_function, reward.name, loaded.field)
+        except ValueError as error:
+            yield from str(error).splitlines()
+
+
+def make_evaluator(spec: RLJobSpec, i: int) -> RewardEvaluator:
+    """Return the evaluator of reward ``i`` of a job, a builtin or a function.
 
     Raises:
-        ValueError: it names none, or what it needs is not there.
+        ValueError: the reward is neither, or it cannot be made.
     """
-    from rljob.api.extensions import load
+    from rljob.api.rewards.loading import load_reward
+    from rljob.rewards.evaluate import RewardEvaluator
 
-    match settings.builtin:
-        case "exact_match":
-            from rljob.api.builtin_rewards import exact_match
-            from rljob.rewards.exact_match_reward import ExactMatchReward
-
-            return ExactMatchReward(exact_match(settings.config))
-        case "reasoning_gym":
-            from rljob.rewards.reasoning_gym_reward import ReasoningGymReward  # takes seconds
-
-            return ReasoningGymReward([task for task in job.spec.tasks if task.reward == settings.name])
-        case None if settings.function is not None:
-            reward: Reward = load({}, settings.function, "function")
-            return reward
-        case None:
-            raise ValueError(f"reward {settings.name} is no builtin; start its own program")
+    loaded = load_reward(spec, i)
+    if loaded is None:
+        raise ValueError(f"spec.rewards[{i}]: {spec.rewards[i].name} is no builtin or function; start its own program")
+    return RewardEvaluator(loaded.make_scorer(), loaded.name, loaded.field)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a reward service tells Prometheus."""
+"""Prometheus metrics of a reward service; docs/monitoring.md lists them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 REGISTRY = CollectorRegistry()
 
-SAMPLES = Counter("rljob_reward_samples", "Samples answered, failed ones too", registry=REGISTRY)
+SAMPLES = Counter("rljob_reward_samples", "Samples answered, including those with an error", registry=REGISTRY)
 SECONDS = Histogram(
     "rljob_reward_seconds",
-    "Time one sample took in its worker",
+    "Time of one sample in its worker",
     buckets=(0.0001, 0.001, 0.01, 0.1, 1, 10, 100, 1000),
     registry=REGISTRY,
 )
-TIMEOUTS = Counter("rljob_reward_timeouts", "Samples that overran the time limit", registry=REGISTRY)
-DEATHS = Counter("rljob_reward_worker_crashes", "Worker processes that crashed", registry=REGISTRY)
-FAILURES = Counter("rljob_reward_failures", "Samples answered with an error, those that overran too", registry=REGISTRY)
+TIMEOUTS = Counter("rljob_reward_timeouts", "Samples that exceeded the time limit", registry=REGISTRY)
+CRASHES = Counter("rljob_reward_worker_crashes", "Worker processes that crashed", registry=REGISTRY)
+FAILURES = Counter("rljob_reward_failures", "Samples answered with an error, including time-outs", registry=REGISTRY)

@@ -1,8 +1,8 @@
-"""The pool of worker processes: many samples a message, a time limit for each single one.
+"""The pool of worker processes: many samples per message, one time limit per sample.
 
-A sample that overruns costs itself and its worker: it gets an error, a new worker is forked, and the samples behind it
-go on. A sample whose worker dies is tried once more, as the death need not be its own; then it gets an error too. So
-no reward can stop the service or spoil another sample.
+A sample that exceeds the limit gets an error, its worker is replaced, and the samples behind it are scored by the new
+worker. A sample whose worker exits is tried once more, because another sample may be the cause; then it gets an error
+too. So no reward can stop the service or spoil another sample.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import msgspec
 
 from rljob.protocol.rewards import Score, ScoreItem
 from rljob.rewards import metrics
-from rljob.rewards.evaluate import failed
+from rljob.rewards.evaluate import error_score
 from rljob.rewards.worker import fork_worker
 
 log = logging.getLogger(__name__)
 
-CHUNK = 32  # samples a worker is given at a time, at most
-GRACE_SECONDS = 0.05  # to read a verdict that came in time while the service itself stood still
+CHUNK = 32  # maximum number of samples that a worker receives at a time
+GRACE_SECONDS = 0.05  # to read a score that arrived in time while the service itself was not scheduled
 LONGEST_LINE = 16 << 20
 TRIES = 2
 
@@ -39,12 +39,12 @@ _decoder = msgspec.json.Decoder(Score)
 @dataclass(eq=False)
 class _Job:
     item: ScoreItem
-    verdict: asyncio.Future[Score]
+    result: asyncio.Future[Score]
     tries: int = 0
 
 
 class _Worker:
-    """A worker process seen from the service, and the samples it has not answered yet."""
+    """The service's side of a worker process, and the samples it has not answered yet."""
 
     def __init__(self, score: Callable[[ScoreItem], Score]) -> None:
         self._pid, self._socket = fork_worker(score)
@@ -60,18 +60,18 @@ class _Worker:
         self._writer.write(_encoder.encode([job.item for job in chunk]) + b"\n")
 
     async def answer(self, seconds: float) -> bytes:
-        """Return its next line, cut short if it died; TimeoutError when that takes longer."""
+        """Return the next line, incomplete if the worker exited; TimeoutError after ``seconds``."""
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     return await self._reader.readline()
             async with asyncio.timeout(GRACE_SECONDS):
                 return await self._reader.readline()
-        except ConnectionError:  # it died before it read the chunk
+        except ConnectionError:  # it exited before it read the chunk
             return b""
 
     def end(self) -> str:
-        """Kill it, or find it dead; return how it ended. A process that is exiting already keeps its own status."""
+        """Kill the process if it has not exited; return how it ended. An exiting process keeps its own status."""
         (self._writer or self._socket).close()
         os.kill(self._pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
@@ -79,10 +79,10 @@ class _Worker:
 
 
 class Pool:
-    """Scores samples in ``processes`` workers; an async context manager, to be entered on the main thread.
+    """Scores samples in ``processes`` workers; an async context manager, entered on the main thread.
 
     Args:
-        score: what a worker does with one sample. Everything it needs is loaded before the workers are forked.
+        score: scores one sample in a worker. Everything it needs is loaded before the workers are forked.
         name: the reward's name, for errors.
         processes: workers.
         timeout_seconds: limit for one sample.
@@ -108,33 +108,33 @@ class Pool:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def score(self, items: list[ScoreItem]) -> list[Score]:
-        """Return the verdicts on ``items``, in order."""
+        """Return the scores of ``items``, in order."""
         loop = asyncio.get_running_loop()
         jobs = [_Job(item, loop.create_future()) for item in items]
         for job in jobs:
             self._queue.put_nowait(job)
         try:
-            return [await job.verdict for job in jobs]
-        finally:  # when whoever asked is gone, what is not begun need not be
+            return [await job.result for job in jobs]
+        finally:  # without a client, samples that are not started are dropped
             for job in jobs:
-                job.verdict.cancel()
+                job.result.cancel()
 
     async def _keep_worker(self) -> None:
-        """Keep one worker alive and busy, for ever."""
+        """Keep one worker alive and busy until the task is cancelled."""
         while True:
             worker = _Worker(self._score)
             try:
                 await worker.connect()
-                overran = await self._work(worker)
+                timed_out = await self._work(worker)
             finally:
                 how = worker.end()
             if worker.chunk:
-                self._handle_worker_exit(worker.chunk.popleft(), overran, how)
+                self._handle_worker_exit(worker.chunk.popleft(), timed_out, how)
                 for job in worker.chunk:
                     self._queue.put_nowait(job)
 
     async def _work(self, worker: _Worker) -> bool:
-        """Score chunk after chunk until a sample overruns (True) or the worker dies (False)."""
+        """Score chunk after chunk until a sample exceeds the limit (True) or the worker exits (False)."""
         while True:
             worker.give(await self._take_chunk())
             while worker.chunk:
@@ -149,28 +149,28 @@ class Pool:
                 _answer(worker.chunk.popleft(), _decoder.decode(line))
 
     async def _take_chunk(self) -> deque[_Job]:
-        """Return what is waiting, at most this worker's share of it."""
+        """Return waiting samples, at most this worker's share."""
         chunk = deque[_Job]()
         while not chunk:
             waiting = [await self._queue.get()]
             for _ in range(min(CHUNK, math.ceil(self._queue.qsize() / self._processes)) - 1):
                 waiting.append(self._queue.get_nowait())
-            chunk.extend(job for job in waiting if not job.verdict.done())
+            chunk.extend(job for job in waiting if not job.result.done())
         return chunk
 
-    def _handle_worker_exit(self, job: _Job, overran: bool, how: str) -> None:
-        """Decide about the sample that a worker ended on."""
+    def _handle_worker_exit(self, job: _Job, timed_out: bool, how: str) -> None:
+        """Retry or fail the sample that a worker was scoring when it ended."""
         job.tries += 1
-        if overran:
+        if timed_out:
             metrics.TIMEOUTS.inc()
-            log.warning("reward %s: sample %s overran, its worker is replaced", self._name, job.item.sample)
+            log.warning("reward %s: sample %s timed out, its worker is replaced", self._name, job.item.sample)
             reason = f"reward {self._name} took longer than {self._timeout:g} s"
         else:
-            metrics.DEATHS.inc()
-            log.warning("reward %s: a worker died (%s) on sample %s", self._name, how, job.item.sample)
-            reason = f"reward {self._name}: the worker died ({how}) twice on this sample"
-        if overran or job.tries >= TRIES:
-            _answer(job, failed(job.item, reason))
+            metrics.CRASHES.inc()
+            log.warning("reward %s: a worker exited (%s) on sample %s", self._name, how, job.item.sample)
+            reason = f"reward {self._name}: the worker exited ({how}) twice on this sample"
+        if timed_out or job.tries >= TRIES:
+            _answer(job, error_score(job.item, reason))
         else:
             self._queue.put_nowait(job)
 
@@ -179,13 +179,13 @@ def _answer(job: _Job, score: Score) -> None:
     metrics.SAMPLES.inc()
     if score.error:
         metrics.FAILURES.inc()
-        log.debug("sample %s: %s", score.sample, score.error)  # the sample carries it to whoever asked
-    if not job.verdict.done():
-        job.verdict.set_result(score)
+        log.debug("sample %s: %s", score.sample, score.error)  # the score carries it to the runner
+    if not job.result.done():
+        job.result.set_result(score)
 
 
 def _end_process(task: asyncio.Task[None]) -> None:
-    """A pool that lost a keeper would hang without a word: end the service instead, it is started again."""
+    """End the service if a task of the pool failed: without it requests would hang. The service is started again."""
     if not task.cancelled() and task.exception() is not None:
-        log.critical("the reward's pool cannot go on", exc_info=task.exception())
+        log.critical("a task of the reward's pool failed", exc_info=task.exception())
         os.kill(os.getpid(), signal.SIGTERM)

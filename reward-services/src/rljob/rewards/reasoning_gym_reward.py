@@ -1,10 +1,12 @@
-"""The built-in reward ``reasoning_gym``: the dataset's own verdict on the answer between <answer> and </answer>."""
+"""Scorer of the built-in reward ``reasoning_gym``: the dataset's own score of the answer between <answer> and
+</answer>."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from rljob.api.base import Model
 from rljob.api.tasks import Task
 from rljob.protocol.startup import lazy_imports
 
@@ -14,19 +16,20 @@ with lazy_imports("cellpylib"):  # it imports matplotlib, which takes as long as
 
 
 class ReasoningGymReward:
-    """1 if the dataset gives full marks, else 0; the marks themselves are the metric ``partial``.
+    """1 if the dataset gives the full score, else 0; the dataset's score is the metric ``partial``.
 
-    Partial marks are not the reward because many datasets give some for an answer that merely contains the right one.
-    A few datasets judge by their config, so there is one for each task, made before any sample is scored.
+    Partial scores are not the reward because many datasets give some for an answer that merely contains the right one.
+    A few datasets score by their config, so each task has its own dataset, made before any sample is scored.
 
     Args:
+        options: none.
         tasks: the tasks that use this reward.
 
     Raises:
-        ValueError: a task names a dataset that reasoning-gym has not.
+        ValueError: a task names a dataset that reasoning-gym does not have.
     """
 
-    def __init__(self, tasks: Sequence[Task]) -> None:
+    def __init__(self, options: Model, tasks: Sequence[Task]) -> None:
         self._datasets = {}
         for task in tasks:
             gym = task.data.reasoning_gym
@@ -35,5 +38,5 @@ class ReasoningGymReward:
 
     def __call__(self, *, completion: str, problem: dict[str, Any], task: str) -> tuple[float, dict[str, float]]:
         """Return reward and metric; ``problem`` is the row as the dataset gave it: question, answer, metadata."""
-        marks = float(self._datasets[task].score_answer(extract_answer(completion), problem))
-        return (1.0 if marks >= 1 else 0.0), {"partial": marks}
+        score = float(self._datasets[task].score_answer(extract_answer(completion), problem))
+        return (1.0 if score >= 1 else 0.0), {"partial": score}

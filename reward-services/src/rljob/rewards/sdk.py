@@ -1,17 +1,18 @@
-"""Makes a reward service of a function.
+"""The reward SDK: what a reward is, and :func:`serve` for a program of one's own.
 
-    from rljob.rewards.sdk import serve
+A reward is a plain function of one finished sample:
 
     def reward(completion, problem):
         return float(problem["answer"] in completion)
 
-    serve(reward)
+Its parameters name what it needs: ``prompt`` and ``completion`` (text, as given to and written by the model),
+``finish`` (stop | length), ``problem`` (the row of the task's data, its columns renamed), ``task`` (name). It returns a
+number, or a number and a mapping of other numbers, which become metrics. An exception, nan, a hang or a crash is
+recorded as the sample's error. Worker processes, forked after the module is loaded, call the function.
 
-A reward is a plain function of one finished sample. It names what it wants: ``prompt`` and ``completion`` (text, as
-given to and written by the model), ``finish`` (stop | length), ``problem`` (the row of the task's data, its columns
-renamed), ``task`` (name). It returns a number, or a number and a mapping of other numbers, which become metrics.
-Whatever else it does (raise, answer nan, hang, crash) is recorded as the sample's error. It is called in worker
-processes; what the program loads before ``serve`` they all have.
+``spec.rewards[].function: my_package.rewards:reward`` serves the function. A :class:`rljob.api.rewards.RewardKind` in
+its place adds options, a check of rows, or a set-up. A program that serves a function by itself, for ``local``,
+``template`` or ``url``, ends with ``serve(reward)``.
 """
 
 from __future__ import annotations
@@ -20,12 +21,11 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
-from typing import TypeAlias
 
 import uvicorn
 
-from rljob.api.roles import Reward as Settings
+from rljob.api.rewards import Scorer
+from rljob.api.roles import Reward
 from rljob.protocol.environment import LOG_LEVEL, ComponentEnvironment, read_environment
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.protocol.startup import end_on_sigterm, host_and_port
@@ -33,20 +33,17 @@ from rljob.rewards.evaluate import RewardEvaluator
 from rljob.rewards.pool import Pool
 from rljob.rewards.server import build_app
 
-Reward: TypeAlias = Callable[..., float | tuple[float, Mapping[str, float]]]
-"""A reward: a function, or an object that is called like one."""
-
 DRAIN_SECONDS = 20
-"""Most that a service which is told to end in a pod takes over the samples it has: they are finished within the pod's
-grace. On one machine the next start is asked for them."""
+"""Maximum time for the samples in work after SIGTERM in a pod; the pod's grace period is longer. On one machine the
+runner sends these samples again to the next start."""
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-def serve(reward: Reward) -> None:
+def serve(reward: Scorer) -> None:
     """Serve ``reward`` until SIGTERM, as the reward of the job that started this program.
 
-    Its entry in the manifest says how many processes score and how long one sample may take. Started by hand, for a
-    reward with ``url``, the program serves at RLJOB_LISTEN (HOST:PORT) with one process. Exits with 2 when the function
+    Its entry in the manifest sets the number of worker processes and the time limit of a sample. Started by hand, for a
+    reward with ``url``, the program serves at RLJOB_LISTEN (HOST:PORT) with one process. Exits with 2 if the function
     cannot be a reward.
     """
     end_on_sigterm()
@@ -54,38 +51,40 @@ def serve(reward: Reward) -> None:
     try:
         if os.environ.get("RLJOB_JOB"):
             environment = read_environment()
-            settings, listen = settings_of(environment), environment.listen
+            entry, listen = reward_of(environment), environment.listen
         else:
-            settings = Settings(name="reward")
+            entry = Reward(name="reward")
             listen = os.environ.get("RLJOB_LISTEN", "127.0.0.1:8000")
-        run(reward, settings, listen)
+        run(RewardEvaluator(reward, entry.name), entry, listen)
     except ValueError as error:
         logging.error("%s", error)
         sys.exit(CONFIGURATION_ERROR)
 
 
-def settings_of(environment: ComponentEnvironment) -> Settings:
+def reward_of(environment: ComponentEnvironment) -> Reward:
     """Return the entry of the manifest that this process serves.
 
     Raises:
         ValueError: RLJOB_NAME is no reward of the job.
     """
-    for settings in environment.job.spec.rewards:
-        if settings.name == environment.name:
-            return settings
+    for reward in environment.job.spec.rewards:
+        if reward.name == environment.name:
+            return reward
     raise ValueError(f"RLJOB_NAME is {environment.name!r}, which is no reward of the job; name one of them")
 
 
-def run(reward: Reward, settings: Settings, listen: str) -> None:
-    """Serve ``reward`` at ``listen`` (HOST:PORT) until SIGTERM, and then finish what was asked before it.
+def run(evaluator: RewardEvaluator, reward: Reward, listen: str) -> None:
+    """Serve ``evaluator`` at ``listen`` (HOST:PORT) until SIGTERM, and then finish the samples received before it.
 
-    Raises:
-        ValueError: the function cannot be a reward.
+    Args:
+        evaluator: scores one sample in a worker process.
+        reward: entry of the manifest.
+        listen: address.
     """
     host, port = host_and_port(listen)
-    # uvicorn has a handler of its own while it serves, and raises the signal again after it: an end in good order
+    # While it serves, uvicorn has its own handler, and raises the signal again afterwards: a regular end.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    pool = Pool(RewardEvaluator(reward, settings.name), settings.name, settings.processes, settings.timeout_seconds)
+    pool = Pool(evaluator, reward.name, reward.processes, reward.timeout_seconds)
     uvicorn.run(
         build_app(pool),
         host=host,

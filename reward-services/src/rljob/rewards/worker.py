@@ -1,8 +1,8 @@
-"""A worker process: scores the samples its socket brings, one verdict at a time.
+"""A worker process: scores the samples that it receives over its socket, one at a time.
 
 Workers are forked from the service after the reward is loaded: that takes milliseconds where importing takes seconds.
-Down come lines of JSON, each a list of ScoreItem; up goes one line for each item, its Score, as soon as it is known.
-So the service always knows which sample is being scored.
+The service sends lines of JSON, each a list of ScoreItem. The worker answers each item with one line, its Score, as
+soon as it is known. So the service always knows which sample is being scored.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def fork_worker(score: Callable[[ScoreItem], Score]) -> tuple[int, socket.socket
         _leave_service(service, theirs.fileno())
         serve(theirs, score)
         os._exit(0)
-    except BaseException:  # whatever it is, it must not climb into the copy of the service's event loop
+    except BaseException:  # no exception may reach the copy of the service's event loop
         log.exception("a reward worker ends")
     finally:
         os._exit(1)
 
 
 def serve(connection: socket.socket, score: Callable[[ScoreItem], Score]) -> None:
-    """Score what comes until the other side closes."""
+    """Score samples until the other side closes the socket."""
     with connection.makefile("rb") as lines:
         for line in lines:
             for item in _decoder.decode(line):
@@ -54,12 +54,12 @@ def serve(connection: socket.socket, score: Callable[[ScoreItem], Score]) -> Non
 
 
 def _leave_service(service: int, keep: int) -> None:
-    """Give up what a fork inherits: signal handlers, other workers' sockets, clients' connections.
+    """Drop what a fork inherits: signal handlers, other workers' sockets, clients' connections.
 
-    All files but standard input, output, error and ``keep`` are closed, so that what the service closes is closed.
+    Closes all files but standard input, output, error and ``keep``, so that a file that the service closes is closed.
     """
     set_parent_death_signal()
-    if os.getppid() != service:  # it died before the line above
+    if os.getppid() != service:  # the service exited before the line above
         os._exit(1)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

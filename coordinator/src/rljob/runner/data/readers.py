@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
-from rljob.api.builtin_rewards import exact_match
-from rljob.api.roles import Reward
 from rljob.api.tasks import DatasetsDirectory, ReasoningGym, Task
 from rljob.api.tasks import Table as TableData
-from rljob.api.templates import text_of
 from rljob.runner.data import Source
 from rljob.runner.data.jsonl import JsonLines
 from rljob.runner.data.table import Row, Table, TableSource, draw_order
@@ -29,14 +27,18 @@ class Readers:
     datasets: Callable[[Path, str | None, str], Table] | None = None
 
 
+RowCheck: TypeAlias = Callable[[Row], None]
+"""Raises ValueError for a row that a task's reward cannot score."""
+
+
 def open_source(
-    task: Task, reward: Reward, seed: int, where: str, readers: Readers, path: Callable[[str], Path]
+    task: Task, row_check: RowCheck | None, seed: int, where: str, readers: Readers, path: Callable[[str], Path]
 ) -> Source:
     """Return the source of a task's problems.
 
     Args:
         task: of a resolved job.
-        reward: the task's.
+        row_check: of the task's reward; applied to all rows of files and directories.
         seed: the job's.
         where: path of the task's ``data`` in the manifest, for errors.
         readers: with those that the task needs.
@@ -60,7 +62,7 @@ def open_source(
         train, held_out = _files(table, f"{where}.{kind}", read, path)
         fraction, shuffle = table.held_out_fraction, table.shuffle
     order = draw_order(seed, task.name) if shuffle else None
-    return TableSource(train, held_out, fraction or 0.0, data.columns, _identify(task, reward), order)
+    return TableSource(train, held_out, fraction or 0.0, data.columns, _identify(task, row_check), order)
 
 
 def _files(
@@ -94,17 +96,13 @@ def _file(path: Path, where: str) -> Path:
     return path
 
 
-def _identify(task: Task, reward: Reward) -> Callable[[Row], str]:
-    """Return what checks that a row fits the task and its reward, and gives the text its prompt is known by."""
-    column = exact_match(reward.config).column if reward.builtin == "exact_match" else None
+def _identify(task: Task, row_check: RowCheck | None) -> Callable[[Row], str]:
+    """Return a function that checks a row against task and reward, and returns the text that identifies its prompt."""
 
     def identify(row: Row) -> str:
         text = identity(content_of(task, row))
-        if column is not None:
-            try:
-                text_of(row, column)
-            except ValueError as error:
-                raise ValueError(f"the answer that reward {reward.name} compares with: {error}") from None
+        if row_check is not None:
+            row_check(row)
         return text
 
     return identify

@@ -1,0 +1,48 @@
+"""Rewards that ship with rljob: one module and one line of :data:`REWARDS` each.
+
+The manifest, the CRD, the documentation, the runner and the reward service read this registry; no other module knows a
+built-in reward by name. A reward of a user's own package is a function or a :class:`RewardKind` that
+``spec.rewards[].function`` names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from rljob.api.rewards import exact_match, reasoning_gym
+from rljob.api.rewards.kind import NoOptions, Regex, RewardKind, Row, Scorer
+
+__all__ = ["REWARDS", "NoOptions", "Regex", "RewardKind", "Row", "Scorer", "builtin_docs", "option_docs"]
+
+REWARDS: Mapping[str, RewardKind] = {
+    "exact_match": exact_match.KIND,
+    "reasoning_gym": reasoning_gym.KIND,
+}
+"""Value of ``spec.rewards[].builtin`` → the reward."""
+
+
+def builtin_docs() -> str:
+    """Return the description of ``spec.rewards[].builtin``."""
+    return " ".join(["Scorer that ships with rljob.", *(f"`{name}`: {_about(kind)}" for name, kind in REWARDS.items())])
+
+
+def option_docs() -> str:
+    """Return the description of ``spec.rewards[].config``."""
+    parts = ["Options of a `builtin`, or of a `function` that names a `RewardKind`."]
+    for name, kind in REWARDS.items():
+        schema = kind.options.model_json_schema(by_alias=True)
+        options = [
+            f"`{option}` ({' '.join(field.get('description', '').split())}; {_default(field)})"
+            for option, field in schema.get("properties", {}).items()
+        ]
+        parts.append(f"`{name}`: {', '.join(options) or 'none'}.")
+    return " ".join(parts)
+
+
+def _about(kind: RewardKind) -> str:
+    return kind.summary if kind.data is None else f"{kind.summary} For {kind.accepted} data only."
+
+
+def _default(field: dict[str, object]) -> str:
+    return f"default {json.dumps(field['default'])}" if "default" in field else "required"

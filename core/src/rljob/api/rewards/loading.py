@@ -1,0 +1,146 @@
+"""Loads the code that ``builtin`` or ``function`` of a reward names, and checks what only this code knows.
+
+The reward service and the runner call :func:`load_reward` in their preflight and at their start.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rljob.api.base import Model
+from rljob.api.extensions import load
+from rljob.api.rewards import REWARDS, RewardKind, Row, Scorer
+from rljob.api.tasks import Task
+
+if TYPE_CHECKING:
+    from rljob.api.models import RLJobSpec
+    from rljob.api.roles import Reward
+
+
+@dataclass(frozen=True)
+class LoadedReward:
+    """A reward of a job with its valid options.
+
+    ``field``: of the manifest, with the reference: spec.rewards[0].function. ``name``: of the reward. ``tasks``: those
+    that use the reward.
+    """
+
+    field: str
+    name: str
+    kind: RewardKind
+    options: Model
+    tasks: Sequence[Task]
+
+    @property
+    def plain_function(self) -> Scorer | None:
+        """The scorer, where ``function`` names a plain function."""
+        return self.kind.make.scorer if isinstance(self.kind.make, _PlainFunction) else None
+
+    def row_check(self) -> Callable[[Row], None] | None:
+        """Return the function that raises ValueError if the reward cannot score a row; None: it scores all rows.
+
+        Raises:
+            ValueError: the function cannot be imported.
+        """
+        if self.kind.row_check is None:
+            return None
+        check = self._imported(self.kind.row_check)
+
+        def check_row(row: Row) -> None:
+            try:
+                check(row, self.options)
+            except ValueError as error:
+                raise ValueError(f"reward {self.name} cannot score the row: {error}") from error
+            except Exception as error:  # a user's function may raise anything: a sentence for the user
+                raise ValueError(
+                    f"the row check of reward {self.name} raised {type(error).__name__}: {error}; raise ValueError "
+                    "for a row that the reward cannot score"
+                ) from error
+
+        return check_row
+
+    def factory(self) -> Callable[[Model, Sequence[Task]], Scorer]:
+        """Return the function that makes the scorer.
+
+        Raises:
+            ValueError: it cannot be imported.
+        """
+        make: Callable[[Model, Sequence[Task]], Scorer] = self._imported(self.kind.make)
+        return make
+
+    def make_scorer(self) -> Scorer:
+        """Make the scorer.
+
+        Raises:
+            ValueError: the factory cannot be imported, or it raises an exception.
+        """
+        factory = self.factory()
+        try:
+            return factory(self.options, self.tasks)
+        except Exception as error:  # a user's factory may raise anything: a sentence for the user
+            raise ValueError(
+                f"{self.field}: the reward cannot be made ({type(error).__name__}: {error}); correct it or its config"
+            ) from error
+
+    def _imported(self, code: Any) -> Any:
+        return load({}, code, self.field) if isinstance(code, str) else code
+
+
+@dataclass(frozen=True)
+class _PlainFunction:
+    """Factory of a plain function: the scorer is the function itself."""
+
+    scorer: Scorer
+
+    def __call__(self, options: Model, tasks: Sequence[Task]) -> Scorer:
+        return self.scorer
+
+
+def load_reward(spec: RLJobSpec, i: int) -> LoadedReward | None:
+    """Return reward ``i`` of a job; None if it is served by a program or a service of the user's own.
+
+    Raises:
+        ValueError: the code cannot be imported, or options or data do not fit it; one line for each problem, which
+            begins with the field. Its cause is an ImportError where this process has no such package.
+    """
+    reward, where = spec.rewards[i], f"spec.rewards[{i}]"
+    if reward.builtin is not None:
+        field, kind = f"{where}.builtin", REWARDS[reward.builtin]
+    elif reward.function is not None:
+        field = f"{where}.function"
+        kind = _as_kind(load({}, reward.function, field), reward, where)
+    else:
+        return None
+    tasks = [task for task in spec.tasks if task.reward == reward.name]
+    problems = [f"{where}.{problem}" for problem in kind.option_problems(reward.config)]
+    problems += [f"{field}: {problem}" for problem in _data_problems(kind, reward, tasks)]
+    if problems:
+        raise ValueError("\n".join(problems))
+    return LoadedReward(field, reward.name, kind, kind.parse(reward.config), tasks)
+
+
+def _as_kind(found: Any, reward: Reward, where: str) -> RewardKind:
+    """Return what ``function`` names as a RewardKind; a plain function is a scorer without options."""
+    if isinstance(found, RewardKind):
+        return found
+    if inspect.isclass(found) or not callable(found):
+        what = "a class" if inspect.isclass(found) else f"of type {type(found).__name__}"
+        raise ValueError(f"{where}.function: {reward.function} is {what}; name a function or a RewardKind")
+    if reward.config:
+        raise ValueError(
+            f"{where}.config: {reward.function} is a function, which has no options; remove config, or name a "
+            "RewardKind with options"
+        )
+    return RewardKind(make=_PlainFunction(found))
+
+
+def _data_problems(kind: RewardKind, reward: Reward, tasks: Sequence[Task]) -> Iterator[str]:
+    for task in tasks:
+        if not kind.accepts(task.data.sources):
+            yield (
+                f"{reward.builtin or reward.function} scores {kind.accepted} data only, and the data of task "
+                f"{task.name} are {' and '.join(task.data.sources)}; use another reward for the task"
+            )
