@@ -161,7 +161,8 @@ class Rollout(Model):
     model: Name = "policy"
     """Name of an entry of `models`."""
     engine: Annotated[str, Extension(ENGINES, ("sglang",))] = "vllm"
-    """The inference engine: `vllm`, `sglang`, or `module:class` of your own package."""
+    """The inference engine: `vllm`, `sglang`, or `module:class` of your own package, an engine adapter. In a cluster
+    its pods run the image of `template`."""
     hosts: Annotated[int, Field(ge=1, le=1024)] = 1
     """Pods of one engine."""
     parallelism: EngineParallelism = EngineParallelism()
