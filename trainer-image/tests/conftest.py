@@ -7,6 +7,7 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in processes that tests start
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,6 +26,8 @@ from rljob.protocol import messages as m
 from rljob.protocol.messages import BatchSample, SampleTokens, Train, VersionSpan
 from rljob.scheduling.shards import assign
 from rljob.trainer.process_group import World, join_world, leave_world, make_deterministic
+
+sys.path.insert(0, str(Path(__file__).parent))  # ranks.py
 
 VOCABULARY = 61
 WAIT_SECONDS = 100

@@ -14,8 +14,8 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from ranks import on_ranks
 from safetensors.numpy import save_file
-from test_ranks import on_ranks
 
 from rljob.api.models import RLJob
 from rljob.scheduling.shards import assign

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from ranks import on_ranks
 from safetensors.torch import load_file
 
 from rljob.api.models import RLJob
@@ -22,46 +19,11 @@ from rljob.trainer.errors import UnrecoverableError
 from rljob.trainer.fetch_batch import check_shard
 from rljob.trainer.fsdp import FsdpBackend
 from rljob.trainer.metrics import METRICS
-from rljob.trainer.process_group import World, join_world, leave_world, make_deterministic
+from rljob.trainer.process_group import World
 from rljob.trainer.step import apply_batch
 
 OF_ONE_RANK = {"seconds_forward", "seconds_backward", "seconds_optimizer", "memory_peak_bytes", "padding_fraction"}
 OPTIMIZER_SETTINGS = {"learningRate": 1e-3, "maxGradNorm": 0.05, "epsilon": 1e-3}
-
-
-def on_ranks(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Run ``work(world, *arguments)`` in ``size`` processes; return what each returned.
-
-    They are forks of a process that has never computed a gradient: PyTorch cannot in a fork of one that has.
-    """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["rljob.trainer.fsdp"])
-    pipes = [context.Pipe(duplex=False) for _ in range(size)]
-    processes = [
-        context.Process(target=_child, args=(rank, size, port, pipes[rank][1], work, arguments)) for rank in range(size)
-    ]
-    for process in processes:
-        process.start()
-    results = [reader.recv() if reader.poll(40) else ("timeout", None) for reader, _ in pipes]
-    for process in processes:
-        process.join(60)
-        process.kill()
-    assert all(problem == "" for problem, _ in results), results
-    return [result for _, result in results]
-
-
-def _child(rank: int, size: int, port: int, pipe: Any, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
-    try:
-        world = join_world()
-        make_deterministic(world.device)
-        pipe.send(("", work(world, *arguments)))
-        leave_world()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the parent's assertion shows it
-        pipe.send((repr(error), None))
 
 
 def train(world: World, source: Path, job: RLJob, steps: list[Any], backend: FsdpBackend | None = None) -> Any:

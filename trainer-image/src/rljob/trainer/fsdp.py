@@ -48,11 +48,11 @@ class FsdpBackend:
     def __init__(self, source: Path, settings: Trainer, world: World) -> None:
         self._world = world
         self._settings = settings.optimizer
-        self._mesh = init_device_mesh(world.device.type, (world.size,))
+        self._mesh = init_device_mesh(world.device.type, (world.dp_size,))
         self.dtype: torch.dtype = getattr(torch, settings.dtype)
         self.model = _load(source)
         self.vocabulary: int = self.model.config.get_text_config().vocab_size
-        _shard(self.model, self._mesh, self.dtype, world.size)
+        _shard(self.model, self._mesh, self.dtype, world.dp_size)
         self._parameters: dict[str, DTensor] = dict(self.model.named_parameters())  # type: ignore[arg-type]
         self._local = {name: torch.nn.Parameter(p.to_local()) for name, p in self._parameters.items()}
         self._optimizer = _adamw(list(self._local.values()), self._settings)
@@ -70,7 +70,7 @@ class FsdpBackend:
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of this rank's share of the global loss; FSDP averages where the sum is wanted."""
-        (loss * self._world.size).backward()
+        (loss * self._world.dp_size).backward()
 
     def update(self, step: int) -> tuple[float, float]:
         """Clip the gradient, apply AdamW, clear the gradient; return its norm before clipping, and the learning rate.
@@ -96,7 +96,7 @@ class FsdpBackend:
     def _clip(self) -> float:
         gradients = [local.grad for local in self._local.values() if local.grad is not None]
         norms = torch._foreach_norm([gradient.float() for gradient in gradients])
-        norm = float(self._world.sum(torch.stack(norms).square().sum()).sqrt())
+        norm = float(self._world.sum_over_data(torch.stack(norms).square().sum()).sqrt())
         if not norm < float("inf"):
             raise UnrecoverableError(f"the gradient norm is {norm}; lower the learning rate or check the rewards")
         if norm > self._settings.max_grad_norm:

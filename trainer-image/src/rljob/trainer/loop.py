@@ -222,7 +222,7 @@ class TrainerLoop:
         rows: dict[int, Row] = {}
         try:
             rows = pull_shard(
-                self._environment.coordinator, self._environment.token, train, self._world.rank, self._world.size
+                self._environment.coordinator, self._environment.token, train, self._world.dp_rank, self._world.dp_size
             )
         except (UnrecoverableError, SupersededError) as error:
             problem = error

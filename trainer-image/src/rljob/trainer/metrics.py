@@ -117,12 +117,12 @@ class TokenStatistics:
 
     def largest_mismatch(self, world: World) -> float:
         """Return the largest |l_old − l_mu| so far on any rank; all ranks take part."""
-        return float(world.max(self.largest.clone())[0])
+        return float(world.max_over_data(self.largest.clone())[0])
 
     def figures(self, world: World, minibatches: int) -> dict[str, float]:
         """Return the figures over all ranks, see ``METRICS``; all take part."""
-        logprob_diff_max, ratio_max = world.max(self.largest.clone()).tolist()
-        total = dict(zip(SUMS, world.sum(self.sums.clone()).tolist(), strict=True))
+        logprob_diff_max, ratio_max = world.max_over_data(self.largest.clone()).tolist()
+        total = dict(zip(SUMS, world.sum_over_data(self.sums.clone()).tolist(), strict=True))
         n = max(1.0, total["tokens"])
         return {
             "loss": total["loss"] / minibatches,

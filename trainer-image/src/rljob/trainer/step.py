@@ -71,7 +71,7 @@ def plan_step(train: Train, rows: dict[int, Row], algorithm: Algorithm, world: W
             [samples[i].max_tokens for i in minibatch],
         )
         weight = dict(zip(minibatch, weights.tolist(), strict=True))
-        mine = plan_ranks(minibatch, tokens, world.size, budget)[world.rank]
+        mine = plan_ranks(minibatch, tokens, world.dp_size, budget)[world.dp_rank]
         minibatches.append([_piece(indices, rows, samples, values_N, weight, world.device) for indices in mine])
     return minibatches
 
@@ -179,7 +179,7 @@ def _advantages_used(minibatches: list[list[Piece]], samples: int, world: World)
         for piece in minibatch:
             if piece.indices:
                 used_N[torch.tensor(piece.indices, device=world.device)] = piece.advantages_B
-    return world.sum(used_N).cpu()  # each sample is in one piece of one rank: nothing but zeros is added
+    return world.sum_over_data(used_N).cpu()  # each sample is in one piece of one rank: nothing but zeros is added
 
 
 def _compare_first_step(train: Train, error: float, dtype: torch.dtype) -> dict[str, float]:
