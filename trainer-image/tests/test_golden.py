@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 
 from rljob.api.models import RLJob
 from rljob.scheduling.shards import assign
-from rljob.trainer import fsdp
+from rljob.trainer.backends import fsdp
 from rljob.trainer.batch import lengths
 from rljob.trainer.fetch_batch import check_shard
 from rljob.trainer.process_group import World
@@ -79,7 +79,7 @@ def measure(world: World, source: Path, job: RLJob, steps: list[Any]) -> dict[st
         mine = assign(lengths(train.samples), world.size)[world.rank]
         rows = check_shard([tokens[i] for i in mine], train.samples, mine)
         result = apply_batch(train, rows, job.spec.algorithm, backend, world, job.spec.trainer.microbatch_tokens)
-        metrics.append([result.figures[name] for name in METRICS] + result.advantages_N.tolist())
+        metrics.append([result.metrics[name] for name in METRICS] + result.advantages_N.tolist())
     parameters = [projection(tensor) for _, tensor in backend.named_tensors()]
     return {"metrics": metrics, "gradients": gradients, "parameters": parameters}
 

@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 from rljob.api.models import RLJob
 from rljob.protocol.checkpoint import OPTIMIZER_FILE, WEIGHTS_FILE
 from rljob.scheduling.shards import assign
+from rljob.trainer.backends.fsdp import FsdpBackend
 from rljob.trainer.batch import lengths
-from rljob.trainer.checkpoint import Checkpoints, OptimizerState, TrainerState, read_configuration
+from rljob.trainer.checkpoint import Checkpoints, TrainerState, read_configuration
 from rljob.trainer.errors import UnrecoverableError
 from rljob.trainer.fetch_batch import check_shard
-from rljob.trainer.fsdp import FsdpBackend
 from rljob.trainer.metrics import METRICS
 from rljob.trainer.process_group import World
 from rljob.trainer.step import apply_batch
@@ -27,15 +27,15 @@ OPTIMIZER_SETTINGS = {"learningRate": 1e-3, "maxGradNorm": 0.05, "epsilon": 1e-3
 
 
 def train(world: World, source: Path, job: RLJob, steps: list[Any], backend: FsdpBackend | None = None) -> Any:
-    """Return parameters as arrays (rank 0), the last figures and advantages after training this rank's shards."""
+    """Return parameters as arrays (rank 0), the last metrics and advantages after training this rank's shards."""
     backend = backend or FsdpBackend(source, job.spec.trainer, world)
-    applied = None
+    result = None
     for command, tokens in steps:
         mine = assign(lengths(command.samples), world.size)[world.rank]
         rows = check_shard([tokens[i] for i in mine], command.samples, mine)
-        applied = apply_batch(command, rows, job.spec.algorithm, backend, world, job.spec.trainer.microbatch_tokens)
+        result = apply_batch(command, rows, job.spec.algorithm, backend, world, job.spec.trainer.microbatch_tokens)
     parameters = {name: tensor.numpy().copy() for name, tensor in backend.named_tensors()}
-    return (parameters if world.rank == 0 else None), applied.figures, applied.advantages_N
+    return (parameters if world.rank == 0 else None), result.metrics, result.advantages_N
 
 
 def compare(results: list[Any], alone: Any) -> None:
@@ -69,19 +69,20 @@ def test_a_rank_without_samples_takes_part(model_directory, job, batch):
 def save(world: World, source: Path, job: RLJob, steps: list[Any], storage: Path) -> None:
     backend = FsdpBackend(source, job.spec.trainer, world)
     train(world, source, job, steps, backend)
-    weights, moments = dict(backend.named_tensors()), dict(backend.named_moments())
+    saved = backend.save()
     if world.rank == 0:
         Checkpoints(storage).write(
-            TrainerState(1, backend.updates, 1, "", {}), read_configuration(source), weights, moments
+            TrainerState(1, backend.updates, 1, "", {}), read_configuration(source), saved.weights, saved.optimizer
         )
 
 
 def resume(world: World, job: RLJob, step: Any, storage: Path) -> Any:
     """Return weights and moments as loaded, then what one more step makes of them."""
-    checkpoint, state = Checkpoints(storage).newest()
+    checkpoint, _ = Checkpoints(storage).newest()
     backend = FsdpBackend(checkpoint, job.spec.trainer, world)
-    backend.load_optimizer(OptimizerState(checkpoint / OPTIMIZER_FILE, state.updates))
-    loaded = {name: tensor.numpy().copy() for name, tensor in [*backend.named_tensors(), *backend.named_moments()]}
+    backend.load(checkpoint)
+    saved = backend.save()
+    loaded = {name: tensor.numpy().copy() for name, tensor in [*saved.weights.items(), *saved.optimizer.items()]}
     return loaded, train(world, checkpoint, job, [step], backend)
 
 
@@ -92,7 +93,8 @@ def test_a_checkpoint_of_two_ranks_resumes_on_one_and_four(model_directory, job,
     stored = load_file(checkpoint / WEIGHTS_FILE) | load_file(checkpoint / OPTIMIZER_FILE)
     ((loaded, alone),) = on_ranks(1, resume, made, batch(1, step=1), tmp_path)
     four = on_ranks(4, resume, made, batch(1, step=1), tmp_path)
-    for tensors in (loaded, *(result[0] for result in four)):
+    assert all(result[0] == {} for result in four[1:])
+    for tensors in (loaded, four[0][0]):
         assert tensors.keys() == stored.keys()
         assert all(torch.equal(torch.tensor(tensors[name]), stored[name]) for name in stored)
     compare([result[1] for result in four], alone)
