@@ -53,7 +53,7 @@ async def launch(tmp_path: Path):
             await process.wait()
 
 
-FAKE = "import sys; from rljob.trainer import launch; launch.KILL_SECONDS = 0.3; launch.LAST_WORDS_SECONDS = {words}; "
+FAKE = "import sys; from rljob.trainer import launch; launch.KILL_SECONDS = 0.3; launch.REPORT_SECONDS = {words}; "
 RANK = "import os, signal, sys, time; rank = int(os.environ['RANK']); "
 
 
@@ -252,7 +252,7 @@ async def test_two_nodes_train_as_one(job, batch, coordinator, launch):
 WAITS = """
 import logging, os, sys
 from rljob.trainer import main, process_group
-process_group.TELL_SECONDS = 0.0
+process_group.LOG_SECONDS = 0.0
 logging.basicConfig(level="INFO", stream=sys.stdout)
 main._end_on_signal()
 process_group._rendezvous(int(os.environ["RANK"]), 2)
