@@ -20,6 +20,8 @@ from rljob.api.roles import Rollout, Trainer
 
 _JSON = msgspec.json.Encoder(order="deterministic")
 _BYTES = 8
+LAST = ("scheduling", "trainer", "rollouts", "rewards")
+"""Last fields of job.json. Their order is part of the rendered hash of the ConfigMap, so it stays as it is."""
 
 
 def digest(*values: Any) -> str:
@@ -75,6 +77,9 @@ def spec_hash(job: RLJob) -> str:
 def _read_by(written: Mapping[str, Any], *readers: Reader) -> dict[str, Any]:
     """Return the fields of a spec that processes of ``readers`` read."""
     parts = select(written, manifest_fields(RLJobSpec), readers)
+    for field in LAST:
+        if field in parts:
+            parts[field] = parts.pop(field)
     for reward in parts["rewards"]:
         if not reward.keys() & {"builtin", "function", "url", "local"}:
             reward["template"] = {}  # the user's container scores
