@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
 
@@ -113,7 +113,7 @@ def outermost(fields: Fields, holds: Callable[[ManifestField], Any]) -> Iterator
             yield field
 
 
-def select(value: Mapping[str, Any], fields: Fields, readers: Iterable[Reader], path: str = "") -> dict[str, Any]:
+def select(value: Mapping[str, Any], fields: Fields, readers: Collection[Reader], path: str = "") -> dict[str, Any]:
     """Return the fields in ``value`` that one of ``readers`` reads.
 
     Args:
