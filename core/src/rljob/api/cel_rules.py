@@ -234,7 +234,7 @@ def _services() -> Iterator[Rule]:
 
 
 def _settings() -> Iterator[Rule]:
-    yield Rule("spec.storage", _most_one_of("size", "claim", "uri"), "a storage has one of size, claim, uri")
+    yield Rule("spec.storage", "!has(self.size) || !has(self.claim)", "a storage has one of size, claim")
     yield from _fabric()
     yield Rule(
         "spec.network.egress",
