@@ -193,6 +193,7 @@ async def test_a_trajectory_goes_from_lease_to_score(stage: Stage) -> None:
             "completion": "hello",
             "finish": "length",
             "problem": {"question": "xxx", "answer": "train", "metadata": {}},
+            "turns": [],
         }
     ]
 

@@ -11,6 +11,9 @@ from rljob.protocol.rewards import Score
 from rljob.runner.context import Context
 from rljob.trainer.losses import Objective
 
+OBSERVATION = "\nAgain:"
+FIRST_TURN_REWARD = 0.25
+
 
 def one(completion: str) -> float:
     """Return 1 for every completion."""
@@ -24,7 +27,8 @@ def reinforce(logprobs_BK: Tensor, denominator_BK: Tensor, advantages_B: Tensor,
 
 
 async def two_turns(context: Context) -> Score:
-    """Generate twice, the second time after the first answer."""
+    """Generate an answer, and another after an observation; the first has a reward of its own."""
     first = await context.generate(context.prompt.token_ids)
-    second = await context.generate(context.prompt.token_ids + first.token_ids)
+    context.reward(FIRST_TURN_REWARD)
+    second = await context.generate(context.prompt.token_ids + first.token_ids + context.encode(OBSERVATION))
     return await context.score(context.decode(second.token_ids), second.finish)
