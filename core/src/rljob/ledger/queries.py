@@ -201,9 +201,9 @@ class BatchRow:
 def batch(store: Store, step: int) -> list[BatchRow]:
     """Return the samples of the batch of ``step`` in the order in which it is served; none while it is not formed."""
     rows = store.query(
-        'SELECT s.id AS sample, s.group_id AS "group", g.task, s.attempt, s.reward, s.turn_rewards, s.prompt_tokens, s.response_tokens,'
-        " s.total_tokens, s.min_version FROM samples s JOIN groups g ON g.id = s.group_id WHERE s.step = ?"
-        " ORDER BY g.seq, s.member",
+        'SELECT s.id AS sample, s.group_id AS "group", g.task, s.attempt, s.reward, s.turn_rewards,'
+        " s.prompt_tokens, s.response_tokens, s.total_tokens, s.min_version"
+        " FROM samples s JOIN groups g ON g.id = s.group_id WHERE s.step = ? ORDER BY g.seq, s.member",
         step,
     )
     return [BatchRow(**{**dict(row), "turn_rewards": json.loads(row["turn_rewards"])}) for row in rows]
