@@ -25,7 +25,8 @@ class Row:
     token_ids_L: NDArray[np.int64]
     logprobs_L: NDArray[np.float32]
     mask_L: NDArray[np.bool_]  # where the model wrote
-    rewards_L: NDArray[np.float64]  # of each turn, at its last token; 0 elsewhere
+    rewards_L: NDArray[np.float64] | None = None
+    """Reward that arrives at each token; None: the sample's whole reward at the last token that the model wrote."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def split_minibatches(groups: Sequence[str], minibatches: int) -> list[list[int]
 def collate(rows: Sequence[Row], temperatures: Sequence[float], device: torch.device) -> Microbatch:
     """Return the rows as tensors on ``device``; with no rows, one of two tokens that the model did not write."""
     if not rows:
-        empty = Row(np.zeros(2, np.int64), np.zeros(2, np.float32), np.zeros(2, np.bool_), np.zeros(2))
+        empty = Row(np.zeros(2, np.int64), np.zeros(2, np.float32), np.zeros(2, np.bool_))
         rows, temperatures = [empty], [1.0]
     length = max(2, *(len(row.token_ids_L) for row in rows))
     token_ids_BL = np.zeros((len(rows), length), np.int64)
