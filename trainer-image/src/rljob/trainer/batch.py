@@ -121,8 +121,8 @@ def at_targets(inputs: MicrobatchInputs, values: Mapping[int, NDArray[np.float64
 
 
 def lengths(samples: Sequence[BatchSample]) -> list[int]:
-    """Return the length of each sample in tokens, prompt included."""
-    return [sample.prompt_tokens + sample.response_tokens for sample in samples]
+    """Return the length of each sample in tokens: prompt, model and observations."""
+    return [sample.total_tokens for sample in samples]
 
 
 def plan_microbatches(indices: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
