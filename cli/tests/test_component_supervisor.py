@@ -39,6 +39,12 @@ class Events(list):
         return [figures for _, e, figures in self if e == event][count - 1]
 
 
+def is_stopped(pid):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].startswith(b"T")
+    return False
+
+
 def fake(*acts, name="component"):
     return Command(name, [sys.executable, "-I", "-S", str(FAKE), *acts])
 
@@ -114,7 +120,7 @@ async def test_a_stopped_grandchild_in_a_session_of_its_own_that_hides_its_envir
         pid = int((tmp_path / "logs/component.log").read_text().splitlines()[-2])
         os.kill(pid, signal.SIGSTOP)
         assert (await events.seen("restarting"))["still"] == HANG_SECONDS
-        while process_cleanup.is_stopped(pid):  # it was sent SIGKILL
+        while is_stopped(pid):  # it was sent SIGKILL
             await asyncio.sleep(0.002)
 
 

@@ -18,7 +18,7 @@ from e2e.faults import disk
 from e2e.faults.fork_server import Child, ForkServer
 from e2e.faults.proxy import Moment, Proxy, Trigger
 from rljob.api.models import RLJob
-from rljob.local import process_cleanup, watchdog
+from rljob.local import watchdog
 from rljob.protocol import health_probe
 from rljob.protocol import messages as m
 
@@ -185,7 +185,7 @@ class FaultEnvironment(Harness):
         """Kill a component that has not moved for too long, by the supervisor's own rule."""
         stillness = watchdog.HangDetector(HANG_SECONDS, time.monotonic())
         beats = self._heartbeat(component)
-        while not stillness.observe(time.monotonic(), beats.stat().st_mtime_ns, process_cleanup.is_stopped(child.pid)):
+        while not stillness.observe(time.monotonic(), beats.stat().st_mtime_ns, _is_stopped(child.pid)):
             await asyncio.sleep(HANG_SECONDS / 10)
         child.signal(signal.SIGKILL)
 
@@ -210,3 +210,10 @@ class FaultEnvironment(Harness):
         """Leave no room in the run directory, for ``seconds``."""
         disk.fill(self.storage)
         asyncio.get_running_loop().call_later(seconds, disk.empty, self.storage)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped, as by SIGSTOP."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].startswith(b"T")
+    return False

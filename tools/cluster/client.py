@@ -176,7 +176,7 @@ class Api:
                 connection.close()
                 if not kept:  # one that was kept open may have been closed by the other side
                     raise
-            except BaseException:
+            except BaseException:  # including Ctrl-C: a connection with half an answer is not reused
                 connection.close()
                 raise
             else:

@@ -6,27 +6,26 @@ Kubernetes' default plus OwnerReferencesPermissionEnforcement, as strict cluster
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from tools.cluster import build, commands, directory, identity
 from tools.cluster.access import Access
 from tools.cluster.client import Api, ApiError
 from tools.cluster.commands import ADDRESS
 from tools.cluster.pods import Pods
-from tools.cluster.processes import Process, free_port
+from tools.cluster.processes import Process, ResourceStack, free_port
 
 NODE_SELECTOR = "type=kwok"
 START_SECONDS = 120.0
 _HERE = Path(__file__).parent
 
 
-class ControlPlane(Access):
+class ControlPlane(ResourceStack, Access):
     """A control plane; use it as a context manager.
 
     ``components`` are started in order; any of them can be stopped and started again. ``manifests`` (paths of YAML
@@ -48,13 +47,13 @@ class ControlPlane(Access):
     ) -> None:
         assert set(components) <= set(self.ALL), components
         self._components, self._manifests, self._flags = components, manifests, dict(flags or {})
-        self._stack = contextlib.ExitStack()
+        super().__init__()
         self.processes: dict[str, Process] = {}
         """The running components."""
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
-    def __enter__(self) -> Self:
+    def _open(self) -> None:
         if "kwok" in self._components:
             build.ensure("kwok")  # it may take minutes, so before anything runs
         self.bin = self._programs()
@@ -62,15 +61,7 @@ class ControlPlane(Access):
         self.directory = self._home()
         """Where everything lies; NAME.log is the log of a component."""
         self._stack.callback(self._kill_all)
-        try:
-            self._start()
-        except BaseException:
-            self._stack.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self._start()
 
     def _programs(self) -> Path:
         return build.ensure("controlplane")

@@ -12,6 +12,7 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -66,6 +67,28 @@ class Process:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
+
+
+class ResourceStack:
+    """A context manager that releases its resources at its end, and also if it cannot be entered."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+
+    def _open(self) -> None:
+        """Acquire the resources and register the release of each on the stack."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        try:
+            self._open()
+        except BaseException:  # including Ctrl-C: a started process must not remain
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
 
 def _die_with_parent() -> None:

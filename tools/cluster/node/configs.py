@@ -14,7 +14,6 @@ DNS = "10.96.0.10"
 DOMAIN = "cluster.local"
 DNS_READY = "127.0.0.1:8181"
 PAUSE = "localhost/pause:rljob"
-_EVICTION = ("memory.available", "nodefs.available", "nodefs.inodesFree", "imagefs.available")
 
 
 def write(place: Place, plugins: Path) -> None:

@@ -6,7 +6,6 @@ for and its context is called as kind calls its own.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
@@ -14,12 +13,12 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
 
 from tools.cluster import build
 from tools.cluster.client import Api
 from tools.cluster.node import oci
 from tools.cluster.node.real import LOCAL, Cluster
+from tools.cluster.processes import ResourceStack
 from tools.images.layout import Layout
 
 ALLOWED = "RLJOB_E2E_CONTEXT"
@@ -46,34 +45,26 @@ def context(asked: str | None = None) -> str | None:
     )
 
 
-class Existing(Cluster):
+class Existing(ResourceStack, Cluster):
     """The cluster of a context in one's kubeconfig; use it as a context manager."""
 
     def __init__(self, name: str) -> None:
+        super().__init__()
         self.context = name
-        self._stack = contextlib.ExitStack()
         self._kind = name.removeprefix(KIND) if name.startswith(KIND) else None
         self.registry = LOCAL if self._kind else os.environ.get(REGISTRY, "")
 
-    def __enter__(self) -> Self:
+    def _open(self) -> None:
         self.bin = build.ensure("controlplane")
         self.directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="rljob-context-")))
         self.kubeconfig = self.directory / "kubeconfig"
-        try:
-            view = ("config", "view", "--minify", "--flatten", f"--context={self.context}")
-            done = subprocess.run([self.bin / "kubectl", *view, "--raw"], capture_output=True, text=True)
-            if done.returncode != 0:
-                raise NotAllowedError(f"there is no context {self.context}: {done.stderr.strip()}")
-            self.kubeconfig.touch(mode=0o600)
-            self.kubeconfig.write_text(done.stdout)
-            self.api = self._proxy()
-        except BaseException:
-            self._stack.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        view = ("config", "view", "--minify", "--flatten", f"--context={self.context}")
+        done = subprocess.run([self.bin / "kubectl", *view, "--raw"], capture_output=True, text=True)
+        if done.returncode != 0:
+            raise NotAllowedError(f"there is no context {self.context}: {done.stderr.strip()}")
+        self.kubeconfig.touch(mode=0o600)
+        self.kubeconfig.write_text(done.stdout)
+        self.api = self._proxy()
 
     def _proxy(self) -> Api:
         """Return a client by way of kubectl, which knows all ways to prove who one is."""

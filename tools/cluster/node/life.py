@@ -88,7 +88,7 @@ def _launch(place: Place, told: Settings, life: int, link: network.Link) -> None
         init = _child(process, place)
         place.running.write_text(json.dumps({"init": init, "born": _born(init)}))
         network.connect(link, init)
-    except BaseException:
+    except BaseException:  # including Ctrl-C: an unregistered init would never be stopped
         process.kill()  # and with it the init
         raise
 

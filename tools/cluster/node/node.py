@@ -40,7 +40,7 @@ class Node(Cluster):
         self._tether = writing  # should this process be killed, the cluster ends too
         try:
             return self.attach()
-        except BaseException:
+        except BaseException:  # including Ctrl-C: the started cluster must not remain
             self.__exit__()
             raise
 

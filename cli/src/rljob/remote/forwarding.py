@@ -195,6 +195,6 @@ def get(
         tunnel.end()
         why = str(error) or type(error).__name__
         raise ForwardError(f"pod {pod} gives no answer: {why.lower()}; try again") from None
-    except BaseException:
+    except BaseException:  # including Ctrl-C: the WebSocket is closed whatever happened
         tunnel.end()
         raise
