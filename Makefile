@@ -97,12 +97,12 @@ layers: setup ## Check that imports follow the layers of docs/design.md
 	$(BIN)/lint-imports
 
 .PHONY: docs
-docs: setup ## Write the generated pages of docs/ anew
+docs: setup ## Write the generated pages of docs/ again
 	$(BIN)/rljob explain --docs > docs/manifest.md
 	$(BIN)/python -m rljob.cli.reference > docs/cli.md
 
 .PHONY: crds
-crds: setup ## Write the CustomResourceDefinitions and their chart anew
+crds: setup ## Write the CustomResourceDefinitions and their chart again
 	$(BIN)/python -m tools.generate
 
 .PHONY: verify

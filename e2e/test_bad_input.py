@@ -357,7 +357,7 @@ ROWS: dict[str, tuple[Callable[[World], object], str]] = {
         lambda w: w.patch.setattr(run_directory.os, "access", lambda path, _: path != w.root),
         r"run cannot be written: .* does not allow it; choose another --run-dir",
     ),
-    "a run that goes on": (held, r"run is in use by another rljob run; wait for it or stop it"),
+    "a run that continues": (held, r"run is in use by another rljob run; wait for it or stop it"),
     "a run of another rljob": (
         lambda w: (w.begun().path / "version").write_text("0.0.7"),
         r"the run in .*run is of rljob 0.0.7 and this is .*; use that version to resume it, or another --run-dir",

@@ -1,4 +1,4 @@
-"""Every component × every phase × every fault: the run goes on, and in the end its accounts are right.
+"""Every component × every phase × every fault: the run continues, and in the end its accounts are right.
 
 The coordinator and the runner are real, engine, trainer and reward are fakes; all are processes. Cases of one fault
 share runs (see e2e/faults/run_cases.py), so this file runs everything at its first test and the others look up what
@@ -71,7 +71,7 @@ def test_the_run_survives(name: str, outcome: Callable[[Case], str]) -> None:
     assert not problem, problem
 
 
-def test_every_fault_meets_every_part_at_every_message_before_or_after_it() -> None:
+def test_every_fault_meets_every_component_at_every_message_before_or_after_it() -> None:
     def cells(cases: list[Case]) -> set[tuple[str, ...]]:
         return {(case.fault, case.victim, case.phase, case.moment.component, case.moment.message) for case in cases}
 

@@ -1,4 +1,4 @@
-"""A run with the real trainer that is stopped and goes on gives bit for bit what it gives when nobody stops it."""
+"""A run with the real trainer that is stopped and continues gives bit for bit what it gives when nobody stops it."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ INT_OR_STRING = {"x-kubernetes-int-or-string": True}
 
 
 def main() -> None:
-    """Write the file anew."""
+    """Write the file again."""
     models = importlib.import_module("kubernetes.client.models")
     definitions: dict[str, Any] = {}
     pending = ["V1PodTemplateSpec"]

@@ -68,7 +68,7 @@ def test_the_roles_of_a_job_are_those_that_have_pods_of_it() -> None:
         (rljob(("Failed", True, "x", "")), "trainer", [], "sums has failed and its pods went with their logs; rljob"),
     ],
 )
-def test_why_a_part_has_no_pod_and_what_to_look_at(
+def test_why_a_component_has_no_pod_and_what_to_look_at(
     body: dict[str, Any], component: str, there: list[str], said: str
 ) -> None:
     assert said in why(body, component, there)
@@ -80,7 +80,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> RemoteJob:
     return RemoteJob(Namespace(Api(Access("https://k:1", context="prod")), "team-a"), rljob(INITIALIZING))
 
 
-def test_a_part_that_has_no_pods_yet_is_no_unknown_one(job: RemoteJob) -> None:
+def test_a_component_that_has_no_pods_yet_is_no_unknown_one(job: RemoteJob) -> None:
     with pytest.raises(CliError) as caught:
         PodLogs(job, ["rollout"])
     assert caught.value.exit_code == 1
@@ -97,7 +97,7 @@ def test_a_part_that_has_no_pods_yet_is_no_unknown_one(job: RemoteJob) -> None:
         PodLogs(job, [])
 
 
-def test_a_part_that_is_followed_is_waited_for(job: RemoteJob) -> None:
+def test_a_component_that_is_followed_is_waited_for(job: RemoteJob) -> None:
     logs = PodLogs(job, ["trainer"], follow=True)
     assert logs.components == []
     assert logs.awaited().startswith(

@@ -1,7 +1,7 @@
 """What the fake engine writes: a pure function of weights, prompt, seed and position.
 
 Every token follows from the weights and from everything before it, so a continuation from a prefix under the same seed
-goes on as if it had never been interrupted, and new weights change only the tokens after them. Lengths are long-tailed:
+continues as if it had never been interrupted, and new weights change only the tokens after them. Lengths are long-tailed:
 one sample in eight is likely to be eight times as long as the others.
 """
 

@@ -27,7 +27,7 @@ def check(harness: Harness) -> None:
     for task in spec.tasks:
         firsts = harness.ledger(
             "SELECT row FROM samples s JOIN groups g ON g.id = s.group_id WHERE g.kind = 'train' AND s.member = 0"
-            f" AND g.task = '{task.name}' AND s.state != 'expired'"  # those are started afresh
+            f" AND g.task = '{task.name}' AND s.state != 'expired'"  # those are started again
         )
         rows = sorted(row["row"] for row in firsts)
         assert rows == list(range(len(rows))), f"a prompt of {task.name} was lost or started twice"

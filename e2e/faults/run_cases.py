@@ -1,6 +1,6 @@
 """Runs cases of the matrix, many in one run, several runs at once: python -m e2e.faults.run_cases DIRECTORY [NAME...].
 
-A case is well when the run goes on after it: everything works again when the next batch is applied. A run is well when
+A case is well when the run continues after it: everything works again when the next batch is applied. A run is well when
 it succeeds and its accounts are right (see verdict); else all its cases are not. Prints JSON: name of the case → what
 is wrong, empty when nothing.
 """
@@ -179,7 +179,7 @@ async def _struck_before_the_end(environment: FaultEnvironment, striking: asynci
 
 
 async def _finish(environment: FaultEnvironment) -> None:
-    """Wait until the run ends, as long as it goes on."""
+    """Wait until the run ends, as long as it continues."""
     while not environment.has_ended("trainer"):
         async with asyncio.timeout(PATIENCE_SECONDS):
             await environment.until_applied(environment.applied + 1)

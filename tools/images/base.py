@@ -21,7 +21,7 @@ path-exclude=/usr/share/man/*
 path-exclude=/usr/share/locale/*
 path-exclude=/usr/share/info/*
 """
-"""Settings of dpkg: nothing of what is left out is needed in a container, and a crash means beginning anew."""
+"""Settings of dpkg: nothing of what is left out is needed in a container, and a crash means beginning again."""
 OFFICIAL = "deb http://deb.debian.org/debian {suite} main\n"
 """What apt in the image uses: the address of this machine's mirror stays here."""
 EMPTIED = ("var/cache/apt", "var/lib/apt/lists", "var/log", "dev")

@@ -118,7 +118,7 @@ class Builder:
 
     @property
     def _fetches(self) -> bool:
-        """Whether somebody chose an engine that fetches images, and did not just get ours."""
+        """Whether the user chose an engine that fetches images, and did not just get ours."""
         return isinstance(self._engine, Docker) or self._engine.command[0] == "podman"
 
     @property

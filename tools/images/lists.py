@@ -3,7 +3,7 @@
 A list is closed under the dependencies that the packages installed in .venv declare, as far as the pinned list has them
 (it leaves some out on purpose).
 
-python -m tools.images.lists [--check]   writes them anew from .venv, or says which are not as they should be
+python -m tools.images.lists [--check]   writes them again from .venv, or says which are not as they should be
 """
 
 from __future__ import annotations

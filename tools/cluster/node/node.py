@@ -58,7 +58,7 @@ class Node(Cluster):
         return life.running(self._place) is not None
 
     def start(self, wait: bool = True) -> Self:
-        """Start the cluster for all unless it runs; it goes on after this process, until :meth:`stop`."""
+        """Start the cluster for all unless it runs; it continues after this process, until :meth:`stop`."""
         life.start(self._place)
         return self.attach() if wait else self
 

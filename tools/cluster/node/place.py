@@ -28,7 +28,7 @@ class Place:
 
     @property
     def state(self) -> Path:
-        """What one life of the cluster writes: logs, certificates, objects, volumes. The next one begins anew."""
+        """What one life of the cluster writes: logs, certificates, objects, volumes. The next one begins again."""
         return self.root / "state"
 
     @property
