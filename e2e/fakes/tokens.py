@@ -1,8 +1,8 @@
 """What the fake engine writes: a pure function of weights, prompt, seed and position.
 
-Every token follows from the weights and from everything before it, so a continuation from a prefix under the same seed
-continues as if it had never been interrupted, and new weights change only the tokens after them. Lengths are long-tailed:
-one sample in eight is likely to be eight times as long as the others.
+Every token follows from the weights and from everything before it, so generation that resumes from a prefix with
+the same seed gives the tokens of uninterrupted generation, and new weights change only later tokens. Lengths are
+long-tailed: one sample in eight is likely to be eight times as long as the others.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Runs cases of the matrix, many in one run, several runs at once: python -m e2e.faults.run_cases DIRECTORY [NAME...].
 
-A case is well when the run continues after it: everything works again when the next batch is applied. A run is well when
-it succeeds and its accounts are right (see verdict); else all its cases are not. Prints JSON: name of the case → what
-is wrong, empty when nothing.
+A case passes when the run applies another batch after it. A run passes when it succeeds and its ledger is correct (see
+ledger_checks); otherwise all its cases fail. Prints JSON: name of the case → problem, empty if it passed.
 """
 
 from __future__ import annotations

@@ -297,7 +297,7 @@ def test_who_may_only_look_sees_what_the_rljob_says_and_the_logs(
     assert (code, out, err) == (0, "idle\n", "")
 
 
-# --- a job that continues -----------------------------------------------------------------------------------------------
+# --- a running job ----------------------------------------------------------------------------------------------------
 
 
 def test_status_says_what_the_coordinator_says_now(cli: Cli, waiting: Job) -> None:

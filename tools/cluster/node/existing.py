@@ -1,7 +1,7 @@
-"""Clusters that are there already, which may be used instead of starting one.
+"""Existing clusters, which can be used instead of a started one.
 
-Tests delete and drain, so a cluster is used only if the variable RLJOB_E2E_CONTEXT names its context, or if it is asked
-for and its context is called as kind calls its own.
+Tests delete objects and drain nodes, so a cluster is used only if RLJOB_E2E_CONTEXT names its context, or if it is
+requested and its context has the name of a kind cluster.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ KIND = "kind-"
 
 
 class NotAllowedError(RuntimeError):
-    """A cluster is not to be used for tests; says what would allow it."""
+    """A cluster may not be used for tests; the message says how to allow it."""
 
 
 def context(asked: str | None = None) -> str | None:
-    """Return the context to use; None: none of those that are there.
+    """Return the context to use; None: no existing one.
 
     Raises:
-        NotAllowedError: the one that is asked for is not allowed.
+        NotAllowedError: the requested one is not allowed.
     """
     named = os.environ.get(ALLOWED) or None
     if asked is None or asked == named or asked.startswith(KIND):
@@ -46,7 +46,7 @@ def context(asked: str | None = None) -> str | None:
 
 
 class Existing(ResourceStack, Cluster):
-    """The cluster of a context in one's kubeconfig; use it as a context manager."""
+    """The cluster of a context in the user's kubeconfig; a context manager."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Existing(ResourceStack, Cluster):
         self.api = self._proxy()
 
     def _proxy(self) -> Api:
-        """Return a client by way of kubectl, which knows all ways to prove who one is."""
+        """Return a client of `kubectl proxy`, which supports every kind of credentials."""
         process = self._stack.enter_context(
             subprocess.Popen(
                 [self.bin / "kubectl", "proxy", "--port=0", f"--kubeconfig={self.kubeconfig}"],
@@ -84,10 +84,10 @@ class Existing(ResourceStack, Cluster):
         return api
 
     def load(self, layout: Path, references: Sequence[str]) -> list[str]:
-        """Bring images of an OCI layout directory into a cluster of kind; others pull theirs.
+        """Bring images of an OCI layout directory into a cluster of kind; other clusters pull them.
 
         Raises:
-            NotAllowedError: there is no program kind.
+            NotAllowedError: the program kind is missing.
         """
         if self._kind is None:
             return []
@@ -100,4 +100,4 @@ class Existing(ResourceStack, Cluster):
         return list(references)
 
     def keep(self, references: Sequence[str]) -> None:
-        """Leave the cluster's images alone."""
+        """Do nothing: the images of an existing cluster are not removed."""

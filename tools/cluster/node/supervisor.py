@@ -81,7 +81,7 @@ class NodePlane(ControlPlane):
         self._until(self._names_are_served, "CoreDNS to answer")
 
     def _start_runtime(self) -> None:
-        """Start containerd, without the containers of its last life, and give it the image that every pod needs."""
+        """Start containerd without containers of an earlier start, and import the image that every pod needs."""
         for name in ("io.containerd.runtime.v2.task", "io.containerd.grpc.v1.cri"):
             shutil.rmtree(self._place.content / name, ignore_errors=True)
         self.start("containerd")
