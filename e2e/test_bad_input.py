@@ -1,4 +1,4 @@
-"""Broken surroundings, and what goes wrong under way: one clear sentence, an exit code, nothing left, nothing spoilt.
+"""Errors of the environment before and during a run: one clear message, an exit code, no process left, no file damaged.
 
 Manifests that are wrong by themselves are in cli/tests/test_bad_manifests.py.
 """
@@ -52,7 +52,7 @@ SPEC: dict[str, Any] = {
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a tiny model that nothing is wrong with."""
+    """Return a valid tiny model."""
     path = tmp_path_factory.mktemp("model") / "model"
     write_model(path)
     config = Qwen2Config(

@@ -1,4 +1,4 @@
-"""Parts understand what rendered pods tell them: the variables, the manifest, the commands."""
+"""Components can read the variables, the manifest and the commands of rendered pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pods are given is what components read, and what pods run is there."""
+"""Rendered pods set exactly the variables that components read, and run modules that exist."""
 
 import ast
 import importlib
