@@ -209,7 +209,7 @@ def test_who_may_not_forward_ports_sees_what_the_rljob_says(rljob: Command, clus
     assert "pods/portforward" in said
 
 
-# --- what the RLJob says when its coordinator cannot be asked ---------------------------------------------------------
+# --- what the RLJob reports when its coordinator cannot be asked ---------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_who_may_not_forward_ports_sees_what_the_rljob_says(rljob: Command, clus
         ([], "no operator has reconciled quickstart yet; check that the chart rljob is installed and its pod runs"),
         (
             [condition("Ready", False, "PodsPending", "1 of 1 coordinator pod pending: insufficient memory")],
-            "the coordinator of quickstart does not answer; the RLJob says PodsPending: 1 of 1 coordinator "
+            "the coordinator of quickstart does not answer; the RLJob reports PodsPending: 1 of 1 coordinator "
             "pod pending: insufficient memory",
         ),
         (
@@ -292,7 +292,7 @@ def test_a_coordinator_that_cannot_be_reached_is_said_to_be_so(rljob: Command, j
     job.tell(READY)
     said = one_sentence(rljob("samples", "-n", job.namespace), 1)
     assert said.startswith(
-        "the coordinator of quickstart does not answer; the RLJob says Running: all roles are ready ("
+        "the coordinator of quickstart does not answer; the RLJob reports Running: all roles are ready ("
     )
 
 
