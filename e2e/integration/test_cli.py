@@ -209,7 +209,7 @@ def test_who_may_not_forward_ports_sees_what_the_rljob_says(rljob: Command, clus
     assert "pods/portforward" in said
 
 
-# --- what the RLJob reports when its coordinator cannot be asked ---------------------------------------------------------
+# --- what the RLJob reports when its coordinator cannot be asked ----------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -253,7 +253,7 @@ class WeightsSent(Message):
 
 
 class TrainerBlocked(Message):
-    """The trainer is blocked (for example, disk full) and keeps retrying; an empty ``reason``: it is no longer blocked."""
+    """The trainer is blocked (for example, disk full) and keeps retrying; empty ``reason``: no longer blocked."""
 
     incarnation: int
     reason: str
