@@ -1,4 +1,4 @@
-"""A run that is stopped and resumed gives bit for bit the same as a run without a stop."""
+"""A run that is stopped and resumed gives the same result, bit for bit, as an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def synchronous_job(**changes: Any) -> RLJob:
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The last checkpoint of the run that nobody stops."""
+    """The last checkpoint of the uninterrupted run."""
     directory = tmp_path_factory.mktemp("unbroken")
 
     async def run() -> None:
@@ -48,7 +48,7 @@ def checkpoint(directory: Path) -> bytes:
 
 
 async def suspend(harness: Harness) -> None:
-    """Ask the coordinator to stop until it has, or was done before."""
+    """Request suspension until the run is suspended or has succeeded."""
     headers = {"Authorization": f"Bearer {TOKENS['operator']}"}
     state = ""
     async with aiohttp.ClientSession(headers=headers, raise_for_status=True) as session:
