@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rljob.api.cel_rules import Rule
+from rljob.api.cel_rules import Rule, escaped
 from rljob.api.diff import differences, format_value
 from rljob.api.field_metadata import Fields, field_at, manifest_fields
 from rljob.api.models import RLJob
@@ -66,8 +66,8 @@ def _below(schema: Schema, path: str, fields: Fields) -> Iterator[Rule]:
 
 
 def _same(name: str, always: bool) -> str:
-    same = f"self.{name} == oldSelf.{name}"
-    return same if always else f"has(self.{name}) == has(oldSelf.{name}) && (!has(self.{name}) || {same})"
+    new, old = f"self.{escaped(name)}", f"oldSelf.{escaped(name)}"
+    return f"{new} == {old}" if always else f"has({new}) == has({old}) && (!has({new}) || {new} == {old})"
 
 
 def _same_names(name: str) -> str:
