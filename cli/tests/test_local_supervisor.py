@@ -98,7 +98,6 @@ async def test_a_part_that_ignores_sigterm_is_killed_when_its_grace_is_over(tmp_
     process = await processes.start(fake("ignore"), tmp_path)
     await written(tmp_path / "logs/part.log", "ignoring")
     await processes.end(process, asyncio.Event(), grace=0.01)
-    process.close_log()
     assert process.returncode == -signal.SIGKILL
 
 

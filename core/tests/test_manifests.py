@@ -496,6 +496,18 @@ def test_two_pools_of_which_one_is_called_as_the_other_ones_elastic_engines_are_
     assert found.startswith("spec.rollouts[1].name: main-elastic is the name of the elastic engines of pool main")
 
 
+def test_an_engine_of_the_user_runs_in_the_image_of_its_template(manifest):
+    pool = manifest["spec"]["rollouts"][0]
+    pool["engine"] = "acme.engine:Adapter"
+    [found] = problems(validate(manifest))
+    assert found.startswith("spec.rollouts[0].template: has no image; set the image of its container main")
+    pool["template"] = {"spec": {"containers": [{"name": "main", "image": "acme/engine:1"}]}}
+    assert problems(validate(manifest)) == []
+    main = main_of(roles(manifest)["rollout-main"])
+    assert main["image"] == "acme/engine:1"
+    assert main["command"] == ["python", "-m", "rljob.rollout.main"]
+
+
 @pytest.mark.parametrize("field", ["trainer", "rollouts"])
 def test_the_nodes_network_is_no_matter_of_a_template_where_there_is_a_field_for_it(manifest, field):
     spec = manifest["spec"]

@@ -42,7 +42,7 @@ from rljob.protocol.status import Progress, RunStatus
 from rljob.rewards import sdk
 from rljob.rewards.evaluate import RewardEvaluator
 from rljob.rewards.main import make_evaluator
-from rljob.rollout.adapters import ADAPTERS
+from rljob.rollout.adapters.loading import load_adapter
 from rljob.runner import app
 from rljob.runner.main import find_readers
 from rljob.runner.setup import prepare
@@ -384,8 +384,8 @@ def launched(job: RLJob, storage: Path) -> Any:
     """Return the command of every pool's engine server."""
     place = environment(job, storage)
     models = {model.name: place.path(model.source) for model in job.spec.models}
-    pools = job.spec.rollouts
-    return [ADAPTERS[pool.engine](pool, models[pool.model]).launch(1, "key").command for pool in pools]
+    pools = enumerate(job.spec.rollouts)
+    return [load_adapter(job.spec, i, models[pool.model]).launch(1, "key").command for i, pool in pools]
 
 
 # --- trainer ----------------------------------------------------------------------------------------------------------

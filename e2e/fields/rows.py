@@ -201,7 +201,7 @@ ROWS: dict[str, Outcome] = {
     "spec.trainer.optimizer.warmupSteps": Shows(c.trained, 10),
     "spec.rollouts.name": Shows(c.commands, "other"),
     "spec.rollouts.model": Refused("judge"),
-    "spec.rollouts.engine": Refused("sglang"),
+    "spec.rollouts.engine": Shows(c.launched, "e2e.fakes.engine_adapter:SleepingEngine"),
     "spec.rollouts.purpose": Shows(
         c.told, "evaluation", (*EVALUATED, *DEDICATED), ("spec.rollouts[1].purpose=training",)
     ),

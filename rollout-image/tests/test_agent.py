@@ -22,7 +22,7 @@ from rljob.protocol.messages import (
     WeightFailed,
 )
 from rljob.rollout import agent as agent_module
-from rljob.rollout.adapters.base import EngineGoneError, Output
+from rljob.rollout.adapters.base import EngineGoneError, GenerationOutput
 from rljob.rollout.agent import Agent
 from rljob.rollout.supervisor import EngineStartError
 
@@ -76,7 +76,7 @@ class FakeEngine:
         await self.go_on.wait()
         if not self.alive:
             raise EngineGoneError("gone")
-        return Output(b"\1\0\0\0", b"\0\0\0\0", [], "length")
+        return GenerationOutput(b"\1\0\0\0", b"\0\0\0\0", [], "length")
 
     async def abort(self, requests):
         self.calls.append("abort")
@@ -161,7 +161,7 @@ def ask(name):
 @pytest.fixture
 def quick(monkeypatch):
     monkeypatch.setattr(agent_module, "FIRST_BACKOFF_SECONDS", 0.0)
-    monkeypatch.setattr(agent_module, "LAST_WORDS_SECONDS", 0.05)
+    monkeypatch.setattr(agent_module, "FLUSH_SECONDS", 0.05)
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
-"""The server's key is asked for on every route."""
+"""Every route of a server needs its key."""
 
 import pytest
 
+from rljob.rollout.adapters.vllm.server_key import RequireVllmKey
 from rljob.rollout.auth_middleware import RequireKey
-from rljob.rollout.vllm_engine.server_key import RequireVllmKey
 
 
 async def ask(headers, kind="http"):

@@ -145,7 +145,7 @@ class Run:
 
     def server(self):
         """The server's process, child of the agent."""
-        return next(p for p in psutil.Process(self.process.pid).children() if "vllm_engine" in " ".join(p.cmdline()))
+        return next(p for p in psutil.Process(self.process.pid).children() if "adapters.vllm" in " ".join(p.cmdline()))
 
     def check(self, prompt, completion):
         """Compare a completion of one version with the trainer's model."""

@@ -1,8 +1,9 @@
-"""Why a server ended, from what real ones wrote."""
+"""Why a server ended, from logs of real servers."""
 
 import pytest
 
 from rljob.rollout import exit_diagnosis
+from rljob.rollout.adapters.vllm.adapter import LOG_PREFIX
 from rljob.rollout.exit_diagnosis import describe_end, first_error, oom_kills
 
 ENGINE = "(EngineCore pid=71) ERROR 11-21 14:00:01 [core.py:1108] "
@@ -36,7 +37,7 @@ ENGINE = "(EngineCore pid=71) ERROR 11-21 14:00:01 [core.py:1108] "
     ],
 )
 def test_the_first_error_is_the_one_named(lines, error):
-    assert first_error(lines) == error
+    assert first_error(lines, LOG_PREFIX) == error
 
 
 def test_a_long_error_is_cut():
@@ -57,3 +58,7 @@ def test_kills_are_counted_where_the_kernel_says(tmp_path, monkeypatch):
     assert oom_kills() == 3
     monkeypatch.setattr(exit_diagnosis, "VMSTAT", tmp_path / "nothing")
     assert oom_kills() == 0
+
+
+def test_without_a_prefix_errors_at_the_beginning_of_a_line_are_found():
+    assert first_error(["INFO ValueError: no", "ValueError: yes"]) == "ValueError: yes"

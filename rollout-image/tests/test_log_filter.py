@@ -1,10 +1,11 @@
-"""Which of vLLM's warnings are left out."""
+"""Expected warnings of an engine are dropped, others are not."""
 
 import logging
 
 import pytest
 
-from rljob.rollout.vllm_engine.log_filter import RELOADING, Expected, leave_out_expected
+from rljob.rollout.adapters.vllm.expected_warnings import RELOADING, is_reload_warning
+from rljob.rollout.log_filter import drop_records
 
 FAILED = "%s: Failed to load weights"
 
@@ -20,16 +21,15 @@ FAILED = "%s: Failed to load weights"
         (True, "%s: something else", "RotaryEmbedding", True),
     ],
 )
-def test_only_layers_that_no_weights_are_sent_for_are_not_warned_of(tied, message, layer, logged):
+def test_only_warnings_about_layers_without_weights_are_expected(tied, message, layer, logged):
     record = logging.LogRecord(RELOADING, logging.WARNING, "", 0, message, (layer,), None)
-    assert Expected(tied).filter(record) is logged
+    assert is_reload_warning(record, tied) is not logged
 
 
-def test_the_filter_is_there_once():
-    logger = logging.getLogger(RELOADING)
-    try:
-        for _ in range(2):
-            leave_out_expected(tied=True)
-        assert len(logger.filters) == 1
-    finally:
-        logger.filters.clear()
+def test_a_logger_drops_what_the_last_call_named(caplog):
+    logger = logging.getLogger("test-of-drop-records")
+    drop_records(logger.name, lambda record: "one" in record.msg)
+    drop_records(logger.name, lambda record: "two" in record.msg)
+    logger.warning("one")
+    logger.warning("two")
+    assert caplog.messages == ["one"]

@@ -1,4 +1,4 @@
-"""What would keep engines from starting is said in sentences before any is started."""
+"""Problems of engines are reported as sentences before any engine is started."""
 
 import importlib.util
 import json
@@ -9,7 +9,7 @@ import pytest
 
 from rljob.protocol.environment import read_environment
 from rljob.rollout import preflight
-from rljob.rollout.adapters import vllm
+from rljob.rollout.adapters.vllm import adapter as vllm_adapter
 from rljob.rollout.main import main
 
 
@@ -73,11 +73,65 @@ def test_vllm_is_asked_about_arguments(environment, monkeypatch, code, found):
             command, code, "", "usage: …\nmain.py: error: unrecognized arguments: --foo\n"
         )
 
-    monkeypatch.setattr(vllm.subprocess, "run", run)
+    monkeypatch.setattr(vllm_adapter.subprocess, "run", run)
     problems = list(preflight.check(environment(args=["--foo", "1"])))
-    assert asked == [["-m", "rljob.rollout.vllm_engine.arguments", "--foo", "1"]]
+    assert asked == [["-m", "rljob.rollout.adapters.vllm.check_arguments", "--foo", "1"]]
     assert len(problems) == len(found)
     assert all(f"spec.rollouts[0].args: vLLM refuses them ({words}" in problems[0] for words in found)
+
+
+@pytest.fixture
+def acme(tmp_path, monkeypatch):
+    """A user's package outside the repository, with a good adapter, a wrong class and a mode that is missing."""
+    (tmp_path / "acme_engines.py").write_text(
+        "class Good:\n"
+        "    in_flight = ('keep',)\n"
+        "    def __init__(self, pool, model):\n"
+        "        self.pool, self.model = pool, model\n"
+        "    def problems(self):\n"
+        "        yield from (f'args[{i}]: {arg} is unknown; remove it' for i, arg in enumerate(self.pool.args))\n"
+        "    launch = connect = find_error = None\n"
+        "class AbortOnly(Good):\n"
+        "    in_flight = ('abort', 'wait')\n"
+        "class Nothing:\n"
+        "    def __init__(self, pool, model):\n"
+        "        self.launch = self.connect = None\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("engine", "sentence"),
+    [
+        ("acme_engines:Good", None),
+        ("acme_engines:AbortOnly", "spec.weightSync.inFlight: engine acme_engines:AbortOnly of pool main does not"),
+        ("acme_engines:Absent", "spec.rollouts[0].engine: module acme_engines has no attribute Absent"),
+        ("acme_nowhere:Good", "spec.rollouts[0].engine: module acme_nowhere cannot be imported"),
+        (
+            "acme_engines:Nothing",
+            "spec.rollouts[0].engine: acme_engines:Nothing is no engine adapter, it has no problems",
+        ),
+        ("os.path:join", "spec.rollouts[0].engine: os.path:join cannot be called with (pool, model) (TypeError"),
+    ],
+)
+def test_an_engine_of_a_users_package_is_loaded_or_refused_in_a_sentence(environment, acme, engine, sentence):
+    found = list(preflight.check(environment(engine=engine)))
+    assert len(found) == (sentence is not None)
+    assert all(problem.startswith(sentence) for problem in found)
+
+
+def test_the_adapter_of_a_user_checks_its_own_arguments(environment, acme):
+    found = list(preflight.check(environment(engine="acme_engines:Good", args=["--port"])))
+    assert found == ["spec.rollouts[0].args[0]: --port is unknown; remove it"]
+
+
+def test_an_agent_whose_engine_cannot_be_loaded_ends_with_code_2(environment, monkeypatch, caplog):
+    environment(engine="acme_nowhere:Engine", name="main")
+    monkeypatch.setattr(sys, "argv", ["rljob-agent"])
+    with pytest.raises(SystemExit) as ending:
+        main()
+    assert ending.value.code == 2
+    assert "spec.rollouts[0].engine: module acme_nowhere cannot be imported" in caplog.text
 
 
 @pytest.mark.engine

@@ -15,7 +15,7 @@ from rljob.protocol.messages import (
     encode,
 )
 from rljob.rollout import requests
-from rljob.rollout.adapters.base import BadRequestError, EngineGoneError, Output
+from rljob.rollout.adapters.base import BadRequestError, EngineGoneError, GenerationOutput
 from rljob.rollout.requests import RequestTable, in_messages
 
 TOKENS, LOGPROBS = b"\1\0\0\0", b"\0\0\0\0"
@@ -40,14 +40,14 @@ class FakeEngine:
             return
         for request, future in self.requests.values():
             if request in names and not future.done():
-                future.set_result(Output(TOKENS, LOGPROBS, [VersionSpan(3, 0, 1)], "abort"))
+                future.set_result(GenerationOutput(TOKENS, LOGPROBS, [VersionSpan(3, 0, 1)], "abort"))
 
     def end(self, prompt, result=None):
         future = self.requests.pop(prompt)[1]
         if isinstance(result, Exception):
             future.set_exception(result)
         else:
-            future.set_result(result or Output(TOKENS, LOGPROBS, [VersionSpan(3, 0, 1)], "length"))
+            future.set_result(result or GenerationOutput(TOKENS, LOGPROBS, [VersionSpan(3, 0, 1)], "length"))
 
 
 class Bench:
@@ -169,7 +169,7 @@ async def test_a_request_discarded_and_wanted_again_runs_anew(bench):
     bench.ask("a")
     await asyncio.sleep(0)
     assert bench.engine.requests[b"a"] is not old
-    old[1].set_result(Output(b"old!", LOGPROBS, [], "abort"))
+    old[1].set_result(GenerationOutput(b"old!", LOGPROBS, [], "abort"))
     bench.engine.end(b"a")
     await bench.settle()
     assert bench.completions() == [(request_id("a"), "length")]

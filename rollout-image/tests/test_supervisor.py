@@ -9,6 +9,7 @@ import pytest
 
 from rljob.rollout import supervisor
 from rljob.rollout.adapters.base import Launch
+from rljob.rollout.exit_diagnosis import first_error
 from rljob.rollout.supervisor import EngineProcess, EngineStartError
 
 SLEEPER = "import subprocess, sys, time; subprocess.Popen(['sleep', '99']); print('ready', flush=True); time.sleep(99)"
@@ -26,6 +27,9 @@ class FakeAdapter:
 
     def connect(self, port, key):
         return self
+
+    def find_error(self, lines):
+        return first_error(lines)
 
     async def healthy(self):
         return self.is_healthy
@@ -123,3 +127,40 @@ async def test_its_environment_and_its_scratch_directory(monkeypatch):
     assert os.path.isdir(scratch)
     await engine.kill()
     assert not os.path.exists(scratch)
+
+
+async def test_a_program_that_does_not_exist_is_hopeless(monkeypatch):
+    adapter = FakeAdapter("")
+    monkeypatch.setattr(adapter, "launch", lambda port, key: Launch(["/no/such/program"], {}))
+    with pytest.raises(EngineStartError, match=r"cannot be started: .*'/no/such/program'") as failure:
+        await EngineProcess.start(adapter)
+    assert failure.value.hopeless
+
+
+AGENT = """
+import asyncio, sys, types
+import uvloop
+from rljob.rollout.adapters.base import Launch
+from rljob.rollout.supervisor import EngineProcess
+
+class Adapter:
+    def launch(self, port, key):
+        return Launch([sys.executable, "-S", "-c", "import time; time.sleep(99)"], {})
+    def connect(self, port, key):
+        return None
+
+async def main():
+    engine = await EngineProcess.start(Adapter())
+    print(engine.pid, flush=True)
+    await asyncio.sleep(99)
+
+uvloop.run(main())
+"""
+
+
+async def test_any_server_dies_with_its_agent():
+    agent = await asyncio.create_subprocess_exec(sys.executable, "-c", AGENT, stdout=asyncio.subprocess.PIPE)
+    server = psutil.Process(int(await agent.stdout.readline()))
+    agent.kill()
+    await agent.wait()
+    assert not psutil.wait_procs([server], timeout=60)[1]

@@ -12,6 +12,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from rljob.api.engines import CPU_CACHE_BYTES
 from rljob.api.models import RLJob
 from rljob.api.resolve import in_storage
 from rljob.local import commands
@@ -21,7 +22,6 @@ from rljob.protocol.checkpoint import WEIGHTS_PATTERN, read_header
 BYTES = {"float32": 4, "bfloat16": 2}
 TRAINED_BYTES = 16
 CHECKPOINT_BYTES = 12
-DEFAULT_CACHE_BYTES = 256 << 20
 LEAST_DISK_BYTES = 32 << 20
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 MEMINFO = Path("/proc/meminfo")
@@ -85,7 +85,7 @@ def _needs(job: RLJob, source: str, parameters: int) -> list[Need]:
     ]
     for i, pool in enumerate(job.spec.rollouts):
         engines, path = pool.replicas.min, f"spec.rollouts[{i}]"
-        cache = engines * (pool.kv_cache_bytes or DEFAULT_CACHE_BYTES)
+        cache = engines * (pool.kv_cache_bytes or CPU_CACHE_BYTES)
         needs.append(Need(cache, f"the key-value caches of pool {pool.name}", f"lower {path}.kvCacheBytes"))
         size = engines * BYTES[pool.dtype] * parameters
         needs.append(Need(size, f"the weights in {engines} engines of pool {pool.name}", f"lower {path}.replicas.min"))

@@ -74,7 +74,7 @@ def _look(pid: int) -> Process | None:
 
 def _mark(pid: int, processes: dict[int, Process]) -> str | None:
     """Return the mark of a process or its nearest ancestor that has one: a process that sets its title, as
-    vLLM's engine does, overwrites its environment in /proc."""
+    engines do, overwrites its environment in /proc."""
     while pid in processes:
         mark = _own_mark(pid)
         if mark is not None:

@@ -88,7 +88,7 @@ class Process:
         return await self._process.wait()
 
     def close_log(self) -> None:
-        """Write the rest of the output to the log and close it. The process must have ended."""
+        """Write the rest of the output to the log and close it, if it is open. The process must have ended."""
         self._output.close()
 
     def terminate(self) -> None:
@@ -150,13 +150,14 @@ def mark(directory: Path, name: str = "") -> str:
 
 
 async def end(process: Process, kill: asyncio.Event, grace: float = GRACE_SECONDS) -> None:
-    """Send SIGTERM to ``process``; kill its group after ``grace`` seconds or once ``kill`` is set."""
+    """Send SIGTERM to ``process``; kill its group after ``grace`` seconds or once ``kill`` is set. Closes its log."""
     process.terminate()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(grace):
             await first(process.wait(), kill.wait())
     process.kill_group()
     await process.wait()
+    process.close_log()
 
 
 def describe_exit(code: int) -> str:

@@ -18,6 +18,8 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from rljob.api import engines
+
 Registry: TypeAlias = Mapping[str, str]
 """Name of a built-in implementation → its module:attribute."""
 
@@ -31,7 +33,7 @@ AGGREGATIONS: Registry = {
     "token_sum_constant": "rljob.trainer.losses:token_sum_constant",
 }
 BACKENDS: Registry = {"fsdp": "rljob.trainer.fsdp:FsdpBackend"}
-ENGINES: Registry = {"vllm": "rljob.rollout.adapters.vllm:VllmAdapter"}
+ENGINES: Registry = {name: engine.adapter for name, engine in engines.ENGINES.items()}
 LOOPS: Registry = {"single_turn": "rljob.runner.loops.single_turn:single_turn"}
 
 MODULE = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"

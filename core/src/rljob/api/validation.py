@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from rljob.api.engine_args import refused
+from rljob.api.engines import refused
 from rljob.api.kubernetes import GPUS
 from rljob.api.pods import MAIN
 from rljob.api.rewards import REWARDS

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from rljob.api.engines import image_of
 from rljob.api.pods import PORT, PORT_NAME
 from rljob.api.roles import Replicas, Reward, Rollout
 from rljob.manifests.coordinator import RESOURCES
@@ -152,7 +153,7 @@ def _pool_deployment(ctx: RenderContext, role: RoleKey, pool: Rollout, which: st
     asked = resources(ctx, pool, _devices(pool))
     pod = Pod(
         role,
-        image="rollout",
+        image=image_of(pool.engine),
         command=["python", "-m", "rljob.rollout.main"],
         variables={"RLJOB_NAME": pool.name, **asked.variables},
         token="agent",

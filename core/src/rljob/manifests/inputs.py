@@ -19,7 +19,7 @@ Object: TypeAlias = dict[str, Any]
 """A Kubernetes object as JSON."""
 
 PARTS = ("coordinator", "runner", "trainer", "rollout", "rewards")
-"""Images; the initializer runs in the trainer image."""
+"""Images; the initializer runs in the trainer image. Those of engines are named in :mod:`rljob.api.engines`."""
 
 
 @dataclass(frozen=True)

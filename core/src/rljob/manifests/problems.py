@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from rljob.api.engines import image_of
 from rljob.api.models import RLJob
 from rljob.api.pods import MAIN, main_container
 from rljob.manifests.resources import ELASTIC
@@ -59,6 +60,11 @@ def _pools(job: RLJob) -> Iterator[str]:
             yield (
                 f"spec.rollouts[{i}].name: {pool.name} is the name of the elastic engines of pool {grown}; "
                 "choose another name"
+            )
+        if not image_of(pool.engine) and not main_container(pool.template or {}).get("image"):
+            yield (
+                f"spec.rollouts[{i}].template: has no image; set the image of its container {MAIN}: one with "
+                f"rljob-rollout and the package of {pool.engine}"
             )
 
 

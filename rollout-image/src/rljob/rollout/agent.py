@@ -1,16 +1,15 @@
-"""The agent of one engine: its link to the coordinator, and the life of its server.
+"""The agent of one engine: its link to the coordinator, and the lifecycle of its server.
 
-The agent is in one of three states. *starting*: there is no server, or it is not healthy yet; the coordinator hears
-heartbeats, and why the server before ended, but no registration. *ready*: registered; it runs requests once it has
-weights a WeightAck spoke of. *updating*: weights are on their way, or an update failed and the engine stays paused for
-the next.
+The agent is in one of three states. *starting*: there is no server, or it is not healthy yet; the coordinator receives
+heartbeats and the reason why the server before ended, but no registration. *ready*: registered; it runs requests once
+it has sent a WeightAck. *updating*: an update is in progress, or failed and left the engine paused for the next one.
 
-Told to end (SIGTERM), the agent is *leaving*: it takes nothing more, and hands back what it has as far as it is, so
-that another engine goes on from there.
+On SIGTERM the agent is *leaving*: it accepts no request and aborts those it has, so that another engine continues from
+their tokens.
 
-A server that dies is started again with back-off, under a new instance without weights. What it had in hand is
-dropped: the new registration lists nothing as running. A Generate that was under way to the old instance is ignored
-for the same reason: the coordinator takes it back when it reads the registration.
+A server that dies is started again with back-off, under a new instance without weights. Its requests are dropped: the
+new registration lists none as running. A Generate sent to the old instance is ignored for the same reason: the
+coordinator takes it back when it reads the registration.
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ from rljob.rollout.weight_update import GRACE_SECONDS, UpdateError, WeightUpdate
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 5.0
-LAST_WORDS_SECONDS = 0.3  # for a message to leave before the agent ends
-LEAVING_SECONDS = 5.0  # to hand back what is in hand
+FLUSH_SECONDS = 0.3  # for a message to leave before the agent ends
+LEAVING_SECONDS = 5.0  # to hand back all requests
 FAILED_STARTS = 3
 FIRST_BACKOFF_SECONDS = 0.5
 LAST_BACKOFF_SECONDS = 30.0
-FORGIVEN_AFTER_SECONDS = 60.0  # a server that lived so long starts the back-off anew
+FORGIVEN_AFTER_SECONDS = 60.0  # a server that lived so long resets the back-off
 
 
 NO_WEIGHTS = (-1, -1, "")  # lineage, version, digest
@@ -61,9 +60,9 @@ class Agent:
     """One engine's agent.
 
     Args:
-        pool: the manifest's entry the engine belongs to.
-        start_engine: starts a server of it.
-        coordinator: its address.
+        pool: the manifest's entry of the engine.
+        start_engine: starts a server of the pool.
+        coordinator: its URL.
         token: the role's token.
         pod: name of the pod it runs in; empty outside a cluster.
     """
@@ -83,7 +82,7 @@ class Agent:
         self._state = "starting"
         self._instance = ""
         self._weights = NO_WEIGHTS
-        self._served = False  # this server has had weights
+        self._served = False  # whether this server has had weights
         self._unsaid: WeightAck | WeightFailed | None = None
         self._restarts = 0
         self._died: EngineCrashed | None = None  # the server before
@@ -91,12 +90,13 @@ class Agent:
         self._updater: WeightUpdater | None = None
         self._updates: set[asyncio.Task[None]] = set()
         self._update_lock = asyncio.Lock()
-        self._doom: asyncio.Future[tuple[str, bool]] | None = None  # why the server has to go, by its own fault
+        self._replace_requested: asyncio.Future[tuple[str, bool]] | None = None
+        """Why the server is replaced, and whether by its own fault."""
         self._requests = RequestTable(pool.max_concurrency, self._link.send, self._spawn, self._check_engine)
 
     async def leave(self) -> None:
-        """Take nothing more and hand back what is in hand; return when the coordinator has it all, or cannot be told
-        in LEAVING_SECONDS."""
+        """Accept no request and hand back all requests; return when the coordinator has acknowledged them, or after
+        LEAVING_SECONDS."""
         if self._state == "starting":
             return
         say_ready(False)
@@ -107,17 +107,17 @@ class Agent:
             async with asyncio.timeout(LEAVING_SECONDS):
                 emptied = asyncio.create_task(self._requests.wait_empty())
                 while self._link.connected and not emptied.done():
-                    await asyncio.wait({emptied}, timeout=LAST_WORDS_SECONDS)
+                    await asyncio.wait({emptied}, timeout=FLUSH_SECONDS)
                 emptied.cancel()
         except TimeoutError:
-            log.warning("not all that was in hand could be handed back; the coordinator has it generated again")
+            log.warning("not all requests could be handed back; the coordinator dispatches them again")
 
     async def run(self) -> None:
         """Serve until cancelled.
 
         Raises:
             EngineStartError: the server failed to start FAILED_STARTS times in a row, or cannot start.
-            RefusedError: the coordinator refuses this agent for good.
+            RefusedError: the coordinator rejects this agent permanently.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -147,9 +147,9 @@ class Agent:
                 reason = str(error)
                 self._report(reason, error.last_lines, starting=True)
                 if failures == FAILED_STARTS or error.hopeless:
-                    await asyncio.sleep(LAST_WORDS_SECONDS)
+                    await asyncio.sleep(FLUSH_SECONDS)
                     raise
-            log.warning("%s; it is started again", reason)
+            log.warning("%s; restarting it", reason)
             await engine.kill()
             self._engine = None
             if time.monotonic() - began > FORGIVEN_AFTER_SECONDS:
@@ -157,28 +157,28 @@ class Agent:
             await backoff.wait()
 
     def _report(self, reason: str, last_lines: str, starting: bool) -> None:
-        """Tell the coordinator that a server ended, now and on every connection until the next one is ready."""
+        """Send EngineCrashed now, and on every connection until the next server is ready."""
         self._restarts += 1
         self._died = EngineCrashed(self._pool.name, reason, last_lines, self._restarts, starting)
         self._link.send(self._died)
 
     async def _serve(self, engine: EngineProcess) -> str:
-        """Serve from a healthy server until it ends or has to; return why.
+        """Serve from a healthy server until it ends or is replaced; return why.
 
         Raises:
-            EngineStartError: it failed by itself without ever having had weights: as good as not started.
+            EngineStartError: it failed by itself before it had weights; counts as a failed start.
         """
         self._instance = f"{self._pool.name}-{secrets.token_hex(4)}"
         self._unsaid = None
         self._updater = WeightUpdater(engine.client)
-        self._doom = asyncio.get_running_loop().create_future()
+        self._replace_requested = asyncio.get_running_loop().create_future()
         self._requests.attach(engine.client)
         self._state = "ready"
         say_ready(True)
         for message in self._register():
             self._link.send(message)
         ended = asyncio.create_task(engine.wait_ended())
-        either: set[asyncio.Future[Any]] = {ended, self._doom}
+        either: set[asyncio.Future[Any]] = {ended, self._replace_requested}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -190,18 +190,18 @@ class Agent:
             self._requests.detach()
             say_ready(False)
             self._set_state("starting")
-        reason, own_fault = (ended.result(), True) if ended.done() else self._doom.result()
+        reason, own_fault = (ended.result(), True) if ended.done() else self._replace_requested.result()
         if own_fault and not served:
             raise EngineStartError(f"{reason} (it had not served anything)", engine.last_lines())
         return reason
 
     def _end_engine(self, reason: str, own_fault: bool) -> None:
-        """Have the server replaced."""
-        if self._doom is not None and not self._doom.done():
-            self._doom.set_result((reason, own_fault))
+        """Request the replacement of the server."""
+        if self._replace_requested is not None and not self._replace_requested.done():
+            self._replace_requested.set_result((reason, own_fault))
 
     async def _check_engine(self) -> bool:
-        """Return whether the server lives on after it failed a request; have it replaced if it does not."""
+        """Return whether the server is healthy after it failed a request; replace it if not."""
         engine = self._engine
         if engine is not None and await engine.client.healthy():
             return True
@@ -212,7 +212,7 @@ class Agent:
     # --- the link -----------------------------------------------------------------------------------------------------
 
     def _register(self) -> list[Any]:
-        """Return what to say first on a connection, or when a new server is ready."""
+        """Return the first messages of a connection, which are also sent when a new server is ready."""
         messages: list[Any] = []
         if self._state != "starting":
             lineage, version, digest = self._weights
@@ -245,7 +245,7 @@ class Agent:
     def _handle(self, message: Any) -> None:
         match message:
             case Generate():
-                if self._served and self._state != "leaving":  # else: for the server before, or sent again by others
+                if self._served and self._state != "leaving":  # else: meant for the server before
                     self._requests.generate(message)
             case AckCompletions():
                 self._requests.acknowledge(message.request_ids)
@@ -256,11 +256,11 @@ class Agent:
                 self._updates.add(update)
                 update.add_done_callback(self._updates.discard)
             case RestartEngine():
-                self._end_engine(f"the coordinator has the engine replaced: {message.reason}", own_fault=False)
+                self._end_engine(f"the coordinator replaces the engine: {message.reason}", own_fault=False)
 
     async def _update_weights(self, message: PrepareWeights, updater: WeightUpdater | None) -> None:
         if updater is None:
-            return  # the registration of the server that is starting supersedes it
+            return  # the registration of the next server supersedes it
         async with self._update_lock:
             self._set_state("updating")
             self._requests.hold()
@@ -280,7 +280,7 @@ class Agent:
                 self._requests.release()
 
     async def _survived(self) -> bool:
-        """Return whether the engine can be used after a failed update; have it replaced if not."""
+        """Return whether the engine is usable after a failed update; replace it if not."""
         engine = self._engine
         if engine is None or not await self._check_engine():
             return False
@@ -307,7 +307,7 @@ class Agent:
             self._link.send(self._heartbeat())
 
     def _say(self, answer: WeightAck | WeightFailed) -> None:
-        """Tell how an update ended, now or with the next registration."""
+        """Send the result of an update, now or with the next registration."""
         if self._link.connected:
             self._link.send(answer)
         else:

@@ -1,4 +1,4 @@
-"""Why a server ended, in words: from its exit code, from what it wrote last, and from the kernel's count of kills."""
+"""Describes why a server ended: by its exit code, the errors in its log, and the kernel's count of kills."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ VMSTAT = Path("/proc/vmstat")
 _SIGNALS = {
     signal.SIGSEGV: "a memory fault",
     signal.SIGBUS: "a memory fault, or /dev/shm is full",
-    signal.SIGABRT: "it gave up by itself",
+    signal.SIGABRT: "it aborted",
     signal.SIGILL: "an instruction that this CPU does not have",
 }
-_PREFIX = r"^(?:\([^)]*\)\s*)*(?:ERROR\s.*?\]\s*)?"  # vLLM's: (EngineCore pid=7) ERROR 01-31 12:00:00 [core.py:1]
-_EXCEPTION = re.compile(_PREFIX + r"((?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt)): *(.*)")
-_USAGE = re.compile(_PREFIX + r"[\w.-]+: (error): (.+)")
+_EXCEPTION = r"((?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt)): *(.*)"
+_USAGE = r"[\w.-]+: (error): (.+)"  # argparse's
 _DETAIL = re.compile(r"^\s*(?:Value error|Assertion failed), (.+)")  # pydantic's, below its headline
 _LONGEST_ERROR = 500  # characters
 
 
 def oom_kills() -> int:
-    """Return how many processes the kernel has killed for want of memory since the machine started, if it says."""
+    """Return how many processes the kernel has killed for lack of memory since the machine started; 0 if unknown."""
     try:
         counts = dict(line.split(maxsplit=1) for line in VMSTAT.read_text().splitlines())
     except OSError:
@@ -36,7 +35,7 @@ def describe_end(code: int, out_of_memory: bool) -> str:
 
     Args:
         code: its exit code, or minus the signal that killed it.
-        out_of_memory: whether the kernel killed some process for want of memory meanwhile.
+        out_of_memory: whether the kernel killed a process for lack of memory meanwhile.
     """
     if code >= 0:
         return f"the engine server exited with code {code}"
@@ -47,17 +46,26 @@ def describe_end(code: int, out_of_memory: bool) -> str:
     return f"the engine server was killed by {number.name}{f' ({why})' if why else ''}"
 
 
-def first_error(lines: Iterable[str]) -> str:
-    """Return the first error named in a log, the one that the others follow from; empty when there is none."""
+def first_error(lines: Iterable[str], prefix: str = "") -> str:
+    """Return the first error in a log, which causes the others; empty if there is none.
+
+    Finds exceptions of Python, with the first problem of one of pydantic's, and errors of argparse.
+
+    Args:
+        lines: of the log.
+        prefix: regular expression of what the logger writes before the text of a line.
+    """
+    error = re.compile(f"^(?:{prefix})(?:{_EXCEPTION}|{_USAGE})")
     headline = ""
     for line in lines:
         detail = _DETAIL.match(line)
         if headline and detail:
             return _short(detail[1])
-        found = _EXCEPTION.match(line) or _USAGE.match(line)
+        found = error.match(line)
         if headline or found is None:
             continue
-        headline = f"{found[1].rpartition('.')[2]}: {found[2]}".removeprefix("error: ").removesuffix(": ")
+        name, text, _, usage = found.groups()
+        headline = usage or f"{name.rpartition('.')[2]}: {text}".removesuffix(": ")
         if "validation error" not in headline:
             return _short(headline)
     return _short(headline)

@@ -1,5 +1,4 @@
-"""Entry point of a rollout worker's agent: rljob-agent. With ``--check`` it only says what would keep engines from
-starting."""
+"""Entry point of a rollout worker's agent: rljob-agent. With ``--check`` it only checks whether engines can start."""
 
 import logging
 import sys
@@ -18,20 +17,20 @@ def main() -> None:
     import uvloop
 
     from rljob.protocol.environment import read_environment
-    from rljob.rollout.wiring import GivenUpError, MachineError, serve
+    from rljob.rollout.agent_process import FatalStartError, ResourceError, serve
 
     try:
         uvloop.run(serve(read_environment()))
-    except (ValueError, GivenUpError) as error:
+    except (ValueError, FatalStartError) as error:
         logging.error("%s", error)
         sys.exit(CONFIGURATION_ERROR)
-    except MachineError as error:
+    except ResourceError as error:
         logging.error("%s", error)
         sys.exit(FAILURE)
 
 
 def _check() -> int:
-    """Print what is wrong, a line each, on stderr; return the exit code."""
+    """Print one line per problem to stderr; return the exit code."""
     from rljob.protocol.environment import read_environment
     from rljob.protocol.startup import report_problems
     from rljob.rollout import preflight

@@ -1,4 +1,4 @@
-"""What would keep the engines of a job from starting on this machine; no engine is started and nothing is written."""
+"""Checks whether the engines of a job can start on this machine. Starts no engine and writes nothing."""
 
 from __future__ import annotations
 
@@ -7,23 +7,39 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rljob.api.models import RLJobSpec
 from rljob.api.roles import Rollout
 from rljob.protocol.environment import ComponentEnvironment
-from rljob.rollout.adapters import ADAPTERS
+from rljob.rollout.adapters.base import Adapter
+from rljob.rollout.adapters.loading import load_adapter
 
 
 def check(environment: ComponentEnvironment) -> Iterator[str]:
-    """Yield one sentence for everything that is wrong with the pool that the environment names, or with all.
+    """Yield one ``field: sentence`` for each problem of the pool that the environment names, or of all pools.
 
-    What is wrong with a model itself the trainer's check says; one that is not there yet is left out.
+    Problems of a model itself are left to the trainer's check; a model that does not exist yet is not checked.
     """
     spec = environment.job.spec
     for i, pool in enumerate(spec.rollouts):
         if environment.name not in ("", pool.name):
             continue
         model = environment.path(next(model.source for model in spec.models if model.name == pool.model))
-        found = [*ADAPTERS[pool.engine](pool, model).problems(), *_length(pool, model)]
-        yield from (f"spec.rollouts[{i}].{problem}" for problem in found)
+        try:
+            adapter = load_adapter(spec, i, model)
+        except ValueError as error:
+            yield str(error)
+            continue
+        yield from _in_flight(spec, pool, adapter)
+        yield from (f"spec.rollouts[{i}].{problem}" for problem in (*adapter.problems(), *_length(pool, model)))
+
+
+def _in_flight(spec: RLJobSpec, pool: Rollout, adapter: Adapter) -> Iterator[str]:
+    mode = spec.weight_sync.in_flight
+    if mode not in adapter.in_flight:
+        yield (
+            f"spec.weightSync.inFlight: engine {pool.engine} of pool {pool.name} does not support {mode}; set "
+            f"{' or '.join(sorted(adapter.in_flight))}"
+        )
 
 
 def _length(pool: Rollout, model: Path) -> Iterator[str]:
@@ -36,7 +52,7 @@ def _length(pool: Rollout, model: Path) -> Iterator[str]:
 
 
 def longest_sequence(model: Path) -> int | None:
-    """Return the positions a model was made for; None where config.json does not say, or stretches them."""
+    """Return the positions of a model; None if config.json has none, or scales them (RoPE)."""
     try:
         configuration = json.loads((model / "config.json").read_bytes())
     except (OSError, ValueError):

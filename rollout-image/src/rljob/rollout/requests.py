@@ -1,11 +1,11 @@
 """The agent's table of generation requests.
 
-Duty: every Generate is run once, however often it is repeated, and its Completion is said until the coordinator has
+Duty: every Generate is run once, however often it is repeated, and its Completion is repeated until the coordinator has
 stored it. At most ``max_concurrency`` requests are in the engine; further ones wait here, so that a slot is filled in
-the turn of the event loop in which it became free. Completions that end within ``FLUSH_SECONDS`` share a message.
+the iteration of the event loop in which it became free. Completions that end within ``FLUSH_SECONDS`` share a message.
 
 A request is waiting, running (one task each) or finished. When the engine is lost, waiting and running ones are
-dropped without a word: the registration of the next engine lists nothing as running, and the coordinator dispatches
+dropped without a message: the registration of the next engine lists nothing as running, and the coordinator dispatches
 them again. Finished ones stay.
 """
 
@@ -47,7 +47,7 @@ class RequestTable:
         max_concurrency: requests in the engine at a time.
         send: sends a message to the coordinator.
         spawn: starts a task; a task that fails ends the agent.
-        check_engine: asked when the engine failed a request; returns whether it lives on. When it does not, somebody
+        check_engine: called when the engine failed a request; returns whether it is healthy. If it is not, the agent
             calls :meth:`detach`.
     """
 
@@ -66,7 +66,7 @@ class RequestTable:
         self._held = False
         self._requests: dict[Key, _Request] = {}  # waiting and running
         self._waiting: deque[_Request] = deque()
-        self._running: set[_Request] = set()  # those discarded and generated afresh included
+        self._running: set[_Request] = set()  # those included that were discarded and generated again
         self._finished: dict[Key, Completion] = {}
         self._unsent: list[Completion] = []
         self._flush_due = False
@@ -89,7 +89,7 @@ class RequestTable:
         self._engine = engine
 
     def detach(self) -> None:
-        """The engine is gone: drop everything but what is finished."""
+        """The engine is gone: drop all requests that are not finished."""
         self._engine, self._held = None, False
         for request in self._running:
             if request.task is not None:
@@ -100,7 +100,7 @@ class RequestTable:
         self._note_emptied()
 
     def hold(self) -> None:
-        """Let nothing more into the engine."""
+        """Send no more requests to the engine."""
         self._held = True
 
     def release(self) -> None:
@@ -113,12 +113,12 @@ class RequestTable:
         return [request.message.request_id for request in self._requests.values() if not request.discarded]
 
     def unacknowledged(self) -> list[Completions]:
-        """Return finished completions that the coordinator may not have; they need not be sent besides."""
+        """Return finished completions that the coordinator may not have. They are not sent otherwise."""
         self._unsent.clear()
         return in_messages(self._finished.values())
 
     def generate(self, message: Generate) -> None:
-        """Take a request, unless it is in hand; repeat its completion if it is finished."""
+        """Accept a request, unless it is waiting or running; repeat its completion if it is finished."""
         key = _key(message.request_id)
         finished = self._finished.get(key)
         if finished is not None:
@@ -161,7 +161,7 @@ class RequestTable:
         self._note_emptied()
 
     async def wait_empty(self) -> None:
-        """Return when nothing is in hand and everything finished is acknowledged."""
+        """Return when no request is waiting or running and all completions are acknowledged."""
         await self._emptied.wait()
 
     def _fill(self) -> None:
@@ -210,7 +210,7 @@ class RequestTable:
 
     def _forget(self, request: _Request) -> None:
         key = _key(request.message.request_id)
-        if self._requests.get(key) is request:  # else generated afresh since it was discarded
+        if self._requests.get(key) is request:  # else generated again since it was discarded
             del self._requests[key]
 
     def _queue(self, completion: Completion) -> None:
@@ -236,7 +236,7 @@ class RequestTable:
                 await engine.abort([request.name for request in left])
             except EngineError as error:
                 log.warning("requests were not aborted: %s", error)
-                return  # whoever waits for them learns of the engine's end
+                return  # generate() fails too, which is handled there
             tasks = [request.task for request in left if request.task is not None]
             await asyncio.wait(tasks, timeout=ABORT_AGAIN_SECONDS)
 
@@ -248,7 +248,7 @@ class RequestTable:
 
 
 def in_messages(completions: Iterable[Completion]) -> list[Completions]:
-    """Return completions as messages of at most ``MESSAGE_BYTES`` each, but for a single one that is longer."""
+    """Return completions as messages of at most ``MESSAGE_BYTES`` each, unless a single completion is longer."""
     messages: list[Completions] = []
     room = 0
     for completion in completions:

@@ -1,7 +1,7 @@
-"""The engine's server as a process: started, watched, its last words kept, killed with everything it started.
+"""The engine's server as a process: starts it, watches it, keeps the end of its log, kills it with its children.
 
-The server leads a process group of its own. It dies with the agent whatever kills the agent (see
-``protocol.parent_death``), and :meth:`EngineProcess.kill` leaves nothing of the group behind.
+The server leads a session and a process group. The kernel kills it when the agent dies, and :meth:`EngineProcess.kill`
+kills the whole group. Nothing here depends on which engine it is.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import socket
 import sys
 import time
 from collections import deque
+from functools import partial
 
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
+from rljob.protocol.parent_death import die_with_parent
 from rljob.rollout import exit_diagnosis
 from rljob.rollout.adapters.base import Adapter, EngineClient
 from rljob.rollout.temp_dirs import ServerTempDir, remove_orphans
@@ -29,7 +31,7 @@ KEPT_LINES = 1000  # the first error comes before pages of what follows from it
 LINE_CHARACTERS = 2000
 LINE_BYTES = 1 << 20
 FINAL_SECONDS = 10.0
-"""What a server that was healthy wrote in its last seconds tells why it ended; older errors did not end it."""
+"""Of a server that was healthy, only errors of its last seconds explain its end."""
 HEALTH_POLL_SECONDS = 0.1
 STOP_SECONDS = 3.0
 
@@ -40,7 +42,7 @@ class EngineStartError(Exception):
     Args:
         reason: one sentence.
         last_lines: of its log.
-        hopeless: it refuses its settings: starting it again would end the same.
+        hopeless: it refuses its settings; another start would fail too.
     """
 
     def __init__(self, reason: str, last_lines: str, hopeless: bool = False) -> None:
@@ -52,10 +54,13 @@ class EngineStartError(Exception):
 class EngineProcess:
     """One server, from start to end. Made by :meth:`start`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, client: EngineClient, temp_dir: ServerTempDir) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, adapter: Adapter, client: EngineClient, temp_dir: ServerTempDir
+    ) -> None:
         self.client = client
-        self._process = process
+        self._adapter = adapter
         self._temp_dir = temp_dir
+        self._process = process
         self._oom_kills = exit_diagnosis.oom_kills()
         self._healthy = False
         self._tail: deque[tuple[float, str]] = deque(maxlen=KEPT_LINES)  # monotonic time, line
@@ -66,14 +71,15 @@ class EngineProcess:
         """Start a server on a free port of loopback, with a key of its own.
 
         Raises:
-            OSError: the machine has no room for it.
+            OSError: the machine has no disk space or process for it.
+            EngineStartError: there is no such program.
         """
         remove_orphans()
         port, key = _free_port(), secrets.token_urlsafe(32)
         launch = adapter.launch(port, key)
         temp_dir = ServerTempDir()
         environment = dict(os.environ, TMPDIR=str(temp_dir.path))  # its sockets and files go with it
-        environment.pop("RLJOB_TOKEN", None)  # the server has no business with the coordinator
+        environment.pop("RLJOB_TOKEN", None)  # only the agent talks to the coordinator
         for name, value in launch.environment.items():
             if value is None:
                 environment.pop(name, None)
@@ -87,13 +93,17 @@ class EngineProcess:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=partial(die_with_parent, os.getpid()),
                 limit=LINE_BYTES,
             )
+        except (FileNotFoundError, PermissionError) as error:
+            temp_dir.remove()
+            raise EngineStartError(f"the engine server cannot be started: {error}", "", hopeless=True) from None
         except OSError:
             temp_dir.remove()
             raise
         log.info("engine server started: pid %d, port %d", process.pid, port)
-        return cls(process, adapter.connect(port, key), temp_dir)
+        return cls(process, adapter, adapter.connect(port, key), temp_dir)
 
     @property
     def pid(self) -> int:
@@ -104,7 +114,7 @@ class EngineProcess:
         """Return when the server serves.
 
         Raises:
-            EngineStartError: it ended instead.
+            EngineStartError: it ended before.
         """
         while self._process.returncode is None:
             if await self.client.healthy():
@@ -116,24 +126,24 @@ class EngineProcess:
         raise EngineStartError(reason, self.last_lines(), self._process.returncode == CONFIGURATION_ERROR)
 
     def last_lines(self) -> str:
-        """Return the end of what the server wrote."""
+        """Return the last lines of the server's log."""
         return "\n".join(line for _, line in list(self._tail)[-TAIL_LINES:])
 
     async def wait_ended(self) -> str:
-        """Return how the server ended, and the error it named, once it has."""
+        """Wait for the server's end; return how it ended and the error in its log."""
         code = await self._process.wait()
         with contextlib.suppress(TimeoutError):  # a child of it may hold the pipe open
             await asyncio.wait_for(asyncio.shield(self._forwarding), 1.0)
         return self.explain(exit_diagnosis.describe_end(code, exit_diagnosis.oom_kills() > self._oom_kills))
 
     def explain(self, end: str) -> str:
-        """Return how it ended together with the first error that its log names for it."""
+        """Return ``end`` with the error that the adapter finds in the log for it."""
         since = time.monotonic() - FINAL_SECONDS if self._healthy else 0.0
-        error = exit_diagnosis.first_error(line for written, line in self._tail if written >= since)
+        error = self._adapter.find_error(line for written, line in self._tail if written >= since)
         return f"{end}: {error}" if error else end
 
     async def stop(self) -> None:
-        """End the server, politely for a moment."""
+        """Send SIGTERM; kill the server's process group after STOP_SECONDS."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
@@ -142,7 +152,7 @@ class EngineProcess:
         await self.kill()
 
     async def kill(self) -> None:
-        """Kill the server's whole process group and clean up after it."""
+        """Kill the server's process group, close its client and remove its directory."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()

@@ -1,6 +1,6 @@
-"""Directories for what a server leaves in its TMPDIR, removed with it: at once, or when the next server is started.
+"""Temporary directories of servers (TMPDIR), removed with the server, or when the next server is started.
 
-An owner holds a lock on its directory as long as it lives. A directory whose lock is free is a dead one's.
+An owner holds a lock on its directory as long as it lives. A directory whose lock is free has no owner.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One weight update of the engine, from PrepareWeights to WeightAck or WeightFailed.
 
 Invariant: an engine whose weights may be a mixture never generates. It is *tainted* from the moment tensors are loaded
-until an update was committed; whatever goes wrong in between leaves it paused, for another update or a restart.
+until an update was committed; a failure in between leaves it paused, for another update or a restart.
 
 Order: join the group (the sender waits for that), pause, receive and commit, resume, ask for the digest, probe.
 """
@@ -19,7 +19,7 @@ from rljob.rollout.adapters.base import EngineClient, EngineError
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 5.0
-"""The engine ends an update by itself at its deadline; it is given so much longer to say so."""
+"""The engine ends an update by itself at its deadline; it has so much longer to answer."""
 
 
 class UpdateError(Exception):

@@ -1,6 +1,7 @@
-"""The end of a weight group in an engine's worker, for every engine.
+"""The receiving end of a weight group, in the workers of every engine.
 
-An engine's plugin maps the engine's calls to these methods and loads the tensors; see ``vllm_engine/receiver.py``.
+An engine's receiver maps the engine's calls to these methods and loads the tensors. It blocks, so it is called in the
+thread that owns the model while no request is computed.
 """
 
 from __future__ import annotations

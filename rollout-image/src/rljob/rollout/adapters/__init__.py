@@ -1,12 +1,1 @@
-"""Inference engines by the name a manifest gives them."""
-
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
-from rljob.api.roles import Rollout
-from rljob.rollout.adapters.base import Adapter
-from rljob.rollout.adapters.vllm import VllmAdapter
-
-ADAPTERS: dict[str, Callable[[Rollout, Path], Adapter]] = {"vllm": VllmAdapter}
+"""Inference engines: one folder per built-in engine, with its adapter and what runs in its server's processes."""

@@ -1,96 +1,253 @@
-"""What an inference engine must be able to do for the agent, and how it says that it cannot.
+"""The interface between the agent and an inference engine.
 
-The agent knows engines through these types only; one module beside this one per engine.
+An engine is an :class:`Adapter`, which runs in the agent, and a receiver, which runs in the engine's server. The agent
+knows engines through the types of this module only; `rollouts[].engine` names the adapter's class: a built-in name, or
+``module:class`` of a user's own package that is installed beside rljob-rollout. ``rollout-image/tests/conformance.py``
+checks all guarantees below against a running server; ``rollout-image/tests/torch_engine`` is a small complete engine.
+
+What the agent does for every engine, so that no adapter has to:
+
+- The supervisor chooses the port and the key, starts the server as leader of a session with a TMPDIR of its own, logs
+  its output, and kills its process group. The server dies with the agent. A server that ends is started again with
+  back-off; exit code 2 says that it refuses its settings, and then the agent ends.
+- The request table sends at most ``maxConcurrency`` requests at a time and none during a weight update.
+- The weight updater calls ``join`` (if the group is new), ``pause``, ``receive``, ``resume``, ``digest`` and ``score``
+  in this order, one update at a time. After a failed ``receive`` it never resumes before a successful one.
+
+The receiver: :class:`rljob.transfer.receiver.WeightReceiver` joins the weight group and receives tensors; the engine's
+code passes it a function that loads them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
+from rljob.api.roles import Rollout
 from rljob.protocol.messages import PrepareWeights, SamplingParams, VersionSpan
+
+INITIAL_VERSION = -1
+"""Version of tokens that were sampled from the weights that the server started with."""
 
 
 class EngineError(Exception):
-    """The engine did not do what was asked."""
+    """The engine did not carry out a call."""
 
 
 class BadRequestError(EngineError):
-    """The engine refuses a request for what it is: no engine will take it."""
+    """The engine refuses a request for its content: every engine would. The sample fails; the engine is not checked."""
 
 
 class EngineGoneError(EngineError):
-    """The engine did not answer, or answered that something broke inside it."""
+    """The server does not answer, or answered that it failed inside. The agent then asks :meth:`EngineClient.healthy`
+    and replaces a server that is not."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How to start a server. ``environment`` is added to the agent's own; a value of None removes the variable."""
+    """How to start a server.
+
+    Args:
+        command: program and arguments. Every user of the machine can read them: the key belongs into ``environment``.
+        environment: variables added to the agent's own; None removes a variable.
+    """
 
     command: list[str]
     environment: Mapping[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
-    """What a request produced, in the form of a Completion."""
+class GenerationOutput:
+    """The tokens that a request produced; the prompt is not repeated.
 
-    token_ids: bytes  # int32
-    logprobs: bytes  # float32
+    Args:
+        token_ids: int32.
+        logprobs: float32, one per token: the log-probability of the token in the distribution it was sampled from,
+            at the request's temperature.
+        spans: policy versions of the tokens, ascending and without gaps, from 0 to the number of tokens; empty without
+            tokens. A token belongs to the version whose logits it was sampled from.
+        finish: ``stop`` (the last token is one of ``stop_token_ids``), ``length`` (``max_tokens`` are reached) or
+            ``abort``.
+    """
+
+    token_ids: bytes
+    logprobs: bytes
     spans: list[VersionSpan]
-    finish: str  # stop | length | abort
+    finish: str
+
+    @classmethod
+    def pack(
+        cls, token_ids: Iterable[int], logprobs: Iterable[float], spans: list[VersionSpan], finish: str
+    ) -> GenerationOutput:
+        """Return the output with packed numbers."""
+        return cls(array("i", token_ids).tobytes(), array("f", logprobs).tobytes(), spans, finish)
 
 
 class EngineClient(Protocol):
-    """A running server. Every method raises EngineGoneError when it does not answer."""
+    """A connection to one running server.
+
+    Calls run concurrently, but :meth:`join`, :meth:`pause`, :meth:`receive`, :meth:`resume`, :meth:`digest` and
+    :meth:`score` one after the other (several :meth:`score` at a time). The agent may cancel every call at any time; a
+    cancelled call leaves the client usable. Every method except :meth:`close`, :meth:`healthy` and :meth:`responsive`
+    raises EngineGoneError if the server does not answer or reports an internal failure.
+    """
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections. The server may be dead already."""
 
     async def healthy(self) -> bool:
-        """Return whether the server is up and its engine alive."""
+        """Return whether the server accepts requests and its engine is alive; False instead of an error.
+
+        Called every 0.1 s during the start, then after failures. A paused engine is healthy.
+        """
 
     async def responsive(self) -> bool:
-        """Return once the engine itself, not only its server, has answered; False when it is dead."""
+        """Return True once the engine itself, not only its HTTP server, has answered; False if it is dead.
 
-    async def generate(self, request: str, token_ids: bytes, sampling: SamplingParams) -> Output:
-        """Generate a completion of ``token_ids`` (int32), called ``request``.
+        May wait as long as the engine is blocked: the caller sets the time limit. A paused engine is responsive.
+        """
+
+    async def generate(self, request: str, token_ids: bytes, sampling: SamplingParams) -> GenerationOutput:
+        """Generate one completion.
+
+        Every generated token is returned, the stop token included. ``sampling.stop_token_ids`` are the only stop
+        tokens: the model's own end of sequence does not end the completion. Filters such as top-p are off. Equal
+        ``seed``, prompt, weights and load give equal tokens if the engine can seed a request; otherwise it ignores
+        ``seed``.
+        During a pause the call waits for :meth:`resume`.
+
+        Args:
+            request: name of the request for :meth:`abort`; the agent never uses a name twice with one server.
+            token_ids: prompt, int32. After an abort it includes the tokens generated before.
+            sampling: ``max_tokens`` counts new tokens only.
 
         Raises:
-            BadRequestError: the request cannot be served by any engine.
+            BadRequestError: no engine of the pool can serve the request, for example because it is too long.
         """
 
     async def abort(self, requests: Sequence[str]) -> None:
-        """Stop these; their ``generate`` returns what there is."""
+        """Stop requests; their :meth:`generate` returns the tokens that are there, with finish ``abort``.
+
+        Idempotent. Names that are unknown or have ended are ignored. It may overtake its request, so the agent repeats
+        it until the request has ended. During a pause it takes effect at :meth:`resume` at the latest.
+        """
 
     async def join(self, update: PrepareWeights, seconds: float) -> None:
-        """Join the update's weight group, leaving any other."""
+        """Join the weight group of ``update`` in all workers, and leave the group before.
+
+        The sender is rank 0 and serves the store at ``update.address``; workers are ranks 1 to
+        ``update.world_size`` - 1. Requests continue meanwhile. After a failure no group is joined, and the engine is
+        otherwise unchanged.
+
+        Args:
+            update: transport, group, address, port, world_size and bucket_bytes describe the group.
+            seconds: time limit; the call returns or raises within it.
+
+        Raises:
+            EngineError: the group did not form in time.
+        """
 
     async def pause(self, in_flight: str) -> None:
-        """Stop generating; ``in_flight`` as in PrepareWeights."""
+        """Stop generating. Idempotent. When it returns, no worker computes with the weights.
+
+        Args:
+            in_flight: what becomes of requests in flight. ``keep``: they continue at :meth:`resume`, and the KV cache
+                of their tokens is computed again with the new weights. ``keepStaleCache``: they continue with the
+                present KV cache. ``abort``: they return with finish ``abort``. ``wait``: they are completed first. Only
+                modes of :attr:`Adapter.in_flight` occur. New requests never use cached prefixes of old weights.
+        """
 
     async def receive(self, update: PrepareWeights, seconds: float) -> None:
-        """Receive and load the update's weights and commit them as its version. The engine is paused."""
+        """Receive ``update.parameters`` in the group that was joined, load them, and serve them as ``update.version``.
+
+        The engine is paused and stays so. All workers load all tensors. Tokens sampled later carry the new version in
+        their spans. Names are those of the Hugging Face checkpoint; tied parameters are sent once.
+
+        Args:
+            update: ``parameters`` in wire order (:mod:`rljob.protocol.weights`), ``lineage`` and ``version``.
+            seconds: time limit; the call returns or raises within it.
+
+        Raises:
+            EngineError: the weights were not committed. They may be a mixture; the group is left. The engine accepts
+                another :meth:`join` and :meth:`receive`, or answers that it is dead.
+        """
 
     async def resume(self) -> None:
-        """Go on generating."""
+        """Continue generating. Idempotent; an engine that is not paused is unchanged."""
 
     async def digest(self) -> str:
-        """Return the digest of the weights received last, the same for all workers."""
+        """Return the digest of the weights received last, the same in all workers (``WeightReceiver.digest``).
+
+        Raises:
+            EngineError: the workers received different bytes.
+        """
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
-        """Return the log-probability of each token but the first, at temperature 1."""
+        """Return the log-probability of each token but the first, at temperature 1, by the present weights.
+
+        The trainer's own values for the same tokens are compared with them after every update: a difference shows
+        weights that were received but not used, or computed differently.
+        """
 
 
 class Adapter(Protocol):
-    """One kind of engine, set up for a pool."""
+    """One engine, set up for one pool by an :class:`AdapterFactory`. The preflight reads :attr:`in_flight` and calls
+    :meth:`problems`."""
+
+    @property
+    def in_flight(self) -> Collection[str]:
+        """Values of `weightSync.inFlight` that the engine supports; see :meth:`EngineClient.pause`."""
 
     def problems(self) -> Iterator[str]:
-        """Yield ``field: sentence`` for what would keep a server from starting here; fields are those of the pool."""
+        """Yield ``field: sentence`` for each reason why a server cannot start here, such as a missing package or an
+        unknown argument. Fields are those of the pool (``args``). May take seconds; starts and writes nothing."""
 
     def launch(self, port: int, key: str) -> Launch:
-        """Return how to start a server on a port of loopback that only holders of ``key`` may use."""
+        """Return how to start a server.
+
+        The server listens on 127.0.0.1 at ``port`` only and rejects requests without ``key`` on all routes
+        (:mod:`rljob.rollout.auth_middleware` is an ASGI middleware for that): routes that change weights must not be
+        open to other processes of the machine. It serves ``model`` with the settings of the pool: ``dtype``,
+        ``max_concurrency`` requests at a time and some more for :meth:`EngineClient.score`, ``max_model_length``,
+        ``kv_cache_bytes`` and ``args``. It exits with code 2 if it refuses its settings.
+        """
 
     def connect(self, port: int, key: str) -> EngineClient:
-        """Return a client of that server."""
+        """Return a client of that server. Does not wait for the server to be ready."""
+
+    def find_error(self, lines: Iterable[str]) -> str:
+        """Return the error that made a server end, from the lines of its log; empty if no line names one.
+        :func:`rljob.rollout.exit_diagnosis.first_error` finds Python's and argparse's errors behind a log prefix."""
+
+
+class AdapterFactory(Protocol):
+    """What `rollouts[].engine` names: usually the adapter's class."""
+
+    def __call__(self, pool: Rollout, model: Path) -> Adapter:
+        """Return the adapter of a pool; cheap, starts nothing.
+
+        Args:
+            pool: the entry of `rollouts`, resolved.
+            model: directory of the model that servers start with; it may not exist yet in the preflight.
+        """
+
+
+def unpack_ints(packed: bytes) -> list[int]:
+    """Return the numbers of packed int32."""
+    numbers = array("i")
+    numbers.frombytes(packed)
+    return numbers.tolist()
+
+
+def version_label(update: PrepareWeights) -> str:
+    """Return the text under which an engine that labels its weights serves those of ``update``."""
+    return f"{update.lineage}.{update.version}"
+
+
+def labelled_version(label: str) -> int:
+    """Return the policy version of a :func:`version_label`; INITIAL_VERSION for any other text."""
+    number = label.rpartition(".")[2]
+    return int(number) if number.isdigit() else INITIAL_VERSION

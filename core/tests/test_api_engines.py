@@ -1,8 +1,9 @@
-"""Arguments of an engine's server that rljob gives itself are refused, in every spelling vLLM would take."""
+"""Entries of the built-in engines: governed arguments are refused in every spelling, images are those of the chart."""
 
 import pytest
 
-from rljob.api.engine_args import refused
+from rljob.api.engines import ENGINES, image_of, refused
+from rljob.manifests.inputs import PARTS
 
 
 @pytest.mark.parametrize(
@@ -17,3 +18,13 @@ def test_a_governed_argument_is_refused_with_what_to_do(arg):
 @pytest.mark.parametrize("arg", ["--seed", "--model-impl", "--max-logprobs=5", "--quantization", "80", "-", "--"])
 def test_other_arguments_pass(arg):
     assert list(refused("vllm", [arg])) == []
+
+
+def test_the_image_of_a_built_in_engine_is_one_of_the_clusters():
+    assert image_of("vllm") == "rollout"
+    assert {engine.image for engine in ENGINES.values()} <= {*PARTS}
+
+
+def test_a_users_engine_has_neither_image_nor_governed_arguments():
+    assert image_of("acme.engine:Adapter") == ""
+    assert list(refused("acme.engine:Adapter", ["--port", "80"])) == []

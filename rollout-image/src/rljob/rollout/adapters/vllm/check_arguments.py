@@ -1,6 +1,6 @@
-"""Asks vLLM whether it knows some arguments of its server; exits with code 2 and argparse's words when it does not:
+"""Checks arguments of vLLM's server with its own parser; exits with code 2 and argparse's message if it refuses them.
 
-python -m rljob.rollout.vllm_engine.arguments [vLLM's arguments]
+python -m rljob.rollout.adapters.vllm.check_arguments [vLLM's arguments]
 """
 
 from vllm.entrypoints.launchers.cli_args import make_arg_parser

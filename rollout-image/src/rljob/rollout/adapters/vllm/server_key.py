@@ -1,4 +1,7 @@
-"""The middleware that vLLM's server loads by name: it takes the key from the environment."""
+"""Middleware that vLLM's server loads by name; its key is in the environment.
+
+vLLM's own check covers /v1, /v2, /inference and /cohere, but not the routes of its development mode.
+"""
 
 from __future__ import annotations
 

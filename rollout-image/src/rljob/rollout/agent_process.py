@@ -1,4 +1,4 @@
-"""Puts an agent together from what its process was told, and ends it on a signal."""
+"""The agent's process: makes the agent from the environment and ends it on a signal."""
 
 from __future__ import annotations
 
@@ -10,47 +10,47 @@ from functools import partial
 from rljob.protocol.coordinator_link import RefusedError
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.protocol.heartbeat import beating
-from rljob.rollout.adapters import ADAPTERS
+from rljob.rollout.adapters.loading import load_adapter
 from rljob.rollout.agent import Agent
 from rljob.rollout.supervisor import EngineProcess, EngineStartError
 
 log = logging.getLogger(__name__)
 
 
-class GivenUpError(Exception):
-    """Nothing that a restart of the agent could mend."""
+class FatalStartError(Exception):
+    """A failure that a restart of the agent cannot correct."""
 
 
-class MachineError(Exception):
-    """This machine cannot start a server now: no room on its disk, no more processes."""
+class ResourceError(Exception):
+    """This machine cannot start a server now: its disk is full, or it has no process left."""
 
 
 def build(environment: ComponentEnvironment) -> Agent:
     """Return the agent of the pool that the environment names.
 
     Raises:
-        ValueError: there is no such pool, or no model where the manifest says.
+        ValueError: there is no such pool, its engine cannot be loaded, or its model is missing.
     """
     spec = environment.job.spec
-    pool = next((pool for pool in spec.rollouts if pool.name == environment.name), None)
-    if pool is None:
+    index = next((i for i, pool in enumerate(spec.rollouts) if pool.name == environment.name), None)
+    if index is None:
         raise ValueError(f"RLJOB_NAME: there is no pool called {environment.name!r}; name an entry of rollouts")
+    pool = spec.rollouts[index]
     source = next(model.source for model in spec.models if model.name == pool.model)
     model = environment.path(source)
     if not (model / "config.json").is_file():
         raise ValueError(f"models: {model} holds no Hugging Face model (no config.json); check source {source!r}")
-    start_engine = partial(EngineProcess.start, ADAPTERS[pool.engine](pool, model))
+    start_engine = partial(EngineProcess.start, load_adapter(spec, index, model))
     return Agent(pool, start_engine, environment.coordinator, environment.token, environment.instance)
 
 
 async def serve(environment: ComponentEnvironment) -> None:
-    """Run the agent until it is drained, or SIGTERM or SIGINT arrives and what it has is handed back; a second signal
-    ends it at once.
+    """Run the agent until SIGTERM or SIGINT, when it hands back its requests; a second signal ends it at once.
 
     Raises:
         ValueError: see :func:`build`.
-        GivenUpError: the engine cannot start, or the coordinator refuses the agent.
-        MachineError: the machine cannot start it now.
+        FatalStartError: the engine cannot start, or the coordinator rejects the agent.
+        ResourceError: the machine cannot start it now.
     """
     agent = build(environment)
     running = asyncio.ensure_future(agent.run())
@@ -68,7 +68,7 @@ async def serve(environment: ComponentEnvironment) -> None:
     loop = asyncio.get_running_loop()
     for sign in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sign, end)
-    given_up: GivenUpError | MachineError | None = None  # raised in an except* clause it would come in a group
+    failure: FatalStartError | ResourceError | None = None  # raised in an except* clause it would come in a group
     try:
         with beating():
             await running
@@ -76,12 +76,12 @@ async def serve(environment: ComponentEnvironment) -> None:
         error = group.exceptions[0]
         assert isinstance(error, EngineStartError)
         log.error("the last lines of the engine server:\n%s", error.last_lines)
-        given_up = GivenUpError(f"rollouts: pool {environment.name!r} cannot start its engine: {error}")
+        failure = FatalStartError(f"rollouts: pool {environment.name!r} cannot start its engine: {error}")
     except* OSError as group:
-        given_up = MachineError(f"pool {environment.name!r} cannot start its engine: {group.exceptions[0]}")
+        failure = ResourceError(f"pool {environment.name!r} cannot start its engine: {group.exceptions[0]}")
     except* RefusedError as group:
-        given_up = GivenUpError(str(group.exceptions[0]))
+        failure = FatalStartError(str(group.exceptions[0]))
     except* asyncio.CancelledError:
         log.info("stopped")
-    if given_up is not None:
-        raise given_up
+    if failure is not None:
+        raise failure

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from rljob.protocol.coordinator_link import RefusedError
+from rljob.rollout import agent_process
 from rljob.rollout import main as entry
-from rljob.rollout import wiring
 from rljob.rollout.supervisor import EngineStartError
 
 ENDS = [
@@ -24,7 +24,7 @@ def test_an_agent_that_gives_up_says_why_and_ends_with_the_code_that_says_whethe
     async def run():
         raise ExceptionGroup("of the agent's tasks", [error])
 
-    monkeypatch.setattr(wiring, "build", lambda environment: SimpleNamespace(run=run))
+    monkeypatch.setattr(agent_process, "build", lambda environment: SimpleNamespace(run=run))
     given = SimpleNamespace(name="main", storage=Path())
     monkeypatch.setattr("rljob.protocol.environment.read_environment", lambda: given)
     monkeypatch.setattr("sys.argv", ["rljob-agent"])

@@ -4,7 +4,7 @@ One of vLLM's weight transfer engines, on :class:`rljob.transfer.receiver.Weight
 into the model (its layerwise reload). This module adds:
 
 - On CPU the packed copy of a tied ``lm_head`` is packed again; vLLM never refreshes it.
-- An update that failed puts the layers back in working order, so that another can follow. Their weights are then a
+- After a failed update the layers get their own tensors back, so that another update can follow. Their weights may be a
   mixture: the agent keeps the engine paused until an update succeeds.
 
 vLLM finds this module through ``--worker-extension-cls``; importing it registers the transfer engine.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import multiprocessing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -34,7 +35,8 @@ from vllm.model_executor.model_loader.reload.layerwise import (
 
 from rljob.protocol.messages import ParameterMeta
 from rljob.protocol.parent_death import die_with_parent
-from rljob.rollout.vllm_engine.log_filter import leave_out_expected
+from rljob.rollout.adapters.vllm.expected_warnings import RELOADING, is_reload_warning
+from rljob.rollout.log_filter import drop_records
 from rljob.transfer.group import Rendezvous
 from rljob.transfer.receiver import WeightReceiver
 from rljob.transfer.rounds import LoadWeights
@@ -66,7 +68,7 @@ class RoundInfo(WeightTransferUpdateInfo):
 
 
 class VllmWeightTransfer(WeightTransferEngine[JoinInfo, RoundInfo]):
-    """Joins, receives and loads, as vLLM's worker asks for it."""
+    """Joins, receives and loads; called by vLLM's worker."""
 
     init_info_cls = JoinInfo
     update_info_cls = RoundInfo
@@ -74,7 +76,8 @@ class VllmWeightTransfer(WeightTransferEngine[JoinInfo, RoundInfo]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.receiver = WeightReceiver(str(self.device))
-        leave_out_expected(bool(getattr(self.model_config.hf_text_config, "tie_word_embeddings", False)))
+        tied = bool(getattr(self.model_config.hf_text_config, "tie_word_embeddings", False))
+        drop_records(RELOADING, partial(is_reload_warning, tied=tied))
         server = multiprocessing.parent_process()
         if server is not None and server.pid is not None:
             die_with_parent(server.pid)
@@ -131,8 +134,8 @@ class WorkerExtension:
 
 
 def _restore_layers(model: torch.nn.Module) -> None:
-    """Give every layer that waits for weights its own tensors back and forget what it was given: left as it is, the
-    next update would count this one's tensors as its own and commit a mixture."""
+    """Give every layer that waits for weights its own tensors back and forget the tensors it received. Otherwise the
+    next update would count the tensors of this one as its own and commit a mixture."""
     for layer in model.modules():
         info = get_layerwise_info(layer)
         if info.can_load():

@@ -1,0 +1,107 @@
+"""Built-in inference engines: what admission, rendering and the command line need to know of each.
+
+The operator and the CLI read these entries without importing an adapter. To add an engine, write its folder in
+``rollout-image/src/rljob/rollout/adapters`` and add an entry to ENGINES. A user's own engine (``module:class``) has no
+entry: its adapter checks the arguments in the agent's preflight, and its pods run the image of the pool's template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+CPU_CACHE_BYTES = 256 << 20
+"""Size of an engine's KV cache on a machine without a GPU if `kvCacheBytes` is not set."""
+SHORTEST_ABBREVIATION = len("--m")
+ONE_WORKER = "an engine has one worker so far"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One built-in engine.
+
+    Args:
+        adapter: module:attribute of its adapter, a :class:`rljob.rollout.adapters.base.Adapter`.
+        image: component whose image its pods run, a key of :attr:`rljob.manifests.inputs.Cluster.images`.
+        governed: argument of its server → why it is refused in `args`, or what to set instead. A trailing star
+            matches any ending.
+    """
+
+    adapter: str
+    image: str = "rollout"
+    governed: Mapping[str, str] = field(default_factory=dict)
+
+
+ENGINES: Mapping[str, Engine] = {
+    "vllm": Engine(
+        "rljob.rollout.adapters.vllm.adapter:VllmAdapter",
+        governed={
+            "--api-key": "every server has a key of its own",
+            "--api-server-count": "every engine has one server",
+            "--config": "write the arguments themselves",
+            "--data-parallel-*": ONE_WORKER,
+            "--dtype": "set dtype",
+            "--enable-chunked-prefill": "rljob decides by the device",
+            "--enable-scale-out": "always on",
+            "--enforce-eager": "rljob decides by the device",
+            "--generation-config": "sampling is set by the tasks",
+            "--host": "the server listens on loopback",
+            "--kv-cache-memory-bytes": "set kvCacheBytes",
+            "--logprobs-mode": "the trainer needs processed_logprobs",
+            "--max-model-len": "set maxModelLength",
+            "--max-num-seqs": "set maxConcurrency",
+            "--model": "set model",
+            "--disable-log-stats": "always on",
+            "--disable-uvicorn-access-log": "always on",
+            "--headless": ONE_WORKER,
+            "--max-num-batched-tokens": "rljob decides by the device",
+            "--middleware": "rljob's own guards the server",
+            "--nnodes": ONE_WORKER,
+            "--no-disable-*": "rljob sets it",
+            "--no-enable-chunked-prefill": "rljob decides by the device",
+            "--no-enable-scale-out": "always on",
+            "--no-enforce-eager": "rljob decides by the device",
+            "--no-skip-tokenizer-init": "always on: token ids go in and out",
+            "--uvicorn-log-level": "rljob sets it",
+            "--override-generation-config": "sampling is set by the tasks",
+            "--pipeline-parallel-size": ONE_WORKER,
+            "--port": "rljob takes a free port",
+            "--root-path": "the agent calls the server at its root",
+            "--served-model-name": "only the agent calls the server",
+            "--skip-tokenizer-init": "always on: token ids go in and out",
+            "--ssl-*": "the server listens on loopback",
+            "--tensor-parallel-size": ONE_WORKER,
+            "--tokens-only": "--enable-scale-out is on instead",
+            "--uds": "the server listens on loopback",
+            "--weight-transfer-config": "rljob sends the weights",
+            "--worker-extension-cls": "rljob's own receives the weights",
+            "-dp": ONE_WORKER,
+            "-pp": ONE_WORKER,
+            "-tp": ONE_WORKER,
+        },
+    ),
+}
+"""Name in the manifest → engine."""
+
+
+def image_of(engine: str) -> str:
+    """Return the component whose image the pods of an engine run; empty: the image of the pool's template."""
+    return ENGINES[engine].image if engine in ENGINES else ""
+
+
+def refused(engine: str, args: Sequence[str]) -> Iterator[str]:
+    """Yield ``args[i]: sentence`` for every argument that rljob sets, written in full or abbreviated."""
+    governed_args = ENGINES[engine].governed if engine in ENGINES else {}
+    for index, arg in enumerate(args):
+        name = arg.partition("=")[0].partition(".")[0].replace("_", "-")
+        for governed, instead in governed_args.items():
+            if _means(name, governed):
+                yield f"args[{index}]: {arg!r} is governed by rljob ({instead}); remove it"
+                break
+
+
+def _means(name: str, governed: str) -> bool:
+    if governed.endswith("*") and name.startswith(governed.removesuffix("*")):
+        return True
+    abbreviated = name.startswith("--") and len(name) >= SHORTEST_ABBREVIATION and governed.startswith(name)
+    return name == governed or abbreviated

@@ -1,0 +1,80 @@
+"""Requests to an engine's HTTP server, with the errors of :mod:`rljob.rollout.adapters.base`."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+
+from rljob.rollout.adapters.base import BadRequestError, EngineGoneError
+
+KEEP_ALIVE_SECONDS = 600
+"""Idle connections live so long in the client. A server must keep them longer, or a request may meet a connection that
+is being closed."""
+LONGEST_ANSWER = 500  # bytes of a server's error that a sentence repeats
+
+_encode = msgspec.json.Encoder().encode
+_Decoded = TypeVar("_Decoded")
+
+
+class EngineHttp:
+    """Connections to one server. Needs a running event loop. Requests have no time limit: the caller sets it.
+
+    Args:
+        engine: name of the engine, for errors.
+        url: of the server, without a slash at the end.
+        key: sent as ``Authorization: Bearer KEY``.
+    """
+
+    def __init__(self, engine: str, url: str, key: str) -> None:
+        self._engine = engine
+        self._url = url
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
+            headers={"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
+            timeout=aiohttp.ClientTimeout(total=None),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            raise_for_status=False,
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    async def answers(self, path: str) -> bool:
+        """Return whether GET ``path`` is answered with 200; False if the server does not answer."""
+        try:
+            async with self._session.get(self._url + path) as response:
+                return response.status == 200
+        except (aiohttp.ClientError, OSError):
+            return False
+
+    async def post(self, path: str, body: Any = None) -> bytes:
+        """POST ``body`` as JSON (None: no body) and return the content of the answer.
+
+        Raises:
+            BadRequestError: the server answered 4xx.
+            EngineGoneError: it answered another error, or not at all.
+        """
+        try:
+            async with self._session.post(self._url + path, data=None if body is None else _encode(body)) as response:
+                content = await response.read()
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineGoneError(f"{self._engine} does not answer: {error}") from None
+        if response.status == 200:
+            return content
+        reason = f"{self._engine} answered {response.status}: {content[:LONGEST_ANSWER].decode(errors='replace')}"
+        raise BadRequestError(reason) if 400 <= response.status < 500 else EngineGoneError(reason)
+
+    async def call(self, path: str, body: Any, decoder: msgspec.json.Decoder[_Decoded]) -> _Decoded:
+        """POST ``body`` as JSON and return the decoded answer.
+
+        Raises:
+            BadRequestError, EngineGoneError: see :meth:`post`; EngineGoneError also for an answer of another form.
+        """
+        try:
+            return decoder.decode(await self.post(path, body))
+        except msgspec.DecodeError as error:
+            raise EngineGoneError(f"the answer of {self._engine} cannot be read: {error}") from None

@@ -1,0 +1,40 @@
+"""Loads the adapter that a pool of the manifest names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rljob.api.extensions import ENGINES, load
+from rljob.api.models import RLJobSpec
+from rljob.rollout.adapters.base import Adapter
+
+ATTRIBUTES = ("problems", "launch", "connect", "find_error", "in_flight")
+
+
+def load_adapter(spec: RLJobSpec, index: int, model: Path) -> Adapter:
+    """Return the adapter of pool ``index`` of ``rollouts``.
+
+    Args:
+        spec: of the job, resolved.
+        index: of the pool.
+        model: directory of the model that its servers start with.
+
+    Raises:
+        ValueError: the reference is wrong, or names something else than an adapter.
+    """
+    pool, field = spec.rollouts[index], f"spec.rollouts[{index}].engine"
+    factory = load(ENGINES, pool.engine, field)
+    try:
+        adapter: Adapter = factory(pool, model)
+    except Exception as error:  # a user's class may raise anything: a sentence for the user
+        raise ValueError(
+            f"{field}: {pool.engine} cannot be called with (pool, model) ({type(error).__name__}: {error}); name the "
+            "class of an engine adapter"
+        ) from error
+    missing = [name for name in ATTRIBUTES if not hasattr(adapter, name)]
+    if missing:
+        raise ValueError(
+            f"{field}: {pool.engine} is no engine adapter, it has no {' and no '.join(missing)}; see "
+            "rljob.rollout.adapters.base"
+        )
+    return adapter

@@ -1,0 +1,120 @@
+"""Adapter of vLLM: arguments and environment of its server, checks of the manifest's `args`, errors in its log."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+
+from rljob.api.engines import CPU_CACHE_BYTES
+from rljob.api.roles import Rollout
+from rljob.protocol.exit_codes import CONFIGURATION_ERROR
+from rljob.rollout.adapters.base import Launch
+from rljob.rollout.adapters.http_client import KEEP_ALIVE_SECONDS
+from rljob.rollout.adapters.vllm.client import PAUSE_MODES, VllmClient
+from rljob.rollout.adapters.vllm.server_key import KEY_VARIABLE, RequireVllmKey
+from rljob.rollout.exit_diagnosis import first_error
+
+PACKAGE = "rljob.rollout.adapters.vllm"
+LOG_PREFIX = r"(?:\([^)]*\)\s*)*(?:ERROR\s.*?\]\s*)?"
+"""Before the text of a line: (EngineCore pid=7) ERROR 01-31 12:00:00 [core.py:1]."""
+SERVED_NAME = "model"
+PROBE_SLOTS = 8  # sequences beyond the pool's concurrency, so that a probe never waits for a slot
+CPU_STEP_TOKENS = 8192
+SERVER_KEEP_ALIVE_SECONDS = 6 * KEEP_ALIVE_SECONDS
+CPU_ENVIRONMENT: Mapping[str, str | None] = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": None,  # would override the manifest's
+    "OMP_NUM_THREADS": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+}
+
+
+class VllmAdapter:
+    """vLLM servers of one pool; see :class:`~rljob.rollout.adapters.base.Adapter`.
+
+    Args:
+        pool: the manifest's entry.
+        model: directory of the model they start with.
+    """
+
+    in_flight = frozenset(PAUSE_MODES)
+
+    def __init__(self, pool: Rollout, model: Path) -> None:
+        self._pool = pool
+        self._model = model
+        self._on_cpu = not _has_gpu()
+
+    def problems(self) -> Iterator[str]:
+        """Yield each reason why a server cannot start. Takes ten seconds if there are args."""
+        if importlib.util.find_spec("vllm") is None:
+            yield "engine: vLLM is not installed in this environment; install it beside rljob-rollout"
+        elif self._pool.args:
+            command = [sys.executable, "-m", f"{PACKAGE}.check_arguments", *self._pool.args]
+            environment = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            if done.returncode == CONFIGURATION_ERROR:
+                yield f"args: vLLM refuses them ({self.find_error(done.stderr.splitlines())}); correct them"
+
+    def launch(self, port: int, key: str) -> Launch:
+        """Return how to start a server on ``port`` of loopback."""
+        pool = self._pool
+        cache_bytes = pool.kv_cache_bytes or (CPU_CACHE_BYTES if self._on_cpu else None)
+        options: dict[str, str | int] = {
+            "--model": str(self._model),
+            "--served-model-name": SERVED_NAME,
+            "--host": "127.0.0.1",
+            "--port": port,
+            "--dtype": pool.dtype,
+            "--max-model-len": pool.max_model_length,
+            "--max-num-seqs": pool.max_concurrency + PROBE_SLOTS,
+            "--logprobs-mode": "processed_logprobs",
+            "--generation-config": "vllm",  # a model's own defaults must not change the sampling
+            "--weight-transfer-config": json.dumps({"backend": "rljob"}),
+            "--worker-extension-cls": f"{PACKAGE}.receiver.WorkerExtension",
+            "--middleware": f"{RequireVllmKey.__module__}.{RequireVllmKey.__name__}",
+            "--uvicorn-log-level": "warning",
+        }
+        if cache_bytes is not None:
+            options["--kv-cache-memory-bytes"] = cache_bytes
+        flags = ["--enable-scale-out", "--skip-tokenizer-init", "--disable-uvicorn-access-log", "--disable-log-stats"]
+        if self._on_cpu:
+            # A seeded request whose prompt is cut into chunks kills the engine: vLLM turns its random generator back
+            # by an offset that generators on CPU do not have.
+            flags += ["--enforce-eager", "--no-enable-chunked-prefill"]
+            options["--max-num-batched-tokens"] = max(CPU_STEP_TOKENS, pool.max_model_length)
+        pairs = [str(word) for option in options.items() for word in option]
+        command = [sys.executable, "-m", f"{PACKAGE}.main", *pairs, *flags, *pool.args]
+        environment: dict[str, str | None] = {
+            KEY_VARIABLE: key,
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
+            "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(SERVER_KEEP_ALIVE_SECONDS),
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONDONTWRITEBYTECODE": None,  # compiling torch and vLLM at every start costs 15 s
+            **(CPU_ENVIRONMENT if self._on_cpu else {}),
+        }
+        return Launch(command, environment)
+
+    def connect(self, port: int, key: str) -> VllmClient:
+        """Return a client of the server on ``port``."""
+        return VllmClient(f"http://127.0.0.1:{port}", key)
+
+    def find_error(self, lines: Iterable[str]) -> str:
+        """Return the first error that vLLM's log names."""
+        return first_error(lines, LOG_PREFIX)
+
+
+def _has_gpu() -> bool:
+    try:
+        metadata.version("vllm-cpu")
+    except metadata.PackageNotFoundError:
+        return Path("/dev/nvidiactl").exists()
+    return False
