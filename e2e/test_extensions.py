@@ -90,7 +90,7 @@ def test_nothing_of_the_user_is_in_the_repository(workspace: Workspace) -> None:
 def test_an_engine_and_a_backend_run_a_job(workspace: Workspace) -> None:
     run = workspace.run("engine-and-backend").check()
     [(engine, digests)] = run.rows("SELECT engine, COUNT(DISTINCT digest) FROM served GROUP BY engine")
-    assert engine.startswith("main-") and digests == 3, "one for each version"
+    assert engine.startswith("main-") and digests == 2, "one for each version that was sampled"
     assert rewards_of(run.batch(0)).std() > 0
     assert not np.array_equal(run.table(1), run.table(2))
     log = (run.directory / "logs" / "trainer.log").read_text()
