@@ -18,9 +18,9 @@ from benchmarks.operator_audit import Write, counted
 from benchmarks.operator_cluster import WORKERS, BenchmarkCluster, OperatorProcess, RequestError, Script
 from benchmarks.operator_jobs import changed_spec, children, manifest, name, namespace, run_status
 from rljob.manifests.inputs import Object
-from rljob.operator.client import OperatorClient
 from rljob.operator.executor import AT_A_TIME
-from rljob.operator.resources import BY_KIND, CHILDREN, RLJOBS, SECRETS
+from rljob.operator.object_kinds import BY_KIND, CHILDREN, RLJOBS, SECRETS
+from rljob.operator.operator_client import OperatorClient
 
 SEED = 5
 SCRIPT_CONCURRENCY = 16

@@ -192,7 +192,7 @@ class Soak:
             waiting.cancel()
             raise RunExitedError(f"the run exited with code {exited.result()}: {self._log_tail()}")
 
-    def _on_message(self, part: str, message: Any) -> None:
+    def _on_message(self, component: str, message: Any) -> None:
         if isinstance(message, m.StepDone) and message.step >= self.applied:
             self.applied = message.step + 1
             self._batch_applied.set()
@@ -215,8 +215,8 @@ class Soak:
             children = [int(stat.parent.name) for stat in Path("/proc").glob("[0-9]*/stat") if _parent(stat) == agent]
             return children[0]
         lines = (self.directory / "events.jsonl").read_text().splitlines()
-        part = COMPONENTS.get(victim, victim)
-        return [e["pid"] for e in map(json.loads, lines) if (e["subject"], e["event"]) == (part, "started")][-1]
+        component = COMPONENTS.get(victim, victim)
+        return [e["pid"] for e in map(json.loads, lines) if (e["subject"], e["event"]) == (component, "started")][-1]
 
     def _log_tail(self) -> str:
         return self.directory.with_suffix(".out").read_text()[-1500:]

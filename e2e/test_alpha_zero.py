@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from e2e.fakes.engine import Faults
-from e2e.fakes.harness import make_job, on_stage
+from e2e.fakes.harness import make_job, run_harness
 from e2e.fakes.plain import plain_batches
 from rljob.protocol.messages import SampleTokens
 from rljob.runner.tokenizer import TextCodec
@@ -31,8 +31,8 @@ async def test_staleness_0_gives_the_batches_of_a_plain_synchronous_loop_bit_for
     tmp_path: Path, engines: int, changes: dict[str, Any]
 ) -> None:
     job = make_job(training={**BATCH, "maxStaleness": 0}, **changes)
-    async with on_stage(job, tmp_path, [Faults() for _ in range(engines)]) as stage:
-        trainer = stage.trainer()
+    async with run_harness(job, tmp_path, [Faults() for _ in range(engines)]) as harness:
+        trainer = harness.trainer()
         await trainer.run()
         expected = list(plain_batches(job.spec, TextCodec(tmp_path / "model")))
     assert [one.train.step for one in trainer.applied] == list(range(BATCH["steps"]))
@@ -48,8 +48,8 @@ async def test_staleness_0_gives_the_batches_of_a_plain_synchronous_loop_bit_for
 @pytest.mark.parametrize("alpha", [0, 1, 2, 4])
 async def test_no_consumed_sample_is_older_than_alpha(tmp_path: Path, alpha: int, in_flight: str) -> None:
     job = make_job(training={**BATCH, "steps": 16, "maxStaleness": alpha}, weightSync={"inFlight": in_flight})
-    async with on_stage(job, tmp_path, [Faults(), Faults()], seconds_per_token=0.001) as stage:
-        trainer = stage.trainer()
+    async with run_harness(job, tmp_path, [Faults(), Faults()], seconds_per_token=0.001) as harness:
+        trainer = harness.trainer()
         await trainer.run()
     samples = [
         sample for one in trainer.applied for sample in msgspec.msgpack.decode(one.shard, type=list[SampleTokens])

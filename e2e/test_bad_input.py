@@ -27,9 +27,9 @@ from e2e.fakes.model import write_model
 from rljob.api.load import validate
 from rljob.api.resolve import resolve, with_absolute_paths
 from rljob.api.yaml_loader import write_yaml
-from rljob.cli import lifecycle
+from rljob.cli import run_control
 from rljob.cli.main import main
-from rljob.local import capacity, preflight, process_cleanup, run_directory
+from rljob.local import capacity, job_checks, process_cleanup, run_directory
 from rljob.local.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[1]
@@ -125,15 +125,15 @@ def world(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def check_inside(job: Any, storage: Path) -> list[str]:
-    """Do what preflight.check_parts does inside this process, which takes a hundredth of the time."""
+    """Do what job_checks.check_components does inside this process, which takes a hundredth of the time."""
     said = io.StringIO()
     file = storage.parent / ".checked.json"
     file.write_text(job.model_dump_json(by_alias=True))
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
         patch.setenv("RLJOB_JOB", str(file))
         patch.setenv("RLJOB_STORAGE", str(storage))
-        for part in preflight.CHECKED_PARTS:
-            importlib.import_module(f"rljob.{part}.main")._check()
+        for component in job_checks.CHECKED_COMPONENTS:
+            importlib.import_module(f"rljob.{component}.main")._check()
     file.unlink()
     return said.getvalue().splitlines()
 
@@ -302,6 +302,37 @@ ROWS: dict[str, tuple[Callable[[World], object], str]] = {
         r"spec.tasks\[0\]: .*maxModelLength 128",
     ),
     # rewards and other programs
+    "a reward's package that is not installed": (
+        put([{"name": "exact", "function": "frobnicate.rewards:length"}], "rewards"),
+        r"spec.rewards\[0\].function: module frobnicate.rewards cannot be imported \(ModuleNotFoundError",
+    ),
+    "a reward's function that is not there": (
+        put([{"name": "exact", "function": "e2e.fakes.extensions:two"}], "rewards"),
+        r"spec.rewards\[0\].function: module e2e.fakes.extensions has no attribute two; correct",
+    ),
+    "a reward's function that is none": (
+        put([{"name": "exact", "function": "e2e.fakes.extensions:__doc__"}], "rewards"),
+        r"spec.rewards\[0\].function: e2e.fakes.extensions:__doc__ is of type str; name a function or a RewardKind",
+    ),
+    "a function that cannot be a reward": (
+        put([{"name": "exact", "function": "e2e.fakes.extensions:check_target"}], "rewards"),
+        r"spec.rewards\[0\].function: reward exact asks for 'row'; there are prompt, completion",
+    ),
+    "options of a plain function": (
+        put([{"name": "exact", "function": "e2e.fakes.extensions:one", "config": {"a": 1}}], "rewards"),
+        r"spec.rewards\[0\].config: e2e.fakes.extensions:one is a function, which has no options",
+    ),
+    "an option that a reward of one's own has not": (
+        put([{"name": "exact", "function": "e2e.fakes.extensions:TARGET", "config": {"tolerence": 1}}], "rewards"),
+        r"spec.rewards\[0\].config.tolerence: unknown field; did you mean tolerance\?",
+    ),
+    "rows that a reward of one's own cannot score": (
+        lambda w: (
+            w.rows('{"question": "1", "answer": "x"}\n' * 40),
+            put([{"name": "exact", "function": "e2e.fakes.extensions:TARGET"}], "rewards")(w),
+        ),
+        r"spec.tasks\[0\].data.jsonl.path: .*line 1: reward exact cannot score the row: column 'answer' holds",
+    ),
     "a reward's program that is not there": (
         put([{"name": "exact", "local": {"command": ["frobnicate"]}}], "rewards"),
         r"spec.rewards\[0\].local.command\[0\]: 'frobnicate' does not exist; install it, or correct it",
@@ -385,8 +416,8 @@ ROWS: dict[str, tuple[Callable[[World], object], str]] = {
 def test_what_cannot_run_here_is_refused_and_leaves_no_trace(
     world: World, capsys: pytest.CaptureFixture[str], act: Callable[[World], object], sentence: str
 ) -> None:
-    world.patch.setattr(preflight, "check_parts", check_inside)
-    world.patch.delattr(lifecycle, "run_job")  # nothing may come so far
+    world.patch.setattr(job_checks, "check_components", check_inside)
+    world.patch.delattr(run_control, "run_job")  # nothing may come so far
     act(world)
     world.write("job.yaml", write_yaml(world.data))
     before = world.tree()
@@ -430,7 +461,7 @@ COMMANDS: dict[str, tuple[Callable[[World], object], list[str], str]] = {
         ["stop", "sums"],
         "there is no run 'sums': give a run directory, or a name",
     ),
-    "no such part": (
+    "no such component": (
         lambda w: w.begun(),
         ["logs", "run", "engine"],
         "there is no log of 'engine' in .*run/logs; name one of",
@@ -568,7 +599,7 @@ def test_what_goes_wrong_under_way_ends_the_run_with_a_sentence(
 
 
 def test_a_check_that_dies_is_no_refusal(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    world.patch.setattr(preflight, "CHECKED_PARTS", ("nobody",))
+    world.patch.setattr(job_checks, "CHECKED_COMPONENTS", ("nobody",))
     world.write("job.yaml", write_yaml(world.data))
     code, _, err = rljob(capsys, "run", "job.yaml", "--run-dir", world.run)
     assert code == 1

@@ -10,19 +10,19 @@ import aiohttp
 import msgspec
 import pytest
 
-from e2e.fakes.harness import Stage, make_job, on_stage
+from e2e.fakes.harness import Harness, make_job, run_harness
 from rljob.protocol.status import decode_status
 
 STEPS = 3
 
 
-async def succeeded(stage: Stage) -> None:
+async def succeeded(harness: Harness) -> None:
     """Ask the coordinator without a pause until it says so, as nothing is logged then."""
     async with aiohttp.ClientSession() as session:
         state = ""
         while state != "Succeeded":
             with contextlib.suppress(aiohttp.ClientConnectionError):  # it is starting
-                async with session.get(f"{stage.coordinator_url}/v1/status") as response:
+                async with session.get(f"{harness.coordinator_url}/v1/status") as response:
                     state = decode_status(await response.read()).state
             await asyncio.sleep(0.002)
 
@@ -31,15 +31,15 @@ async def succeeded(stage: Stage) -> None:
 async def test_the_last_evaluation_s_figures_are_there_once_the_run_has_succeeded(tmp_path: Path, way: str) -> None:
     training = {"steps": STEPS, "promptsPerStep": 2, "samplesPerPrompt": 2, "maxStaleness": 0}
     job = make_job(training=training, evaluation={"problems": 4})
-    async with on_stage(job, tmp_path) as stage:
-        training_ = asyncio.create_task(stage.trainer().run())
-        await succeeded(stage)
+    async with run_harness(job, tmp_path) as harness:
+        training_ = asyncio.create_task(harness.trainer().run())
+        await succeeded(harness)
         if way == "killed at once":
-            stage.kill("coordinator")
+            harness.kill("coordinator")
         await training_
     lines = [msgspec.json.decode(line) for line in (tmp_path / "metrics.jsonl").read_bytes().splitlines()]
     assert {line["version"] for line in lines if line["kind"] == "evaluation"} == {0, STEPS}
     if way == "ended":
-        assert stage.codes["coordinator"] == 0
+        assert harness.codes["coordinator"] == 0
         assert (tmp_path / "ledger.sqlite").exists() and not (tmp_path / "ledger.sqlite-wal").exists()
         assert decode_status((tmp_path / "status.json").read_bytes()).state == "Succeeded"

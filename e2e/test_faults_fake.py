@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from e2e.fakes.engine import Faults
-from e2e.fakes.harness import Stage, make_job, on_stage
+from e2e.fakes.harness import Harness, make_job, run_harness
 from e2e.fakes.plain import plain_batches
 from e2e.fakes.tokens import FIRST_STATE, reward, write
 from e2e.fakes.trainer import FakeTrainer
@@ -30,8 +30,8 @@ async def test_weights_that_do_not_arrive_are_sent_again_and_change_nothing(
     tmp_path: Path, fault: str, times: int
 ) -> None:
     job = make_job(training={**TRAINING, "maxStaleness": 0})
-    async with on_stage(job, tmp_path, [Faults(weights=fault, weights_times=times)]) as stage:
-        trainer = stage.trainer()
+    async with run_harness(job, tmp_path, [Faults(weights=fault, weights_times=times)]) as harness:
+        trainer = harness.trainer()
         await trainer.run()
         expected = [batch.state for batch in plain_batches(job.spec, TextCodec(tmp_path / "model"))]
     assert [one.state for one in trainer.applied] == expected
@@ -40,8 +40,8 @@ async def test_weights_that_do_not_arrive_are_sent_again_and_change_nothing(
 async def test_an_engine_that_does_not_answer_an_update_holds_nobody_up(tmp_path: Path) -> None:
     job = make_job(training={**TRAINING, "maxStaleness": 0})
     silent = Faults(weights="silent", weights_times=1_000_000)
-    async with on_stage(job, tmp_path, [silent, Faults()]) as stage:
-        trainer = stage.trainer()
+    async with run_harness(job, tmp_path, [silent, Faults()]) as harness:
+        trainer = harness.trainer()
         await trainer.run()
     assert len(trainer.applied) == STEPS
 
@@ -49,60 +49,60 @@ async def test_an_engine_that_does_not_answer_an_update_holds_nobody_up(tmp_path
 @pytest.mark.timeout(300)
 async def test_an_engine_that_dies_again_and_again_costs_time_only(tmp_path: Path) -> None:
     job = make_job(training={**TRAINING, "maxStaleness": 0})
-    async with on_stage(job, tmp_path, []) as stage:
-        await stage.start("agent", "--die-after-tokens", "600")
-        trainer = stage.trainer()
+    async with run_harness(job, tmp_path, []) as harness:
+        await harness.start("agent", "--die-after-tokens", "600")
+        trainer = harness.trainer()
         await trainer.run()
         expected = [batch.state for batch in plain_batches(job.spec, TextCodec(tmp_path / "model"))]
-    assert stage.restarts["agent"] >= 1
+    assert harness.restarts["agent"] >= 1
     assert [one.state for one in trainer.applied] == expected
 
 
 @pytest.mark.parametrize("alpha", [0, 2])
 async def test_samples_that_cannot_be_scored_are_recorded_and_their_groups_replaced(tmp_path: Path, alpha: int) -> None:
-    def verdict(item: ScoreItem) -> float | str:
+    def score(item: ScoreItem) -> float | str:
         group, member = item.sample.removeprefix("g").split(".")
         return "the scorer crashed" if (int(group) % 5, member) == (3, "2") else reward(item.completion)
 
     job = make_job(training={**TRAINING, "maxStaleness": alpha})
-    async with on_stage(job, tmp_path, verdict=verdict) as stage:
-        trainer = stage.trainer()
+    async with run_harness(job, tmp_path, score_function=score) as harness:
+        trainer = harness.trainer()
         await trainer.run()
     assert len(trainer.applied) == STEPS
-    failed = stage.ledger("SELECT group_id, id, reason FROM samples WHERE state = 'failed'")
+    failed = harness.ledger("SELECT group_id, id, reason FROM samples WHERE state = 'failed'")
     assert failed and {int(row["group_id"].removeprefix("g")) % 5 for row in failed} == {3}
     assert {row["reason"] for row in failed if row["id"].endswith(".2")} == {"the scorer crashed"}
-    assert not stage.ledger("SELECT id FROM samples WHERE state IN ('admitted', 'scored', 'batched')")
+    assert not harness.ledger("SELECT id FROM samples WHERE state IN ('admitted', 'scored', 'batched')")
 
 
 @pytest.mark.parametrize("alpha", [0, 1])
 async def test_a_trainer_that_does_not_reproduce_itself_begins_a_new_lineage(tmp_path: Path, alpha: int) -> None:
     job = make_job(training={**TRAINING, "maxStaleness": alpha})
-    async with on_stage(job, tmp_path, seconds_per_token=0.001) as stage:
-        first = stage.trainer()
+    async with run_harness(job, tmp_path, seconds_per_token=0.001) as harness:
+        first = harness.trainer()
         running = asyncio.create_task(first.run())
         async with first.has_applied:
             await first.has_applied.wait_for(lambda: len(first.applied) == 5)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        second = stage.trainer(salt=b"another library")
+        second = harness.trainer(salt=b"another library")
         await second.run()
     assert [one.train.step for one in second.applied] == [3, 4, 5], "it replays what is after its checkpoint"
     assert [one.shard for one in second.applied[:2]] == [one.shard for one in first.applied[3:5]]
-    assert {row["lineage"] for row in stage.ledger("SELECT lineage FROM publications")} == {0, 1}
+    assert {row["lineage"] for row in harness.ledger("SELECT lineage FROM publications")} == {0, 1}
     if alpha == 0:
-        assert_written_by(stage, second, step=5)
+        assert_written_by(harness, second, step=5)
 
 
-def assert_written_by(stage: Stage, trainer: FakeTrainer, step: int) -> None:
+def assert_written_by(harness: Harness, trainer: FakeTrainer, step: int) -> None:
     """Assert that every sample of batch ``step`` was written under the weights that ``trainer`` trained it on."""
     states = {one.train.step + 1: one.state for one in trainer.applied} | {0: FIRST_STATE}
-    attempts = {row["id"]: row["attempt"] for row in stage.ledger("SELECT id, attempt FROM samples")}
+    attempts = {row["id"]: row["attempt"] for row in harness.ledger("SELECT id, attempt FROM samples")}
     batch = next(one for one in trainer.applied if one.train.step == step)
     for scalars, sample in zip(
         batch.train.samples, msgspec.msgpack.decode(batch.shard, type=list[SampleTokens]), strict=True
     ):
         prompt = sample.token_ids[: 4 * scalars.prompt_tokens]
-        seed = derive(stage.job.spec.seed, sample.sample, 0, attempts[sample.sample])
+        seed = derive(harness.job.spec.seed, sample.sample, 0, attempts[sample.sample])
         stream, _ = write(states[step], prompt, seed, scalars.max_tokens, [0])
         assert stream.token_ids == array("i", sample.token_ids[4 * scalars.prompt_tokens :]), sample.sample

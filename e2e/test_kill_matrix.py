@@ -1,4 +1,4 @@
-"""Every part × every phase × every fault: the run goes on, and in the end its accounts are right.
+"""Every component × every phase × every fault: the run goes on, and in the end its accounts are right.
 
 The coordinator and the runner are real, engine, trainer and reward are fakes; all are processes. Cases of one fault
 share runs (see e2e/faults/run_cases.py), so this file runs everything at its first test and the others look up what
@@ -73,7 +73,7 @@ def test_the_run_survives(name: str, outcome: Callable[[Case], str]) -> None:
 
 def test_every_fault_meets_every_part_at_every_message_before_or_after_it() -> None:
     def cells(cases: list[Case]) -> set[tuple[str, ...]]:
-        return {(case.fault, case.victim, case.phase, case.moment.part, case.moment.message) for case in cases}
+        return {(case.fault, case.victim, case.phase, case.moment.component, case.moment.message) for case in cases}
 
     some = cases_of_every_change()
     assert cells(some) == cells(all_cases()) and len(some) == len(cells(some))

@@ -1,4 +1,4 @@
-"""Light parts stay light: no torch, no engine, no controller framework."""
+"""Light components stay light: no torch, no engine, no controller framework."""
 
 from __future__ import annotations
 

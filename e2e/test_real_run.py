@@ -84,9 +84,9 @@ class Running:
             assert time.monotonic() < deadline, self.output()
             time.sleep(0.05)  # other processes: there is nothing to await
 
-    def pid(self, part: str) -> int:
-        """Return the process of a part; ``server`` is the vLLM server that the agent started."""
-        if part == "server":
+    def pid(self, component: str) -> int:
+        """Return the process of a component; ``server`` is the vLLM server that the agent started."""
+        if component == "server":
             agent = self.pid("rollout-main-0")
             for stat in Path("/proc").glob("[0-9]*/stat"):
                 try:
@@ -96,15 +96,15 @@ class Running:
                     continue
             return -1
         events = [json.loads(line) for line in (self.directory / "events.jsonl").read_text().splitlines()]
-        return [event["pid"] for event in events if event["subject"] == part and event["event"] == "started"][-1]
+        return [event["pid"] for event in events if event["subject"] == component and event["event"] == "started"][-1]
 
-    def living(self, part: str) -> int:
-        """Wait for a process of a part and return its pid; never -1, which kill takes for everything there is."""
+    def living(self, component: str) -> int:
+        """Wait for a process of a component and return its pid; never -1, which kill takes for everything there is."""
         found = -1
 
         def there() -> bool:
             nonlocal found
-            found = self.pid(part)
+            found = self.pid(component)
             return found > 0
 
         self.wait(there)
@@ -168,7 +168,7 @@ def test_a_run_suspended_and_then_killed_whole_goes_on_and_its_accounts_are_clea
     assert suspended["lastCheckpoint"]["step"] == suspended["progress"]["step"] >= 2
     with rljob_run(manifest, directory) as run:
         run.wait(lambda: run.step() >= suspended["progress"]["step"] + 2)
-        victims = [run.process.pid, *(run.living(part) for part in VICTIMS)]
+        victims = [run.process.pid, *(run.living(component) for component in VICTIMS)]
         for pid in victims:
             with contextlib.suppress(ProcessLookupError):  # the rest dies with the first
                 os.kill(pid, signal.SIGKILL)

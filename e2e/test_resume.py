@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from e2e.fakes.harness import TOKENS, Stage, make_job, on_stage
+from e2e.fakes.harness import TOKENS, Harness, make_job, run_harness
 from e2e.fakes.trainer import FakeTrainer
 from rljob.api.models import RLJob
 from rljob.protocol.status import decode_status
@@ -30,8 +30,8 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     directory = tmp_path_factory.mktemp("unbroken")
 
     async def run() -> None:
-        async with on_stage(synchronous_job(), directory) as stage:
-            await stage.trainer().run()
+        async with run_harness(synchronous_job(), directory) as harness:
+            await harness.trainer().run()
 
     asyncio.run(run())
     return checkpoint(directory)
@@ -41,31 +41,31 @@ def checkpoint(directory: Path) -> bytes:
     return (directory / f"checkpoints/step-{STEPS:06d}/weights.json").read_bytes()
 
 
-async def suspend(stage: Stage) -> None:
+async def suspend(harness: Harness) -> None:
     """Ask the coordinator to stop until it has, or was done before."""
     headers = {"Authorization": f"Bearer {TOKENS['operator']}"}
     state = ""
     async with aiohttp.ClientSession(headers=headers, raise_for_status=True) as session:
         while state not in ("Suspended", "Succeeded"):
-            async with session.post(f"{stage.coordinator_url}/v1/suspend") as response:
+            async with session.post(f"{harness.coordinator_url}/v1/suspend") as response:
                 state = decode_status(await response.read()).state
             await asyncio.sleep(0.01)  # nothing is logged in this process
 
 
-async def run_until(stage: Stage, trainer: FakeTrainer, step: int, way: str, said: str = "is incarnation") -> None:
+async def run_until(harness: Harness, trainer: FakeTrainer, step: int, way: str, said: str = "is incarnation") -> None:
     """Run until ``trainer`` has applied ``step`` batches, or for step 0 until the coordinator has ``said`` something,
     then end all of it one way or the other."""
     running = asyncio.create_task(trainer.run())
     if step == 0:
-        await stage.until("coordinator", said)
+        await harness.until("coordinator", said)
     async with trainer.has_applied:
         await trainer.has_applied.wait_for(lambda: len(trainer.applied) >= step)
     if way == "suspended":
-        await suspend(stage)
+        await suspend(harness)
         await running
     else:
-        stage.kill("coordinator")
-        running.cancel()  # the others are cut off in the middle of what they do when the stage closes
+        harness.kill("coordinator")
+        running.cancel()  # the others are cut off in the middle of what they do when the harness closes
         await asyncio.gather(running, return_exceptions=True)
 
 
@@ -74,10 +74,10 @@ async def run_until(stage: Stage, trainer: FakeTrainer, step: int, way: str, sai
 async def test_a_run_stopped_at_any_step_gives_the_checkpoint_of_the_run_never_stopped(
     tmp_path: Path, unbroken: bytes, step: int, way: str
 ) -> None:
-    async with on_stage(synchronous_job(), tmp_path) as stage:
-        await run_until(stage, stage.trainer(), step, way)
-    async with on_stage(synchronous_job(), tmp_path) as stage:
-        second = stage.trainer()
+    async with run_harness(synchronous_job(), tmp_path) as harness:
+        await run_until(harness, harness.trainer(), step, way)
+    async with run_harness(synchronous_job(), tmp_path) as harness:
+        second = harness.trainer()
         await second.run()
     assert checkpoint(tmp_path) == unbroken
     lines = [msgspec.json.decode(line) for line in (tmp_path / "metrics.jsonl").read_bytes().splitlines()]
@@ -89,8 +89,8 @@ async def test_a_run_stopped_at_any_step_gives_the_checkpoint_of_the_run_never_s
 async def test_a_run_stopped_again_and_again_in_evaluations_too_gives_the_same(tmp_path: Path, unbroken: bytes) -> None:
     job = synchronous_job(evaluation={"everySteps": 2, "problems": 16})
     for way in ("suspended", "killed", "suspended", "killed"):
-        async with on_stage(job, tmp_path) as stage:
-            await run_until(stage, stage.trainer(), 1 if way == "suspended" else 0, way, said="evaluating version")
-    async with on_stage(job, tmp_path) as stage:
-        await stage.trainer().run()
+        async with run_harness(job, tmp_path) as harness:
+            await run_until(harness, harness.trainer(), 1 if way == "suspended" else 0, way, said="evaluating version")
+    async with run_harness(job, tmp_path) as harness:
+        await harness.trainer().run()
     assert checkpoint(tmp_path) == unbroken

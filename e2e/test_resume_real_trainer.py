@@ -12,7 +12,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, here 
 
 import pytest
 
-from e2e.fakes.harness import COMMANDS, TOKENS, Stage, make_job, on_stage
+from e2e.fakes.harness import COMMANDS, TOKENS, Harness, make_job, run_harness
 from e2e.fakes.tiny import TinyEngine, write_tiny_model
 from e2e.test_resume import suspend
 from rljob.api.models import RLJob
@@ -27,20 +27,20 @@ def tiny_job() -> RLJob:
 
 
 @asynccontextmanager
-async def on_real_stage(directory: Path) -> AsyncIterator[Stage]:
-    """Run all parts: a fake engine with real weights in this process, the real trainer as its own."""
-    async with on_stage(tiny_job(), directory, engines=[]) as stage:
+async def run_with_real_trainer(directory: Path) -> AsyncIterator[Harness]:
+    """Run all components: a fake engine with real weights in this process, the real trainer as its own."""
+    async with run_harness(tiny_job(), directory, engines=[]) as harness:
         write_tiny_model(directory / "model")
-        engine = TinyEngine(stage.coordinator_url, TOKENS["agent"], directory / "model")
-        stage.play("agent", engine.run())
-        await stage.start("trainer")
-        yield stage
+        engine = TinyEngine(harness.coordinator_url, TOKENS["agent"], directory / "model")
+        harness.play("agent", engine.run())
+        await harness.start("trainer")
+        yield harness
 
 
 async def train(directory: Path) -> dict[str, bytes]:
     """Run to the end; return the files of the last checkpoint that hold what was learned."""
-    async with on_real_stage(directory) as stage:
-        await stage.ended("trainer")
+    async with run_with_real_trainer(directory) as harness:
+        await harness.ended("trainer")
     last = directory / f"checkpoints/step-{STEPS:06d}"
     return {path.name: path.read_bytes() for path in sorted(last.rglob("*.safetensors"))}
 
@@ -66,12 +66,12 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory, real_trainer: object) -> 
 async def test_the_real_trainer_learns_the_same_bit_for_bit_when_the_run_was_stopped(
     tmp_path: Path, unbroken: dict[str, bytes], way: str, step: int
 ) -> None:
-    async with on_real_stage(tmp_path) as stage:
-        await stage.until("trainer", f"step {step - 1}:")
+    async with run_with_real_trainer(tmp_path) as harness:
+        await harness.until("trainer", f"step {step - 1}:")
         if way == "suspended":
-            await suspend(stage)
-            await stage.ended("trainer")
+            await suspend(harness)
+            await harness.ended("trainer")
         else:
-            stage.kill("coordinator")
-            stage.kill("trainer")
+            harness.kill("coordinator")
+            harness.kill("trainer")
     assert await train(tmp_path) == unbroken

@@ -12,9 +12,9 @@ from rljob.api.load import validate
 from rljob.api.resolve import resolve
 from rljob.local import checkpoints, evaluation
 from rljob.local.errors import CliError
+from rljob.local.process_usage import ProcessUsageMeter
 from rljob.local.run_directory import RunDirectory
-from rljob.local.usage import Meter
-from rljob.protocol.status import Metric, PartStatus, Queue, encode_status
+from rljob.protocol.status import ComponentStatus, Metric, Queue, encode_status
 
 _HEADER = b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
 WEIGHTS = len(_HEADER).to_bytes(8, "little") + _HEADER + b"01234567"
@@ -168,9 +168,9 @@ def test_the_same_evaluation_has_one_directory_and_another_its_own(run, manifest
 
 
 def test_top_shows_what_each_part_takes_and_does(launcher):
-    agent = PartStatus("agent", "main-7f3a", "ready", 1, running=12, waiting=3)
+    agent = ComponentStatus("agent", "main-7f3a", "ready", 1, running=12, waiting=3)
     figures = [Metric("seconds_training", 41.0), Metric("tokens_per_second", 5000.0)]
-    launcher.answer(status(parts=[agent], queues=[Queue("groups_open", 17)], metrics=figures))
+    launcher.answer(status(components=[agent], queues=[Queue("groups_open", 17)], metrics=figures))
     process = launcher.start()
     launcher.wait_for("run", "Running")
     code, out, err = launcher.rljob("top", launcher.directory)
@@ -185,7 +185,7 @@ def test_top_shows_what_each_part_takes_and_does(launcher):
     code, out, _ = launcher.rljob("top", launcher.directory, "-o", "json", "--count", "2", "--seconds", "0.1")
     frames = [json.loads(line) for line in out.splitlines()]
     assert len(frames) == 2
-    assert {part["name"] for part in frames[1]["components"] if part["memory"] > 0} == {
+    assert {component["name"] for component in frames[1]["components"] if component["memory"] > 0} == {
         "coordinator",
         "runner",
         "trainer",
@@ -200,13 +200,13 @@ def test_top_shows_what_each_part_takes_and_does(launcher):
 def test_a_meter_counts_the_processor_time_between_two_readings(tmp_path, monkeypatch):
     seconds = iter([10.0, 11.5])
     times = iter([100.0, 100.0, 103.0])
-    monkeypatch.setattr("rljob.local.usage.time.monotonic", lambda: next(times))
-    monkeypatch.setattr("rljob.local.usage._figures", lambda entry: (next(seconds), 1 << 20))
+    monkeypatch.setattr("rljob.local.process_usage.time.monotonic", lambda: next(times))
+    monkeypatch.setattr("rljob.local.process_usage._figures", lambda entry: (next(seconds), 1 << 20))
     monkeypatch.setattr(
-        "rljob.local.usage.process_cleanup.process_marks",
+        "rljob.local.process_usage.process_cleanup.process_marks",
         lambda: {7: f"{tmp_path}:trainer:", 8: "/another/run:trainer:"},
     )
-    meter = Meter(tmp_path)
+    meter = ProcessUsageMeter(tmp_path)
     meter.read()
     (usage,) = meter.read().values()
     assert (usage.processor, usage.memory, usage.processes) == (0.5, 1 << 20, 1)
@@ -216,11 +216,12 @@ def test_an_evaluation_prints_its_results_by_task(run, tmp_path):
     results = json.loads(encode_status(SUCCEEDED))["evaluations"]
     place = run.path / "evaluations/step-000010"
     code = (
-        "import sys; from unittest import mock; from rljob.cli import models; from rljob.cli.main import main\n"
+        "import sys; from unittest import mock\n"
+        "from rljob.cli import checkpoint_commands as commands; from rljob.cli.main import main\n"
         "from rljob.local.run_directory import RunDirectory; from rljob.protocol.status import decode_status\n"
         f"status = decode_status(open({str(tmp_path / 'status.json')!r}, 'rb').read())\n"
         "def run_job(job, manifest, where, screen): screen.note('it runs')\n"
-        "with mock.patch.object(models, 'run_job', run_job), mock.patch.object(models.preflight, 'prepare',\n"
+        "with mock.patch.object(commands, 'run_job', run_job), mock.patch.object(commands.job_checks, 'prepare',\n"
         "    lambda job, where, warn: job), mock.patch.object(RunDirectory, 'status', lambda self: status):\n"
         "    main()\n"
     )

@@ -12,9 +12,9 @@ import pytest
 from cli.tests.fakes.launcher import SUCCEEDED, status
 from rljob.api.load import validate
 from rljob.api.resolve import resolve
-from rljob.local.render import plain_lines
 from rljob.local.run_directory import RunDirectory
 from rljob.local.snapshot import take_snapshot
+from rljob.local.snapshot_view import plain_lines
 from rljob.protocol.status import CheckpointStatus, RunStatus
 
 
@@ -70,7 +70,7 @@ def test_stop_now_does_not_wait_for_a_checkpoint(detached):
 
 def test_a_detached_run_that_cannot_start_says_so_and_exits_as_it_does(launcher):
     launcher.answer(RunStatus("Starting"))
-    launcher.parts["trainer"] = ["say", "there is no GPU here", "exit", "2"]
+    launcher.components["trainer"] = ["say", "there is no GPU here", "exit", "2"]
     code, out, err = launcher.run("--detach")
     assert (code, out) == (2, "")
     assert err.endswith(
@@ -103,7 +103,7 @@ def test_a_run_that_was_killed_shows_how_far_it_came(detached):
 
 @pytest.fixture
 def directory(manifest, tmp_path):
-    """The directory of a run that goes on in this process, as it is before any part was started."""
+    """The directory of a run that goes on in this process, as it is before any component was started."""
     directory = RunDirectory(tmp_path / "run")
     with directory.opened(resolve(validate(manifest)), b""):
         directory.tell("run", "started")
@@ -154,7 +154,7 @@ def test_status_watches_until_the_run_ends(detached):
 
 
 def test_restarts_and_their_reason_are_shown(launcher):
-    launcher.parts["trainer"] = [
+    launcher.components["trainer"] = [
         "say",
         "No space left on device",
         "once",

@@ -41,11 +41,11 @@ EXAMPLES = {
 }
 
 
-def parts(manifest, tmp_path):
+def components(manifest, tmp_path):
     here = LocalContext(
         tmp_path, {"coordinator": 1, "reward-exact": 2}, {"agent": "a", "trainer": "t", "runner": "r", "operator": "o"}
     )
-    return {part.name: part for part in commands.components(resolve(validate(manifest)), here)}
+    return {component.name: component for component in commands.components(resolve(validate(manifest)), here)}
 
 
 def test_every_ignored_field_has_an_example():
@@ -54,7 +54,7 @@ def test_every_ignored_field_has_an_example():
 
 @pytest.mark.parametrize("path", EXAMPLES)
 def test_an_ignored_field_is_said_in_one_line_and_changes_no_command(manifest, tmp_path, path):
-    before = parts(manifest, tmp_path)
+    before = components(manifest, tmp_path)
     assert field_support.warnings(validate(manifest)) == []
     field, value = EXAMPLES[path]
     manifest["spec"][field] = value
@@ -64,7 +64,7 @@ def test_an_ignored_field_is_said_in_one_line_and_changes_no_command(manifest, t
     expected = f"spec.{path.replace('[*]', '[0]')}: has no effect here, {field_support.NO_EFFECT_LOCALLY[path]}"
     assert expected in lines
     assert len(lines) == (2 if path == "network.egress.to" or path.endswith("hostNetwork") else 1)
-    assert parts(manifest, tmp_path) == before
+    assert components(manifest, tmp_path) == before
 
 
 @pytest.mark.parametrize("role", ["trainer", "rollouts"])
@@ -73,7 +73,7 @@ def test_variables_of_nccl_are_honoured_and_the_templates_win(manifest, tmp_path
     fields = {"nccl": {"NCCL_DEBUG": "WARN", "GLOO_SOCKET_IFNAME": "lo"}, "template": template}
     manifest["spec"][role] = fields if role == "trainer" else [{"name": "main", **fields}]
     assert field_support.warnings(validate(manifest)) == []
-    found = parts(manifest, tmp_path)["trainer" if role == "trainer" else "rollout-main-0"].environment
+    found = components(manifest, tmp_path)["trainer" if role == "trainer" else "rollout-main-0"].environment
     assert (found["NCCL_DEBUG"], found["GLOO_SOCKET_IFNAME"]) == ("INFO", "lo")
 
 
@@ -86,7 +86,7 @@ def test_of_a_template_the_main_containers_command_and_variables_are_honoured(ma
     }
     manifest["spec"]["trainer"] = {"template": {"spec": {"containers": [{"name": "side"}, main]}}}
     manifest["spec"]["runner"] = {"template": {"spec": {"containers": [{"name": "main", "args": ["--fast"]}]}}}
-    found = parts(manifest, tmp_path)
+    found = components(manifest, tmp_path)
     assert found["trainer"].arguments == ["nice", "python", "-v"]
     assert found["trainer"].environment["HF_HOME"] == "/x"
     assert "KEY" not in found["trainer"].environment
@@ -126,7 +126,7 @@ def test_what_else_a_template_says_is_named_in_one_line(manifest, role):
 
 def test_runners_are_started_as_often_as_the_manifest_says(manifest, tmp_path):
     manifest["spec"]["runner"] = {"replicas": {"min": 3}}
-    found = parts(manifest, tmp_path)
+    found = components(manifest, tmp_path)
     assert {"runner", "runner-1", "runner-2"} <= set(found)
     assert found["runner-2"].environment == found["runner"].environment
 
@@ -175,6 +175,6 @@ def test_gpus_are_asked_for_only_where_there_are_some(manifest, tmp_path, monkey
 def test_a_role_that_is_to_compute_on_the_processor_sees_no_gpu(manifest, tmp_path, role):
     accelerator = {"accelerator": {"kind": "cpu"}}
     manifest["spec"][role] = accelerator if role == "trainer" else [{"name": "main", **accelerator}]
-    found = parts(manifest, tmp_path)
-    hidden = {name for name, part in found.items() if part.environment.get("CUDA_VISIBLE_DEVICES") == ""}
+    found = components(manifest, tmp_path)
+    hidden = {name for name, component in found.items() if component.environment.get("CUDA_VISIBLE_DEVICES") == ""}
     assert hidden == {"trainer" if role == "trainer" else "rollout-main-0"}

@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ALONE = ("core", "cli")
-PARTS = {"pydantic_core": "pydantic"}
+PINNED_BY = {"pydantic_core": "pydantic"}
 """Imported module → the declared distribution that pins it."""
 
 
@@ -77,6 +77,6 @@ def test_every_third_party_import_is_declared(distribution: str) -> None:
     undeclared = {
         root
         for root in roots
-        if not {normalized(name) for name in providers.get(PARTS.get(root, root), [root])} & declared
+        if not {normalized(name) for name in providers.get(PINNED_BY.get(root, root), [root])} & declared
     }
     assert undeclared == set()

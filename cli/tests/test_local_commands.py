@@ -1,4 +1,4 @@
-"""The commands of a job's parts, and the initializer's key."""
+"""The commands of a job's components, and the initializer's key."""
 
 import json
 import sys
@@ -22,16 +22,16 @@ def here(tmp_path):
     )
 
 
-def parts(manifest, here):
-    return {part.name: part for part in commands.components(resolve(validate(manifest)), here)}
+def components(manifest, here):
+    return {component.name: component for component in commands.components(resolve(validate(manifest)), here)}
 
 
 def test_every_part_of_a_job_is_started(manifest, here):
     manifest["spec"]["rollouts"][0]["replicas"] = {"min": 2}
-    found = parts(manifest, here)
+    found = components(manifest, here)
     assert set(found) == {"rollout-main-0", "rollout-main-1", "trainer", "coordinator", "reward-exact", "runner"}
-    assert {part.arguments[0] for part in found.values()} == {sys.executable}
-    modules = {name: part.arguments[-1] for name, part in found.items()}
+    assert {component.arguments[0] for component in found.values()} == {sys.executable}
+    modules = {name: component.arguments[-1] for name, component in found.items()}
     assert modules == {
         "rollout-main-0": "rljob.rollout.main",
         "rollout-main-1": "rljob.rollout.main",
@@ -45,7 +45,7 @@ def test_every_part_of_a_job_is_started(manifest, here):
 def test_a_part_finds_in_its_environment_what_it_needs(manifest, here, monkeypatch):
     job = resolve(validate(manifest))
     (here.storage / "job.json").write_text(job.model_dump_json(by_alias=True))
-    found = parts(manifest, here)
+    found = components(manifest, here)
     expected = {
         "rollout-main-0": ("token-a", "main"),
         "trainer": ("token-t", ""),
@@ -53,9 +53,9 @@ def test_a_part_finds_in_its_environment_what_it_needs(manifest, here, monkeypat
         "coordinator": ("", ""),
         "reward-exact": ("", "exact"),
     }
-    for name, part in found.items():
+    for name, component in found.items():
         with monkeypatch.context() as context:
-            for variable, value in part.environment.items():
+            for variable, value in component.environment.items():
                 context.setenv(variable, value)
             read = read_environment()
             assert read.job == job
@@ -74,7 +74,7 @@ def test_a_reward_of_ones_own_is_started_and_one_elsewhere_only_asked(manifest, 
         {"name": "exact", "local": {"command": ["my-reward", "--table=job://words"]}},
         {"name": "far", "url": "http://rewards.example/v2"},
     ]
-    found = parts(manifest, here)
+    found = components(manifest, here)
     assert found["reward-exact"].arguments == ["my-reward", f"--table={here.storage}/words"]
     assert found["reward-exact"].environment == {
         "RLJOB_JOB": str(here.storage / "job.json"),
@@ -89,14 +89,16 @@ def test_a_reward_of_ones_own_is_started_and_one_elsewhere_only_asked(manifest, 
 
 
 def test_only_the_part_it_belongs_to_is_told_a_token(manifest, here):
-    for name, part in parts(manifest, here).items():
-        own = {token for token in here.tokens.values() if token in json.dumps([part.arguments, part.environment])}
+    for name, component in components(manifest, here).items():
+        own = {
+            token for token in here.tokens.values() if token in json.dumps([component.arguments, component.environment])
+        }
         assert len(own) == (name.partition("-")[0] in ("rollout", "trainer", "runner")), name
 
 
 def test_several_trainer_processes_are_started_by_one_that_ends_as_they_do(manifest, here):
     manifest["spec"]["trainer"] = {"processesPerNode": 2}
-    arguments = parts(manifest, here)["trainer"].arguments
+    arguments = components(manifest, here)["trainer"].arguments
     assert arguments[1:] == ["-m", "rljob.trainer.launch", "2"]
 
 

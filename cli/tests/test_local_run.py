@@ -1,4 +1,4 @@
-"""`rljob run` as a process, with fake parts: what it prints, leaves and kills."""
+"""`rljob run` as a process, with fake components: what it prints, leaves and kills."""
 
 import json
 import os
@@ -138,7 +138,7 @@ def test_a_run_that_trained_nothing_yet_is_stopped_without_a_checkpoint(launcher
 
 @pytest.mark.parametrize("pace", [[], ["slow"]])
 def test_a_first_step_that_nobody_has_looked_at_yet_is_kept_too(launcher, pace):
-    launcher.parts["coordinator"] = [*pace, *launcher.parts["coordinator"]]
+    launcher.components["coordinator"] = [*pace, *launcher.components["coordinator"]]
     launcher.answer(status(step=0))
     process = launcher.start()
     launcher.wait_for("run", "Running")
@@ -163,7 +163,7 @@ def test_a_coordinator_that_does_not_answer_is_not_waited_for_longer_than_the_gr
 
 
 def test_a_second_ctrl_c_kills_what_does_not_end(launcher):
-    launcher.parts["trainer"] = ["ignore"]
+    launcher.components["trainer"] = ["ignore"]
     process = launcher.start()
     launcher.wait_for("run", "Running")
     log = launcher.directory / "logs/trainer.log"
@@ -179,7 +179,7 @@ def test_a_second_ctrl_c_kills_what_does_not_end(launcher):
 
 
 def test_ctrl_c_during_the_initializer_stops_it(launcher):
-    launcher.program.write_text(f"#!/bin/sh\nexec {sys.executable} -I -S {FAKES / 'part.py'} wait\n")
+    launcher.program.write_text(f"#!/bin/sh\nexec {sys.executable} -I -S {FAKES / 'component.py'} wait\n")
     process = launcher.start()
     launcher.wait_for("initializer", "started")
     process.send_signal(signal.SIGINT)
@@ -201,7 +201,7 @@ def test_kill_9_of_rljob_run_leaves_nothing_running(launcher):
 
 
 def test_kill_9_of_rljob_run_and_its_guardian_leaves_nothing_that_a_new_run_would_meet(launcher):
-    launcher.parts["runner"] = ["wait"]
+    launcher.components["runner"] = ["wait"]
     process = launcher.start()
     launcher.wait_for("run", "Running")
     (reaper,) = _reapers_of(process.pid)
@@ -238,7 +238,7 @@ def test_a_coordinator_comes_back_at_the_same_port_also_in_a_later_run(launcher)
 
 
 def test_a_part_that_refuses_its_configuration_ends_the_run(launcher):
-    launcher.parts["trainer"] = ["say", "there is no GPU here", "exit", "2"]
+    launcher.components["trainer"] = ["say", "there is no GPU here", "exit", "2"]
     code, _, err = launcher.run()
     assert code == 2
     assert err == (
@@ -249,9 +249,9 @@ def test_a_part_that_refuses_its_configuration_ends_the_run(launcher):
 
 def test_a_run_that_a_part_refuses_when_there_is_a_checkpoint_is_not_begun_anew(launcher):
     checkpoint = launcher.directory / "checkpoints/step-000002"
-    launcher.parts["trainer"] = ["make", str(checkpoint), "exit", "2"]
+    launcher.components["trainer"] = ["make", str(checkpoint), "exit", "2"]
     assert launcher.run()[0] == 2
-    launcher.parts["trainer"] = ["wait"]
+    launcher.components["trainer"] = ["wait"]
     launcher.answer(SUCCEEDED)
     code, out, _ = launcher.run()
     assert code == 0
@@ -261,7 +261,7 @@ def test_a_run_that_a_part_refuses_when_there_is_a_checkpoint_is_not_begun_anew(
 
 def test_a_part_that_ends_as_the_run_failed_is_not_what_is_told(launcher):
     launcher.answer(status("Failed", reason="TrainerFailed", message="the loss of batch 3 is not finite"))
-    launcher.parts["trainer"] = ["exit", "2"]
+    launcher.components["trainer"] = ["exit", "2"]
     code, _, err = launcher.run()
     assert code == 1
     assert err.startswith("rljob: the run failed: the loss of batch 3 is not finite\n")
@@ -270,11 +270,11 @@ def test_a_part_that_ends_as_the_run_failed_is_not_what_is_told(launcher):
 
 def test_a_run_that_a_part_refuses_at_once_may_begin_anew_with_another_manifest(launcher):
     launcher.answer(status(step=0))
-    launcher.parts["trainer"] = ["say", "there is no GPU here", "exit", "2"]
+    launcher.components["trainer"] = ["say", "there is no GPU here", "exit", "2"]
     assert launcher.run()[0] == 2
     (launcher.directory / "ledger.sqlite").write_text("of the refused run")
     (launcher.directory / "checkpoints/step-000000").mkdir(parents=True)
-    launcher.parts["trainer"] = ["wait"]
+    launcher.components["trainer"] = ["wait"]
     launcher.answer(SUCCEEDED)
     launcher.program.write_text("#!/bin/sh\nrm -r $1; exec " + launcher.program.read_text().partition("exec ")[2])
     code, _, err = launcher.run("--set", "spec.seed=9")
@@ -290,7 +290,7 @@ def test_a_run_that_a_part_refuses_at_once_may_begin_anew_with_another_manifest(
 
 def test_a_part_that_dies_again_and_again_ends_the_run(launcher):
     launcher.manifest["spec"]["failurePolicy"] = {"maxRestarts": 2}
-    launcher.parts["runner"] = ["say", "Segmentation fault", "exit", "139"]
+    launcher.components["runner"] = ["say", "Segmentation fault", "exit", "139"]
     code, _, err = launcher.run()
     assert code == 1
     assert "rljob: runner exited with code 139 and had its 2 restarts (spec.failurePolicy.maxRestarts)\n" in err
@@ -298,7 +298,7 @@ def test_a_part_that_dies_again_and_again_ends_the_run(launcher):
 
 
 def test_a_run_that_fails_says_why_and_shows_the_log_of_the_part_that_is_named(launcher):
-    launcher.parts["trainer"] = ["say", "loss is not finite", "wait"]
+    launcher.components["trainer"] = ["say", "loss is not finite", "wait"]
     process = launcher.start()
     log = launcher.directory / "logs/trainer.log"
     while not log.exists() or "waiting" not in log.read_text():

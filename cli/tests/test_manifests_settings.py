@@ -9,7 +9,7 @@ import yaml
 from core.tests.goldens import JOB
 from rljob.api.yaml_loader import write_yaml
 from rljob.manifests import render
-from rljob.manifests.inputs import Cluster, Context, Settings, read_cluster
+from rljob.manifests.inputs import Cluster, ClusterSettings, Context, read_cluster
 
 SET = {
     "images": {"runner": "registry/runner:2"},
@@ -29,7 +29,7 @@ def test_without_settings_a_cluster_is_as_the_contract_says():
 
 
 def test_every_setting_can_be_set_and_reaches_the_cluster():
-    assert {field.alias for field in Settings.model_fields.values()} == SET.keys()
+    assert {field.alias for field in ClusterSettings.model_fields.values()} == SET.keys()
     assert len(SET) == len(dataclasses.fields(Cluster))
     assert read_cluster(SET) == Cluster(
         images={**Cluster().images, "runner": "registry/runner:2"},

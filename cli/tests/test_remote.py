@@ -20,15 +20,15 @@ from rljob.kube.access import Access
 from rljob.kube.errors import AccessError, error_of
 from rljob.kube.plugin import Credential
 from rljob.kube.sync_client import SyncApiClient
-from rljob.local.render import plain_lines
+from rljob.local.snapshot_view import plain_lines
 from rljob.remote import export, forwarding
-from rljob.remote.api import Api, RefusedError
-from rljob.remote.coordinator import Coordinator, CoordinatorUnavailableError
+from rljob.remote.api import Api, ApiRefusedError
+from rljob.remote.coordinator_api import CoordinatorApi, CoordinatorUnavailableError
 from rljob.remote.forwarding import ForwardError, HandshakeError
 from rljob.remote.job import RemoteJob, job_snapshot
-from rljob.remote.logs import _lines
 from rljob.remote.lookup import Namespace
-from rljob.remote.usage import quantity
+from rljob.remote.pod_logs import _lines
+from rljob.remote.pod_usage import quantity
 
 PORT = (8080).to_bytes(2, "little")
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\nRljob-Note: well\r\n\r\nhello!"
@@ -203,7 +203,7 @@ def test_an_answer_of_something_that_is_no_api_server_is_a_sentence_too() -> Non
         api.refusal(error_of(502, b"<html>bad gateway</html>")).sentence
         == "context c refuses: <html>bad gateway</html>"
     )
-    assert isinstance(api.refusal(error_of(404, b"\xff")), RefusedError)
+    assert isinstance(api.refusal(error_of(404, b"\xff")), ApiRefusedError)
 
 
 def test_a_proxy_of_another_kind_is_refused() -> None:
@@ -303,7 +303,7 @@ def test_only_a_coordinator_without_a_pod_is_said_to_have_gone(
     monkeypatch.setattr(Namespace, "pods", lambda self, job, role="": next(seen))
     ended = {"metadata": {"name": "sums"}, "spec": {}, "status": {"conditions": [condition("Complete")]}}
     with pytest.raises(CoordinatorUnavailableError, match=re.escape(sentence)):
-        Coordinator(Namespace(Api(Access("https://k:1")), "team-a"), ended).ask("/v1/status", dict)
+        CoordinatorApi(Namespace(Api(Access("https://k:1")), "team-a"), ended).ask("/v1/status", dict)
 
 
 def condition(kind: str) -> dict[str, str]:

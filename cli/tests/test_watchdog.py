@@ -1,4 +1,4 @@
-"""When a part counts as hanging: by what is seen of it and when."""
+"""When a component counts as hanging: by what is seen of it and when."""
 
 from rljob.local.watchdog import HangDetector
 

@@ -204,15 +204,19 @@ async def test_the_status_says_why_an_engine_server_died(new_world: Any, tmp_pat
     agent.hello = lambda: world_module.m.EngineCrashed("main", "it was killed by SIGKILL", "last words", 2, True)
     agent.connect()
     status = status_of(world.run)
-    assert [(p.role, p.instance, p.state, p.restarts, p.message) for p in status.parts] == [
+    assert [(p.role, p.instance, p.state, p.restarts, p.message) for p in status.components] == [
         ("agent", "main", "starting", 2, "it was killed by SIGKILL")
     ]
     assert "an engine and a runner to connect; pool main: it was killed by SIGKILL" in status.message
     agent.say(type(agent).hello(agent))
-    (part,) = status_of(world.run).parts
-    assert (part.instance, part.state, part.message) == (agent.instance, "ready", "it was killed by SIGKILL")
+    (component,) = status_of(world.run).components
+    assert (component.instance, component.state, component.message) == (
+        agent.instance,
+        "ready",
+        "it was killed by SIGKILL",
+    )
     agent.disconnect()
-    assert status_of(world.run).parts == []
+    assert status_of(world.run).components == []
 
 
 async def test_the_status_says_what_a_trainer_waits_for(new_world: Any, tmp_path: Path) -> None:
@@ -223,7 +227,7 @@ async def test_the_status_says_what_a_trainer_waits_for(new_world: Any, tmp_path
     incarnation = world.run.trainer.session.incarnation
     world.trainer.say(world_module.m.TrainerBlocked(incarnation, "the disk of /x is full"))
     assert status_of(world.run).message == "the trainer waits: the disk of /x is full"
-    assert [p.message for p in status_of(world.run).parts if p.role == "trainer"] == ["the disk of /x is full"]
+    assert [p.message for p in status_of(world.run).components if p.role == "trainer"] == ["the disk of /x is full"]
     world.trainer.say(world_module.m.TrainerBlocked(incarnation, ""))
     assert status_of(world.run).message == ""
 

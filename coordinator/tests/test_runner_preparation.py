@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,84 @@ def test_what_is_wrong_is_a_sentence_that_begins_with_the_field(
     found = check(environment(storage, task, **spec), Readers(), made_later=False)
     assert len(found) == bool(sentence)
     assert "".join(found).startswith(sentence.replace("STORAGE", str(storage)))
+
+
+PACKAGE = """
+from rljob.api.base import Model
+from rljob.api.rewards import RewardKind
+
+class Options(Model):
+    column: str = "answer"
+
+def row_check(row, options):
+    if len(str(row[options.column])) > 1:
+        raise ValueError(f"{row[options.column]} has more than one digit")
+
+KIND = RewardKind(make="a_library_of_the_service:make", options=Options, row_check=row_check)
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "own_rewards.py").write_text(PACKAGE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("own_rewards", None)
+
+
+@pytest.mark.parametrize(
+    ("reward", "sentence"),
+    [
+        ({}, ""),
+        (
+            {"config": {"column": "number"}},
+            "spec.tasks[0].data.jsonl.path: STORAGE/rows.jsonl, line 2: reward right c",
+        ),
+        (
+            {"config": {"column": "none"}},
+            "spec.tasks[0].data.jsonl.path: STORAGE/rows.jsonl, line 1: the row check o",
+        ),
+        ({"config": {"colum": "a"}}, "spec.rewards[0].config.colum: unknown field; did you mean column?"),
+        ({"function": "own_rewards:none"}, "spec.rewards[0].function: module own_rewards has no attribute none"),
+    ],
+)
+def test_rows_are_checked_by_the_reward_of_a_user_s_own_package(
+    storage: Path, package: None, reward: dict, sentence: str
+) -> None:
+    rows = [{"question": "1 + 1 =", "answer": "2", "number": number} for number in (1, 12, *range(8))]
+    (storage / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rewards = [{"name": "right", "function": "own_rewards:KIND"} | reward]
+    found = check(environment(storage, rewards=rewards), Readers(), made_later=False)
+    assert len(found) == bool(sentence)
+    assert "".join(found).startswith(sentence.replace("STORAGE", str(storage)))
+
+
+class Generated:
+    """A source without end."""
+
+    def problem(self, split: str, row: int) -> dict:
+        """Return a row."""
+        return {"question": f"{row} + 1 =", "answer": "1"}
+
+    def size(self, split: str) -> None:
+        """Rows are endless."""
+
+
+def test_generated_problems_are_checked_by_their_reward_too(storage: Path, package: None) -> None:
+    rewards = [{"name": "right", "function": "own_rewards:KIND", "config": {"column": "question"}}]
+    task = {"data": {"reasoningGym": {"dataset": "chain_sum"}}}
+    readers = Readers(reasoning_gym=lambda data, seed, where: Generated())
+    (found,) = check(environment(storage, task, rewards=rewards), readers, made_later=False)
+    assert re.match(r"spec.tasks\[0\]: reward right cannot score the row: .* has more than one digit", found)
+
+
+def test_a_runner_without_the_package_of_a_reward_starts_and_does_not_check_rows(
+    storage: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a cluster only the image of the reward service needs the package."""
+    rewards = [{"name": "right", "function": "not_installed_here:KIND"}]
+    prepare(environment(storage, rewards=rewards), Readers())
+    assert "rows are not checked by reward right: spec.rewards[0].function: module not_installed_here" in caplog.text
 
 
 def test_every_task_and_the_model_are_looked_at_though_one_is_wrong(storage: Path) -> None:

@@ -1,20 +1,26 @@
-"""What the status and Prometheus say of the parts."""
+"""What the status and Prometheus report about the components."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from world import job, m
 
-from rljob.coordinator.metrics import RunCollector
+from rljob.coordinator.metrics import API_REQUESTS, REFUSED, RunCollector
 from rljob.coordinator.progress import RunProgress
 from rljob.coordinator.status import status_of
+from rljob.coordinator.status_sync import StatusSyncCollector
 from rljob.coordinator.tracking import Tracking, finish
 from rljob.protocol.status import HistoryPoint
+from rljob.scheduling.groups import REJECTED
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "monitoring.md"
 
 NAMES = {
     "rljob_policy_version", "rljob_lineage", "rljob_trainer_incarnation", "rljob_engines",
@@ -35,11 +41,11 @@ async def test_parts_say_how_often_they_died_and_why(new_world: Any, tmp_path: P
     world.trainer.connect()
     world.agents[0].say(m.EngineCrashed("main", "vLLM was killed by signal 9", "out of memory", 2, False))
     await world.some(3)
-    parts = {part.role: part for part in status_of(world.run).parts}
-    assert (parts["trainer"].restarts, parts["trainer"].state) == (1, "Train")
-    assert parts["trainer"].message == "doing again what came after its checkpoint: step 0 of 2"
-    assert "signal 9" in parts["agent"].message
-    assert parts["runner"].instance == world.runner.peer.instance
+    components = {each.role: each for each in status_of(world.run).components}
+    assert (components["trainer"].restarts, components["trainer"].state) == (1, "Train")
+    assert components["trainer"].message == "doing again what came after its checkpoint: step 0 of 2"
+    assert "signal 9" in components["agent"].message
+    assert components["runner"].instance == world.runner.peer.instance
 
 
 async def test_the_names_of_figures_for_prometheus_stay(new_world: Any, tmp_path: Path) -> None:
@@ -58,6 +64,31 @@ async def test_the_names_of_figures_for_prometheus_stay(new_world: Any, tmp_path
     assert {sample.name for sample in samples} == NAMES
     deaths = [sample for sample in samples if sample.name == "rljob_engine_crashes_total"]
     assert [(sample.labels, sample.value) for sample in deaths] == [({"pool": "main"}, 1.0)]
+
+
+async def test_the_page_on_monitoring_has_every_metric_with_type_and_labels(new_world: Any, tmp_path: Path) -> None:
+    world = new_world(job(evaluation={"problems": 2}), tmp_path)
+    await world.start()
+    world.connect_all()
+    await world.settle()
+    client, throttle = SimpleNamespace(last_event_at=1.0), SimpleNamespace(applied={}, at=1.0)
+    declared = [REFUSED, API_REQUESTS]
+    families = [family for metric in declared for family in metric.collect()]
+    families += [*RunCollector(world.run).collect(), *StatusSyncCollector(client, throttle).collect()]  # type: ignore[arg-type]
+    labels = {family.name: {name for sample in family.samples for name in sample.labels} for family in families}
+    labels |= {metric.describe()[0].name: set(metric._labelnames) for metric in declared}
+    served = {
+        (f"{family.name}_total" if family.type == "counter" else family.name, family.type): labels[family.name]
+        for family in families
+    }
+    table = PAGE.read_text().partition("| metric of the coordinator |")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in table.splitlines()[2:]]
+    documented = {
+        (name.strip("`"), kind): set(re.findall(r"`(\w+)`", cell.partition(":")[0])) for name, kind, cell in rows
+    }
+    assert documented == served
+    (discarded,) = (cell for name, _, cell in rows if "discarded" in name)
+    assert set(re.findall(r"`(\w+)`", discarded.partition(":")[2])) == set(REJECTED)
 
 
 def test_the_speed_shown_is_a_mean_over_the_last_steps() -> None:

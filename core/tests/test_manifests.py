@@ -490,6 +490,21 @@ def test_what_only_a_machine_has_is_refused_in_a_cluster(manifest):
     assert "write job://PATH" in found[0]
 
 
+def test_a_function_needs_an_image_with_its_package_and_runs_rljob_s_service_in_it(manifest):
+    reward = {"name": "exact", "function": "mine.rewards:length", "config": {"unit": 2}}
+    manifest["spec"]["rewards"] = [reward]
+    sentence = (
+        "spec.rewards[0].template: function needs an image that has the package of mine.rewards:length; set the image "
+        "of its container main"
+    )
+    assert problems(validate(manifest)) == [sentence]
+    reward["template"] = {"spec": {"containers": [{"name": "main", "image": "mine:1"}]}}
+    assert problems(validate(manifest)) == []
+    main = main_of(roles(manifest)["reward-exact"])
+    assert (main["image"], main["command"]) == ("mine:1", ["python", "-m", "rljob.rewards.main"])
+    assert main["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
 def test_two_pools_of_which_one_is_called_as_the_other_ones_elastic_engines_are_refused(manifest):
     manifest["spec"]["rollouts"] = [{"name": "main", "replicas": {"max": 2}}, {"name": "main-elastic"}]
     [found] = problems(validate(manifest))

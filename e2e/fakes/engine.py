@@ -251,7 +251,7 @@ def _key(request_id: m.RequestId) -> Key:
 
 
 def main() -> None:
-    """Run one agent as a process, told its surroundings like any request_id."""
+    """Run one agent as a process, with the environment of a component."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds-per-token", type=float, default=0.0)
     parser.add_argument("--max-concurrency", type=int, default=64)

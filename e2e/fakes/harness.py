@@ -1,6 +1,6 @@
-"""Runs a job's parts for a test: as processes that are restarted when they die, or inside the test's event loop.
+"""Runs a job's components for a test: as processes that are restarted when they die, or inside the test's event loop.
 
-A test waits for lines that parts log, never for time.
+A test waits for lines that components log, never for time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aiohttp import web
 
 from e2e.fakes.engine import FakeEngine, Faults
 from e2e.fakes.model import write_model
-from e2e.fakes.reward import Verdict, build_app, by_text
+from e2e.fakes.reward import ScoreFunction, build_app, by_text
 from e2e.fakes.trainer import FakeTrainer
 from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
@@ -71,25 +71,25 @@ def make_job(**changes: Any) -> RLJob:
     return resolve(RLJob.model_validate({"metadata": {"name": "test"}, "spec": {**spec, **changes}}))
 
 
-class Stage:
-    """The parts of one job in one directory.
+class Harness:
+    """The components of one job in one directory.
 
     Args:
         job: the resolved manifest.
-        storage: the run directory; parts log to NAME.log in it.
-        more: variables of parts that are processes, besides those that every part is told.
+        storage: the run directory; components log to NAME.log in it.
+        more: variables of components that are processes, besides those that every component is told.
     """
 
     def __init__(self, job: RLJob, storage: Path, more: Mapping[str, str] | None = None) -> None:
         self.job = job
         self.storage = storage
         self.restarts: dict[str, int] = {}
-        self.codes: dict[str, int] = {}  # part → exit code of its last process
-        self._urls = {part: f"127.0.0.1:{_free_port()}" for part in ("coordinator", "reward")}
+        self.codes: dict[str, int] = {}  # component → exit code of its last process
+        self._urls = {component: f"127.0.0.1:{_free_port()}" for component in ("coordinator", "reward")}
         self._more = dict(more or {})
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._tasks: dict[str, asyncio.Task[Any]] = {}
-        self._lines: list[tuple[str, str]] = []  # part, line: in the order in which they came
+        self._lines: list[tuple[str, str]] = []  # component, line: in the order in which they came
         self._read = 0
         self._news = asyncio.Event()
         self._stopping = False
@@ -107,27 +107,27 @@ class Stage:
         """Address of every reward."""
         return {reward.name: f"http://{self._urls['reward']}" for reward in self.job.spec.rewards}
 
-    def environment(self, part: str) -> ComponentEnvironment:
-        """Return what a part inside this process is told."""
+    def environment(self, component: str) -> ComponentEnvironment:
+        """Return what a component inside this process is told."""
         return ComponentEnvironment(
             job=self.job,
             storage=self.storage,
             coordinator=self.coordinator_url,
-            token=TOKENS.get(part, ""),
-            listen=self._urls.get(part, ""),
+            token=TOKENS.get(component, ""),
+            listen=self._urls.get(component, ""),
             name=self.job.spec.rollouts[0].name,
             host="127.0.0.1",
         )
 
-    def variables(self, part: str) -> dict[str, str]:
-        """Return the environment variables of a part that is a process."""
+    def variables(self, component: str) -> dict[str, str]:
+        """Return the environment variables of a component that is a process."""
         return {
             "RLJOB_JOB": str(self.storage / "job.json"),
             "RLJOB_STORAGE": str(self.storage),
             "RLJOB_COORDINATOR": self.coordinator_url,
-            "RLJOB_TOKEN": TOKENS.get(part, ""),
+            "RLJOB_TOKEN": TOKENS.get(component, ""),
             "RLJOB_TOKENS": str(self.storage / "tokens.json"),
-            "RLJOB_LISTEN": self._urls.get(part, ""),
+            "RLJOB_LISTEN": self._urls.get(component, ""),
             "RLJOB_NAME": self.job.spec.rollouts[0].name,
             "RLJOB_REWARD_URLS": json.dumps(self.reward_urls),
             **self._more,
@@ -147,37 +147,37 @@ class Stage:
 
     # --- processes ---
 
-    async def start(self, part: str, *arguments: str) -> None:
-        """Start a part and restart it whenever it dies; one that ends with 0 is not restarted."""
-        self.restarts[part] = -1
-        self._tasks[part] = asyncio.create_task(self._keep(part, arguments), name=part)
+    async def start(self, component: str, *arguments: str) -> None:
+        """Start a component and restart it whenever it dies; one that ends with 0 is not restarted."""
+        self.restarts[component] = -1
+        self._tasks[component] = asyncio.create_task(self._keep(component, arguments), name=component)
 
-    def kill(self, part: str) -> None:
-        """End a part as by kill -9, now."""
-        self._processes[part].send_signal(signal.SIGKILL)
+    def kill(self, component: str) -> None:
+        """End a component as by kill -9, now."""
+        self._processes[component].send_signal(signal.SIGKILL)
 
-    async def until(self, part: str, words: str) -> None:
-        """Wait until ``part`` has logged a line with ``words`` since the line that was waited for last."""
+    async def until(self, component: str, words: str) -> None:
+        """Wait until ``component`` has logged a line with ``words`` since the line that was waited for last."""
         while True:
             while self._read < len(self._lines):
                 self._read += 1
                 said, line = self._lines[self._read - 1]
-                if said == part and words in line:
+                if said == component and words in line:
                     return
             self._news.clear()
             await self._news.wait()
 
-    async def ended(self, part: str) -> None:
-        """Wait until ``part`` ends with 0.
+    async def ended(self, component: str) -> None:
+        """Wait until ``component`` ends with 0.
 
         Raises:
             RuntimeError: it ended with 2, which no restart can mend.
         """
-        await self._tasks[part]
+        await self._tasks[component]
 
-    def play(self, part: str, work: Awaitable[None]) -> None:
-        """Run a part inside this process."""
-        self._tasks[part] = asyncio.ensure_future(work)
+    def play(self, component: str, work: Awaitable[None]) -> None:
+        """Run a component inside this process."""
+        self._tasks[component] = asyncio.ensure_future(work)
 
     async def close(self) -> None:
         """Stop everything."""
@@ -185,74 +185,74 @@ class Stage:
         for process in self._processes.values():
             if process.returncode is None:
                 process.terminate()
-        for part, task in self._tasks.items():
-            if part not in self._processes:
+        for component, task in self._tasks.items():
+            if component not in self._processes:
                 task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    async def _keep(self, part: str, arguments: tuple[str, ...]) -> None:
-        environment = os.environ | self.variables(part) | {"PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT)}
+    async def _keep(self, component: str, arguments: tuple[str, ...]) -> None:
+        environment = os.environ | self.variables(component) | {"PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT)}
         while not self._stopping:
-            self.restarts[part] += 1
+            self.restarts[component] += 1
             process = await asyncio.create_subprocess_exec(
-                sys.executable, *COMMANDS[part], *arguments, env=environment, stderr=asyncio.subprocess.PIPE
+                sys.executable, *COMMANDS[component], *arguments, env=environment, stderr=asyncio.subprocess.PIPE
             )
-            self._processes[part] = process
+            self._processes[component] = process
             assert process.stderr is not None
-            with (self.storage / f"{part}.log").open("ab") as log:
+            with (self.storage / f"{component}.log").open("ab") as log:
                 async for line in process.stderr:
                     log.write(line)
                     log.flush()
-                    self._lines.append((part, line.decode(errors="replace")))
+                    self._lines.append((component, line.decode(errors="replace")))
                     self._news.set()
-            code = self.codes[part] = await process.wait()
+            code = self.codes[component] = await process.wait()
             if code == 0:
                 return
             if code == 2:
-                raise RuntimeError(f"{part} ended with 2; see {self.storage / part}.log")
+                raise RuntimeError(f"{component} ended with 2; see {self.storage / component}.log")
 
 
 @asynccontextmanager
-async def on_stage(
+async def run_harness(
     job: RLJob,
     storage: Path,
     engines: Sequence[Faults] = (Faults(),),
     seconds_per_token: float = 0.0,
-    verdict: Verdict = by_text,
+    score_function: ScoreFunction = by_text,
     pods: Sequence[str] = (),
     more: Mapping[str, str] | None = None,
-) -> AsyncIterator[Stage]:
-    """Run all parts but the trainer: the coordinator as a process, the others inside this one.
+) -> AsyncIterator[Harness]:
+    """Run all components but the trainer: the coordinator as a process, the others inside this one.
 
     Args:
         job: the resolved manifest.
         storage: the run directory.
         engines: one engine for each, with what goes wrong in it.
         seconds_per_token: of every engine.
-        verdict: of the reward service.
+        score_function: of the reward service.
         pods: names of the engines' pods.
         more: variables of the coordinator.
     """
-    stage = Stage(job, storage, more)
-    reward = web.AppRunner(build_app(verdict), access_log=None)
+    harness = Harness(job, storage, more)
+    reward = web.AppRunner(build_app(score_function), access_log=None)
     await reward.setup()
-    where = stage.environment("reward")
+    where = harness.environment("reward")
     await web.TCPSite(reward, where.listen_host, where.listen_port).start()
     try:
-        await stage.start("coordinator")
-        stage.play("runner", serve(prepare(stage.environment("runner"), find_readers(job)), stage.reward_urls))
+        await harness.start("coordinator")
+        harness.play("runner", serve(prepare(harness.environment("runner"), find_readers(job)), harness.reward_urls))
         for i, faults in enumerate(engines):
             engine = FakeEngine(
-                stage.coordinator_url,
+                harness.coordinator_url,
                 TOKENS["agent"],
                 seconds_per_token=seconds_per_token,
                 faults=faults,
                 pod=pods[i] if pods else "",
             )
-            stage.play(f"agent-{i}", engine.run())
-        yield stage
+            harness.play(f"agent-{i}", engine.run())
+        yield harness
     finally:
-        await stage.close()
+        await harness.close()
         await reward.cleanup()
 
 

@@ -17,7 +17,7 @@ from rljob.protocol.rewards import Score, ScoreItem, ScoreReply, ScoreRequest
 log = logging.getLogger(__name__)
 
 
-Verdict: TypeAlias = Callable[[ScoreItem], float | str]
+ScoreFunction: TypeAlias = Callable[[ScoreItem], float | str]
 """The reward of a sample, or why it has none."""
 
 
@@ -26,7 +26,7 @@ def by_text(item: ScoreItem) -> float | str:
     return reward(item.completion)
 
 
-def build_app(verdict: Verdict = by_text) -> web.Application:
+def build_app(score_function: ScoreFunction = by_text) -> web.Application:
     """Return the application."""
 
     async def score(request: web.Request) -> web.Response:
@@ -34,9 +34,9 @@ def build_app(verdict: Verdict = by_text) -> web.Application:
         log.info("scoring %d samples.", len(items))
         scores = []
         for item in items:
-            said = verdict(item)
+            result = score_function(item)
             scores.append(
-                Score(item.sample, 0, {}, said) if isinstance(said, str) else Score(item.sample, said, {}, "")
+                Score(item.sample, 0, {}, result) if isinstance(result, str) else Score(item.sample, result, {}, "")
             )
         return web.Response(body=msgspec.json.encode(ScoreReply(scores)), content_type="application/json")
 

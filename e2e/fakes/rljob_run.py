@@ -15,18 +15,18 @@ from unittest import mock
 
 from e2e.fakes.harness import ROOT
 from rljob.api.models import RLJob
-from rljob.cli import lifecycle
+from rljob.cli import run_control
 from rljob.cli.main import main
-from rljob.local import commands, preflight, run
+from rljob.local import commands, job_checks, local_run
 from rljob.local.commands import LocalContext
+from rljob.local.component_supervisor import RestartBackoff
 from rljob.local.processes import Command
-from rljob.local.supervisor import Backoff
 
 FAKES = {"rollout": "e2e.fakes.engine", "trainer": "e2e.fakes.trainer"} | json.loads(os.environ.get("FAKES", "{}"))
 
 
 def planner(job: RLJob, here: LocalContext) -> list[Command]:
-    """Return the job's parts with fakes among them."""
+    """Return the job's components with fakes among them."""
     return [_with_fake(command) for command in commands.components(job, here)]
 
 
@@ -38,14 +38,14 @@ def _with_fake(command: Command) -> Command:
 
 
 def run_job(job, manifest, directory, screen):
-    return run.run_job(job, manifest, directory, screen, planner, Backoff(first=0.01, after_success=0.1))
+    return local_run.run_job(job, manifest, directory, screen, planner, RestartBackoff(first=0.01, after_success=0.1))
 
 
 if __name__ == "__main__":
     with (
-        mock.patch.object(lifecycle, "run_job", run_job),
-        mock.patch.object(preflight, "CHECKED_PARTS", ()),
-        mock.patch.object(run, "POLL_SECONDS", 0.05),
-        mock.patch.object(run, "draw_plot", lambda *_: ""),
+        mock.patch.object(run_control, "run_job", run_job),
+        mock.patch.object(job_checks, "CHECKED_COMPONENTS", ()),
+        mock.patch.object(local_run, "POLL_SECONDS", 0.05),
+        mock.patch.object(local_run, "draw_plot", lambda *_: ""),
     ):
         main()

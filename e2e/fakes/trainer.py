@@ -228,7 +228,7 @@ def read_checkpoint(path: Path) -> Weights:
 
 
 def main() -> None:
-    """Run the trainer as a process, told its surroundings like any part."""
+    """Run the trainer as a process, with the environment of a component."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds-per-step", type=float, default=0.0)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The matrix: which part suffers which fault in which phase of a run, each case with a name of its own."""
+"""The matrix: which component suffers which fault in which phase of a run, each case with a name of its own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from e2e.faults.environment import PARTS, Scene
+from e2e.faults.environment import COMPONENTS, FaultEnvironment
 from e2e.faults.fork_server import DETECTION_SECONDS
 from e2e.faults.proxy import Moment
 
@@ -24,7 +24,7 @@ PHASES: dict[str, list[tuple[str, str]]] = {
     "suspend": [("trainer", "Checkpoint"), ("trainer", "Checkpointed"), ("trainer", "Stop")],
     "shutdown": [("trainer", "Stop")],
 }  # fmt: skip
-"""Phase → the messages that mark it: the part they are of or to, and their name."""
+"""Phase → the messages that mark it: the component they are of or to, and their name."""
 
 FAULTS = {
     "kill": ("before", "after"),
@@ -55,28 +55,28 @@ class Case:
         """Name of the case, unique."""
         return f"{self.fault}-{self.victim}-{self.phase}-{self.moment.when}-{self.moment.message}"
 
-    def strike(self, scene: Scene) -> None:
+    def strike(self, environment: FaultEnvironment) -> None:
         """Let it happen."""
         if self.fault == "kill":
-            scene.kill_9(self.victim)
+            environment.kill_9(self.victim)
         elif self.fault == "cut":
-            scene.cut(self.victim)
+            environment.cut(self.victim)
         elif self.fault == "stop":
-            scene.stop(self.victim, DETECTION_SECONDS)
+            environment.stop(self.victim, DETECTION_SECONDS)
         elif self.fault == "hang":
-            scene.stop(self.victim, None)
+            environment.stop(self.victim, None)
         else:
-            scene.fill_disk(FULL_SECONDS)
+            environment.fill_disk(FULL_SECONDS)
 
 
 def all_cases() -> list[Case]:
     """Return the whole matrix. The disk is everybody's: its victim is called ``all``."""
     return [
-        Case(fault, victim, phase, Moment(part, message, when))
+        Case(fault, victim, phase, Moment(component, message, when))
         for fault in FAULTS
         for victim in _victims(fault)
         for phase, messages in PHASES.items()
-        for part, message in messages
+        for component, message in messages
         for when in FAULTS[fault]
     ]
 
@@ -88,10 +88,10 @@ def cases_of_every_change() -> list[Case]:
     before, now after a message.
     """
     return [
-        Case(fault, victim, phase, Moment(part, message, FAULTS[fault][(v + m) % len(FAULTS[fault])]))
+        Case(fault, victim, phase, Moment(component, message, FAULTS[fault][(v + m) % len(FAULTS[fault])]))
         for fault in FAULTS
         for v, victim in enumerate(_victims(fault))
-        for m, (phase, part, message) in enumerate(_messages())
+        for m, (phase, component, message) in enumerate(_messages())
     ]
 
 
@@ -101,11 +101,11 @@ def selected_cases() -> list[Case]:
 
 
 def _victims(fault: str) -> tuple[str, ...]:
-    return PARTS if fault != "full" else ("all",)
+    return COMPONENTS if fault != "full" else ("all",)
 
 
 def _messages() -> Iterator[tuple[str, str, str]]:
-    """Yield phase, part and message of every moment."""
+    """Yield phase, component and message of every moment."""
     for phase, messages in PHASES.items():
-        for part, message in messages:
-            yield phase, part, message
+        for component, message in messages:
+            yield phase, component, message

@@ -1,4 +1,4 @@
-"""One run among faults: its parts as processes behind a proxy, kept alive, and what can be done to them."""
+"""One run among faults: its components as processes behind a proxy, kept alive, and what can be done to them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 
 import aiohttp
 
-from e2e.fakes.harness import TOKENS, Stage
+from e2e.fakes.harness import TOKENS, Harness
 from e2e.faults import disk
-from e2e.faults.fork_server import Child, Nursery
+from e2e.faults.fork_server import Child, ForkServer
 from e2e.faults.proxy import Moment, Proxy, Trigger
 from rljob.api.models import RLJob
 from rljob.local import process_cleanup, watchdog
 from rljob.protocol import health_probe
 from rljob.protocol import messages as m
 
-PARTS = ("coordinator", "runner", "reward", "agent", "trainer")
+COMPONENTS = ("coordinator", "runner", "reward", "agent", "trainer")
 ARGUMENTS = {"agent": ["--seconds-per-token", "0.001", "--max-concurrency", "16"]}
 HANG_SECONDS = 1.0
 RESTART_SECONDS = 0.03
@@ -30,29 +30,29 @@ GRACE_SECONDS = 5.0
 ASK_SECONDS = 0.02
 
 
-class Scene(Stage):
+class FaultEnvironment(Harness):
     """See module. Use inside ``async with``.
 
     Args:
         job: the resolved manifest.
         storage: the run directory.
-        nursery: what starts the parts.
+        fork_server: what starts the components.
     """
 
-    def __init__(self, job: RLJob, storage: Path, nursery: Nursery) -> None:
+    def __init__(self, job: RLJob, storage: Path, fork_server: ForkServer) -> None:
         super().__init__(job, storage)
         (storage / "logs").mkdir(exist_ok=True)
         (storage / "heartbeats").mkdir(exist_ok=True)
         self.applied = 0  # batches that the trainer has said are applied
-        self._nursery = nursery
+        self._fork_server = fork_server
         self._children: dict[str, Child] = {}
         self.proxy = Proxy(self.coordinator_url, self.reward_urls, self._hear)
 
-    async def __aenter__(self) -> Scene:
+    async def __aenter__(self) -> FaultEnvironment:
         await self.proxy.__aenter__()
-        for part in PARTS:
-            await self.start(part, *ARGUMENTS.get(part, []))
-        while len(self._children) < len(PARTS):
+        for component in COMPONENTS:
+            await self.start(component, *ARGUMENTS.get(component, []))
+        while len(self._children) < len(COMPONENTS):
             self._news.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), ASK_SECONDS)
@@ -63,20 +63,20 @@ class Scene(Stage):
 
     async def __aexit__(self, *_: object) -> None:
         self._stopping = True
-        for part in PARTS:
-            self._end(part)
+        for component in COMPONENTS:
+            self._end(component)
         await asyncio.wait(self._tasks.values(), timeout=GRACE_SECONDS)
-        for part in PARTS:
-            self._children[part].signal(signal.SIGKILL)
+        for component in COMPONENTS:
+            self._children[component].signal(signal.SIGKILL)
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await self.proxy.__aexit__()
 
-    def variables(self, part: str) -> dict[str, str]:
-        """Return the environment variables of a part, which reaches others through the proxy only."""
-        return super().variables(part) | {
+    def variables(self, component: str) -> dict[str, str]:
+        """Return the environment variables of a component, which reaches others through the proxy only."""
+        return super().variables(component) | {
             "RLJOB_COORDINATOR": self.proxy.url,
             "RLJOB_REWARD_URLS": json.dumps(self.proxy.reward_urls),
-            health_probe.HEARTBEAT: str(self._heartbeat(part)),
+            health_probe.HEARTBEAT: str(self._heartbeat(component)),
         }
 
     # --- waiting ---
@@ -86,9 +86,9 @@ class Scene(Stage):
         trigger = self.proxy.trigger = Trigger(moment, strike)
         await trigger.struck.wait()
 
-    def has_ended(self, part: str) -> bool:
-        """Return whether a part ended for good."""
-        return self._tasks[part].done()
+    def has_ended(self, component: str) -> bool:
+        """Return whether a component ended for good."""
+        return self._tasks[component].done()
 
     async def until_applied(self, batches: int) -> None:
         """Wait until so many batches are applied, or the trainer has ended because the run is over."""
@@ -103,9 +103,9 @@ class Scene(Stage):
 
     async def describe(self) -> str:
         """Return how the run is, for a person."""
-        ends = [f"{part}: {task.exception() or 'ended'}" for part, task in self._tasks.items() if task.done()]
+        ends = [f"{component}: {task.exception() or 'ended'}" for component, task in self._tasks.items() if task.done()]
         status = await self._ask("get", "/v1/status")
-        shown = {name: status.get(name) for name in ("state", "message", "progress", "queues", "parts")}
+        shown = {name: status.get(name) for name in ("state", "message", "progress", "queues", "components")}
         return f"no longer kept alive: {ends}; status: {json.dumps(shown)}"
 
     async def _ask(self, method: str, path: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
@@ -117,12 +117,12 @@ class Scene(Stage):
                     return status
         return {}
 
-    def _hear(self, part: str, message: Any) -> None:
+    def _hear(self, component: str, message: Any) -> None:
         if isinstance(message, m.StepDone) and message.step >= self.applied:
             self.applied = message.step + 1
             self._news.set()
 
-    # --- parts ---
+    # --- components ---
 
     async def resume(self, job: RLJob) -> None:
         """Go on with a job that may have more steps, as the same command would that started it."""
@@ -142,36 +142,37 @@ class Scene(Stage):
         while (await self._ask("post", "/v1/suspend", headers)).get("state") not in ("Suspended", "Succeeded"):
             await asyncio.sleep(ASK_SECONDS)
 
-    def _end(self, part: str) -> None:
-        child = self._children.get(part)
+    def _end(self, component: str) -> None:
+        child = self._children.get(component)
         if child is not None:
             child.signal(signal.SIGCONT)
             child.signal(signal.SIGTERM)
 
-    def _heartbeat(self, part: str) -> Path:
-        return self.storage / "heartbeats" / part
+    def _heartbeat(self, component: str) -> Path:
+        return self.storage / "heartbeats" / component
 
-    async def _keep(self, part: str, arguments: tuple[str, ...]) -> None:
-        """Start a part again whenever it dies or hangs; one that ends with 0 is not restarted, but the trainer is as
-        long as the run is not over."""
+    async def _keep(self, component: str, arguments: tuple[str, ...]) -> None:
+        """Restart a component whenever it dies or hangs, until it exits with 0; a trainer until the run is over."""
         while not self._stopping:
-            self.restarts[part] += 1
+            self.restarts[component] += 1
             with contextlib.suppress(OSError):  # on a full disk it stays as the process before left it
-                watchdog.reset(self._heartbeat(part))
-            log = self.storage / "logs" / f"{part}.log"
-            child = self._children[part] = await self._nursery.start(part, arguments, self.variables(part), log)
+                watchdog.reset(self._heartbeat(component))
+            log = self.storage / "logs" / f"{component}.log"
+            child = self._children[component] = await self._fork_server.start(
+                component, arguments, self.variables(component), log
+            )
             self._news.set()
             if self._stopping:
-                self._end(part)
-            watching = asyncio.create_task(self._watch(part, child))
+                self._end(component)
+            watching = asyncio.create_task(self._watch(component, child))
             code = await asyncio.shield(child.ended)
             watching.cancel()
-            is_done = code == 0 and (part != "trainer" or await self._is_over())
+            is_done = code == 0 and (component != "trainer" or await self._is_over())
             self._news.set()
             if is_done:
                 return
             if code == 2:
-                raise RuntimeError(f"{part} ended with 2; see {log}")
+                raise RuntimeError(f"{component} ended with 2; see {log}")
             await asyncio.sleep(RESTART_SECONDS)
 
     async def _is_over(self) -> bool:
@@ -180,30 +181,30 @@ class Scene(Stage):
         `rljob run` starts it again, too, until the coordinator says how the run ended."""
         return (await self._ask("get", "/v1/status")).get("state") in ("Succeeded", "Failed")
 
-    async def _watch(self, part: str, child: Child) -> None:
-        """Kill a part that has not moved for too long, by the supervisor's own rule."""
+    async def _watch(self, component: str, child: Child) -> None:
+        """Kill a component that has not moved for too long, by the supervisor's own rule."""
         stillness = watchdog.HangDetector(HANG_SECONDS, time.monotonic())
-        beats = self._heartbeat(part)
+        beats = self._heartbeat(component)
         while not stillness.observe(time.monotonic(), beats.stat().st_mtime_ns, process_cleanup.is_stopped(child.pid)):
             await asyncio.sleep(HANG_SECONDS / 10)
         child.signal(signal.SIGKILL)
 
     # --- faults: each returns what ends it, if it does not end by itself ---
 
-    def kill_9(self, part: str) -> None:
-        """End a part as by kill -9."""
-        self._children[part].signal(signal.SIGKILL)
+    def kill_9(self, component: str) -> None:
+        """End a component as by kill -9."""
+        self._children[component].signal(signal.SIGKILL)
 
-    def stop(self, part: str, seconds: float | None) -> None:
-        """Stop a part's process for ``seconds``, or for good."""
-        child = self._children[part]
+    def stop(self, component: str, seconds: float | None) -> None:
+        """Stop a component's process for ``seconds``, or for good."""
+        child = self._children[component]
         child.signal(signal.SIGSTOP)
         if seconds is not None:
             asyncio.get_running_loop().call_later(seconds, child.signal, signal.SIGCONT)
 
-    def cut(self, part: str) -> None:
-        """Break a part's connections."""
-        self.proxy.cut(part)
+    def cut(self, component: str) -> None:
+        """Break a component's connections."""
+        self.proxy.cut(component)
 
     def fill_disk(self, seconds: float) -> None:
         """Leave no room in the run directory, for ``seconds``."""

@@ -1,7 +1,7 @@
-"""Starts parts in milliseconds: a process that has imported all of them forks one whenever it is asked.
+"""Starts components in milliseconds: a process that has imported all of them forks one for each request.
 
-A part is a process like any other, killed and stopped like any other; only its import is saved, which is what a restart
-costs most. Time constants that a matrix of faults would wait for are a tenth and less of what they are in earnest.
+A forked component is a usual process that can be killed and stopped. Only its import is saved, which is most of the
+time of a restart. Time constants that the fault matrix waits for are at most a tenth of their production values.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ IMPORTED_LATER = (
     "pydantic.v1",
     "encodings.idna",
 )
-"""What parts import when they start."""
+"""What components import when they start."""
 
 
 @dataclass
 class Child:
-    """A part's process."""
+    """A component's process."""
 
     pid: int
     ended: asyncio.Future[int]  # exit code, as subprocess gives it
@@ -63,10 +63,10 @@ class Child:
             os.kill(self.pid, number)
 
 
-class Nursery:
+class ForkServer:
     """The forking process, seen from the test. Use :meth:`start` inside ``async with``."""
 
-    async def __aenter__(self) -> Nursery:
+    async def __aenter__(self) -> ForkServer:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-W",
@@ -88,11 +88,16 @@ class Nursery:
         await self._process.wait()
         await self._reading
 
-    async def start(self, part: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Child:
-        """Start a part that appends what it says to ``log``."""
+    async def start(self, component: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Child:
+        """Start a component that appends what it says to ``log``."""
         assert self._process.stdin is not None
         self._asked.append(asyncio.get_running_loop().create_future())
-        order = {"part": part, "arguments": list(arguments), "environment": dict(environment), "log": str(log)}
+        order = {
+            "component": component,
+            "arguments": list(arguments),
+            "environment": dict(environment),
+            "log": str(log),
+        }
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
         return await self._asked[-1]
 
@@ -139,8 +144,8 @@ def _fork(order: dict[str, Any], ours: Sequence[int]) -> int:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.environ.update(order["environment"])
-        sys.argv = [order["part"], *order["arguments"]]
-        import_module(COMMANDS[order["part"]]).main()
+        sys.argv = [order["component"], *order["arguments"]]
+        import_module(COMMANDS[order["component"]]).main()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)

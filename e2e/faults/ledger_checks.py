@@ -4,37 +4,37 @@ from __future__ import annotations
 
 import json
 
-from e2e.fakes.harness import Stage
+from e2e.fakes.harness import Harness
 from e2e.fakes.plain import plain_batches
 from e2e.fakes.trainer import read_checkpoint
 from rljob.ledger.audit import audit
 from rljob.runner.tokenizer import TextCodec
 
 
-def check(stage: Stage) -> None:
+def check(harness: Harness) -> None:
     """Assert that a run succeeded, that its ledger accounts for everything, and what its final weights were made from.
 
     Raises:
         AssertionError: says what does not hold.
     """
-    status = json.loads((stage.storage / "status.json").read_bytes())
+    status = json.loads((harness.storage / "status.json").read_bytes())
     assert (status["state"], status["reason"]) == ("Succeeded", ""), f"{status['state']}: {status['message']}"
-    report = audit(stage.storage)
+    report = audit(harness.storage)
     problems = [f"{check.name}: {problem}" for check in report.checks for problem in check.problems]
     assert report.ok and report.finished, "\n".join(problems) or "the audit takes the run for unfinished"
 
-    spec = stage.job.spec
+    spec = harness.job.spec
     for task in spec.tasks:
-        firsts = stage.ledger(
+        firsts = harness.ledger(
             "SELECT row FROM samples s JOIN groups g ON g.id = s.group_id WHERE g.kind = 'train' AND s.member = 0"
             f" AND g.task = '{task.name}' AND s.state != 'expired'"  # those are started afresh
         )
         rows = sorted(row["row"] for row in firsts)
         assert rows == list(range(len(rows))), f"a prompt of {task.name} was lost or started twice"
 
-    batches = [json.loads(row["samples"]) for row in stage.ledger("SELECT samples FROM batches ORDER BY step")]
-    final = read_checkpoint(stage.storage / "checkpoints" / f"step-{spec.training.steps:06d}" / "weights.json")
+    batches = [json.loads(row["samples"]) for row in harness.ledger("SELECT samples FROM batches ORDER BY step")]
+    final = read_checkpoint(harness.storage / "checkpoints" / f"step-{spec.training.steps:06d}" / "weights.json")
     assert final.batches == batches, "the final weights were not made from each batch once"
     if spec.training.max_staleness == 0:
-        *_, last = plain_batches(spec, TextCodec(stage.storage / "model"))
+        *_, last = plain_batches(spec, TextCodec(harness.storage / "model"))
         assert final.state == last.state, "what was learned is not what the plain loop learns"

@@ -1,4 +1,4 @@
-"""A proxy between the parts of a run that strikes exactly before or after a given message passes.
+"""A proxy between the components of a run that strikes exactly before or after a given message passes.
 
 Parts dial the coordinator, and the runner its rewards, through the proxy. Frames of the WebSockets are decoded with
 the protocol's decoders and relayed message by message, pings and pongs as they come; plain HTTP is forwarded, and
@@ -27,9 +27,9 @@ HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length",
 
 @dataclass(frozen=True)
 class Moment:
-    """When something happens: ``when`` (before | after) a ``message`` of, or to, ``part`` passes."""
+    """When something happens: ``when`` (before | after) a ``message`` of, or to, ``component`` passes."""
 
-    part: str
+    component: str
     message: str
     when: str
 
@@ -45,9 +45,9 @@ class Trigger:
 
 @dataclass(eq=False)
 class Line:
-    """A part's connection through the proxy: both ends, to be cut."""
+    """A component's connection through the proxy: both ends, to be cut."""
 
-    part: str
+    component: str
     transports: list[asyncio.Transport]
 
     def cut(self) -> None:
@@ -62,7 +62,7 @@ class Proxy:
     Args:
         coordinator: the coordinator's own address.
         rewards: name of each reward → its own address.
-        heard: called with every message that passes: the part it is of or to, and the message.
+        heard: called with every message that passes: the component it is of or to, and the message.
     """
 
     def __init__(self, coordinator: str, rewards: dict[str, str], heard: Callable[[str, Any], None]) -> None:
@@ -71,15 +71,15 @@ class Proxy:
         self.rewards = rewards
         self._heard = heard
         self._lines: set[Line] = set()
-        self._up = {part: m.frame_decoder(union) for part, union in UP.items()}
-        self._down = {part: m.frame_decoder(union) for part, union in DOWN.items()}
+        self._up = {component: m.frame_decoder(union) for component, union in UP.items()}
+        self._down = {component: m.frame_decoder(union) for component, union in DOWN.items()}
 
     async def __aenter__(self) -> Proxy:
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False, connector=aiohttp.TCPConnector(limit=0)
         )
         app = web.Application(client_max_size=m.MAX_FRAME_BYTES)
-        app.router.add_get("/v1/connect/{part}", self._connect)
+        app.router.add_get("/v1/connect/{component}", self._connect)
         app.router.add_post("/rewards/{reward}/{path:.*}", self._score)
         app.router.add_route("*", "/{path:.*}", self._forward_to_coordinator)
         self._app = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -101,27 +101,27 @@ class Proxy:
         """Address of every reward through the proxy."""
         return {name: f"{self.url}/rewards/{name}" for name in self.rewards}
 
-    def cut(self, part: str) -> None:
-        """Break all connections of ``part``."""
-        for line in [line for line in self._lines if part in (line.part, "coordinator")]:
-            if not (part == "coordinator" and line.part == "reward"):
+    def cut(self, component: str) -> None:
+        """Break all connections of ``component``."""
+        for line in [line for line in self._lines if component in (line.component, "coordinator")]:
+            if not (component == "coordinator" and line.component == "reward"):
                 line.cut()
 
     # --- passing messages ---
 
-    def _strike_if_due(self, part: str, message: str, when: str) -> None:
+    def _strike_if_due(self, component: str, message: str, when: str) -> None:
         trigger = self.trigger
-        if trigger is not None and trigger.moment == Moment(part, message, when):
+        if trigger is not None and trigger.moment == Moment(component, message, when):
             self.trigger = None
             trigger.strike()
             trigger.struck.set()
 
     async def _connect(self, request: web.Request) -> web.WebSocketResponse:
-        part = request.match_info["part"]
+        component = request.match_info["component"]
         headers = {name: request.headers[name] for name in ("Authorization",) if name in request.headers}
         try:
             upper = await self._session.ws_connect(
-                f"{self.coordinator}/v1/connect/{part}",
+                f"{self.coordinator}/v1/connect/{component}",
                 headers=headers,
                 max_msg_size=m.MAX_FRAME_BYTES,
                 autoping=False,
@@ -137,11 +137,11 @@ class Proxy:
         await lower.prepare(request)
         assert upper._conn is not None  # no public way leads to it
         ends = (request.transport, upper._conn.transport)
-        line = Line(part, [end for end in ends if end is not None])
+        line = Line(component, [end for end in ends if end is not None])
         self._lines.add(line)
         ways = [
-            asyncio.create_task(self._relay(part, lower, upper, self._up[part])),
-            asyncio.create_task(self._relay(part, upper, lower, self._down[part])),
+            asyncio.create_task(self._relay(component, lower, upper, self._up[component])),
+            asyncio.create_task(self._relay(component, upper, lower, self._down[component])),
         ]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -153,13 +153,13 @@ class Proxy:
             line.cut()
         return lower
 
-    async def _relay(self, part: str, source: Any, sink: Any, decoder: Any) -> None:
+    async def _relay(self, component: str, source: Any, sink: Any, decoder: Any) -> None:
         """Pass frames on until either end is gone."""
         try:
             while True:
                 frame = await source.receive()
                 if frame.type is WSMsgType.BINARY:
-                    await self._pass(part, decoder.decode(frame.data), sink)
+                    await self._pass(component, decoder.decode(frame.data), sink)
                 elif frame.type is WSMsgType.PING:
                     await sink.ping(frame.data)
                 elif frame.type is WSMsgType.PONG:
@@ -170,9 +170,9 @@ class Proxy:
                 else:
                     return
         except (aiohttp.ClientError, OSError) as error:
-            log.debug("line of %s: %s", part, error)
+            log.debug("line of %s: %s", component, error)
 
-    async def _pass(self, part: str, messages: list[Any], sink: Any) -> None:
+    async def _pass(self, component: str, messages: list[Any], sink: Any) -> None:
         waiting: list[Any] = []
 
         async def flush() -> None:
@@ -183,18 +183,18 @@ class Proxy:
 
         for message in messages:
             name = type(message).__name__
-            if self._due(part, name, "before"):
+            if self._due(component, name, "before"):
                 await flush()
-                self._strike_if_due(part, name, "before")
+                self._strike_if_due(component, name, "before")
             waiting.append(message)
-            self._heard(part, message)
-            if self._due(part, name, "after"):
+            self._heard(component, message)
+            if self._due(component, name, "after"):
                 await flush()
-                self._strike_if_due(part, name, "after")
+                self._strike_if_due(component, name, "after")
         await flush()
 
-    def _due(self, part: str, message: str, when: str) -> bool:
-        return self.trigger is not None and self.trigger.moment == Moment(part, message, when)
+    def _due(self, component: str, message: str, when: str) -> bool:
+        return self.trigger is not None and self.trigger.moment == Moment(component, message, when)
 
     # --- plain HTTP ---
 
@@ -206,13 +206,13 @@ class Proxy:
         url = f"{self.rewards[request.match_info['reward']]}/{request.match_info['path']}"
         return await self._forward(request, url, "reward", "Score")
 
-    async def _forward(self, request: web.Request, url: str, part: str, message: str) -> web.StreamResponse:
+    async def _forward(self, request: web.Request, url: str, component: str, message: str) -> web.StreamResponse:
         assert request.transport is not None
-        line = Line(part, [request.transport])
+        line = Line(component, [request.transport])
         self._lines.add(line)
         try:
             body = await request.read()
-            self._strike_if_due(part, message, "before")
+            self._strike_if_due(component, message, "before")
             headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
             async with self._session.request(request.method, url, data=body, headers=headers) as answer:
                 data = await answer.read()
@@ -220,7 +220,7 @@ class Proxy:
             response = web.Response(body=data, status=answer.status, headers=kept)
             await response.prepare(request)
             await response.write_eof()
-            self._strike_if_due(part, message, "after")
+            self._strike_if_due(component, message, "after")
             return response
         except (aiohttp.ClientError, OSError):
             raise web.HTTPBadGateway from None

@@ -23,8 +23,8 @@ from typing import Any
 from e2e.fakes.harness import make_job
 from e2e.faults.cases import Case, all_cases
 from e2e.faults.disk import BALLAST, small_disk
-from e2e.faults.environment import Scene
-from e2e.faults.fork_server import Nursery
+from e2e.faults.environment import FaultEnvironment
+from e2e.faults.fork_server import ForkServer
 from e2e.faults.ledger_checks import check
 from rljob.api.models import RLJob
 
@@ -65,19 +65,19 @@ def job_of(flavour: dict[str, Any], steps: int) -> RLJob:
     return make_job(training=training, checkpoints={"everySteps": 2, "keep": 2}, **changes)
 
 
-class Campaign:
+class CaseRunner:
     """Some cases, and what came of them.
 
     Args:
         cases: in the order in which they are tried.
         directory: runs get directories in it.
-        nursery: what starts parts.
+        fork_server: what starts components.
     """
 
-    def __init__(self, cases: Sequence[Case], directory: Path, nursery: Nursery) -> None:
+    def __init__(self, cases: Sequence[Case], directory: Path, fork_server: ForkServer) -> None:
         self.outcomes: dict[str, str] = {}
         self._directory = directory
-        self._nursery = nursery
+        self._fork_server = fork_server
         self._slots = asyncio.Semaphore(RUNS_AT_ONCE)
         self._runs = 0
         ends = [case for case in cases if case.phase == "shutdown"]
@@ -108,14 +108,14 @@ class Campaign:
         began = time.monotonic()
         with small_disk(storage, DISK_BYTES) if cases[0].fault == "full" else contextlib.nullcontext():
             job = job_of(FLAVOURS[number % len(FLAVOURS)], steps)
-            scene = Scene(job, storage, self._nursery)
+            environment = FaultEnvironment(job, storage, self._fork_server)
             try:
-                async with scene:
+                async with environment:
                     for case in cases:
                         tried += 1
                         if shutdown and tried > 1:
-                            await scene.resume(job_of(FLAVOURS[number % len(FLAVOURS)], steps + tried - 1))
-                        problem = await _try(scene, case)
+                            await environment.resume(job_of(FLAVOURS[number % len(FLAVOURS)], steps + tried - 1))
+                        problem = await _try(environment, case)
                         if problem is None and tried > 1:  # this run has no step left for it: the next run tries it
                             tried -= 1
                             break
@@ -123,49 +123,51 @@ class Campaign:
                         if problem:
                             break
                     else:
-                        await _finish(scene)
+                        await _finish(environment)
                 if not self.outcomes[cases[tried - 1].name]:
-                    check(scene)
+                    check(environment)
             except Exception as error:  # noqa: BLE001 (whatever it is, it is what came of these cases)
                 for case in cases[:tried]:
                     self.outcomes[case.name] = f"the run in {storage} ({tried} cases): {error!r}"
             if any(self.outcomes[case.name] for case in cases[:tried]):
                 shutil.copytree(storage, f"{storage}-failed", ignore=shutil.ignore_patterns(BALLAST))
-        log.info("run %d: %d cases in %.1f s, restarts %s", number, tried, time.monotonic() - began, scene.restarts)
+        log.info(
+            "run %d: %d cases in %.1f s, restarts %s", number, tried, time.monotonic() - began, environment.restarts
+        )
         return tried
 
 
-async def _try(scene: Scene, case: Case) -> str | None:
+async def _try(environment: FaultEnvironment, case: Case) -> str | None:
     """Let one case happen and wait until the run makes progress again.
 
     Returns:
         What is wrong; None: the run has applied its last batch before the fault struck.
     """
     log.debug("%s", case.name)
-    striking = asyncio.create_task(scene.struck(case.moment, lambda: case.strike(scene)))
+    striking = asyncio.create_task(environment.struck(case.moment, lambda: case.strike(environment)))
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             if case.phase == "start":
-                scene.kill_9(case.moment.part)  # it registers when it comes back
+                environment.kill_9(case.moment.component)  # it registers when it comes back
             if case.phase == "suspend":
-                await _suspend_until(scene, striking)
-            if case.phase not in ENDING and not await _struck_before_the_end(scene, striking):
+                await _suspend_until(environment, striking)
+            if case.phase not in ENDING and not await _struck_before_the_end(environment, striking):
                 return None
             await striking
             if case.phase == "shutdown":
-                await scene.ended("trainer")
-                await scene.succeeded()
+                await environment.ended("trainer")
+                await environment.succeeded()
             else:
-                await scene.until_applied(scene.applied + 1)
+                await environment.until_applied(environment.applied + 1)
     except TimeoutError:
         struck = "after it" if striking.done() and not striking.cancelled() else "before it"
-        return f"the run in {scene.storage} stands still {struck}; {await scene.describe()}"
+        return f"the run in {environment.storage} stands still {struck}; {await environment.describe()}"
     return ""
 
 
-async def _struck_before_the_end(scene: Scene, striking: asyncio.Task[None]) -> bool:
+async def _struck_before_the_end(environment: FaultEnvironment, striking: asyncio.Task[None]) -> bool:
     """Wait until the fault has struck or the run has ended; return whether it has struck."""
-    ended = asyncio.create_task(scene.until_applied(sys.maxsize))  # which the end of the trainer ends
+    ended = asyncio.create_task(environment.until_applied(sys.maxsize))  # which the end of the trainer ends
     try:
         await asyncio.wait({striking, ended}, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -176,21 +178,21 @@ async def _struck_before_the_end(scene: Scene, striking: asyncio.Task[None]) -> 
     return True
 
 
-async def _finish(scene: Scene) -> None:
+async def _finish(environment: FaultEnvironment) -> None:
     """Wait until the run ends, as long as it goes on."""
-    while not scene.has_ended("trainer"):
+    while not environment.has_ended("trainer"):
         async with asyncio.timeout(PATIENCE_SECONDS):
-            await scene.until_applied(scene.applied + 1)
-    await scene.ended("trainer")
+            await environment.until_applied(environment.applied + 1)
+    await environment.ended("trainer")
 
 
-async def _suspend_until(scene: Scene, struck: asyncio.Task[None]) -> None:
+async def _suspend_until(environment: FaultEnvironment, struck: asyncio.Task[None]) -> None:
     """Suspend and resume the run until ``struck``: a version that has its checkpoint already is given no other."""
     while not struck.done():
-        await scene.suspend()
-        await scene.resume(scene.job)
+        await environment.suspend()
+        await environment.resume(environment.job)
         if not struck.done():
-            await scene.until_applied(scene.applied + 1)
+            await environment.until_applied(environment.applied + 1)
 
 
 def _lots(cases: Sequence[Case]) -> list[list[Case]]:
@@ -216,10 +218,10 @@ def main() -> None:
     cases = [case for case in all_cases() if not options.names or case.name in options.names]
 
     async def run() -> dict[str, str]:
-        async with Nursery() as nursery:
-            campaign = Campaign(cases, options.directory, nursery)
-            await campaign.run()
-            return campaign.outcomes
+        async with ForkServer() as fork_server:
+            runner = CaseRunner(cases, options.directory, fork_server)
+            await runner.run()
+            return runner.outcomes
 
     json.dump(asyncio.run(run()), sys.stdout, indent=1)
 

@@ -1,4 +1,4 @@
-"""`rljob` whose parts meet in a proxy: python -m e2e.faults.through_proxy PROXY_URL run job.yaml ..."""
+"""`rljob` whose components meet in a proxy: python -m e2e.faults.through_proxy PROXY_URL run job.yaml ..."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import replace
 from unittest import mock
 
 from rljob.api.models import RLJob
-from rljob.cli import lifecycle
+from rljob.cli import run_control
 from rljob.cli.main import main
-from rljob.local import commands, run
+from rljob.local import commands, local_run
 from rljob.local.commands import LocalContext
 from rljob.local.processes import Command
 
@@ -19,7 +19,7 @@ PROXY = sys.argv.pop(1)
 
 
 def planner(job: RLJob, here: LocalContext) -> list[Command]:
-    """Return the job's parts, told the proxy's address instead of the others'."""
+    """Return the job's components, told the proxy's address instead of the others'."""
     rewards = {reward.name: f"{PROXY}/rewards/{reward.name}" for reward in job.spec.rewards}
     told = {"RLJOB_COORDINATOR": PROXY, "RLJOB_REWARD_URLS": json.dumps(rewards)}
     return [
@@ -29,10 +29,10 @@ def planner(job: RLJob, here: LocalContext) -> list[Command]:
 
 
 def run_job(job, manifest, directory, screen):
-    return run.run_job(job, manifest, directory, screen, planner)
+    return local_run.run_job(job, manifest, directory, screen, planner)
 
 
 if __name__ == "__main__":
     os.environ["PYTHONWARNINGS"] = "ignore"
-    with mock.patch.object(lifecycle, "run_job", run_job):
+    with mock.patch.object(run_control, "run_job", run_job):
         main()

@@ -28,13 +28,12 @@ from rljob.coordinator import service
 from rljob.coordinator.run import Run, settings_of
 from rljob.ledger.writer import LedgerWriter
 from rljob.local import commands as local_commands
-from rljob.local import field_support, watchdog
-from rljob.local import run as local_run
+from rljob.local import field_support, local_run, watchdog
 from rljob.local.commands import LocalContext
+from rljob.local.component_supervisor import RestartBackoff, Supervisor
 from rljob.local.errors import CliError
 from rljob.local.processes import Command, Interrupt
 from rljob.local.run_directory import ROLES, RunDirectory
-from rljob.local.supervisor import Backoff, Supervisor
 from rljob.protocol import initializer_stamp, messages
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.protocol.rewards import ScoreItem
@@ -116,7 +115,7 @@ def restarts(job: RLJob, storage: Path) -> Any:
                 Path(place),
                 policy,
                 lambda name, event, **_: events.append(event),
-                Backoff(0.0, 0.0),
+                RestartBackoff(0.0, 0.0),
             )
             with contextlib.suppress(CliError):
                 await part.run(Interrupt())

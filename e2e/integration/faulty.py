@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from rljob.kube.errors import ApiError, GoneError, TooManyRequestsError, UnavailableError
-from rljob.operator.client import OperatorClient
-from rljob.operator.resources import Resource
+from rljob.operator.object_kinds import Resource
+from rljob.operator.operator_client import OperatorClient
 
 
 class DyingClient(OperatorClient):

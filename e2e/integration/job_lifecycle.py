@@ -17,7 +17,7 @@ GPUS = Cluster(accelerator="nvidia", access_modes=("ReadWriteOnce",))
 """Settings of a cluster with accelerators."""
 
 
-class Life:
+class JobClient:
     """One job, as its user, its coordinator and a test see it."""
 
     def __init__(self, cluster: ControlPlane, namespace: str, name: str = "sums") -> None:

@@ -32,12 +32,12 @@ import aiohttp
 
 from rljob.kube.kubeconfig import from_kubeconfig
 from rljob.manifests.inputs import Cluster
-from rljob.operator.client import OperatorClient
-from rljob.operator.config import Settings
+from rljob.operator.config import OperatorSettings
 from rljob.operator.metrics import Metrics
+from rljob.operator.object_kinds import RLJOBS
+from rljob.operator.operator_client import OperatorClient
 from rljob.operator.plan import Key
 from rljob.operator.reconcile import Planner, Result
-from rljob.operator.resources import RLJOBS
 from rljob.operator.service import Operator
 
 Object = dict[str, Any]
@@ -50,7 +50,7 @@ LEASE = {"durationSeconds": 15, "renewSeconds": 10, "retrySeconds": 0.5}
 """A lease whose end a test can wait for, and that a busy machine does not lose by itself."""
 
 
-def settings(namespaces: Sequence[str], **changes: Any) -> Settings:
+def settings(namespaces: Sequence[str], **changes: Any) -> OperatorSettings:
     """Return settings for tests: the lease of the first namespace, CPU, a claim that every class can bind."""
     data: Object = {
         "namespaces": [*namespaces],
@@ -59,7 +59,7 @@ def settings(namespaces: Sequence[str], **changes: Any) -> Settings:
         "listen": "127.0.0.1:0",
         "workers": 8,
     }
-    return Settings.model_validate({**data, **changes}, by_alias=True, by_name=False)
+    return OperatorSettings.model_validate({**data, **changes}, by_alias=True, by_name=False)
 
 
 class Reconciles:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from rljob.operator.config import read_settings
-from rljob.operator.resources import CHILDREN
+from rljob.operator.object_kinds import CHILDREN
 from tools.cluster import build
 from tools.cluster.client import ApiError
 from tools.cluster.controlplane import ControlPlane

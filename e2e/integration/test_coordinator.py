@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from e2e.fakes.engine import Faults
-from e2e.fakes.harness import Stage, make_job, on_stage
+from e2e.fakes.harness import Harness, make_job, run_harness
 from rljob.api.models import RLJob
 from rljob.coordinator import rljob_client
 from rljob.coordinator.rljob_client import JobRef, RLJobClient
@@ -109,25 +109,25 @@ def make(cluster: ControlPlane, namespace: str, tmp_path: Path, job: RLJob, name
 @asynccontextmanager
 async def running(
     cluster: ControlPlane, namespace: str, tmp_path: Path, job: RLJob, slow: float = 0.0
-) -> AsyncIterator[tuple[InCluster, Stage]]:
+) -> AsyncIterator[tuple[InCluster, Harness]]:
     """Run ``job`` with two engines and without a trainer."""
     rljob = make(cluster, namespace, tmp_path, job)
     storage = tmp_path / "storage"
     storage.mkdir()
-    async with on_stage(job, storage, (Faults(), Faults()), slow, pods=PODS, more=rljob.variables()) as stage:
-        yield rljob, stage
+    async with run_harness(job, storage, (Faults(), Faults()), slow, pods=PODS, more=rljob.variables()) as harness:
+        yield rljob, harness
 
 
-def step(stage: Stage) -> int:
+def step(harness: Harness) -> int:
     """Return how far the coordinator says it is."""
-    with urllib.request.urlopen(f"{stage.coordinator_url}/v1/status", timeout=10) as answer:
+    with urllib.request.urlopen(f"{harness.coordinator_url}/v1/status", timeout=10) as answer:
         return int(json.load(answer)["progress"]["step"])
 
 
-async def goes_on(stage: Stage, steps: int = 1) -> int:
+async def goes_on(harness: Harness, steps: int = 1) -> int:
     """Return when the coordinator is so many steps further; return how far that is."""
-    wanted = await asyncio.to_thread(step, stage) + steps
-    while await asyncio.to_thread(step, stage) < wanted:
+    wanted = await asyncio.to_thread(step, harness) + steps
+    while await asyncio.to_thread(step, harness) < wanted:
         await asyncio.sleep(0.05)
     return wanted
 
@@ -149,11 +149,11 @@ def engines(run: dict[str, Any]) -> dict[str, bool]:
 async def test_a_run_is_told_in_the_rljobs_status_and_its_columns(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
-    async with running(cluster, namespace, tmp_path, make_job()) as (rljob, stage):
+    async with running(cluster, namespace, tmp_path, make_job()) as (rljob, harness):
         first = await rljob.until(lambda run: len(run["engines"]) == 2)
         assert first["state"] in ("Starting", "Running") and "waiting for the trainer" in first["message"]
         assert set(engines(first)) == set(PODS)
-        stage.play("trainer", stage.trainer().run())
+        harness.play("trainer", harness.trainer().run())
         run = await rljob.until(lambda run: run["state"] == "Succeeded")
         assert run["progress"]["text"] == "8/8 100%"
         assert run["policy"]["version"] == 7 and run["lastCheckpoint"]["step"] == 8
@@ -164,7 +164,7 @@ async def test_a_run_is_told_in_the_rljobs_status_and_its_columns(
         assert set(owned["fieldsV1"]["f:status"]) == {"f:run"}
         shown = cluster.kubectl("get", "rlj", "-n", namespace)
         assert "8/8 100%" in shown
-        with urllib.request.urlopen(f"{stage.coordinator_url}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"{harness.coordinator_url}/metrics", timeout=10) as answer:
             metrics = answer.read().decode()
         assert "rljob_status_applied_age_seconds" in metrics
         assert 'rljob_api_requests_total{code="200",verb="apply"}' in metrics
@@ -175,20 +175,20 @@ async def test_a_job_that_is_suspended_writes_a_checkpoint_and_goes_on_where_it_
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     job = make_job(checkpoints={"everySteps": 100})
-    async with running(cluster, namespace, tmp_path, job, slow=0.001) as (rljob, stage):
-        await stage.start("trainer", "--seconds-per-step", "0.1")
-        await stage.until("trainer", "applied batch 1.")
+    async with running(cluster, namespace, tmp_path, job, slow=0.001) as (rljob, harness):
+        await harness.start("trainer", "--seconds-per-step", "0.1")
+        await harness.until("trainer", "applied batch 1.")
         generation = rljob.set_spec(suspend=True)
         run = await rljob.until(lambda run: run["state"] == "Suspended")
         assert run["observedGeneration"] == generation
         assert run["lastCheckpoint"]["step"] == run["progress"]["step"] >= 2
-        await stage.ended("trainer")
+        await harness.ended("trainer")
         resumed = rljob.set_spec(suspend=False)
-        await stage.ended("coordinator")  # it was too late to take that back: its container starts anew
+        await harness.ended("coordinator")  # it was too late to take that back: its container starts anew
         run = rljob.get()["status"]["run"]
         assert (run["state"], run["observedGeneration"]) == ("Suspended", generation)
-        await stage.start("coordinator")
-        await stage.start("trainer")
+        await harness.start("coordinator")
+        await harness.start("trainer")
         run = await rljob.until(lambda run: run["state"] == "Succeeded")
         assert run["observedGeneration"] == resumed
 
@@ -197,15 +197,15 @@ async def test_a_job_that_is_suspended_writes_a_checkpoint_and_goes_on_where_it_
 async def test_a_suspension_that_is_taken_back_in_time_costs_nothing(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
-    async with running(cluster, namespace, tmp_path, make_job(), slow=0.001) as (rljob, stage):
-        await stage.start("trainer", "--seconds-per-step", "2")
-        await stage.until("trainer", "applying batch 0.")
+    async with running(cluster, namespace, tmp_path, make_job(), slow=0.001) as (rljob, harness):
+        await harness.start("trainer", "--seconds-per-step", "2")
+        await harness.until("trainer", "applying batch 0.")
         rljob.set_spec(suspend=True)
-        await stage.until("coordinator", "suspending at version 0")
+        await harness.until("coordinator", "suspending at version 0")
         generation = rljob.set_spec(suspend=False)
-        await stage.until("coordinator", "not suspending after all")
+        await harness.until("coordinator", "not suspending after all")
         await rljob.until(lambda run: run["observedGeneration"] == generation)
-        await stage.until("trainer", "applied batch 1.")
+        await harness.until("trainer", "applied batch 1.")
         assert rljob.get()["status"]["run"]["state"] == "Running"
 
 
@@ -214,13 +214,13 @@ async def test_engines_that_the_operator_drains_end_what_they_have_and_get_nothi
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     job = make_job(training={"steps": 200, "promptsPerStep": 4, "samplesPerPrompt": 4, "maxStaleness": 1})
-    async with running(cluster, namespace, tmp_path, job, slow=0.002) as (rljob, stage):
-        stage.play("trainer", stage.trainer().run())
+    async with running(cluster, namespace, tmp_path, job, slow=0.002) as (rljob, harness):
+        harness.play("trainer", harness.trainer().run())
         await rljob.until(lambda run: run["progress"]["step"] > 0 and len(run["engines"]) == 2)
         rljob.apply_status(draining=[PODS[1]])
         run = await rljob.until(lambda run: engines(run).get(PODS[1]))
         assert engines(run) == {PODS[0]: False, PODS[1]: True}
-        await goes_on(stage)  # one engine is enough
+        await goes_on(harness)  # one engine is enough
         rljob.apply_status(draining=[])
         await rljob.until(lambda run: not any(engines(run).values()))
 
@@ -230,18 +230,18 @@ async def test_the_run_goes_on_while_the_api_server_is_away_and_says_so_when_it_
     cluster: ControlPlane, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = make_job(training={"steps": 500, "promptsPerStep": 4, "samplesPerPrompt": 4, "maxStaleness": 1})
-    async with running(cluster, namespace, tmp_path, job, slow=0.002) as (rljob, stage):
-        stage.play("trainer", stage.trainer().run())
+    async with running(cluster, namespace, tmp_path, job, slow=0.002) as (rljob, harness):
+        harness.play("trainer", harness.trainer().run())
         await rljob.until(lambda run: run["progress"]["step"] > 0)
         cluster.stop("apiserver")
-        await stage.until("coordinator", "the run continues")
-        reached = await goes_on(stage, 5)
+        await harness.until("coordinator", "the run continues")
+        reached = await goes_on(harness, 5)
         cluster.start("apiserver")  # in this thread, see Process
         await rljob.until(lambda run: run["progress"]["step"] >= reached)
         generation = rljob.set_spec(suspend=True)
         run = await rljob.until(lambda run: run["state"] == "Suspended")
         assert run["observedGeneration"] == generation
-        assert stage.restarts["coordinator"] == 0
+        assert harness.restarts["coordinator"] == 0
         said = (tmp_path / "storage" / "coordinator.log").read_text()
         assert said.count("following the job's RLJob: it works again") == 1
 
@@ -346,8 +346,8 @@ async def test_nothing_is_told_to_another_job_of_the_same_name(
 async def test_an_end_that_somebody_wiped_from_the_status_is_told_again(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
-    async with running(cluster, namespace, tmp_path, make_job()) as (rljob, stage):
-        stage.play("trainer", stage.trainer().run())
+    async with running(cluster, namespace, tmp_path, make_job()) as (rljob, harness):
+        harness.play("trainer", harness.trainer().run())
         await rljob.until(lambda run: run["state"] == "Succeeded")
         for lost in ({"run": None}, {"run": {"state": "Running", "reason": None}}):
             cluster.api.patch(f"{rljob.path}/status", {"status": lost})

@@ -19,7 +19,7 @@ from rljob.api.resolve import resolve
 from rljob.api.yaml_loader import write_yaml
 from rljob.manifests.problems import problems
 from rljob.operator.cache import SeenJob
-from rljob.operator.jobs import read_manifest
+from rljob.operator.decoded_jobs import read_manifest
 from tools.cluster.client import ApiError
 
 API = "rljob.dev/v1alpha1"

@@ -9,26 +9,26 @@ from typing import Any
 
 import pytest
 
-from e2e.integration.api_cases import Scene
 from e2e.integration.faulty import BreakingClient, HoldingClient, MeddlingClient, PagingClient, unreliable
+from e2e.integration.namespace import NamespaceClient
 from e2e.integration.operators import Object, job, running_operator
-from rljob.operator.resources import CHILDREN
+from rljob.operator.object_kinds import CHILDREN
 from tools.cluster.controlplane import ControlPlane
 
 pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture
-def scene(cluster: ControlPlane, namespace: str) -> Scene:
-    return Scene(cluster, namespace)
+def ns(cluster: ControlPlane, namespace: str) -> NamespaceClient:
+    return NamespaceClient(cluster, namespace)
 
 
-async def test_children_that_are_deleted_come_back(scene: Scene):
-    async with scene.operator() as operator:
-        await scene.create(job(scene.namespace))
-        await scene.up()
+async def test_children_that_are_deleted_come_back(ns: NamespaceClient):
+    async with ns.operator() as operator:
+        await ns.create(job(ns.name))
+        await ns.wait_until_ready()
         await operator.idle()
-        before = {resource.kind: await scene.uids(resource.kind) for resource in CHILDREN}
+        before = {resource.kind: await ns.uids(resource.kind) for resource in CHILDREN}
         lasting = {"Job", "PersistentVolumeClaim"}  # a trainer's Job comes back as the next attempt; pods hold a claim
         doomed = [
             (kind, name)
@@ -38,25 +38,25 @@ async def test_children_that_are_deleted_come_back(scene: Scene):
         ]
         assert len({kind for kind, _ in doomed}) == len(CHILDREN) - len(lasting)
         for kind, name in doomed:
-            await scene.delete(kind, name)
+            await ns.delete(kind, name)
 
         async def all_back() -> bool:
             return all(
-                [(await scene.uids(kind)).get(name, before[kind][name]) != before[kind][name] for kind, name in doomed]
+                [(await ns.uids(kind)).get(name, before[kind][name]) != before[kind][name] for kind, name in doomed]
             )
 
-        await scene.until(all_back)
-        await scene.up()
-        assert (await scene.status())["trainer"]["number"] == 1
+        await ns.until(all_back)
+        await ns.wait_until_ready()
+        assert (await ns.status())["trainer"]["number"] == 1
 
 
-async def test_children_that_are_edited_are_put_right(scene: Scene):
+async def test_children_that_are_edited_are_put_right(ns: NamespaceClient):
     def image(body: Object) -> str:
         return body["spec"]["template"]["spec"]["containers"][0]["image"]
 
-    async with scene.operator() as operator:
-        await scene.create(job(scene.namespace))
-        await scene.up()
+    async with ns.operator() as operator:
+        await ns.create(job(ns.name))
+        await ns.wait_until_ready()
         await operator.idle()
         evil = {"spec": {"template": {"spec": {"containers": [{"name": "main", "image": "evil"}]}}}}
         edits: list[tuple[str, str, Object, Callable[[Object], Any]]] = [
@@ -72,28 +72,28 @@ async def test_children_that_are_edited_are_put_right(scene: Scene):
             ("Role", "sums-coordinator", {"rules": []}, lambda body: body["rules"]),
         ]
         for kind, name, edit, look in edits:
-            before = await scene.get(kind, name)
-            edited = await scene.patch(kind, name, edit, "strategic")
+            before = await ns.get(kind, name)
+            edited = await ns.patch(kind, name, edit, "strategic")
             assert look(edited) != look(before)
 
             async def as_before(kind: str = kind, name: str = name, look: Any = look, before: Any = before) -> bool:
-                return look(await scene.get(kind, name)) == look(before)
+                return look(await ns.get(kind, name)) == look(before)
 
-            await scene.until(as_before)
-            assert (await scene.get(kind, name))["metadata"]["uid"] == before["metadata"]["uid"]
+            await ns.until(as_before)
+            assert (await ns.get(kind, name))["metadata"]["uid"] == before["metadata"]["uid"]
         await operator.idle()
 
 
-async def test_what_others_add_to_a_child_is_left_alone(scene: Scene):
-    async with scene.operator() as operator:
-        await scene.create(job(scene.namespace))
-        await scene.up()
+async def test_what_others_add_to_a_child_is_left_alone(ns: NamespaceClient):
+    async with ns.operator() as operator:
+        await ns.create(job(ns.name))
+        await ns.wait_until_ready()
         await operator.idle()
         before = operator.writes
         extra = {"metadata": {"annotations": {"team": "red"}, "labels": {"cost-centre": "7"}}}
-        await operator.sees(await scene.patch("Service", "sums-coordinator", extra))
+        await operator.sees(await ns.patch("Service", "sums-coordinator", extra))
         await operator.settled()
-        assert (await scene.get("Service", "sums-coordinator"))["metadata"]["annotations"]["team"] == "red"
+        assert (await ns.get("Service", "sums-coordinator"))["metadata"]["annotations"]["team"] == "red"
         assert operator.writes == before
 
 
@@ -127,171 +127,171 @@ FOREIGN: dict[str, Object] = {
 
 
 @pytest.mark.parametrize("kind", sorted(FOREIGN))
-async def test_a_foreign_object_of_the_same_name_is_reported_and_left_alone(scene: Scene, kind: str):
-    body = FOREIGN[kind] | {"metadata": {**FOREIGN[kind]["metadata"], "namespace": scene.namespace}}
+async def test_a_foreign_object_of_the_same_name_is_reported_and_left_alone(ns: NamespaceClient, kind: str):
+    body = FOREIGN[kind] | {"metadata": {**FOREIGN[kind]["metadata"], "namespace": ns.name}}
     name = body["metadata"]["name"]
-    mine = await scene.create(body)
-    async with scene.operator() as operator:
-        await scene.create(job(scene.namespace))
+    mine = await ns.create(body)
+    async with ns.operator() as operator:
+        await ns.create(job(ns.name))
 
         async def reported() -> bool:
-            reason, message = await scene.ready_reason()
+            reason, message = await ns.ready_reason()
             return reason == "NameConflict" and f"{kind} {name}" in message
 
-        await scene.until(reported)
+        await ns.until(reported)
         await operator.settled()
-        there = await scene.get(kind, name)
+        there = await ns.get(kind, name)
         assert there["metadata"]["uid"] == mine["metadata"]["uid"]
         assert there["metadata"]["generation" if kind == "Deployment" else "resourceVersion"]
         assert not any(entry["manager"] == "rljob-operator" for entry in there["metadata"]["managedFields"])
-        await scene.delete(kind, name)
-        await scene.up()
-        assert (await scene.get(kind, name))["metadata"]["ownerReferences"][0]["name"] == "sums"
+        await ns.delete(kind, name)
+        await ns.wait_until_ready()
+        assert (await ns.get(kind, name))["metadata"]["ownerReferences"][0]["name"] == "sums"
 
 
-async def test_a_foreign_object_of_a_later_role_is_reported_before_anything_is_started(scene: Scene):
+async def test_a_foreign_object_of_a_later_role_is_reported_before_anything_is_started(ns: NamespaceClient):
     body = copy.deepcopy(FOREIGN["Deployment"])
-    body["metadata"] = {"name": "sums-rollout-main", "namespace": scene.namespace}
-    async with scene.operator() as operator:
-        await scene.create(body)
-        await scene.create(job(scene.namespace))
+    body["metadata"] = {"name": "sums-rollout-main", "namespace": ns.name}
+    async with ns.operator() as operator:
+        await ns.create(body)
+        await ns.create(job(ns.name))
 
         async def reported() -> bool:
-            return (await scene.ready_reason())[0] == "NameConflict"
+            return (await ns.ready_reason())[0] == "NameConflict"
 
-        await scene.until(reported)
-        assert "Deployment sums-rollout-main belongs to another owner" in (await scene.ready_reason())[1]
+        await ns.until(reported)
+        assert "Deployment sums-rollout-main belongs to another owner" in (await ns.ready_reason())[1]
         await operator.idle()
         assert operator.writes.keys() & {"create jobs", "create deployments", "create statefulsets"} == set()
-        await scene.delete("Deployment", "sums-rollout-main")
+        await ns.delete("Deployment", "sums-rollout-main")
 
         async def started() -> bool:
-            return bool(await scene.list("Job")) and (await scene.ready_reason())[0] != "NameConflict"
+            return bool(await ns.list("Job")) and (await ns.ready_reason())[0] != "NameConflict"
 
-        await scene.until(started)
+        await ns.until(started)
 
 
-async def test_what_a_quota_refuses_is_reported_and_made_once_there_is_room(scene: Scene):
-    await scene.create(
+async def test_what_a_quota_refuses_is_reported_and_made_once_there_is_room(ns: NamespaceClient):
+    await ns.create(
         {
             "apiVersion": "v1",
             "kind": "ResourceQuota",
-            "metadata": {"name": "small", "namespace": scene.namespace},
+            "metadata": {"name": "small", "namespace": ns.name},
             "spec": {"hard": {"count/deployments.apps": "1"}},
         }
     )
-    quota = f"/api/v1/namespaces/{scene.namespace}/resourcequotas/small"
-    api = scene.cluster.api
+    quota = f"/api/v1/namespaces/{ns.name}/resourcequotas/small"
+    api = ns.cluster.api
     await asyncio.to_thread(api.wait_for, lambda: "hard" in api.get(quota).get("status", {}), 120)
-    async with scene.operator():
-        await scene.create(job(scene.namespace))
+    async with ns.operator():
+        await ns.create(job(ns.name))
 
         async def refused() -> bool:
-            reason, message = await scene.ready_reason()
+            reason, message = await ns.ready_reason()
             return reason == "QuotaExceeded" and "small" in message
 
-        await scene.until(refused)
+        await ns.until(refused)
         await asyncio.to_thread(api.patch, quota, {"spec": {"hard": {"count/deployments.apps": "9"}}})
-        await scene.up()
+        await ns.wait_until_ready()
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_a_job_comes_up_though_a_third_of_all_requests_fails(scene: Scene, seed: int):
-    async with scene.operator(client=unreliable(0.33, seed)) as operator:
-        await scene.create(job(scene.namespace))
-        await scene.up()
+async def test_a_job_comes_up_though_a_third_of_all_requests_fails(ns: NamespaceClient, seed: int):
+    async with ns.operator(client=unreliable(0.33, seed)) as operator:
+        await ns.create(job(ns.name))
+        await ns.wait_until_ready()
         assert operator.client.injected >= 5
-        assert [name for name in await scene.uids("Job")] == ["sums-trainer-1"]
-        assert (await scene.status())["trainer"]["number"] == 1
+        assert [name for name in await ns.uids("Job")] == ["sums-trainer-1"]
+        assert (await ns.status())["trainer"]["number"] == 1
 
 
-async def test_a_status_that_changed_meanwhile_is_decided_on_again(scene: Scene):
-    async with scene.operator(client=MeddlingClient) as operator:
+async def test_a_status_that_changed_meanwhile_is_decided_on_again(ns: NamespaceClient):
+    async with ns.operator(client=MeddlingClient) as operator:
         conflicts = 0
 
         async def meddle(verb: str, path: str, body: Any) -> None:
             nonlocal conflicts
             if path.endswith("/rljobs/sums/status") and "resourceVersion" in body["metadata"] and conflicts < 3:
                 conflicts += 1
-                await scene.patch("RLJob", "sums", {"metadata": {"labels": {"n": str(conflicts)}}})
+                await ns.patch("RLJob", "sums", {"metadata": {"labels": {"n": str(conflicts)}}})
 
         operator.client.meddle = meddle
-        await scene.create(job(scene.namespace))
-        await scene.up()
+        await ns.create(job(ns.name))
+        await ns.wait_until_ready()
         assert conflicts == 3
-        assert await scene.uids("Job") and (await scene.status())["trainer"]["number"] == 1
+        assert await ns.uids("Job") and (await ns.status())["trainer"]["number"] == 1
 
 
-async def test_caches_that_lag_behind_make_nothing_twice(scene: Scene):
-    async with scene.operator(client=HoldingClient) as operator:
+async def test_caches_that_lag_behind_make_nothing_twice(ns: NamespaceClient):
+    async with ns.operator(client=HoldingClient) as operator:
         client = operator.client
         client.held = frozenset(resource.plural for resource in CHILDREN)
         client.flow.clear()
-        await scene.create(job(scene.namespace))
-        await scene.until(lambda: scene.get("Job", "sums-trainer-1"))
+        await ns.create(job(ns.name))
+        await ns.until(lambda: ns.get("Job", "sums-trainer-1"))
         for i in range(5):  # each has it decide again, on caches that know only of its own writes
-            await operator.sees(await scene.patch("RLJob", "sums", {"metadata": {"labels": {"n": str(i)}}}))
+            await operator.sees(await ns.patch("RLJob", "sums", {"metadata": {"labels": {"n": str(i)}}}))
             await operator.reconciled()
         pools = [{"name": "main", "replicas": {"min": 3, "max": 4}}]
-        await scene.patch("RLJob", "sums", {"spec": {"rollouts": pools}})
+        await ns.patch("RLJob", "sums", {"spec": {"rollouts": pools}})
 
         async def scaled() -> bool:
-            return (await scene.get("Deployment", "sums-rollout-main"))["spec"]["replicas"] == 3
+            return (await ns.get("Deployment", "sums-rollout-main"))["spec"]["replicas"] == 3
 
-        await scene.until(scaled)
+        await ns.until(scaled)
         creations = {what: count for what, count in operator.writes.items() if what.startswith("create")}
         client.flow.set()
-        await scene.up()
+        await ns.wait_until_ready()
         await operator.idle()
         again = {what: count for what, count in operator.writes.items() if what.startswith("create")}
         assert {**again, "create events": 0} == {**creations, "create events": 0}
-        assert (await scene.status())["trainer"]["number"] == 1
+        assert (await ns.status())["trainer"]["number"] == 1
 
 
-async def test_watches_that_break_or_are_too_old_lose_no_change(scene: Scene):
-    async with scene.operator(client=BreakingClient) as operator:
-        await scene.create(job(scene.namespace))
-        await scene.up()
+async def test_watches_that_break_or_are_too_old_lose_no_change(ns: NamespaceClient):
+    async with ns.operator(client=BreakingClient) as operator:
+        await ns.create(job(ns.name))
+        await ns.wait_until_ready()
         operator.client.gone = 7
         operator.client.broken.set()
 
         async def all_cut() -> bool:
             return operator.client.cut >= {resource.plural for resource in CHILDREN}
 
-        await scene.until(all_cut)
-        await scene.delete("Service", "sums-coordinator")
-        await scene.delete("Deployment", "sums-runner")
+        await ns.until(all_cut)
+        await ns.delete("Service", "sums-coordinator")
+        await ns.delete("Deployment", "sums-runner")
         operator.client.broken.clear()
-        await scene.until(lambda: scene.get("Service", "sums-coordinator"))
-        await scene.until(lambda: scene.get("Deployment", "sums-runner"))
-        await scene.up()
+        await ns.until(lambda: ns.get("Service", "sums-coordinator"))
+        await ns.until(lambda: ns.get("Deployment", "sums-runner"))
+        await ns.wait_until_ready()
 
 
-async def test_a_watch_that_falls_silent_is_begun_again_and_loses_no_change(scene: Scene, monkeypatch):
+async def test_a_watch_that_falls_silent_is_begun_again_and_loses_no_change(ns: NamespaceClient, monkeypatch):
     monkeypatch.setattr("rljob.kube.client.STALL_SECONDS", 1.0)
-    async with scene.operator() as operator:
+    async with ns.operator() as operator:
         restarts = operator.operator.metrics.watch_restarts.labels("services", "error")
-        await scene.create(job(scene.namespace))
-        await scene.up()
+        await ns.create(job(ns.name))
+        await ns.wait_until_ready()
         silent = restarts._value.get()
 
         async def begun_again() -> bool:
             return restarts._value.get() > silent
 
-        await scene.until(begun_again)
-        await scene.delete("Service", "sums-coordinator")
-        await scene.until(lambda: scene.get("Service", "sums-coordinator"))
+        await ns.until(begun_again)
+        await ns.delete("Service", "sums-coordinator")
+        await ns.until(lambda: ns.get("Service", "sums-coordinator"))
 
 
-async def test_lists_of_many_pages_are_read_whole(scene: Scene):
-    async with scene.operator() as operator:
+async def test_lists_of_many_pages_are_read_whole(ns: NamespaceClient):
+    async with ns.operator() as operator:
         for i in range(3):
-            await scene.create(job(scene.namespace, f"sums-{i}"))
+            await ns.create(job(ns.name, f"sums-{i}"))
         for i in range(3):
-            await scene.up(f"sums-{i}")
+            await ns.wait_until_ready(f"sums-{i}")
         await operator.idle()
         whole = {cache.resource.kind: len(cache) for cache in operator.operator.caches.children.values()}
-    async with scene.operator(client=PagingClient) as operator:
+    async with ns.operator(client=PagingClient) as operator:
         assert {cache.resource.kind: len(cache) for cache in operator.operator.caches.children.values()} == whole
         assert whole["Deployment"] == 12
         for i in range(3):
@@ -300,29 +300,29 @@ async def test_lists_of_many_pages_are_read_whole(scene: Scene):
 
 
 async def test_jobs_of_every_namespace_that_is_named_are_looked_after_and_no_others(
-    cluster: ControlPlane, scene: Scene
+    cluster: ControlPlane, ns: NamespaceClient
 ):
-    second, other = [Scene(cluster, await asyncio.to_thread(cluster.namespace)) for _ in range(2)]
-    async with running_operator(cluster.kubeconfig, [scene.namespace, second.namespace]):
-        for each in (other, scene, second):
+    second, other = [NamespaceClient(cluster, await asyncio.to_thread(cluster.namespace)) for _ in range(2)]
+    async with running_operator(cluster.kubeconfig, [ns.name, second.namespace]):
+        for each in (other, ns, second):
             await each.create(job(each.namespace))
-        await scene.up()
-        await second.up()
+        await ns.wait_until_ready()
+        await second.wait_until_ready()
         await second.delete("Service", "sums-coordinator")
         await second.until(lambda: second.get("Service", "sums-coordinator"))
         assert await other.status() == {}
 
 
-async def test_what_the_api_server_finds_invalid_is_reported_and_made_once_the_spec_is_mended(scene: Scene):
+async def test_what_the_api_server_finds_invalid_is_reported_and_made_once_the_spec_is_mended(ns: NamespaceClient):
     mount = {"name": "main", "volumeMounts": [{"name": "nowhere", "mountPath": "/nowhere"}]}
-    async with scene.operator() as operator:
-        await scene.create(job(scene.namespace, runner={"template": {"spec": {"containers": [mount]}}}))
+    async with ns.operator() as operator:
+        await ns.create(job(ns.name, runner={"template": {"spec": {"containers": [mount]}}}))
 
         async def reported() -> bool:
-            reason, message = await scene.ready_reason()
+            reason, message = await ns.ready_reason()
             return reason == "APIRejected" and "nowhere" in message
 
-        await scene.until(reported)
-        await scene.patch("RLJob", "sums", {"spec": {"runner": {"template": None}}})
-        await scene.up()
+        await ns.until(reported)
+        await ns.patch("RLJob", "sums", {"spec": {"runner": {"template": None}}})
+        await ns.wait_until_ready()
         await operator.idle()

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from e2e.faults.cases import THOROUGH
-from e2e.integration.api_cases import Scene
 from e2e.integration.faulty import dying
+from e2e.integration.namespace import NamespaceClient
 from e2e.integration.operators import Object, OperatorProcess, RunningOperator, job
 from rljob.manifests import render
 from rljob.manifests.hashes import rendered_hash
 from rljob.manifests.names import RENDERED_HASH
+from rljob.operator.object_kinds import CHILDREN, PODS, SECRETS
 from rljob.operator.planning import Rendering, plan
-from rljob.operator.resources import CHILDREN, PODS, SECRETS
 from tools.cluster.client import ApiError
 from tools.cluster.controlplane import ControlPlane
 
@@ -31,28 +31,28 @@ the same after one write as before the one that would have followed."""
 
 
 @pytest.fixture
-def scene(cluster: ControlPlane, namespace: str) -> Scene:
-    return Scene(cluster, namespace)
+def ns(cluster: ControlPlane, namespace: str) -> NamespaceClient:
+    return NamespaceClient(cluster, namespace)
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("after", DEATHS.values(), ids=DEATHS)
 async def test_an_operator_killed_at_any_write_is_followed_by_one_that_comes_to_the_same_end(
-    cluster: ControlPlane, scene: Scene, after: bool
+    cluster: ControlPlane, ns: NamespaceClient, after: bool
 ):
-    async with scene.operator() as operator:
-        await scene.create(job(scene.namespace))
-        await scene.up()
+    async with ns.operator() as operator:
+        await ns.create(job(ns.name))
+        await ns.wait_until_ready()
         await operator.idle()
-        expected = await scene.picture()
+        expected = await ns.rendered_state()
 
-    async def all_written(here: Scene, first: RunningOperator) -> None:
-        await here.up()
+    async def all_written(here: NamespaceClient, first: RunningOperator) -> None:
+        await here.wait_until_ready()
         await first.idle(quiet=3.0)
 
     async def killed_at(at: int) -> bool:
         """Return whether the operator came to write so often, and died of it."""
-        here = Scene(cluster, await asyncio.to_thread(cluster.namespace))
+        here = NamespaceClient(cluster, await asyncio.to_thread(cluster.namespace))
         async with here.operator(client=dying(at, after)) as first:
             await here.create(job(here.namespace))
             done = asyncio.create_task(all_written(here, first))
@@ -67,16 +67,16 @@ async def test_an_operator_killed_at_any_write_is_followed_by_one_that_comes_to_
         await here.drop_lease()
         jobs = await here.uids("Job")
         async with here.operator() as second:
-            await here.up()
+            await here.wait_until_ready()
             await second.idle(quiet=0.5)
 
             async def same() -> bool:
-                return await here.picture() == expected
+                return await here.rendered_state() == expected
 
             try:
                 await here.until(same)
             except AssertionError:
-                assert await here.picture() == expected, f"killed at write {at}: {first.client.last}"
+                assert await here.rendered_state() == expected, f"killed at write {at}: {first.client.last}"
         assert jobs.items() <= (await here.uids("Job")).items(), "no trainer's Job was made twice"
         await asyncio.to_thread(cluster.api.delete, f"/api/v1/namespaces/{here.namespace}")
         return reached
@@ -90,10 +90,10 @@ async def test_an_operator_killed_at_any_write_is_followed_by_one_that_comes_to_
     assert deaths > made, f"each of the {made} objects is made in a write of its own, and the job's status is written"
 
 
-async def test_of_two_operators_one_acts_and_the_other_takes_over_when_it_is_killed(scene: Scene, tmp_path):
+async def test_of_two_operators_one_acts_and_the_other_takes_over_when_it_is_killed(ns: NamespaceClient, tmp_path):
     with (
-        OperatorProcess(scene.cluster.kubeconfig, [scene.namespace], tmp_path) as first,
-        OperatorProcess(scene.cluster.kubeconfig, [scene.namespace], tmp_path) as second,
+        OperatorProcess(ns.cluster.kubeconfig, [ns.name], tmp_path) as first,
+        OperatorProcess(ns.cluster.kubeconfig, [ns.name], tmp_path) as second,
     ):
 
         async def leader() -> OperatorProcess | None:
@@ -101,58 +101,58 @@ async def test_of_two_operators_one_acts_and_the_other_takes_over_when_it_is_kil
             assert len(leading) <= 1
             return leading[0] if leading else None
 
-        leads = await scene.until(leader)
+        leads = await ns.until(leader)
         standby = second if leads is first else first
-        await scene.create(job(scene.namespace))
-        await scene.up()
+        await ns.create(job(ns.name))
+        await ns.wait_until_ready()
         assert await standby.text("/readyz") == "ok\n", "who stands by is ready"
         # Of what it asked to be made, the Lease at most, which the other one had made a moment before: 409.
         assert 'code="201",verb="create"' not in await standby.text("/metrics")
         leads.kill()
-        await scene.delete("Service", "sums-coordinator")
+        await ns.delete("Service", "sums-coordinator")
 
         async def taken_over() -> Any:
             assert standby.process.poll() is None, f"who stood by has ended: {standby.log.read_text()[-2000:]}"
-            return await scene.get("Service", "sums-coordinator")
+            return await ns.get("Service", "sums-coordinator")
 
-        await scene.until(taken_over)
+        await ns.until(taken_over)
         assert standby.terminate() == 0
-        lease = f"/apis/coordination.k8s.io/v1/namespaces/{scene.namespace}/leases/rljob-operator"
-        assert not (await asyncio.to_thread(scene.cluster.api.get, lease))["spec"].get("holderIdentity")
+        lease = f"/apis/coordination.k8s.io/v1/namespaces/{ns.name}/leases/rljob-operator"
+        assert not (await asyncio.to_thread(ns.cluster.api.get, lease))["spec"].get("holderIdentity")
 
 
-async def test_an_operator_that_loses_its_lease_ends_and_writes_nothing_more(scene: Scene, tmp_path):
-    with OperatorProcess(scene.cluster.kubeconfig, [scene.namespace], tmp_path) as process:
+async def test_an_operator_that_loses_its_lease_ends_and_writes_nothing_more(ns: NamespaceClient, tmp_path):
+    with OperatorProcess(ns.cluster.kubeconfig, [ns.name], tmp_path) as process:
         await process.wait_leader()
-        lease = f"/apis/coordination.k8s.io/v1/namespaces/{scene.namespace}/leases/rljob-operator"
+        lease = f"/apis/coordination.k8s.io/v1/namespaces/{ns.name}/leases/rljob-operator"
         stolen = {"spec": {"holderIdentity": "somebody-else"}}
-        await asyncio.to_thread(scene.cluster.api.patch, lease, stolen)
+        await asyncio.to_thread(ns.cluster.api.patch, lease, stolen)
         assert await asyncio.to_thread(process.process.wait, 60) == 1
         assert "lease" in process.log.read_text()
 
 
 @pytest.mark.parametrize("step", [-86_400.0, 86_400.0], ids=["back", "forward"])
-async def test_a_step_of_the_clock_restarts_and_ends_nothing(scene: Scene, step: float):
+async def test_a_step_of_the_clock_restarts_and_ends_nothing(ns: NamespaceClient, step: float):
     offset = 0.0
-    async with scene.operator(wall=lambda: time.time() + offset) as operator:
-        await scene.create(job(scene.namespace))
-        await scene.up()
+    async with ns.operator(wall=lambda: time.time() + offset) as operator:
+        await ns.create(job(ns.name))
+        await ns.wait_until_ready()
         await operator.idle()
-        pods, writes = await scene.uids("Pod"), operator.writes
+        pods, writes = await ns.uids("Pod"), operator.writes
         offset = step
         for i in range(3):
-            await operator.sees(await scene.patch("RLJob", "sums", {"metadata": {"labels": {"n": str(i)}}}))
+            await operator.sees(await ns.patch("RLJob", "sums", {"metadata": {"labels": {"n": str(i)}}}))
             await operator.settled()
-        assert await scene.uids("Pod") == pods
+        assert await ns.uids("Pod") == pods
         assert operator.writes == writes
 
 
-async def test_at_rest_nothing_is_written_but_the_lease(scene: Scene):
-    async with scene.operator() as operator:
-        await scene.create(job(scene.namespace))
-        await scene.up()
+async def test_at_rest_nothing_is_written_but_the_lease(ns: NamespaceClient):
+    async with ns.operator() as operator:
+        await ns.create(job(ns.name))
+        await ns.wait_until_ready()
         await operator.idle()
-        await operator.sees(await run(scene, 0))
+        await operator.sees(await run(ns, 0))
         await operator.idle()
         writes, leases = operator.writes, operator.client.writes["update leases"]
 
@@ -160,13 +160,13 @@ async def test_at_rest_nothing_is_written_but_the_lease(scene: Scene):
             return operator.client.writes["update leases"] > leases
 
         for i in range(1, 15):
-            await operator.sees(await run(scene, i))
+            await operator.sees(await run(ns, i))
             await operator.settled()
-        await scene.until(renewed)
+        await ns.until(renewed)
         assert operator.writes == writes
 
 
-async def run(scene: Scene, step: int) -> Object:
+async def run(ns: NamespaceClient, step: int) -> Object:
     """Apply status.run as a coordinator does; return the RLJob with it."""
     body = {
         "apiVersion": "rljob.dev/v1alpha1",
@@ -180,8 +180,8 @@ async def run(scene: Scene, step: int) -> Object:
             }
         },
     }
-    path = scene.path("RLJob", "sums", "status")
-    return await asyncio.to_thread(scene.cluster.api.apply, path, body, "rljob-coordinator")
+    path = ns.path("RLJob", "sums", "status")
+    return await asyncio.to_thread(ns.cluster.api.apply, path, body, "rljob-coordinator")
 
 
 class OlderPlanner:
@@ -213,153 +213,153 @@ class OlderPlanner:
         return roles
 
 
-async def test_an_operator_of_another_version_changes_no_pod_until_a_role_is_restarted(scene: Scene):
-    async with scene.operator(planner=OlderPlanner()) as older:
-        await scene.create(job(scene.namespace))
-        await scene.up()
+async def test_an_operator_of_another_version_changes_no_pod_until_a_role_is_restarted(ns: NamespaceClient):
+    async with ns.operator(planner=OlderPlanner()) as older:
+        await ns.create(job(ns.name))
+        await ns.wait_until_ready()
         await older.idle()
-        pods = await scene.uids("Pod")
-    async with scene.operator() as newer:
+        pods = await ns.uids("Pod")
+    async with ns.operator() as newer:
         await newer.settled()
-        assert await scene.uids("Pod") == pods
+        assert await ns.uids("Pod") == pods
         assert not any("deployments" in what or "jobs" in what.split()[1:] for what in newer.writes)
         # A change of the runner's own fields restarts the runner, as the newer version renders it, and nothing else.
         template = {"spec": {"containers": [{"name": "main", "env": [{"name": "MINE", "value": "1"}]}]}}
-        await scene.patch("RLJob", "sums", {"spec": {"runner": {"template": template}}})
+        await ns.patch("RLJob", "sums", {"spec": {"runner": {"template": template}}})
 
         async def renewed() -> bool:
-            main = (await scene.get("Deployment", "sums-runner"))["spec"]["template"]["spec"]["containers"][0]
+            main = (await ns.get("Deployment", "sums-runner"))["spec"]["template"]["spec"]["containers"][0]
             names = {entry["name"] for entry in main["env"]}
             return not main["image"].endswith(":older") and "MINE" in names and "OLDER" not in names
 
-        await scene.until(renewed)
-        await scene.up()
+        await ns.until(renewed)
+        await ns.wait_until_ready()
         await newer.idle()
-        left = await scene.uids("Pod")
+        left = await ns.uids("Pod")
         gone = {name for name in pods if name not in left}
         assert gone and all("runner" in name for name in gone)
 
 
-async def test_replicas_are_set_in_what_another_version_rendered(scene: Scene):
-    async with scene.operator(planner=OlderPlanner()) as older:
-        await scene.create(job(scene.namespace))
-        await scene.up()
+async def test_replicas_are_set_in_what_another_version_rendered(ns: NamespaceClient):
+    async with ns.operator(planner=OlderPlanner()) as older:
+        await ns.create(job(ns.name))
+        await ns.wait_until_ready()
         await older.idle()
-        pods = await scene.uids("Pod")
-    async with scene.operator():
-        await scene.patch("RLJob", "sums", {"spec": {"rollouts": [{"name": "main", "replicas": {"min": 3, "max": 4}}]}})
+        pods = await ns.uids("Pod")
+    async with ns.operator():
+        await ns.patch("RLJob", "sums", {"spec": {"rollouts": [{"name": "main", "replicas": {"min": 3, "max": 4}}]}})
 
         async def three() -> bool:
-            return (await scene.get("Deployment", "sums-rollout-main"))["spec"]["replicas"] == 3
+            return (await ns.get("Deployment", "sums-rollout-main"))["spec"]["replicas"] == 3
 
-        await scene.until(three)
-        await scene.up()
-        assert pods.items() <= (await scene.uids("Pod")).items()
+        await ns.until(three)
+        await ns.wait_until_ready()
+        assert pods.items() <= (await ns.uids("Pod")).items()
 
 
-async def test_a_job_of_a_hundred_kilobytes_is_a_job_like_any_other(scene: Scene):
+async def test_a_job_of_a_hundred_kilobytes_is_a_job_like_any_other(ns: NamespaceClient):
     environment = [{"name": f"TEXT_{i}", "value": "x" * 4000} for i in range(25)]
     template = {"spec": {"containers": [{"name": "main", "env": environment}]}}
-    async with scene.operator() as operator:
-        await scene.create(job(scene.namespace, runner={"template": template}))
-        await scene.up()
+    async with ns.operator() as operator:
+        await ns.create(job(ns.name, runner={"template": template}))
+        await ns.wait_until_ready()
         await operator.idle()
         writes = operator.writes
-        await operator.sees(await scene.patch("RLJob", "sums", {"metadata": {"labels": {"a": "b"}}}))
+        await operator.sees(await ns.patch("RLJob", "sums", {"metadata": {"labels": {"a": "b"}}}))
         await operator.settled()
         assert operator.writes == writes
 
 
-async def test_a_burst_of_spec_changes_ends_at_the_last_of_them(scene: Scene):
-    async with scene.operator() as operator:
-        await scene.create(job(scene.namespace, rollouts=[{"name": "main", "replicas": {"min": 2, "max": 2}}]))
-        await scene.up()
+async def test_a_burst_of_spec_changes_ends_at_the_last_of_them(ns: NamespaceClient):
+    async with ns.operator() as operator:
+        await ns.create(job(ns.name, rollouts=[{"name": "main", "replicas": {"min": 2, "max": 2}}]))
+        await ns.wait_until_ready()
         for count in (5, 3):
             pools = [{"name": "main", "replicas": {"min": count, "max": count}}]
-            await scene.patch("RLJob", "sums", {"spec": {"rollouts": pools}})
+            await ns.patch("RLJob", "sums", {"spec": {"rollouts": pools}})
 
         async def settled() -> bool:
-            roles = {role["name"]: role for role in (await scene.status())["roles"]}
-            replicas = (await scene.get("Deployment", "sums-rollout-main"))["spec"]["replicas"]
+            roles = {role["name"]: role for role in (await ns.status())["roles"]}
+            replicas = (await ns.get("Deployment", "sums-rollout-main"))["spec"]["replicas"]
             return replicas == 3 and (roles["rollout-main"]["ready"], roles["rollout-main"]["desired"]) == (3, 3)
 
-        await scene.until(settled)
+        await ns.until(settled)
         await operator.idle()
-        pods = [name for name in await scene.uids("Pod") if "rollout" in name]
+        pods = [name for name in await ns.uids("Pod") if "rollout" in name]
         assert len(pods) == 3
 
 
-async def test_what_happened_while_the_operator_was_down_is_made_good(scene: Scene):
-    async with scene.operator() as operator:
+async def test_what_happened_while_the_operator_was_down_is_made_good(ns: NamespaceClient):
+    async with ns.operator() as operator:
         for i in range(4):
-            await scene.create(job(scene.namespace, f"sums-{i}"))
+            await ns.create(job(ns.name, f"sums-{i}"))
         for i in range(4):
-            await scene.up(f"sums-{i}")
+            await ns.wait_until_ready(f"sums-{i}")
         await operator.idle()
-    await scene.delete("Service", "sums-0-coordinator")
-    await scene.delete("Deployment", "sums-1-runner")
-    await scene.delete("ConfigMap", "sums-2-job")
+    await ns.delete("Service", "sums-0-coordinator")
+    await ns.delete("Deployment", "sums-1-runner")
+    await ns.delete("ConfigMap", "sums-2-job")
     pools = [{"name": "main", "replicas": {"min": 3, "max": 4}}]
-    await scene.patch("RLJob", "sums-3", {"spec": {"rollouts": pools}})
-    await scene.delete("RLJob", "sums-0")
-    await scene.create(job(scene.namespace, "sums-4"))
-    async with scene.operator():
+    await ns.patch("RLJob", "sums-3", {"spec": {"rollouts": pools}})
+    await ns.delete("RLJob", "sums-0")
+    await ns.create(job(ns.name, "sums-4"))
+    async with ns.operator():
 
         async def made_good() -> bool:
-            scaled = (await scene.get("Deployment", "sums-3-rollout-main"))["spec"]["replicas"] == 3
-            return scaled and bool(await scene.get("Deployment", "sums-1-runner"))
+            scaled = (await ns.get("Deployment", "sums-3-rollout-main"))["spec"]["replicas"] == 3
+            return scaled and bool(await ns.get("Deployment", "sums-1-runner"))
 
-        await scene.until(made_good)
-        await scene.until(lambda: scene.get("ConfigMap", "sums-2-job"))
+        await ns.until(made_good)
+        await ns.until(lambda: ns.get("ConfigMap", "sums-2-job"))
         for i in range(1, 5):
-            await scene.up(f"sums-{i}")
+            await ns.wait_until_ready(f"sums-{i}")
 
 
-async def test_a_job_that_is_deleted_while_the_operator_is_down_leaves_only_its_claim(scene: Scene):
-    async with scene.operator() as operator:
-        await scene.create(job(scene.namespace))
-        await scene.up()
+async def test_a_job_that_is_deleted_while_the_operator_is_down_leaves_only_its_claim(ns: NamespaceClient):
+    async with ns.operator() as operator:
+        await ns.create(job(ns.name))
+        await ns.wait_until_ready()
         await operator.idle()
-    await scene.delete("RLJob", "sums")
+    await ns.delete("RLJob", "sums")
 
     async def gone() -> bool:
         left = [
             f"{resource.kind}/{body['metadata']['name']}"
             for resource in (*CHILDREN, PODS, SECRETS)
-            for body in await asyncio.to_thread(scene.cluster.api.list, resource.path(scene.namespace))
+            for body in await asyncio.to_thread(ns.cluster.api.list, resource.path(ns.name))
             if body["metadata"]["name"].startswith("sums-")
         ]
         return left == ["PersistentVolumeClaim/sums-storage"]
 
-    await scene.until(gone)
+    await ns.until(gone)
 
 
-async def test_a_job_made_anew_under_the_name_of_one_that_is_going_comes_up(scene: Scene):
-    async with scene.operator() as operator:
-        await scene.create(job(scene.namespace))
-        await scene.up()
+async def test_a_job_made_anew_under_the_name_of_one_that_is_going_comes_up(ns: NamespaceClient):
+    async with ns.operator() as operator:
+        await ns.create(job(ns.name))
+        await ns.wait_until_ready()
         await operator.idle()
-        old = await scene.get("RLJob", "sums")
-        await scene.delete("RLJob", "sums")
+        old = await ns.get("RLJob", "sums")
+        await ns.delete("RLJob", "sums")
         while True:
             try:
-                new = await scene.create(job(scene.namespace))
+                new = await ns.create(job(ns.name))
                 break
             except ApiError:
                 await asyncio.sleep(0.1)
         assert new["metadata"]["uid"] != old["metadata"]["uid"]
-        await scene.up()
+        await ns.wait_until_ready()
         for resource in CHILDREN:
-            for body in await scene.list(resource.kind):
+            for body in await ns.list(resource.kind):
                 for owner in body["metadata"].get("ownerReferences", ()):
                     assert owner["uid"] != old["metadata"]["uid"] or "deletionTimestamp" in body["metadata"]
 
 
-async def test_what_the_operator_serves_says_how_it_is(scene: Scene, tmp_path):
-    with OperatorProcess(scene.cluster.kubeconfig, [scene.namespace], tmp_path) as process:
+async def test_what_the_operator_serves_says_how_it_is(ns: NamespaceClient, tmp_path):
+    with OperatorProcess(ns.cluster.kubeconfig, [ns.name], tmp_path) as process:
         await process.wait_leader()
-        await scene.create(job(scene.namespace))
-        await scene.up()
+        await ns.create(job(ns.name))
+        await ns.wait_until_ready()
         assert await process.text("/healthz") == "ok\n"
         text = await process.text("/metrics") or ""
         assert 'rljob_operator_jobs{condition="Initialized",status="True"} 1.0' in text

@@ -1,4 +1,4 @@
-"""A job whose parts run in pods, as its user and a test see it."""
+"""A job whose components run in pods, as its user and a test see it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line on jobs whose parts run in pods, through the API server: the same as on the run's own machine."""
+"""The command line on jobs in pods, through the API server: the same output as on one machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from e2e.fakes.harness import make_job, on_stage
+from e2e.fakes.harness import make_job, run_harness
 from e2e.fakes.model import write_model
 from e2e.pods.job import RESTRICTED, Job
 from rljob.cli.main import main
@@ -85,13 +85,13 @@ def cli(node: Node, namespace: str) -> Cli:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with fake parts on this machine, to its end; its newest checkpoint is a model."""
+    """A run with fake components on this machine, to its end; its newest checkpoint is a model."""
     storage = tmp_path_factory.mktemp("run") / "storage"
     storage.mkdir()
 
     async def to_its_end() -> None:
-        async with on_stage(make_job(), storage) as stage:
-            stage.play("trainer", stage.trainer().run())
+        async with run_harness(make_job(), storage) as harness:
+            harness.play("trainer", harness.trainer().run())
             while not any(storage.glob("checkpoints/step-000008/*")) or not _succeeded(storage):
                 await asyncio.sleep(0.1)
 
@@ -273,7 +273,7 @@ def test_status_of_a_job_that_is_done_has_its_whole_history(cli: Cli, done: Job)
     found = json.loads(out)
     assert (code, err, found["state"], found["running"]) == (0, "", "succeeded", False)
     assert found["namespace"] == cli.namespace and len(found["status"]["history"]) == 8
-    assert {part["state"] for part in found["components"]} == {"stopped"}
+    assert {component["state"] for component in found["components"]} == {"stopped"}
 
 
 def test_it_is_a_plugin_of_kubectl(cli: Cli, done: Job) -> None:
@@ -325,8 +325,8 @@ def test_top_shows_what_each_pod_takes(cli: Cli, waiting: Job) -> None:
     code, out, err = cli("top", WAITING, "--count", 2, "--seconds", 0.5, "-o", "json")
     frames = [json.loads(line) for line in out.splitlines()]
     assert (code, err, len(frames)) == (0, "", 2), err
-    parts = {part["name"]: part for part in frames[-1]["components"]}
-    assert parts["coordinator-0"]["memory"] > 20e6 and parts["coordinator-0"]["state"] == "running"
+    components = {component["name"]: component for component in frames[-1]["components"]}
+    assert components["coordinator-0"]["memory"] > 20e6 and components["coordinator-0"]["state"] == "running"
 
 
 def test_stop_suspends_followed_logs_end_and_resume_has_it_go_on(cli: Cli, waiting: Job) -> None:

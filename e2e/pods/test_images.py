@@ -148,7 +148,9 @@ def test_an_image_has_the_packages_of_its_list_at_the_pinned_versions_and_no_oth
     )
     ours = {name for name in found if name.split("-")[0] == "rljob"}
     assert {name: version for name, version in found.items() if name not in ours} == packages
-    folders = lists.PARTS["coordinator" if image.name == "runner" else image.name]  # two images of one Dockerfile
+    folders = lists.DISTRIBUTIONS[
+        "coordinator" if image.name == "runner" else image.name
+    ]  # two images of one Dockerfile
     assert ours == {lists.project(folder)["name"] for folder in folders}
 
 
@@ -203,21 +205,21 @@ def references(node: Cluster) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("part", plan.DELIVERED)
+@pytest.mark.parametrize("component", plan.DELIVERED)
 def test_an_image_works_in_a_restricted_pod_and_is_light_where_it_should_be(
-    part: str, node: Cluster, references: dict[str, str]
+    component: str, node: Cluster, references: dict[str, str]
 ):
     namespace = node.namespace("images", {"pod-security.kubernetes.io/enforce": "restricted"})
-    told = [json.dumps([HEAVY_MODULES, PROGRAMS, *MAINS[part]])]
-    node.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(pod(part, references[part], told)))
-    wait = ("--for=jsonpath={.status.phase}=Succeeded", f"pod/{part}", "--timeout=120s")
+    told = [json.dumps([HEAVY_MODULES, PROGRAMS, *MAINS[component]])]
+    node.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(pod(component, references[component], told)))
+    wait = ("--for=jsonpath={.status.phase}=Succeeded", f"pod/{component}", "--timeout=120s")
     node.kubectl("wait", "-n", namespace, *wait)
-    found = json.loads(node.logs(namespace, part).splitlines()[-1])
+    found = json.loads(node.logs(namespace, component).splitlines()[-1])
     assert found["imported"] is True
     assert found["ids"] == [65532, 65532]
     assert found["programs"] == []
     assert found["exit"] == 2 and "is not set" in found["said"]  # it runs, and says what it lacks
-    if part in LIGHT:
+    if component in LIGHT:
         assert found["modules"] == []
         # Of CPU, as other pods use the same cores, and of a machine that is not kept waiting itself.
         pace = max(1.0, found["python"] / PYTHON_SECONDS)

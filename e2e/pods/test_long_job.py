@@ -174,7 +174,7 @@ def test_rollouts_scale_from_one_to_three_while_training_and_a_new_one_serves_wi
 
     def all_serve() -> set[str] | Literal[False]:
         live = job.live()
-        there = {part["instance"] for part in live["parts"] if part["role"] == "agent"}
+        there = {component["instance"] for component in live["components"] if component["role"] == "agent"}
         for engine in there:
             seen.setdefault(engine, live["progress"]["step"])
         serve = {row["engine"] for row in job.ledger("SELECT DISTINCT engine FROM completions")}

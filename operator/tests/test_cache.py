@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob.operator.cache import Cache, child_reader, read_job, read_pod
-from rljob.operator.resources import BY_KIND, PODS, RLJOBS
+from rljob.operator.object_kinds import BY_KIND, PODS, RLJOBS
 
 KEY = ("research", "sums")
 

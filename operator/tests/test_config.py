@@ -4,7 +4,7 @@ import pytest
 
 from rljob.manifests.inputs import Cluster
 from rljob.operator import main
-from rljob.operator.config import Settings, read_settings
+from rljob.operator.config import OperatorSettings, read_settings
 
 
 def read(tmp_path, text):
@@ -14,8 +14,8 @@ def read(tmp_path, text):
 
 
 def test_an_empty_file_gives_the_defaults(tmp_path):
-    assert read(tmp_path, "") == Settings()
-    assert Settings().for_rendering() == Cluster()
+    assert read(tmp_path, "") == OperatorSettings()
+    assert OperatorSettings().for_rendering() == Cluster()
 
 
 def test_settings_are_read_from_yaml_and_json(tmp_path):

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from rljob.operator.cache import Cache, child_reader, read_job
-from rljob.operator.jobs import Jobs
+from rljob.operator.decoded_jobs import DecodedJobs
+from rljob.operator.object_kinds import BY_KIND, RLJOBS
 from rljob.operator.planning.claims import claim_in_use
-from rljob.operator.resources import BY_KIND, RLJOBS
 
 SPEC = {
     "models": [{"name": "policy", "source": "job://model"}],
@@ -27,7 +27,7 @@ class Jobspace:
         self.jobs = Cache(RLJOBS, read_job)
         kinds = ("Deployment", "StatefulSet", "Job")
         self.children = {kind: Cache(BY_KIND[kind], child_reader(kind)) for kind in kinds}
-        self._read = Jobs()
+        self._read = DecodedJobs()
 
     def add(self, name, second, namespace="n", uid="", status=None, **spec):
         created = f"2026-01-01T00:00:{second:02}Z"

@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from rljob.api.roles import Rollout
 from rljob.protocol.messages import (
     Abort,
     AckCompletions,
@@ -29,6 +30,8 @@ from rljob.protocol.messages import (
     WeightAck,
     WeightFailed,
 )
+from rljob.rollout.adapters.vllm.adapter import VllmAdapter
+from rljob.rollout.conformance import CHECKS, EngineUnderTest, a_dead_server_is_gone
 from rljob.trainer.weights import WeightSender, WeightTransferError
 from rljob.transfer.rounds import describe, digest
 
@@ -305,6 +308,8 @@ async def test_every_route_of_the_server_asks_for_its_key(run):
 
 SENDER_THAT_HANGS = """
 import sys, torch, pickle
+from rljob.rollout.adapters.vllm.adapter import VllmAdapter
+from rljob.rollout.conformance import CHECKS, EngineUnderTest, a_dead_server_is_gone
 from rljob.trainer.weights import WeightSender
 from rljob.transfer.group import WeightGroup
 path, = sys.argv[1:]
@@ -378,7 +383,26 @@ async def test_an_engine_that_cannot_join_goes_on_as_it_was(run):
     await run.update(fresh=True)
 
 
-async def test_a_killed_server_is_back_in_service_once_it_has_weights(run):
+@pytest.fixture(scope="module")
+async def engine(run):
+    """The shared server without its agent, in the weight group of another sender: the agent's next update fails."""
+    adapter = VllmAdapter(Rollout(name="main"), run.model_path)
+    words = run.server().cmdline()
+    port, key = int(words[words.index("--port") + 1]), run.server().environ()["VLLM_API_KEY"]
+    client = adapter.connect(port, key)
+    engine = EngineUnderTest(client, adapter.in_flight, run.trainer.tensors(), 320, LONGEST, IN_FLIGHT_TOKENS)
+    await engine.update()
+    yield engine
+    engine.close()
+    await client.close()
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+async def test_the_interface(engine, check):
+    await check(engine)
+
+
+async def test_a_killed_server_is_back_in_service_once_it_has_weights(run, engine):
     lost = run.request([1, 2, 3], IN_FLIGHT_TOKENS)
     kept = run.request([1, 2, 3], 5)
     await run.coordinator.say(kept)
@@ -388,7 +412,7 @@ async def test_a_killed_server_is_back_in_service_once_it_has_weights(run):
     server = run.server()
     family = [server, *server.children(recursive=True)]
     await asyncio.sleep(0.2)
-    server.send_signal(signal.SIGKILL)
+    await a_dead_server_is_gone(engine, lambda: server.send_signal(signal.SIGKILL))
     died = await run.coordinator.next(EngineCrashed, seconds=60)
     # Now and then the engine core, cut off, says that it is dead before the server's end is seen.
     assert died.reason.startswith(("the engine server was killed by SIGKILL", "the engine inside the server is dead"))

@@ -23,7 +23,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 LISTS = ROOT / "requirements" / "images"
-PARTS = {
+DISTRIBUTIONS = {
     "operator": ("core", "operator"),
     "coordinator": ("core", "coordinator"),
     "rewards": ("core", "reward-services"),
@@ -83,7 +83,7 @@ def closure(names: Iterable[str], known: Iterable[str]) -> set[str]:
 def lists() -> dict[str, tuple[str, set[str]]]:
     """Return file name (without .txt) → pinned list that has the versions, packages."""
     known, of_gpus = set(pinned("cpu")), set(pinned("gpu"))
-    needs = {image: set().union(*map(declared, parts)) for image, parts in PARTS.items()}
+    needs = {image: set().union(*map(declared, folders)) for image, folders in DISTRIBUTIONS.items()}
     found = {image: closure(names, known) for image, names in needs.items()}
     trainer, rollout = found.pop("trainer"), found.pop("rollout") | closure({ENGINE}, known)
     common = {name for name in trainer & rollout if not name.startswith(CUDA)}

@@ -1,4 +1,4 @@
-"""Starts `rljob run` with fake parts, and other commands, for tests."""
+"""Starts `rljob run` with fake components, and other commands, for tests."""
 
 import contextlib
 import io
@@ -52,14 +52,14 @@ class Launcher:
         self.directory = tmp_path / "run"
         self.status = tmp_path / "answer.json"
         self.program = tmp_path / "make-model"
-        self.program.write_text(f"#!/bin/sh\nexec {sys.executable} -I -S {FAKES / 'part.py'} make $1 $2 $3\n")
+        self.program.write_text(f"#!/bin/sh\nexec {sys.executable} -I -S {FAKES / 'component.py'} make $1 $2 $3\n")
         self.program.chmod(0o755)
         manifest["spec"]["initializer"]["command"] = [str(self.program), "job://model"]
         self.file = tmp_path / "job.yaml"
         self.answer(status())
         self.started = []
         self.plot = ""  # drawing takes a second
-        self.parts = {
+        self.components = {
             "coordinator": ["coordinator", str(self.status)],
             "trainer": ["wait"],
             "runner": ["child", "wait"],
@@ -72,7 +72,14 @@ class Launcher:
 
     def start(self, *options):
         self.file.write_text(write_yaml(self.manifest))
-        command = [sys.executable, FAKES / "rljob_run.py", self.file, self.directory, json.dumps(self.parts), *options]
+        command = [
+            sys.executable,
+            FAKES / "rljob_run.py",
+            self.file,
+            self.directory,
+            json.dumps(self.components),
+            *options,
+        ]
         environment = os.environ | {"FAKE_PLOT": self.plot}
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
         self.started.append(process)

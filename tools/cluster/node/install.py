@@ -19,7 +19,7 @@ from tools.images.layout import Layout
 
 NAMESPACE = "rljob-system"
 TAG = "dev"
-PARTS = ("operator", "coordinator", "runner", "trainer", "rollout", "rewards")
+IMAGES = ("operator", "coordinator", "runner", "trainer", "rollout", "rewards")
 """The charts' names of the images, which are rljob-PART."""
 _CHARTS = Path(__file__).parents[3] / "charts"
 _TIMEOUT = "3m"
@@ -40,7 +40,7 @@ class Installation:
 
     cluster: Access
     images: Mapping[str, str] = field(default_factory=dict)
-    """RequestId → image."""
+    """Image by its short name (operator, trainer, ...)."""
     namespace: str = NAMESPACE
 
 
@@ -50,8 +50,8 @@ def layout() -> Path:
 
 
 def names(registry: str = LOCAL, tag: str = TAG) -> dict[str, str]:
-    """Return part → image."""
-    return {part: f"{registry}/rljob-{part}:{tag}".lstrip("/") for part in PARTS}
+    """Return short name → image reference."""
+    return {name: f"{registry}/rljob-{name}:{tag}".lstrip("/") for name in IMAGES}
 
 
 def from_layout(cluster: Cluster, tag: str = TAG) -> Installation:

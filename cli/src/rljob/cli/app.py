@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from rljob.api.errors import ManifestError
-from rljob.cli import cluster_commands, ledger, lifecycle, logs, manifest, models, status, top
+from rljob.cli import checkpoint_commands, cluster_commands, ledger, logs, manifest, run_control, status, top
 from rljob.cli.options import report
 from rljob.local.errors import CliError, Interrupted
 from rljob.local.run_directory import VERSION
@@ -103,10 +103,10 @@ app.command(epilog=_examples(
     "rljob run job.yaml",
     "rljob run job.yaml --set spec.training.steps=200 --run-dir runs/longer",
     "rljob run job.yaml --detach",
-))(lifecycle.run)  # fmt: skip
+))(run_control.run)  # fmt: skip
 app.command(epilog=_examples(
     "rljob apply job.yaml", "rljob apply job.yaml -n team-a --set spec.training.steps=200 --dry-run",
-))(lifecycle.apply)  # fmt: skip
+))(run_control.apply)  # fmt: skip
 app.command(epilog=_examples(
     "rljob status", "rljob status sums --watch", "rljob status -o json | jq .state", "rljob status sums -n team-a",
 ))(status.status)  # fmt: skip
@@ -115,8 +115,8 @@ app.command(epilog=_examples(
     "rljob logs -n team-a sums rollout -f",
 ))(logs.logs)  # fmt: skip
 app.command(epilog=_examples("rljob top", "rljob top --count 1", "rljob top sums -o json | jq .components"))(top.top)
-app.command(epilog=_examples("rljob stop", "rljob stop sums", "rljob stop --now"))(lifecycle.stop)
-app.command(epilog=_examples("rljob resume sums -n team-a"))(lifecycle.resume)
+app.command(epilog=_examples("rljob stop", "rljob stop sums", "rljob stop --now"))(run_control.stop)
+app.command(epilog=_examples("rljob resume sums -n team-a"))(run_control.resume)
 app.command(epilog=_examples("rljob validate job.yaml", "rljob validate job.yaml --static"))(manifest.validate)
 app.command(epilog=_examples(
     "rljob explain job.yaml", "rljob explain --field spec.training.maxStaleness", "rljob explain --field spec.tasks",
@@ -125,11 +125,11 @@ app.command(epilog=_examples(
     "rljob render job.yaml", "rljob render job.yaml --cpu --namespace team-a -o json",
     "rljob render job.yaml --cluster settings.yaml | kubectl diff -f -",
 ))(manifest.render)  # fmt: skip
-app.command(epilog=_examples("rljob export model/", "rljob export sums model/ --step 100"))(models.export)
+app.command(epilog=_examples("rljob export model/", "rljob export sums model/ --step 100"))(checkpoint_commands.export)
 app.command(epilog=_examples(
     "rljob evaluate", "rljob evaluate sums --step 100 --problems 1000",
     "rljob evaluate --set spec.evaluation.temperature=0.6 -o json",
-))(models.evaluate)  # fmt: skip
+))(checkpoint_commands.evaluate)  # fmt: skip
 app.command(epilog=_examples(
     "rljob samples", "rljob samples sums --step 10 --sort reward --reverse", "rljob samples --limit 1000 -o jsonl",
 ))(ledger.samples)  # fmt: skip

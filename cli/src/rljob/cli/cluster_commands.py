@@ -18,7 +18,7 @@ from rljob.local.snapshot import RunSnapshot
 
 if TYPE_CHECKING:
     from rljob.remote.job import RemoteJob
-    from rljob.remote.logs import Logs
+    from rljob.remote.pod_logs import PodLogs
 
 PLUGIN = "kubectl rljob"
 Context = Annotated[
@@ -77,18 +77,18 @@ def find_among(names: Sequence[str], context: str | None, namespace: str | None)
     return job.find_among(names, context, namespace)
 
 
-def logs(job: RemoteJob, parts: Sequence[str], *, named: bool, follow: bool) -> Logs:
-    """Return the logs of some of a job's components, or all; as :class:`rljob.remote.logs.Logs`."""
-    from rljob.remote.logs import Logs
+def logs(job: RemoteJob, components: Sequence[str], *, named: bool, follow: bool) -> PodLogs:
+    """Return the logs of some of a job's components, or all; as :class:`rljob.remote.pod_logs.PodLogs`."""
+    from rljob.remote.pod_logs import PodLogs
 
-    return Logs(job, parts, named=named, follow=follow)
+    return PodLogs(job, components, named=named, follow=follow)
 
 
 def usage_source(job: RemoteJob) -> Callable[[], RunSnapshot]:
     """Return a function that takes snapshots of a job's pods and their usage."""
-    from rljob.remote.usage import Meter
+    from rljob.remote.pod_usage import PodUsageMeter
 
-    return Meter(job).snapshot
+    return PodUsageMeter(job).snapshot
 
 
 def suspend(job: RemoteJob, now: bool, say: Callable[[str], None]) -> None:

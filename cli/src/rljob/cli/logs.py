@@ -14,15 +14,14 @@ from rich.text import Text
 
 from rljob.cli import cluster_commands
 from rljob.cli.cluster_commands import Context, Namespace
-from rljob.cli.options import RUN_HELP, Format, Output, complete_parts, report
-from rljob.local import find_run
-from rljob.local import logs as log_files
-from rljob.local.logs import Line
+from rljob.cli.options import RUN_HELP, Format, Output, complete_components, report
+from rljob.local import find_run, log_reader
+from rljob.local.log_reader import Line
 from rljob.local.run_directory import RunDirectory
 from rljob.local.screen import Terminal
 
 if TYPE_CHECKING:
-    from rljob.remote.logs import Logs
+    from rljob.remote.pod_logs import PodLogs
 
 FOLLOWED_TAIL = 20
 COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red")
@@ -35,7 +34,7 @@ def logs(
             metavar="[RUN] [COMPONENT]...",
             help=f"{RUN_HELP} Then components, for example trainer; default: all.",
             show_default=False,
-            autocompletion=complete_parts,
+            autocompletion=complete_components,
         ),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the run ends.")] = False,
@@ -50,21 +49,21 @@ def logs(
 
     In a cluster a component is a role (trainer, rollout-main), all of a kind (rollout, reward) or a pod.
     """
-    reader: log_files.Reader | Logs
+    reader: log_reader.LogReader | PodLogs
     if cluster_commands.targets_cluster(context, namespace):
-        job, parts = cluster_commands.find_among(names or [], context, namespace)
-        reader = cluster_commands.logs(job, parts, named=len(parts) < len(names or []), follow=follow)
+        job, components = cluster_commands.find_among(names or [], context, namespace)
+        reader = cluster_commands.logs(job, components, named=len(components) < len(names or []), follow=follow)
         chosen, following = reader.components, reader.follow
         if follow and (why := reader.awaited()):
             report(why)
     else:
-        directory, parts = _run_and_components(names or [])
-        chosen = log_files.chosen(directory.path, parts)
-        reader = log_files.Reader(directory.path, parts)
+        directory, components = _run_and_components(names or [])
+        chosen = log_reader.chosen(directory.path, components)
+        reader = log_reader.LogReader(directory.path, components)
         following = functools.partial(reader.follow, directory.running)
     if follow and tail is None:
         tail = FOLLOWED_TAIL
-    show = _as_json if output is Format.JSON else _Prefixed([] if len(chosen) == 1 and parts else chosen)
+    show = _as_json if output is Format.JSON else _Prefixed([] if len(chosen) == 1 and components else chosen)
     for line in reader.history(tail):
         show(line)
     if follow:

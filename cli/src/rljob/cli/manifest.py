@@ -16,7 +16,7 @@ from rljob.api.explain import explain_field, manifest_page
 from rljob.api.load import load
 from rljob.api.yaml_loader import YamlError, read_yaml
 from rljob.cli.options import File, Overrides, RunDir, default_directory, report
-from rljob.local import preflight
+from rljob.local import job_checks
 from rljob.local.run_directory import RunDirectory
 from rljob.manifests.inputs import Cluster, Context, read_cluster
 from rljob.manifests.render import to_yaml
@@ -37,7 +37,7 @@ def validate(
     """Check a manifest and this machine, and report every problem."""
     job = load(file, overrides or [])
     if not static:
-        preflight.prepare(job, RunDirectory(default_directory(run_dir, job.metadata.name)), report)
+        job_checks.prepare(job, RunDirectory(default_directory(run_dir, job.metadata.name)), report)
     typer.echo(f"{file}: the RLJob {job.metadata.name} is valid")
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rljob.local import find_run, logs
+from rljob.local import find_run, log_reader
 from rljob.local.errors import CliError
 
 File = Annotated[Path, typer.Argument(help="The manifest, a YAML file.", show_default=False)]
@@ -60,10 +60,10 @@ def complete_runs(incomplete: str) -> list[str]:
     return [path.name for path in find_run.known() if path.name.startswith(incomplete)]
 
 
-def complete_parts(incomplete: str) -> list[str]:
+def complete_components(incomplete: str) -> list[str]:
     """Return names of runs, and of components of the default run, that begin with ``incomplete``."""
     try:
-        components = logs.names(find_run.find(None).path)
+        components = log_reader.names(find_run.find(None).path)
     except CliError:
         components = []
     return [*complete_runs(incomplete), *(name for name in components if name.startswith(incomplete))]

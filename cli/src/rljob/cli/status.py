@@ -15,9 +15,9 @@ from rljob.cli.cluster_commands import Context, Namespace
 from rljob.cli.options import Format, Output, RunName
 from rljob.local import find_run
 from rljob.local.errors import CliError
-from rljob.local.render import draw, plain_lines
 from rljob.local.screen import LiveScreen, Terminal
 from rljob.local.snapshot import RunSnapshot, take_snapshot
+from rljob.local.snapshot_view import draw, plain_lines
 
 WATCH_SECONDS = 1.0
 

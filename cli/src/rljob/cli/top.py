@@ -16,11 +16,11 @@ from rljob.cli.cluster_commands import Context, Namespace
 from rljob.cli.options import Format, Output, RunName
 from rljob.local import find_run
 from rljob.local.errors import CliError
-from rljob.local.render import draw_usage
+from rljob.local.process_usage import ProcessUsageMeter, Usage
 from rljob.local.run_directory import RunDirectory
 from rljob.local.screen import Terminal
 from rljob.local.snapshot import RunSnapshot, take_snapshot
-from rljob.local.usage import Meter, Usage
+from rljob.local.snapshot_view import draw_usage
 
 FIRST_SECONDS = 0.5
 
@@ -62,7 +62,7 @@ def _source(run: str | None, context: str | None, namespace: str | None) -> Call
 
 
 def _local(directory: RunDirectory) -> Callable[[], RunSnapshot]:
-    meter = Meter(directory.path)
+    meter = ProcessUsageMeter(directory.path)
     meter.read()
 
     def take() -> RunSnapshot:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Self
 
-from rljob.local.screen import Output, PlainScreen
+from rljob.local.screen import PlainScreen, RunOutput
 from rljob.local.snapshot import RunSnapshot
 
 LOG = "run.log"
@@ -25,7 +25,7 @@ class BackgroundScreen(PlainScreen):
     """
 
     def __init__(self, log: Path, waiting: int) -> None:
-        super().__init__(Output())
+        super().__init__(RunOutput())
         self._log = log
         self._waiting: int | None = waiting
 

@@ -23,7 +23,7 @@ MARK = "RLJOB_LOCAL_PART"
 GIVE_UP_SECONDS = 5.0
 
 
-class Process(NamedTuple):
+class ProcessInfo(NamedTuple):
     """A process as /proc shows it."""
 
     state: str  # T: stopped, as by SIGSTOP; Z: dead, and its parent has not asked for its exit code
@@ -56,23 +56,23 @@ def is_stopped(pid: int) -> bool:
     return process is not None and process.state == "T"
 
 
-def _processes() -> dict[int, Process]:
+def _processes() -> dict[int, ProcessInfo]:
     """Return process id → process of all living processes but this one."""
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
     found = {pid: _look(pid) for pid in pids if pid != os.getpid()}
     return {pid: process for pid, process in found.items() if process is not None and process.state not in "ZX"}
 
 
-def _look(pid: int) -> Process | None:
+def _look(pid: int) -> ProcessInfo | None:
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:  # gone
         return None
     state, parent = stat[stat.rindex(b")") + 2 :].split()[:2]  # the name in brackets before it may hold anything
-    return Process(state.decode(), int(parent))
+    return ProcessInfo(state.decode(), int(parent))
 
 
-def _mark(pid: int, processes: dict[int, Process]) -> str | None:
+def _mark(pid: int, processes: dict[int, ProcessInfo]) -> str | None:
     """Return the mark of a process or its nearest ancestor that has one: a process that sets its title, as
     engines do, overwrites its environment in /proc."""
     while pid in processes:

@@ -71,7 +71,7 @@ def last_line(path: Path) -> str:
     return lines[0].strip() if lines else ""
 
 
-class Process:
+class ComponentProcess:
     """A process of the run, and the pipe of its output."""
 
     def __init__(self, process: asyncio.subprocess.Process, output: LogPipe) -> None:
@@ -102,7 +102,7 @@ class Process:
             os.killpg(self.pid, signal.SIGKILL)
 
 
-async def start(command: Command, directory: Path, note: str = "") -> Process:
+async def start(command: Command, directory: Path, note: str = "") -> ComponentProcess:
     """Start ``command`` for the run in ``directory``; its output goes to its log.
 
     Raises:
@@ -126,7 +126,7 @@ async def start(command: Command, directory: Path, note: str = "") -> Process:
             raise
         raise OSError(f"the system refuses PR_SET_PDEATHSIG: {error}") from error
     output.close_writing()
-    return Process(process, output)
+    return ComponentProcess(process, output)
 
 
 def _environment(command: Command, directory: Path) -> dict[str, str]:
@@ -149,7 +149,7 @@ def mark(directory: Path, name: str = "") -> str:
     return f"{directory}:{name}:" if name else f"{directory}:"
 
 
-async def end(process: Process, kill: asyncio.Event, grace: float = GRACE_SECONDS) -> None:
+async def end(process: ComponentProcess, kill: asyncio.Event, grace: float = GRACE_SECONDS) -> None:
     """Send SIGTERM to ``process``; kill its group after ``grace`` seconds or once ``kill`` is set. Closes its log."""
     process.terminate()
     with contextlib.suppress(TimeoutError):

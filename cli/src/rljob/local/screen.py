@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.live import Live
 
 from rljob.local.errors import CliError
-from rljob.local.render import draw, one_line
 from rljob.local.snapshot import RunSnapshot
+from rljob.local.snapshot_view import draw, one_line
 
 LINE_SECONDS = 5.0
 PIPED_WIDTH = 1000  # columns: wider than any table
@@ -45,7 +45,7 @@ class Terminal(Console):
             self.width = PIPED_WIDTH
 
 
-class Output(Terminal):
+class RunOutput(Terminal):
     """The output of `rljob run`: a closed pipe stops the run and its components."""
 
     def on_broken_pipe(self) -> None:

@@ -15,12 +15,12 @@ from typing import Any
 
 import msgspec
 
-from rljob.local import initializer
+from rljob.local import run_initializer
 from rljob.local.commands import HOST
 from rljob.local.errors import CliError
+from rljob.local.process_usage import Usage
 from rljob.local.processes import describe_restart, last_line, log_path
 from rljob.local.run_directory import MANIFEST, RunDirectory
-from rljob.local.usage import Usage
 from rljob.protocol.status import RunStatus, decode_status
 
 ANSWER_SECONDS = 5.0
@@ -137,7 +137,7 @@ def take_snapshot(directory: RunDirectory) -> RunSnapshot:
         message = INITIALIZING
     until = time.time() if running else past.end
     seconds = status.progress.seconds if status is not None else max(0.0, until - past.start)
-    log = log_path(directory.path, initializer.NAME)
+    log = log_path(directory.path, run_initializer.NAME)
     detail = last_line(log) if running and past.initializing else ""
     place = {"directory": str(directory.path)}
     components = list(past.components.values())
@@ -180,7 +180,7 @@ def _history(directory: RunDirectory) -> _EventHistory:
             past = _EventHistory(start=event["time"])
         elif subject == "run":
             past.state, past.message = what.lower(), event.get("message", "")
-        elif subject == initializer.NAME:
+        elif subject == run_initializer.NAME:
             past.initializing = what == "started"
         else:
             component = past.components.setdefault(subject, ComponentState(subject, "waiting", 0))

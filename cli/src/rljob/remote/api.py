@@ -26,7 +26,7 @@ AGENT = "rljob"
 BAD_REQUEST, UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT = 400, 401, 403, 404, 409
 
 
-class RefusedError(CliError):
+class ApiRefusedError(CliError):
     """The API server refuses a request.
 
     Args:
@@ -75,7 +75,7 @@ class Api:
         """Send a request and return the object in the answer.
 
         Raises:
-            RefusedError: the API server refuses.
+            ApiRefusedError: the API server refuses.
             CliError: it cannot be reached, or there are no credentials.
         """
         with self._sentences():
@@ -129,7 +129,7 @@ class Api:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         return CliError(f"{where} cannot be reached: {why.lower()}; see that it runs, or choose another --context")
 
-    def refusal(self, error: ApiError) -> RefusedError:
+    def refusal(self, error: ApiError) -> ApiRefusedError:
         """Return the error for a refused request."""
         if isinstance(error, UnauthorizedError):
             sentence = (
@@ -142,7 +142,7 @@ class Api:
             sentence = f"{self.place} knows no RLJobs; install the chart rljob-crds there, or choose another --context"
         else:
             sentence = f"{self.place} refuses: {error.message}"
-        return RefusedError(error, sentence)
+        return ApiRefusedError(error, sentence)
 
 
 def _names_missing_object(error: ApiError) -> bool:

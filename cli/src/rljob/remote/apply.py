@@ -13,7 +13,7 @@ from rljob.api.models import RLJob
 from rljob.kube.resources import APPLY_PATCH, MERGE_PATCH
 from rljob.kube.sync_client import Object
 from rljob.local.errors import CliError
-from rljob.remote.api import CONFLICT, FIELD_MANAGER, RefusedError
+from rljob.remote.api import CONFLICT, FIELD_MANAGER, ApiRefusedError
 from rljob.remote.job import RemoteJob
 from rljob.remote.lookup import Namespace, holds, is_active
 
@@ -48,7 +48,7 @@ def apply(where: Namespace, job: RLJob, source: str, *, dry_run: bool = False, f
     query = {"fieldValidation": "Strict"} | ({"dryRun": "All"} if dry_run else {})
     try:
         after = _applied(where, path, body, query, force)["metadata"]
-    except RefusedError as error:
+    except ApiRefusedError as error:
         raise _refused(error, where, source) from None
     if before.get("uid") != after["uid"] or not before:
         return "created"
@@ -58,18 +58,18 @@ def apply(where: Namespace, job: RLJob, source: str, *, dry_run: bool = False, f
 def _applied(where: Namespace, path: str, body: Object, query: dict[str, str], force: bool) -> Object:
     try:
         return where.api.patch(path, body, APPLY_PATCH, force=str(force).lower(), **query)
-    except RefusedError as error:
+    except ApiRefusedError as error:
         if error.code != CONFLICT or not all(str(cause.get("message")).startswith(OWN) for cause in _causes(error)):
             raise
     # The fields that `rljob stop` has set belong to rljob too.
     return where.api.patch(path, body, APPLY_PATCH, force="true", **query)
 
 
-def _causes(error: RefusedError) -> list[dict[str, Any]]:
+def _causes(error: ApiRefusedError) -> list[dict[str, Any]]:
     return list(error.cause.details.get("causes") or [{}])
 
 
-def _refused(error: RefusedError, where: Namespace, source: str) -> Exception:
+def _refused(error: ApiRefusedError, where: Namespace, source: str) -> Exception:
     causes = _causes(error)
     if error.missing_object and error.cause.details.get("kind") == "namespaces":
         return CliError(f"there is no {where.place}; create the namespace, or give another with -n", 2)

@@ -11,7 +11,7 @@ import msgspec
 
 from rljob.local.checkpoints import new_directory, refuse_damaged, sync
 from rljob.local.errors import CliError
-from rljob.remote.coordinator import Coordinator, CoordinatorUnavailableError
+from rljob.remote.coordinator_api import CoordinatorApi, CoordinatorUnavailableError
 from rljob.remote.job import RemoteJob
 
 CHUNK = 1 << 20
@@ -59,7 +59,7 @@ def export(job: RemoteJob, destination: Path, step: int | None) -> int:
     return chosen.step
 
 
-def _fetch(coordinator: Coordinator, step: int, name: str, size: int, file: BinaryIO) -> None:
+def _fetch(coordinator: CoordinatorApi, step: int, name: str, size: int, file: BinaryIO) -> None:
     """Fetch ``size`` bytes of a file into ``file``."""
     tries = 0
     while (done := file.tell()) < size:

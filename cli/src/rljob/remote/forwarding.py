@@ -49,7 +49,7 @@ class Tunnel:
     """A connection to a port of a pod; what :mod:`http.client` wants of a socket. ``patience``: seconds without a byte.
 
     Raises:
-        RefusedError: the API server refuses.
+        ApiRefusedError: the API server refuses.
         HandshakeError: it does not forward the port, at several tries.
         CliError: it cannot be reached.
     """
@@ -181,7 +181,7 @@ def get(
         patience: seconds, between two pieces of the answer.
 
     Raises:
-        RefusedError: the API server refuses to forward.
+        ApiRefusedError: the API server refuses to forward.
         ForwardError: the pod does not answer.
         CliError: the API server cannot be reached.
     """

@@ -12,10 +12,10 @@ from rljob.kube.sync_client import Object
 from rljob.local.errors import CliError
 from rljob.local.snapshot import ComponentState, RunSnapshot
 from rljob.protocol.status import RunStatus
-from rljob.remote.api import FORBIDDEN, RefusedError
-from rljob.remote.coordinator import Coordinator, CoordinatorUnavailableError
+from rljob.remote.api import FORBIDDEN, ApiRefusedError
+from rljob.remote.coordinator_api import CoordinatorApi, CoordinatorUnavailableError
 from rljob.remote.lookup import Namespace, conditions, holds, is_active, namespace
-from rljob.remote.pod_diagnosis import not_reconciled_message
+from rljob.remote.missing_pods import not_reconciled_message
 
 SNAPSHOT_SECONDS = 10.0
 """A coordinator that has not returned its status for so long does not answer."""
@@ -35,9 +35,9 @@ class RemoteJob:
         return f"RLJob {self.name} in {self.namespace.place}"
 
     @property
-    def coordinator(self) -> Coordinator:
+    def coordinator(self) -> CoordinatorApi:
         """Its coordinator."""
-        return Coordinator(self.namespace, self.body)
+        return CoordinatorApi(self.namespace, self.body)
 
     def read(self) -> Object:
         """Read the object again and return it.
@@ -47,7 +47,7 @@ class RemoteJob:
         """
         try:
             self.body = self.namespace.api.get(self.namespace.path(self.name))
-        except RefusedError as error:
+        except ApiRefusedError as error:
             if error.missing_object:
                 raise CliError(f"the {self.place} was deleted; a retained claim keeps its ledger", 2) from None
             raise
@@ -59,11 +59,11 @@ class RemoteJob:
         recorded = (body.get("status") or {}).get("run")
         status, note = None, ""
         try:
-            coordinator = Coordinator(self.namespace, body, SNAPSHOT_SECONDS)
+            coordinator = CoordinatorApi(self.namespace, body, SNAPSHOT_SECONDS)
             status, _ = coordinator.ask("/v1/status", RunStatus)
         except CoordinatorUnavailableError as error:
             note = error.sentence if recorded and is_active(body) else ""
-        except RefusedError as error:
+        except ApiRefusedError as error:
             if error.code != FORBIDDEN:
                 raise
             note = f"from the RLJob, without rewards and components of the coordinator: {error.sentence}"

@@ -10,7 +10,7 @@ from rljob.kube.resources import PODS, RLJOBS
 from rljob.kube.sync_client import Object
 from rljob.local.errors import CliError
 from rljob.manifests.names import selector_text
-from rljob.remote.api import BAD_REQUEST, FORBIDDEN, Api, RefusedError, connect
+from rljob.remote.api import BAD_REQUEST, FORBIDDEN, Api, ApiRefusedError, connect
 
 MOST_NAMED = 8
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -62,7 +62,7 @@ class Namespace:
         if name is not None:
             try:
                 return self.api.get(self.path(name))
-            except RefusedError as error:
+            except ApiRefusedError as error:
                 if not error.missing_object:
                     raise
             raise CliError(f"there is no RLJob {name!r} in {self.place}; {self._instead()}", 2)
@@ -81,7 +81,7 @@ class Namespace:
         """Return whether there is an RLJob called ``name``."""
         try:
             return bool(self.api.get(self.path(name)))
-        except RefusedError as error:
+        except ApiRefusedError as error:
             if error.missing_object or error.code == BAD_REQUEST:  # such as a path
                 return False
             raise
@@ -101,7 +101,7 @@ class Namespace:
             known = _names(self._all())
             if not known:
                 self.api.get(f"/api/v1/namespaces/{self.name}")
-        except RefusedError as error:
+        except ApiRefusedError as error:
             if error.missing_object:
                 return "the namespace does not exist; give another with -n"
             if error.code != FORBIDDEN:

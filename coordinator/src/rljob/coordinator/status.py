@@ -9,10 +9,10 @@ from rljob.coordinator.run import Run
 from rljob.coordinator.weight_publisher import TrainerSession
 from rljob.protocol.status import (
     CheckpointStatus,
+    ComponentStatus,
     EngineStatus,
     HistoryPoint,
     Metric,
-    PartStatus,
     PolicyStatus,
     Progress,
     Queue,
@@ -48,7 +48,7 @@ def status_of(run: Run) -> RunStatus:
         metrics=[Metric(name, value) for name, value in _metrics(run).items()],
         evaluations=list(run.evaluations.results),
         history=thinned(run.progress.points),
-        parts=_parts(run),
+        components=_component_statuses(run),
     )
 
 
@@ -128,25 +128,27 @@ def _waiting_for(run: Run) -> str:
     return f"waiting for {' and '.join(missing)} to connect{''.join(died[:1])}"
 
 
-def _parts(run: Run) -> list[PartStatus]:
+def _component_statuses(run: Run) -> list[ComponentStatus]:
     deaths = dict(run.engines.deaths)
-    parts = []
+    components = []
     for engine in run.engines.connected():
         death = deaths.pop(engine.connection, None) if engine.connection is not None else None
         reason = death.reason if death is not None else ""
         held = (engine.running, engine.waiting)
-        parts.append(PartStatus("agent", engine.instance, engine.state, engine.restarts, reason, *held))
-    parts += [PartStatus("agent", death.pool, "starting", death.restarts, death.reason) for death in deaths.values()]
+        components.append(ComponentStatus("agent", engine.instance, engine.state, engine.restarts, reason, *held))
+    components += [
+        ComponentStatus("agent", death.pool, "starting", death.restarts, death.reason) for death in deaths.values()
+    ]
     if run.trainer.session.connection is not None:
-        parts.append(_trainer(run.trainer.session, run.trainer.session.connection, run.version))
-    parts += [PartStatus("runner", runner.instance, "connected") for runner in run.trajectories.runners]
-    return parts
+        components.append(_trainer(run.trainer.session, run.trainer.session.connection, run.version))
+    components += [ComponentStatus("runner", runner.instance, "connected") for runner in run.trajectories.runners]
+    return components
 
 
-def _trainer(session: TrainerSession, connection: Connection, version: int) -> PartStatus:
+def _trainer(session: TrainerSession, connection: Connection, version: int) -> ComponentStatus:
     message = session.blocked
     if not message and session.step < version:
         message = f"doing again what came after its checkpoint: step {session.step} of {version}"
-    return PartStatus(
+    return ComponentStatus(
         "trainer", connection.instance, session.busy or "waiting", max(0, session.incarnation - 1), message
     )

@@ -6,7 +6,7 @@ With the Kubernetes API the coordinator may read its own RLJob and write its sta
 from __future__ import annotations
 
 from rljob.api.pods import PORT, PORT_NAME
-from rljob.manifests.pods import TOKENS_FILE, Pod, http_probes, pod_template
+from rljob.manifests.pods import TOKENS_FILE, PodSettings, http_probes, pod_template
 from rljob.manifests.render_context import RenderContext, RenderedRole
 
 RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}}
@@ -20,7 +20,7 @@ def coordinator(ctx: RenderContext) -> RenderedRole:
     template = job.spec.coordinator.template
     role = ctx.identity("coordinator", own=template)
     name = ctx.name("coordinator")
-    pod = Pod(
+    pod = PodSettings(
         role,
         image="coordinator",
         command=["python", "-m", "rljob.coordinator.main"],

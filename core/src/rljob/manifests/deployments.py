@@ -16,7 +16,7 @@ from rljob.manifests.coordinator import RESOURCES
 from rljob.manifests.hashes import of_pods
 from rljob.manifests.inputs import Object
 from rljob.manifests.names import role_name
-from rljob.manifests.pods import Pod, file_probes, http_probes, pod_template, service_url, socket_probes
+from rljob.manifests.pods import PodSettings, file_probes, http_probes, pod_template, service_url, socket_probes
 from rljob.manifests.render_context import RenderContext, RenderedRole, RoleKey
 from rljob.manifests.resources import ELASTIC, GANG, lost_node, near_the_gang, resources, tier
 
@@ -98,10 +98,10 @@ def reward_url(ctx: RenderContext, service: Reward) -> str:
     return service.url or service_url(ctx, ctx.name(role_name("reward", service.name)))
 
 
-def _reward_pod(ctx: RenderContext, role: RoleKey, service: Reward) -> Pod:
+def _reward_pod(ctx: RenderContext, role: RoleKey, service: Reward) -> PodSettings:
     hang_seconds = ctx.job.spec.failure_policy.hang_seconds
     ours = service.served_by_rljob
-    return Pod(
+    return PodSettings(
         role,
         image="rewards" if ours else "",
         command=["python", "-m", "rljob.rewards.main"] if ours else (),
@@ -119,7 +119,7 @@ def runner(ctx: RenderContext) -> RenderedRole:
     spec = ctx.job.spec
     role = ctx.identity("runner", own=spec.runner.template)
     replicas = replicas_of(ctx, role, spec.runner.replicas)
-    pod = Pod(
+    pod = PodSettings(
         role,
         image="runner",
         command=["python", "-m", "rljob.runner.main"],
@@ -151,7 +151,7 @@ def rollout(ctx: RenderContext, pool: Rollout) -> RenderedRole:
 
 def _pool_deployment(ctx: RenderContext, role: RoleKey, pool: Rollout, which: str, replicas: int) -> Object:
     asked = resources(ctx, pool, _devices(pool))
-    pod = Pod(
+    pod = PodSettings(
         role,
         image=image_of(pool.engine),
         command=["python", "-m", "rljob.rollout.main"],

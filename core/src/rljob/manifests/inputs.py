@@ -73,7 +73,7 @@ class Images(Model):
     rewards: _Word = _Defaults.images["rewards"]
 
 
-class Settings(Model):
+class ClusterSettings(Model):
     """The fields of :class:`~rljob.manifests.inputs.Cluster`, all optional."""
 
     images: Images = Images()
@@ -94,9 +94,9 @@ def read_cluster(data: Mapping[str, Any]) -> Cluster:
         ValueError: one line per problem: the setting and the cause.
     """
     try:
-        read = Settings.model_validate_json(json.dumps(data), strict=True, by_alias=True, by_name=False)
+        read = ClusterSettings.model_validate_json(json.dumps(data), strict=True, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise ValueError("\n".join(sentences(error, Settings))) from None
+        raise ValueError("\n".join(sentences(error, ClusterSettings))) from None
     return Cluster(
         images={part: getattr(read.images, part) for part in PARTS},
         image_pull_policy=read.image_pull_policy,

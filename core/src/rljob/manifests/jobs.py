@@ -14,7 +14,7 @@ from rljob.manifests import names
 from rljob.manifests.deployments import disruption_budget
 from rljob.manifests.hashes import digest, of_pods
 from rljob.manifests.names import dns_name
-from rljob.manifests.pods import Pod, file_probes, pod_template
+from rljob.manifests.pods import PodSettings, file_probes, pod_template
 from rljob.manifests.render_context import RenderContext, RenderedRole
 from rljob.manifests.resources import GANG, near_the_gang, resources, tier
 from rljob.protocol.environment import MASTER, NODE_RANK, NODES, RENDEZVOUS_ID, SEED
@@ -33,7 +33,7 @@ def trainer(ctx: RenderContext) -> RenderedRole:
     role = ctx.identity("trainer", own=of_pods(spec))
     service, name = ctx.name("trainer"), ctx.name("trainer", attempt)
     asked = resources(ctx, spec, spec.processes_per_node)
-    pod = Pod(
+    pod = PodSettings(
         role,
         image="trainer",
         command=_command(spec),
@@ -117,7 +117,7 @@ def initializer(ctx: RenderContext) -> RenderedRole | None:
     inherited, own = _of_the_trainers(spec.trainer.template), spec.initializer.template
     # Only the trainer's if there is no other, so that hashes of existing jobs stay stable.
     role = ctx.identity("initializer", own=inherited if own is None else [inherited, own])
-    pod = Pod(
+    pod = PodSettings(
         role,
         image="trainer",
         command=["python", "-m", "rljob.trainer.initialize", "--", *spec.initializer.command],

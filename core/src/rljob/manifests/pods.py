@@ -49,7 +49,7 @@ Volume = tuple[dict[str, Any], str]
 
 
 @dataclass(frozen=True)
-class Pod:
+class PodSettings:
     """The role-specific settings of a pod."""
 
     role: RoleKey
@@ -78,7 +78,7 @@ class Pod:
     """Fields inherited from another role's template; ``template`` wins over them."""
 
 
-def pod_template(ctx: RenderContext, pod: Pod) -> Object:
+def pod_template(ctx: RenderContext, pod: PodSettings) -> Object:
     """Return the pod template of a role with the user's template merged over it."""
     metadata = {
         "labels": {**ctx.labels(pod.role), **pod.labels},
@@ -91,7 +91,7 @@ def pod_template(ctx: RenderContext, pod: Pod) -> Object:
     return merged
 
 
-def _yield_requests(merged: Object, pod: Pod) -> None:
+def _yield_requests(merged: Object, pod: PodSettings) -> None:
     """Remove our request of a resource if the template sets only its limit, which then is the request too."""
     said = main_container(dict(pod.template or {})).get("resources") or {}
     limits, requests = said.get("limits") or {}, said.get("requests") or {}
@@ -111,7 +111,7 @@ def service_url(ctx: RenderContext, service: str) -> str:
     return f"http://{dns_name(service, ctx.context.namespace, ctx.cluster.domain)}:{PORT}"
 
 
-def _spec(ctx: RenderContext, pod: Pod) -> dict[str, Any]:
+def _spec(ctx: RenderContext, pod: PodSettings) -> dict[str, Any]:
     volumes = [*_volumes(ctx, pod), *pod.volumes]
     spec: dict[str, Any] = {
         "automountServiceAccountToken": False,
@@ -136,7 +136,7 @@ def _spec(ctx: RenderContext, pod: Pod) -> dict[str, Any]:
     return spec
 
 
-def _container(ctx: RenderContext, pod: Pod, volumes: Sequence[Volume]) -> dict[str, Any]:
+def _container(ctx: RenderContext, pod: PodSettings, volumes: Sequence[Volume]) -> dict[str, Any]:
     container: dict[str, Any] = {"name": MAIN}
     if pod.image:
         container["image"] = ctx.cluster.images[pod.image]
@@ -163,7 +163,7 @@ def _container(ctx: RenderContext, pod: Pod, volumes: Sequence[Volume]) -> dict[
     return container
 
 
-def _environment(ctx: RenderContext, pod: Pod) -> list[dict[str, Any]]:
+def _environment(ctx: RenderContext, pod: PodSettings) -> list[dict[str, Any]]:
     values = {
         "RLJOB_JOB": f"{JOB_DIRECTORY}/{KEY}",
         "RLJOB_STORAGE": STORAGE_DIRECTORY,
@@ -185,7 +185,7 @@ def _environment(ctx: RenderContext, pod: Pod) -> list[dict[str, Any]]:
     ]
 
 
-def _volumes(ctx: RenderContext, pod: Pod) -> list[Volume]:
+def _volumes(ctx: RenderContext, pod: PodSettings) -> list[Volume]:
     job = ctx.job
     claim = claim_name(job.metadata.name, job.spec.storage.claim)
     volumes: list[Volume] = [

@@ -85,7 +85,7 @@ class HistoryPoint(msgspec.Struct, rename="camel"):
     seconds: float  # since the run's first start, when the batch was applied
 
 
-class PartStatus(msgspec.Struct, rename="camel"):
+class ComponentStatus(msgspec.Struct, rename="camel"):
     """A connected process."""
 
     role: str  # agent | runner | trainer
@@ -122,7 +122,7 @@ class RunStatus(msgspec.Struct, rename="camel"):
     observed_generation: int = 0  # generation of the RLJob's spec that was acted on (suspend); 0 outside a cluster
     evaluations: list[EvaluationResult] = []
     history: list[HistoryPoint] = []
-    parts: list[PartStatus] = []
+    components: list[ComponentStatus] = []
 
 
 _encoder = msgspec.json.Encoder()
@@ -134,7 +134,7 @@ def encode_status(status: RunStatus) -> bytes:
     return _encoder.encode(status)
 
 
-NOT_IN_CLUSTER = ("history", "parts")
+NOT_IN_CLUSTER = ("history", "components")
 """Fields that are not in status.run: they grow with the run, or repeat what the operator reads from the pods."""
 MOST_ENTRIES = {"queues": 64, "metrics": 64, "engines": 1024}
 MOST_EVALUATIONS = 64

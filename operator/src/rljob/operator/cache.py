@@ -13,8 +13,8 @@ import msgspec
 
 from rljob.manifests.names import JOB
 from rljob.operator.api_types import Child, Meta, Pod
+from rljob.operator.object_kinds import RLJOBS, Resource
 from rljob.operator.plan import Key
-from rljob.operator.resources import RLJOBS, Resource
 
 REMEMBERED_DELETIONS = 10_000
 """Upper bound of own deletions whose events have not arrived."""

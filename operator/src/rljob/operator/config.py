@@ -18,8 +18,7 @@ from rljob.api.base import Model
 from rljob.api.errors import sentences
 from rljob.kube.access import Access, in_cluster
 from rljob.kube.kubeconfig import from_kubeconfig
-from rljob.manifests.inputs import Cluster, read_cluster
-from rljob.manifests.inputs import Settings as ClusterSettings
+from rljob.manifests.inputs import Cluster, ClusterSettings, read_cluster
 from rljob.protocol.startup import host_and_port
 
 _Line = Annotated[str, Field(min_length=1, max_length=1024)]
@@ -58,7 +57,7 @@ class LeaseSettings(Model):
         return self.duration_seconds - self.renew_seconds
 
 
-class Settings(Model):
+class OperatorSettings(Model):
     """Settings of the operator."""
 
     cluster: ClusterSettings = ClusterSettings()
@@ -80,7 +79,7 @@ class Settings(Model):
     """Level of log messages."""
 
     @model_validator(mode="after")
-    def _check_listen(self) -> Settings:
+    def _check_listen(self) -> OperatorSettings:
         port = host_and_port(self.listen)[1]
         if not port.isdecimal() or int(port) > 65_535:
             raise ValueError(f"listen: must be host:port, such as :8080, not {self.listen!r}")
@@ -95,7 +94,7 @@ class Settings(Model):
 class Start:
     """Everything that an operator is started with."""
 
-    settings: Settings
+    settings: OperatorSettings
     access: Access
     namespace: str
     """Of the operator, and of its Lease."""
@@ -103,7 +102,7 @@ class Start:
     """Of this process among the candidates for the Lease."""
 
 
-def read_settings(path: Path) -> Settings:
+def read_settings(path: Path) -> OperatorSettings:
     """Return the settings in a file.
 
     Raises:
@@ -117,9 +116,9 @@ def read_settings(path: Path) -> Settings:
     if not isinstance(data, dict | None):
         raise ValueError(f"{path}: the settings are not a mapping; see the values of the chart")
     try:
-        return Settings.model_validate_json(json.dumps(data or {}), strict=True, by_alias=True, by_name=False)
+        return OperatorSettings.model_validate_json(json.dumps(data or {}), strict=True, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise ValueError("\n".join(f"{path}: {problem}" for problem in sentences(error, Settings))) from None
+        raise ValueError("\n".join(f"{path}: {problem}" for problem in sentences(error, OperatorSettings))) from None
 
 
 def start_of(arguments: Sequence[str] | None = None) -> Start:
@@ -132,7 +131,7 @@ def start_of(arguments: Sequence[str] | None = None) -> Start:
     parser.add_argument("--config", default=os.environ.get("RLJOB_OPERATOR_CONFIG"), help="file of settings")
     parser.add_argument("--kubeconfig", default=os.environ.get("KUBECONFIG"), help="outside a cluster")
     given = parser.parse_args(arguments)
-    settings = read_settings(Path(given.config)) if given.config else Settings()
+    settings = read_settings(Path(given.config)) if given.config else OperatorSettings()
     access = from_kubeconfig(Path(given.kubeconfig)) if given.kubeconfig else in_cluster()
     identity = f"{os.environ.get('POD_NAME') or platform.node()}_{os.urandom(4).hex()}"
     return Start(settings, access, os.environ.get("POD_NAMESPACE", "default"), identity)

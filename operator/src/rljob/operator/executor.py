@@ -24,12 +24,12 @@ from rljob.manifests.inputs import Object
 from rljob.manifests.names import JOB, ROLE
 from rljob.operator import drift
 from rljob.operator.api_types import Child, Meta
-from rljob.operator.client import OperatorClient
 from rljob.operator.informers import Caches
 from rljob.operator.job_memo import ChildError, JobMemo, fingerprint
+from rljob.operator.object_kinds import BY_KIND, PODS, SECRETS, Resource
+from rljob.operator.operator_client import OperatorClient
 from rljob.operator.ownership import applied_fields, foreign_sentence, is_ours
 from rljob.operator.plan import INITIALIZER, POD_DELETION_COST, Plan, Ref
-from rljob.operator.resources import BY_KIND, PODS, SECRETS, Resource
 from rljob.operator.secret import new_secret
 
 log = logging.getLogger(__name__)

@@ -23,10 +23,10 @@ from rljob.manifests.names import JOB
 from rljob.operator.api_types import Child, Pod
 from rljob.operator.cache import Cache, SeenJob, child_reader, read_job, read_pod, version_of
 from rljob.operator.change_filter import is_relevant
-from rljob.operator.client import OperatorClient
 from rljob.operator.metrics import Metrics
+from rljob.operator.object_kinds import CHILDREN, PODS, RLJOBS
+from rljob.operator.operator_client import OperatorClient
 from rljob.operator.plan import Key
-from rljob.operator.resources import CHILDREN, PODS, RLJOBS
 
 log = logging.getLogger(__name__)
 

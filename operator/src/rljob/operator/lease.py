@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 
 from rljob.kube.errors import AlreadyExistsError, ApiError, NotFoundError
-from rljob.operator.client import OperatorClient
-from rljob.operator.resources import LEASES
+from rljob.operator.object_kinds import LEASES
+from rljob.operator.operator_client import OperatorClient
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rljob.manifests.names import JOB
 from rljob.operator.api_types import Meta
-from rljob.operator.resources import CLAIM, FIELD_MANAGER
+from rljob.operator.object_kinds import CLAIM, FIELD_MANAGER
 
 
 def is_ours(job: Meta, kind: str, meta: Meta) -> bool:

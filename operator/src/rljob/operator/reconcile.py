@@ -19,18 +19,18 @@ from rljob.manifests.inputs import Cluster
 from rljob.manifests.names import ROLE
 from rljob.operator.api_types import Child, Meta
 from rljob.operator.cache import SeenJob
-from rljob.operator.client import OperatorClient
+from rljob.operator.decoded_jobs import DecodedJobs, Manifest
 from rljob.operator.drift import replicas_of
 from rljob.operator.executor import SCALE, Executor
 from rljob.operator.informers import Caches
-from rljob.operator.jobs import Jobs, Manifest
+from rljob.operator.object_kinds import RLJOBS
+from rljob.operator.operator_client import OperatorClient
 from rljob.operator.ownership import foreign_sentence, is_ours
 from rljob.operator.plan import Key, Observed, Plan, Ref
 from rljob.operator.planning.claims import claim_in_use
 from rljob.operator.planning.completion import is_over
 from rljob.operator.planning.stalled import stalled
 from rljob.operator.recorder import Recorder
-from rljob.operator.resources import RLJOBS
 from rljob.operator.warning_events import WarningEvents
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class Reconciler:
         self._client, self._caches, self._cluster, self._planner = client, caches, cluster, planner
         self._recorder = recorder
         self._wall, self._clock = wall, clock
-        self._jobs = Jobs()
+        self._jobs = DecodedJobs()
         self._executor = Executor(client, caches)
         self._warning_events = WarningEvents(client, clock, wall)
         self._uids: dict[Key, str] = {}

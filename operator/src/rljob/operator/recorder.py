@@ -17,10 +17,10 @@ import msgspec
 
 from rljob.kube.errors import AlreadyExistsError, ApiError, NotFoundError
 from rljob.operator.api_types import Meta
-from rljob.operator.client import FencedError, OperatorClient
 from rljob.operator.metrics import Metrics
+from rljob.operator.object_kinds import EVENTS, RLJOBS
+from rljob.operator.operator_client import FencedError, OperatorClient
 from rljob.operator.plan import Event
-from rljob.operator.resources import EVENTS, RLJOBS
 
 log = logging.getLogger(__name__)
 

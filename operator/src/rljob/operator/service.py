@@ -15,17 +15,17 @@ from typing import Any
 
 from rljob.kube.errors import ApiError
 from rljob.manifests.inputs import Cluster
-from rljob.operator.client import FencedError, OperatorClient
-from rljob.operator.config import Settings, Start
+from rljob.operator.config import OperatorSettings, Start
+from rljob.operator.http_server import build_app, serving
 from rljob.operator.informers import Caches
 from rljob.operator.lease import Lease, LeaseLostError
 from rljob.operator.metrics import Metrics
+from rljob.operator.operator_client import FencedError, OperatorClient
 from rljob.operator.plan import Key, Observed, Plan
 from rljob.operator.planning import Rendering, plan
-from rljob.operator.queue import ClosedError, Queue
 from rljob.operator.reconcile import Planner, Reconciler
 from rljob.operator.recorder import Recorder
-from rljob.operator.server import build_app, serving
+from rljob.operator.work_queue import ClosedError, WorkQueue
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Operator:
     def __init__(
         self,
         client: OperatorClient,
-        settings: Settings,
+        settings: OperatorSettings,
         namespace: str,
         identity: str,
         metrics: Metrics,
@@ -74,7 +74,7 @@ class Operator:
             renew_seconds=lease.renew_seconds,
             retry_seconds=lease.retry_seconds,
         )
-        self.queue: Queue[Key] = Queue()
+        self.queue: WorkQueue[Key] = WorkQueue()
         self.caches = Caches(
             client,
             settings.namespaces,

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from rljob.kube.errors import ApiError
-from rljob.operator.client import OperatorClient
+from rljob.operator.object_kinds import EVENTS
+from rljob.operator.operator_client import OperatorClient
 from rljob.operator.planning.pod_diagnosis import key_of_claim
 from rljob.operator.planning.stalled import ASK_SECONDS
 from rljob.operator.planning.timestamps import seconds_of
-from rljob.operator.resources import EVENTS
 
 log = logging.getLogger(__name__)
 

@@ -7,5 +7,5 @@ from rljob.api.rewards.kind import RewardKind
 KIND = RewardKind(
     make="rljob.rewards.reasoning_gym_reward:ReasoningGymReward",
     data=["reasoningGym"],
-    summary="The dataset's own score of the answer between <answer> and </answer>, 0 or 1.",
+    summary="the dataset's own score of the answer between <answer> and </answer>, 0 or 1.",
 )

@@ -16,12 +16,12 @@ from rljob.api.status import RLJobStatus
 from rljob.manifests.names import JOB, SPEC_HASH, claim_name
 from rljob.operator.api_types import Child, Meta
 from rljob.operator.cache import Cache, SeenJob
-from rljob.operator.jobs import Manifest
+from rljob.operator.decoded_jobs import Manifest
+from rljob.operator.object_kinds import CLAIM
 from rljob.operator.ownership import is_ours
 from rljob.operator.plan import COORDINATOR, Ref
 from rljob.operator.planning.completion import is_over
 from rljob.operator.planning.job_view import WORKLOADS, JobView, condition, role_of
-from rljob.operator.resources import CLAIM
 
 
 def lost(view: JobView) -> dict[Ref, str]:

@@ -12,10 +12,10 @@ from typing import Literal
 from rljob.api.status import RLJobStatus, RoleStatus
 from rljob.operator.api_types import Child
 from rljob.operator.plan import COORDINATOR, INITIALIZER, TRAINER
-from rljob.operator.planning import conditions, reasons, roles, trainer
+from rljob.operator.planning import conditions, reasons, role_status, trainer
 from rljob.operator.planning.job_view import JobView, condition, pods_by_role, role_of, workloads
 from rljob.operator.planning.plan_builder import PlanBuilder
-from rljob.operator.planning.roles import gang_waits
+from rljob.operator.planning.role_status import gang_waits
 from rljob.operator.planning.timestamps import remaining
 
 
@@ -90,7 +90,7 @@ def _roles_without_pods(builder: PlanBuilder, answering: bool, kept: set[str]) -
                 "last_exit": ends.get(role.name, role.last_exit),
             }
         )
-        for role in roles.without_pods(before, pods)
+        for role in role_status.without_pods(before, pods)
     ]
 
 

@@ -14,15 +14,15 @@ from rljob.operator.planning import (
     claims,
     completion,
     conditions,
-    initializer,
+    initializer_stage,
     readiness,
     reasons,
-    roles,
+    role_status,
     scale,
     suspension,
     trainer,
 )
-from rljob.operator.planning.initializer import InitializerStage
+from rljob.operator.planning.initializer_stage import InitializerStage
 from rljob.operator.planning.job_view import KEPT, WORKLOADS, JobView, Render, controller, observe, render
 from rljob.operator.planning.plan_builder import PlanBuilder
 from rljob.operator.planning.stalled import ASK_SECONDS, stalled
@@ -50,7 +50,7 @@ def plan(observed: Observed, cluster: Cluster, render: Render = render) -> Plan:
         _reject_spec(builder, observed.problems)
     else:
         _advance(builder, job, cluster, render)
-    builder.status.ready = roles.ready_counts(builder.status.roles)
+    builder.status.ready = role_status.ready_counts(builder.status.roles)
     _skip_minor_update(builder)
     builder.events += conditions.transitions(observed.status, builder.status)
     return builder.plan()
@@ -107,10 +107,10 @@ def _run_job(builder: PlanBuilder, view: JobView, cluster: Cluster, render: Rend
     begun = observed.status.start_time is not None
     if not begun and not retained:
         status.start_time = builder.instant
-    stage = initializer.stage(view, status)
+    stage = initializer_stage.stage(view, status)
     conditions.set_condition(builder, "Initialized", stage.done, stage.reason, stage.message)
     completion.note_waiting(builder, view)
-    over = completion.overdue(builder, view) or roles.fatal(view)
+    over = completion.overdue(builder, view) or role_status.fatal(view)
     if over is None and stage.over:
         over = stage.reason, stage.message
     decision = AttemptDecision(attempt)
@@ -130,7 +130,7 @@ def _run_job(builder: PlanBuilder, view: JobView, cluster: Cluster, render: Rend
     _select_objects(
         builder, view, stage, trainer.back_off_left(decision.attempt, builder.now) <= 0, {*retained, *lost}, blocked
     )
-    surveyed, problems = roles.survey(view, observed.status, "" if stage.done else "waits for the initializer")
+    surveyed, problems = role_status.survey(view, observed.status, "" if stage.done else "waits for the initializer")
     status.roles = _count_exit(surveyed, decision)
     run = suspension.current_run(status)
     foreign = observed.foreign if begun else {**observed.foreign, **retained}
@@ -199,7 +199,7 @@ def _requeue_for_late_pods(builder: PlanBuilder, view: JobView, stage: Initializ
     if stage.problem is not None:
         late += view.workloads(INITIALIZER)
     for child in late:
-        builder.requeue_after(remaining(child.metadata.creation_timestamp, roles.LATE_SECONDS, builder.now))
+        builder.requeue_after(remaining(child.metadata.creation_timestamp, role_status.LATE_SECONDS, builder.now))
 
 
 def _select_objects(

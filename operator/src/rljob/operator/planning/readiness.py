@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from rljob.api.status import Attempt, Run
 from rljob.operator.plan import TRAINER, Ref
 from rljob.operator.planning import pod_diagnosis, reasons
-from rljob.operator.planning.initializer import InitializerStage
-from rljob.operator.planning.roles import RoleProblem
+from rljob.operator.planning.initializer_stage import InitializerStage
+from rljob.operator.planning.role_status import RoleProblem
 
 STATES = {"Running": reasons.RUNNING, "Evaluating": reasons.EVALUATING, "Finishing": reasons.FINISHING}
 """States of a running run → reason."""

@@ -33,7 +33,7 @@ REMOVE_FIRST_COST = -1000
 
 
 @dataclass(frozen=True)
-class Pool:
+class EngineDeployment:
     """A Deployment of engines. ``wanted``: its replicas after draining."""
 
     role: str
@@ -118,7 +118,7 @@ def _maker(pod: str) -> str:
 
 
 def _hold_until_drained(
-    builder: PlanBuilder, view: JobView, pools: Sequence[Pool], lowering: Mapping[str, int]
+    builder: PlanBuilder, view: JobView, pools: Sequence[EngineDeployment], lowering: Mapping[str, int]
 ) -> dict[str, int]:
     if not lowering:
         return {}
@@ -147,7 +147,7 @@ def _reset_costs(builder: PlanBuilder, view: JobView) -> None:
             builder.pod_costs[pod.metadata.name] = 0
 
 
-def _pools(view: JobView) -> list[Pool]:
+def _pools(view: JobView) -> list[EngineDeployment]:
     found = {
         rendered["metadata"]["name"]: _pool(role.name, rendered, rendered["spec"].get("replicas", 1))
         for role in view.roles
@@ -162,15 +162,15 @@ def _pools(view: JobView) -> list[Pool]:
     return list(found.values())
 
 
-def _pool(role: str, deployment: Object, wanted: int) -> Pool:
-    return Pool(role, deployment["metadata"]["name"], wanted, deployment["spec"]["selector"]["matchLabels"])
+def _pool(role: str, deployment: Object, wanted: int) -> EngineDeployment:
+    return EngineDeployment(role, deployment["metadata"]["name"], wanted, deployment["spec"]["selector"]["matchLabels"])
 
 
 def _engine_pods(view: JobView) -> list[Pod]:
     return [pod for role in view.roles if role.kind == "rollout" for pod in view.pods.get(role.name, ())]
 
 
-def _orphaned_engines(builder: PlanBuilder, view: JobView, pools: Sequence[Pool]) -> list[str]:
+def _orphaned_engines(builder: PlanBuilder, view: JobView, pools: Sequence[EngineDeployment]) -> list[str]:
     """Return draining engines whose Deployment has been deleted: they must get no requests while they terminate."""
     if not builder.status.draining:
         return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rljob.api.status import RLJobStatus, Run
 from rljob.operator.plan import COORDINATOR
-from rljob.operator.planning import conditions, reasons, roles, trainer
+from rljob.operator.planning import conditions, reasons, role_status, trainer
 from rljob.operator.planning.job_view import JobView, alive, pods_by_role, workloads
 from rljob.operator.planning.plan_builder import PlanBuilder
 from rljob.operator.planning.timestamps import remaining, seconds_of
@@ -30,7 +30,7 @@ def suspend(builder: PlanBuilder, view: JobView) -> None:
     answered = run is not None and run.state == "Suspended" and run.observed_generation >= observed.metadata.generation
     if view.workloads(COORDINATOR) and not answered and left > 0:
         builder.requeue_after(left)
-        status.roles, _ = roles.survey(view, observed.status)
+        status.roles, _ = role_status.survey(view, observed.status)
         _set_suspended(
             builder, False, f"the run writes a checkpoint and stops; it has {grace:g} s (spec.suspendGraceSeconds)"
         )
@@ -38,7 +38,7 @@ def suspend(builder: PlanBuilder, view: JobView) -> None:
     builder.delete(running)
     builder.deletions.update(trainer.orphaned_jobs(observed))
     pods = pods_by_role(observed.pods, view.attempt.number)
-    status.roles = roles.without_pods(observed.status, pods)
+    status.roles = role_status.without_pods(observed.status, pods)
     if running or alive(observed.pods):
         _set_suspended(builder, False, "pods are being deleted")
     else:

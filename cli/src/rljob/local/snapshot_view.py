@@ -1,0 +1,260 @@
+"""Renders a run's snapshot: panel and lines of `rljob run` and `rljob status`, tables of `rljob top`, the summary."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from rljob.local.plot import PLOT
+from rljob.local.snapshot import ComponentState, RunSnapshot
+from rljob.protocol.status import EvaluationResult, RunStatus
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+MAX_EXITS = 4
+MAX_RESULTS = 5
+MAX_CURVE = 60  # columns
+STEPS = "steps"
+LABEL = 11  # columns of a label and the space after it
+STATE_STYLE = {"running": "green", "restarting": "yellow", "waiting": "dim", "stopped": "dim"}
+ACTIVITY = "seconds_"
+UNKNOWN = "–"
+
+# --- run and status -----------------------------------------------------------------------------------------------
+
+
+def draw(snapshot: RunSnapshot, width: int) -> Group:
+    """Return the panel of a run for a terminal of ``width`` columns."""
+    width = max(10, min(MAX_CURVE, width - 40))
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column()
+    for label, value in _rows(snapshot, width):
+        bar = label == STEPS and snapshot.status is not None
+        grid.add_row(label, _with_bar(value, snapshot.status, width // 2) if bar and snapshot.status else value)
+    return Group(_head(snapshot), grid)
+
+
+def plain_lines(snapshot: RunSnapshot) -> Iterator[str]:
+    """Yield the content of the panel as lines: nothing is cut, padded or wrapped."""
+    yield _head(snapshot).plain
+    for label, value in _rows(snapshot, MAX_CURVE):
+        for i, line in enumerate(value.plain.splitlines()):
+            yield f"{label if i == 0 else '':{LABEL}}{line}"
+
+
+def one_line(snapshot: RunSnapshot) -> str:
+    """Return the run as one line of text."""
+    status = snapshot.status
+    if status is None or not status.history:
+        return f"{clock(snapshot.seconds)}  {snapshot.stage}"
+    last = status.history[-1]
+    return (
+        f"{clock(snapshot.seconds)}  step {_steps(status)[0]}  reward {last.reward:.3f}  staleness "
+        f"{last.staleness:.2f}  {_speed(status):,.0f} tokens/s{_steps(status)[1]}  {snapshot.stage}"
+    )
+
+
+def summary(snapshot: RunSnapshot) -> list[str]:
+    """Return the result of a local run that has a status, as lines."""
+    status, directory = snapshot.status, Path(snapshot.location)
+    assert status is not None, "a run that ended has a status"
+    lines = [f"{status.progress.step} steps in {clock(status.progress.seconds)}"]
+    lines += [_accuracy(results) for results in _by_task(status)]
+    if status.history:
+        lines.append(f"reward of the last batch: {status.history[-1].reward:.3f}")
+    if status.last_checkpoint.path:
+        lines.append(f"checkpoint (Hugging Face format): {directory / status.last_checkpoint.path}")
+    lines.append(f"logs: {directory / 'logs'}")
+    if (directory / PLOT).exists():
+        lines.append(f"plot of the reward: {directory / PLOT}")
+    return lines
+
+
+def checkpoint_line(status: RunStatus, directory: Path) -> str:
+    """Return the step at which a run stopped and the checkpoint it resumes from."""
+    checkpoint = status.last_checkpoint
+    kept = "no checkpoint"
+    if checkpoint.path:
+        kept = f"checkpoint of step {checkpoint.step} in {directory / checkpoint.path}"
+    return f"stopped at step {status.progress.step}, {kept}"
+
+
+def _head(snapshot: RunSnapshot) -> Text:
+    return Text.assemble((snapshot.name, "bold"), f"  {snapshot.location}  ", (clock(snapshot.seconds), "cyan"))
+
+
+def _rows(snapshot: RunSnapshot, width: int) -> Iterator[tuple[str, Text]]:
+    """Yield label and value of each row; ``width``: most points of a curve."""
+    yield "state", Text(snapshot.stage)
+    if snapshot.detail:
+        yield "log", Text(snapshot.detail, no_wrap=True, overflow="ellipsis")
+    if snapshot.note:
+        yield "note", Text(snapshot.note, style="yellow")
+    if snapshot.status is not None:
+        yield from _status_rows(snapshot.status, width)
+    if snapshot.components:
+        yield "components", _components(snapshot)
+    for exited in _exits(snapshot)[-MAX_EXITS:]:
+        yield "exited", Text(exited, style="yellow")
+
+
+def _status_rows(status: RunStatus, width: int) -> Iterator[tuple[str, Text]]:
+    yield STEPS, Text("".join(_steps(status)))
+    if status.history:
+        rewards = [point.reward for point in status.history]
+        yield "reward", Text.assemble(f"{rewards[-1]:.3f} ", (sparkline(rewards, width), "green"))
+        staleness = f"mean {status.history[-1].staleness:.2f}"
+        if (most := _metrics(status).get("staleness/max")) is not None:
+            staleness += f", most {most:.0f}"
+        yield "staleness", Text(staleness)
+        yield "speed", Text(f"{_speed(status):,.0f} tokens/s")
+    for results in _by_task(status):
+        course = " → ".join(f"{result.accuracy:.3f}" for result in results[-MAX_RESULTS:])
+        yield "held out", Text(f"{results[-1].task} {course} at version {results[-1].version}")
+
+
+def _steps(status: RunStatus) -> tuple[str, str]:
+    """Return the steps done of all, and the time left."""
+    progress = status.progress
+    left = f"  {clock(progress.eta_seconds)} left" if progress.eta_seconds >= 0 else ""
+    return f"{progress.step}/{progress.steps}", left
+
+
+def _with_bar(value: Text, status: RunStatus, width: int) -> Table:
+    bar, progress = Table.grid(padding=(0, 1)), status.progress
+    bar.add_row(ProgressBar(total=max(1, progress.steps), completed=progress.step, width=width), value)
+    return bar
+
+
+def _components(snapshot: RunSnapshot) -> Text:
+    """Return a line for each component, and one for each agent that restarted its engine."""
+    lines = [_component(component) for component in snapshot.components]
+    for connected in snapshot.status.components if snapshot.status else []:
+        if connected.role == "agent" and connected.restarts:
+            lines.append(Text(f"engine restarts {connected.restarts}", "yellow"))
+    return Text("\n").join(lines)
+
+
+def _component(component: ComponentState) -> Text:
+    count = component.restarts
+    restarts = f" ({count} restart{'s' if count > 1 else ''})" if count else ""
+    detail = f" {component.detail}" if component.detail else ""
+    return Text.assemble(("● ", STATE_STYLE.get(component.state, "")), f"{component.name}{detail}{restarts}")
+
+
+def _exits(snapshot: RunSnapshot) -> list[str]:
+    """Return how components and engine servers that were restarted ended last."""
+    found = [f"{component.name} {component.last_exit}" for component in snapshot.components if component.last_exit]
+    connected = snapshot.status.components if snapshot.status else []
+    return found + [f"engine of {agent.instance}: {agent.message}" for agent in connected if agent.message]
+
+
+def _by_task(status: RunStatus) -> list[list[EvaluationResult]]:
+    tasks = dict.fromkeys(result.task for result in status.evaluations)
+    return [[result for result in status.evaluations if result.task == task] for task in tasks]
+
+
+def _accuracy(results: list[EvaluationResult]) -> str:
+    before, after = results[0], results[-1]
+    if before.version == after.version:
+        return f"held-out accuracy of {after.task}: {after.accuracy:.3f} on {after.problems:,} problems"
+    when = f"at version {before.version}" if before.version else "before"
+    return (
+        f"held-out accuracy of {after.task}: {before.accuracy:.3f} {when}, {after.accuracy:.3f} after "
+        f"({after.accuracy - before.accuracy:+.3f}), on {after.problems:,} problems"
+    )
+
+
+# --- top ----------------------------------------------------------------------------------------------------------
+
+
+def draw_usage(snapshot: RunSnapshot) -> Group:
+    """Return the tables of `rljob top`: components and their usage, engines, queues and time."""
+    lines: list[RenderableType] = [_head(snapshot), "", _usage_table(snapshot.components)]
+    if snapshot.note:
+        lines.append(Text(snapshot.note, style="yellow"))
+    for table in (_engines(snapshot.status), _flow(snapshot.status)) if snapshot.status is not None else ():
+        lines += ["", table] if table.row_count else []
+    return Group(*lines)
+
+
+def _usage_table(components: Sequence[ComponentState]) -> Table:
+    counted = any(c.usage is not None and c.usage.processes is not None for c in components)  # unknown of pods
+    table = _table("component", "state", "cpu %", "memory", *(["processes"] if counted else []), "restarts")
+    for component in components:
+        usage = component.usage
+        cells = [UNKNOWN] * 2
+        if usage is not None:
+            cells = [f"{100 * usage.processor:.0f}", f"{usage.memory / (1 << 20):,.0f} MiB"]
+        if counted:
+            cells.append(UNKNOWN if usage is None or usage.processes is None else str(usage.processes))
+        table.add_row(component.name, component.state, *cells, str(component.restarts))
+    return table
+
+
+def _engines(status: RunStatus) -> Table:
+    table = _table("engine", "state", "running", "waiting", "restarts")
+    for agent in status.components:
+        if agent.role == "agent":
+            figures = (str(agent.running), str(agent.waiting), str(agent.restarts))
+            table.add_row(agent.instance[:24], agent.state, *figures)
+    return table
+
+
+def _flow(status: RunStatus) -> Table:
+    """Return samples by queue, seconds by activity, and tokens per second."""
+    metrics, table = _metrics(status), _table("metric", "now")
+    for queue in status.queues:
+        table.add_row(queue.name, f"{queue.value:,}")
+    for name, value in metrics.items():
+        if name.startswith(ACTIVITY):
+            table.add_row(f"seconds {name.removeprefix(ACTIVITY).replace('_', ' ')}", f"{value:,.0f}")
+    if "tokens_per_second" in metrics:
+        table.add_row("tokens/s", f"{metrics['tokens_per_second']:,.0f}")
+    return table
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for i, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if i == 0 or heading == "state" else "right")
+    return table
+
+
+# --- numbers ------------------------------------------------------------------------------------------------------
+
+
+def clock(seconds: float) -> str:
+    """Return a duration as 1:05 or 2:01:05."""
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Return a curve of ``values`` in at most ``width`` block characters, each the mean of its share of the values."""
+    if not values:
+        return ""
+    count = min(width, len(values))
+    edges = [i * len(values) // count for i in range(count + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    low, high = min(means), max(means)
+    if low == high:
+        return BLOCKS[0] * count
+    return "".join(BLOCKS[round((mean - low) / (high - low) * (len(BLOCKS) - 1))] for mean in means)
+
+
+def _metrics(status: RunStatus) -> dict[str, float]:
+    return {metric.name: metric.value for metric in status.metrics}
+
+
+def _speed(status: RunStatus) -> float:
+    """Return tokens sampled per second: a mean over some steps, of a finished run over all."""
+    last = status.history[-1].tokens_per_second if status.history else 0.0
+    return _metrics(status).get("tokens_per_second", last)

@@ -1,0 +1,158 @@
+"""Queries the coordinator of an RLJob, or explains why it cannot be asked."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+from collections.abc import Iterator
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from rljob.api.pods import READERS_PORT
+from rljob.kube.sync_client import Object
+from rljob.local.errors import CliError
+from rljob.manifests.names import claim_name
+from rljob.protocol.status import NOTE_HEADER
+from rljob.remote import forwarding
+from rljob.remote.api import FORBIDDEN, UNAUTHORIZED, ApiRefusedError
+from rljob.remote.lookup import COORDINATOR, Namespace, conditions, holds, is_active
+from rljob.remote.missing_pods import not_reconciled_message
+
+T = TypeVar("T")
+
+
+class CoordinatorUnavailableError(CliError):
+    """The coordinator cannot be asked; the sentence has the reason."""
+
+
+class _Error(msgspec.Struct):
+    error: str = ""
+    detail: Any = None
+
+
+class CoordinatorApi:
+    """The coordinator of an RLJob.
+
+    Args:
+        namespace: of the job.
+        body: the RLJob.
+        patience: longest time without a byte of an answer, in seconds.
+    """
+
+    def __init__(self, namespace: Namespace, body: Object, patience: float = forwarding.SILENCE_SECONDS) -> None:
+        self._namespace, self._body, self._patience = namespace, body, patience
+        self._name = str(body["metadata"]["name"])
+
+    def ask(self, path: str, kind: type[T], /, **query: Any) -> tuple[T, str]:
+        """Return the answer, and its note.
+
+        Raises:
+            CoordinatorUnavailableError: the coordinator does not run or does not answer.
+            CliError: with exit code 2: there is no such thing, or forwarding is not allowed.
+        """
+        with self.open(path, **query) as answer:
+            data = _whole(answer)
+            note = answer.getheader(NOTE_HEADER) or ""
+        try:
+            return msgspec.json.decode(data, type=kind), note
+        except msgspec.ValidationError:
+            with contextlib.suppress(msgspec.MsgspecError):
+                if sentence := msgspec.json.decode(data, type=_Error).error:
+                    raise CliError(sentence, 2) from None
+            raise CliError(
+                f"the coordinator of {self._name} is of another version of rljob; use the command line of that version"
+            ) from None
+        except msgspec.DecodeError:
+            raise CoordinatorUnavailableError(
+                f"the coordinator of {self._name} broke off in the middle of its answer; try again"
+            ) from None
+
+    @contextlib.contextmanager
+    def open(self, path: str, /, **query: Any) -> Iterator[http.client.HTTPResponse]:
+        """Yield the answer to a GET. Raises as :meth:`ask`."""
+        asked = {name: value for name, value in query.items() if value is not None}
+        whole = f"{quote(path)}?{urlencode(asked)}" if asked else quote(path)
+        pod = self._pod()
+        try:
+            answer = forwarding.get(
+                self._namespace.api, self._namespace.name, pod["metadata"]["name"], READERS_PORT, whole, self._patience
+            )
+        except forwarding.HandshakeError as error:  # no information about the coordinator
+            raise CoordinatorUnavailableError(error.sentence) from None
+        except forwarding.ForwardError as error:
+            raise self._silent(error) from None
+        except ApiRefusedError as error:
+            if error.code in (UNAUTHORIZED, FORBIDDEN):
+                raise
+            raise self._silent(error) from None
+        with answer:
+            try:
+                if answer.status >= http.HTTPStatus.BAD_REQUEST:
+                    raise _refused(self._name, answer.status, _whole(answer))
+                yield answer
+            except forwarding.ForwardError as error:  # in the middle of it
+                raise self._silent(error) from None
+
+    def _pod(self) -> Object:
+        running = self._running()
+        if not running:
+            raise CoordinatorUnavailableError(self.why_silent())
+        return running[-1]
+
+    def _running(self) -> list[Object]:
+        pods = self._namespace.pods(self._name, COORDINATOR)
+        return [pod for pod in pods if pod.get("status", {}).get("phase") == "Running"]
+
+    def _silent(self, error: CliError) -> CoordinatorUnavailableError:
+        """Return the error of a failed attempt; of an active job with its cause."""
+        if is_active(self._body):
+            return CoordinatorUnavailableError(f"{self.why_silent()} ({error.sentence})")
+        # The pod of a finished job may have ended; if it runs, its data is still there.
+        if any("deletionTimestamp" not in pod["metadata"] for pod in self._running()):
+            return CoordinatorUnavailableError(
+                f"the coordinator of {self._name} does not answer: {error.sentence}; try again"
+            )
+        return CoordinatorUnavailableError(self.why_silent())
+
+    def why_silent(self) -> str:
+        """Return why there is no coordinator, and what is possible without it, from the RLJob."""
+        name, met = self._name, conditions(self._body)
+        kept = f"its claim {self.claim} keeps ledger and checkpoints, and rljob status shows how it ended"
+        for condition, ended in (("Complete", "has succeeded"), ("Failed", "has failed")):
+            if holds(self._body, condition):
+                return f"{name} {ended} and its coordinator has gone (spec.keepCoordinatorSeconds); {kept}"
+        if holds(self._body, "Suspended"):
+            return (
+                f"{name} is suspended and has no pods; rljob resume resumes it, and its claim {self.claim} "
+                "keeps ledger and checkpoints"
+            )
+        if "Ready" not in met:
+            return not_reconciled_message(name)
+        reason, message = met["Ready"]["reason"], met["Ready"]["message"]
+        return f"the coordinator of {name} does not answer; the RLJob says {reason}: {message}"
+
+    @property
+    def claim(self) -> str:
+        """The claim that keeps its ledger and checkpoints."""
+        return claim_name(self._name, (self._body["spec"].get("storage") or {}).get("claim"))
+
+
+def _whole(answer: http.client.HTTPResponse) -> bytes:
+    try:
+        return answer.read()
+    except http.client.HTTPException as error:
+        raise CoordinatorUnavailableError(
+            f"the coordinator broke off in the middle of its answer: {error}; try again"
+        ) from None
+
+
+def _refused(name: str, code: int, data: bytes) -> CliError:
+    try:
+        detail = msgspec.json.decode(data, type=_Error).detail
+    except msgspec.MsgspecError:
+        detail = None
+    if code == http.HTTPStatus.NOT_FOUND and detail == "Not Found":  # no such endpoint
+        return CliError(f"the coordinator of {name} is of an older version of rljob without this endpoint", 1)
+    return CliError(detail if isinstance(detail, str) else f"the coordinator of {name} answers {code}", 2)

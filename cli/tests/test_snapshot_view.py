@@ -1,0 +1,167 @@
+import io
+
+from rich.console import Console
+
+from rljob.local import screen
+from rljob.local.process_usage import Usage
+from rljob.local.screen import LiveScreen, PlainScreen, screen_for
+from rljob.local.snapshot import ComponentState, RunSnapshot
+from rljob.local.snapshot_view import clock, draw, draw_usage, one_line, plain_lines, sparkline, summary
+from rljob.protocol.status import ComponentStatus, EvaluationResult, HistoryPoint, Metric, Progress, RunStatus
+
+
+def running(step=2, state="Running", message=""):
+    return RunStatus(
+        state=state,
+        message=message,
+        progress=Progress(step, 10, 20.0, 80.0),
+        metrics=[Metric("staleness/max", 1.0)],
+        evaluations=[EvaluationResult(0, "sums", 0.25, 64, 0.25)],
+        history=[HistoryPoint(i, 0.1 + 0.1 * i, 0.5, 4321.0, float(i)) for i in range(step)],
+        components=[ComponentStatus("agent", "a", "ready", restarts=2)],
+    )
+
+
+def snapshot(status=None, state="starting", message="", directory="runs/sums", **fields):
+    if status is not None:
+        state, message = status.state.lower(), status.message
+    components = [
+        ComponentState("trainer", "running", 0),
+        ComponentState("runner", "restarting", 2),
+        ComponentState("x", "running", 1),
+    ]
+    fields = {"components": components} | fields
+    return RunSnapshot({"directory": str(directory)}, "sums", True, state, message, status, **fields)
+
+
+def text_of(renderable, width=100):
+    console = Console(file=io.StringIO(), width=width, markup=False, emoji=False)
+    console.print(renderable)
+    return console.file.getvalue()
+
+
+def test_the_panel_shows_what_a_person_wants_to_know():
+    text = text_of(draw(snapshot(running()), 100))
+    for piece in [
+        "sums  runs/sums",
+        "2/10  1:20 left",
+        "0.200 ▁█",
+        "mean 0.50, most 1",
+        "4,321 tokens/s",
+        "sums 0.250 at version 0",
+    ]:
+        assert piece in text
+    components = [line.removeprefix("components").strip() for line in text.splitlines()[-4:]]
+    assert components == ["● trainer", "● runner (2 restarts)", "● x (1 restart)", "engine restarts 2"]
+
+
+def test_a_cause_of_death_is_wrapped_on_a_terminal_and_whole_in_a_pipe():
+    shown = snapshot(running())
+    shown.components[1].last_exit = "exited with code 1 (the disk of /mnt/volume/some/where/runs/sums is full)"
+    said = f"runner {shown.components[1].last_exit}"
+    lines = text_of(draw(shown, 60), 60).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("exited"))
+    assert " ".join(" ".join(lines[start:]).removeprefix("exited").split()) == said
+    piped = list(plain_lines(shown))
+    assert piped[-1] == f"exited     {said}"
+    assert piped[-5:-2] == ["components ● trainer", "           ● runner (2 restarts)", "           ● x (1 restart)"]
+    assert all(line == line.rstrip() for line in piped)
+
+
+def test_the_panel_shows_the_phase_and_what_its_log_says_until_the_coordinator_answers():
+    text = text_of(draw(snapshot(state="running the initializer", detail="x" * 200, components=[]), 60), 60)
+    assert "running the initializer" in text
+    assert "xxx…" in text
+    assert "reward" not in text
+    assert "components" not in text
+
+
+def test_the_panel_fits_a_narrow_terminal():
+    lines = text_of(draw(snapshot(running()), 40), width=40).splitlines()
+    assert max(map(len, lines)) <= 40
+
+
+def plain():
+    console = Console(file=io.StringIO(), width=200, markup=False, emoji=False, highlight=False)
+    return PlainScreen(console), console.file
+
+
+def test_plain_lines_come_with_changes_of_state_and_every_few_seconds(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(screen.time, "monotonic", lambda: now)
+    shown, out = plain()
+    with shown:
+        shown.show(snapshot(state="starting"))
+        shown.show(snapshot(running(0, "Starting", "waiting for an engine to connect")))
+        shown.show(snapshot(running(1)))
+        shown.show(snapshot(running(2)))  # too soon
+        now = 106.0
+        shown.show(snapshot(running(3)))
+        now = 112.0
+        shown.show(snapshot(running(3)))  # nothing new
+    assert [line.partition("  ")[2] for line in out.getvalue().splitlines()] == [
+        "starting",
+        "starting: waiting for an engine to connect",
+        "step 1/10  reward 0.100  staleness 0.50  4,321 tokens/s  1:20 left  running",
+        "step 3/10  reward 0.300  staleness 0.50  4,321 tokens/s  1:20 left  running",
+    ]
+
+
+def test_there_are_no_colours_but_on_a_terminal():
+    shown, out = plain()
+    shown.note("trainer [bold]was[/] killed :smile:")
+    assert out.getvalue() == "trainer [bold]was[/] killed :smile:\n"
+
+
+def test_a_terminal_gets_the_live_screen_unless_it_is_not_wanted():
+    terminal = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "xterm"})
+    assert isinstance(screen_for(terminal, live=True), LiveScreen)
+    assert isinstance(screen_for(terminal, live=False), PlainScreen)
+    dumb = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "dumb"})
+    assert isinstance(screen_for(dumb, live=True), PlainScreen)
+    assert isinstance(screen_for(Console(file=io.StringIO()), live=True), PlainScreen)
+
+
+def test_the_live_screen_draws_and_cleans_up():
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=80, _environ={"TERM": "xterm"})
+    with LiveScreen(terminal) as live:
+        live.show(snapshot(running()))
+        live.note("trainer was killed")
+    text = terminal.file.getvalue()
+    assert "2/10" in text
+    assert "trainer was killed" in text
+    # The cursor is hidden at first and shown at last; then every line of the panel is erased.
+    assert (text.count("\x1b[?25l"), text.count("\x1b[?25h")) == (1, 1) and text.startswith("\x1b[?25l")
+    height = text_of(draw(snapshot(running()), 80), 80).count("\n")
+    assert text.partition("\x1b[?25h")[2] == "\r" + height * "\x1b[1A\x1b[2K"
+
+
+def test_a_sparkline_spans_lowest_to_highest():
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline([0, 0, 7, 7], 2) == "▁█"
+    assert sparkline([5, 5, 5], 10) == "▁▁▁"
+    assert sparkline([], 10) == ""
+
+
+def test_top_shows_the_usage_of_each_component_and_a_dash_where_it_is_unknown():
+    shown = snapshot(running(), note="one is not measured yet")
+    shown.components[0].usage = Usage(3, 1.5, 2 << 30)
+    lines = text_of(draw_usage(shown)).splitlines()
+    rows = [line.split() for line in lines]
+    assert ["component", "state", "cpu", "%", "memory", "processes", "restarts"] in rows
+    assert ["trainer", "running", "150", "2,048", "MiB", "3", "0"] in rows
+    assert ["runner", "restarting", "–", "–", "–", "2"] in rows
+    assert "one is not measured yet" in lines
+
+
+def test_durations_are_clocks():
+    assert [clock(seconds) for seconds in (0, 65, 3661)] == ["0:00", "1:05", "1:01:01"]
+
+
+def test_one_line_says_what_is_waited_for():
+    line = one_line(snapshot(running(0, "Starting", "waiting for the trainer to connect")))
+    assert line.endswith("starting: waiting for the trainer to connect")
+
+
+def test_the_summary_of_one_evaluation_claims_no_gain(tmp_path):
+    assert "held-out accuracy of sums: 0.250 on 64 problems" in summary(snapshot(running(), directory=tmp_path))

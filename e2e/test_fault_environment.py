@@ -1,0 +1,38 @@
+"""The fault environment restarts components as `rljob run` does."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from e2e.fakes.harness import make_job
+from e2e.faults.environment import FaultEnvironment
+from e2e.faults.fork_server import ForkServer
+from e2e.faults.ledger_checks import check
+from e2e.faults.proxy import Moment
+
+TRAINING = {"steps": 12, "promptsPerStep": 2, "samplesPerPrompt": 3, "maxStaleness": 0}
+
+
+@pytest.mark.timeout(300)
+async def test_a_trainer_told_to_stop_by_a_coordinator_that_dies_is_there_when_the_run_goes_on(tmp_path: Path) -> None:
+    async with (
+        ForkServer() as fork_server,
+        FaultEnvironment(make_job(training=TRAINING), tmp_path, fork_server) as environment,
+    ):
+        await environment.until_applied(2)
+        suspending = asyncio.create_task(environment.suspend())
+
+        def die() -> None:
+            suspending.cancel()  # nobody asks the next coordinator to suspend
+            environment.kill_9("coordinator")
+
+        await environment.struck(Moment("trainer", "Stop", "after"), die)
+        told = environment.applied
+        await environment.until_applied(told + 2)
+        assert environment.applied >= told + 2
+        await environment.ended("trainer")
+        await environment.succeeded()
+    check(environment)

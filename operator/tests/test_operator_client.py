@@ -1,0 +1,38 @@
+"""Durations of requests: against a server that answers reads and never a write."""
+
+import asyncio
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from rljob.kube.access import Access
+from rljob.kube.errors import UnavailableError
+from rljob.operator.object_kinds import BY_KIND
+from rljob.operator.operator_client import OperatorClient
+
+SERVICES = BY_KIND["Service"]
+
+
+async def test_a_write_is_given_up_in_the_time_that_the_lease_leaves_it():
+    async def answer(request: web.Request) -> web.Response:
+        if request.method != "GET":
+            await asyncio.Event().wait()
+        return web.json_response({"metadata": {"name": "a"}})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with TestServer(app) as server, OperatorClient(Access(str(server.make_url("")).rstrip("/"))) as client:
+        client.limit_writes(0.05)
+        async with asyncio.timeout(60.0):
+            assert await client.get(SERVICES, "research", "a")
+            with pytest.raises(UnavailableError):
+                await client.create(SERVICES, "research", {})
+            with pytest.raises(UnavailableError):
+                await client.delete(SERVICES, "research", "a", "uid")
+        assert client._timeout.total == 15.0, "reads may take as long as before"
+
+
+def test_paths_of_children():
+    assert BY_KIND["Deployment"].path() == "/apis/apps/v1/deployments"
+    assert BY_KIND["Deployment"].api_version == "apps/v1"

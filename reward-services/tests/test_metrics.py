@@ -1,0 +1,19 @@
+"""docs/monitoring.md lists the metrics that the service has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rljob.rewards.metrics import REGISTRY
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "monitoring.md"
+
+
+def test_the_page_on_monitoring_has_every_metric_with_its_type() -> None:
+    table = PAGE.read_text().partition("| metric of a reward service |")[2].partition("\n\n")[0]
+    rows = [[cell.strip(" `") for cell in line.split("|")[1:4]] for line in table.splitlines()[2:]]
+    served = {
+        (f"{family.name}_total" if family.type == "counter" else family.name, family.type, "")
+        for family in REGISTRY.collect()
+    }
+    assert sorted(map(tuple, rows)) == sorted(served)

@@ -1,0 +1,335 @@
+"""Checks that an engine keeps the guarantees of :mod:`rljob.rollout.adapters.base`, for tests of an adapter.
+
+Each check is a coroutine function of a running engine that raises AssertionError. It leaves the engine generating with
+the weights that were sent last. With pytest:
+
+    @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+    async def test_the_engine(engine, check):
+        await check(engine)
+
+:func:`a_dead_server_is_gone` ends the server and is called last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from rljob.protocol.messages import PrepareWeights, Probe, SamplingParams
+from rljob.rollout.adapters.base import (
+    BadRequestError,
+    EngineClient,
+    EngineError,
+    EngineGoneError,
+    GenerationOutput,
+    unpack_ints,
+)
+from rljob.transfer.group import SENDER_RANK, Rendezvous, WeightGroup, host_rendezvous
+from rljob.transfer.rounds import describe, send_round
+
+BUCKET_BYTES = 1  # one tensor per broadcast
+HOST = "127.0.0.1"
+PROMPT = [3, 1, 4, 1, 5]
+UPDATE_SECONDS = 30.0
+SHORT_SECONDS = 1.5
+GRACE_SECONDS = 5.0
+"""A call with a time limit may return so much later."""
+NOISE = 0.02
+WAITS = (0.1, 0.2, 0.4, 0.8, 0.05)  # seconds until requests are in flight: no engine tells when they are
+
+
+@dataclass
+class EngineUnderTest:
+    """A running engine with one worker, and the sender of its weights.
+
+    Args:
+        client: of its server.
+        in_flight: modes of its adapter.
+        tensors: name and tensor of all parameters, in wire order; copied.
+        vocabulary: token ids below this number are valid.
+        max_model_length: of its pool.
+        long_tokens: new tokens that take about a second; with PROMPT they fit ``max_model_length``.
+        tolerance: of log-probabilities, absolute.
+    """
+
+    client: EngineClient
+    in_flight: Collection[str]
+    tensors: Sequence[tuple[str, torch.Tensor]]
+    vocabulary: int
+    max_model_length: int
+    long_tokens: int
+    tolerance: float = 1e-4
+    version: int = -1
+    _requests: int = field(default=0, init=False)
+    _joined: tuple[Rendezvous, WeightGroup] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """Copy the tensors."""
+        self.tensors = [(name, tensor.detach().clone()) for name, tensor in self.tensors]
+
+    async def generate(
+        self, max_tokens: int, prompt: Sequence[int] = PROMPT, stop: Sequence[int] = (), name: str = ""
+    ) -> GenerationOutput:
+        """Generate at temperature 1, with a new seed, and check the form of the output."""
+        name = name or self.new_name()
+        sampling = SamplingParams(1.0, max_tokens, list(stop), self._requests)
+        output = await self.client.generate(name, array("i", prompt).tobytes(), sampling)
+        count = len(output.token_ids) // 4
+        assert len(output.logprobs) // 4 == count <= max_tokens, "one log-probability per token"
+        assert all(0 <= token < self.vocabulary for token in unpack_ints(output.token_ids))
+        assert output.finish in ("stop", "length", "abort")
+        bounds = [0, *(span.end for span in output.spans)]
+        assert [span.start for span in output.spans] == bounds[:-1], "spans without gaps"
+        assert bounds[-1] == count, "spans of all tokens"
+        return output
+
+    def new_name(self) -> str:
+        """Return a name for a request that none had before."""
+        self._requests += 1
+        return f"conformance-{self._requests}"
+
+    async def update(self, in_flight: str = "", fresh: bool = False) -> None:
+        """Send changed weights as the next version, as agent and trainer do.
+
+        Args:
+            in_flight: mode; empty: the first of the adapter.
+            fresh: join a new group.
+        """
+        self.version += 1
+        self.tensors = [(name, tensor + NOISE * torch.randn_like(tensor)) for name, tensor in self.tensors]
+        deadline = time.monotonic() + UPDATE_SECONDS
+        rendezvous, sender = await self.join(fresh)
+        update = self.prepare(rendezvous)
+        await self.client.pause(in_flight or next(iter(self.in_flight)))
+        sending = asyncio.to_thread(send_round, sender, self.tensors, BUCKET_BYTES, deadline)
+        digest, _ = await asyncio.gather(sending, self.client.receive(update, UPDATE_SECONDS))
+        await self.client.resume()
+        assert await self.client.digest() == digest, "the digest of the bytes that were sent"
+
+    async def join(self, fresh: bool) -> tuple[Rendezvous, WeightGroup]:
+        """Return the rendezvous and the sender's end of the group; the engine joins a new one if ``fresh`` or first."""
+        if self._joined is not None and not fresh:
+            return self._joined
+        self.close()
+        rendezvous, store = host_rendezvous(HOST, 2, UPDATE_SECONDS)
+        joining = asyncio.to_thread(WeightGroup.join, rendezvous, SENDER_RANK, "gloo", UPDATE_SECONDS, "cpu", store)
+        sender, _ = await asyncio.gather(joining, self.client.join(self.prepare(rendezvous), UPDATE_SECONDS))
+        self._joined = rendezvous, sender
+        return self._joined
+
+    def close(self) -> None:
+        """Leave the weight group."""
+        if self._joined is not None:
+            self._joined[1].abandon()
+        self._joined = None
+
+    def prepare(self, rendezvous: Rendezvous) -> PrepareWeights:
+        """Return the message of an update to the present version."""
+        return PrepareWeights(
+            update=self.version,
+            lineage=0,
+            version=self.version,
+            group=rendezvous.group,
+            address=rendezvous.address,
+            port=rendezvous.port,
+            world_size=rendezvous.world_size,
+            transport="gloo",
+            bucket_bytes=BUCKET_BYTES,
+            parameters=describe(self.tensors),
+            probe=Probe([], []),
+            in_flight="keep",
+            timeout_seconds=UPDATE_SECONDS,
+        )
+
+
+Check = Callable[[EngineUnderTest], Awaitable[None]]
+
+
+async def an_update_brings_a_version(engine: EngineUnderTest) -> None:
+    """Later tokens have the version of the update, and the weights change what the engine computes."""
+    await engine.update()
+    before = await engine.client.score([*PROMPT, *PROMPT])
+    await engine.update()
+    after = await engine.client.score([*PROMPT, *PROMPT])
+    assert len(before) == len(after) == 2 * len(PROMPT) - 1
+    assert max(abs(a - b) for a, b in zip(before, after, strict=True)) > engine.tolerance, "the weights are in use"
+    output = await engine.generate(8)
+    assert output.finish == "length"
+    assert [(span.version, span.start, span.end) for span in output.spans] == [(engine.version, 0, 8)]
+
+
+async def log_probabilities_are_those_of_the_present_weights(engine: EngineUnderTest) -> None:
+    """generate() and score() agree on every token, for several requests at a time."""
+    prompts = [[*PROMPT, i] for i in range(8)]
+    outputs = await asyncio.gather(*(engine.generate(16, prompt) for prompt in prompts))
+    for prompt, output in zip(prompts, outputs, strict=True):
+        scores = await engine.client.score([*prompt, *unpack_ints(output.token_ids)])
+        pairs = zip(array("f", output.logprobs), scores[len(prompt) - 1 :], strict=True)
+        assert max(abs(sampled - scored) for sampled, scored in pairs) <= engine.tolerance
+
+
+async def a_stop_token_ends_the_completion(engine: EngineUnderTest) -> None:
+    """The stop token is the last token of the completion."""
+    stops = range(engine.vocabulary // 2, engine.vocabulary)
+    output = await engine.generate(200, stop=stops)
+    tokens = unpack_ints(output.token_ids)
+    assert (output.finish, [token in stops for token in tokens]) == ("stop", [False] * (len(tokens) - 1) + [True])
+
+
+async def a_request_that_is_too_long_is_a_bad_request(engine: EngineUnderTest) -> None:
+    """It raises BadRequestError, and the engine serves other requests."""
+    try:
+        await engine.generate(8, [1] * (engine.max_model_length + 1))
+    except BadRequestError:
+        await engine.generate(8)
+    else:
+        raise AssertionError("the request was served")
+
+
+async def an_abort_returns_the_tokens_that_are_there(engine: EngineUnderTest) -> None:
+    """The prefix can be continued; abort() of ended and unknown requests does nothing."""
+    for wait in WAITS:
+        name = engine.new_name()
+        running = asyncio.create_task(engine.generate(engine.long_tokens, name=name))
+        await asyncio.sleep(wait)
+        while not running.done():  # an abort may overtake its request
+            await engine.client.abort([name, "unknown"])
+            await asyncio.wait({running}, timeout=0.1)
+        tokens = unpack_ints(running.result().token_ids)
+        await engine.client.abort([name])
+        if running.result().finish == "abort" and 0 < len(tokens) < engine.long_tokens:
+            rest = await engine.generate(4, [*PROMPT, *tokens])
+            assert rest.finish == "length"
+            return
+    raise AssertionError("no request was aborted while it ran")
+
+
+async def a_cancelled_call_leaves_the_client_usable(engine: EngineUnderTest) -> None:
+    """A request whose caller is gone disturbs no other."""
+    name = engine.new_name()
+    running = asyncio.create_task(engine.generate(engine.long_tokens, name=name))
+    await asyncio.sleep(WAITS[0])
+    running.cancel()
+    await asyncio.wait({running})
+    await engine.client.abort([name])
+    await engine.generate(8)
+
+
+async def a_paused_engine_is_healthy_and_generates_nothing(engine: EngineUnderTest) -> None:
+    """pause() and resume() are idempotent; a request of a pause waits for its end."""
+    mode = next(iter(engine.in_flight))
+    await engine.client.resume()
+    await engine.client.pause(mode)
+    await engine.client.pause(mode)
+    assert await engine.client.healthy()
+    assert await engine.client.responsive()
+    waiting = asyncio.create_task(engine.generate(8))
+    assert not (await asyncio.wait({waiting}, timeout=0.3))[0], "it generated during a pause"
+    await engine.client.resume()
+    await engine.client.resume()
+    assert (await waiting).finish == "length"
+
+
+async def requests_in_flight_are_treated_as_the_update_says(engine: EngineUnderTest) -> None:
+    """One update with requests in flight for each mode of the adapter."""
+    for mode in engine.in_flight:
+        for wait in WAITS:
+            if await _update_in_flight(engine, mode, wait):
+                break
+        else:
+            raise AssertionError(f"no request was in flight at an update in mode {mode}")
+
+
+async def _update_in_flight(engine: EngineUnderTest, mode: str, wait: float) -> bool:
+    """Return whether all requests were in flight at the update."""
+    running = [asyncio.create_task(engine.generate(engine.long_tokens)) for _ in range(4)]
+    await asyncio.sleep(wait)
+    old = engine.version
+    await engine.update(mode)
+    met = True
+    for output in await asyncio.gather(*running):
+        versions, count = [span.version for span in output.spans], len(output.token_ids) // 4
+        match mode:
+            case "abort":
+                assert old + 1 not in versions or output.finish == "length"
+                met = met and (output.finish, versions) == ("abort", [old]) and count < engine.long_tokens
+            case "wait":
+                assert output.finish == "length"
+                assert len(versions) == 1
+                met = met and versions == [old]
+            case _:
+                assert (output.finish, count) == ("length", engine.long_tokens)
+                assert set(versions) <= {old, old + 1}
+                met = met and versions == [old, old + 1]
+    return met
+
+
+async def a_join_without_sender_fails_in_time(engine: EngineUnderTest) -> None:
+    """The engine continues with the weights it has."""
+    rendezvous, _store = host_rendezvous(HOST, 2, UPDATE_SECONDS)
+    start = time.monotonic()
+    try:
+        await engine.client.join(engine.prepare(rendezvous), SHORT_SECONDS)
+    except EngineError:
+        assert time.monotonic() - start < SHORT_SECONDS + GRACE_SECONDS
+    else:
+        raise AssertionError("it joined a group without sender")
+    output = await engine.generate(8)
+    assert [span.version for span in output.spans] == [engine.version]
+    await engine.update(fresh=True)
+
+
+async def a_sender_that_ends_fails_the_update_and_the_next_one_succeeds(engine: EngineUnderTest) -> None:
+    """After a part of the weights the sender leaves; the engine stays paused and accepts another update."""
+    rendezvous, sender = await engine.join(fresh=True)
+    await engine.client.pause(next(iter(engine.in_flight)))
+    start = time.monotonic()
+    receiving = asyncio.create_task(engine.client.receive(engine.prepare(rendezvous), SHORT_SECONDS))
+    try:
+        await asyncio.to_thread(send_round, sender, engine.tensors[:1], BUCKET_BYTES, time.monotonic() + 0.5)
+    except RuntimeError:  # no receipt: the engine waits for the other tensors
+        engine.close()
+    await asyncio.wait({receiving})
+    assert isinstance(receiving.exception(), EngineError)
+    assert time.monotonic() - start < SHORT_SECONDS + GRACE_SECONDS
+    assert await engine.client.responsive()
+    await engine.update(fresh=True)
+    output = await engine.generate(8)
+    assert [span.version for span in output.spans] == [engine.version]
+
+
+CHECKS: tuple[Check, ...] = (
+    an_update_brings_a_version,
+    log_probabilities_are_those_of_the_present_weights,
+    a_stop_token_ends_the_completion,
+    a_request_that_is_too_long_is_a_bad_request,
+    an_abort_returns_the_tokens_that_are_there,
+    a_cancelled_call_leaves_the_client_usable,
+    a_paused_engine_is_healthy_and_generates_nothing,
+    requests_in_flight_are_treated_as_the_update_says,
+    a_join_without_sender_fails_in_time,
+    a_sender_that_ends_fails_the_update_and_the_next_one_succeeds,
+)
+
+
+async def a_dead_server_is_gone(engine: EngineUnderTest, kill: Callable[[], object]) -> None:
+    """After ``kill`` all calls raise EngineGoneError, those under way included."""
+    running = asyncio.create_task(engine.generate(engine.long_tokens))
+    await asyncio.sleep(WAITS[0])
+    kill()
+    await asyncio.wait({running})
+    assert isinstance(running.exception(), EngineGoneError)
+    assert not await engine.client.healthy()
+    assert not await engine.client.responsive()
+    client = engine.client
+    for call in (client.resume(), client.digest(), client.score(PROMPT), client.abort(["unknown"])):
+        try:
+            await call
+        except EngineGoneError:
+            continue
+        raise AssertionError("a dead server answered")
