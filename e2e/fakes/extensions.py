@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from rljob.api.base import Model
 from rljob.api.rewards import RewardKind, Row
 from rljob.api.tasks import Task
 from rljob.protocol.rewards import Score
 from rljob.runner.context import Context
-from rljob.trainer.losses import Objective
+from rljob.trainer.algorithms.objectives.base import Objective, ObjectiveInputs
 
 
 def one(completion: str) -> float:
@@ -48,10 +47,10 @@ def make_target(options: TargetOptions, tasks: Sequence[Task]) -> Callable[..., 
 TARGET = RewardKind(make=make_target, options=TargetOptions, row_check=check_target)
 
 
-def reinforce(logprobs_BK: Tensor, denominator_BK: Tensor, advantages_B: Tensor, *settings: Any) -> Objective:
+def reinforce(inputs: ObjectiveInputs) -> Objective:
     """Return logprob times advantage: REINFORCE."""
-    values_BK = logprobs_BK * advantages_B.unsqueeze(-1)
-    return Objective(values_BK, torch.ones_like(logprobs_BK), torch.zeros_like(logprobs_BK, dtype=torch.bool))
+    none_BK = torch.zeros_like(inputs.mask_BK)
+    return Objective(inputs.logprobs_BK * inputs.advantages_BK, torch.ones_like(inputs.logprobs_BK), none_BK)
 
 
 async def two_turns(context: Context) -> Score:

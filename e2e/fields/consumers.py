@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from coordinator.tests import world as coordinators_world
+from rljob.api.extensions import BACKENDS, load
 from rljob.api.models import RLJob
 from rljob.cli.options import default_directory
 from rljob.coordinator import service
@@ -46,11 +47,11 @@ from rljob.runner import app
 from rljob.runner.main import find_readers
 from rljob.runner.setup import prepare
 from rljob.runner.trajectory import Trajectory
-from rljob.trainer.batch import Row
-from rljob.trainer.fsdp import FsdpBackend
+from rljob.trainer.backends.base import Backend
+from rljob.trainer.batch import Row, lay_out
 from rljob.trainer.loop import TrainerLoop
 from rljob.trainer.process_group import join_world, leave_world, make_deterministic
-from rljob.trainer.step import apply_batch, plan_step
+from rljob.trainer.step import apply_batch
 from rljob.transfer.rounds import digest
 
 SPLITS = ("train", "heldOut")
@@ -397,16 +398,17 @@ def trained(job: RLJob, storage: Path) -> Any:
     make_deterministic(world.device)
     try:
         spec = job.spec
-        backend = FsdpBackend(environment(job, storage).path(spec.models[0].source), spec.trainer, world)
-        pieces = []
+        factory = load(BACKENDS, spec.trainer.backend, "spec.trainer.backend")
+        backend: Backend = factory(environment(job, storage).path(spec.models[0].source), spec.trainer, world)
+        microbatches = []
         for step in range(2):
             train, rows = _batch(step)
             budget = spec.trainer.microbatch_tokens
-            plans = plan_step(train, rows, spec.algorithm, world, budget)
-            pieces.append([[piece.indices for piece in minibatch] for minibatch in plans])
+            batch = lay_out(train, rows, spec.algorithm, world, budget)
+            microbatches.append([[inputs.indices for inputs in minibatch] for minibatch in batch.minibatches])
             apply_batch(train, rows, spec.algorithm, backend, world, budget)
         weights = [(name, tensor.clone()) for name, tensor in backend.named_tensors()]
-        return digest(weights), pieces
+        return digest(weights), microbatches
     finally:
         leave_world()
         torch.use_deterministic_algorithms(False)
@@ -434,7 +436,7 @@ def _batch(step: int) -> tuple[messages.Train, dict[int, Row]]:
             )
         )
         rows[i] = Row(ids, logprobs, mask)
-    return messages.Train(incarnation=1, step=step, samples=samples, first_of_run=False), rows
+    return messages.Train(incarnation=1, step=step, samples=samples, check_initial_logprobs=False), rows
 
 
 def published(job: RLJob, storage: Path) -> Any:

@@ -7,6 +7,8 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in processes that tests start
 
 import asyncio
+import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,6 +27,8 @@ from rljob.protocol import messages as m
 from rljob.protocol.messages import BatchSample, SampleTokens, Train, VersionSpan
 from rljob.scheduling.shards import assign
 from rljob.trainer.process_group import World, join_world, leave_world, make_deterministic
+
+sys.path.insert(0, str(Path(__file__).parent))  # ranks.py
 
 VOCABULARY = 61
 WAIT_SECONDS = 100
@@ -111,7 +115,7 @@ def make_batch(
                     [VersionSpan(0, 0, len(ids))],
                 )
             )
-    return Train(incarnation=1, step=step, samples=scalars, first_of_run=False), tokens
+    return Train(incarnation=1, step=step, samples=scalars, check_initial_logprobs=False), tokens
 
 
 @pytest.fixture
@@ -220,3 +224,34 @@ async def coordinator() -> AsyncIterator[StandIn]:
     """A serving :class:`StandIn`."""
     async with StandIn().serve() as serving:
         yield serving
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
+    """Starter of trainer processes: ``start(coordinator, job, ranks)``."""
+    started: list[asyncio.subprocess.Process] = []
+
+    async def starter(coordinator: Any, job: RLJob, ranks: int = 1) -> list[asyncio.subprocess.Process]:
+        (tmp_path / "job.json").write_text(job.model_dump_json(by_alias=True))
+        (tmp_path / "storage").mkdir(exist_ok=True)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        environment = os.environ | {
+            "RLJOB_JOB": str(tmp_path / "job.json"),
+            "RLJOB_STORAGE": str(tmp_path / "storage"),
+            "RLJOB_COORDINATOR": coordinator.url,
+            "RLJOB_TOKEN": coordinator.token,
+            "OMP_NUM_THREADS": "1",
+        }
+        if ranks > 1:
+            environment |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        for rank in range(ranks):
+            command = (sys.executable, "-m", "rljob.trainer.main")
+            started.append(await asyncio.create_subprocess_exec(*command, env=environment | {"RANK": str(rank)}))
+        return started[-ranks:]
+
+    yield starter
+    for process in started:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

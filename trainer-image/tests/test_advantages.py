@@ -7,10 +7,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob.trainer.advantages import ADVANTAGES, advantages
+from rljob.api.algorithm import Algorithm
+from rljob.api.extensions import ADVANTAGES, load
+from rljob.protocol.messages import BatchSample
+from rljob.trainer.algorithms.advantages.base import AdvantageInputs
+from rljob.trainer.batch import Row
 
 ANCHOR = [1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]
 rewards = st.lists(st.floats(-100, 100), min_size=2, max_size=12)
+
+
+def advantages(kind: str, values: list[float], groups: list[str]) -> np.ndarray:
+    """Return the advantage of each sample of a batch whose rows are all local; a row has one token of the model."""
+    samples = [
+        BatchSample(f"{group}.{i}", group, reward, 1, 1, 0, 1.0, 1)
+        for i, (group, reward) in enumerate(zip(groups, values, strict=True))
+    ]
+    row = Row(np.zeros(2, np.int64), np.zeros(2, np.float32), np.array([False, True]))
+    rows = dict.fromkeys(range(len(samples)), row)
+    found = load(ADVANTAGES, kind, "")(AdvantageInputs(0, samples, rows, {}, None, None, Algorithm()))
+    assert all(len(found[i]) == 2 and found[i][0] == found[i][1] for i in rows)
+    return np.array([found[i][1] for i in rows])
 
 
 @pytest.mark.parametrize(

@@ -252,7 +252,7 @@ async def test_two_nodes_train_as_one(job, batch, coordinator, launch):
 WAITS = """
 import logging, os, sys
 from rljob.trainer import main, process_group
-process_group.TELL_SECONDS = 0.0
+process_group.LOG_SECONDS = 0.0
 logging.basicConfig(level="INFO", stream=sys.stdout)
 main._end_on_signal()
 process_group._rendezvous(int(os.environ["RANK"]), 2)

@@ -134,8 +134,47 @@ def test_a_model_that_the_initializer_makes_later_is_left_out(job, machine, tmp_
     assert check(later, tmp_path)[0].startswith("spec.models[0].source: ")
 
 
-def run_check(job, tmp_path, source: Path) -> subprocess.CompletedProcess[str]:
-    made = job(models=[{"name": "policy", "source": str(source)}])
+MINE = """
+from rljob.trainer.algorithms.advantages.base import per_group
+from rljob.trainer.algorithms.needs import requires
+
+good = per_group(lambda rewards_G: rewards_G)
+number = 3
+
+@requires(reference=True)
+def distilled(inputs): ...
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages" / "my_algorithms.py").write_text(MINE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ({"algorithm": {"advantage": "absent_package:f"}}, "spec.algorithm.advantage: module absent_package cannot be"),
+        ({"algorithm": {"objective": "my_algorithms:absent"}}, "spec.algorithm.objective: module my_algorithms has no"),
+        ({"algorithm": {"aggregation": "my_algorithms:number"}}, "spec.algorithm.aggregation: my_algorithms:number is"),
+        ({"algorithm": {"advantage": "my_algorithms:distilled"}}, "my_algorithms:distilled needs reference, which no"),
+        (
+            {"trainer": {"backend": "my_algorithms:Absent"}},
+            "spec.trainer.backend: module my_algorithms has no attribute",
+        ),
+    ],
+)
+def test_a_reference_that_cannot_be_used_is_named(job, machine, mine, spec, sentence):
+    assert check(job(algorithm={"advantage": "my_algorithms:good"})) == []
+    (problem,) = check(job(**spec))
+    assert sentence in problem
+
+
+def run_check(job, tmp_path, source: Path, **spec: object) -> subprocess.CompletedProcess[str]:
+    made = job(models=[{"name": "policy", "source": str(source)}], **spec)
     (tmp_path / "job.json").write_text(made.model_dump_json(by_alias=True))
     environment = os.environ | {"RLJOB_JOB": str(tmp_path / "job.json"), "RLJOB_STORAGE": str(tmp_path / "storage")}
     program = "import sys; from rljob.trainer.main import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
@@ -143,9 +182,11 @@ def run_check(job, tmp_path, source: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_the_check_prints_sentences_and_exits_2_without_importing_torch(job, tmp_path, model):
-    done = run_check(job, tmp_path, model)
+def test_the_check_prints_sentences_and_exits_2_without_importing_torch(job, tmp_path, model, mine):
+    done = run_check(job, tmp_path, model, algorithm={"advantage": "my_algorithms:good"})
     assert (done.returncode, done.stderr) == (0, "")
+    done = run_check(job, tmp_path, model, algorithm={"advantage": "my_algorithms:absent"})
+    assert done.returncode == 2 and done.stderr.startswith("spec.algorithm.advantage: module my_algorithms has no")
     cut(model)
     done = run_check(job, tmp_path, model)
     assert done.returncode == 2

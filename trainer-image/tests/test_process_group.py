@@ -69,7 +69,7 @@ def _first(last: Any) -> None:
 
 
 def test_what_is_waited_for_is_said_now_and_then(place, monkeypatch, caplog):
-    monkeypatch.setattr(process_group, "TELL_SECONDS", 0.0)
+    monkeypatch.setattr(process_group, "LOG_SECONDS", 0.0)
     waiting = threading.Thread(target=process_group._await, args=("127.0.0.1", place))
     with caplog.at_level("INFO"):
         waiting.start()

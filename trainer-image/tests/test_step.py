@@ -13,13 +13,14 @@ from rljob.api.algorithm import Algorithm
 from rljob.api.models import RLJob
 from rljob.api.roles import Optimizer
 from rljob.protocol.messages import SampleTokens, Train
+from rljob.trainer.backends.base import Update
+from rljob.trainer.backends.fsdp import FsdpBackend, learning_rate
 from rljob.trainer.batch import split_minibatches
 from rljob.trainer.errors import ModelError, UnrecoverableError
 from rljob.trainer.fetch_batch import check_shard
-from rljob.trainer.fsdp import FsdpBackend, learning_rate
 from rljob.trainer.metrics import METRICS
 from rljob.trainer.process_group import World
-from rljob.trainer.step import Applied, apply_batch
+from rljob.trainer.step import StepResult, apply_batch
 from rljob.trainer.weight_probe import probe, probe_tokens
 from rljob.transfer.rounds import digest
 
@@ -87,12 +88,12 @@ def reference_training(
 
 def train_steps(
     backend: FsdpBackend, world: World, job: RLJob, steps: list[tuple[Train, list[SampleTokens]]]
-) -> tuple[Applied, dict[str, torch.Tensor]]:
+) -> tuple[StepResult, dict[str, torch.Tensor]]:
     """Apply the batches; return the last step and the last gradient before clipping."""
     gradients: dict[str, torch.Tensor] = {}
     update = backend.update
 
-    def observed(step: int) -> tuple[float, float]:
+    def observed(step: int) -> Update:
         for name, parameter in backend.model.named_parameters():
             gradients[name] = parameter.grad.full_tensor().clone()
         return update(step)
@@ -100,8 +101,8 @@ def train_steps(
     backend.update = observed
     for train, shard in steps:
         rows = check_shard(shard, train.samples, list(range(len(shard))))
-        applied = apply_batch(train, rows, job.spec.algorithm, backend, world, job.spec.trainer.microbatch_tokens)
-    return applied, gradients
+        result = apply_batch(train, rows, job.spec.algorithm, backend, world, job.spec.trainer.microbatch_tokens)
+    return result, gradients
 
 
 ALGORITHMS = {
@@ -151,20 +152,20 @@ def as_sampled(source: str, train: Train, shard: list[SampleTokens], error: floa
 
 def first_step(model_directory, world, made, batch, error):
     train, shard = batch()
-    train = msgspec.structs.replace(train, first_of_run=True)
+    train = msgspec.structs.replace(train, check_initial_logprobs=True)
     backend = FsdpBackend(model_directory, made.spec.trainer, world)
     rows = shards(train, as_sampled(str(model_directory), train, shard, error))
-    return apply_batch(train, rows, made.spec.algorithm, backend, world, 60).figures
+    return apply_batch(train, rows, made.spec.algorithm, backend, world, 60).metrics
 
 
 @pytest.mark.parametrize("minibatches", [1, 2])
 def test_at_the_first_step_engine_and_trainer_agree(model_directory, world, job, batch, minibatches):
-    figures = first_step(model_directory, world, job(algorithm={"minibatches": minibatches}), batch, 0.0)
-    assert figures["first_step_logprob_error"] < 1e-5
-    assert figures["logprob_diff_max"] < 1e-5
-    assert figures["ess"] == pytest.approx(1)
+    metrics = first_step(model_directory, world, job(algorithm={"minibatches": minibatches}), batch, 0.0)
+    assert metrics["first_step_logprob_error"] < 1e-5
+    assert metrics["logprob_diff_max"] < 1e-5
+    assert metrics["ess"] == pytest.approx(1)
     if minibatches == 1:
-        assert figures["clip_fraction"] == 0
+        assert metrics["clip_fraction"] == 0
 
 
 def test_a_first_step_with_other_log_probabilities_ends_the_run_before_weights_change(
@@ -175,8 +176,8 @@ def test_a_first_step_with_other_log_probabilities_ends_the_run_before_weights_c
 
 
 def test_in_bfloat16_a_first_step_that_differs_is_a_warning(model_directory, world, job, batch, caplog):
-    figures = first_step(model_directory, world, job(trainer={"dtype": "bfloat16"}), batch, 0.5)
-    assert figures["first_step_logprob_error"] > 0.4
+    metrics = first_step(model_directory, world, job(trainer={"dtype": "bfloat16"}), batch, 0.5)
+    assert metrics["first_step_logprob_error"] > 0.4
     assert "only a warning" in caplog.text
 
 
@@ -227,8 +228,8 @@ def test_the_figures_say_what_happened(model_directory, world, job, batch):
     while sizes:  # the rows of a pass have one width
         rows, sizes = sizes[: max(1, 60 // sizes[0])], sizes[max(1, 60 // sizes[0]) :]
         padded += len(rows) * rows[0]
-    applied, gradients = train_steps(backend, world, made, [(train, shard)])
-    figures = applied.figures
+    result, gradients = train_steps(backend, world, made, [(train, shard)])
+    metrics = result.metrics
     expected = {
         "loss": -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean(),
         "grad_norm": torch.stack([gradient.square().sum() for gradient in gradients.values()]).sum().sqrt(),
@@ -250,12 +251,12 @@ def test_the_figures_say_what_happened(model_directory, world, job, batch):
         "padding_fraction": (padded - real) / padded,
     }
     for name, value in expected.items():
-        assert figures[name] == pytest.approx(float(value), rel=1e-4), name
+        assert metrics[name] == pytest.approx(float(value), rel=1e-4), name
     assert expected["clip_fraction_low"] > 0 and expected["clip_fraction_high"] > 0 and expected["padding_fraction"] > 0
     rest = {"seconds_forward", "seconds_backward", "seconds_optimizer", "memory_peak_bytes"}
     of_the_loop = {"seconds", "seconds_pull", "tokens_per_second", "first_step_logprob_error"}
-    assert figures.keys() == expected.keys() | rest == METRICS.keys() - of_the_loop
-    assert all(figures[name] > 0 for name in rest)
+    assert metrics.keys() == expected.keys() | rest == METRICS.keys() - of_the_loop
+    assert all(metrics[name] > 0 for name in rest)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -263,9 +264,9 @@ def test_the_advantages_said_are_those_that_were_used(model_directory, world, jo
     made = job(algorithm=ALGORITHMS[algorithm], trainer={"microbatchTokens": 60})
     train, shard = batch()
     backend = FsdpBackend(model_directory, made.spec.trainer, world)
-    applied, _ = train_steps(backend, world, made, [(train, shard)])
-    assert applied.advantages_N.dtype == np.float32
-    np.testing.assert_allclose(applied.advantages_N, reference_advantages(made.spec.algorithm, train), rtol=1e-6)
+    result, _ = train_steps(backend, world, made, [(train, shard)])
+    assert result.advantages_N.dtype == np.float32
+    np.testing.assert_allclose(result.advantages_N, reference_advantages(made.spec.algorithm, train), rtol=1e-6)
 
 
 def test_the_same_batches_give_the_same_bits(model_directory, world, job, batch):

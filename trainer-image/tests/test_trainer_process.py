@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import resource
-import socket
-import sys
 from array import array
-from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
 
 import blake3
 import msgspec
@@ -20,49 +14,17 @@ import torch
 import torch.distributed as dist
 from safetensors.numpy import load_file
 
-from rljob.api.models import RLJob
 from rljob.protocol import messages as m
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.protocol.weights import parameter_bytes, plan_buckets
+from rljob.trainer.backends.fsdp import FsdpBackend
 from rljob.trainer.checkpoint import Checkpoints, TrainerState, read_configuration
 from rljob.trainer.errors import ModelError
-from rljob.trainer.fsdp import FsdpBackend
 from rljob.trainer.loop import TrainerLoop
 from rljob.trainer.main import main
 from rljob.trainer.metrics import METRICS
 
 WAIT_SECONDS = 50
-
-
-@pytest.fixture
-async def start(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
-    """Starter of trainer processes: ``start(coordinator, job, ranks)``."""
-    started: list[asyncio.subprocess.Process] = []
-
-    async def starter(coordinator: Any, job: RLJob, ranks: int = 1) -> list[asyncio.subprocess.Process]:
-        (tmp_path / "job.json").write_text(job.model_dump_json(by_alias=True))
-        (tmp_path / "storage").mkdir(exist_ok=True)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        environment = os.environ | {
-            "RLJOB_JOB": str(tmp_path / "job.json"),
-            "RLJOB_STORAGE": str(tmp_path / "storage"),
-            "RLJOB_COORDINATOR": coordinator.url,
-            "RLJOB_TOKEN": coordinator.token,
-            "OMP_NUM_THREADS": "1",
-        }
-        if ranks > 1:
-            environment |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        for rank in range(ranks):
-            command = (sys.executable, "-m", "rljob.trainer.main")
-            started.append(await asyncio.create_subprocess_exec(*command, env=environment | {"RANK": str(rank)}))
-        return started[-ranks:]
-
-    yield starter
-    for process in started:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
 
 
 async def test_a_killed_trainer_resumes_from_its_checkpoint_and_replays_to_the_same_bits(
@@ -186,12 +148,13 @@ def test_a_damaged_checkpoint_is_named(tmp_path, model_directory, job, world, na
     backend = FsdpBackend(model_directory, job().spec.trainer, world)
     state = TrainerState(1, 1, 1, "", {})
     configuration = read_configuration(model_directory)
-    Checkpoints(tmp_path).write(state, configuration, dict(backend.named_tensors()), dict(backend.named_moments()))
+    saved = backend.save()
+    Checkpoints(tmp_path).write(state, configuration, saved.weights, saved.optimizer)
     checkpoint = tmp_path / "checkpoints" / "step-000001"
     path = checkpoint / name
     path.write_bytes(path.read_bytes()[:-10])
     environment = ComponentEnvironment(job(), tmp_path, "http://127.0.0.1:9", "t", "", "", "127.0.0.1")
-    with pytest.raises(ModelError, match=rf"{name} is .*; remove {checkpoint} to go on from the checkpoint before"):
+    with pytest.raises(ModelError, match=rf"{name} is .*; remove {checkpoint} to continue from the checkpoint before"):
         TrainerLoop(environment, world)
 
 

@@ -15,7 +15,7 @@ import pytest
 RANK = """
 import logging, os, torch
 from rljob.trainer import process_group
-process_group.TELL_SECONDS = 0.0
+process_group.LOG_SECONDS = 0.0
 logging.basicConfig(level="INFO", filename=f"{os.path.dirname(os.path.abspath(__file__))}/log{os.environ['RANK']}")
 from rljob.trainer.process_group import join_world, leave_world
 world = join_world()

@@ -267,7 +267,7 @@ class Run:
                     max_tokens=sampling.max_tokens,
                 )
             )
-        return m.Train(self.trainer.session.incarnation, step, samples, first_of_run=step == 0)
+        return m.Train(self.trainer.session.incarnation, step, samples, check_initial_logprobs=step == 0)
 
     def is_formed(self, step: int) -> bool:
         """Whether the batch of ``step`` is formed and not applied."""

@@ -24,15 +24,15 @@ Registry: TypeAlias = Mapping[str, str]
 """Name of a built-in implementation → its module:attribute."""
 
 ADVANTAGES: Registry = {
-    "group_normalized": "rljob.trainer.advantages:group_normalized",
-    "group_centered": "rljob.trainer.advantages:group_centered",
+    "group_normalized": "rljob.trainer.algorithms.advantages.group:group_normalized",
+    "group_centered": "rljob.trainer.algorithms.advantages.group:group_centered",
 }
-OBJECTIVES: Registry = {"ppo_clip": "rljob.trainer.losses:ppo_clip"}
+OBJECTIVES: Registry = {"ppo_clip": "rljob.trainer.algorithms.objectives.ppo_clip:ppo_clip"}
 AGGREGATIONS: Registry = {
-    "token_mean": "rljob.trainer.losses:token_mean",
-    "token_sum_constant": "rljob.trainer.losses:token_sum_constant",
+    "token_mean": "rljob.trainer.algorithms.aggregation:token_mean",
+    "token_sum_constant": "rljob.trainer.algorithms.aggregation:token_sum_constant",
 }
-BACKENDS: Registry = {"fsdp": "rljob.trainer.fsdp:FsdpBackend"}
+BACKENDS: Registry = {"fsdp": "rljob.trainer.backends.fsdp:FsdpBackend"}
 ENGINES: Registry = {name: engine.adapter for name, engine in engines.ENGINES.items()}
 LOOPS: Registry = {"single_turn": "rljob.runner.loops.single_turn:single_turn"}
 

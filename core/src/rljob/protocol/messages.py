@@ -299,7 +299,7 @@ class Train(Message):
     incarnation: int
     step: int
     samples: list[BatchSample]
-    first_of_run: bool  # no version but 0 was ever published: log-probabilities must equal the engine's
+    check_initial_logprobs: bool  # only version 0 was published: log-probabilities must equal the engine's
 
 
 class SampleTokens(msgspec.Struct, array_like=True):

@@ -1,21 +1,25 @@
-"""A rank's share of a batch: cut into microbatches and laid out as tensors.
+"""A replica's share of a batch: cut into minibatches and microbatches and laid out as tensors.
 
-Shapes: B rows, L positions, K = L − first: the positions from the first that any row's model wrote.
+Shapes: N samples of the batch, B rows, L positions, K = L − first: the positions from the first that the model wrote in
+any row. Masks may have holes: the model writes several segments of a sample of several turns.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rljob.protocol.messages import BatchSample
+from rljob.api.algorithm import Algorithm
+from rljob.protocol.messages import BatchSample, Train
 from rljob.scheduling.shards import assign
+from rljob.trainer.algorithms.needs import load_function
+from rljob.trainer.process_group import World
 
 
 @dataclass(frozen=True)
@@ -25,11 +29,13 @@ class Row:
     token_ids_L: NDArray[np.int64]
     logprobs_L: NDArray[np.float32]
     mask_L: NDArray[np.bool_]  # where the model wrote
+    rewards_L: NDArray[np.float64] | None = None
+    """Reward that arrives at each token; None: the sample's whole reward at the last token that the model wrote."""
 
 
 @dataclass(frozen=True)
 class Microbatch:
-    """Rows of one forward pass, padded on the right. Position k of the K ones predicts target k."""
+    """Rows of one forward pass, padded on the right. The logits at ``keep_K[k]`` predict target k."""
 
     token_ids_BL: Tensor
     keep_K: Tensor  # positions whose logits are needed
@@ -37,6 +43,81 @@ class Microbatch:
     mask_BK: Tensor
     behavior_BK: Tensor  # the engine's log-probabilities
     temperature_B: Tensor
+    first: int  # position of target 0
+
+
+@dataclass
+class MicrobatchInputs:
+    """A microbatch and what its loss needs. A rank with fewer microbatches than others gets one without samples."""
+
+    indices: Sequence[int]  # of the samples in the batch
+    tokens: Microbatch
+    padding: int  # positions without a token of a sample
+    weights_B: Tensor  # of each row's tokens in the loss
+    advantages_BK: Tensor = field(init=False)  # set once the advantages are known
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch: its scalars, and the rows and microbatches of this replica."""
+
+    train: Train
+    rows: Mapping[int, Row]  # by index in the batch
+    minibatches: list[list[MicrobatchInputs]]
+
+
+def lay_out(train: Train, rows: Mapping[int, Row], algorithm: Algorithm, world: World, budget: int) -> Batch:
+    """Return the batch with this replica's microbatches of each minibatch.
+
+    Args:
+        train: the batch's scalars.
+        rows: this replica's samples by index in the batch.
+        algorithm: resolved.
+        world: the ranks.
+        budget: padded tokens of a microbatch.
+    """
+    samples, tokens = train.samples, lengths(train.samples)
+    aggregation = load_function(algorithm, "aggregation")
+    minibatches = []
+    for minibatch in split_minibatches([sample.group for sample in samples], algorithm.minibatches or 1):
+        weights = aggregation(
+            np.asarray([samples[i].response_tokens for i in minibatch], dtype=np.int64),
+            np.asarray([samples[i].max_tokens for i in minibatch], dtype=np.int64),
+        )
+        weight = dict(zip(minibatch, weights.tolist(), strict=True))
+        mine = plan_ranks(minibatch, tokens, world.dp_size, budget)[world.dp_rank]
+        minibatches.append([_inputs(indices, rows, samples, weight, world.device) for indices in mine])
+    return Batch(train, rows, minibatches)
+
+
+def _inputs(
+    indices: Sequence[int],
+    rows: Mapping[int, Row],
+    samples: Sequence[BatchSample],
+    weight: Mapping[int, float],
+    device: torch.device,
+) -> MicrobatchInputs:
+    tokens = collate([rows[i] for i in indices], [samples[i].temperature for i in indices], device)
+    return MicrobatchInputs(
+        indices,
+        tokens,
+        tokens.token_ids_BL.numel() - sum(len(rows[i].token_ids_L) for i in indices),
+        torch.tensor([weight[i] for i in indices] or [0.0], dtype=torch.float32, device=device),
+    )
+
+
+def at_targets(inputs: MicrobatchInputs, values: Mapping[int, NDArray[np.float64]]) -> Tensor:
+    """Return values by token of the rows of a microbatch as a float32 tensor (B, K); 0 in padding.
+
+    Args:
+        inputs: the microbatch.
+        values: an array (L,) for each row, by index in the batch.
+    """
+    values_BK = np.zeros(inputs.tokens.mask_BK.shape, np.float32)
+    for b, i in enumerate(inputs.indices):
+        kept = values[i][inputs.tokens.first :]
+        values_BK[b, : len(kept)] = kept
+    return torch.from_numpy(values_BK).to(inputs.tokens.mask_BK.device)
 
 
 def lengths(samples: Sequence[BatchSample]) -> list[int]:
@@ -62,9 +143,9 @@ def plan_microbatches(indices: Sequence[int], lengths: Sequence[int], budget: in
 
 
 def plan_ranks(minibatch: Sequence[int], lengths: Sequence[int], ranks: int, budget: int) -> list[list[list[int]]]:
-    """Return for each rank its microbatches of a minibatch, the same number for all.
+    """Return for each data-parallel rank its microbatches of a minibatch, the same number for all.
 
-    A rank with fewer takes part in the collectives of every forward and backward pass through empty ones.
+    A rank with fewer samples gets empty microbatches, because all ranks take part in the collectives of every pass.
 
     Args:
         minibatch: samples of the global minibatch.
@@ -79,11 +160,11 @@ def plan_ranks(minibatch: Sequence[int], lengths: Sequence[int], ranks: int, bud
 
 
 def split_minibatches(groups: Sequence[str], minibatches: int) -> list[list[int]]:
-    """Return the samples of each minibatch, in the batch's order: whole groups while there are enough of them.
+    """Return the samples of each minibatch, in the batch's order: whole groups if there are enough groups.
 
     Args:
         groups: group of each sample; members are neighbours.
-        minibatches: parts to make, at most as many as there are samples.
+        minibatches: number of minibatches, at most the number of samples.
     """
     starts = [i for i, group in enumerate(groups) if i == 0 or groups[i - 1] != group]
     if len(starts) < minibatches:
@@ -93,7 +174,7 @@ def split_minibatches(groups: Sequence[str], minibatches: int) -> list[list[int]
 
 
 def collate(rows: Sequence[Row], temperatures: Sequence[float], device: torch.device) -> Microbatch:
-    """Return the rows as tensors on ``device``; with no rows, one of two tokens that the model did not write."""
+    """Return the rows as tensors on ``device``; without rows, one row of two tokens that no model wrote."""
     if not rows:
         empty = Row(np.zeros(2, np.int64), np.zeros(2, np.float32), np.zeros(2, np.bool_))
         rows, temperatures = [empty], [1.0]
@@ -117,4 +198,5 @@ def collate(rows: Sequence[Row], temperatures: Sequence[float], device: torch.de
         mask_BK=tensor(mask_BL[:, first:]),
         behavior_BK=tensor(behavior_BL[:, first:]),
         temperature_B=torch.tensor(list(temperatures), dtype=torch.float32, device=device),
+        first=first,
     )

@@ -21,7 +21,6 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import blake3
@@ -51,33 +50,13 @@ _LEFTOVER = re.compile(r"step-\d{6,}\.(tmp|old)-.+")
 
 
 class TrainerState(msgspec.Struct):
-    """What trainer.json says."""
+    """Content of trainer.json."""
 
     step: int  # training steps applied: the policy version
     updates: int  # optimizer updates: steps × minibatches
-    incarnation: int  # that wrote it
+    incarnation: int  # of the trainer that wrote it
     digest: str  # blake3 hex of all tensors, weights first, by name
     versions: dict[str, str]
-
-
-@dataclass(frozen=True)
-class OptimizerState:
-    """AdamW's state in a checkpoint."""
-
-    path: Path
-    updates: int
-
-    def tensor(self, name: str) -> Tensor:
-        """Return one moment, for example ``exp_avg.model.norm.weight``.
-
-        Raises:
-            ModelError: it cannot be read.
-        """
-        try:
-            with safe_open(self.path, "pt") as file:
-                return file.get_tensor(name)
-        except (FileNotFoundError, SafetensorError) as error:
-            raise ModelError(f"{self.path} is missing or damaged ({error})") from None
 
 
 class Checkpoints:
@@ -90,10 +69,10 @@ class Checkpoints:
     def __init__(self, storage: Path) -> None:
         self._storage = storage
         self.directory = storage / DIRECTORY
-        self._told = False
+        self._warned = False
 
     def path(self, step: int) -> Path:
-        """Return where the checkpoint of ``step`` is or will be."""
+        """Return the directory of the checkpoint of ``step``."""
         return self.directory / directory_name(step)
 
     def relative(self, step: int) -> str:
@@ -113,7 +92,7 @@ class Checkpoints:
         return newest, read_state(newest)
 
     def clean(self) -> None:
-        """Remove what a crash left behind; put back a checkpoint whose replacement was interrupted."""
+        """Remove the remains of a crash; restore a checkpoint whose replacement was interrupted."""
         if not self.directory.is_dir():
             return
         for path in self.directory.iterdir():
@@ -129,15 +108,15 @@ class Checkpoints:
         """Reject all lower incarnations from now on.
 
         Raises:
-            SupersededError: a higher one was here.
+            SupersededError: a higher one has claimed them.
             NoRoomError: the disk is full.
         """
-        with self._needing_room("the note of the trainer's incarnation"):
+        with self._needing_room("the file of the trainer's incarnation"):
             self.directory.mkdir(parents=True, exist_ok=True)
             with self._exclusive(incarnation):
-                note = self.directory / "incarnation.new"  # renamed: a full disk must not empty what is there
-                note.write_text(str(incarnation))
-                note.rename(self.directory / "incarnation")
+                new = self.directory / "incarnation.new"  # renamed: a full disk must not empty the existing file
+                new.write_text(str(incarnation))
+                new.rename(self.directory / "incarnation")
 
     @contextmanager
     def _exclusive(self, incarnation: int) -> Iterator[None]:
@@ -156,17 +135,17 @@ class Checkpoints:
         weights: dict[str, Tensor],
         moments: dict[str, Tensor],
     ) -> None:
-        """Write the checkpoint of ``state.step``, durable on return; one with the same content is kept.
+        """Write the checkpoint of ``state.step``, durable on return; a checkpoint with the same content stays.
 
         Args:
             state: its ``digest`` is filled in.
             configuration: see :func:`read_configuration`.
             weights: whole float32 tensors on the CPU by Hugging Face name.
-            moments: likewise, see :class:`OptimizerState`.
+            moments: likewise, with the names of the backend, for example ``exp_avg.NAME``.
 
         Raises:
             SupersededError: a higher incarnation has taken over.
-            NoRoomError: the disk is full; nothing is left of the attempt.
+            NoRoomError: the disk is full; the files of the attempt are removed.
         """
         state.digest = _digest(weights, moments)
         target = self.path(state.step)
@@ -205,7 +184,7 @@ class Checkpoints:
             raise NoRoomError(f"{what} does not fit the disk of {self.directory} ({error}); make room") from None
 
     def remove(self, steps: list[int]) -> None:
-        """Delete the checkpoints of ``steps``, those that exist, and what could not be deleted before."""
+        """Delete the checkpoints of ``steps`` that exist, and directories that could not be deleted before."""
         for step in steps:
             if self.path(step).exists():
                 doomed = self.directory / f"{self.path(step).name}.{REMOVED}-{secrets.token_hex(4)}"
@@ -214,12 +193,12 @@ class Checkpoints:
             self._delete(doomed)
 
     def _delete(self, doomed: Path) -> None:
-        """Delete a directory as far as it can be: on NFS a file that somebody reads, as for an export, stays until it
-        is closed, and its directory with it."""
+        """Delete a directory as far as possible: on NFS a file that is open, for example in an export, stays until it
+        is closed, and its directory stays with it."""
         shutil.rmtree(doomed, ignore_errors=True)
-        if doomed.exists() and not self._told:
-            self._told = True
-            log.warning("%s cannot be deleted yet, as something in it is in use; it is tried again later", doomed)
+        if doomed.exists() and not self._warned:
+            self._warned = True
+            log.warning("%s cannot be deleted yet because a file in it is open; it is deleted later", doomed)
 
 
 def read_state(checkpoint: Path) -> TrainerState:
@@ -234,8 +213,22 @@ def read_state(checkpoint: Path) -> TrainerState:
         raise ModelError(f"{checkpoint / STATE_FILE} cannot be read ({error}); remove {checkpoint}") from None
 
 
+def read_optimizer_tensor(checkpoint: Path, name: str) -> Tensor:
+    """Return one tensor of the optimizer of a checkpoint, for example ``exp_avg.model.norm.weight``.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    path = checkpoint / OPTIMIZER_FILE
+    try:
+        with safe_open(path, "pt") as file:
+            return file.get_tensor(name)
+    except (FileNotFoundError, SafetensorError) as error:
+        raise ModelError(f"{path} is missing or damaged ({error})") from None
+
+
 def read_configuration(source: Path) -> dict[str, bytes]:
-    """Return the files a Hugging Face directory holds besides weights, tokenizer included, by name."""
+    """Return the files of a Hugging Face directory besides weights, by name: configuration, tokenizer."""
     return {
         path.name: path.read_bytes()
         for path in source.iterdir()

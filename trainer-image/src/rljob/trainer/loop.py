@@ -1,6 +1,6 @@
-"""The trainer's life: load, register, then one command after the other until Stop.
+"""The trainer's main loop: load, register, then execute commands until Stop.
 
-All ranks run this loop. Rank 0 takes the next command from the coordinator and broadcasts it; everyone executes it.
+All ranks run this loop. Rank 0 takes the next command from the coordinator and broadcasts it; all ranks execute it.
 A command of another incarnation is dropped. Commands may be repeated: a step is never applied twice.
 """
 
@@ -15,8 +15,8 @@ from importlib.metadata import version
 
 import torch
 
+from rljob.api.extensions import BACKENDS, load
 from rljob.api.models import RLJob
-from rljob.protocol.checkpoint import OPTIMIZER_FILE
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.protocol.health_probe import say_ready
@@ -36,12 +36,13 @@ from rljob.protocol.messages import (
     encode_frame,
     frame_decoder,
 )
+from rljob.trainer import preflight
+from rljob.trainer.backends.base import Backend, BackendFactory
 from rljob.trainer.batch import Row
-from rljob.trainer.checkpoint import Checkpoints, OptimizerState, TrainerState, read_configuration
+from rljob.trainer.checkpoint import Checkpoints, TrainerState, read_configuration
 from rljob.trainer.coordinator_client import Command, CoordinatorClient, Result
 from rljob.trainer.errors import ModelError, NoRoomError, SupersededError, UnrecoverableError
 from rljob.trainer.fetch_batch import pull_shard
-from rljob.trainer.fsdp import FsdpBackend
 from rljob.trainer.process_group import World, join_world, leave_world, make_deterministic, set_threads
 from rljob.trainer.step import apply_batch
 from rljob.trainer.weight_probe import TOKENS, probe
@@ -51,21 +52,26 @@ from rljob.trainer.weights import WeightSender
 log = logging.getLogger(__name__)
 
 STOPPED = 0  # exit code
-LAST_WORDS_SECONDS = 60.0
-FIRST_ROOM_SECONDS, LAST_ROOM_SECONDS = 1.0, 30.0  # between attempts to write to a full disk
+REPORT_SECONDS = 60.0
+FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 1.0, 30.0  # between attempts to write to a full disk
 
 _commands = frame_decoder(ToTrainer)
 
 
 def run(environment: ComponentEnvironment) -> int:
-    """Run this rank until it is told to stop; return the process's exit code."""
+    """Run this rank until Stop; return the process's exit code."""
+    problems = list(preflight.reference_problems(environment.job.spec))
+    for problem in problems:
+        log.error("%s", problem)
+    if problems:
+        return CONFIGURATION_ERROR
     set_threads()
     world = join_world()
     make_deterministic(world.device)
     try:
         loop = TrainerLoop(environment, world)
         if world.rank == 0:
-            with contextlib.suppress(OSError):  # on a full disk the next start does it
+            with contextlib.suppress(OSError):  # full disk: the next start does it
                 mark_used(environment.storage)
         return loop.run()
     except ModelError as error:
@@ -79,7 +85,7 @@ class TrainerLoop:
     """One rank's loop.
 
     Args:
-        environment: how the part was started; its job is resolved.
+        environment: of this process; its job is resolved.
         world: the ranks.
 
     Raises:
@@ -94,7 +100,7 @@ class TrainerLoop:
         self._checkpoints = Checkpoints(environment.storage)
         if world.rank == 0:
             self._checkpoints.clean()
-        world.raise_first_error(None)  # nobody looks for a checkpoint before that
+        world.raise_first_error(None)  # no rank looks for a checkpoint before rank 0 has cleaned up
         self._load()
         if world.rank == 0:
             self._publisher = self._make_publisher()
@@ -108,30 +114,30 @@ class TrainerLoop:
 
     def run(self) -> int:
         """Execute commands until Stop; return the exit code."""
-        say_ready(True)  # for the pod: its other ranks have loaded too, or all fail
+        say_ready(True)  # of the pod: its other ranks have loaded too, or all ranks fail
         if self._world.rank != 0:
-            return self._obey()
+            return self._execute_until_stop()
         self._coordinator.start()
         try:
-            return self._obey()
+            return self._execute_until_stop()
         finally:
             self._coordinator.close()
 
-    def _obey(self) -> int:
+    def _execute_until_stop(self) -> int:
         while True:
             command = self._next()
             if isinstance(command, Stop):
                 log.info("stopping: %s", command.reason)
                 return STOPPED
             if isinstance(command, Reject):
-                log.error("the coordinator refuses this trainer: %s", command.reason)
+                log.error("the coordinator rejects this trainer: %s", command.reason)
                 return CONFIGURATION_ERROR
             try:
                 self._execute(command)
             except UnrecoverableError as error:
                 return self._fail(str(error))
             except SupersededError as error:
-                log.warning("%s; waiting to be told more", error)
+                log.warning("%s; waiting for the next command", error)
 
     def _next(self) -> Command:
         frame = encode_frame([self._coordinator.next()]) if self._world.rank == 0 else None
@@ -160,14 +166,16 @@ class TrainerLoop:
         source = self._environment.path(policy.source) if newest is None else newest[0]
         log.info("loading %s", source)
         self._step = 0 if newest is None else newest[1].step
+        factory: BackendFactory = load(BACKENDS, self._job.spec.trainer.backend, "spec.trainer.backend")
         try:
-            self._backend = FsdpBackend(source, self._job.spec.trainer, self._world)
+            self._backend: Backend = factory(source, self._job.spec.trainer, self._world)
             if newest is not None:
-                self._backend.load_optimizer(OptimizerState(source / OPTIMIZER_FILE, newest[1].updates))
+                self._backend.load(source)
         except ModelError as error:
             if newest is None:
                 raise
-            raise ModelError(f"{error}; remove {source} to go on from the checkpoint before it") from None
+            raise ModelError(f"{error}; remove {source} to continue from the checkpoint before it") from None
+        self._world = self._backend.world
         self._configuration = read_configuration(source)
         self._last = StepDone(0, self._step - 1, {})
 
@@ -204,25 +212,26 @@ class TrainerLoop:
         rows = self._pull(train)
         pulled = time.perf_counter()
         spec = self._job.spec
-        applied = apply_batch(train, rows, spec.algorithm, self._backend, self._world, spec.trainer.microbatch_tokens)
+        result = apply_batch(train, rows, spec.algorithm, self._backend, self._world, spec.trainer.microbatch_tokens)
         self._step += 1
         seconds = time.perf_counter() - started
-        figures = applied.figures | {
+        metrics = result.metrics | {
             "seconds_pull": pulled - started,
             "seconds": seconds,
-            "tokens_per_second": applied.figures["tokens"] / seconds,
+            "tokens_per_second": result.metrics["tokens"] / seconds,
         }
-        self._last = StepDone(train.incarnation, train.step, figures, applied.advantages_N.tobytes())
+        self._last = StepDone(train.incarnation, train.step, metrics, result.advantages_N.tobytes())
         self._post(self._last)
         if self._world.rank == 0:
-            log.info("step %d: %s", train.step, " ".join(f"{name}={value:.4g}" for name, value in figures.items()))
+            log.info("step %d: %s", train.step, " ".join(f"{name}={value:.4g}" for name, value in metrics.items()))
 
     def _pull(self, train: Train) -> dict[int, Row]:
+        """Return the rows of this replica; each of its ranks pulls the same shard."""
         problem: UnrecoverableError | SupersededError | None = None
         rows: dict[int, Row] = {}
         try:
             rows = pull_shard(
-                self._environment.coordinator, self._environment.token, train, self._world.rank, self._world.size
+                self._environment.coordinator, self._environment.token, train, self._world.dp_rank, self._world.dp_size
             )
         except (UnrecoverableError, SupersededError) as error:
             problem = error
@@ -246,44 +255,41 @@ class TrainerLoop:
         if self._world.rank != 0:
             return
         if self._checkpoints.has(command.step):
-            self._checkpoints.remove(command.remove)  # before it is said: a trainer that dies here is told again
+            self._checkpoints.remove(command.remove)  # before the answer: a trainer that dies here gets it again
             path = self._checkpoints.relative(command.step)
             self._coordinator.post(Checkpointed(command.incarnation, command.step, path))
         else:
             log.warning("there is no checkpoint of step %d; the weights are of %d", command.step, self._step)
 
     def _write_checkpoint(self, incarnation: int) -> None:
-        weights, moments = (
-            {name: tensor.cpu().contiguous() for name, tensor in tensors if self._world.rank == 0}
-            for tensors in (self._backend.named_tensors(), self._backend.named_moments())
-        )
+        saved = self._backend.save()
         if self._world.rank == 0:
             versions = {name: version(name) for name in ("rljob-trainer", "torch", "transformers")}
             state = TrainerState(self._step, self._backend.updates, incarnation, "", versions)
-            self._write(lambda: self._checkpoints.write(state, self._configuration, weights, moments))
+            self._write(lambda: self._checkpoints.write(state, self._configuration, saved.weights, saved.optimizer))
 
     def _write(self, attempt: Callable[[], None]) -> None:
-        """Write to the disk, again and again while it is full, until the coordinator wants something else."""
-        pause = FIRST_ROOM_SECONDS
+        """Write to the disk; while it is full, repeat until the coordinator sends something else."""
+        pause = FIRST_RETRY_SECONDS
         while True:
             try:
                 attempt()
                 break
             except NoRoomError as error:
-                log.error("%s; it is tried again in %.0f s", error, pause)
+                log.error("%s; the next attempt is in %.0f s", error, pause)
                 self._coordinator.post(TrainerBlocked(self._incarnation, str(error)))
             if self._coordinator.overtaken(pause):
                 return
-            pause = min(2 * pause, LAST_ROOM_SECONDS)
-        if pause > FIRST_ROOM_SECONDS:
+            pause = min(2 * pause, LAST_RETRY_SECONDS)
+        if pause > FIRST_RETRY_SECONDS:
             self._coordinator.post(TrainerBlocked(self._incarnation, ""))
 
     def _fail(self, reason: str) -> int:
-        """Say why and wait to be stopped, so that the reason arrives before the process is gone."""
-        log.error("the trainer cannot go on: %s", reason)
+        """Report the reason and wait for Stop, so that the reason arrives before the process exits."""
+        log.error("the trainer cannot continue: %s", reason)
         if self._world.rank == 0:
             self._coordinator.post(TrainerFailed(self._incarnation, reason))
-            deadline = time.monotonic() + LAST_WORDS_SECONDS
+            deadline = time.monotonic() + REPORT_SECONDS
             while (left := deadline - time.monotonic()) > 0:
                 if isinstance(self._coordinator.next(left), Stop | Reject):
                     break

@@ -1,5 +1,5 @@
-"""Figures of one step, summed over microbatches and ranks. ``METRICS`` names all of them; what follows from the ledger
-(rewards, lengths, staleness) the coordinator adds.
+"""Metrics of one step, summed over microbatches and replicas. ``METRICS`` names them; the coordinator adds those that
+follow from the ledger (rewards, lengths, staleness).
 
 l is the log-probability of a token at its sample's temperature: l_old the trainer's at the weights the batch was taken
 with, l_mu the engine's when the token was sampled. With one update per batch and no staleness they differ by rounding.
@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rljob.trainer.losses import MAX_LOG_RATIO, Objective
+from rljob.trainer.algorithms.objectives.base import MAX_LOG_RATIO, Objective
+from rljob.trainer.batch import Microbatch
 from rljob.trainer.process_group import World
 
 METRICS: dict[str, str] = {
-    "loss": "what was minimised: mean over the step's optimizer updates",
+    "loss": "the minimised value: mean over the step's optimizer updates",
     "grad_norm": "norm of the gradient before clipping: mean over the updates",
     "learning_rate": "of the step's updates",
     "clip_fraction": "share of the tokens whose objective a clip held; these carry no gradient",
@@ -39,15 +40,15 @@ METRICS: dict[str, str] = {
     "advantage_abs": "mean of |advantage| over samples",
     "zero_advantage_fraction": "share of the samples with an advantage below 1e-6: nothing is learned from them",
     "seconds": "of the whole step, the pull included",
-    "seconds_pull": "until the samples' tokens were here, on rank 0",
+    "seconds_pull": "until rank 0 had the samples' tokens",
     "seconds_forward": "in forward passes, on rank 0",
     "seconds_backward": "in backward passes, on rank 0",
-    "seconds_optimizer": "in gradient clipping and AdamW, on rank 0",
+    "seconds_optimizer": "in gradient clipping and the optimizer, on rank 0",
     "tokens_per_second": "tokens / seconds",
     "memory_peak_bytes": "largest so far on any rank: of the GPU's memory, or of the process on CPU",
     "first_step_logprob_error": "largest |l_old − l_mu|; only of the run's first step, where it must be rounding",
 }
-"""Name of each figure in StepDone → its meaning and unit; a share is of 1."""
+"""Name of each metric in StepDone → its meaning and unit; a share is of 1."""
 
 NO_ADVANTAGE = 1e-6  # equal rewards leave some rounding
 
@@ -59,7 +60,7 @@ SUMS = (
 
 @dataclass
 class TokenStatistics:
-    """Sums over tokens seen by this rank, and the largest |l_old − l_mu| and ratio."""
+    """Sums over tokens of this replica, and the largest |l_old − l_mu| and ratio."""
 
     device: torch.device
     sums: Tensor = field(init=False)
@@ -70,30 +71,20 @@ class TokenStatistics:
         self.largest = torch.zeros(2, dtype=torch.float64, device=self.device)
 
     @torch.no_grad()
-    def add(
-        self,
-        loss: Tensor,
-        objective: Objective,
-        old_BK: Tensor,
-        behavior_BK: Tensor,
-        mask_BK: Tensor,
-        positions: int,
-        padding: int,
-    ) -> None:
+    def add(self, loss: Tensor, objective: Objective, old_BK: Tensor, tokens: Microbatch, padding: int) -> None:
         """Count one microbatch.
 
         Args:
             loss: its share of the loss.
-            objective: what the loss was made of.
+            objective: of its tokens.
             old_BK: l_old.
-            behavior_BK: l_mu.
-            mask_BK: where the model wrote.
-            positions: computed in the forward pass.
-            padding: positions among them that hold no token of a sample.
+            tokens: the microbatch, with l_mu.
+            padding: positions that hold no token of a sample.
         """
+        mask_BK, positions = tokens.mask_BK, tokens.token_ids_BL.numel()
         old_N, ratio_N = old_BK[mask_BK].double(), objective.ratio_BK[mask_BK].double()
         clipped_N = objective.clipped_BK[mask_BK]
-        mismatch_N = old_N - behavior_BK[mask_BK].double()
+        mismatch_N = old_N - tokens.behavior_BK[mask_BK].double()
         weight_N = mismatch_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
         self.sums += torch.stack(
             [
@@ -116,13 +107,13 @@ class TokenStatistics:
             self.largest = torch.maximum(self.largest, torch.stack([mismatch_N.abs().max(), ratio_N.max()]))
 
     def largest_mismatch(self, world: World) -> float:
-        """Return the largest |l_old − l_mu| so far on any rank; all ranks take part."""
-        return float(world.max(self.largest.clone())[0])
+        """Return the largest |l_old − l_mu| so far on any replica; all ranks take part."""
+        return float(world.max_over_data(self.largest.clone())[0])
 
-    def figures(self, world: World, minibatches: int) -> dict[str, float]:
-        """Return the figures over all ranks, see ``METRICS``; all take part."""
-        logprob_diff_max, ratio_max = world.max(self.largest.clone()).tolist()
-        total = dict(zip(SUMS, world.sum(self.sums.clone()).tolist(), strict=True))
+    def metrics(self, world: World, minibatches: int) -> dict[str, float]:
+        """Return the metrics over all replicas, see ``METRICS``; all ranks take part."""
+        logprob_diff_max, ratio_max = world.max_over_data(self.largest.clone()).tolist()
+        total = dict(zip(SUMS, world.sum_over_data(self.sums.clone()).tolist(), strict=True))
         n = max(1.0, total["tokens"])
         return {
             "loss": total["loss"] / minibatches,
@@ -143,7 +134,7 @@ class TokenStatistics:
 
 
 class Stopwatch:
-    """Seconds of the parts of a step by name; a GPU is timed in its stream, so that it is not waited for."""
+    """Seconds of the parts of a step by name. A GPU is timed by events in its stream, without waiting for it."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
@@ -164,20 +155,21 @@ class Stopwatch:
             yield
             self._add(name, time.perf_counter() - started)
 
-    def figures(self) -> dict[str, float]:
-        """Return what was timed, waiting for the GPU."""
+    def take(self) -> dict[str, float]:
+        """Return the seconds since the last call, after waiting for the GPU."""
         for name, first, last in self._pairs:
             last.synchronize()
             self._add(name, first.elapsed_time(last) / 1000)
         self._pairs.clear()
-        return self._seconds
+        taken, self._seconds = self._seconds, {}
+        return taken
 
     def _add(self, name: str, seconds: float) -> None:
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
 
-def advantage_figures(advantages_N: Tensor) -> dict[str, float]:
-    """Return what the advantages of a batch's samples say, see ``METRICS``."""
+def advantage_metrics(advantages_N: Tensor) -> dict[str, float]:
+    """Return the metrics of the advantages of a batch's samples, see ``METRICS``."""
     return {
         "advantage_abs": float(advantages_N.abs().mean()),
         "zero_advantage_fraction": float((advantages_N.abs() < NO_ADVANTAGE).double().mean()),

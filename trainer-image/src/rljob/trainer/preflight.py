@@ -1,4 +1,7 @@
-"""What would keep a trainer from starting on this machine, found in a moment: no torch, no connection, no file."""
+"""Checks before a trainer starts on this machine: fast, without torch, connections or written files.
+
+A user's own modules are imported; what they import is theirs.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,20 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from rljob.api.extensions import BACKENDS, load
+from rljob.api.models import RLJobSpec
 from rljob.api.resolve import IN_STORAGE
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.trainer import model_directory
+from rljob.trainer.algorithms.needs import FUNCTIONS, needs_of
 
 DEVICES = Path("/dev")
 
 
 def check(environment: ComponentEnvironment) -> Iterator[str]:
-    """Yield one sentence for everything that is wrong. A model that the initializer has not made yet is left out."""
+    """Yield a sentence for each problem. A model that the initializer has not made yet is not checked."""
     spec = environment.job.spec
+    yield from reference_problems(spec)
     for i, model in enumerate(spec.models):
         path = environment.path(model.source)
         if model.name == "policy" and not (model.source.startswith(IN_STORAGE) and not path.exists()):
@@ -28,6 +35,26 @@ def check(environment: ComponentEnvironment) -> Iterator[str]:
             f"spec.trainer.processesPerNode: {spec.trainer.processes_per_node} processes need a GPU each and this "
             f"machine has {gpus}; lower it"
         )
+
+
+def reference_problems(spec: RLJobSpec) -> Iterator[str]:
+    """Yield a sentence for each reference to a user's code that cannot be used: of the algorithm and the backend.
+
+    Built-in names are not imported: that takes seconds.
+    """
+    references = [(f"spec.algorithm.{name}", table, getattr(spec.algorithm, name)) for name, table in FUNCTIONS.items()]
+    for field, registry, value in [*references, ("spec.trainer.backend", BACKENDS, spec.trainer.backend)]:
+        if value is None or value in registry:
+            continue
+        try:
+            found = load(registry, value, field)
+        except ValueError as error:
+            yield str(error)
+            continue
+        if not callable(found):
+            yield f"{field}: {value} is not callable; name a function or a class"
+        elif missing := needs_of(found).unsupported():
+            yield f"{field}: {value} needs {', '.join(missing)}, which no backend computes yet"
 
 
 def count_gpus() -> int:

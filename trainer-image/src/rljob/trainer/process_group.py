@@ -1,8 +1,11 @@
-"""The trainer's processes and what they say to each other: one process per accelerator, or on CPU per replica.
+"""The trainer's processes and their process groups: one process per accelerator, or on CPU per replica.
 
-Ranks speak through two groups: the default one for tensors (NCCL on GPUs, gloo on CPU), and a gloo group for control
-whose waits have no practical limit, because a rank may wait for the next command for hours. A rank that dies breaks
-the connections, so the others fail at once all the same.
+There are two groups of all ranks: the default group for tensors (NCCL on GPUs, gloo on CPU), and a gloo group for
+control. The control group has no practical time limit, because a rank may wait for the next command for hours. If a
+rank dies, its connections break and the other ranks fail at once.
+
+The ranks that hold the same share of the data form one model replica. Its rank among the replicas is the data-parallel
+rank. A backend without tensor or pipeline parallelism has one rank per replica.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import logging
 import os
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -25,19 +28,36 @@ from rljob.trainer.errors import TrainerError, UnrecoverableError
 log = logging.getLogger(__name__)
 
 CONTROL_TIMEOUT = timedelta(days=30)
-ALL_HERE = "rljob/all-here"
+ALL_JOINED = "rljob/all-joined"
 JOINING_TIMEOUT = timedelta(minutes=30)
-CONNECT_SECONDS, AWAIT_SECONDS, TELL_SECONDS = 5.0, 0.2, 30.0
+CONNECT_SECONDS, AWAIT_SECONDS, LOG_SECONDS = 5.0, 0.2, 30.0
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among the trainer's processes."""
+    """This process among the trainer's processes.
+
+    ``data_group`` holds one rank of each model replica: this process and the ranks of the other replicas that hold the
+    same part of the model. None: each rank is a replica and the group is that of all ranks.
+    """
 
     rank: int
     size: int
     device: torch.device
     control: dist.ProcessGroup
+    dp_rank: int  # of this replica among the replicas
+    dp_size: int  # number of replicas
+    data_group: dist.ProcessGroup | None = None
+
+    def with_data_parallel(self, rank: int, size: int, group: dist.ProcessGroup) -> World:
+        """Return this world for a backend whose replicas span several ranks.
+
+        Args:
+            rank: data-parallel rank of this process.
+            size: number of replicas.
+            group: ranks of all replicas that hold the same part of the model as this process.
+        """
+        return replace(self, dp_rank=rank, dp_size=size, data_group=group)
 
     def broadcast(self, payload: bytes | None) -> bytes:
         """Return rank 0's ``payload`` on every rank; the others pass None."""
@@ -53,7 +73,7 @@ class World:
         return data.numpy().tobytes()
 
     def raise_first_error(self, error: TrainerError | None) -> None:
-        """Wait for all ranks, however long it takes, and raise the gravest of their errors on all of them."""
+        """Wait for all ranks without a time limit; raise the gravest of their errors on all ranks."""
         errors: list[Any] = [error]
         if self.size > 1:
             errors = [None] * self.size
@@ -63,21 +83,27 @@ class World:
                 if isinstance(found, kind):
                     raise found
 
-    def sum(self, values: Tensor) -> Tensor:
-        """Return the sum over all ranks of a tensor on ``device``."""
-        if self.size > 1:
-            dist.all_reduce(values)
+    def sum_over_data(self, values: Tensor) -> Tensor:
+        """Return the sum over the replicas of a tensor on ``device``."""
+        if self.dp_size > 1:
+            dist.all_reduce(values, group=self.data_group)
+        return values
+
+    def max_over_data(self, values: Tensor) -> Tensor:
+        """Return the largest values over the replicas of a tensor on ``device``."""
+        if self.dp_size > 1:
+            dist.all_reduce(values, dist.ReduceOp.MAX, group=self.data_group)
         return values
 
     def max(self, values: Tensor) -> Tensor:
-        """Return the largest over all ranks of a tensor on ``device``."""
+        """Return the largest values over all ranks of a tensor on ``device``."""
         if self.size > 1:
             dist.all_reduce(values, dist.ReduceOp.MAX)
         return values
 
 
 def join_world() -> World:
-    """Form the groups from the variables of rljob.trainer.launch (or torchrun), or alone where they are not set."""
+    """Join the groups that the variables of rljob.trainer.launch (or torchrun) describe; without them, be alone."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     rank = int(os.environ.get("RANK", "0"))
     local_rank = int(os.environ.get("LOCAL_RANK", str(rank)))
@@ -89,57 +115,58 @@ def join_world() -> World:
     store = dist.HashStore() if size == 1 else _rendezvous(rank, size)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     log.info("rank %d of %d on %s", rank, size, device)
-    return World(rank, size, device, dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT))
+    control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
+    return World(rank, size, device, control, dp_rank=rank, dp_size=size)
 
 
 def _rendezvous(rank: int, size: int) -> dist.Store:
-    """Return the store of all ranks once all are there: where a node has to be waited for that is hours.
+    """Return the store of all ranks once all have joined, which takes hours if a node has to be provisioned.
 
-    torch's own waiting ends after half an hour, and says page after page while the first node has no name yet. On the
-    network of nodes another job's rank 0 may be found at the port: its rendezvous id differs.
+    torch's own wait ends after half an hour and floods the log while the first node has no DNS name. On the host
+    network the port may belong to rank 0 of another job, whose rendezvous id differs.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if rank != 0:
         _await(host, port)
     store = dist.TCPStore(host, port, size, is_master=rank == 0, timeout=CONTROL_TIMEOUT, wait_for_workers=True)
     rendezvous = os.environ.get(RENDEZVOUS_ID, "")
-    if rank == 0:  # who waited for all
-        store.set(ALL_HERE, rendezvous)
+    if rank == 0:  # it has waited for all
+        store.set(ALL_JOINED, rendezvous)
     else:
-        store.wait([ALL_HERE], CONTROL_TIMEOUT)
-        if store.get(ALL_HERE).decode() != rendezvous:
+        store.wait([ALL_JOINED], CONTROL_TIMEOUT)
+        if store.get(ALL_JOINED).decode() != rendezvous:
             raise RuntimeError(f"another job's trainer is at {host}:{port}; the next attempt has another port")
-    store.set_timeout(JOINING_TIMEOUT)  # from here on all that is waited for is under way
+    store.set_timeout(JOINING_TIMEOUT)  # from here on every rank has started
     return dist.PrefixStore("default_pg", store)
 
 
 def _await(host: str, port: int) -> None:
     """Return when rank 0 listens."""
-    began = told = time.monotonic()
+    began = logged = time.monotonic()
     while True:
         try:
             socket.create_connection((host, port), CONNECT_SECONDS).close()
             return
-        except OSError as error:  # it has no name yet, no address, or does not listen
-            if time.monotonic() - told >= TELL_SECONDS:
-                told = time.monotonic()
-                log.info("waiting for rank 0 at %s:%d for %.0f s: %s", host, port, told - began, error)
+        except OSError as error:  # no DNS name yet, no address, or not listening
+            if time.monotonic() - logged >= LOG_SECONDS:
+                logged = time.monotonic()
+                log.info("waiting for rank 0 at %s:%d for %.0f s: %s", host, port, logged - began, error)
         time.sleep(AWAIT_SECONDS)
 
 
 def leave_world() -> None:
-    """Dissolve the groups."""
+    """Destroy the groups."""
     dist.destroy_process_group()
 
 
 def make_deterministic(device: torch.device) -> None:
-    """Have torch compute the same bits from the same input; on GPUs the fast kernels are kept instead."""
+    """Make torch compute the same bits from the same input on CPU; a GPU keeps its fast kernels."""
     if device.type == "cpu":
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def set_threads() -> None:
-    """Use OMP_NUM_THREADS threads, or one of two cores' share where it is not set."""
+    """Use OMP_NUM_THREADS threads; by default this process's share of the cores, one or two."""
     default = max(1, min(2, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", str(default))))

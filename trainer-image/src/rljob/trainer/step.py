@@ -1,4 +1,4 @@
-"""One training step: from a batch's scalars and this rank's rows to updated weights.
+"""One training step: from a batch's scalars and this replica's rows to updated weights.
 
 The loss of a minibatch is a sum over its tokens with weights that every rank knows from the scalars, so gradients do
 not depend on how samples are spread over ranks and microbatches.
@@ -7,7 +7,7 @@ not depend on how samples are spread over ranks and microbatches.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,180 +16,177 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rljob.api.algorithm import Algorithm
-from rljob.api.extensions import OBJECTIVES, load
-from rljob.protocol.messages import BatchSample, Train
-from rljob.trainer.advantages import advantages
-from rljob.trainer.batch import Microbatch, Row, collate, lengths, plan_ranks, split_minibatches
+from rljob.protocol.messages import Train
+from rljob.trainer.algorithms.advantages.base import AdvantageInputs, Estimator
+from rljob.trainer.algorithms.aggregation import masked_sum
+from rljob.trainer.algorithms.needs import load_function, needs
+from rljob.trainer.algorithms.objectives.base import ObjectiveFunction, ObjectiveInputs
+from rljob.trainer.algorithms.rewards import token_rewards
+from rljob.trainer.backends.base import Backend, Loss, Output
+from rljob.trainer.batch import Batch, MicrobatchInputs, Row, at_targets, lay_out
 from rljob.trainer.errors import UnrecoverableError
-from rljob.trainer.fsdp import FsdpBackend
-from rljob.trainer.losses import aggregation_weights, masked_sum
-from rljob.trainer.metrics import Stopwatch, TokenStatistics, advantage_figures, memory_peak
+from rljob.trainer.metrics import TokenStatistics, advantage_metrics, memory_peak
 from rljob.trainer.process_group import World
+from rljob.trainer.scores import Scores, score
 
 log = logging.getLogger(__name__)
 
-FIRST_STEP_TOLERANCE = 1e-4
+INITIAL_TOLERANCE = 1e-4  # nats, float32
+
+Rewards = dict[int, NDArray[np.float64]]  # index in the batch → reward that arrives at each token
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A microbatch with what the loss needs beside its tokens; where a rank has nothing to do, a row of weight 0."""
+class StepResult:
+    """Result of a step."""
 
-    indices: Sequence[int]  # in the batch
-    tokens: Microbatch
-    padding: int  # positions without a token of a sample
-    advantages_B: Tensor
-    weights_B: Tensor
-
-
-@dataclass(frozen=True)
-class Applied:
-    """What a step was."""
-
-    figures: dict[str, float]  # see metrics.METRICS
-    advantages_N: NDArray[np.float32]  # as used, of each sample in the batch's order
-
-
-def plan_step(train: Train, rows: dict[int, Row], algorithm: Algorithm, world: World, budget: int) -> list[list[Piece]]:
-    """Return this rank's microbatches of each minibatch.
-
-    Args:
-        train: the batch's scalars.
-        rows: this rank's samples by index in the batch.
-        algorithm: resolved.
-        world: the ranks.
-        budget: padded tokens of a microbatch.
-    """
-    samples, tokens = train.samples, lengths(train.samples)
-    groups = [sample.group for sample in samples]
-    values_N = advantages(str(algorithm.advantage), [sample.reward for sample in samples], groups)
-    minibatches = []
-    for minibatch in split_minibatches(groups, algorithm.minibatches or 1):
-        weights = aggregation_weights(
-            str(algorithm.aggregation),
-            [samples[i].response_tokens for i in minibatch],
-            [samples[i].max_tokens for i in minibatch],
-        )
-        weight = dict(zip(minibatch, weights.tolist(), strict=True))
-        mine = plan_ranks(minibatch, tokens, world.size, budget)[world.rank]
-        minibatches.append([_piece(indices, rows, samples, values_N, weight, world.device) for indices in mine])
-    return minibatches
-
-
-def _piece(
-    indices: Sequence[int],
-    rows: dict[int, Row],
-    samples: Sequence[BatchSample],
-    advantages_N: NDArray[np.float64],
-    weight: dict[int, float],
-    device: torch.device,
-) -> Piece:
-    tokens = collate([rows[i] for i in indices], [samples[i].temperature for i in indices], device)
-    return Piece(
-        indices,
-        tokens,
-        tokens.token_ids_BL.numel() - sum(len(rows[i].token_ids_L) for i in indices),
-        torch.tensor([advantages_N[i] for i in indices] or [0.0], dtype=torch.float32, device=device),
-        torch.tensor([weight[i] for i in indices] or [0.0], dtype=torch.float32, device=device),
-    )
+    metrics: dict[str, float]  # see metrics.METRICS
+    advantages_N: NDArray[np.float32]  # of each sample in the batch's order: the mean over the model's tokens
 
 
 def apply_batch(
-    train: Train, rows: dict[int, Row], algorithm: Algorithm, backend: FsdpBackend, world: World, budget: int
-) -> Applied:
-    """Apply a batch to the weights. All ranks call this together and get the same, but for seconds.
+    train: Train, rows: Mapping[int, Row], algorithm: Algorithm, backend: Backend, world: World, budget: int
+) -> StepResult:
+    """Apply a batch to the weights. All ranks call this together and get the same result except for seconds.
 
     Args:
         train: the batch.
-        rows: this rank's samples by index in the batch.
+        rows: this replica's samples by index in the batch.
         algorithm: resolved.
         backend: model and optimizer.
         world: the ranks.
         budget: padded tokens of a microbatch.
 
     Raises:
-        UnrecoverableError: the gradient is not finite, or at the run's first step the engine's log-probabilities are
-            not the trainer's.
+        UnrecoverableError: the gradient is not finite, the estimator of advantages fails, or at the run's first step
+            the engine's log-probabilities differ from the trainer's.
     """
-    minibatches = plan_step(train, rows, algorithm, world, budget)
-    statistics, watch = TokenStatistics(world.device), Stopwatch(world.device)
-    with watch.time("seconds_forward"):
-        proximal = _proximal(minibatches, backend)
-    figures: dict[str, float] = {}
+    backend.metrics()  # discards what ran since the last step
+    batch = lay_out(train, rows, algorithm, world, budget)
+    scores = score(batch, backend, needs(algorithm))
+    rewards = shape(batch)
+    advantages_N = set_advantages(batch, rewards, scores, algorithm, world)
+    statistics = TokenStatistics(world.device)
+    metrics: dict[str, float] = {}
     norms = []
-    for minibatch, olds in zip(minibatches, proximal, strict=True):
-        for piece, old_BK in zip(minibatch, olds, strict=True):
-            with watch.time("seconds_forward"):
-                loss = _loss(piece, old_BK, algorithm, backend, statistics)
-            with watch.time("seconds_backward"):
-                backend.backward(loss)
-        if train.first_of_run and backend.updates == 0:
-            figures |= _compare_first_step(train, statistics.largest_mismatch(world), backend.dtype)
-        with watch.time("seconds_optimizer"):
-            norm, figures["learning_rate"] = backend.update(train.step)
-        norms.append(norm)
-    used_N = _advantages_used(minibatches, len(train.samples), world)
-    figures |= statistics.figures(world, len(minibatches)) | advantage_figures(used_N) | watch.figures()
-    figures |= {"grad_norm": sum(norms) / len(norms), "memory_peak_bytes": memory_peak(world)}
-    return Applied(figures, used_N.numpy())
+    for number, minibatch in enumerate(batch.minibatches):
+        loss = policy_loss(minibatch, scores.old[number] if scores.old else None, algorithm, statistics)
+        backend.run([inputs.tokens for inputs in minibatch], loss)
+        if train.check_initial_logprobs and backend.updates == 0:
+            metrics |= _compare_initial_logprobs(train, statistics.largest_mismatch(world), backend.dtype)
+        update = backend.update(train.step)
+        if update.skipped:
+            log.warning("step %d: the update of minibatch %d was skipped", train.step, number)
+        norms.append(update.norm)
+        metrics["learning_rate"] = update.learning_rate
+    metrics |= statistics.metrics(world, len(batch.minibatches)) | advantage_metrics(advantages_N)
+    metrics |= {"grad_norm": sum(norms) / len(norms), "memory_peak_bytes": memory_peak(world)} | backend.metrics()
+    return StepResult(metrics, advantages_N.numpy())
 
 
-def _proximal(minibatches: list[list[Piece]], backend: FsdpBackend) -> list[list[Tensor | None]]:
-    """Return the log-probabilities at the start of the batch; None where the first pass gives them anyway."""
-    if len(minibatches) == 1:
-        return [[None] * len(minibatches[0])]
-    with torch.no_grad():
-        return [[backend.logprobs(piece.tokens) for piece in minibatch] for minibatch in minibatches]
+def shape(batch: Batch) -> Rewards:
+    """Return the reward that arrives at each token of this replica's rows."""
+    samples = batch.train.samples
+    return {
+        i: token_rewards(row.mask_L, samples[i].reward) if row.rewards_L is None else row.rewards_L
+        for i, row in batch.rows.items()
+    }
 
 
-def _loss(
-    piece: Piece, old_BK: Tensor | None, algorithm: Algorithm, backend: FsdpBackend, statistics: TokenStatistics
-) -> Tensor:
-    """Return a microbatch's share of its minibatch's loss, counted in ``statistics``."""
-    tokens = piece.tokens
-    logprobs_BK = backend.logprobs(tokens)
-    if old_BK is None:
-        old_BK = logprobs_BK.detach()
-    assert algorithm.clip_low is not None and algorithm.clip_high is not None
-    objective = load(OBJECTIVES, str(algorithm.objective), "algorithm.objective")(
-        logprobs_BK,
-        tokens.behavior_BK if algorithm.ratio == "behavior" else old_BK,
-        piece.advantages_B,
-        algorithm.clip_low,
-        algorithm.clip_high,
-        algorithm.dual_clip,
-    )
-    loss = -masked_sum(objective.values_BK, tokens.mask_BK, piece.weights_B)
-    statistics.add(
-        loss.detach(),
-        objective,
-        old_BK,
-        tokens.behavior_BK,
-        tokens.mask_BK,
-        tokens.token_ids_BL.numel(),
-        piece.padding,
-    )
+def set_advantages(batch: Batch, rewards: Rewards, scores: Scores, algorithm: Algorithm, world: World) -> Tensor:
+    """Estimate the advantages and give them to the microbatches; return the mean over each sample's tokens (N,).
+
+    Raises:
+        UnrecoverableError: the estimator fails on any rank.
+    """
+    estimator: Estimator = load_function(algorithm, "advantage")
+    inputs = AdvantageInputs(batch.train.step, batch.train.samples, batch.rows, rewards, scores, world, algorithm)
+    mean_N = np.zeros(len(batch.train.samples), np.float32)
+    problem = None
+    try:
+        advantages = _checked(estimator(inputs), batch.rows)
+        for minibatch in batch.minibatches:
+            for microbatch in minibatch:
+                microbatch.advantages_BK = at_targets(microbatch, advantages)
+        mean_N = _mean_by_sample(advantages, batch)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # not those of collectives
+        log.exception("the estimator of advantages failed")
+        problem = UnrecoverableError(f"spec.algorithm.advantage: {algorithm.advantage} failed: {error!r}")
+    world.raise_first_error(problem)
+    return world.sum_over_data(
+        torch.from_numpy(mean_N).to(world.device)
+    ).cpu()  # each sample is on one replica: only zeros are added
+
+
+def _checked(
+    advantages: Mapping[int, NDArray[np.float64]], rows: Mapping[int, Row]
+) -> Mapping[int, NDArray[np.float64]]:
+    for i, row in rows.items():
+        if np.shape(advantages[i]) != row.mask_L.shape:
+            raise ValueError(f"it returned an array of shape {np.shape(advantages[i])} for {len(row.mask_L)} tokens")
+    return advantages
+
+
+def _mean_by_sample(advantages: Mapping[int, NDArray[np.float64]], batch: Batch) -> NDArray[np.float32]:
+    """Return the mean advantage over the model's tokens of each sample (N,); 0 for samples of other replicas.
+
+    Tokens of one value have exactly this mean: sums of float32 values are exact in float64.
+    """
+    samples = len(batch.train.samples)
+    if not batch.rows:
+        return np.zeros(samples, np.float32)
+    rows = batch.rows.items()
+    mask_T = np.concatenate([row.mask_L if row.mask_L.any() else ~row.mask_L for _, row in rows])
+    values_T = np.concatenate([advantages[i] for i, _ in rows]).astype(np.float32)[mask_T].astype(np.float64)
+    owner_T = np.repeat([i for i, _ in rows], [len(row.mask_L) for _, row in rows])[mask_T]
+    count_N = np.bincount(owner_T, minlength=samples)
+    return (np.bincount(owner_T, values_T, samples) / np.maximum(count_N, 1)).astype(np.float32)
+
+
+def policy_loss(
+    minibatch: Sequence[MicrobatchInputs],
+    old: Sequence[Tensor] | None,
+    algorithm: Algorithm,
+    statistics: TokenStatistics,
+) -> Loss:
+    """Return the loss of the policy over a minibatch; its tokens are counted in ``statistics``.
+
+    Args:
+        minibatch: microbatches with advantages.
+        old: log-probabilities of each microbatch before the batch; None: they are those of the same forward pass.
+        algorithm: resolved.
+        statistics: of the step.
+    """
+    function: ObjectiveFunction = load_function(algorithm, "objective")
+
+    def loss(i: int, output: Output) -> Tensor:
+        inputs, tokens = minibatch[i], minibatch[i].tokens
+        old_BK = output.logprobs_BK.detach() if old is None else old[i]
+        objective = function(
+            ObjectiveInputs(
+                logprobs_BK=output.logprobs_BK,
+                old_BK=old_BK,
+                behavior_BK=tokens.behavior_BK,
+                advantages_BK=inputs.advantages_BK,
+                mask_BK=tokens.mask_BK,
+                algorithm=algorithm,
+            )
+        )
+        share = -masked_sum(objective.values_BK, tokens.mask_BK, inputs.weights_B)
+        statistics.add(share.detach(), objective, old_BK, tokens, inputs.padding)
+        return share
+
     return loss
 
 
-def _advantages_used(minibatches: list[list[Piece]], samples: int, world: World) -> Tensor:
-    """Return the advantage that went into the loss of each sample of the batch, on whatever rank; all take part."""
-    used_N = torch.zeros(samples, dtype=torch.float32, device=world.device)
-    for minibatch in minibatches:
-        for piece in minibatch:
-            if piece.indices:
-                used_N[torch.tensor(piece.indices, device=world.device)] = piece.advantages_B
-    return world.sum(used_N).cpu()  # each sample is in one piece of one rank: nothing but zeros is added
-
-
-def _compare_first_step(train: Train, error: float, dtype: torch.dtype) -> dict[str, float]:
-    """Check that engine and trainer mean the same by a log-probability, while both have the same weights."""
+def _compare_initial_logprobs(train: Train, error: float, dtype: torch.dtype) -> dict[str, float]:
+    """Compare the log-probabilities of engine and trainer while both have the weights of version 0."""
     if train.step != 0 or any(sample.min_version != 0 for sample in train.samples):
         return {}
-    if not error <= FIRST_STEP_TOLERANCE:
+    if not error <= INITIAL_TOLERANCE:
         sentence = (
             f"at the first step the engine's log-probabilities differ from the trainer's by up to {error:.2e} where "
-            f"{FIRST_STEP_TOLERANCE:.0e} is allowed; both must use the same weights, dtype and temperature"
+            f"{INITIAL_TOLERANCE:.0e} is allowed; both must use the same weights, dtype and temperature"
         )
         if dtype == torch.float32:
             raise UnrecoverableError(sentence)

@@ -1,14 +1,13 @@
 """The FSDP2 backend: a transformers model sharded over the data-parallel ranks, and AdamW on the shards.
 
 Parameters are float32 and sharded on their first dimension; forward and backward run in the job's dtype. AdamW is
-elementwise, so it runs on the plain local shards. What leaves and enters (weights, moments) are whole tensors under
-their Hugging Face names, so that nothing outside depends on the number of ranks.
+elementwise, so it runs on the plain local shards. Weights and moments enter and leave as whole tensors under their
+Hugging Face names, so nothing outside depends on the number of ranks.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,19 +21,19 @@ from transformers.utils.logging import disable_progress_bar
 
 from rljob.api.roles import Optimizer, Trainer
 from rljob.trainer import model_directory
+from rljob.trainer.backends.base import Loss, Output, SavedState, Update
 from rljob.trainer.batch import Microbatch
-from rljob.trainer.checkpoint import OptimizerState
+from rljob.trainer.checkpoint import read_optimizer_tensor, read_state
 from rljob.trainer.errors import ModelError, UnrecoverableError
 from rljob.trainer.logprobs import token_logprobs
+from rljob.trainer.metrics import Stopwatch
 from rljob.trainer.process_group import World
-
-log = logging.getLogger(__name__)
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class FsdpBackend:
-    """The model and its optimizer on this rank.
+    """See :class:`rljob.trainer.backends.base.Backend`.
 
     Args:
         source: Hugging Face directory of the weights to start from.
@@ -46,34 +45,43 @@ class FsdpBackend:
     """
 
     def __init__(self, source: Path, settings: Trainer, world: World) -> None:
-        self._world = world
+        self.world = world
         self._settings = settings.optimizer
-        self._mesh = init_device_mesh(world.device.type, (world.size,))
+        self._mesh = init_device_mesh(world.device.type, (world.dp_size,))
         self.dtype: torch.dtype = getattr(torch, settings.dtype)
         self.model = _load(source)
         self.vocabulary: int = self.model.config.get_text_config().vocab_size
-        _shard(self.model, self._mesh, self.dtype, world.size)
+        _shard(self.model, self._mesh, self.dtype, world.dp_size)
         self._parameters: dict[str, DTensor] = dict(self.model.named_parameters())  # type: ignore[arg-type]
         self._local = {name: torch.nn.Parameter(p.to_local()) for name, p in self._parameters.items()}
         self._optimizer = _adamw(list(self._local.values()), self._settings)
-        self.updates = 0  # optimizer updates since the first start: AdamW's step count
+        self.updates = 0  # also AdamW's step count
+        self._watch = Stopwatch(world.device)
 
-    def logprobs(self, microbatch: Microbatch) -> Tensor:
-        """Return the log-probability (B, K) of the microbatch's targets at each row's temperature.
+    def run(self, microbatches: Sequence[Microbatch], loss: Loss | None) -> list[Output]:
+        """Pass the microbatches through the model, one after the other; see :class:`Backend`."""
+        if loss is None:
+            with torch.no_grad(), self._watch.time("seconds_forward"):
+                return [Output(self._logprobs(microbatch)) for microbatch in microbatches]
+        outputs = []
+        for i, microbatch in enumerate(microbatches):
+            with self._watch.time("seconds_forward"):
+                output = Output(self._logprobs(microbatch))
+                share = loss(i, output)
+            with self._watch.time("seconds_backward"):
+                (share * self.world.dp_size).backward()  # FSDP averages over ranks; the loss is a sum
+            outputs.append(Output(output.logprobs_BK.detach()))
+        return outputs
 
-        Padding is on the right, so the causal mask alone keeps it from every real token.
-        """
+    def _logprobs(self, microbatch: Microbatch) -> Tensor:
+        """Return the log-probabilities (B, K) of the targets. Padding is on the right: the causal mask hides it."""
         logits_BKV = self.model(
             input_ids=microbatch.token_ids_BL, use_cache=False, logits_to_keep=microbatch.keep_K
         ).logits
         return token_logprobs(logits_BKV, microbatch.targets_BK, microbatch.temperature_B)
 
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradient of this rank's share of the global loss; FSDP averages where the sum is wanted."""
-        (loss * self._world.size).backward()
-
-    def update(self, step: int) -> tuple[float, float]:
-        """Clip the gradient, apply AdamW, clear the gradient; return its norm before clipping, and the learning rate.
+    def update(self, step: int) -> Update:
+        """Clip the gradient, apply AdamW, clear the gradient.
 
         Args:
             step: training step, for the warm-up.
@@ -81,6 +89,14 @@ class FsdpBackend:
         Raises:
             UnrecoverableError: the gradient is not finite.
         """
+        with self._watch.time("seconds_optimizer"):
+            return self._update(step)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the seconds spent in each part since the last call."""
+        return self._watch.take()
+
+    def _update(self, step: int) -> Update:
         for name, parameter in self._parameters.items():
             if parameter.grad is not None:
                 self._local[name].grad = cast(DTensor, parameter.grad).to_local()
@@ -91,12 +107,12 @@ class FsdpBackend:
         self._optimizer.zero_grad()
         self.model.zero_grad()
         self.updates += 1
-        return norm, rate
+        return Update(norm, rate)
 
     def _clip(self) -> float:
         gradients = [local.grad for local in self._local.values() if local.grad is not None]
         norms = torch._foreach_norm([gradient.float() for gradient in gradients])
-        norm = float(self._world.sum(torch.stack(norms).square().sum()).sqrt())
+        norm = float(self.world.sum_over_data(torch.stack(norms).square().sum()).sqrt())
         if not norm < float("inf"):
             raise UnrecoverableError(f"the gradient norm is {norm}; lower the learning rate or check the rewards")
         if norm > self._settings.max_grad_norm:
@@ -104,40 +120,43 @@ class FsdpBackend:
         return norm
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every parameter whole, float32, by name; all ranks take part, tied ones come once.
-
-        A tensor may share memory with the model: copy what outlives the next update.
-        """
+        """Yield every parameter whole, float32, by name; see :class:`Backend`."""
         for name, parameter in self._parameters.items():
             yield name, cast(DTensor, parameter.detach()).full_tensor()
 
-    def named_moments(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield AdamW's moments whole, named ``exp_avg.NAME`` and ``exp_avg_sq.NAME``; all ranks take part."""
+    def save(self) -> SavedState:
+        """Return the weights and AdamW's moments, named ``exp_avg.NAME`` and ``exp_avg_sq.NAME``."""
+        first = self.world.rank == 0
+        weights = {name: tensor.cpu().contiguous() for name, tensor in self.named_tensors() if first}
+        moments = {name: tensor.cpu().contiguous() for name, tensor in self._named_moments() if first}
+        return SavedState(weights, moments)
+
+    def _named_moments(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self._parameters.items():
             local = self._local[name]
             state = self._optimizer.state.get(local, {})
             for moment in MOMENTS:
                 yield f"{moment}.{name}", _like(parameter, state.get(moment, torch.zeros_like(local))).full_tensor()
 
-    def load_optimizer(self, state: OptimizerState) -> None:
-        """Take the moments and the number of updates of a checkpoint."""
-        self.updates = state.updates
+    def load(self, checkpoint: Path) -> None:
+        """Load the moments and the number of updates of a checkpoint."""
+        self.updates = read_state(checkpoint).updates
         for name, parameter in self._parameters.items():
             moments = {
                 moment: distribute_tensor(
-                    state.tensor(f"{moment}.{name}").to(parameter.device),
+                    read_optimizer_tensor(checkpoint, f"{moment}.{name}").to(parameter.device),
                     self._mesh,
                     parameter.placements,
                     src_data_rank=None,  # every rank has read the file: nothing to send
                 ).to_local()
                 for moment in MOMENTS
             }
-            count = torch.tensor(float(state.updates), dtype=torch.float32)
+            count = torch.tensor(float(self.updates), dtype=torch.float32)
             self._optimizer.state[self._local[name]] = {"step": count, **moments}
 
 
 def learning_rate(settings: Optimizer, step: int) -> float:
-    """Return the rate of a 0-based training step: rising linearly over the warm-up, then constant."""
+    """Return the learning rate of a 0-based training step: linear warm-up, then constant."""
     return settings.learning_rate * min(1.0, (step + 1) / max(1, settings.warmup_steps))
 
 
@@ -157,7 +176,7 @@ def _load(source: Path) -> PreTrainedModel:
         if report[problem]:
             names = ", ".join(sorted(map(str, report[problem]))[:3])
             raise ModelError(f"{source}: {problem.replace('_', ' ')} ({names}); the weights do not fit config.json")
-    model.eval()  # no dropout: what is trained on is the policy that was sampled from
+    model.eval()  # no dropout: the trained policy is the one that was sampled from
     return model
 
 

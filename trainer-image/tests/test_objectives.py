@@ -1,4 +1,4 @@
-"""The policy loss against a reference in plain Python, and the mistakes that public code makes."""
+"""Objectives and aggregation against a reference in plain Python, and the mistakes that public code makes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob.trainer.losses import aggregation_weights, masked_sum, ppo_clip
+from rljob.api.algorithm import Algorithm
+from rljob.trainer.algorithms.aggregation import masked_sum, token_mean, token_sum_constant
+from rljob.trainer.algorithms.objectives.base import Objective, ObjectiveInputs
+from rljob.trainer.algorithms.objectives.ppo_clip import ppo_clip
 
 LOW, HIGH = 0.2, 0.28
 logprob = st.floats(-40, 0)
@@ -26,15 +29,12 @@ def reference_objective(new: float, old: float, advantage: float, dual: float | 
     return value if dual is None else max(value, dual * advantage)
 
 
-def objective(new, old, advantages, dual=None):
-    return ppo_clip(
-        torch.as_tensor(new, dtype=torch.float64),
-        torch.as_tensor(old, dtype=torch.float64),
-        torch.as_tensor(advantages, dtype=torch.float64),
-        LOW,
-        HIGH,
-        dual,
-    )
+def objective(new, old, advantages, dual=None) -> Objective:
+    """Return ppo_clip of rows whose tokens share one advantage."""
+    new, old, advantages = (torch.as_tensor(values, dtype=torch.float64) for values in (new, old, advantages))
+    algorithm = Algorithm(clip_low=LOW, clip_high=HIGH, dual_clip=dual, ratio="behavior")
+    advantages_BK = advantages.unsqueeze(-1).expand(new.shape)
+    return ppo_clip(ObjectiveInputs(new, old, old, advantages_BK, torch.ones_like(new, dtype=torch.bool), algorithm))
 
 
 @given(
@@ -62,7 +62,7 @@ def test_a_dual_clip_bounds_what_a_bad_sample_can_cost(tokens, dual):
 def test_the_gradient_is_that_of_the_ratio_and_stops_where_a_clip_holds():
     new = torch.tensor([[-1.0, -1.0, -1.0, -1.0]], dtype=torch.float64, requires_grad=True)
     old = torch.tensor([[-1.0, -1.1, -2.0, 0.0]], dtype=torch.float64)
-    result = ppo_clip(new, old, torch.tensor([2.0], dtype=torch.float64), LOW, HIGH, None)
+    result = objective(new, old, [2.0])
     values, clipped = result.values_BK, result.clipped_BK
     values.sum().backward()
     assert clipped.tolist() == [[False, False, True, False]]
@@ -71,8 +71,8 @@ def test_the_gradient_is_that_of_the_ratio_and_stops_where_a_clip_holds():
 
 def test_the_denominator_carries_no_gradient():
     """Mistake 5: importance weights that are not detached."""
-    new = torch.tensor([[-1.0]], requires_grad=True)
-    values = ppo_clip(new, new, torch.ones(1), LOW, HIGH, None).values_BK
+    new = torch.tensor([[-1.0]], dtype=torch.float64, requires_grad=True)
+    values = objective(new, new, [1.0]).values_BK
     values.sum().backward()
     assert new.grad.item() == 1.0  # with a gradient through the denominator it would be 0
 
@@ -109,10 +109,10 @@ def test_what_the_mask_excludes_cannot_count():
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=9), st.integers(50, 99))
 def test_token_mean_gives_every_token_of_the_global_batch_the_same_weight(tokens, limit):
-    weights = aggregation_weights("token_mean", tokens, [limit] * len(tokens))
+    weights = token_mean(np.array(tokens), np.array([limit] * len(tokens)))
     assert np.dot(weights, tokens) == pytest.approx(1)
     assert len(set(weights.tolist())) == 1
 
 
 def test_token_sum_constant_divides_by_samples_and_each_tasks_limit():
-    np.testing.assert_allclose(aggregation_weights("token_sum_constant", [3, 9], [10, 20]), [1 / 20, 1 / 40])
+    np.testing.assert_allclose(token_sum_constant(np.array([3, 9]), np.array([10, 20])), [1 / 20, 1 / 40])

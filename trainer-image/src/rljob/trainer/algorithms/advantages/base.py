@@ -1,0 +1,102 @@
+"""Interface of advantage estimators: from the rewards of a batch to an advantage for each token.
+
+``spec.algorithm.advantage`` names a built-in estimator or ``module:function`` of a user's package. An estimator is
+called once per batch, on all ranks, with :class:`AdvantageInputs`, and returns for each local row an array with one
+advantage for each token of the row; only those of the model's tokens count. Two decorators write the usual ones:
+
+    @per_group
+    def centered(rewards_G):            # rewards of one group → an advantage for each member
+        return rewards_G - rewards_G.mean()
+
+    @per_batch
+    def whitened(inputs):               # scalars of the whole batch → an advantage for each sample
+        return (inputs.rewards_N - inputs.rewards_N.mean()) / (inputs.rewards_N.std() + 1e-6)
+
+Shapes: N samples of the batch, G members of a group, L tokens of a sample, prompt included.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rljob.api.algorithm import Algorithm
+from rljob.protocol.messages import BatchSample
+
+if TYPE_CHECKING:  # a module of estimators loads without torch, as in the preflight
+    from rljob.trainer.batch import Row
+    from rljob.trainer.process_group import World
+    from rljob.trainer.scores import Scores
+
+Floats: TypeAlias = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class AdvantageInputs:
+    """What an estimator sees.
+
+    ``samples`` and everything with suffix N is the whole batch, the same on all ranks and in the order of the batch.
+    ``rows``, ``rewards`` and ``scores`` hold the samples of this data-parallel rank, by their index in the batch: an
+    estimator that combines them over the batch sums over ``world``. A rank may have no rows.
+    """
+
+    step: int  # 0-based training step
+    samples: Sequence[BatchSample]  # group, reward, tokens, oldest policy version of each
+    rows: Mapping[int, Row]  # token ids, mask and the engine's log-probabilities
+    rewards: Mapping[int, Floats]  # (L,) reward that arrives at each token
+    scores: Scores  # what the estimator requires, see Needs
+    world: World
+    algorithm: Algorithm
+
+    @cached_property
+    def rewards_N(self) -> Floats:
+        """Reward of each sample."""
+        return np.asarray([sample.reward for sample in self.samples], dtype=np.float64)
+
+    @cached_property
+    def lengths_N(self) -> NDArray[np.int64]:
+        """Tokens that the model wrote, of each sample."""
+        return np.asarray([sample.response_tokens for sample in self.samples], dtype=np.int64)
+
+    @cached_property
+    def groups_N(self) -> NDArray[np.int64]:
+        """Number of each sample's group, from 0 in order of appearance."""
+        numbers: dict[str, int] = {}
+        return np.asarray([numbers.setdefault(sample.group, len(numbers)) for sample in self.samples], dtype=np.int64)
+
+
+Estimator: TypeAlias = Callable[[AdvantageInputs], Mapping[int, Floats]]
+"""(inputs) → advantage of each token, (L,), of each row of ``inputs.rows``."""
+
+
+def per_batch(function: Callable[[AdvantageInputs], Floats]) -> Estimator:
+    """Make an estimator of a function that returns one advantage for each sample of the batch, (N,)."""
+
+    @functools.wraps(function)
+    def estimate(inputs: AdvantageInputs) -> dict[int, Floats]:
+        advantages_N = np.asarray(function(inputs), dtype=np.float64)
+        if advantages_N.shape != (len(inputs.samples),):
+            raise ValueError(f"it returned an array of shape {advantages_N.shape} for {len(inputs.samples)} samples")
+        return {i: np.full(len(row.mask_L), advantages_N[i]) for i, row in inputs.rows.items()}
+
+    return estimate
+
+
+def per_group(function: Callable[[Floats], Floats]) -> Estimator:
+    """Make an estimator of a function from the rewards of one group, (G,), to the advantages of its members, (G,)."""
+
+    @functools.wraps(function)
+    def over_groups(inputs: AdvantageInputs) -> Floats:
+        advantages_N = np.empty_like(inputs.rewards_N)
+        by_group = np.argsort(inputs.groups_N, kind="stable")
+        for members in np.split(by_group, np.flatnonzero(np.diff(inputs.groups_N[by_group])) + 1):
+            advantages_N[members] = function(inputs.rewards_N[members])
+        return advantages_N
+
+    return per_batch(over_groups)

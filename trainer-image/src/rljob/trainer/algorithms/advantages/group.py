@@ -1,0 +1,24 @@
+"""Advantages of a sample from the rewards of its group: GRPO and Dr. GRPO."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rljob.trainer.algorithms.advantages.base import per_group
+
+EPSILON = 1e-6
+
+
+@per_group
+def group_normalized(rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return (R − mean) / (std + 1e-6) with the unbiased std; for a group of one, R (GRPO, arXiv 2402.03300)."""
+    if len(rewards_G) == 1:
+        return rewards_G.copy()
+    return (rewards_G - rewards_G.mean()) / (rewards_G.std(ddof=1) + EPSILON)
+
+
+@per_group
+def group_centered(rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return R − mean (Dr. GRPO, arXiv 2503.20783)."""
+    return rewards_G - rewards_G.mean()

@@ -1,0 +1,38 @@
+"""Aggregation: how the objectives of all tokens of a minibatch become one loss.
+
+``spec.algorithm.aggregation`` names a built-in function or ``module:function`` of a user's package. It is called with
+two integer arrays over all samples of the global minibatch, the tokens that the model wrote and the token limit of the
+sample's task, and returns the weight of each sample's tokens. The loss is minus the weighted sum over all tokens. Every
+rank knows these scalars, so the loss does not depend on how samples are spread over ranks and microbatches.
+
+Shapes: N samples of a minibatch, B rows of a microbatch, K positions of a row that may hold the model's tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Aggregation: TypeAlias = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64]]
+"""(response tokens (N,), token limits (N,)) → weight of each sample's tokens (N,)."""
+
+
+def token_mean(response_tokens: NDArray[np.int64], max_tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return one over the response tokens of all samples."""
+    return np.full(len(response_tokens), 1.0 / max(1, int(response_tokens.sum())))
+
+
+def token_sum_constant(response_tokens: NDArray[np.int64], max_tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return one over (samples × the sample's token limit)."""
+    return 1.0 / (len(max_tokens) * max_tokens.astype(np.float64))
+
+
+def masked_sum(values_BK: Tensor, mask_BK: Tensor, weights_B: Tensor) -> Tensor:
+    """Return the sum of the values where the mask is set, each times its row's weight."""
+    zero = torch.zeros((), dtype=values_BK.dtype, device=values_BK.device)
+    return (torch.where(mask_BK, values_BK, zero) * weights_B.unsqueeze(-1)).sum()

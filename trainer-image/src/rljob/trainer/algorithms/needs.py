@@ -1,0 +1,86 @@
+"""What an algorithm needs besides the batch: declared next to each function, computed once per batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from rljob.api.algorithm import Algorithm
+from rljob.api.extensions import ADVANTAGES, AGGREGATIONS, OBJECTIVES, Registry, load
+
+FUNCTIONS: dict[str, Registry] = {"advantage": ADVANTAGES, "objective": OBJECTIVES, "aggregation": AGGREGATIONS}
+"""Field of ``spec.algorithm`` that names a function → its built-in functions."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a function of an algorithm needs; see :func:`requires`."""
+
+    old: bool = False
+    """Log-probabilities under the weights before the batch, in an advantage. An objective always has them."""
+    reference: bool = False
+    """Log-probabilities under the reference model."""
+    values: bool = False
+    """Values of a critic."""
+    entropy: bool = False
+    """Entropy of the policy at each token."""
+    zero_advantage_rows: bool = False
+    """Rows whose advantage is 0 everywhere: they contribute to the loss."""
+
+    def __or__(self, other: Needs) -> Needs:
+        """Return the union."""
+        return Needs(**{field.name: getattr(self, field.name) or getattr(other, field.name) for field in fields(Needs)})
+
+    def unsupported(self) -> list[str]:
+        """Return the names of needs that no backend serves yet."""
+        return [name for name in ("reference", "values", "entropy") if getattr(self, name)]
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def requires(**needs: bool) -> Callable[[Function], Function]:
+    """Declare the needs of a function: ``@requires(old=True)``, outside of other decorators.
+
+    Raises:
+        TypeError: there is no such need.
+    """
+    declared = Needs(**needs)
+
+    def declare(function: Function) -> Function:
+        function.needs = declared  # type: ignore[attr-defined]
+        return function
+
+    return declare
+
+
+def needs_of(function: Any) -> Needs:
+    """Return what a function declares; by default nothing."""
+    declared: Needs = getattr(function, "needs", Needs())
+    return declared
+
+
+def load_function(algorithm: Algorithm, field: str) -> Any:
+    """Return the function that a field of ``spec.algorithm`` names.
+
+    Args:
+        algorithm: resolved.
+        field: a key of ``FUNCTIONS``.
+
+    Raises:
+        ValueError: it cannot be imported.
+    """
+    return load(FUNCTIONS[field], getattr(algorithm, field), f"spec.algorithm.{field}")
+
+
+def needs(algorithm: Algorithm) -> Needs:
+    """Return the union of the needs of an algorithm's functions.
+
+    Raises:
+        ValueError: one of them cannot be imported.
+    """
+    union = Needs()
+    for field in FUNCTIONS:
+        union |= needs_of(load_function(algorithm, field))
+    return union

@@ -1,0 +1,49 @@
+"""Interface of objectives: from log-probabilities and advantages to what is maximised at each token.
+
+``spec.algorithm.objective`` names a built-in objective or ``module:function`` of a user's package. An objective is
+called once per microbatch with :class:`ObjectiveInputs` and returns an :class:`Objective`. Positions outside
+``mask_BK`` are ignored: they may hold any values, and no gradient flows from them.
+
+Shapes: B rows of a microbatch, K positions of a row that may hold the model's tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from torch import Tensor
+
+from rljob.api.algorithm import Algorithm
+
+MAX_LOG_RATIO = 20.0  # e^20 is finite in float32 with room for sums
+
+
+@dataclass(frozen=True)
+class ObjectiveInputs:
+    """What an objective sees of a microbatch. Only ``logprobs_BK`` carries a gradient."""
+
+    logprobs_BK: Tensor  # of the policy in training
+    old_BK: Tensor  # of the policy before the batch's first update
+    behavior_BK: Tensor  # of the engine when the token was sampled
+    advantages_BK: Tensor
+    mask_BK: Tensor  # where the model wrote
+    algorithm: Algorithm  # resolved: clips and other settings
+
+    @property
+    def denominator_BK(self) -> Tensor:
+        """Log-probabilities that ``algorithm.ratio`` names as the denominator of the ratio."""
+        return self.behavior_BK if self.algorithm.ratio == "behavior" else self.old_BK
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The objective of each token, to be maximised; its ratio and whether a clip holds it are for metrics."""
+
+    values_BK: Tensor
+    ratio_BK: Tensor  # without gradient; ones if the objective has no ratio
+    clipped_BK: Tensor  # bool, without gradient
+
+
+ObjectiveFunction: TypeAlias = Callable[[ObjectiveInputs], Objective]

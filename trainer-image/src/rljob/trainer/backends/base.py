@@ -1,0 +1,121 @@
+"""Interface of a backend: one model, sharded over the ranks, with its optimizer.
+
+``spec.trainer.backend`` names a callable with the parameters (source, settings, world): a built-in name or
+``module:attribute`` of a user's package. ``source`` is the Hugging Face directory of the weights to start from, a model
+or a checkpoint; ``settings`` is ``spec.trainer``. The callable returns a :class:`Backend` and raises ModelError for a
+directory that holds no model it can train.
+
+Shapes: B rows of a microbatch, K positions of a row that may hold the model's tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from rljob.api.roles import Trainer
+from rljob.trainer.batch import Microbatch
+from rljob.trainer.process_group import World
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a forward pass gives for the targets of a microbatch."""
+
+    logprobs_BK: Tensor  # at each row's temperature, at least float32
+    entropy_BK: Tensor | None = None  # None where the backend does not compute it
+    values_BK: Tensor | None = None  # of a critic
+
+
+Loss: TypeAlias = Callable[[int, Output], Tensor]
+"""(index of the microbatch, its output with gradient) → this microbatch's share of the loss: a scalar. The loss of an
+update is the sum of all shares of all replicas."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """Result of one optimizer update."""
+
+    norm: float  # of the gradient before clipping
+    learning_rate: float
+    skipped: bool = False  # the weights did not change, for example because the gradient was not finite
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """Whole tensors on the CPU, on rank 0; empty on other ranks."""
+
+    weights: dict[str, Tensor]  # float32, by Hugging Face name
+    optimizer: dict[str, Tensor]  # float32, ``STATE.NAME``; only the backend reads them
+
+
+class Backend(Protocol):
+    """One model and its optimizer on this rank. All ranks call each method together, in the same order."""
+
+    world: World
+    """The world it was given, with the data-parallel rank and size that follow from its parallelism."""
+    dtype: torch.dtype
+    """Of forward and backward passes, and of weights on the wire."""
+    vocabulary: int
+    """Number of token ids."""
+    updates: int
+    """Optimizer updates since the start of the run."""
+
+    def run(self, microbatches: Sequence[Microbatch], loss: Loss | None) -> list[Output]:
+        """Pass the microbatches through the model; return their outputs without gradient.
+
+        The backend owns the schedule, recomputation and the scaling between replicas. Each replica gets the same number
+        of microbatches. Every rank of a replica gets the outputs and calls the loss: metrics are collected in it.
+
+        Args:
+            microbatches: of this replica, for one update.
+            loss: its gradients are added to those since the last update. None: forward passes only.
+        """
+        ...
+
+    def update(self, step: int) -> Update:
+        """Apply the gradients to the weights and clear them.
+
+        Args:
+            step: 0-based training step, for the learning rate.
+
+        Raises:
+            UnrecoverableError: the gradient cannot be applied; raised on all ranks.
+        """
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Return metrics since the last call, by name, for example ``seconds_forward``. They go to StepDone."""
+        ...
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield every parameter whole, float32, by Hugging Face name; tied parameters come once.
+
+        Every rank gets every name; only rank 0 reads the tensors. A tensor may share memory with the model: copy what
+        outlives the next update.
+        """
+        ...
+
+    def save(self) -> SavedState:
+        """Return what a checkpoint holds of the model. It does not depend on the number of ranks.
+
+        The backend writes no file: rank 0 repeats the write while the disk is full, without the other ranks.
+        """
+        ...
+
+    def load(self, checkpoint: Path) -> None:
+        """Continue from the checkpoint that this backend took its weights from: load the optimizer and ``updates``.
+
+        Raises:
+            ModelError: the checkpoint cannot be read.
+        """
+        ...
+
+
+BackendFactory: TypeAlias = Callable[[Path, Trainer, World], Backend]
+"""(source, spec.trainer, world) → backend."""

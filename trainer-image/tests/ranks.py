@@ -1,0 +1,48 @@
+"""Runs a function of a test on several ranks, one process each."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from rljob.trainer.process_group import join_world, leave_world, make_deterministic
+
+
+def on_ranks(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Run ``work(world, *arguments)`` in ``size`` processes; return what each returned.
+
+    They are forks of a process that has never computed a gradient: PyTorch cannot in a fork of one that has.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["rljob.trainer.backends.fsdp"])
+    pipes = [context.Pipe(duplex=False) for _ in range(size)]
+    processes = [
+        context.Process(target=_child, args=(rank, size, port, pipes[rank][1], work, arguments)) for rank in range(size)
+    ]
+    for process in processes:
+        process.start()
+    results = [reader.recv() if reader.poll(40) else ("timeout", None) for reader, _ in pipes]
+    for process in processes:
+        process.join(60)
+        process.kill()
+    assert all(problem == "" for problem, _ in results), results
+    return [result for _, result in results]
+
+
+def _child(rank: int, size: int, port: int, pipe: Any, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    try:
+        world = join_world()
+        make_deterministic(world.device)
+        pipe.send(("", work(world, *arguments)))
+        leave_world()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the parent's assertion shows it
+        pipe.send((repr(error), None))

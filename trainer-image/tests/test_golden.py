@@ -1,0 +1,109 @@
+"""Losses, gradients and updates in float64 equal recorded numbers: a refactoring must keep them.
+
+``golden/steps.json`` holds for each case the metrics and advantages of two steps, and one number for each gradient of
+each optimizer update and for each final parameter. The gradient is not clipped: its norm is computed in float32.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from ranks import on_ranks
+from safetensors.numpy import save_file
+
+from rljob.api.models import RLJob
+from rljob.scheduling.shards import assign
+from rljob.trainer.backends import fsdp
+from rljob.trainer.batch import lengths
+from rljob.trainer.fetch_batch import check_shard
+from rljob.trainer.process_group import World
+from rljob.trainer.step import apply_batch
+
+GOLDEN = Path(__file__).parent / "golden" / "steps.json"
+TOLERANCE = 1e-12
+METRICS = ("loss", "learning_rate", "clip_fraction", "ratio_mean", "ratio_max", "kl_k3", "ess", "entropy")
+CASES: dict[str, dict[str, Any]] = {
+    "grpo": {"preset": "grpo"},
+    "dr_grpo": {"preset": "dr_grpo"},
+    "proximal": {"preset": "grpo", "ratio": "proximal", "minibatches": 4, "clipHigh": 0.28, "dualClip": 1.5},
+    "behavior": {"preset": "dr_grpo", "ratio": "behavior", "minibatches": 4, "dualClip": 1.1},
+}
+TRAINER = {
+    "microbatchTokens": 60,
+    "optimizer": {"learningRate": 1e-2, "maxGradNorm": 1e9, "weightDecay": 0.1, "epsilon": 1e-3, "warmupSteps": 3},
+}
+
+
+@pytest.fixture
+def seeded_model(tmp_path: Path, model_directory: Path) -> Path:
+    """The tiny model with weights from numpy, which do not depend on torch's or transformers' initialisation."""
+    from transformers import AutoModelForCausalLM
+
+    generator = np.random.default_rng(3)
+    model = AutoModelForCausalLM.from_pretrained(model_directory)
+    weights = {
+        name: (0.2 * generator.standard_normal(p.shape) + ("norm" in name)).astype(np.float32)
+        for name, p in sorted(model.named_parameters())
+    }
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_bytes((model_directory / "config.json").read_bytes())
+    return tmp_path
+
+
+def projection(tensor: torch.Tensor) -> float:
+    flat = tensor.flatten()
+    return float(flat @ torch.cos(torch.arange(len(flat), dtype=flat.dtype)))
+
+
+def measure(world: World, source: Path, job: RLJob, steps: list[Any]) -> dict[str, Any]:
+    """Train the float64 model on this rank's shards; return what ``steps.json`` holds of a case."""
+    load = fsdp._load
+    with mock.patch.object(fsdp, "_load", lambda path: load(path).double()):
+        backend = fsdp.FsdpBackend(source, job.spec.trainer, world)
+    gradients: list[list[float]] = []
+    update = backend.update
+
+    def observed(step: int) -> Any:
+        gradients.append([projection(p.grad.full_tensor()) for p in backend.model.parameters()])
+        return update(step)
+
+    backend.update = observed
+    metrics = []
+    for train, tokens in steps:
+        mine = assign(lengths(train.samples), world.size)[world.rank]
+        rows = check_shard([tokens[i] for i in mine], train.samples, mine)
+        result = apply_batch(train, rows, job.spec.algorithm, backend, world, job.spec.trainer.microbatch_tokens)
+        metrics.append([result.metrics[name] for name in METRICS] + result.advantages_N.tolist())
+    parameters = [projection(tensor) for _, tensor in backend.named_tensors()]
+    return {"metrics": metrics, "gradients": gradients, "parameters": parameters}
+
+
+def measure_all(world: World, source: Path, jobs: dict[str, RLJob], steps: list[Any]) -> dict[str, Any]:
+    return {name: measure(world, source, job, steps) for name, job in jobs.items()}
+
+
+def close(found: Any, expected: Any) -> None:
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            close(found[name], value)
+    elif isinstance(expected[0], float):
+        np.testing.assert_allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE)
+    else:
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            close(one, other)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_steps_in_float64_equal_the_recorded_numbers(seeded_model, job, batch, ranks):
+    jobs = {name: job(algorithm=algorithm, trainer=TRAINER) for name, algorithm in CASES.items()}
+    steps = [batch(seed, step=seed) for seed in range(2)]
+    for found in on_ranks(ranks, measure_all, seeded_model, jobs, steps):
+        close(found, json.loads(GOLDEN.read_text()))

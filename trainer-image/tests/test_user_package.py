@@ -1,0 +1,206 @@
+"""Advantages, objectives, aggregations and a backend of a package outside the repository."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ranks import on_ranks
+
+from rljob.api.models import RLJob
+from rljob.protocol import messages as m
+from rljob.scheduling.shards import assign
+from rljob.trainer.algorithms.needs import Needs, needs
+from rljob.trainer.backends.fsdp import FsdpBackend
+from rljob.trainer.batch import lengths
+from rljob.trainer.errors import UnrecoverableError
+from rljob.trainer.fetch_batch import check_shard
+from rljob.trainer.process_group import World
+from rljob.trainer.step import StepResult, apply_batch
+
+ALGORITHMS = """
+import numpy as np
+import torch
+
+from rljob.trainer.algorithms.advantages.base import per_batch, per_group
+from rljob.trainer.algorithms.needs import requires
+
+
+@per_group
+def best_of_group(rewards_G):
+    return (rewards_G == rewards_G.max()).astype(float)
+
+
+@per_batch
+def whitened(inputs):
+    return (inputs.rewards_N - inputs.rewards_N.mean()) / (inputs.rewards_N.std() + 1e-6)
+
+
+@requires(old=True)
+def surprise(inputs):
+    old = inputs.scores.old_by_row()
+    return {i: rewards_L.sum() - 0.1 * old[i] for i, rewards_L in inputs.rewards.items()}
+
+
+@per_group
+def broken(rewards_G):
+    raise KeyError("no such prompt")
+
+
+def short(inputs):
+    return {i: np.zeros(1) for i in inputs.rows}
+
+
+def reinforce(inputs):
+    from rljob.trainer.algorithms.objectives.base import Objective
+
+    none_BK = torch.zeros_like(inputs.mask_BK)
+    return Objective(inputs.logprobs_BK * inputs.advantages_BK, torch.ones_like(inputs.logprobs_BK), none_BK)
+
+
+def by_sample(response_tokens, max_tokens):
+    return 1 / (len(response_tokens) * response_tokens)
+"""
+BACKEND = """
+import torch
+from safetensors.torch import load_file
+
+from rljob.trainer.backends.base import Output, SavedState, Update
+from rljob.trainer.checkpoint import read_state
+
+
+class Bigrams:
+    def __init__(self, source, settings, world):
+        self.world, self.dtype, self.vocabulary, self.updates = world, torch.float32, 61, 0
+        self.rate = settings.optimizer.learning_rate
+        stored = load_file(source / "model.safetensors").get("table.weight", torch.zeros(61, 61))
+        self.table = stored.requires_grad_()
+
+    def run(self, microbatches, loss):
+        outputs = []
+        for i, microbatch in enumerate(microbatches):
+            with torch.set_grad_enabled(loss is not None):
+                logits = self.table[microbatch.token_ids_BL[:, microbatch.keep_K]]
+                logprobs = torch.log_softmax(logits / microbatch.temperature_B[:, None, None], -1)
+                output = Output(logprobs.gather(-1, microbatch.targets_BK[..., None])[..., 0])
+                if loss is not None:
+                    loss(i, output).backward()
+            outputs.append(Output(output.logprobs_BK.detach()))
+        return outputs
+
+    def update(self, step):
+        gradient = self.world.sum_over_data(self.table.grad)
+        self.table = (self.table.detach() - self.rate * gradient).requires_grad_()
+        self.updates += 1
+        return Update(float(gradient.norm()), self.rate)
+
+    def metrics(self):
+        return {"bigrams_largest": float(self.table.abs().max())}
+
+    def named_tensors(self):
+        yield "table.weight", self.table.detach()
+
+    def save(self):
+        return SavedState({"table.weight": self.table.detach().clone()} if self.world.rank == 0 else {}, {})
+
+    def load(self, checkpoint):
+        self.updates = read_state(checkpoint).updates
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package ``mine`` that this process and those it starts can import."""
+    directory = tmp_path / "packages" / "mine"
+    directory.mkdir(parents=True)
+    (directory / "algorithms.py").write_text(ALGORITHMS)
+    (directory / "backend.py").write_text(BACKEND)
+    monkeypatch.setenv("PYTHONPATH", str(directory.parent))
+    monkeypatch.syspath_prepend(directory.parent)
+    return directory
+
+
+def step(world: World, source: Path, job: RLJob, batch) -> StepResult:
+    train, tokens = batch
+    mine = assign(lengths(train.samples), world.dp_size)[world.dp_rank]
+    rows = check_shard([tokens[i] for i in mine], train.samples, mine)
+    backend = FsdpBackend(source, job.spec.trainer, world)
+    return apply_batch(train, rows, job.spec.algorithm, backend, world, 60)
+
+
+def test_an_advantage_of_each_group(package, model_directory, world, job, batch):
+    train, tokens = batch()
+    made = job(algorithm={"advantage": "mine.algorithms:best_of_group"})
+    best = {s.group: max(o.reward for o in train.samples if o.group == s.group) for s in train.samples}
+    result = step(world, model_directory, made, (train, tokens))
+    assert result.advantages_N.tolist() == [float(s.reward == best[s.group]) for s in train.samples]
+
+
+def test_an_advantage_of_the_whole_batch_on_every_rank(package, model_directory, job, batch):
+    train, tokens = batch()
+    made = job(algorithm={"advantage": "mine.algorithms:whitened"})
+    rewards = np.array([sample.reward for sample in train.samples])
+    expected = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+    for result in on_ranks(2, step, model_directory, made, (train, tokens)):
+        np.testing.assert_allclose(result.advantages_N, expected, rtol=1e-6)
+
+
+def test_an_advantage_of_each_token_from_scores_that_it_requires(package, model_directory, world, job, batch):
+    train, tokens = batch()
+    made = job(algorithm={"advantage": "mine.algorithms:surprise"})
+    assert needs(made.spec.algorithm) == Needs(old=True) and needs(job().spec.algorithm) == Needs()
+    result = step(world, model_directory, made, (train, tokens))
+    rewards = np.array([sample.reward for sample in train.samples])
+    counts = np.array([sample.response_tokens for sample in train.samples])
+    entropy = ((result.advantages_N - rewards) / 0.1 * counts).sum() / counts.sum()
+    assert entropy == pytest.approx(result.metrics["entropy"], rel=1e-5)
+
+
+def test_an_objective_and_an_aggregation(package, model_directory, world, job, batch):
+    train, tokens = batch()
+    made = job(algorithm={"objective": "mine.algorithms:reinforce", "aggregation": "mine.algorithms:by_sample"})
+    result = step(world, model_directory, made, (train, tokens))
+    other = step(world, model_directory, job(), (train, tokens))
+    assert result.metrics["ratio_max"] == 1 and result.metrics["clip_fraction"] == 0
+    assert result.metrics["loss"] != other.metrics["loss"] and result.metrics["entropy"] == other.metrics["entropy"]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"), [("broken", "no such prompt"), ("short", r"an array of shape \(1,\) for \d+ tokens")]
+)
+def test_an_estimator_that_fails_ends_the_run_with_its_name(
+    package, model_directory, world, job, batch, name, sentence
+):
+    made = job(algorithm={"advantage": f"mine.algorithms:{name}"})
+    with pytest.raises(UnrecoverableError, match=rf"spec\.algorithm\.advantage: mine\.algorithms:{name} .*{sentence}"):
+        step(world, model_directory, made, batch())
+
+
+async def test_a_backend_trains_checkpoints_and_resumes(tmp_path, package, job, batch, coordinator, start):
+    made = job(
+        trainer={"backend": "mine.backend:Bigrams", "optimizer": {"learningRate": 0.5}},
+        algorithm={"advantage": "mine.algorithms:whitened"},
+    )
+    coordinator.batches = {number: batch(seed=number, step=number) for number in range(3)}
+    (process,) = await start(coordinator, made)
+    await coordinator.admit()
+    done = await coordinator.train(0)
+    assert done.metrics["bigrams_largest"] > 0 and done.metrics["entropy"] == pytest.approx(np.log(61), rel=1e-6)
+    await coordinator.train(1)
+    await coordinator.tell(m.Checkpoint(1, 2, []))
+    await coordinator.hear(m.Checkpointed)
+    await coordinator.train(2)
+    after_three = await coordinator.digest()
+    process.kill()
+    await process.wait()
+    await start(coordinator, made)
+    assert (await coordinator.admit(3)).step == 2
+    await coordinator.train(2)
+    assert await coordinator.digest() == after_three
+
+
+async def test_a_reference_that_is_not_there_ends_the_trainer_with_2(package, job, coordinator, start):
+    (process,) = await start(coordinator, job(algorithm={"advantage": "mine.algorithms:absent"}))
+    assert await asyncio.wait_for(process.wait(), 50) == 2
