@@ -116,7 +116,8 @@ class FakeServer:
             yield str(server.make_url("")).rstrip("/")
 
     async def _batch(self, request: web.Request) -> web.Response:
-        sample = m.SampleTokens("s0.0", array("i", [1, 2]).tobytes(), array("f", [0, 0]).tobytes(), b"\0\1", [])
+        segments = [m.Segment("prompt", 0, 1), m.Segment("model", 1, 2)]
+        sample = m.SampleTokens("s0.0", array("i", [1, 2]).tobytes(), array("f", [0, 0]).tobytes(), segments, [])
         return web.Response(body=zstandard.compress(msgspec.msgpack.encode([sample])))
 
     async def _generate(self, request: web.Request) -> web.Response:

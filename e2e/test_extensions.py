@@ -180,9 +180,7 @@ FIELDS = {
         ("wrong.raises:thing", "RuntimeError: a licence is missing"),
     ],
 )
-def test_a_wrong_reference_is_refused_before_anything_starts(
-    workspace: Workspace, reference: str, words: str
-) -> None:
+def test_a_wrong_reference_is_refused_before_anything_starts(workspace: Workspace, reference: str, words: str) -> None:
     sections: dict[str, dict[str, object]] = {"rewards": {"builtin": None}}
     for path, section in FIELDS.items():
         sections.setdefault(section, {})[path.rpartition(".")[2]] = reference

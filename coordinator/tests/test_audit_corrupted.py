@@ -44,7 +44,15 @@ TRAINED = "(SELECT id FROM samples WHERE step = 5 ORDER BY id LIMIT 1)"
 FILTERED = "(SELECT id FROM samples WHERE state = 'filtered' ORDER BY id LIMIT 1)"
 GROUP = "(SELECT group_id FROM samples WHERE step = 5 ORDER BY id LIMIT 1)"
 LAST_GROUP = "(SELECT id FROM groups WHERE kind = 'train' ORDER BY seq DESC LIMIT 1)"
-WRITTEN = "(SELECT sample FROM completions WHERE sample IN (SELECT id FROM samples WHERE step = 5) LIMIT 1)"
+
+WRITTEN = (
+    "(SELECT id FROM samples s WHERE step = 5 AND"
+    " NOT EXISTS (SELECT 1 FROM completions WHERE sample = s.id AND turn = 1) ORDER BY id LIMIT 1)"
+)
+TWO_TURNS = (
+    "(SELECT sample FROM completions WHERE turn = 1 AND sample IN (SELECT id FROM samples WHERE step = 5)"
+    " ORDER BY sample LIMIT 1)"
+)
 
 
 def twice_in_batches(run: Path) -> None:
@@ -98,9 +106,15 @@ def record_exchanged(run: Path) -> None:
     )
 
 
-def rewritten(run: Path, where: str = "", **changes: Any) -> None:
+def written(run: Path) -> str:
+    """Return a sample of batch 5 that has one turn."""
+    ((name,),) = ask(run, f"SELECT {WRITTEN}")
+    return str(name)
+
+
+def rewritten(run: Path, where: str = "", name: str = "", **changes: Any) -> None:
     """Put another record with its own digest in the place of one; none at all when nothing is changed."""
-    name = batch_of(run, 5)[0]
+    name = name or written(run)
     path, position, length = payload_at(run, name)
     record = msgspec.msgpack.decode(path.read_bytes()[position + HEADER.size :][:length], type=PayloadRecord)
     payload = msgspec.msgpack.encode(msgspec.structs.replace(record, **changes)) if changes else b"no record"
@@ -115,20 +129,38 @@ def rewritten(run: Path, where: str = "", **changes: Any) -> None:
 
 
 def not_a_number(run: Path) -> None:
-    ((tokens,),) = ask(run, f"SELECT tokens FROM completions WHERE sample = '{batch_of(run, 5)[0]}'")
+    ((tokens,),) = ask(run, f"SELECT tokens FROM completions WHERE sample = '{written(run)}'")
     rewritten(run, logprobs=array("f", [math.nan] * tokens).tobytes())
+
+
+def second_context(run: Path, change: Callable[[bytes], bytes]) -> None:
+    """Change the context (int32) of the second turn of a trained sample; its digest agrees."""
+    ((name, segment, position, length),) = ask(
+        run, f"SELECT sample, segment, position, length FROM completions WHERE turn = 1 AND sample = {TWO_TURNS}"
+    )
+    path = run / "payload" / f"{segment:08d}.segment"
+    record = msgspec.msgpack.decode(path.read_bytes()[position + HEADER.size :][:length], type=PayloadRecord)
+    payload = msgspec.msgpack.encode(msgspec.structs.replace(record, prompt=change(record.prompt)))
+    segments = Segments(run / "payload")
+    at = segments.append(payload)
+    segments.close()
+    alter(
+        run,
+        f"UPDATE completions SET segment = {at.segment}, position = {at.offset}, length = {at.length},"
+        f" digest = '{payload_digest(payload)}' WHERE sample = '{name}' AND turn = 1",
+    )
 
 
 def second_turn(run: Path) -> None:
     """Add a turn whose context does not hold the first one, in agreement with the sample's counts."""
-    name = batch_of(run, 5)[0]
+    name = written(run)
     alter(
         run,
         "INSERT INTO completions SELECT sample, 1, attempt, finish, tokens, engine, digest, segment, position, length"
         f" FROM completions WHERE sample = '{name}'",
         f"UPDATE samples SET response_tokens = 2 * response_tokens WHERE id = '{name}'",
     )
-    rewritten(run, " AND turn = 1", turn=1)
+    rewritten(run, " AND turn = 1", name, turn=1)
 
 
 def checkpoint_record(run: Path, **changes: Any) -> None:
@@ -349,6 +381,38 @@ CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "a record's versions do not cover its tokens": (PAYLOAD, lambda run: rewritten(run, spans=[VersionSpan(4, 1, 3)])),
     "a record has another prompt": (PAYLOAD, lambda run: rewritten(run, prompt=bytes(40))),
     "a turn does not continue the one before": (PAYLOAD, second_turn),
+    "the second turn lost its observation": (PAYLOAD, lambda run: second_context(run, lambda prompt: prompt[:-12])),
+    "the second turn follows another answer": (
+        PAYLOAD, lambda run: second_context(run, lambda prompt: prompt[:12] + bytes(4) + prompt[16:]),
+    ),
+    "a sample of two turns is longer than in the payload": (
+        PAYLOAD, sql(f"UPDATE samples SET total_tokens = total_tokens + 1 WHERE id = {TWO_TURNS}"),
+    ),
+    "a sample of two turns counts its first answer twice": (
+        PAYLOAD,
+        sql(f"UPDATE samples SET prompt_tokens = total_tokens - response_tokens WHERE id = {TWO_TURNS}"),
+    ),
+    "a sample of one turn has an observation": (
+        TURNS, sql(f"UPDATE samples SET total_tokens = total_tokens + 1 WHERE id = {WRITTEN}"),
+    ),
+    "a sample is shorter than its prompt and its answers": (
+        TURNS, sql(f"UPDATE samples SET total_tokens = response_tokens WHERE id = {TWO_TURNS}"),
+    ),
+    "a sample has no length": (TURNS, sql(f"UPDATE samples SET total_tokens = NULL WHERE id = {WRITTEN}")),
+    "a turn has another reward": (
+        REWARDS, sql(f"UPDATE samples SET turn_rewards = json_set(turn_rewards, '$[0]', 9) WHERE id = {TWO_TURNS}"),
+    ),
+    "a turn has a reward that is none": (
+        REWARDS, sql(f"UPDATE samples SET turn_rewards = json_set(turn_rewards, '$[0]', 'x') WHERE id = {TWO_TURNS}"),
+    ),
+    "a turn has no reward": (
+        REWARDS, sql(f"UPDATE samples SET turn_rewards = json_array(reward) WHERE id = {TWO_TURNS}"),
+    ),
+    "there are more rewards than turns": (
+        REWARDS, sql(f"UPDATE samples SET turn_rewards = json_array(reward, 0.0) WHERE id = {WRITTEN}"),
+    ),
+    "the rewards of turns are gone": (REWARDS, sql(f"UPDATE samples SET turn_rewards = NULL WHERE id = {WRITTEN}")),
+    "the rewards of turns are no JSON": (DATABASE, sql(f"UPDATE samples SET turn_rewards = '[' WHERE id = {WRITTEN}")),
     "a digest was changed": (PAYLOAD, sql(f"UPDATE completions SET digest = 'ff' WHERE sample = {WRITTEN}")),
     "two records were exchanged": (PAYLOAD, record_exchanged),
     "a record is said to be elsewhere": (
@@ -411,6 +475,10 @@ def test_a_corruption_is_found_by_the_check_for_it(broken: Any, corruption: str)
         ("a record's versions do not cover its tokens", "its log-probabilities or versions do not cover its tokens"),
         ("a record has another prompt", "its prompt does not have as many tokens as the ledger says"),
         ("a turn does not continue the one before", "a turn does not continue the one before it"),
+        ("the second turn lost its observation", "its sequence does not have as many tokens as the ledger says"),
+        ("the second turn follows another answer", "a turn does not continue the one before it"),
+        ("a turn has another reward", "its reward is not the sum of its turns' rewards"),
+        ("a turn has no reward", "it does not have one reward for each of its turns"),
         ("a payload byte was flipped", "its payload is damaged, or not where the ledger says"),
         ("a segment was truncated", "its payload is beyond the end of its segment"),
         ("a segment is gone", "segment 1: the ledger refers to it, but it does not exist"),
@@ -464,7 +532,7 @@ def test_what_is_no_run_or_of_another_version_is_refused_in_a_sentence(finished_
     with pytest.raises(NoRunError, match=r"job.json is of another version of rljob"):
         audit(run)
     alter(run, "PRAGMA user_version=7")
-    with pytest.raises(NoRunError, match=r"another version of rljob \(ledger 7, this one reads 3\)"):
+    with pytest.raises(NoRunError, match=r"another version of rljob \(ledger 7, this one reads 4\)"):
         audit(run)
 
 

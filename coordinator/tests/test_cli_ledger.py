@@ -13,6 +13,7 @@ import pytest
 from ledgers import alter, ask, batch_of, copy, make_run
 from rich.console import Console
 from rich.text import Text
+from world import turns_of
 
 from rljob.cli import ledger
 from rljob.cli.ledger import COLUMNS
@@ -105,7 +106,7 @@ def test_samples_as_json_and_as_json_lines_are_the_same(rljob: Command, finished
 
 
 def test_show_prints_everything_of_a_sample(rljob: Command, finished_run: Path) -> None:
-    name = batch_of(finished_run, 5)[0]
+    name = next(name for name in batch_of(finished_run, 5) if turns_of(name) == 1)
     code, out, _ = rljob("show", finished_run, name)
     assert code == 0 and "\x1b" not in out
     assert out.startswith(f"{name}  trained in batch 5\ntask       sums, row ")
@@ -117,6 +118,17 @@ def test_show_prints_everything_of_a_sample(rljob: Command, finished_run: Path) 
     ((tokens,),) = ask(finished_run, f"SELECT response_tokens FROM samples WHERE id = '{name}'")
     table = out.partition("place  token  log-probability")[2].splitlines()[1:]
     assert len(table) == tokens and all(line.split()[2:4] == ["-1.000000", "0.3679"] for line in table)
+
+
+def test_show_prints_every_turn_with_its_observation_and_its_reward(rljob: Command, finished_run: Path) -> None:
+    name = next(name for name in batch_of(finished_run, 5) if turns_of(name) == 2)
+    _, out, _ = rljob("show", finished_run, name)
+    ((tokens,),) = ask(finished_run, f"SELECT response_tokens FROM samples WHERE id = '{name}'")
+    assert f"tokens     3 given, {tokens} written, 3 observed\n" in out
+    turns = out[out.index("\nturn 0 ") :]
+    assert re.findall(r"^(prompt|observation|answer)$", turns, re.M) == ["prompt", "answer", "observation", "answer"]
+    assert "reward 0.25\n" in turns and turns.index("reward 0.25") < turns.index("\nturn 1 ")
+    assert len(re.findall(r" -1\.000000 ", turns)) == tokens
 
 
 def test_show_colours_tokens_by_their_probability_on_a_terminal(
@@ -201,7 +213,7 @@ def test_a_ledger_of_another_version_or_a_run_that_has_not_begun_exits_2(
     alter(run, "PRAGMA user_version=7")
     for command in (("samples", run), ("audit", run), ("show", run, "g0.0")):
         code, out, err = rljob(*command)
-        assert (code, out) == (2, "") and "another version of rljob (ledger 7, this one reads 3)" in err
+        assert (code, out) == (2, "") and "another version of rljob (ledger 7, this one reads 4)" in err
     (run / "ledger.sqlite").unlink()
     for command in (("samples", run), ("audit", run), ("show", run, "g0.0")):
         code, out, err = rljob(*command)

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from ledgers import RecordingTrainer, alter, ask, batch_of, copy, make_run, run_world
-from world import World, job
+from world import World, job, turns_of
 
 from rljob.coordinator.local_api_server import build_readers_app
 from rljob.ledger.audit import audit
@@ -74,7 +74,7 @@ def test_lists_are_sorted_either_way_and_what_lacks_the_key_is_last(
 
 
 def test_a_sample_is_shown_with_all_there_is(finished_run: Path) -> None:
-    name = batch_of(finished_run, 5)[0]
+    name = next(name for name in batch_of(finished_run, 5) if turns_of(name) == 1)
     with LedgerReader(finished_run) as ledger:
         detail = show(ledger, name)
     assert detail.notes == [] and detail.attempt == 0 and detail.metrics == {}
@@ -85,17 +85,30 @@ def test_a_sample_is_shown_with_all_there_is(finished_run: Path) -> None:
     assert {token.logprob for token in turn.written} == {-1.0}
     assert {token.version for token in turn.written} <= {detail.sample.min_version, detail.sample.max_version}
     assert all(token.text for token in turn.written)
-    (piece,) = turn.pieces
+    (piece,) = turn.completions
     assert (piece.attempt, piece.finish, piece.tokens) == (0, "stop", len(turn.written))
     assert piece.engine.startswith("engine-")
 
 
+def test_a_sample_of_several_turns_is_shown_turn_by_turn(finished_run: Path) -> None:
+    name = next(name for name in batch_of(finished_run, 5) if turns_of(name) == 2)
+    with LedgerReader(finished_run) as ledger:
+        detail = show(ledger, name)
+    first, second = detail.turns
+    assert [turn.turn for turn in detail.turns] == [0, 1]
+    assert (first.given_ids, second.given_ids) == ([detail.sample.row, 1, 2], [7, 8, 9])
+    assert first.reward == 0.25 and second.reward == detail.sample.reward - 0.25
+    assert len(first.written) + len(second.written) == detail.sample.response_tokens
+    assert detail.sample.prompt_tokens == 3
+    assert detail.sample.total_tokens == 3 + 3 + detail.sample.response_tokens
+
+
 def test_a_sample_whose_payload_was_unlinked_is_shown_without_tokens(finished_run: Path) -> None:
-    name = batch_of(finished_run, 0)[0]
+    name = next(name for name in batch_of(finished_run, 0) if turns_of(name) == 1)
     with LedgerReader(finished_run) as ledger:
         detail = show(ledger, name)
     assert detail.notes == ["its tokens are gone: they were unlinked when checkpoints covered them"]
-    assert detail.turns[0].written == [] and detail.turns[0].pieces[0].tokens == detail.sample.response_tokens
+    assert detail.turns[0].written == [] and detail.turns[0].completions[0].tokens == detail.sample.response_tokens
     assert detail.sample.reward is not None
 
 
@@ -104,7 +117,7 @@ def test_a_sample_whose_payload_is_damaged_says_so(finished_run: Path, tmp_path:
     for path in (run / "payload").iterdir():
         path.write_bytes(bytes(path.stat().st_size))
     with LedgerReader(run) as ledger:
-        (note,) = show(ledger, batch_of(run, 5)[0]).notes
+        (note,) = show(ledger, next(name for name in batch_of(run, 5) if turns_of(name) == 1)).notes
     assert "payload segment 1 is damaged at byte" in note
 
 
@@ -142,7 +155,7 @@ def test_an_unknown_sample_is_answered_with_what_is_near_it(finished_run: Path, 
 def test_a_turn_that_was_interrupted_is_shown_whole_with_its_pieces(finished_run: Path, tmp_path: Path) -> None:
     """Two records of one turn, as an engine that was interrupted leaves them."""
     run = copy(finished_run, tmp_path / "run")
-    one, two, *_ = batch_of(run, 5)
+    one, two, *_ = (name for name in batch_of(run, 5) if turns_of(name) == 1)
     alter(
         run,
         f"UPDATE completions SET finish = 'abort' WHERE sample = '{one}'",
@@ -152,8 +165,8 @@ def test_a_turn_that_was_interrupted_is_shown_whole_with_its_pieces(finished_run
     )
     with LedgerReader(run) as ledger:
         (turn,) = show(ledger, one).turns
-    assert [(piece.attempt, piece.finish) for piece in turn.pieces] == [(0, "abort"), (1, "stop")]
-    assert len(turn.written) == sum(piece.tokens for piece in turn.pieces)
+    assert [(piece.attempt, piece.finish) for piece in turn.completions] == [(0, "abort"), (1, "stop")]
+    assert len(turn.written) == sum(piece.tokens for piece in turn.completions)
 
 
 def test_a_ledger_of_another_version_is_refused_by_readers(finished_run: Path, tmp_path: Path) -> None:

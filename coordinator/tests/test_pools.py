@@ -49,6 +49,7 @@ async def test_what_waits_for_the_long_engine_holds_up_nothing_else(new_world: A
     manifest = job(n=100, g=2, steps=1, alpha=0, rollouts=POOLS)
     world = await begin(new_world, tmp_path, manifest, ["short", "long"])
     short, long = world.agents
+    world.runner.turns_of = lambda sample: 1
     long.hold = True
     await world.settle()
     fits = [row for row in range(100) if 3 + row * 37 % 102 + 16 <= LENGTHS["short"]]

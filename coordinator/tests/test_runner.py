@@ -6,6 +6,7 @@ import signal
 import sys
 from array import array
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,10 @@ from rljob.protocol.messages import (
     encode_frame,
     frame_decoder,
 )
+from rljob.protocol.rewards import Score
+from rljob.runner.context import Context
 from rljob.runner.driver import Runner
+from rljob.runner.loops import Loop
 from rljob.runner.loops.single_turn import single_turn
 from rljob.runner.prompts import PromptCache, PromptMaker
 from rljob.runner.scoring import RewardClient
@@ -122,10 +126,21 @@ class Letters:
 class Stage:
     """The parts of a test."""
 
-    def __init__(self, coordinator: FakeCoordinator, reward: FakeReward, serving: "asyncio.Task[None]") -> None:
+    def __init__(
+        self,
+        coordinator: FakeCoordinator,
+        reward: FakeReward,
+        serving: "asyncio.Task[None]",
+        runtimes: dict[str, TaskRuntime],
+    ) -> None:
         self.coordinator = coordinator
         self.reward = reward
         self.serving = serving
+        self._runtimes = runtimes
+
+    def use(self, loop: Loop) -> None:
+        """Have trajectories that are leased from now on driven by ``loop``."""
+        self._runtimes["sums"] = replace(self._runtimes["sums"], loop=loop)
 
 
 @pytest.fixture
@@ -148,10 +163,11 @@ async def stage(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
         url = str(server.make_url("/"))
         client = RewardClient(Reward(name="sums", builtin="reasoning_gym"), url, session)
         book = PromptCache({"sums": Rows()}, PromptMaker({"sums": task}, Letters()))
-        kit = TaskRuntime(task, single_turn, client, MAX_MODEL_LENGTH, evaluation_temperature=0.25)
-        runner = Runner(url, "secret", {"sums": kit}, book, Letters(), {"sums": 7})  # type: ignore[arg-type]
+        runtime = TaskRuntime(task, single_turn, client, MAX_MODEL_LENGTH, evaluation_temperature=0.25)
+        runtimes = {"sums": runtime}
+        runner = Runner(url, "secret", runtimes, book, Letters(), {"sums": 7})  # type: ignore[arg-type]
         serving = asyncio.create_task(runner.run())
-        yield Stage(coordinator, reward, serving)
+        yield Stage(coordinator, reward, serving, runtimes)
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         runner.close()
@@ -165,8 +181,8 @@ def drive(
     return LeaseTrajectory(sample=sample, task="sums", row=row, split=split, turns=turns or [])
 
 
-def turn(prompt: str = "xxx=", text: str = "hello", finish: str = "stop") -> TurnTokens:
-    return TurnTokens(turn=0, prompt=Letters().encode(prompt), token_ids=Letters().encode(text), finish=finish)
+def turn(prompt: str = "xxx=", text: str = "hello", finish: str = "stop", number: int = 0) -> TurnTokens:
+    return TurnTokens(turn=number, prompt=Letters().encode(prompt), token_ids=Letters().encode(text), finish=finish)
 
 
 async def test_a_trajectory_goes_from_lease_to_score(stage: Stage) -> None:
@@ -193,6 +209,7 @@ async def test_a_trajectory_goes_from_lease_to_score(stage: Stage) -> None:
             "completion": "hello",
             "finish": "length",
             "problem": {"question": "xxx", "answer": "train", "metadata": {}},
+            "turns": [],
         }
     ]
 
@@ -424,3 +441,196 @@ async def test_a_lease_of_another_attempt_takes_the_place_of_the_one_before(stag
     await coordinator.send(GenerateResult("g0.0", turn(text="hi")))
     scored = await coordinator.hear(TrajectoryScored)
     assert (scored.attempt, scored.reward) == (2, 2.0)
+
+
+# --- loops of several turns ---
+
+
+async def three_turns(context: Context) -> Score:
+    """Ask three times, the second time after an observation; the first turn has a reward."""
+    tokens = context.prompt.token_ids
+    for number in range(3):
+        turn = await context.generate(tokens)
+        tokens += turn.token_ids
+        if number == 0:
+            context.reward(0.25)
+            tokens += context.encode("no;")
+    return await context.score(context.decode(turn.token_ids), turn.finish)
+
+
+TURNS = [
+    turn(),
+    turn("xxx=hellono;", "again", number=1),
+    turn("xxx=hellono;again", "ok", "length", number=2),
+]
+
+
+async def test_a_loop_of_three_turns_asks_for_each_with_all_that_came_before(stage: Stage) -> None:
+    coordinator = stage.coordinator
+    stage.use(three_turns)
+    await coordinator.hear(RegisterRunner)
+    await coordinator.send(drive())
+    for answer in TURNS:
+        need = await coordinator.hear(GenerateRequest)
+        assert (need.turn, need.prompt) == (answer.turn, answer.prompt)
+        assert need.max_tokens == min(MAX_TOKENS, MAX_MODEL_LENGTH - len(answer.prompt) // 4)
+        await coordinator.send(GenerateResult("g0.0", answer))
+    scored = await coordinator.hear(TrajectoryScored)
+    assert (scored.reward, scored.turn_rewards, scored.text) == (2.25, [0.25, 0.0, 2.0], "ok")
+    (item,) = stage.reward.items
+    assert (item["prompt"], item["completion"], item["finish"]) == ("xxx=", "ok", "length")
+    assert item["turns"] == [
+        {"kind": "model", "text": "hello"},
+        {"kind": "observation", "text": "no;"},
+        {"kind": "model", "text": "again"},
+        {"kind": "model", "text": "ok"},
+    ]
+
+
+@pytest.mark.parametrize("known", [1, 2, 3])
+async def test_a_runner_that_takes_a_trajectory_over_generates_only_what_is_missing(stage: Stage, known: int) -> None:
+    coordinator = stage.coordinator
+    stage.use(three_turns)
+    await coordinator.hear(RegisterRunner)
+    await coordinator.send(drive(turns=TURNS[:known]))
+    for answer in TURNS[known:]:
+        assert (await coordinator.hear(GenerateRequest)).turn == answer.turn
+        await coordinator.send(GenerateResult("g0.0", answer))
+    scored = await coordinator.hear(TrajectoryScored)
+    assert (scored.reward, scored.turn_rewards) == (2.25, [0.25, 0.0, 2.0])
+
+
+async def test_a_request_for_a_later_turn_is_repeated_after_a_break(stage: Stage) -> None:
+    coordinator = stage.coordinator
+    stage.use(three_turns)
+    await coordinator.hear(RegisterRunner)
+    await coordinator.send(drive(turns=TURNS[:1]))
+    need = await coordinator.hear(GenerateRequest)
+    await coordinator.hang_up()
+    await coordinator.hear(RegisterRunner)
+    assert await coordinator.hear(GenerateRequest) == need
+    await coordinator.send(GenerateResult("g0.0", TURNS[0]), GenerateResult("g0.0", TURNS[1]))
+    assert (await coordinator.hear(GenerateRequest)).turn == 2
+
+
+async def forgets_its_answer(context: Context) -> Score:
+    first = await context.generate(context.prompt.token_ids)
+    text = context.decode(first.token_ids).upper()  # what the model wrote is encoded again: other tokens
+    await context.generate(context.prompt.token_ids + context.encode(text))
+    raise AssertionError("this is not reached")
+
+
+async def changes_its_mind(context: Context) -> Score:
+    first = await context.generate(context.prompt.token_ids)
+    await context.generate(context.prompt.token_ids + first.token_ids + context.encode("yes;"))
+    raise AssertionError("this is not reached")
+
+
+async def asks_twice_at_a_time(context: Context) -> Score:
+    await asyncio.gather(*(context.generate(context.prompt.token_ids) for _ in range(2)))
+    raise AssertionError("this is not reached")
+
+
+async def never_asks(context: Context) -> Score:
+    return Score(context.sample, 1.0)
+
+
+async def rewards_too_early(context: Context) -> Score:
+    context.reward(1.0)
+    raise AssertionError("this is not reached")
+
+
+async def rewards_nothing(context: Context) -> Score:
+    await context.generate(context.prompt.token_ids)
+    context.reward(float("nan"))
+    raise AssertionError("this is not reached")
+
+
+async def rewards_a_turn_too_many(context: Context) -> Score:
+    await context.generate(context.prompt.token_ids)
+    return Score(context.sample, 1.0, turn_rewards=[0.5, 0.5])
+
+
+async def returns_no_score(context: Context) -> Any:
+    await context.generate(context.prompt.token_ids)
+    return 1.0
+
+
+async def exits(context: Context) -> Score:
+    sys.exit("enough")
+
+
+async def awaits_what_was_cancelled(context: Context) -> Score:
+    work = asyncio.create_task(asyncio.sleep(3600))
+    work.cancel()
+    await work
+    raise AssertionError("this is not reached")
+
+
+async def leaves_while_a_turn_is_generated(context: Context) -> Score:
+    work = asyncio.create_task(context.generate(context.prompt.token_ids))
+    await asyncio.sleep(0)
+    work.cancel()
+    return Score(context.sample, 1.0)
+
+
+async def gives_tokens_as_a_list(context: Context) -> Score:
+    await context.generate([1, 2])  # type: ignore[arg-type]
+    raise AssertionError("this is not reached")
+
+
+@pytest.mark.parametrize(
+    ("loop", "turns", "reason"),
+    [
+        (forgets_its_answer, TURNS[:1], "turn 1 does not start with the context and the answer of turn 0"),
+        (changes_its_mind, TURNS[:2], "turn 1 was generated from another context"),
+        (asks_twice_at_a_time, [], "asks for another turn while turn 0 is generated"),
+        (never_asks, [], "no turn was generated"),
+        (rewards_too_early, [], "before the first turn"),
+        (rewards_nothing, TURNS[:1], "turn 0 the reward nan"),
+        (rewards_a_turn_too_many, TURNS[:1], "rewards of 2 turns, but 1 turns"),
+        (returns_no_score, TURNS[:1], "returned float, not a Score"),
+        (exits, [], "SystemExit: enough"),
+        (awaits_what_was_cancelled, [], "awaited a task that was cancelled"),
+        (leaves_while_a_turn_is_generated, [], "returned while turn 0 was generated"),
+        (gives_tokens_as_a_list, [], "not the bytes of"),
+    ],
+)
+async def test_an_error_of_a_loop_fails_its_sample_and_no_other(
+    stage: Stage, loop: Loop, turns: list[TurnTokens], reason: str
+) -> None:
+    coordinator = stage.coordinator
+    await coordinator.hear(RegisterRunner)
+    stage.use(loop)
+    await coordinator.send(drive("g0.0", turns=turns))
+    while isinstance(failed := await coordinator.heard.get(), GenerateRequest):
+        pass
+    assert isinstance(failed, TrajectoryFailed) and failed.sample == "g0.0" and reason in failed.reason
+    stage.use(single_turn)
+    await coordinator.send(drive("g0.1", turns=[turn()]))
+    assert (await coordinator.hear(TrajectoryScored)).sample == "g0.1"
+
+
+async def test_a_loop_sees_how_much_room_is_left_and_may_end_before_there_is_none(stage: Stage) -> None:
+    rooms = []
+
+    async def until_full(context: Context) -> Score:
+        rooms.append(context.room)
+        tokens = context.prompt.token_ids
+        while context.room >= 6:
+            answer = await context.generate(tokens)
+            tokens += answer.token_ids + context.encode("!")
+            rooms.append(context.room)
+        return Score(context.sample, 0.5, turn_rewards=[0.25])
+
+    stage.use(until_full)
+    await stage.coordinator.hear(RegisterRunner)
+    await stage.coordinator.send(drive())
+    for number in range(4):
+        need = await stage.coordinator.hear(GenerateRequest)
+        assert need.max_tokens == min(MAX_TOKENS, MAX_MODEL_LENGTH - len(need.prompt) // 4)
+        result = TurnTokens(number, need.prompt, Letters().encode("sixsix"), "stop")
+        await stage.coordinator.send(GenerateResult("g0.0", result))
+    scored = await stage.coordinator.hear(TrajectoryScored)
+    assert rooms == [28, 22, 15, 8, 1]
+    assert (scored.reward, scored.turn_rewards) == (0.5, [0.25, 0.0, 0.0, 0.25])

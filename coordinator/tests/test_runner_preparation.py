@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import json
 import os
 import re
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from rljob.api.models import RLJob
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.runner.data.readers import Readers
+from rljob.runner.loops import load_loop
 from rljob.runner.setup import check, prepare
 
 ROWS = [{"question": f"{i} + 1 =", "answer": i + 1} for i in range(40)]
@@ -72,6 +76,9 @@ def test_a_job_that_is_right_has_no_problems_and_nothing_is_written(storage: Pat
             {"evaluation": {}},
             "spec.tasks[0].data.jsonl.path: no row of STORAGE/rows.jsonl is held out, and the evaluation needs some; n",
         ),
+        ({"loop": "no_such.module:loop"}, {}, "spec.tasks[0].loop: module no_such.module cannot be imported ("),
+        ({"loop": "json:loop"}, {}, "spec.tasks[0].loop: module json has no attribute loop; correct 'json:loop'"),
+        ({"loop": "json:dumps"}, {}, "spec.tasks[0].loop: json:dumps is no async function; define it as async def loo"),
         (
             {"messages": [{"role": "user", "content": "{question}"}]},
             {},
@@ -249,3 +256,51 @@ def test_the_check_of_a_job_without_storage_looks_at_what_there_is(storage: Path
     assert (done.returncode, done.stderr) == (0, "")
     done = run_check(environment(storage, {"data": {"jsonl": {"path": str(storage / "none.jsonl")}}}), None)
     assert done.returncode == 2 and "there is no file" in done.stderr
+
+
+class Configured:
+    """A loop with options of its own."""
+
+    async def __call__(self, context: object) -> None:
+        """Do nothing."""
+
+
+async def no_argument() -> None:
+    """Do nothing."""
+
+
+async def one_argument(context: object) -> None:
+    """Do nothing."""
+
+
+def not_async(context: object) -> None:
+    """Do nothing."""
+
+
+@pytest.fixture
+def user_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of a user."""
+    loops = {"ok": one_argument, "partial": functools.partial(one_argument), "callable": Configured()}
+    others = {"none": None, "cls": Configured, "no_argument": no_argument, "not_async": not_async}
+    monkeypatch.setitem(sys.modules, "user_package", types.SimpleNamespace(**loops, **others))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["ok", "partial", "callable"])
+def test_an_async_callable_is_a_loop(user_package: None, name: str) -> None:
+    work = load_loop(f"user_package:{name}", "loop")(None)  # type: ignore[arg-type]
+    assert asyncio.iscoroutine(work)
+    work.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("none", "is no async function"),
+        ("cls", "is no async function"),
+        ("not_async", "is no async function"),
+        ("no_argument", "does not take one argument"),
+    ],
+)
+def test_what_cannot_be_awaited_with_a_context_is_no_loop(user_package: None, name: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=rf"^spec.tasks\[0\].loop: user_package:{name} {reason}"):
+        load_loop(f"user_package:{name}", "spec.tasks[0].loop")

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import random
+import re
 import struct
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -107,20 +110,32 @@ class Component:
         raise AssertionError
 
 
+def turns_of(sample: str) -> int:
+    """Return how many turns a sample has: of four members, or of four groups, one has two turns and one has three."""
+    return (1, 2, 1, 3)[sum(map(int, re.findall(r"\d+", sample))) % 4]
+
+
+def observation(turn: int) -> bytes:
+    """Return the tokens between turn ``turn`` and the next; none after the second."""
+    return int32([7, 8, 9][turn:]) if turn < 1 else b""
+
+
 class Runner(Component):
     role = "runner"
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self.driving: dict[str, m.LeaseTrajectory] = {}
+        self.turns: dict[str, list[m.TurnTokens]] = {}
         self.finished: dict[str, m.TrajectoryScored] = {}
         self.held_out: dict[str, int] = {}
-        self.prompt = lambda drive: [drive.row, 1, 2]  # token ids
+        self.prompt = lambda lease: [lease.row, 1, 2]  # token ids
+        self.turns_of = turns_of
         self.lives = 0
 
     def reborn(self) -> None:
         """The process died."""
-        self.driving, self.finished = {}, {}
+        self.driving, self.turns, self.finished = {}, {}, {}
         self.lives += 1
 
     def hello(self) -> Any:
@@ -128,26 +143,34 @@ class Runner(Component):
 
     def connect(self) -> None:
         super().connect()
-        for sample, drive in list(self.driving.items()):
+        for sample in list(self.driving):
             if sample in self.finished:
                 self.say(self.finished[sample])
-            elif not drive.turns:
-                self._ask(drive)
+            else:
+                self._continue(sample)
 
-    def _ask(self, drive: m.LeaseTrajectory) -> None:
-        self.say(m.GenerateRequest(drive.sample, 0, int32(self.prompt(drive)), 16, 1.0, [0], drive.attempt))
+    def _continue(self, sample: str) -> None:
+        """Ask for the next turn, or score after the last."""
+        lease, turns = self.driving[sample], self.turns[sample]
+        if len(turns) == self.turns_of(sample):
+            self._score(sample, turns)
+            return
+        context = int32(self.prompt(lease))
+        for turn in turns:
+            assert turn.prompt == context, f"{sample}: turn {turn.turn} was generated from another context"
+            context += turn.token_ids + observation(turn.turn)
+        self.say(m.GenerateRequest(sample, len(turns), context, 16, 1.0, [0], lease.attempt))
 
     def handle(self, message: Any) -> None:
         match message:
             case m.LeaseTrajectory(sample=sample, turns=turns):
-                self.driving[sample] = message
-                if turns:
-                    self._score(sample, turns[0])
-                else:
-                    self._ask(message)
+                assert [turn.turn for turn in turns] == list(range(len(turns)))
+                self.driving[sample], self.turns[sample] = message, list(turns)
+                self._continue(sample)
             case m.GenerateResult(sample=sample, result=result):
-                if sample in self.driving:
-                    self._score(sample, result)
+                if sample in self.driving and result.turn == len(self.turns[sample]):
+                    self.turns[sample].append(result)
+                    self._continue(sample)
             case m.Cancel(samples=samples):
                 for sample in samples:
                     self.finished.pop(sample, None)
@@ -157,9 +180,13 @@ class Runner(Component):
                     if self.finished.pop(sample, None) is not None:
                         self.driving.pop(sample, None)
 
-    def _score(self, sample: str, result: m.TurnTokens) -> None:
-        reward = self.world.reward(sample, result)
-        self.finished[sample] = m.TrajectoryScored(sample, reward, {}, "text", self.driving[sample].attempt)
+    def _score(self, sample: str, turns: list[m.TurnTokens]) -> None:
+        """Score the last answer; every turn but the last has a quarter of it besides."""
+        reward = self.world.reward(sample, turns[-1])
+        credits = [0.25 * (turn.turn + 1) for turn in turns[:-1]]
+        self.finished[sample] = m.TrajectoryScored(
+            sample, reward, {}, "text", self.driving[sample].attempt, credits if math.isfinite(reward) else []
+        )
         self.say(self.finished[sample])
 
 
@@ -172,10 +199,10 @@ class Agent(Component):
         self.settings = next(entry for entry in world.manifest.spec.rollouts if entry.name == pool)
         self.generated: list[tuple[str, int, int]] = []  # sample, tokens asked for with the prompt, version
         self.queue: list[m.Generate] = []
-        self.unacknowledged: dict[str, m.Completion] = {}
+        self.unacknowledged: dict[tuple[str, int, int], m.Completion] = {}
         self.lineage, self.version, self.digest = -1, -1, ""
         self.preparing: m.PrepareWeights | None = None
-        self.begun: dict[tuple[str, int], int] = {}  # sample, attempt → version it was begun under
+        self.begun: dict[tuple[str, int, int], int] = {}  # sample, turn, attempt → version it was begun under
         self.hold = False  # generate nothing
         self.lie = ""  # digest to answer with instead
 
@@ -206,14 +233,14 @@ class Agent(Component):
             case m.Generate():
                 if self.version >= 0:  # else it was meant for the engine before this one
                     self.queue.append(message)
-                    self.begun.setdefault((message.request_id.sample, message.request_id.attempt), self.version)
+                    self.begun.setdefault(msgspec.structs.astuple(message.request_id), self.version)
                     tokens = len(message.token_ids) // 4 + message.sampling.max_tokens
                     self.generated.append((message.request_id.sample, tokens, self.version))
             case m.Abort(request_ids=request_ids):
                 self.queue = [generate for generate in self.queue if generate.request_id not in request_ids]
             case m.AckCompletions(request_ids=request_ids):
                 for request_id in request_ids:
-                    self.unacknowledged.pop(request_id.sample, None)
+                    self.unacknowledged.pop(msgspec.structs.astuple(request_id), None)
             case m.PrepareWeights():
                 if message.engine == self.instance:
                     self.preparing = message
@@ -232,9 +259,9 @@ class Agent(Component):
             busy = True
         if self.queue and not self.hold and self.peer is not None:
             generate = self.queue.pop(0)
-            begun = self.begun.pop((generate.request_id.sample, generate.request_id.attempt))
+            begun = self.begun.pop(msgspec.structs.astuple(generate.request_id))
             completion = generate_tokens(generate, begun, self.version)
-            self.unacknowledged[generate.request_id.sample] = completion
+            self.unacknowledged[msgspec.structs.astuple(generate.request_id)] = completion
             self.say(m.Completions([completion]))
             busy = True
         return busy
@@ -321,11 +348,30 @@ class Trainer(Component):
 
     def check(self, command: m.Train, data: bytes) -> None:
         samples = msgspec.msgpack.decode(data, type=list[m.SampleTokens])
-        lengths = {s.sample: s.prompt_tokens + s.response_tokens for s in command.samples}
-        assert {s.sample: len(s.loss_mask) for s in samples} == lengths
+        for scalars, tokens in zip(command.samples, samples, strict=True):
+            check_sample(scalars, tokens, self.world.runner.turns_of(tokens.sample))
         assert all(command.step - s.min_version <= self.world.alpha for s in command.samples)
         oldest = {s.sample: min(span.version for span in s.spans) for s in samples}
         assert oldest == {s.sample: s.min_version for s in command.samples}
+
+
+def check_sample(scalars: m.BatchSample, tokens: m.SampleTokens, turns: int) -> None:
+    """Assert that tokens, segments and scalars of a sample agree, and that it has so many turns."""
+    kinds = [segment.kind for segment in tokens.segments]
+    assert kinds == ["prompt", "model", "observation", "model", "model"][: 2 * turns if turns < 3 else 5], kinds
+    assert [s.start for s in tokens.segments] == [0, *(s.end for s in tokens.segments[:-1])]
+    assert tokens.segments[0].end == scalars.prompt_tokens
+    assert tokens.segments[-1].end == scalars.total_tokens == len(tokens.token_ids) // 4 == len(tokens.logprobs) // 4
+    assert sum(tokens.loss_mask) == scalars.response_tokens == sum(s.end - s.start for s in tokens.spans)
+    assert all(
+        written or logprob == 0 for logprob, written in zip(array("f", tokens.logprobs), tokens.loss_mask, strict=True)
+    )
+    rewards = [segment.reward for segment in tokens.segments if segment.kind == "model"]
+    assert rewards[:-1] == [0.25 * (turn + 1) for turn in range(turns - 1)]
+    assert sum(segment.reward for segment in tokens.segments) == scalars.reward
+    if turns > 1:
+        between = tokens.segments[2]
+        assert tokens.token_ids[4 * between.start : 4 * between.end] == observation(0)
 
 
 class World:

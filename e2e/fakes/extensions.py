@@ -14,6 +14,9 @@ from rljob.protocol.rewards import Score
 from rljob.runner.context import Context
 from rljob.trainer.algorithms.objectives.base import Objective, ObjectiveInputs
 
+OBSERVATION = "\nAgain:"
+FIRST_TURN_REWARD = 0.25
+
 
 def one(completion: str) -> float:
     """Return 1 for every completion."""
@@ -54,7 +57,8 @@ def reinforce(inputs: ObjectiveInputs) -> Objective:
 
 
 async def two_turns(context: Context) -> Score:
-    """Generate twice, the second time after the first answer."""
+    """Generate an answer, and another after an observation; the first has a reward of its own."""
     first = await context.generate(context.prompt.token_ids)
-    second = await context.generate(context.prompt.token_ids + first.token_ids)
+    context.reward(FIRST_TURN_REWARD)
+    second = await context.generate(context.prompt.token_ids + first.token_ids + context.encode(OBSERVATION))
     return await context.score(context.decode(second.token_ids), second.finish)

@@ -11,16 +11,19 @@ from dataclasses import dataclass
 
 import msgspec
 
+from e2e.fakes.extensions import FIRST_TURN_REWARD, OBSERVATION
 from e2e.fakes.tokens import FIRST_STATE, next_state, reward, write
 from rljob.api.models import RLJobSpec
 from rljob.api.resolve import DEFAULT_PROMPT
 from rljob.api.tasks import Task
 from rljob.api.templates import fill
-from rljob.protocol.messages import BatchSample, SampleTokens, VersionSpan
+from rljob.protocol.messages import BatchSample, SampleTokens, Segment, VersionSpan
 from rljob.runner.data.reasoning_gym import ReasoningGymSource
 from rljob.runner.tokenizer import TextCodec
 from rljob.scheduling.mixture import Mixture
 from rljob.scheduling.seeds import derive
+
+TWO_TURNS = "e2e.fakes.extensions:two_turns"
 
 
 @dataclass(frozen=True)
@@ -62,15 +65,32 @@ def _answer(
     spec: RLJobSpec, task: Task, codec: TextCodec, state: str, step: int, group: str, member: int, prompt: bytes
 ) -> tuple[BatchSample, SampleTokens]:
     sample, sampling, given = f"{group}.{member}", task.sampling, len(prompt) // 4
-    stream, _ = write(state, prompt, derive(spec.seed, sample, 0, 0), sampling.max_tokens, codec.stop_token_ids)
-    written = len(stream.token_ids)
-    scored = reward(codec.decode(stream.token_ids.tobytes()))
-    scalars = BatchSample(sample, group, scored, given, written, step, sampling.temperature, sampling.max_tokens)
-    sequence = SampleTokens(
+    tokens, logprobs, spans = b"", b"", []
+    segments: list[Segment] = []
+    for turn in range(2 if task.loop == TWO_TURNS else 1):
+        added = codec.encode(OBSERVATION, special=False) if turn else prompt
+        tokens, logprobs = tokens + added, logprobs + bytes(len(added))
+        begin = len(tokens) // 4
+        segments.append(Segment("observation" if turn else "prompt", begin - len(added) // 4, begin))
+        seed = derive(spec.seed, sample, turn, 0)
+        stream, _ = write(state, tokens, seed, sampling.max_tokens, codec.stop_token_ids)
+        tokens, logprobs = tokens + stream.token_ids.tobytes(), logprobs + stream.logprobs.tobytes()
+        segments.append(Segment("model", begin, len(tokens) // 4))
+        spans.append(VersionSpan(step, begin, len(tokens) // 4))
+    scored = segments[-1].reward = reward(codec.decode(stream.token_ids.tobytes()))
+    if len(spans) > 1:
+        segments[1].reward = FIRST_TURN_REWARD
+        scored += FIRST_TURN_REWARD
+    written = sum(span.end - span.start for span in spans)
+    scalars = BatchSample(
         sample=sample,
-        token_ids=prompt + stream.token_ids.tobytes(),
-        logprobs=bytes(4 * given) + stream.logprobs.tobytes(),
-        loss_mask=bytes(given) + b"\x01" * written,
-        spans=[VersionSpan(step, given, given + written)],
+        group=group,
+        reward=scored,
+        prompt_tokens=given,
+        response_tokens=written,
+        total_tokens=len(tokens) // 4,
+        min_version=step,
+        temperature=sampling.temperature,
+        max_tokens=sampling.max_tokens,
     )
-    return scalars, sequence
+    return scalars, SampleTokens(sample, tokens, logprobs, segments, spans)

@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import logging
+import math
 import os
 import shutil
 import uuid
@@ -171,10 +172,16 @@ class FakeTrainer:
                 raise BadBatchError(f"{one.sample} of batch {train.step} has tokens of version {oldest}")
             if scalars.min_version != oldest:
                 raise BadBatchError(f"{one.sample} is said to be of version {scalars.min_version}, it is of {oldest}")
-            if sum(one.loss_mask) != scalars.response_tokens or sum(s.end - s.start for s in one.spans) != sum(
-                one.loss_mask
-            ):
-                raise BadBatchError(f"{one.sample}: mask, spans and length disagree")
+            written = sum(one.loss_mask)
+            if written != scalars.response_tokens or sum(s.end - s.start for s in one.spans) != written:
+                raise BadBatchError(f"{one.sample}: mask, spans and response length disagree")
+            ends = [0, *(segment.end for segment in one.segments)]
+            if [segment.start for segment in one.segments] != ends[:-1]:
+                raise BadBatchError(f"{one.sample}: its segments do not follow each other")
+            if {len(one.token_ids), len(one.logprobs), 4 * ends[-1]} != {4 * scalars.total_tokens}:
+                raise BadBatchError(f"{one.sample}: tokens, segments and length disagree")
+            if math.fsum(segment.reward for segment in one.segments) != scalars.reward:
+                raise BadBatchError(f"{one.sample}: the rewards of its segments are not its reward")
 
     def _write_journal(self, entry: dict[str, object]) -> None:
         with self._journal.open("a") as journal:

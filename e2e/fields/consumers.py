@@ -430,12 +430,13 @@ def _batch(step: int) -> tuple[messages.Train, dict[int, Row]]:
                 reward=float((i * 7 + i // 5) % 3),
                 prompt_tokens=prompt,
                 response_tokens=response,
+                total_tokens=prompt + response,
                 min_version=0,
                 temperature=1.0,
                 max_tokens=16,
             )
         )
-        rows[i] = Row(ids, logprobs, mask)
+        rows[i] = Row(ids, logprobs, mask, np.zeros(len(ids)))
     return messages.Train(incarnation=1, step=step, samples=samples, check_initial_logprobs=False), rows
 
 

@@ -24,7 +24,7 @@ from aiohttp import web
 from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
 from rljob.protocol import messages as m
-from rljob.protocol.messages import BatchSample, SampleTokens, Train, VersionSpan
+from rljob.protocol.messages import BatchSample, SampleTokens, Segment, Train, VersionSpan
 from rljob.scheduling.shards import assign
 from rljob.trainer.process_group import World, join_world, leave_world, make_deterministic
 
@@ -101,6 +101,7 @@ def make_batch(
                     reward=float(generator.integers(0, 2)),
                     prompt_tokens=len(prompt),
                     response_tokens=len(response),
+                    total_tokens=len(ids),
                     min_version=0,
                     temperature=temperature,
                     max_tokens=16,
@@ -111,7 +112,7 @@ def make_batch(
                     name,
                     ids.tobytes(),
                     logprobs.tobytes(),
-                    mask.astype(np.uint8).tobytes(),
+                    [Segment("prompt", 0, len(prompt)), Segment("model", len(prompt), len(ids), scalars[-1].reward)],
                     [VersionSpan(0, 0, len(ids))],
                 )
             )
@@ -185,7 +186,7 @@ class StandIn:
         if incarnation != self.incarnation:
             raise web.HTTPConflict
         train, tokens = self.batches[step]
-        mine = assign([s.prompt_tokens + s.response_tokens for s in train.samples], size)[rank]
+        mine = assign([s.total_tokens for s in train.samples], size)[rank]
         return web.Response(body=zstandard.compress(msgspec.msgpack.encode([tokens[i] for i in mine])))
 
     async def tell(self, *commands: Any) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
+import numpy as np
 import pytest
 import zstandard
 
-from rljob.protocol.messages import SampleTokens, Train
+from rljob.protocol.messages import BatchSample, SampleTokens, Segment, Train
 from rljob.scheduling.shards import assign
 from rljob.trainer import fetch_batch as module
 from rljob.trainer.batch import Row, lengths
@@ -46,7 +47,10 @@ def change(samples: list[SampleTokens], **fields: object) -> list[SampleTokens]:
         ({"sample": "g9.9"}, "other samples"),
         ({"token_ids": bytes(4)}, "does not have"),
         ({"logprobs": bytes(4)}, "does not have"),
-        ({"loss_mask": b"\x01"}, "does not have"),
+        ({"segments": []}, "do not cover"),
+        ({"segments": [Segment("prompt", 0, 2), Segment("model", 2, 100)]}, "do not cover"),
+        ({"segments": [Segment("prompt", 0, 2), Segment("model", 3, 12)]}, "do not cover"),
+        ({"segments": [Segment("prompt", 0, 2), Segment("model", 1, 12)]}, "do not cover"),
     ],
 )
 def test_a_shard_that_contradicts_the_scalars_is_refused(batch, fields, sentence):
@@ -57,11 +61,60 @@ def test_a_shard_that_contradicts_the_scalars_is_refused(batch, fields, sentence
         check_shard(samples[1:], train.samples, list(range(len(samples))))
 
 
+def test_rewards_of_segments_that_are_not_the_reward_of_the_sample_are_refused(batch):
+    train, samples = batch()
+    prompt, answer = samples[0].segments
+    segments = [prompt, msgspec.structs.replace(answer, reward=answer.reward + 1e-9)]
+    with pytest.raises(UnrecoverableError, match="do not add up to its reward"):
+        check_shard(change(samples, segments=segments), train.samples, list(range(len(samples))))
+
+
 def test_a_mask_that_does_not_cover_the_response_is_refused(batch):
     train, samples = batch()
-    everything = bytes([1]) * len(samples[0].loss_mask)
-    with pytest.raises(UnrecoverableError, match="loss mask"):
-        check_shard(change(samples, loss_mask=everything), train.samples, list(range(len(samples))))
+    length = train.samples[0].total_tokens
+    for segments in ([Segment("model", 0, length)], [Segment("prompt", 0, 4), Segment("model", 4, length)]):
+        with pytest.raises(UnrecoverableError, match="loss mask"):
+            check_shard(change(samples, segments=segments), train.samples, list(range(len(samples))))
+
+
+def row_of(segments: list[Segment]) -> Row:
+    """Return the row of a sample that has these segments."""
+    length, written = segments[-1].end, [s.end - s.start for s in segments if s.kind == "model"]
+    tokens = SampleTokens("g0.0", np.arange(length, dtype="<i4").tobytes(), bytes(4 * length), segments, [])
+    reward = sum(segment.reward for segment in segments)
+    scalars = BatchSample("g0.0", "g0", reward, segments[0].end, sum(written), length, 0, 1.0, 16)
+    return check_shard([tokens], [scalars], [0])[0]
+
+
+def test_a_row_of_several_turns_has_the_mask_of_all_answers_and_their_rewards():
+    row = row_of(
+        [
+            Segment("prompt", 0, 3),
+            Segment("model", 3, 5, 0.25),
+            Segment("observation", 5, 8),
+            Segment("model", 8, 10, -1.0),
+            Segment("model", 10, 11, 2.0),
+        ]
+    )
+    assert row.token_ids_L.tolist() == list(range(11))
+    assert row.mask_L.tolist() == [False] * 3 + [True] * 2 + [False] * 3 + [True] * 3
+    assert row.rewards_L.tolist() == [0, 0, 0, 0, 0.25, 0, 0, 0, 0, -1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("empty", "rewards"), [(0, [0, 0, 0.5, 1.0, 2.0]), (1, [0, 0, 1.5, 2.0]), (2, [0, 0, 0.5, 0, 3.0])]
+)
+def test_the_reward_of_a_turn_without_tokens_goes_to_a_token_that_the_model_wrote(empty, rewards):
+    segments, end = [Segment("prompt", 0, 2)], 2
+    for turn, reward in enumerate((0.5, 1.0, 2.0)):
+        written = (1, 2, 1)[turn] if turn != empty else 0
+        segments.append(Segment("model", end, end + written, reward))
+        end += written
+    assert row_of(segments).rewards_L.tolist() == rewards
+
+
+def test_a_sample_in_which_the_model_wrote_nothing_has_no_rewards_of_tokens():
+    assert not row_of([Segment("prompt", 0, 3), Segment("model", 3, 3, 1.0)]).rewards_L.any()
 
 
 def pull(coordinator, train: Train) -> dict[int, Row]:

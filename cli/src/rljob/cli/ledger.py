@@ -225,7 +225,7 @@ def _described(detail: SampleDetail) -> Iterator[Text]:
         "reward": _number(sample.reward),
         "advantage": _number(sample.advantage),
         "metrics": ", ".join(f"{name} {_number(value)}" for name, value in detail.metrics.items()),
-        "tokens": f"{_number(sample.prompt_tokens) or 0} given, {_number(sample.response_tokens) or 0} written",
+        "tokens": _tokens(sample),
         "versions": sample.min_version is not None and f"{_versions(sample)}{staleness}",
         "end": sample.finish,
         "attempt": detail.attempt and f"{detail.attempt}: what was generated before was thrown away",
@@ -240,18 +240,29 @@ def _described(detail: SampleDetail) -> Iterator[Text]:
     for note in detail.notes:
         yield _field("note", note)
     for turn in detail.turns:
-        yield from _turn(turn)
+        yield from _turn(turn, single=len(detail.turns) == 1)
     if sample.text is not None and not any(turn.written for turn in detail.turns):
         yield _title("answer")
         yield Text(sample.text)
 
 
-def _turn(turn: TurnDetail) -> Iterator[Text]:
-    for piece in turn.pieces:
-        text = f"attempt {piece.attempt} on {piece.engine or 'an engine that is gone'}"
-        yield _field(f"turn {turn.turn}", f"{text}: {piece.tokens} tokens, {piece.finish}")
+def _tokens(sample: SampleRow) -> str:
+    prompt, response, total = (
+        value or 0 for value in (sample.prompt_tokens, sample.response_tokens, sample.total_tokens)
+    )
+    observed = max(0, total - prompt - response)
+    observations = f", {_number(observed)} observed" if observed else ""
+    return f"{_number(prompt)} given, {_number(response)} written{observations}"
+
+
+def _turn(turn: TurnDetail, single: bool) -> Iterator[Text]:
+    for completion in turn.completions:
+        text = f"attempt {completion.attempt} on {completion.engine or 'an engine that is gone'}"
+        yield _field(f"turn {turn.turn}", f"{text}: {completion.tokens} tokens, {completion.finish}")
+    if turn.reward is not None and not single:
+        yield _field("", f"reward {_number(turn.reward)}")
     if turn.given_ids:
-        yield _title("prompt" if turn.turn == 0 else "given")
+        yield _title("prompt" if turn.turn == 0 else "observation")
         yield Text(turn.given if turn.given is not None else " ".join(map(str, turn.given_ids)))
     if not turn.written:
         return

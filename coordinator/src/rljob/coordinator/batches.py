@@ -8,7 +8,7 @@ import zstandard
 from rljob.ledger.payload_record import INT32, PayloadRecord
 from rljob.ledger.queries import batch, completions
 from rljob.ledger.store import Store
-from rljob.protocol.messages import SampleTokens, VersionSpan
+from rljob.protocol.messages import SampleTokens, Segment, VersionSpan
 from rljob.scheduling.shards import assign
 
 
@@ -22,29 +22,36 @@ def shard(store: Store, step: int, rank: int, ranks: int) -> bytes:
     rows = batch(store, step)
     if not rows:
         raise LookupError(f"there is no batch {step}")
-    mine = assign([row.prompt_tokens + row.response_tokens for row in rows], ranks)[rank]
-    samples = [assemble(completions(store, rows[i].sample, rows[i].attempt)) for i in mine]
+    mine = assign([row.total_tokens for row in rows], ranks)[rank]
+    samples = [assemble(completions(store, rows[i].sample, rows[i].attempt), rows[i].turn_rewards) for i in mine]
     return zstandard.ZstdCompressor(level=1).compress(msgspec.msgpack.encode(samples))
 
 
-def assemble(records: list[PayloadRecord]) -> SampleTokens:
-    """Join a sample's records into one sequence. A turn's context begins with everything before it."""
-    tokens, logprobs, mask = b"", b"", b""
+def assemble(records: list[PayloadRecord], turn_rewards: list[float]) -> SampleTokens:
+    """Return a sample's records as one sequence. The context of a turn starts with all tokens before it.
+
+    Args:
+        records: of the sample, in order; an interrupted turn has several.
+        turn_rewards: one for each turn.
+    """
+    tokens, logprobs = b"", b""
+    segments: list[Segment] = []
     spans: list[VersionSpan] = []
     turn = -1
     for record in records:
+        begin = len(tokens) // INT32
         if record.turn != turn:
             turn = record.turn
             assert record.prompt.startswith(tokens), f"{record.sample}: turn {turn} does not continue the one before"
-            given = (len(record.prompt) - len(tokens)) // INT32
+            logprobs += bytes(len(record.prompt) - len(tokens))
             tokens = record.prompt
-            logprobs += bytes(4 * given)
-            mask += bytes(given)
-        begin = len(tokens) // INT32
-        written = len(record.token_ids) // INT32
+            added, begin = begin, len(tokens) // INT32
+            if begin > added:
+                segments.append(Segment("observation" if turn else "prompt", added, begin))
+            segments.append(Segment("model", begin, begin, turn_rewards[turn]))
         tokens += record.token_ids
         logprobs += record.logprobs
-        mask += b"\x01" * written
+        segments[-1].end = len(tokens) // INT32
         spans += [VersionSpan(s.version, begin + s.start, begin + s.end) for s in record.spans]
-    assert len(tokens) == len(logprobs) == INT32 * len(mask)
-    return SampleTokens(records[0].sample, tokens, logprobs, mask, spans)
+    assert len(tokens) == len(logprobs) == INT32 * segments[-1].end
+    return SampleTokens(records[0].sample, tokens, logprobs, segments, spans)

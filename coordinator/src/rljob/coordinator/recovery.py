@@ -106,5 +106,5 @@ def _trajectory(store: Store, sample: Sample, row: SampleRecord, version: int | 
             turn = result.turns[record.turn] = Turn(need)
         turn.token_ids += record.token_ids
         turn.finish = record.finish
-        turn.pieces += 1
+        turn.completions += 1
     return result

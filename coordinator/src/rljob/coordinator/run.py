@@ -262,6 +262,7 @@ class Run:
                     reward=row.reward,
                     prompt_tokens=row.prompt_tokens,
                     response_tokens=row.response_tokens,
+                    total_tokens=row.total_tokens,
                     min_version=row.min_version,
                     temperature=sampling.temperature,
                     max_tokens=sampling.max_tokens,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 from rljob.coordinator.connection import Connection
 from rljob.coordinator.run import Run
 from rljob.protocol import messages as m
+from rljob.protocol.rewards import credit_turns
 
 
 class RunnerMessages:
@@ -48,10 +48,13 @@ class RunnerMessages:
     def _scored(self, connection: Connection, message: m.TrajectoryScored) -> None:
         run = self._run
         trajectory = run.trajectories.current(message.sample, message.attempt, connection)
-        if trajectory is not None and not math.isfinite(message.reward):
-            run.outcomes.failed(trajectory, f"its reward is {message.reward}")
-        elif trajectory is not None:
-            run.outcomes.scored(trajectory, message)
+        if trajectory is not None:
+            try:
+                turn_rewards = credit_turns(len(trajectory.turns), message.reward, message.turn_rewards)
+            except ValueError as error:
+                run.outcomes.failed(trajectory, str(error))
+            else:
+                run.outcomes.scored(trajectory, turn_rewards, message)
         run.ledger.then(lambda: connection.send(m.AckTrajectories([message.sample])))
 
     def _failed(self, connection: Connection, message: m.TrajectoryFailed) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import TYPE_CHECKING
 
 from rljob.coordinator.trajectory import Trajectory
@@ -24,15 +25,15 @@ class SampleOutcomes:
     def __init__(self, run: Run) -> None:
         self._run = run
 
-    def scored(self, trajectory: Trajectory, message: m.TrajectoryScored) -> None:
-        """Take the finite reward of a sample."""
-        run, sample = self._run, trajectory.sample
+    def scored(self, trajectory: Trajectory, turn_rewards: list[float], message: m.TrajectoryScored) -> None:
+        """Take the rewards of a sample's turns; their sum is its reward."""
+        run, sample, reward = self._run, trajectory.sample, math.fsum(turn_rewards)
         run.trajectories.done(sample.id)
-        run.ledger.record_score(sample.id, trajectory.kind, message.reward, message.metrics, message.text)
+        run.ledger.record_score(sample.id, trajectory.kind, turn_rewards, message.metrics, message.text)
         if trajectory.kind is Kind.EVALUATION:
-            run.evaluations.take(sample, message.reward)
+            run.evaluations.take(sample, reward)
         else:
-            run.end_samples(run.scheduler.score(sample, message.reward))
+            run.end_samples(run.scheduler.score(sample, reward))
             self._check_no_progress()
         run.changed()
 

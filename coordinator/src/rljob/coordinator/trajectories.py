@@ -82,7 +82,7 @@ class Trajectories:
     def start_over(self, trajectory: Trajectory) -> None:
         """Throw away what was generated and start afresh under current weights (a new lineage at α = 0)."""
         self._withdraw(trajectory)
-        trajectory.attempts += sum(turn.pieces for turn in trajectory.turns.values()) + 1
+        trajectory.attempts += sum(turn.completions for turn in trajectory.turns.values()) + 1
         self._ledger.discard_generation(trajectory.sample.id, trajectory.attempts)
         trajectory.dispatched = trajectory.recorded_version = trajectory.sample.min_version = None
         trajectory.turns.clear()
@@ -153,8 +153,8 @@ class Trajectories:
             self._leases[runner].add(sample_id)
             turns = [turn.tokens(number) for number, turn in sorted(trajectory.turns.items()) if turn.finished]
             split = "train" if trajectory.version is None else "heldOut"
-            drive = m.LeaseTrajectory(sample_id, trajectory.task, trajectory.row, split, turns, trajectory.attempts)
-            self._ledger.then(lambda runner=runner, drive=drive: runner.send(drive))  # type: ignore[misc]
+            lease = m.LeaseTrajectory(sample_id, trajectory.task, trajectory.row, split, turns, trajectory.attempts)
+            self._ledger.then(lambda runner=runner, lease=lease: runner.send(lease))  # type: ignore[misc]
 
     # --- generation ---
 
@@ -169,7 +169,7 @@ class Trajectories:
         if turn is None:
             turn = trajectory.turns[need.turn] = Turn(need)
         turn.need = need
-        if turn.pieces and turn.room <= 0 and not turn.finished:
+        if turn.completions and turn.room <= 0 and not turn.finished:
             turn.finish = "length"  # it was interrupted at its last token
         if turn.finished:
             if trajectory.runner is not None:
@@ -179,7 +179,7 @@ class Trajectories:
 
     def _enqueue(self, trajectory: Trajectory, number: int) -> None:
         turn = trajectory.turns[number]
-        key = (trajectory.sample.id, number, trajectory.attempts + turn.pieces)
+        key = (trajectory.sample.id, number, trajectory.attempts + turn.completions)
         tokens = len(turn.need.prompt) // INT32 + turn.need.max_tokens
         shortest = next((length for length in self._lengths if length >= tokens), tokens)
         request = Request(key, trajectory.sample.group.id, trajectory.order, tokens, trajectory.version, shortest)
@@ -261,14 +261,15 @@ class Trajectories:
         trajectory.sample.min_version = trajectory.recorded_version
         trajectory.dispatched = None
         turn.token_ids += completion.token_ids
-        turn.pieces += 1
+        turn.completions += 1
         self.generated_tokens += tokens
         record = PayloadRecord(
             request_id.sample, request_id.turn, request_id.attempt, turn.need.prompt, completion.token_ids,
             completion.logprobs, completion.spans, completion.finish,
         )  # fmt: skip
         name = engine.instance if engine is not None else ""
-        self._ledger.record_completion(record, name, trajectory.recorded_version, max(versions, default=None))
+        total = (len(turn.need.prompt) + len(turn.token_ids)) // INT32
+        self._ledger.record_completion(record, name, total, trajectory.recorded_version, max(versions, default=None))
 
     def _withdraw(self, trajectory: Trajectory, abort: bool = True) -> None:
         """Take the trajectory's request back from wherever it is."""

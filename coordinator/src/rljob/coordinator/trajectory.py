@@ -20,7 +20,7 @@ class Turn:
     need: m.GenerateRequest
     token_ids: bytes = b""
     finish: str = "abort"
-    pieces: int = 0
+    completions: int = 0  # recorded; an interrupted turn has several
 
     @property
     def finished(self) -> bool:

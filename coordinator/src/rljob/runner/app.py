@@ -1,4 +1,4 @@
-"""Puts a runner together from what was prepared."""
+"""Assembles a runner from what was prepared, and serves until a signal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import signal
 
 import aiohttp
 
-from rljob.api.extensions import LOOPS, load
 from rljob.protocol.health_probe import say_ready
 from rljob.protocol.heartbeat import beating
 from rljob.runner.driver import Runner
@@ -24,7 +23,7 @@ async def serve(prepared: Prepared, reward_urls: dict[str, str]) -> None:
     """Run until SIGTERM or SIGINT.
 
     Args:
-        prepared: what the runner works with.
+        prepared: data, tokenizer, prompts and loops.
         reward_urls: reward → address of its service.
 
     Raises:
@@ -43,12 +42,12 @@ async def serve(prepared: Prepared, reward_urls: dict[str, str]) -> None:
         runtimes = {
             task.name: TaskRuntime(
                 task,
-                load(LOOPS, task.loop, f"tasks[{i}].loop"),
+                prepared.loops[task.name],
                 rewards[task.reward],
                 length,
                 hot or task.sampling.temperature,
             )
-            for i, task in enumerate(spec.tasks)
+            for task in spec.tasks
         }
         held_out = {name: source.size("heldOut") for name, source in prepared.sources.items()}
         runner = Runner(
@@ -71,7 +70,7 @@ async def serve(prepared: Prepared, reward_urls: dict[str, str]) -> None:
             with beating():
                 await work
         except asyncio.CancelledError:
-            log.info("told to stop")
+            log.info("stopped by a signal")
         finally:
             say_ready(False)
             runner.close()

@@ -1,4 +1,20 @@
-"""What a loop sees of its trajectory."""
+"""The interface of a loop: the trajectory that a loop drives.
+
+A loop is an async function with one argument, the :class:`Context` of a trajectory. It returns the sample's score:
+
+    async def guess_twice(context: Context) -> Score:
+        first = await context.generate(context.prompt.token_ids)
+        observation = context.encode("\\nWrong. Try again.\\n")
+        second = await context.generate(context.prompt.token_ids + first.token_ids + observation)
+        return await context.score(context.decode(second.token_ids), second.finish)
+
+A context is a concatenation of token ids. What the model wrote is never decoded and encoded again: the context of each
+turn starts with the context of the turn before and its answer. The tokens added after them are the observation.
+
+A runner can die. Then the loop runs again in another runner, and turns that were generated before are answered from the
+ledger. So a loop must make the same calls again: it depends on its context alone, not on a clock or on unseeded random
+numbers. What a loop raises fails its sample, not the run.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +30,57 @@ class TrajectoryError(Exception):
 
 
 class Context(Protocol):
-    """One trajectory as its loop drives it. A loop that runs again (its runner died) must make the same calls: turns
-    that exist already are answered from what the coordinator kept."""
+    """One trajectory as its loop drives it."""
+
+    @property
+    def sample(self) -> str:
+        """Id of the sample: the same when the loop runs again, so a seed can be derived from it."""
 
     @property
     def prompt(self) -> Prompt:
-        """The row's prompt."""
+        """The prompt: ``token_ids`` (int32 bytes), ``text``, and ``problem``, the row of the task's data."""
+
+    @property
+    def room(self) -> int:
+        """Tokens that fit into maxModelLength after the last turn: the next observation and answer together."""
 
     async def generate(self, token_ids: bytes) -> TurnTokens:
-        """Generate the next turn from its whole context (int32).
+        """Generate the next turn.
+
+        Args:
+            token_ids: the whole context (int32 bytes): in the first turn what the model is given, in each later turn
+                the context before, the answer to it, and an observation, which may be empty.
+
+        Returns:
+            The answer: ``token_ids``, and ``finish``: stop (the model ended it) | length (it reached the task's
+            sampling.maxTokens, or maxModelLength).
 
         Raises:
-            TrajectoryError: the context leaves no room for an answer, or is not the one a kept turn was made from.
+            TrajectoryError: the context does not start with the turn before, it leaves no room for an answer, or the
+                turn was generated from another context before the runner died.
         """
 
+    def encode(self, text: str) -> bytes:
+        """Return the token ids (int32 bytes) of an observation. Special tokens of the tokenizer that are named in
+        ``text`` are encoded as such; none is added."""
+
     def decode(self, token_ids: bytes) -> str:
-        """Return the text of generated token ids, special tokens left out."""
+        """Return the text of token ids, without special tokens."""
+
+    def reward(self, value: float) -> None:
+        """Add ``value`` to the sample's reward, credited to the turn generated last.
+
+        Raises:
+            TrajectoryError: no turn has been generated, or ``value`` is not finite.
+        """
 
     async def score(self, completion: str, finish: str) -> Score:
-        """Have the answer scored by the task's reward; ``finish`` is stop | length."""
+        """Return the score that the task's reward gives.
+
+        The reward also receives the text of all turns if there are several. A loop may return another score, made with
+        ``Score(sample=context.sample, reward=…, turn_rewards=[…])``. Rewards added by :meth:`reward` come on top.
+
+        Args:
+            completion: the answer to score.
+            finish: stop | length.
+        """

@@ -1,4 +1,4 @@
-"""The trajectories of a runner: leased by the coordinator, kept until it has acknowledged their results."""
+"""The trajectories of a runner: leased by the coordinator, kept until it acknowledges their results."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ CAPACITY = 4096
 
 
 class Runner:
-    """All trajectories in hand.
+    """All leased trajectories.
 
     Args:
         url: address of the coordinator.
         token: the role's token.
-        runtimes: task name → what driving it takes.
+        runtimes: task name → what its trajectories need.
         prompts: makes prompts.
         codec: the policy's tokenizer.
-        held_out: task name → rows of its held-out split, for those whose rows end.
+        held_out: task name → rows of its held-out split, for splits that end.
     """
 
     def __init__(
@@ -53,15 +53,15 @@ class Runner:
         self._link = CoordinatorLink(url, "runner", token, ToRunner, self._register)
 
     async def run(self) -> None:
-        """Serve the coordinator for ever.
+        """Serve the coordinator until cancelled.
 
         Raises:
-            RefusedError: the coordinator refuses this runner for good.
+            RefusedError: the coordinator refuses this runner permanently.
         """
         async for message in self._link.messages():
             match message:
                 case LeaseTrajectory():
-                    self._drive(message)
+                    self._lease(message)
                 case GenerateResult(sample=sample, result=turn):
                     if sample in self._trajectories:
                         self._trajectories[sample].take(turn)
@@ -84,22 +84,22 @@ class Runner:
             *(message for message in pending if message is not None),
         ]
 
-    def _drive(self, drive: LeaseTrajectory) -> None:
-        known = self._trajectories.get(drive.sample)
-        if known is not None and known.attempt != drive.attempt:
-            self._cancel(drive.sample)
+    def _lease(self, lease: LeaseTrajectory) -> None:
+        known = self._trajectories.get(lease.sample)
+        if known is not None and known.attempt != lease.attempt:
+            self._cancel(lease.sample)
             known = None
         if known is not None:
-            for turn in drive.turns:
+            for turn in lease.turns:
                 known.take(turn)
             if known.finished:
                 self._link.send(known.pending)
-        elif drive.task not in self._runtimes or drive.split not in SPLITS:
-            reason = f"there is no task {drive.task} with a split {drive.split}"
-            self._link.send(TrajectoryFailed(drive.sample, reason, drive.attempt))
+        elif lease.task not in self._runtimes or lease.split not in SPLITS:
+            reason = f"there is no task {lease.task} with a split {lease.split}"
+            self._link.send(TrajectoryFailed(lease.sample, reason, lease.attempt))
         else:
-            self._trajectories[drive.sample] = Trajectory(
-                drive, self._runtimes[drive.task], self._prompts, self._codec, self._link.send
+            self._trajectories[lease.sample] = Trajectory(
+                lease, self._runtimes[lease.task], self._prompts, self._codec, self._link.send
             )
 
     def _acknowledge(self, sample: str) -> None:

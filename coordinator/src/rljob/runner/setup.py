@@ -1,7 +1,6 @@
-"""Opens all that a runner needs and checks it against each other, before anything runs.
+"""Opens what a runner needs and checks it, before anything runs.
 
-What `--check` looks at and what a start needs are the same; only what the initializer has not made yet is left out of
-a check.
+`--check` examines what a start needs, except files that the initializer has not made yet.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from rljob.runner.chat import ChatTemplate
 from rljob.runner.data import Source, digests
 from rljob.runner.data.readers import Readers, RowCheck, open_source
 from rljob.runner.data.table import TableSource
+from rljob.runner.loops import Loop, load_loop
 from rljob.runner.prompt_content import content_of
 from rljob.runner.prompts import PromptMaker
 from rljob.runner.tokenizer import TextCodec
@@ -33,47 +33,51 @@ FIRST_ROWS = 4
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a runner works with."""
+    """What a runner needs: data, tokenizer, prompts, loops."""
 
     environment: ComponentEnvironment
     sources: dict[str, Source]
     codec: TextCodec
     maker: PromptMaker
+    loops: dict[str, Loop]  # of each task
 
 
 def prepare(environment: ComponentEnvironment, readers: Readers) -> Prepared:
-    """Open every task's source and the policy's tokenizer, check them, and note what the data are.
+    """Open every task's data and loop and the policy's tokenizer, check them, and record digests of the data.
 
     Raises:
-        ValueError: something in the manifest or the data cannot work; one line for each problem.
+        ValueError: the manifest or the data cannot work; one line for each problem.
     """
     found = _Preparation(environment, readers, made_later=False)
     if found.problems:
         raise ValueError("\n".join(found.problems))
     assert found.codec is not None
     digests.record(environment.storage, found.files)
-    return Prepared(environment, found.sources, found.codec, PromptMaker(found.tasks, found.codec, found.chat))
+    return Prepared(
+        environment, found.sources, found.codec, PromptMaker(found.tasks, found.codec, found.chat), found.loops
+    )
 
 
 def check(environment: ComponentEnvironment, readers: Readers, made_later: bool) -> list[str]:
-    """Return one sentence for everything that would keep a runner from starting. Writes nothing.
+    """Return one sentence for each problem that keeps a runner from starting. Writes nothing.
 
     Args:
-        environment: of the part.
+        environment: of the component.
         readers: those that the job needs.
-        made_later: whether what lies in the storage and is not there yet will be made before the run.
+        made_later: whether missing files in the storage will be made before the run.
     """
     return _Preparation(environment, readers, made_later).problems
 
 
 class _Preparation:
-    """What was opened, and what is wrong with it; arguments as for :func:`check`."""
+    """What was opened, and its problems; arguments as for :func:`check`."""
 
     def __init__(self, environment: ComponentEnvironment, readers: Readers, made_later: bool) -> None:
         self.spec = resolve(environment.job).spec
         self.tasks = {task.name: task for task in self.spec.tasks}
         self.problems: list[str] = []
         self.sources: dict[str, Source] = {}
+        self.loops: dict[str, Loop] = {}
         self.codec: TextCodec | None = None
         self.chat: ChatTemplate | None = None
         self._environment = environment
@@ -84,13 +88,15 @@ class _Preparation:
         for i in range(len(self.spec.rewards)):
             self._load_reward(i)
         for i, task in enumerate(self.spec.tasks):
+            with self._noting():
+                self.loops[task.name] = load_loop(task.loop, f"spec.tasks[{i}].loop")
             self._open_task(i, task)
         with self._noting():
             self.problems += digests.changed(environment.storage, self.files)
 
     @property
     def files(self) -> list[tuple[str, Path]]:
-        """Every file that problems are read from, with the field of the manifest that names it."""
+        """Every data file, with the field of the manifest that names it."""
         tables = [source for source in self.sources.values() if isinstance(source, TableSource)]
         by_path = {path: where for table in reversed(tables) for where, path in reversed(table.files)}
         return [(where, path) for path, where in by_path.items()]
@@ -139,7 +145,7 @@ class _Preparation:
                     self._check_prompts(task, problems)
 
     def _check_prompts(self, task: Task, problems: list[dict[str, Any]]) -> None:
-        """Check the first prompts of a split as far as the model is there."""
+        """Check the first prompts of a split, if the model exists."""
         for problem in problems:
             content_of(task, problem)
         if self.codec is None or (task.prompt is None and self.chat is None):
@@ -170,7 +176,7 @@ class _Preparation:
 
     @contextmanager
     def _noting(self, prefix: str = "") -> Iterator[None]:
-        """Take what is wrong inside for a problem, and go on."""
+        """Add an error raised inside to the problems, and continue."""
         try:
             yield
         except (ValueError, OSError) as error:
@@ -178,8 +184,7 @@ class _Preparation:
 
 
 def model_length(spec: RLJobSpec) -> int:
-    """Return the tokens a sequence may have: there are engines of training, and where evaluation has its own among
-    those too, that take it."""
+    """Return the longest sequence in tokens that some engine of every purpose (training, evaluation) takes."""
     longest: dict[str, int] = {}
     for rollout in spec.rollouts:
         longest[rollout.purpose] = max(rollout.max_model_length, longest.get(rollout.purpose, 0))

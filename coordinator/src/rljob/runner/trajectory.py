@@ -1,15 +1,16 @@
-"""One trajectory in hand: runs its loop and keeps what the coordinator has to hear about it."""
+"""A leased trajectory: runs its loop, and keeps the message that the coordinator has not acknowledged."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from rljob.api.tasks import Task
 from rljob.protocol.messages import GenerateRequest, LeaseTrajectory, TrajectoryFailed, TrajectoryScored, TurnTokens
-from rljob.protocol.rewards import Score, ScoreItem
+from rljob.protocol.rewards import Score, ScoreItem, ScoreTurn, credit_turns
 from rljob.runner.context import TrajectoryError
 from rljob.runner.loops import Loop
 from rljob.runner.prompts import Prompt, PromptCache
@@ -23,7 +24,7 @@ TEXT_CHARACTERS = 4096
 
 @dataclass(frozen=True)
 class TaskRuntime:
-    """What driving a task's trajectories takes."""
+    """What the trajectories of a task need."""
 
     task: Task
     loop: Loop
@@ -36,11 +37,11 @@ class Trajectory:
     """A leased trajectory; implements :class:`rljob.runner.context.Context` for its loop.
 
     Args:
-        lease: sample, row and turns that exist already.
+        lease: sample, row, and the turns that were generated before.
         runtime: of its task.
         prompts: shared by all trajectories.
         codec: the policy's tokenizer.
-        send: tells the coordinator.
+        send: sends a message to the coordinator.
     """
 
     def __init__(
@@ -56,8 +57,11 @@ class Trajectory:
         self._prompts = prompts
         self._codec = codec
         self._send = send
-        self._turns = {turn.turn: turn for turn in lease.turns}
-        self._next_turn = 0
+        self._recorded = {turn.turn: turn for turn in lease.turns}
+        self._turns: list[TurnTokens] = []  # that this loop has
+        self._credits: list[float] = []  # of turns, by :meth:`reward`
+        self._generating = False
+        self._cancelled = False
         self._need: GenerateRequest | None = None
         self._answer: asyncio.Future[TurnTokens] | None = None
         self._result: TrajectoryScored | TrajectoryFailed | None = None
@@ -72,12 +76,12 @@ class Trajectory:
 
     @property
     def pending(self) -> GenerateRequest | TrajectoryScored | TrajectoryFailed | None:
-        """What to say again after a reconnect."""
+        """Message to repeat after a reconnect."""
         return self._result or self._need
 
     @property
     def finished(self) -> bool:
-        """Whether the result stands."""
+        """Whether the trajectory has its result."""
         return self._result is not None
 
     def take(self, turn: TurnTokens) -> None:
@@ -87,9 +91,15 @@ class Trajectory:
 
     def cancel(self) -> None:
         """Stop: the trajectory is no longer wanted."""
+        self._cancelled = True
         self._work.cancel()
 
-    # --- what the loop sees -----------------------------------------------------------------------------------------
+    # --- the loop's interface; see rljob.runner.context.Context ------------------------------------------------------
+
+    @property
+    def sample(self) -> str:
+        """Id of the sample."""
+        return self._lease.sample
 
     @property
     def prompt(self) -> Prompt:
@@ -97,20 +107,52 @@ class Trajectory:
         assert self._prompt is not None, "a loop starts after its prompt is made"
         return self._prompt
 
+    @property
+    def room(self) -> int:
+        """Tokens that fit after the last turn."""
+        used = self._sequence if self._turns else self.prompt.token_ids
+        return max(0, self._runtime.max_model_length - len(used) // 4)
+
     async def generate(self, token_ids: bytes) -> TurnTokens:
-        """See :meth:`rljob.runner.context.Context.generate`."""
-        number, self._next_turn = self._next_turn, self._next_turn + 1
-        turn = self._turns.get(number) or await self._ask(number, token_ids)
+        """Generate the next turn."""
+        number = len(self._turns)
+        if self._generating:
+            raise TrajectoryError(f"the loop asks for another turn while turn {number} is generated; await it first")
+        if not isinstance(token_ids, bytes) or len(token_ids) % 4 or not token_ids:
+            raise TrajectoryError(f"the context of turn {number} is not the bytes of at least one int32 token id")
+        if not token_ids.startswith(self._sequence):
+            raise TrajectoryError(
+                f"the context of turn {number} does not start with the context and the answer of turn {number - 1}; "
+                "append observations to those token ids"
+            )
+        turn = self._recorded.get(number) or await self._ask(number, token_ids)
         if turn.prompt != token_ids:
-            raise TrajectoryError(f"turn {number} was generated from another context than the one it has now")
+            raise TrajectoryError(
+                f"turn {number} was generated from another context than the one it has now; a loop that runs again "
+                "must make the same calls"
+            )
+        self._turns.append(turn)
+        self._credits.append(0.0)
         return turn
 
+    def encode(self, text: str) -> bytes:
+        """Return the token ids of an observation."""
+        return self._codec.encode(text, special=False)
+
     def decode(self, token_ids: bytes) -> str:
-        """See :meth:`rljob.runner.context.Context.decode`."""
+        """Return the text of token ids."""
         return self._codec.decode(token_ids)
 
+    def reward(self, value: float) -> None:
+        """Credit a reward to the last turn."""
+        if not self._turns:
+            raise TrajectoryError("the loop gives a reward before the first turn is generated")
+        if not math.isfinite(value):
+            raise TrajectoryError(f"the loop gives turn {len(self._turns) - 1} the reward {value}")
+        self._credits[-1] += value
+
     async def score(self, completion: str, finish: str) -> Score:
-        """See :meth:`rljob.runner.context.Context.score`."""
+        """Return the score that the task's reward gives."""
         self._text = completion
         item = ScoreItem(
             sample=self._lease.sample,
@@ -119,15 +161,33 @@ class Trajectory:
             completion=completion,
             finish=finish,
             problem=self.prompt.problem,
+            turns=self._texts() if len(self._turns) > 1 else [],
         )
         return await self._runtime.reward.score(item)
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
+    @property
+    def _sequence(self) -> bytes:
+        """Context and answer of the last turn (int32)."""
+        return self._turns[-1].prompt + self._turns[-1].token_ids if self._turns else b""
+
+    def _texts(self) -> list[ScoreTurn]:
+        """Return the text of what followed the context of the first turn."""
+        texts: list[ScoreTurn] = []
+        before = b""
+        for number, turn in enumerate(self._turns):
+            observation = turn.prompt[len(before) :] if number else b""
+            if observation:
+                texts.append(ScoreTurn("observation", self.decode(observation)))
+            texts.append(ScoreTurn("model", self.decode(turn.token_ids)))
+            before = turn.prompt + turn.token_ids
+        return texts
+
     async def _make_prompt(self) -> Prompt:
         try:
             return await self._prompts.prompt(self._lease.task, self._lease.split, self._lease.row)
-        except ValueError as error:  # the row, or the chat template with it: a sentence that stands for itself
+        except ValueError as error:  # of the row, or of the chat template: already a sentence
             raise TrajectoryError(str(error)) from error
 
     async def _ask(self, number: int, token_ids: bytes) -> TurnTokens:
@@ -151,27 +211,63 @@ class Trajectory:
             attempt=self._lease.attempt,
         )
         self._answer = asyncio.get_running_loop().create_future()
+        self._generating = True  # for ever, if the loop cancels it: the coordinator waits for this turn
         self._send(self._need)
         turn = await self._answer
-        self._need = None
+        self._generating, self._need = False, None
         return turn
 
     async def _run(self) -> None:
         lease = self._lease
         try:
             self._prompt = await self._make_prompt()
-            score = await self._runtime.loop(self)
+            result = self._scored(await self._runtime.loop(self))
         except TrajectoryError as error:
-            self._finish(TrajectoryFailed(lease.sample, str(error), lease.attempt))
-        except Exception as error:  # a problem or loop may raise anything: recorded, it fails one sample, not the run
+            self._fail(str(error))
+        except asyncio.CancelledError:
+            if self._cancelled or asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                raise
+            self._fail("the loop awaited a task that was cancelled")
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # a problem or loop may raise anything: it fails one sample, not the run
             log.exception("sample %s failed", lease.sample)
-            self._finish(TrajectoryFailed(lease.sample, f"{type(error).__name__}: {error}", lease.attempt))
+            self._fail(f"{type(error).__name__}: {error}")
         else:
-            if score.error:
-                self._finish(TrajectoryFailed(lease.sample, score.error, lease.attempt))
-            else:
-                text = self._text[:TEXT_CHARACTERS]
-                self._finish(TrajectoryScored(lease.sample, score.reward, score.metrics, text, lease.attempt))
+            self._finish(result)
+
+    def _scored(self, score: Score) -> TrajectoryScored:
+        """Return the result of a trajectory whose loop returned ``score``.
+
+        Raises:
+            TrajectoryError: the loop returned no score, an error, or rewards that cannot be.
+        """
+        if not isinstance(score, Score):
+            raise TrajectoryError(f"its loop returned {type(score).__name__}, not a Score")
+        if score.error:
+            raise TrajectoryError(score.error)
+        if self._generating:
+            raise TrajectoryError(f"its loop returned while turn {len(self._turns)} was generated")
+        try:
+            credited = credit_turns(len(self._turns), score.reward, score.turn_rewards)
+            if any(self._credits):
+                together = [given + own for given, own in zip(credited, self._credits, strict=True)]
+                credited = credit_turns(len(together), math.fsum(together), together)
+        except (ValueError, OverflowError) as error:
+            raise TrajectoryError(str(error)) from error
+        lease, single = self._lease, not any(credited[:-1])
+        return TrajectoryScored(
+            sample=lease.sample,
+            reward=math.fsum(credited),
+            metrics=score.metrics,
+            text=self._text[:TEXT_CHARACTERS],
+            attempt=lease.attempt,
+            turn_rewards=[] if single else credited,
+        )
+
+    def _fail(self, reason: str) -> None:
+        self._finish(TrajectoryFailed(self._lease.sample, reason, self._lease.attempt))
 
     def _finish(self, result: TrajectoryScored | TrajectoryFailed) -> None:
         self._need = None

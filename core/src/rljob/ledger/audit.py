@@ -32,6 +32,7 @@ STORED = {"INTEGER": "('integer')", "REAL": "('real', 'integer')", "TEXT": "('te
 """Declared type → how SQLite may hold a value of it."""
 JSON_COLUMNS = (
     ("samples", "id", "metrics"),
+    ("samples", "id", "turn_rewards"),
     ("applied", "step", "metrics"),
     ("batches", "step", "samples"),
     ("step_metrics", "step", "metrics"),
@@ -91,6 +92,7 @@ def _examine(ledger: LedgerReader, spec: RLJobSpec, witnesses: Witnesses, report
 def prepare(ledger: LedgerReader, spec: RLJobSpec) -> dict[str, Any]:
     """Make the temporary tables that rules read; return the rules' parameters."""
     ledger.db.create_function("root", 1, lambda square: None if square is None else math.sqrt(square))
+    ledger.db.create_function("fsum", 1, _fsum)
     for statement in PREPARATIONS:
         ledger.db.execute(statement)
     training, evaluation = spec.training, spec.evaluation
@@ -113,6 +115,14 @@ def prepare(ledger: LedgerReader, spec: RLJobSpec) -> dict[str, Any]:
         "tasks": json.dumps([task.name for task in spec.tasks]),
         "evaluated": json.dumps(sorted(evaluated)),
     }
+
+
+def _fsum(numbers: Any) -> float | None:
+    """Return the exact sum of a JSON list of finite numbers; None when it is not one."""
+    try:
+        return math.fsum(msgspec.json.decode(numbers, type=list[float]))
+    except (TypeError, OverflowError, msgspec.MsgspecError):
+        return None
 
 
 def examine_database(ledger: LedgerReader) -> Check:

@@ -17,7 +17,8 @@ from rljob.ledger.reader import LedgerReader
 from rljob.ledger.segments import HEADER, Location, PayloadError
 
 COMPLETIONS = """
-SELECT c.*, s.attempt AS first_attempt, s.prompt_tokens, s.min_version, s.max_version, s.finish AS ended, s.state
+SELECT c.*, s.attempt AS first_attempt, s.prompt_tokens, s.total_tokens, s.min_version, s.max_version,
+    s.finish AS ended, s.state
 FROM completions c JOIN samples s ON s.id = c.sample ORDER BY c.sample, c.turn, c.attempt
 """
 
@@ -99,11 +100,15 @@ def _contradictions(counted: list[tuple[sqlite3.Row, PayloadRecord | None]]) -> 
     """Yield what a sample's row says otherwise than the completions that count."""
     if not counted:
         return
-    row, last = counted[-1]
+    (_, first), (row, last) = counted[0], counted[-1]
     if row["ended"] != row["finish"]:
         yield "it ended otherwise than its last completion"
-    if last is not None and row["prompt_tokens"] != len(last.prompt) // INT32:
+    if first is not None and row["prompt_tokens"] != len(first.prompt) // INT32:
         yield "its prompt does not have as many tokens as the ledger says"
+    if last is not None:
+        written = sum(completion["tokens"] for completion, _ in counted if completion["turn"] == row["turn"])
+        if row["total_tokens"] != len(last.prompt) // INT32 + written:
+            yield "its sequence does not have as many tokens as the ledger says"
     records = [record for _, record in counted if record is not None]
     if len(records) < len(counted):
         return

@@ -57,8 +57,20 @@ RESULTS = (
             ),
             Rule(
                 "SELECT 'sample ' || id FROM samples WHERE (reward IS NULL) != (text IS NULL)"
-                " OR (reward IS NULL) != (metrics IS NULL) OR (state = 'admitted' AND reward IS NOT NULL)",
-                "reward, metrics and text were not written together",
+                " OR (reward IS NULL) != (metrics IS NULL) OR (reward IS NULL) != (turn_rewards IS NULL)"
+                " OR (state = 'admitted' AND reward IS NOT NULL)",
+                "reward, turn rewards, metrics and text were not written together",
+            ),
+            Rule(
+                "SELECT 'sample ' || id FROM samples WHERE reward IS NOT NULL AND fsum(turn_rewards) IS NOT reward",
+                "its reward is not the sum of its turns' rewards",
+            ),
+            Rule(
+                "SELECT 'sample ' || c.sample FROM completions c JOIN samples s ON s.id = c.sample"
+                " WHERE c.attempt >= s.attempt AND s.turn_rewards IS NOT NULL GROUP BY c.sample"
+                " HAVING COUNT(DISTINCT c.turn) != IIF(json_valid(s.turn_rewards),"
+                " json_array_length(s.turn_rewards), -1)",
+                "it does not have one reward for each of its turns",
             ),
             Rule(
                 "SELECT 'sample ' || id FROM samples WHERE advantage IS NOT NULL AND (step IS NULL OR advantage"
@@ -146,9 +158,17 @@ RESULTS = (
                 "it does not have as many tokens as its completions",
             ),
             Rule(
+                "SELECT 'sample ' || s.id FROM samples s LEFT JOIN (SELECT c.sample AS sample, MAX(c.turn) AS last"
+                " FROM completions c JOIN samples o ON o.id = c.sample AND c.attempt >= o.attempt GROUP BY c.sample) t"
+                " ON t.sample = s.id WHERE (s.total_tokens IS NULL) != (t.last IS NULL)"
+                " OR s.total_tokens < s.prompt_tokens + s.response_tokens"
+                " OR (t.last = 0 AND s.total_tokens != s.prompt_tokens + s.response_tokens)",
+                "its length is not that of its prompt, its observations and what the model wrote",
+            ),
+            Rule(
                 "SELECT 'sample ' || id FROM samples WHERE reward IS NOT NULL AND (response_tokens IS NULL"
-                " OR prompt_tokens IS NULL OR prompt_tokens < 0 OR finish IS NULL OR min_version IS NULL"
-                " OR dispatched IS NOT NULL)",
+                " OR prompt_tokens IS NULL OR prompt_tokens < 0 OR total_tokens IS NULL OR finish IS NULL"
+                " OR min_version IS NULL OR dispatched IS NOT NULL)",
                 "it was scored, but never generated to its end",
             ),
         ),

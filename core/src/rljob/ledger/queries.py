@@ -191,19 +191,22 @@ class BatchRow:
     task: str
     attempt: int  # the first that counts
     reward: float
+    turn_rewards: list[float]
     prompt_tokens: int
     response_tokens: int
+    total_tokens: int
     min_version: int
 
 
 def batch(store: Store, step: int) -> list[BatchRow]:
     """Return the samples of the batch of ``step`` in the order in which it is served; none while it is not formed."""
     rows = store.query(
-        "SELECT s.id, s.group_id, g.task, s.attempt, s.reward, s.prompt_tokens, s.response_tokens, s.min_version"
+        'SELECT s.id AS sample, s.group_id AS "group", g.task, s.attempt, s.reward, s.turn_rewards,'
+        " s.prompt_tokens, s.response_tokens, s.total_tokens, s.min_version"
         " FROM samples s JOIN groups g ON g.id = s.group_id WHERE s.step = ? ORDER BY g.seq, s.member",
         step,
     )
-    return [BatchRow(*row) for row in rows]
+    return [BatchRow(**{**dict(row), "turn_rewards": json.loads(row["turn_rewards"])}) for row in rows]
 
 
 def samples_of_batch(store: Store, step: int) -> list[str]:

@@ -143,19 +143,20 @@ class SampleRow(msgspec.Struct):
     step: int | None  # of its batch
     reward: float | None
     advantage: float | None
-    prompt_tokens: int | None
-    response_tokens: int | None
+    prompt_tokens: int | None  # of the first turn
+    response_tokens: int | None  # that the model wrote, in all turns
+    total_tokens: int | None  # prompt, model and observations
     min_version: int | None  # lowest policy version of a token
     max_version: int | None
     staleness: int | None  # of a sample in a batch: step − min_version
     finish: str | None  # stop | length | abort
-    text: str | None  # the answer
+    text: str | None  # the last answer
 
 
 COLUMNS = (
     's.id, s.group_id AS "group", s.member, g.kind, g.task, g.row, s.state, s.reason, s.step, s.reward, s.advantage,'
-    " s.prompt_tokens, s.response_tokens, s.min_version, s.max_version, s.step - s.min_version AS staleness, s.finish,"
-    " s.text"
+    " s.prompt_tokens, s.response_tokens, s.total_tokens, s.min_version, s.max_version,"
+    " s.step - s.min_version AS staleness, s.finish, s.text"
 )
 
 

@@ -1,4 +1,4 @@
-"""Everything of one sample: what the model was given and wrote, token by token, and what came of it."""
+"""One sample in full: its turns token by token, its rewards, its group."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class TokenDetail(msgspec.Struct):
     version: int  # of the policy
 
 
-class Piece(msgspec.Struct):
-    """What one request to an engine gave. A turn that was interrupted has several."""
+class CompletionInfo(msgspec.Struct):
+    """Result of one request to an engine. A turn that was interrupted has several."""
 
     attempt: int
     engine: str
@@ -37,13 +37,14 @@ class Piece(msgspec.Struct):
 
 
 class TurnDetail(msgspec.Struct):
-    """What the model was given in a turn, beyond what it had before, and what it wrote."""
+    """One turn: the tokens added before it (the prompt, later an observation) and the tokens that the model wrote."""
 
     turn: int
+    reward: float | None  # None while the sample is not scored
     given_ids: list[int]
     given: str | None
     written: list[TokenDetail]
-    pieces: list[Piece]
+    completions: list[CompletionInfo]
 
 
 class Sibling(msgspec.Struct):
@@ -77,7 +78,7 @@ def show(ledger: LedgerReader, name: str) -> SampleDetail:
     if not found:
         raise NoRunError(unknown_sample(ledger, name))
     sample = SampleRow(*found[0])
-    [(attempt, metrics)] = ledger.rows(f"SELECT s.attempt, s.metrics {where}", name)
+    [(attempt, metrics, turn_rewards)] = ledger.rows(f"SELECT s.attempt, s.metrics, s.turn_rewards {where}", name)
     siblings = ledger.rows(
         "SELECT id, state, reward, advantage FROM samples WHERE group_id = ? AND id != ? ORDER BY member",
         sample.group,
@@ -85,6 +86,9 @@ def show(ledger: LedgerReader, name: str) -> SampleDetail:
     )
     notes: list[str] = []
     turns = _turns(ledger, sample, attempt, notes)
+    if turn_rewards:
+        for turn, reward in zip(turns, json.loads(turn_rewards), strict=False):  # of a damaged ledger too
+            turn.reward = reward
     others = [Sibling(*row) for row in siblings]
     return SampleDetail(sample, attempt, json.loads(metrics) if metrics else {}, others, turns, notes)
 
@@ -98,13 +102,13 @@ def _turns(ledger: LedgerReader, sample: SampleRow, first_attempt: int, notes: l
     context = b""
     for row in rows:
         if not turns or turns[-1].turn != row["turn"]:
-            turns.append(TurnDetail(row["turn"], [], None, [], []))
+            turns.append(TurnDetail(row["turn"], None, [], None, [], []))
         turn = turns[-1]
-        turn.pieces.append(Piece(row["attempt"], row["engine"], row["finish"], row["tokens"]))
+        turn.completions.append(CompletionInfo(row["attempt"], row["engine"], row["finish"], row["tokens"]))
         record = _record(ledger, Location(row["segment"], row["position"], row["length"]), notes)
         if record is None or vocabulary is None:
             continue
-        if len(turn.pieces) == 1:
+        if len(turn.completions) == 1:
             turn.given_ids = array("i", record.prompt[len(context) :]).tolist()
             turn.given = vocabulary.text(turn.given_ids)
             context = record.prompt

@@ -16,10 +16,12 @@ CREATE TABLE IF NOT EXISTS samples (
     state TEXT NOT NULL DEFAULT 'admitted', -- admitted | scored | batched | trained | filtered | surplus | expired | failed | evaluated
     reason TEXT NOT NULL DEFAULT '',
     reward REAL,
+    turn_rewards TEXT,                      -- JSON list, one number a turn; their sum (math.fsum) is the reward
     metrics TEXT,                           -- JSON
-    text TEXT,
-    prompt_tokens INTEGER,
-    response_tokens INTEGER,
+    text TEXT,                              -- of the last turn
+    prompt_tokens INTEGER,                  -- of the first turn
+    response_tokens INTEGER,                -- that the model wrote, in all turns
+    total_tokens INTEGER,                   -- of the sequence: prompt, model and observations
     dispatched INTEGER,                     -- version of the engine that has its open request; NULL: none
     min_version INTEGER,
     max_version INTEGER,

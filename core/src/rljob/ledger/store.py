@@ -34,7 +34,7 @@ LOCK = "ledger.lock"
 CHECKPOINT_COMMITS = 512
 
 SCHEMA = files(__package__).joinpath("schema.sql").read_text()
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Of schema.sql; kept in the ledger as user_version."""
 
 Effect = Callable[[], None]

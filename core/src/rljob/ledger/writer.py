@@ -7,6 +7,7 @@ their statements (see :class:`rljob.ledger.store.Store`): those of one turn of t
 from __future__ import annotations
 
 import json
+import math
 from array import array
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -64,7 +65,12 @@ class LedgerWriter(Store):
         self.execute("UPDATE samples SET dispatched = ? WHERE id = ?", version, sample)
 
     def record_completion(
-        self, record: PayloadRecord, engine: str, min_version: int | None, max_version: int | None
+        self,
+        record: PayloadRecord,
+        engine: str,
+        total_tokens: int,
+        min_version: int | None,
+        max_version: int | None,
     ) -> None:
         """Store a completion in the payload and add it to its sample. The first record of (sample, turn, attempt)
         counts.
@@ -72,6 +78,7 @@ class LedgerWriter(Store):
         Args:
             record: the completion.
             engine: instance of the engine; empty when it is gone.
+            total_tokens: of the sample with this completion: the context of its turn and what the model wrote after it.
             min_version: lowest version of a token of the sample so far.
             max_version: highest version of a token of this completion; None when it has none.
         """
@@ -86,24 +93,41 @@ class LedgerWriter(Store):
 
         self.record(payload, insert)
         self.execute(
-            "UPDATE samples SET prompt_tokens = ?, response_tokens = COALESCE(response_tokens, 0) + ?, finish = ?,"
-            " dispatched = NULL, min_version = ?, max_version = MAX(COALESCE(max_version, -1), ?) WHERE id = ?",
-            len(record.prompt) // INT32, tokens, record.finish,
+            "UPDATE samples SET prompt_tokens = IIF(?, prompt_tokens, ?), total_tokens = ?,"
+            " response_tokens = COALESCE(response_tokens, 0) + ?, finish = ?, dispatched = NULL, min_version = ?,"
+            " max_version = MAX(COALESCE(max_version, -1), ?) WHERE id = ?",
+            record.turn, len(record.prompt) // INT32, total_tokens, tokens, record.finish,
             min_version, -1 if max_version is None else max_version, record.sample,
         )  # fmt: skip
 
     def discard_generation(self, sample: str, attempt: int) -> None:
         """Discard what was generated of a sample. Completions from ``attempt`` on count from now on."""
         self.execute(
-            "UPDATE samples SET attempt = ?, response_tokens = NULL, dispatched = NULL, min_version = NULL,"
-            " max_version = NULL WHERE id = ?",
+            "UPDATE samples SET attempt = ?, prompt_tokens = NULL, response_tokens = NULL, total_tokens = NULL,"
+            " dispatched = NULL, min_version = NULL, max_version = NULL WHERE id = ?",
             attempt, sample,
         )  # fmt: skip
 
-    def record_score(self, sample: str, kind: Kind, reward: float, metrics: Mapping[str, float], text: str) -> None:
-        """Record a sample's reward, the reward's metrics and the answer. A sample of an evaluation ends by it."""
+    def record_score(
+        self, sample: str, kind: Kind, turn_rewards: Sequence[float], metrics: Mapping[str, float], text: str
+    ) -> None:
+        """Record a sample's reward, the reward's metrics and the answer. A sample of an evaluation ends by it.
+
+        Args:
+            sample: its id.
+            kind: what it is for.
+            turn_rewards: one for each turn; their sum (math.fsum) is the sample's reward.
+            metrics: of the reward.
+            text: the last answer.
+        """
         state = State.SCORED if kind is Kind.TRAIN else State.EVALUATED
-        self._move(sample, state, {"reward": reward, "metrics": json.dumps(metrics), "text": text})
+        columns = {
+            "reward": math.fsum(turn_rewards),
+            "turn_rewards": json.dumps(list(turn_rewards)),
+            "metrics": json.dumps(metrics),
+            "text": text,
+        }
+        self._move(sample, state, columns)
 
     def end_sample(self, sample: str, end: State, reason: str) -> None:
         """End a sample, other than by its evaluation."""

@@ -11,7 +11,7 @@ its turn; of a lease and what its runner says about it those that were thrown aw
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -284,8 +284,9 @@ class BatchSample(msgspec.Struct, array_like=True):
     sample: str
     group: str
     reward: float
-    prompt_tokens: int
-    response_tokens: int
+    prompt_tokens: int  # of the first turn
+    response_tokens: int  # that the model wrote, in all turns
+    total_tokens: int  # of the whole sequence: prompt, model and observations
     min_version: int
     temperature: float
     max_tokens: int
@@ -302,14 +303,32 @@ class Train(Message):
     check_initial_logprobs: bool  # only version 0 was published: log-probabilities must equal the engine's
 
 
+class Segment(msgspec.Struct, array_like=True):
+    """Tokens [start, end) of a sample. Each turn has one ``model`` segment, which is empty if the model wrote no token;
+    before it comes the ``prompt`` (first turn) or an ``observation`` (later turns), unless it has no tokens."""
+
+    kind: Literal["prompt", "model", "observation"]
+    start: int
+    end: int
+    reward: float = 0.0  # of the turn; 0 for prompts and observations
+
+
 class SampleTokens(msgspec.Struct, array_like=True):
-    """Tokens of one sample of a batch: prompt and responses in order."""
+    """Tokens of one sample of a batch: the prompt, then what the model wrote and observed, turn by turn.
+
+    ``segments`` cover all tokens in order. The sum of their rewards (math.fsum) is the sample's reward.
+    """
 
     sample: str
     token_ids: bytes  # int32, whole sequence
     logprobs: bytes  # float32, whole sequence; 0 where the model did not write
-    loss_mask: bytes  # uint8, whole sequence; 1 where the model wrote
+    segments: list[Segment]
     spans: list[VersionSpan]  # over the whole sequence
+
+    @property
+    def loss_mask(self) -> bytes:
+        """uint8 over the whole sequence; 1 where the model wrote."""
+        return b"".join((b"\x01" if s.kind == "model" else b"\x00") * (s.end - s.start) for s in self.segments)
 
 
 class EngineTarget(msgspec.Struct, array_like=True):
@@ -382,8 +401,9 @@ class TrajectoryScored(Message):
     sample: str
     reward: float
     metrics: dict[str, float]
-    text: str  # the answer as text, cut to 4,096 characters, for people
+    text: str  # the last answer as text, cut to 4,096 characters, for people
     attempt: int = 0  # of the LeaseTrajectory
+    turn_rewards: list[float] = []  # of the first turns; the last turn gets the rest of ``reward``
 
 
 class TrajectoryFailed(Message):

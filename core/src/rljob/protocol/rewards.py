@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import msgspec
+
+
+class ScoreTurn(msgspec.Struct):
+    """Text that followed the prompt: an answer of the model, or an observation between two answers."""
+
+    kind: Literal["model", "observation"]
+    text: str  # without special tokens
 
 
 class ScoreItem(msgspec.Struct):
@@ -13,9 +22,10 @@ class ScoreItem(msgspec.Struct):
     sample: str
     task: str
     prompt: str  # as given to the model
-    completion: str  # as generated, without special tokens
+    completion: str  # the last answer as generated, without special tokens
     finish: str  # stop | length
     problem: dict[str, Any]  # the row of the task's data; for reasoning-gym: question, answer, metadata
+    turns: list[ScoreTurn] = []  # of a sample with several turns: all that followed the prompt, in order
 
 
 class ScoreRequest(msgspec.Struct):
@@ -25,15 +35,49 @@ class ScoreRequest(msgspec.Struct):
 
 
 class Score(msgspec.Struct):
-    """Score of one sample. If ``error`` is not empty, the sample could not be scored and ``reward`` has no meaning."""
+    """Score of one sample. If ``error`` is not empty, the sample could not be scored and ``reward`` has no meaning.
+
+    ``turn_rewards`` credit parts of ``reward`` to the first, second, … turn. The last turn gets the rest.
+    """
 
     sample: str
     reward: float
     metrics: dict[str, float] = {}
     error: str = ""
+    turn_rewards: list[float] = []
 
 
 class ScoreReply(msgspec.Struct):
     """Scores in the order of the request."""
 
     scores: list[Score]
+
+
+def credit_turns(turns: int, reward: float, turn_rewards: Sequence[float] = ()) -> list[float]:
+    """Return the reward of every turn of a sample. Their sum (math.fsum) is the sample's reward.
+
+    Args:
+        turns: number of turns.
+        reward: of the sample.
+        turn_rewards: of its first turns; the last turn gets the rest of ``reward``.
+
+    Raises:
+        ValueError: there is no turn, there are more rewards than turns, or a reward is not finite.
+    """
+    if turns < 1:
+        raise ValueError("it has a reward, but no turn was generated")
+    if len(turn_rewards) > turns:
+        raise ValueError(f"it has rewards of {len(turn_rewards)} turns, but {turns} turns; give at most one a turn")
+    if not math.isfinite(reward):
+        raise ValueError(f"its reward is {reward}")
+    for turn, value in enumerate(turn_rewards):
+        if not math.isfinite(value):
+            raise ValueError(f"the reward of turn {turn} is {value}")
+    credited = [*map(float, turn_rewards), *[0.0] * (turns - len(turn_rewards))]
+    try:
+        credited[-1] += reward - math.fsum(credited)
+        if not math.isfinite(math.fsum(credited)):
+            raise OverflowError
+    except OverflowError:
+        raise ValueError("the sum of its turns' rewards is not finite") from None
+    return credited

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from mypackage.engine import TableEngine
+
 from rljob.rollout.adapters.base import Launch
 
 

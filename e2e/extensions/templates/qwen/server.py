@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 
 import torch
-from transformers import Qwen2ForCausalLM
-
 from mypackage.server import Server, serve
+from transformers import Qwen2ForCausalLM
 
 
 class QwenServer(Server):

@@ -121,8 +121,8 @@ def at_targets(inputs: MicrobatchInputs, values: Mapping[int, NDArray[np.float64
 
 
 def lengths(samples: Sequence[BatchSample]) -> list[int]:
-    """Return the length of each sample in tokens, prompt included."""
-    return [sample.prompt_tokens + sample.response_tokens for sample in samples]
+    """Return the length of each sample in tokens: prompt, model and observations."""
+    return [sample.total_tokens for sample in samples]
 
 
 def plan_microbatches(indices: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -176,7 +176,7 @@ def split_minibatches(groups: Sequence[str], minibatches: int) -> list[list[int]
 def collate(rows: Sequence[Row], temperatures: Sequence[float], device: torch.device) -> Microbatch:
     """Return the rows as tensors on ``device``; without rows, one row of two tokens that no model wrote."""
     if not rows:
-        empty = Row(np.zeros(2, np.int64), np.zeros(2, np.float32), np.zeros(2, np.bool_))
+        empty = Row(np.zeros(2, np.int64), np.zeros(2, np.float32), np.zeros(2, np.bool_), np.zeros(2))
         rows, temperatures = [empty], [1.0]
     length = max(2, *(len(row.token_ids_L) for row in rows))
     token_ids_BL = np.zeros((len(rows), length), np.int64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import logging
+import math
 import time
 import urllib.error
 import urllib.request
@@ -11,9 +12,10 @@ import urllib.request
 import msgspec
 import numpy as np
 import zstandard
+from numpy.typing import NDArray
 
 from rljob.protocol.backoff import Backoff
-from rljob.protocol.messages import BatchSample, SampleTokens, Train
+from rljob.protocol.messages import BatchSample, SampleTokens, Segment, Train
 from rljob.scheduling.shards import assign
 from rljob.trainer.batch import Row, lengths
 from rljob.trainer.errors import SupersededError, UnrecoverableError
@@ -25,7 +27,7 @@ LAST_BACKOFF_SECONDS = 5.0
 REQUEST_TIMEOUT_SECONDS = 60.0
 NOT_READY = (502, 503, 504)  # waited out; other answers from 500 on are failures
 SERVER_ERRORS = 6  # failures to forgive: it may have been killed in the middle of an answer
-BYTES_PER_TOKEN = 16  # 9 on the wire, with room for version spans
+BYTES_PER_TOKEN = 16  # 8 on the wire, with room for version spans
 BYTES_PER_SAMPLE = 4096
 
 _shard_decoder = msgspec.msgpack.Decoder(list[SampleTokens])
@@ -91,7 +93,7 @@ def check_shard(shard: list[SampleTokens], samples: list[BatchSample], indices: 
     """Return the rows of a shard by index in the batch.
 
     Raises:
-        UnrecoverableError: samples, lengths or masks differ from what ``samples`` says of ``indices``.
+        UnrecoverableError: samples, lengths, segments or rewards differ from what ``samples`` says of ``indices``.
     """
     expected = [samples[i].sample for i in indices]
     if [tokens.sample for tokens in shard] != expected:
@@ -100,14 +102,51 @@ def check_shard(shard: list[SampleTokens], samples: list[BatchSample], indices: 
 
 
 def _row(tokens: SampleTokens, scalars: BatchSample) -> Row:
+    mask_L = _mask(tokens, scalars.total_tokens)
     row = Row(
         np.frombuffer(tokens.token_ids, "<i4").astype(np.int64),
         np.frombuffer(tokens.logprobs, "<f4").astype(np.float32),
-        np.frombuffer(tokens.loss_mask, np.uint8) != 0,
+        mask_L,
+        _token_rewards(tokens.segments, mask_L),
     )
-    length = scalars.prompt_tokens + scalars.response_tokens
-    if not length == len(row.token_ids_L) == len(row.logprobs_L) == len(row.mask_L):
-        raise UnrecoverableError(f"sample {scalars.sample} does not have the {length} tokens the batch says")
-    if row.mask_L.sum() != scalars.response_tokens or row.mask_L[:1].any():
+    if not scalars.total_tokens == len(row.token_ids_L) == len(row.logprobs_L):
+        raise UnrecoverableError(
+            f"sample {scalars.sample} does not have the {scalars.total_tokens} tokens that the batch names"
+        )
+    if mask_L.sum() != scalars.response_tokens or mask_L[:1].any():
         raise UnrecoverableError(f"sample {scalars.sample}: its loss mask does not cover its response")
+    if math.fsum(segment.reward for segment in tokens.segments) != scalars.reward:
+        raise UnrecoverableError(f"sample {scalars.sample}: the rewards of its segments do not add up to its reward")
     return row
+
+
+def _mask(tokens: SampleTokens, length: int) -> NDArray[np.bool_]:
+    """Return where the model wrote.
+
+    Raises:
+        UnrecoverableError: the segments do not cover ``length`` tokens in order.
+    """
+    mask_L, end = np.zeros(length, np.bool_), 0
+    for segment in tokens.segments:
+        if segment.start != end or not segment.start <= segment.end <= length:
+            raise UnrecoverableError(f"sample {tokens.sample}: its segments do not cover its tokens in order")
+        mask_L[segment.start : segment.end] = segment.kind == "model"
+        end = segment.end
+    if end != length:
+        raise UnrecoverableError(f"sample {tokens.sample}: its segments do not cover the {length} tokens of the batch")
+    return mask_L
+
+
+def _token_rewards(segments: list[Segment], mask_L: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return the rewards of segments, each at the last token that the model wrote up to the segment's end.
+
+    The reward of a turn without tokens goes to the turn before it; before the first written token, to that token. A
+    sample in which the model wrote nothing has no token for a reward.
+    """
+    rewards_L = np.zeros(len(mask_L))
+    written = np.flatnonzero(mask_L)
+    if len(written):
+        for segment in segments:
+            place = max(0, int(np.searchsorted(written, segment.end)) - 1)
+            rewards_L[written[place]] += segment.reward
+    return rewards_L

@@ -1,12 +1,38 @@
-"""The loops that drive trajectories, one per module. `tasks[].loop` names one."""
+"""The built-in loops, one per module. `tasks[].loop` names one, or a user's own async function."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from rljob.api.extensions import LOOPS, load
 from rljob.protocol.rewards import Score
 from rljob.runner.context import Context
 
 Loop: TypeAlias = Callable[[Context], Awaitable[Score]]
 """Drives one trajectory to its score."""
+
+
+def load_loop(reference: str, field: str) -> Loop:
+    """Return the loop that ``tasks[].loop`` names.
+
+    Args:
+        reference: name of a built-in loop, or module:attribute.
+        field: path of the field, for errors.
+
+    Raises:
+        ValueError: it cannot be imported, or is no async function of one argument.
+    """
+    loop: Any = load(LOOPS, reference, field)
+    called = loop if inspect.isroutine(loop) else getattr(loop, "__call__", loop)  # noqa: B004
+    if isinstance(loop, type) or not (inspect.iscoroutinefunction(loop) or inspect.iscoroutinefunction(called)):
+        raise ValueError(f"{field}: {reference} is no async function; define it as async def loop(context) -> Score")
+    try:
+        inspect.signature(loop).bind(None)
+    except TypeError:
+        raise ValueError(
+            f"{field}: {reference} does not take one argument; define it as async def loop(context)"
+        ) from None
+    found: Loop = loop
+    return found

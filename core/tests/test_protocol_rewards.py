@@ -1,0 +1,58 @@
+"""The rewards of turns: what they add up to, and what is refused."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rljob.protocol.rewards import credit_turns
+
+FINITE = st.floats(-1e6, 1e6)
+
+
+@pytest.mark.parametrize(
+    ("turns", "reward", "given_rewards", "credited"),
+    [
+        (1, 0.1, [], [0.1]),
+        (3, 0.1, [], [0.0, 0.0, 0.1]),
+        (3, 1.0, [0.25], [0.25, 0.0, 0.75]),
+        (2, 1.0, [0.25, 0.75], [0.25, 0.75]),
+        (2, 1.0, [0.25, 0.5], [0.25, 0.75]),
+        (2, -1.0, [1], [1.0, -2.0]),
+    ],
+)
+def test_the_last_turn_gets_what_no_turn_was_given(
+    turns: int, reward: float, given_rewards: list[float], credited: list[float]
+) -> None:
+    assert credit_turns(turns, reward, given_rewards) == credited
+
+
+@given(st.integers(1, 5), FINITE, st.lists(FINITE, max_size=5))
+def test_rewards_add_up_and_do_not_change_when_they_are_credited_again(
+    turns: int, reward: float, given_rewards: list[float]
+) -> None:
+    credited = credit_turns(turns, reward, given_rewards[:turns])
+    assert len(credited) == turns
+    assert math.fsum(credited) == pytest.approx(reward, abs=1e-9)
+    assert credit_turns(turns, math.fsum(credited), credited) == credited
+
+
+@pytest.mark.parametrize(
+    ("turns", "reward", "given_rewards", "sentence"),
+    [
+        (0, 1.0, [], "no turn was generated"),
+        (1, math.nan, [], "its reward is nan"),
+        (2, 1.0, [0.0, math.inf], "the reward of turn 1 is inf"),
+        (2, 1.0, [0.0, 0.0, 0.0], "rewards of 3 turns, but 2 turns"),
+        (3, 1.0, [1e308, 1e308], "not finite"),
+        (2, 1e308, [-1e308], "not finite"),
+    ],
+)
+def test_rewards_that_cannot_be_are_refused_in_a_sentence(
+    turns: int, reward: float, given_rewards: list[float], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        credit_turns(turns, reward, given_rewards)

@@ -1,0 +1,91 @@
+"""A job whose first task has a loop of two turns runs to its end, whatever is killed, and its audit is clean."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from e2e.fakes.engine import FakeEngine
+from e2e.fakes.harness import TOKENS, Stage, make_job
+from e2e.fakes.plain import TWO_TURNS, plain_batches
+from e2e.fakes.reward import build_app, by_text
+from rljob.api.models import RLJob
+from rljob.ledger.audit import audit
+from rljob.protocol.messages import SampleTokens
+from rljob.runner.tokenizer import TextCodec
+
+STEPS = 8
+
+
+def two_turns_job(**changes: Any) -> RLJob:
+    """Return a job of two tasks; the loop of the first has two turns."""
+    job = make_job(training={"steps": STEPS, "promptsPerStep": 4, "samplesPerPrompt": 4, "maxStaleness": 0}, **changes)
+    job.spec.tasks[0].loop = TWO_TURNS
+    return job
+
+
+@asynccontextmanager
+async def all_processes(job: RLJob, storage: Path, seconds_per_token: float) -> AsyncIterator[Stage]:
+    """Run coordinator and runner as processes, reward and engine in this one."""
+    stage = Stage(job, storage)
+    reward = web.AppRunner(build_app(by_text), access_log=None)
+    await reward.setup()
+    where = stage.environment("reward")
+    await web.TCPSite(reward, where.listen_host, where.listen_port).start()
+    try:
+        await stage.start("coordinator")
+        await stage.start("runner")
+        engine = FakeEngine(stage.coordinator_url, TOKENS["agent"], seconds_per_token=seconds_per_token)
+        stage.play("agent-0", engine.run())
+        yield stage
+    finally:
+        await stage.close()
+        await reward.cleanup()
+
+
+async def kill_between_turns(stage: Stage, victim: str, trainer: Any, step: int) -> None:
+    """Kill a process after batch ``step`` was applied, while a sample has its first turn and not its second."""
+    async with trainer.has_applied:
+        await trainer.has_applied.wait_for(lambda: len(trainer.applied) > step)
+    between = (
+        "SELECT s.id FROM samples s JOIN groups g ON g.id = s.group_id WHERE s.state = 'admitted' AND g.task = 'sums'"
+        " AND EXISTS (SELECT 1 FROM completions WHERE sample = s.id AND finish != 'abort')"
+        " AND NOT EXISTS (SELECT 1 FROM completions WHERE sample = s.id AND turn = 1)"
+    )
+    while not stage.ledger(between):
+        await asyncio.sleep(0.001)
+    stage.kill(victim)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("killed", [(), ("runner", "coordinator", "runner")])
+async def test_two_turns_give_the_batches_of_a_plain_loop_bit_for_bit(tmp_path: Path, killed: tuple[str, ...]) -> None:
+    job = two_turns_job()
+    async with all_processes(job, tmp_path, seconds_per_token=0.002) as stage:
+        trainer = stage.trainer()
+        running = asyncio.create_task(trainer.run())
+        for i, victim in enumerate(killed):
+            await kill_between_turns(stage, victim, trainer, 2 * i)
+        await running
+        restarts = dict(stage.restarts)
+        expected = list(plain_batches(job.spec, TextCodec(tmp_path / "model")))
+    assert restarts == {part: killed.count(part) for part in ("runner", "coordinator")}
+    assert [one.train.step for one in trainer.applied] == list(range(STEPS))
+    for ours, plain in zip(trainer.applied, expected, strict=True):
+        assert ours.train.samples == plain.samples
+        assert ours.shard == plain.shard
+    kinds = {
+        tuple(segment.kind for segment in sample.segments)
+        for one in trainer.applied
+        for sample in msgspec.msgpack.decode(one.shard, type=list[SampleTokens])
+    }
+    assert kinds == {("prompt", "model"), ("prompt", "model", "observation", "model")}
+    report = audit(tmp_path)
+    assert report.ok and report.finished, [check for check in report.checks if not check.ok]
