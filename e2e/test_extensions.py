@@ -6,7 +6,8 @@ The package is outside the repository. Each job ends with a clean audit, and its
 from __future__ import annotations
 
 import math
-from pathlib import Path
+import os
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -69,7 +70,7 @@ def check_table(run: Run) -> None:
 
 
 def check_turns(run: Run) -> None:
-    """Every sample has three turns; before the later ones the model was given an observation, which it did not write."""
+    """Every sample has three turns; before the later ones the model was given an observation."""
     samples = run.batch(0) + run.batch(1)
     assert samples
     for sample in samples:
@@ -97,8 +98,7 @@ def test_an_engine_and_a_backend_run_a_job(workspace: Workspace) -> None:
     assert "transformers" not in log
 
 
-def test_an_advantage_of_a_group_runs_a_job(workspace: Workspace) -> None:
-    run = workspace.run("group-advantage", algorithm={"advantage": "mypackage.advantages:ranks"}).check()
+def check_group_advantages(run: Run) -> None:
     for step in (0, 1):
         samples = run.batch(step)
         for group in {sample.sample.group for sample in samples}:
@@ -107,39 +107,54 @@ def test_an_advantage_of_a_group_runs_a_job(workspace: Workspace) -> None:
     assert advantages_of(run.batch(0)).any()
 
 
-def test_an_advantage_of_a_whole_batch_runs_a_job(workspace: Workspace) -> None:
-    run = workspace.run("batch-advantage", algorithm={"advantage": "mypackage.advantages:over_batch"}).check()
+def check_batch_advantages(run: Run) -> None:
     for step in (0, 1):
         samples = run.batch(step)
         np.testing.assert_allclose(advantages_of(samples), over_batch(rewards_of(samples)), atol=1e-5)
     assert advantages_of(run.batch(0)).any()
 
 
-def test_an_objective_runs_a_job(workspace: Workspace) -> None:
-    run = workspace.run("objective", algorithm={"objective": "mypackage.objective:reinforce"}).check()
-    check_table(run)
-
-
-def test_a_loop_of_three_turns_with_observations_runs_a_job(workspace: Workspace) -> None:
-    run = workspace.run("loop", tasks={"loop": "mypackage.loop:three_guesses"}).check()
-    check_turns(run)
-
-
-def test_a_reward_runs_a_job(workspace: Workspace) -> None:
-    run = workspace.run("reward", rewards={"builtin": None, "function": "mypackage.reward:near"}).check()
-    for sample in run.batch(0):
-        text = sample.sample.text
+def check_reward(run: Run) -> None:
+    """Every sample has the reward and the metric that `near` gives, and several values occur."""
+    samples = run.batch(0) + run.batch(1)
+    for sample in samples:
         distance = sample.metrics.get("distance")
-        assert sample.sample.reward == (0.0 if distance is None else 1 / (1 + distance)), text
-    assert any(sample.metrics for sample in run.batch(0))
+        assert sample.sample.reward == (0.0 if distance is None else 1 / (1 + distance)), sample.sample.text
+    assert len({sample.sample.reward for sample in samples}) > 1
 
 
-def test_all_parts_together_run_the_job_of_the_page(workspace: Workspace) -> None:
+GROUP_ADVANTAGE = {"algorithm": {"advantage": "mypackage.advantages:ranks"}}
+NEAR = {"rewards": {"builtin": None, "function": "mypackage.reward:near"}}
+
+
+def test_an_advantage_of_a_group_and_a_reward_run_a_job(workspace: Workspace) -> None:
+    run = workspace.run("group-advantage", **GROUP_ADVANTAGE, **NEAR).check()
+    check_group_advantages(run)
+    check_reward(run)
+
+
+def test_all_parts_run_the_job_of_the_page(workspace: Workspace) -> None:
     run = workspace.run_manifest("job.yaml", "mine").check()
     check_turns(run)
     check_table(run)
-    samples = run.batch(1)
-    np.testing.assert_allclose(advantages_of(samples), over_batch(rewards_of(samples)), atol=1e-5)
+    check_batch_advantages(run)
+
+
+@pytest.mark.skipif(not os.environ.get("RLJOB_THOROUGH"), reason="each part is in a job above; make thorough")
+@pytest.mark.parametrize(
+    ("name", "fields", "check"),
+    [
+        ("group-advantage-alone", GROUP_ADVANTAGE, check_group_advantages),
+        ("batch-advantage", {"algorithm": {"advantage": "mypackage.advantages:over_batch"}}, check_batch_advantages),
+        ("objective", {"algorithm": {"objective": "mypackage.objective:reinforce"}}, check_table),
+        ("loop", {"tasks": {"loop": "mypackage.loop:three_guesses"}}, check_turns),
+        ("reward", NEAR, check_reward),
+    ],
+)
+def test_each_part_alone_runs_a_job(
+    workspace: Workspace, name: str, fields: dict[str, dict[str, object]], check: Callable[[Run], None]
+) -> None:
+    check(workspace.run(name, **fields).check())
 
 
 def test_the_built_in_trainer_takes_all_other_parts(workspace: Workspace) -> None:
@@ -155,54 +170,41 @@ def test_the_built_in_trainer_takes_all_other_parts(workspace: Workspace) -> Non
         rollouts={"engine": "qwen.engine:QwenEngine"},
     ).check()
     check_turns(run)
-    samples = run.batch(1)
-    np.testing.assert_allclose(advantages_of(samples), over_batch(rewards_of(samples)), atol=1e-5)
-    assert advantages_of(samples).any()
+    check_batch_advantages(run)
 
 
-FIELDS = {
-    "spec.algorithm.advantage": "algorithm",
-    "spec.algorithm.objective": "algorithm",
-    "spec.algorithm.aggregation": "algorithm",
-    "spec.trainer.backend": "trainer",
-    "spec.rollouts[0].engine": "rollouts",
-    "spec.tasks[0].loop": "tasks",
-    "spec.rewards[0].function": "rewards",
+WRONG = {
+    "spec.algorithm.advantage": ("nowhere:thing", "No module named 'nowhere'"),
+    "spec.algorithm.objective": ("mypackage.objective:thing", "mypackage.objective has no attribute thing"),
+    "spec.algorithm.aggregation": ("wrong.raises:thing", "RuntimeError: a licence is missing"),
+    "spec.trainer.backend": ("mypackage.backend:thing", "mypackage.backend has no attribute thing"),
+    "spec.rollouts[0].engine": ("wrong.raises:thing", "RuntimeError: a licence is missing"),
+    "spec.tasks[0].loop": ("wrong.loops:not_async", "async"),
+    "spec.rewards[0].function": ("nowhere:thing", "No module named 'nowhere'"),
 }
-"""Every field that names code, and its section."""
+"""Every field that names code → a value that cannot be used, and the reason."""
 
 
-@pytest.mark.parametrize(
-    ("reference", "words"),
-    [
-        ("nowhere:thing", "No module named 'nowhere'"),
-        ("mypackage:thing", "mypackage has no attribute thing"),
-        ("wrong.raises:thing", "RuntimeError: a licence is missing"),
-    ],
-)
-def test_a_wrong_reference_is_refused_before_anything_starts(workspace: Workspace, reference: str, words: str) -> None:
+def test_wrong_references_are_refused_together_before_anything_starts(workspace: Workspace) -> None:
     sections: dict[str, dict[str, object]] = {"rewards": {"builtin": None}}
-    for path, section in FIELDS.items():
-        sections.setdefault(section, {})[path.rpartition(".")[2]] = reference
+    for path, (reference, _) in WRONG.items():
+        _, section, field = path.split(".")
+        sections.setdefault(section.partition("[")[0], {})[field] = reference
+    before = sorted(workspace.place.glob("runs/*"))
     run = workspace.run("wrong", **sections)
     assert run.code == 2, run.output
-    lines = [line for line in run.output.splitlines() if words in line]
-    for path in FIELDS:
-        assert any(path in line for line in lines), f"{path}\n{run.output}"
-    assert not run.directory.exists()
+    lines = run.output.splitlines()
+    for path, (_, words) in WRONG.items():
+        assert any(path in line and words in line for line in lines), f"{path}\n{run.output}"
+    assert "Traceback" not in run.output
+    assert sorted(workspace.place.glob("runs/*")) == before
 
 
-def test_a_loop_that_is_not_async_is_refused_before_anything_starts(workspace: Workspace) -> None:
-    run = workspace.run("not-async", tasks={"loop": "wrong.loops:not_async"})
-    assert run.code == 2, run.output
-    assert "spec.tasks[0].loop" in run.output and "async" in run.output
-    assert not run.directory.exists()
-
-
-@pytest.mark.parametrize(("name", "words"), [("too_few", "shape"), ("not_a_number", "nan")])
-def test_a_wrong_advantage_ends_the_run_with_a_sentence(workspace: Workspace, name: str, words: str) -> None:
-    run = workspace.run(name.replace("_", "-"), algorithm={"advantage": f"wrong.advantages:{name}"})
-    assert run.code != 0
-    assert "algorithm.advantage" in run.output and words in run.output and "Traceback" not in run.output, run.output
+def test_a_wrong_advantage_ends_the_run_with_a_sentence_and_no_step(workspace: Workspace) -> None:
+    run = workspace.run("too-few", algorithm={"advantage": "wrong.advantages:too_few"})
+    assert run.code == 1, run.output
+    [sentence] = [line for line in run.output.splitlines() if line.startswith("rljob: ")]
+    assert "spec.algorithm.advantage: wrong.advantages:too_few failed" in sentence
+    assert "shape (3,) for a group of 4" in sentence
     assert run.rows("SELECT COUNT(*) FROM applied")[0][0] == 0
-    assert not Path(run.directory / "checkpoints" / "step-000001").exists()
+    assert not list(run.directory.glob("checkpoints/step-*"))
