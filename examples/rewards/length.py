@@ -1,6 +1,7 @@
-"""A reward of one's own: a right answer is worth 1, and every character costs a hundredth."""
+"""A reward of one's own: a right answer is worth 1, and every character costs a hundredth.
 
-from rljob.rewards.sdk import serve
+`function: examples.rewards.length:reward` in a manifest names it. As a program, it serves the reward by itself.
+"""
 
 
 def reward(completion: str, problem: dict) -> float:
@@ -8,4 +9,7 @@ def reward(completion: str, problem: dict) -> float:
     return right - len(completion) / 100
 
 
-serve(reward)
+if __name__ == "__main__":
+    from rljob.rewards.sdk import serve
+
+    serve(reward)

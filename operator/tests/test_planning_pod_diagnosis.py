@@ -300,6 +300,16 @@ def test_exit_code_2_of_any_part_ends_the_run(world, role):
     assert world.condition("Failed")[2].endswith("refuses its configuration: exit code 2: no such reward")
 
 
+@pytest.mark.parametrize(("form", "reason"), [({"function": "mine:reward"}, "ConfigurationError"), ({}, "")])
+def test_exit_code_2_of_a_reward_ends_the_run_where_rljob_s_program_serves_it(form, reason):
+    template = {"spec": {"containers": [{"name": "main", "image": "mine"}]}}
+    world = World(rewards=[{"name": "exact", "template": template, **form}])
+    world.run_up()
+    world.exit(world.find("reward")[0].metadata.name, 2, message="no such option", fatal=False)
+    world.settle()
+    assert world.condition("Failed")[1] == reason
+
+
 def test_a_part_that_dies_too_often_ends_the_run():
     world = World(failurePolicy={"maxRestarts": 2})
     world.run_up()

@@ -11,7 +11,7 @@ from rljob.rewards.evaluate import RewardEvaluator
 ITEM = ScoreItem("g0.0", "sums", "1+1=\n", "2", "stop", {"answer": "2"})
 
 
-def judge(reward, name, item):
+def evaluate(reward, name, item):
     return RewardEvaluator(reward, name)(item)
 
 
@@ -19,14 +19,14 @@ def test_a_reward_gets_the_fields_it_names():
     def reward(completion, problem, prompt, other=1):
         return float((prompt, completion, problem["answer"], other) == ("1+1=\n", "2", "2", 1))
 
-    assert judge(reward, "right", ITEM) == Score("g0.0", 1.0, {}, "")
+    assert evaluate(reward, "right", ITEM) == Score("g0.0", 1.0, {}, "")
 
 
 def test_a_reward_that_takes_anything_gets_everything():
     def reward(*, completion, **rest):
         return float(sorted(rest) == ["finish", "problem", "prompt", "task"])
 
-    assert judge(reward, "right", ITEM).reward == 1.0
+    assert evaluate(reward, "right", ITEM).reward == 1.0
 
 
 async def _later(completion):
@@ -48,12 +48,12 @@ def test_a_function_that_cannot_be_a_reward_is_refused_before_it_is_called(rewar
 
 
 def test_numbers_beside_the_reward_become_metrics():
-    assert judge(lambda **_: (1, {"partial": 0.5}), "r", ITEM) == Score("g0.0", 1.0, {"partial": 0.5}, "")
+    assert evaluate(lambda **_: (1, {"partial": 0.5}), "r", ITEM) == Score("g0.0", 1.0, {"partial": 0.5}, "")
 
 
 @pytest.mark.parametrize("answer", [0.25, numpy.float32(0.25), (numpy.float64(0.25), {"more": numpy.int64(1)})])
 def test_numbers_of_any_library_are_taken(answer):
-    assert judge(lambda **_: answer, "r", ITEM).reward == 0.25
+    assert evaluate(lambda **_: answer, "r", ITEM).reward == 0.25
 
 
 @pytest.mark.parametrize(
@@ -72,11 +72,11 @@ def test_numbers_of_any_library_are_taken(answer):
     ],
 )
 def test_what_is_no_finite_number_is_an_error_of_the_sample(answer, told):
-    score = judge(lambda **_: answer, "mine", ITEM)
+    score = evaluate(lambda **_: answer, "mine", ITEM)
     assert score.error.startswith("reward mine answered") and told in score.error
     assert score.reward == 0.0 and score.metrics == {}
 
 
 def test_an_exception_is_an_error_of_the_sample():
-    score = judge(lambda **_: json.loads("{"), "mine", ITEM)
+    score = evaluate(lambda **_: json.loads("{"), "mine", ITEM)
     assert score.error.startswith("reward mine raised JSONDecodeError: Expecting")

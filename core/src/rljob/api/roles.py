@@ -39,11 +39,13 @@ class Reward(Model):
 
     name: Name
     """Name that tasks refer to."""
-    builtin: Annotated[str, Extension(REWARDS, references=False)] | None = Field(None, description=builtin_docs())
+    builtin: Annotated[
+        Annotated[str, Extension(REWARDS, references=False)] | None, Field(description=builtin_docs())
+    ] = None
     function: Reference | None = None
     """Reward of your own package as `module:attribute`: a function as in the reward SDK, or a `RewardKind` with
     options. In a cluster the image in `template` has the package."""
-    config: Annotated[dict[Text, Any], Field(max_length=64)] = Field({}, description=option_docs())
+    config: Annotated[dict[Text, Any], Field(max_length=64, description=option_docs())] = {}
     url: Url | None = None
     """Address of a service outside the job; samples are posted to URL/v1/score."""
     template: PodTemplate | None = None
@@ -161,7 +163,8 @@ class Rollout(Model):
     model: Name = "policy"
     """Name of an entry of `models`."""
     engine: Annotated[str, Extension(ENGINES, ("sglang",))] = "vllm"
-    """The inference engine: `vllm`, `sglang`, or `module:class` of your own package."""
+    """The inference engine: `vllm`, `sglang`, or `module:class` of your own package, an engine adapter. In a cluster
+    its pods run the image of `template`."""
     hosts: Annotated[int, Field(ge=1, le=1024)] = 1
     """Pods of one engine."""
     parallelism: EngineParallelism = EngineParallelism()

@@ -130,10 +130,10 @@ def fatal(view: JobView) -> tuple[str, str] | None:
     """Return reason and message if a role other than the trainer has failed in a way that ends the run.
 
     The lifetime of a pod, as the cluster recorded it, offsets restarts of its container, so no local clock is used.
-    Exit code 2 of a user's reward has no meaning: a Go program exits with it when it panics.
+    Exit code 2 of a user's own program has no meaning: a Go program exits with it when it panics.
     """
     most = view.job.spec.failure_policy.max_restarts
-    others = {role_name("reward", each.name) for each in view.job.spec.rewards if each.builtin is None}
+    others = {role_name("reward", each.name) for each in view.job.spec.rewards if not each.served_by_rljob}
     for role in view.roles:
         if role.kind in ("initializer", "trainer"):
             continue
