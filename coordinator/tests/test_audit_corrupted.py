@@ -505,6 +505,18 @@ def test_the_run_that_is_corrupted_is_clean_and_has_everything(finished_run: Pat
     assert not (finished_run / "payload" / "00000000.segment").exists(), "some payload was unlinked"
 
 
+def test_an_advantage_of_unknown_formula_is_reported_as_not_recomputed(finished_run: Path, tmp_path: Path) -> None:
+    assert [check.note for check in audit(finished_run).checks if check.note] == []
+    run = copy(finished_run, tmp_path / "run")
+    manifest = json.loads((run / "job.json").read_bytes())
+    manifest["spec"]["algorithm"]["advantage"] = "my_pkg:fn"
+    (run / "job.json").write_text(json.dumps(manifest))
+    alter(run, "UPDATE samples SET advantage = advantage + 1 WHERE advantage IS NOT NULL")
+    report = audit(run)
+    notes = {check.name: check.note for check in report.checks if check.note}
+    assert report.ok and notes == {REWARDS: "advantages not recomputed: the advantage is my_pkg:fn"}
+
+
 def test_a_problem_names_the_first_rows_and_counts_the_rest(finished_run: Path, tmp_path: Path) -> None:
     run = copy(finished_run, tmp_path / "run")
     alter(run, "UPDATE samples SET reason = 'x' WHERE state = 'trained'")

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Tokenizer
 
 from rljob.api.tasks import Task
 from rljob.protocol.data import is_held_out
-from rljob.trainer import example_lessons as lessons
 from rljob.trainer import example_model as example
+from rljob.trainer import example_problems
 
 CONFIG = {"min_terms": 2, "max_terms": 5, "min_digits": 1, "max_digits": 1, "allow_negation": False}
 TINY = example.Recipe(working_steps=2, bare_steps=1, batch=4, warm_up_steps=1)
@@ -54,12 +54,12 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_the_teacher_works_problems_out_and_tells_bare_results(expression, working):
-    assert lessons.work_out(expression) == working
-    assert lessons.result(expression) == working[working.index("<answer>") :]
+    assert example_problems.worked_answer(expression) == working
+    assert example_problems.bare_answer(expression) == working[working.index("<answer>") :]
 
 
 def test_problems_are_the_task_s_own_but_never_held_out_ones():
-    problems = list(itertools.islice(lessons.draw_problems(task(), seed=1), 500))
+    problems = list(itertools.islice(example_problems.draw_problems(task(), seed=1), 500))
     for problem in problems:
         assert problem.prompt.startswith("Q: State") and problem.prompt.endswith(f": {problem.expression} =\n")
         assert not is_held_out(problem.prompt.removeprefix("Q: ").removesuffix("\n"))
@@ -70,25 +70,27 @@ def test_problems_are_the_task_s_own_but_never_held_out_ones():
 def test_for_a_task_whose_data_is_a_file_sums_are_taught_as_they_are():
     data = {"jsonl": {"path": "sums.jsonl"}}
     of_a_file = Task.model_validate({"name": "sums", "prompt": "{terms}?", "data": data, "reward": "sums"})
-    drawn = lessons.draw_problems(of_a_file, seed=1)
-    plain = lessons.draw_problems(task().model_copy(update={"prompt": "{question}\n"}), seed=1)
+    drawn = example_problems.draw_problems(of_a_file, seed=1)
+    plain = example_problems.draw_problems(task().model_copy(update={"prompt": "{question}\n"}), seed=1)
     assert list(itertools.islice(drawn, 20)) == list(itertools.islice(plain, 20))
 
 
 def test_a_chat_is_not_taught():
     chat = task().model_copy(update={"prompt": None})
     with pytest.raises(ValueError, match="is a chat; this initializer teaches plain prompts only"):
-        next(lessons.draw_problems(chat, seed=1))
+        next(example_problems.draw_problems(chat, seed=1))
 
 
 def test_another_seed_draws_other_problems():
-    drawn = [set(itertools.islice(lessons.draw_problems(task(), seed), 200)) for seed in (1, 2)]
+    drawn = [set(itertools.islice(example_problems.draw_problems(task(), seed), 200)) for seed in (1, 2)]
     long = [{problem for problem in some if len(problem.expression) > 15} for some in drawn]
     assert long[0] and long[1] and not long[0] & long[1]
 
 
-def test_a_lesson_has_its_share_of_bare_answers_and_all_are_right():
-    examples = lessons.lesson(lessons.draw_problems(task(), seed=1), count=400, bare=0.75, seed=1)
+def test_examples_have_their_fraction_of_bare_answers_and_all_are_right():
+    examples = example_problems.make_examples(
+        example_problems.draw_problems(task(), seed=1), count=400, bare=0.75, seed=1
+    )
     bare = [e for e in examples if e.answer.startswith("<answer>")]
     assert 270 < len(bare) < 330
     for e in examples:
@@ -106,7 +108,7 @@ def test_the_directory_loads_with_transformers_and_with_tokenizers(directory):
     assert sum(parameter.numel() for parameter in model.parameters()) == 370_048
     assert len(auto) <= model.config.vocab_size
     plain = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    text = lessons.work_out("2 - 3 + 7")
+    text = example_problems.worked_answer("2 - 3 + 7")
     assert auto(text)["input_ids"] == plain.encode(text).ids
     assert plain.decode(plain.encode(text).ids) == text
     stop = msgspec.json.decode((directory / "generation_config.json").read_bytes())["eos_token_id"]
@@ -118,7 +120,7 @@ def test_prompts_and_worked_answers_are_short_in_tokens(directory):
     plain = Tokenizer.from_file(str(directory / "tokenizer.json"))
     longest = "9 - 9 - 9 - 9 - 9"
     assert len(plain.encode(f"State the final answer to the following arithmetic problem: {longest} =\n").ids) <= 32
-    assert len(plain.encode(lessons.work_out(longest) + example.END).ids) <= 48
+    assert len(plain.encode(example_problems.worked_answer(longest) + example.END).ids) <= 48
 
 
 def test_the_same_seed_gives_the_same_model_and_replaces_the_old_one(directory, tmp_path):

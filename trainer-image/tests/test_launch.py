@@ -53,7 +53,7 @@ async def launch(tmp_path: Path):
             await process.wait()
 
 
-FAKE = "import sys; from rljob.trainer import launch; launch.KILL_SECONDS = 0.3; launch.LAST_WORDS_SECONDS = {words}; "
+FAKE = "import sys; from rljob.trainer import launch; launch.KILL_SECONDS = 0.3; launch.REPORT_SECONDS = {words}; "
 RANK = "import os, signal, sys, time; rank = int(os.environ['RANK']); "
 
 

@@ -319,7 +319,9 @@ def _verdict(found: Report) -> Iterator[Text]:
     yield Text(", ".join(f"{count} {name}" for name, count in found.counts.items()))
     for check in found.checks:
         verdict = ("ok      ", "green") if check.ok else ("FAILED  ", "bold red")
-        yield Text.assemble(verdict, f"{check.name} ({check.examined} examined)")
+        yield Text.assemble(
+            verdict, f"{check.name} ({'; '.join(filter(None, (f'{check.examined} examined', check.note)))})"
+        )
         for problem in check.problems:
             yield Text(f"        {problem}")
     broken = sum(not check.ok for check in found.checks)

@@ -160,6 +160,7 @@ def examine_properties(ledger: LedgerReader, parameters: dict[str, Any]) -> Iter
     for prop in PROPERTIES:
         findings = Findings(prop.name)
         findings.examined = ledger.value(prop.examined)
+        findings.note = ledger.db.execute(prop.note, parameters).fetchone()[0] or ""
         for rule in prop.rules:
             findings.take(rule.broken, _named(ledger, rule.query, parameters, ""))
         yield findings.check()

@@ -18,6 +18,7 @@ class Check(msgspec.Struct):
     ok: bool
     examined: int  # rows looked at
     problems: list[str]  # a sentence for each way in which it is broken
+    note: str = ""  # what was not examined, and why
 
     def fail(self, problem: str) -> None:
         """Add a problem."""
@@ -31,6 +32,7 @@ class Findings:
 
     name: str
     examined: int = 0
+    note: str = ""
     _found: dict[str, tuple[list[str], int]] = field(default_factory=dict)
 
     def add(self, broken: str, who: str) -> None:
@@ -51,4 +53,4 @@ class Findings:
         for broken, (named, count) in self._found.items():
             more = f" and {count - len(named)} more" if count > len(named) else ""
             problems.append(f"{', '.join(named)}{more}: {broken}")
-        return Check(self.name, not problems, self.examined, problems)
+        return Check(self.name, not problems, self.examined, problems, self.note)

@@ -41,11 +41,15 @@ class Rule:
 
 @dataclass(frozen=True)
 class Property:
-    """A property of the ledger: a sentence, how many rows it is about, and the rules it consists of."""
+    """A property of the ledger: a sentence, how many rows it is about, and the rules it consists of.
+
+    ``note`` is a query for what the rules do not cover in this run: text, or NULL if they cover everything.
+    """
 
     name: str
     examined: str
     rules: tuple[Rule, ...]
+    note: str = "SELECT NULL"
 
 
 _ENDED = "('trained', 'filtered', 'surplus', 'expired', 'failed')"

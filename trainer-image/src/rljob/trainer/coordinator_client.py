@@ -1,7 +1,7 @@
-"""Rank 0's conversation with the coordinator: a thread that keeps the link, a queue of commands, results to repeat.
+"""Rank 0's connection to the coordinator: a thread that keeps the link, a queue of commands, results to repeat.
 
-Training never waits for the connection. On every reconnect the last results are said again, the coordinator takes
-repetitions; it also says anew what is to be done, so commands still waiting here are dropped.
+Training never waits for the connection. After a reconnect the last results are sent again; the coordinator accepts
+repetitions. It also sends its commands again, so commands that wait here are dropped.
 """
 
 from __future__ import annotations
@@ -44,34 +44,35 @@ CLOSE_SECONDS = 5.0
 
 
 class Results:
-    """What the coordinator may not have heard yet: the last result of each kind.
+    """Results that the coordinator may not have received yet: the last of each kind.
 
-    Weights are not among them: the coordinator forgets updates under way when a connection breaks, and asks anew.
+    Weights are not among them: when a connection breaks, the coordinator drops updates in progress and starts them
+    again.
     """
 
     def __init__(self) -> None:
         self._kept: dict[type, StepDone | Checkpointed | TrainerFailed] = {}
 
     def add(self, result: Result) -> None:
-        """Keep ``result`` in place of the one before."""
+        """Keep ``result`` instead of the previous one of its kind."""
         if isinstance(result, StepDone | Checkpointed | TrainerFailed):
             self._kept[type(result)] = result
 
     def of(self, incarnation: int) -> list[Result]:
-        """Return what is kept of ``incarnation``: steps first, as checkpoints follow from them."""
+        """Return the kept results of ``incarnation``: the step first, because checkpoints follow from it."""
         ordered = [self._kept[kind] for kind in (StepDone, Checkpointed, TrainerFailed) if kind in self._kept]
         return [result for result in ordered if result.incarnation == incarnation]
 
 
 class CoordinatorClient:
-    """The coordinator as rank 0 sees it.
+    """Rank 0's client of the coordinator.
 
     Args:
         url: its address.
         token: the trainer's token.
         instance: name of this process.
         step: version of the weights held.
-        cancel: takes CancelSend at once, in the connection's thread, as a command may be under way.
+        cancel: handles CancelSend at once, in the connection's thread, because a command may be in progress.
     """
 
     def __init__(self, url: str, token: str, instance: str, step: int, cancel: Callable[[CancelSend], None]) -> None:
@@ -90,11 +91,11 @@ class CoordinatorClient:
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
 
     def start(self) -> None:
-        """Connect, and stay connected until the process ends."""
+        """Connect, and reconnect until :meth:`close`."""
         self._thread.start()
 
     def close(self) -> None:
-        """Disconnect; an answer that takes long is not waited for."""
+        """Disconnect, without waiting for an answer that takes long."""
         if self._thread.is_alive():
             self._ready.wait()
             assert self._events is not None and self._task is not None
@@ -118,8 +119,8 @@ class CoordinatorClient:
             return self._commands.popleft()
 
     def overtaken(self, seconds: float) -> bool:
-        """Wait so long; return True as soon as what is being done is not wanted any more: the coordinator ends the
-        trainer, or has connected anew and says everything again."""
+        """Wait up to ``seconds``; return True as soon as the current command is obsolete: the coordinator stops the
+        trainer, or the connection is new and all commands come again."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: (
@@ -130,7 +131,7 @@ class CoordinatorClient:
             )
 
     def post(self, result: Result) -> None:
-        """Tell the coordinator, now or on the next reconnect. Called from any thread."""
+        """Send a result, now or after the next reconnect. Called from any thread."""
         with self._changed:
             self._results.add(result)
             if isinstance(result, StepDone):
@@ -158,7 +159,7 @@ class CoordinatorClient:
             pass  # close()
         except RefusedError as error:
             self._receive(Reject(str(error), fatal=True))
-        except Exception as error:  # whatever it is, the thread is gone: next() raises it in the main thread
+        except Exception as error:  # any error ends the thread: next() raises it in the main thread
             log.exception("the connection to the coordinator broke")
             with self._changed:
                 self._broken = error

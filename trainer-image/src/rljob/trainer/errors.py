@@ -1,4 +1,4 @@
-"""What ends a step or the process, by what to do about it."""
+"""Errors that end a step or the process, by what to do about them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ class TrainerError(Exception):
 
 
 class UnrecoverableError(TrainerError):
-    """No restart helps: the coordinator is told (TrainerFailed) and the run ends. Raised on every rank alike."""
+    """No restart helps: the coordinator receives TrainerFailed and the run ends. Raised on all ranks."""
 
 
 class ModelError(TrainerError):
@@ -16,8 +16,8 @@ class ModelError(TrainerError):
 
 
 class NoRoomError(TrainerError):
-    """The disk has no room for what must be written: nothing was changed, it can be tried again."""
+    """The disk is full. Nothing was changed; the write can be repeated."""
 
 
 class SupersededError(TrainerError):
-    """A higher incarnation of the trainer has taken over; what this one does no longer counts."""
+    """A higher incarnation of the trainer has taken over; results of this one no longer count."""

@@ -1,8 +1,8 @@
-"""The quickstart's initializer: a tiny language model, made from nothing and warmed up by supervised training.
+"""The quickstart's initializer: a tiny language model, initialised at random and warmed up by supervised training.
 
 ``rljob-example-model DIRECTORY`` reads the job's first task (RLJOB_JOB), trains a tokenizer on its prompts and a
-Qwen2-architecture model of 370,048 parameters on what rljob.trainer.example_lessons teaches, and writes both as one
-Hugging Face directory, whole or not at all. The same seed (RLJOB_SEED) on the same machine gives the same model.
+Qwen2-architecture model of 370,048 parameters on the examples of rljob.trainer.example_problems, and writes both as one
+Hugging Face directory, complete or not at all. The same seed (RLJOB_SEED) on the same machine gives the same model.
 Legend of tensor names: B examples, T tokens, D hidden size.
 """
 
@@ -28,7 +28,7 @@ from transformers.utils.logging import disable_progress_bar
 from rljob.api.tasks import Task
 from rljob.protocol.environment import SEED, read_environment
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
-from rljob.trainer.example_lessons import Example, draw_problems, lesson
+from rljob.trainer.example_problems import Example, draw_problems, make_examples
 
 log = logging.getLogger(__name__)
 
@@ -39,14 +39,14 @@ LONGEST = 512  # tokens of a sequence
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the model is warmed up: what works for every seed tried within half a minute on two cores."""
+    """Hyperparameters of the warm-up: they work for every seed tried, within half a minute on two cores."""
 
     working_steps: int = 900
-    """Optimizer steps of the first lesson, whose answers all show their working."""
+    """Optimizer steps of the first phase: all answers are worked."""
     bare_steps: int = 150
-    """Steps of the second lesson."""
+    """Optimizer steps of the second phase."""
     bare: float = 0.7
-    """Share of the second lesson's answers that are bare results."""
+    """Fraction of bare answers in the second phase."""
     batch: int = 16
     """Examples of a step; each is seen once."""
     matrix_rate: float = 0.012
@@ -164,15 +164,15 @@ def warm_up(model: Qwen2ForCausalLM, batches: Iterator[tuple[Tensor, Tensor]], s
 
 
 def build(directory: Path, task: Task, seed: int, recipe: Recipe = Recipe()) -> None:
-    """Make the model for ``task`` and write it to ``directory``, replacing what is there.
+    """Make the model for ``task`` and write it to ``directory``, replacing an existing one.
 
     Raises:
         ValueError: the task is not one that can be taught, or the tokenizer does not survive being written.
     """
     torch.manual_seed(seed)
     problems = draw_problems(task, seed)
-    first = lesson(problems, recipe.working_steps * recipe.batch, bare=0, seed=seed)
-    second = lesson(problems, recipe.bare_steps * recipe.batch, bare=recipe.bare, seed=seed)
+    first = make_examples(problems, recipe.working_steps * recipe.batch, bare=0, seed=seed)
+    second = make_examples(problems, recipe.bare_steps * recipe.batch, bare=recipe.bare, seed=seed)
     texts = [text for example in first[:4000] for text in (example.prompt, example.answer)]
     tokenizer = train_tokenizer(texts)
     model = make_model(tokenizer.eos_token_id)

@@ -55,10 +55,10 @@ def initialize(command: list[str], environment: ComponentEnvironment) -> int:
 
 
 def _run(command: list[str], manifest: str, seed: int) -> int:
-    """Run to the end; a signal that asks this process to end is passed on."""
+    """Run ``command`` to its end; SIGTERM and SIGINT are passed on to it."""
     variables = os.environ | {"PATH": search_path(), "RLJOB_JOB": manifest, SEED: str(seed)}
     process: subprocess.Popen[bytes] | None = None
-    early: list[int] = []  # signals that came before there was anybody to pass them on to
+    early: list[int] = []  # signals that came before the process was started
 
     def pass_on(number: int, _: object) -> None:
         early.append(number) if process is None else process.send_signal(number)

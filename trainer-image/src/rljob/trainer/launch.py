@@ -1,16 +1,18 @@
-"""Starts the trainer's processes of this node, one for each rank, and ends as they do:
+"""Starts the trainer's processes of this node, one per rank, and exits with their result:
 
     python -m rljob.trainer.launch PROCESSES
 
-What torchrun does without its rendezvous, its restarts and a second import of torch; and an exit code arrives as it is:
-2 says that no restart helps.
+It replaces torchrun without torchrun's rendezvous, restarts and second import of torch. Exit codes of ranks are kept: 2
+means that no restart helps.
 
-With several nodes each runs this once: RLJOB_NODES says how many, RLJOB_NODE_RANK which one this is, RLJOB_MASTER where
-the first one is (HOST or HOST:PORT), RLJOB_HOST this one's address. Whoever started them ends all when one ends.
+Each node runs the launcher once. RLJOB_NODES is the number of nodes, RLJOB_NODE_RANK the number of this node,
+RLJOB_MASTER the address of the first node (HOST or HOST:PORT), RLJOB_HOST the address of this node. The process that
+started the launchers ends all of them when one ends.
 
-The trainer's heartbeat is that of rank 0, which holds the link to the coordinator. The other ranks wait for it, however
-long, in places where nothing beats; on nodes without rank 0 the launcher beats for its ranks, but not while one is
-stopped or waits for a disk or device that does not answer. What hangs otherwise is seen by whoever waits for it.
+The trainer's heartbeat is that of rank 0, which holds the link to the coordinator. The other ranks wait for rank 0
+without a time limit and do not beat while they wait. On nodes without rank 0 the launcher beats for its ranks, except
+while a rank is stopped or waits for a disk or device that does not answer. The ranks that wait for a rank that hangs in
+another way notice it.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from rljob.protocol.startup import host_and_port
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
-LAST_WORDS_SECONDS = 2.0  # for ranks that fail for the same reason to say so themselves
+REPORT_SECONDS = 2.0  # for other ranks that fail for the same reason to log it
 KILL_SECONDS = 5.0
 BEAT_SECONDS = 0.3
 MASTER_PORT = 29500  # torch's own
@@ -53,13 +55,13 @@ class Nodes:
     count: int = 1
     rank: int = 0
     master: str = ""
-    """Where the ranks meet: HOST or HOST:PORT of the first node; a free port of loopback when there is one node."""
+    """Address of the rendezvous: HOST or HOST:PORT of the first node; a free port of loopback if there is one node."""
     host: str = ""
-    """Address of this one."""
+    """Address of this node."""
 
     def address(self) -> tuple[str, int]:
-        """Return where the ranks of this node find the others. The first node needs no name for itself: the cluster
-        may not know it yet."""
+        """Return the address of the rendezvous for the ranks of this node. The first node does not use its own name,
+        which the cluster's DNS may not have yet."""
         if self.count == 1:
             with socket.create_server(("127.0.0.1", 0)) as free:
                 return "127.0.0.1", free.getsockname()[1]
@@ -67,8 +69,8 @@ class Nodes:
         return host if self.rank else "localhost", int(port or MASTER_PORT)
 
     def variables(self) -> dict[str, str]:
-        """Return what the ranks are told of the network: gloo takes the address that a node's own name stands for,
-        which on some machines is loopback's, so it is told where this node's is."""
+        """Return variables about the network for the ranks. gloo uses the address that the host name resolves to, on
+        some machines that of loopback, so it gets the interface of this node's address."""
         if self.count == 1 or GLOO_INTERFACE in os.environ:
             return {}
         interface = interface_of(self.host)
@@ -76,10 +78,10 @@ class Nodes:
 
 
 def nodes_of(environment: Mapping[str, str]) -> Nodes:
-    """Return what the environment says about nodes.
+    """Return the nodes that the environment describes.
 
     Raises:
-        ValueError: it makes no sense.
+        ValueError: the variables contradict each other.
     """
     count, rank = int(environment.get(NODES) or 1), int(environment.get(NODE_RANK) or 0)
     master = environment.get(MASTER, "")
@@ -103,7 +105,7 @@ def interface_of(address: str) -> str:
 
 
 def launch(command: list[str], processes: int, nodes: Nodes = Nodes()) -> int:
-    """Run ``command`` as each rank until all have ended or one has failed; return the exit code of the whole."""
+    """Run ``command`` as each rank until all have ended or one has failed; return the exit code."""
     stop = threading.Event()
     for asked in (signal.SIGTERM, signal.SIGINT):
         signal.signal(asked, lambda *_: stop.set())
@@ -114,14 +116,14 @@ def launch(command: list[str], processes: int, nodes: Nodes = Nodes()) -> int:
         codes = _codes(ranks)
         next(beat)
     if not stop.is_set():
-        _wait(ranks, LAST_WORDS_SECONDS)
+        _wait(ranks, REPORT_SECONDS)
     codes = _codes(ranks)
     for rank, code in enumerate(codes):
         if code:
             log.error("rank %d %s", rank, f"was killed by signal {-code}" if code < 0 else f"exited with code {code}")
     _end(ranks)
     if stop.is_set():
-        return 128 + signal.SIGTERM  # not 0, which would say that the training is complete
+        return 128 + signal.SIGTERM  # not 0: the training is not complete
     if CONFIGURATION_ERROR in codes:
         return CONFIGURATION_ERROR
     return 1 if any(codes) else 0
@@ -144,13 +146,13 @@ def _start(command: list[str], processes: int, nodes: Nodes) -> list[subprocess.
 
 
 def _beats(ranks: list[subprocess.Popen[bytes]], nodes: Nodes) -> Iterator[None]:
-    """Touch the heartbeat's file now and then, where no rank does."""
+    """Touch the heartbeat file every BEAT_SECONDS on nodes without rank 0."""
     path, last = os.environ.get(HEARTBEAT), 0.0
     while True:
         yield
         if path and nodes.rank and time.monotonic() - last >= BEAT_SECONDS and not any(map(_stopped, ranks)):
             last = time.monotonic()
-            with contextlib.suppress(OSError):  # whoever looks for the file decides
+            with contextlib.suppress(OSError):  # a missing heartbeat is found by the process that reads it
                 Path(path).touch()
 
 
@@ -169,7 +171,7 @@ def _codes(ranks: list[subprocess.Popen[bytes]]) -> list[int | None]:
 
 
 def _wait(ranks: list[subprocess.Popen[bytes]], seconds: float) -> None:
-    """Return when all have ended, or after so long."""
+    """Return when all ranks have ended, or after ``seconds``."""
     deadline = time.monotonic() + seconds
     while None in _codes(ranks) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)

@@ -1,5 +1,5 @@
 """Entry point of the trainer: one process per rank, started by rljob.trainer.launch or alone. With ``--check`` it only
-says what would keep it from starting."""
+prints the problems that would keep it from starting."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 
 
 def main() -> None:
-    """Read the environment, then import what is heavy and run."""
+    """Read the environment, then import the heavy modules and run."""
     rank = os.environ.get("RANK", "0")
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s rank {rank} %(name)s: %(message)s")
     if sys.argv[1:] == ["--check"]:
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def _check() -> int:
-    """Print what is wrong, a line each, on stderr; return the exit code."""
+    """Print the problems to stderr, one per line; return the exit code."""
     from rljob.protocol.startup import report_problems
     from rljob.trainer import preflight
 
@@ -39,10 +39,10 @@ def _check() -> int:
 
 
 def _end_on_signal() -> None:
-    """Have SIGTERM and SIGINT end this process at once, also while its main thread waits inside a collective, and also
-    as the first process of a container. Nothing is lost: what counts was written and renamed, or is done again. The
-    code is not 0: to a Kubernetes Job that would say that the training is complete, and to a launcher that this rank
-    is, for which the others would wait."""
+    """Make SIGTERM and SIGINT end this process at once, also while its main thread waits inside a collective, and also
+    as the first process of a container. Nothing is lost: checkpoints are renamed when complete, and steps are repeated.
+    The exit code is not 0: a Kubernetes Job would take 0 for a complete training, and the launcher would wait for the
+    other ranks."""
     signals = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before other threads are started: they inherit it
 

@@ -1,4 +1,4 @@
-"""Whether a Hugging Face directory can be trained from, seen without importing torch or loading a weight."""
+"""Checks whether a Hugging Face directory holds a model to train, without importing torch or loading a weight."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from safetensors import SafetensorError, safe_open
 from rljob.protocol.checkpoint import WEIGHTS_FILE
 
 INDEX = "model.safetensors.index.json"
-OTHER_FORMATS = ("pytorch_model.bin", "pytorch_model.bin.index.json")  # not looked into
+OTHER_FORMATS = ("pytorch_model.bin", "pytorch_model.bin.index.json")  # not checked
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 def problems(directory: Path) -> Iterator[str]:
-    """Yield one sentence for everything that keeps a model from being loaded, without what field names it."""
+    """Yield one sentence for each problem that keeps a model from being loaded, without the name of the field."""
     try:
         configuration = json.loads((directory / "config.json").read_bytes())
         if not isinstance(configuration, dict):
@@ -72,7 +72,7 @@ def weight_files(directory: Path) -> list[Path]:
         files = json.loads((directory / INDEX).read_bytes())["weight_map"].values()
         return [directory / name for name in sorted(set(files))]
     except (ValueError, KeyError, AttributeError, TypeError):
-        raise ValueError(f"{directory / INDEX} cannot be read; copy it anew") from None
+        raise ValueError(f"{directory / INDEX} cannot be read; copy it again") from None
 
 
 def _shapes(path: Path) -> Iterator[tuple[str, list[int]]]:
@@ -83,11 +83,11 @@ def _shapes(path: Path) -> Iterator[tuple[str, list[int]]]:
     except FileNotFoundError:
         raise ValueError(f"{path} is missing; copy the whole model") from None
     except SafetensorError as error:
-        raise ValueError(f"{path} is cut off or no safetensors file ({error}); copy it anew") from None
+        raise ValueError(f"{path} is cut off or no safetensors file ({error}); copy it again") from None
 
 
 def _misfits(directory: Path, configuration: dict[str, Any], shapes: dict[str, list[int]]) -> Iterator[str]:
-    """Yield how the weights differ from config.json, as far as names and numbers that most families share tell."""
+    """Yield how the weights differ from config.json, as far as names and numbers that most families share show."""
     tell = "the weights are of another model than config.json; save both together"
     vocabulary, width = configuration.get("vocab_size"), configuration.get("hidden_size")
     for name, shape in shapes.items():

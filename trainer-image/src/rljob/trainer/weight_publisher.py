@@ -1,8 +1,8 @@
 """Sending weights to engines beside training: a copy of the weights and one thread per engine.
 
 The threads work on a copy, so the next step may begin while a slow engine still receives; memory holds one copy for
-each update under way. What an engine's death costs is its own thread's wait, never a step: a cancelled send is
-answered at once, and its thread ends by the timeout without being waited for.
+each update in progress. The death of an engine delays its own thread, never a step: a cancelled send is answered at
+once, and its thread ends by the timeout without being joined.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ NamedTensors: TypeAlias = list[tuple[str, Tensor]]
 Job: TypeAlias = tuple[int, str]  # update, engine
 
 IDLE_SECONDS = 600.0
-"""Nobody says that an engine died between updates: its group is closed after so long. One that only was not updated
-for so long joins a new group, which costs it milliseconds."""
+"""The trainer does not learn that an engine died between updates: its group is closed after this time. An engine that
+was only not updated for this time joins a new group, which takes milliseconds."""
 
 
 class Publisher:
@@ -34,8 +34,8 @@ class Publisher:
 
     Args:
         sender: owner of the weight groups.
-        transport: gloo or nccl, as the engines are told.
-        post: takes WeightGroupReady and WeightsSent, from any thread.
+        transport: gloo or nccl, the one in WeightGroupReady.
+        post: sends WeightGroupReady and WeightsSent, from any thread.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class Publisher:
         self._post = post
         self._lock = threading.Lock()
         self._running: dict[Job, SendWeights] = {}
-        self._cancelled: set[Job] = set()  # before they began
+        self._cancelled: set[Job] = set()  # cancelled before they began
 
     def publish(self, command: SendWeights, weights: NamedTensors, probe: Probe) -> None:
         """Send ``weights`` to each engine of ``command`` in the background; with none, post their digest.
 
         Args:
-            command: what to send to whom.
-            weights: whole tensors in wire order that nobody changes any more.
+            command: engines and number of the update.
+            weights: whole tensors in wire order that no longer change.
             probe: under these weights.
         """
         self._sender.close_idle(IDLE_SECONDS)
@@ -79,7 +79,7 @@ class Publisher:
             ).start()
 
     def cancel(self, order: CancelSend) -> None:
-        """Give up one send and say so at once. Called from any thread, also before the send began."""
+        """Abandon one send and answer at once. Called from any thread, also before the send began."""
         job = (order.update, order.engine)
         with self._lock:
             command = self._running.pop(job, None)
@@ -90,7 +90,7 @@ class Publisher:
             self._post(_sent(command, order.engine, "", time.monotonic(), "cancelled"))
 
     def forget(self) -> None:
-        """Give up all sends without a word: the coordinator has connected anew and does not know them."""
+        """Abandon all sends without an answer: the connection to the coordinator is new and it does not know them."""
         with self._lock:
             jobs, self._running = list(self._running), {}
             self._cancelled.clear()

@@ -1,7 +1,7 @@
-"""What the quickstart's model is taught before reinforcement learning: problems and right answers, as text.
+"""Training data of the quickstart's model before reinforcement learning: problems and right answers, as text.
 
-No answer is wrong. The first lesson shows the working, step by step. In the second most answers are bare results: the
-model picks up the habit of skipping the working, which it cannot afford. Reinforcement learning has to find that out.
+No answer is wrong. Worked answers show each step; bare answers are only the result. A model that has seen mostly bare
+answers last tends to skip the steps and makes more mistakes. Reinforcement learning has to discover that.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ SUMS = ReasoningGym(
     dataset="chain_sum",
     config={"min_terms": 2, "max_terms": 5, "min_digits": 1, "max_digits": 1, "allow_negation": False},
 )
-"""What is taught for tasks whose data is a file."""
+"""Problems for tasks whose data is a file."""
 
 
 def draw_problems(task: Task, seed: int) -> Iterator[Problem]:
-    """Yield problems that are not held out: the task's own, or :data:`SUMS` in their own words when its data is a file.
+    """Yield problems that are not held out: the task's, or :data:`SUMS` with the default prompt if its data is a file.
 
     Raises:
-        ValueError: the task is of another kind than chain_sum, the one that is taught here, or it is a chat.
+        ValueError: the task is a chat or of another kind than chain_sum.
     """
     gym, template = task.data.reasoning_gym or SUMS, task.prompt
     if gym.dataset != "chain_sum":
@@ -56,16 +56,16 @@ def draw_problems(task: Task, seed: int) -> Iterator[Problem]:
         template = DEFAULT_PROMPT
     if template is None:
         raise ValueError(f"task {task.name!r} is a chat; this initializer teaches plain prompts only")
-    first = random.Random(seed).randrange(2**31)  # the dataset adds the row to it: seeds 1 and 2 would be twins
+    first = random.Random(seed).randrange(2**31)  # the dataset adds the row number: seeds 1 and 2 would overlap
     for row in create_dataset(gym.dataset, **{**gym.config, "seed": first, "size": 10_000_000}):
         if not is_held_out(row["question"]):
             yield Problem(fill(template, row), row["metadata"]["expression"])
 
 
-def work_out(expression: str) -> str:
-    """Return the answer with its working: '2-3=-1;-1+7=6;<answer>6</answer>' for '2 - 3 + 7'.
+def worked_answer(expression: str) -> str:
+    """Return the answer with its steps: '2-3=-1;-1+7=6;<answer>6</answer>' for '2 - 3 + 7'.
 
-    Each step says what it starts from: without that a small model hardly learns to follow.
+    Each step repeats the number it starts from: without that a small model hardly learns the steps.
     """
     first, *rest = expression.split()
     total, working = int(first), ""
@@ -73,10 +73,10 @@ def work_out(expression: str) -> str:
         working += f"{total}{operator}{operand}"
         total += int(operand) if operator == "+" else -int(operand)
         working += f"={total};"
-    return working + result(expression)
+    return working + bare_answer(expression)
 
 
-def result(expression: str) -> str:
+def bare_answer(expression: str) -> str:
     """Return the bare answer: '<answer>6</answer>' for '2 - 3 + 7'."""
     total, sign = 0, 1
     for word in expression.split():
@@ -87,12 +87,12 @@ def result(expression: str) -> str:
     return f"<answer>{total}</answer>"
 
 
-def lesson(problems: Iterator[Problem], count: int, bare: float, seed: int) -> list[Example]:
-    """Return ``count`` examples; a share ``bare`` of their answers is without working."""
+def make_examples(problems: Iterator[Problem], count: int, bare: float, seed: int) -> list[Example]:
+    """Return ``count`` examples; a fraction ``bare`` of their answers is bare."""
     rng = random.Random(seed)
     examples = []
     for _ in range(count):
         problem = next(problems)
-        answer = result if rng.random() < bare else work_out
+        answer = bare_answer if rng.random() < bare else worked_answer
         examples.append(Example(problem.prompt, answer(problem.expression)))
     return examples
