@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,11 @@ REFUSED = Counter(
 API_REQUESTS = Counter(
     "rljob_api_requests", "Requests to the Kubernetes API; code error: no answer", ["verb", "code"], registry=REGISTRY
 )
+
+
+def gauge_name(metric: str) -> str:
+    """Return the name of the gauge of a step metric: ``rljob_step_reward_mean`` for ``reward/mean``."""
+    return f"rljob_step_{re.sub('[^a-zA-Z0-9_]', '_', metric)}"
 
 
 class RunCollector:
@@ -57,10 +63,8 @@ class RunCollector:
             family = groups if name.startswith("groups_") else samples
             family.add_metric([name.removeprefix("groups_")], value)
         yield from (samples, groups)
-        last = GaugeMetricFamily("rljob_last_step", "Figures of the last step", labels=["figure"])
         for name, value in run.progress.summary().items():
-            last.add_metric([name], value)
-        yield last
+            yield GaugeMetricFamily(gauge_name(name), f"{name} of the last step", value=value)
         accuracy = GaugeMetricFamily("rljob_accuracy", "Held-out accuracy, newest evaluation", labels=["task"])
         for task, result in {result.task: result for result in run.evaluations.results}.items():
             accuracy.add_metric([task], result.accuracy)

@@ -176,7 +176,7 @@ def split_minibatches(groups: Sequence[str], minibatches: int) -> list[list[int]
 def collate(rows: Sequence[Row], temperatures: Sequence[float], device: torch.device) -> Microbatch:
     """Return the rows as tensors on ``device``; without rows, one row of two tokens that no model wrote."""
     if not rows:
-        empty = Row(np.zeros(2, np.int64), np.zeros(2, np.float32), np.zeros(2, np.bool_), np.zeros(2))
+        empty = Row(np.zeros(2, np.int64), np.zeros(2, np.float32), np.zeros(2, np.bool_))
         rows, temperatures = [empty], [1.0]
     length = max(2, *(len(row.token_ids_L) for row in rows))
     token_ids_BL = np.zeros((len(rows), length), np.int64)
