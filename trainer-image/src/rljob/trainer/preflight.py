@@ -20,10 +20,11 @@ DEVICES = Path("/dev")
 
 
 def check(environment: ComponentEnvironment) -> Iterator[str]:
-    """Yield a sentence for each problem. A model that the initializer has not made yet is not checked."""
+    """Yield a sentence for each problem. A model that the initializer has not made yet is not checked, nor is that of a
+    user's backend: which models it loads is not known here."""
     spec = environment.job.spec
     yield from reference_problems(spec)
-    for i, model in enumerate(spec.models):
+    for i, model in enumerate(spec.models if spec.trainer.backend in BACKENDS else ()):
         path = environment.path(model.source)
         if model.name == "policy" and not (model.source.startswith(IN_STORAGE) and not path.exists()):
             yield from (f"spec.models[{i}].source: {problem}" for problem in model_directory.problems(path))

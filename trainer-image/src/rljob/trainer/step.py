@@ -111,7 +111,9 @@ def set_advantages(batch: Batch, rewards: Rewards, scores: Scores, algorithm: Al
         mean_N = _mean_by_sample(advantages, batch)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # not those of collectives
         log.exception("the estimator of advantages failed")
-        problem = UnrecoverableError(f"spec.algorithm.advantage: {algorithm.advantage} failed: {error!r}")
+        problem = UnrecoverableError(
+            f"spec.algorithm.advantage: {algorithm.advantage} failed: {type(error).__name__}: {error}"
+        )
     world.raise_first_error(problem)
     return world.sum_over_data(
         torch.from_numpy(mean_N).to(world.device)
@@ -124,6 +126,8 @@ def _checked(
     for i, row in rows.items():
         if np.shape(advantages[i]) != row.mask_L.shape:
             raise ValueError(f"it returned an array of shape {np.shape(advantages[i])} for {len(row.mask_L)} tokens")
+        if not np.isfinite(advantages[i][row.mask_L]).all():
+            raise ValueError("it returned nan or an infinite number")
     return advantages
 
 

@@ -96,7 +96,10 @@ def per_group(function: Callable[[Floats], Floats]) -> Estimator:
         advantages_N = np.empty_like(inputs.rewards_N)
         by_group = np.argsort(inputs.groups_N, kind="stable")
         for members in np.split(by_group, np.flatnonzero(np.diff(inputs.groups_N[by_group])) + 1):
-            advantages_N[members] = function(inputs.rewards_N[members])
+            advantages_G = np.asarray(function(inputs.rewards_N[members]))
+            if advantages_G.shape != members.shape:
+                raise ValueError(f"it returned an array of shape {advantages_G.shape} for a group of {len(members)}")
+            advantages_N[members] = advantages_G
         return advantages_N
 
     return per_batch(over_groups)

@@ -1,0 +1,1 @@
+"""Implementations that cannot be used."""

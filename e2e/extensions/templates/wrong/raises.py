@@ -1,0 +1,3 @@
+"""Its import raises."""
+
+raise RuntimeError("a licence is missing")

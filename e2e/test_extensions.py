@@ -1,0 +1,210 @@
+"""Code of a user's package, which docs/extending.md shows, runs in each extension point, alone and with the others.
+
+The package is outside the repository. Each job ends with a clean audit, and its ledger shows that the code was used.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from e2e.extensions.workspace import Run, Workspace
+from e2e.fakes.model import write_model
+from e2e.fakes.tiny import write_tiny_model
+from rljob.ledger.sample_detail import SampleDetail
+
+TURNS = 3
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return Workspace(tmp_path_factory.mktemp("user"))
+
+
+def rewards_of(samples: list[SampleDetail]) -> np.ndarray:
+    return np.array([sample.sample.reward for sample in samples])
+
+
+def advantages_of(samples: list[SampleDetail]) -> np.ndarray:
+    return np.array([sample.sample.advantage for sample in samples])
+
+
+def ranks(rewards: np.ndarray) -> np.ndarray:
+    """The advantage of each sample of a group by the formula of the page's `ranks`."""
+    return np.sign(rewards[:, None] - rewards).mean(1)
+
+
+def over_batch(rewards: np.ndarray) -> np.ndarray:
+    """The advantage of each sample of a batch by the formula of the page's `over_batch`."""
+    return (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+
+
+def table_after(before: np.ndarray, samples: list[SampleDetail], rate: float) -> np.ndarray:
+    """The table after one step of REINFORCE on a batch, worked out token by token in float64."""
+    gradient = np.zeros(before.shape)
+    tokens = sum(len(turn.written) for sample in samples for turn in sample.turns)
+    for sample in samples:
+        context: list[int] = []
+        for turn in sample.turns:
+            context += turn.given_ids
+            for token in turn.written:
+                row = before[context[-1]].astype(np.float64)
+                probabilities = np.exp(row - row.max())
+                probabilities /= probabilities.sum()
+                assert token.logprob == pytest.approx(math.log(probabilities[token.id]), abs=1e-4)
+                gradient[context[-1]] -= sample.sample.advantage * probabilities / tokens
+                gradient[context[-1], token.id] += sample.sample.advantage / tokens
+                context.append(token.id)
+    return before + rate * gradient
+
+
+def check_table(run: Run) -> None:
+    """The first two checkpoints are those that REINFORCE on the batches between them makes."""
+    before = run.table(1)
+    assert not np.array_equal(before, run.table(2))
+    np.testing.assert_allclose(run.table(2), table_after(before, run.batch(1), 0.5), atol=1e-5)
+
+
+def check_turns(run: Run) -> None:
+    """Every sample has three turns; before the later ones the model was given an observation."""
+    samples = run.batch(0) + run.batch(1)
+    assert samples
+    for sample in samples:
+        assert [turn.turn for turn in sample.turns] == list(range(TURNS))
+        first, *others = sample.turns
+        for turn in others:
+            assert turn.given == f"; again, {first.given}"
+        assert sample.sample.response_tokens == sum(len(turn.written) for turn in sample.turns)
+
+
+def test_nothing_of_the_user_is_in_the_repository(workspace: Workspace) -> None:
+    program = "import sys, mypackage; print(mypackage.__path__); import e2e"
+    done = workspace.python("-c", program)
+    assert str(workspace.place) in done.stdout
+    assert "No module named 'e2e'" in done.stdout
+
+
+def test_an_engine_and_a_backend_run_a_job(workspace: Workspace) -> None:
+    run = workspace.run("engine-and-backend").check()
+    [(engine, digests)] = run.rows("SELECT engine, COUNT(DISTINCT digest) FROM served GROUP BY engine")
+    assert engine.startswith("main-") and digests == 2, "one for each version that was sampled"
+    assert rewards_of(run.batch(0)).std() > 0
+    assert not np.array_equal(run.table(1), run.table(2))
+    log = (run.directory / "logs" / "trainer.log").read_text()
+    assert "transformers" not in log
+
+
+def check_group_advantages(run: Run) -> None:
+    for step in (0, 1):
+        samples = run.batch(step)
+        for group in {sample.sample.group for sample in samples}:
+            members = [sample for sample in samples if sample.sample.group == group]
+            np.testing.assert_allclose(advantages_of(members), ranks(rewards_of(members)), atol=1e-6)
+    assert advantages_of(run.batch(0)).any()
+
+
+def check_batch_advantages(run: Run) -> None:
+    for step in (0, 1):
+        samples = run.batch(step)
+        np.testing.assert_allclose(advantages_of(samples), over_batch(rewards_of(samples)), atol=1e-5)
+    assert advantages_of(run.batch(0)).any()
+
+
+def check_reward(run: Run) -> None:
+    """Every sample has the reward and the metric that `near` gives, and several values occur."""
+    samples = run.batch(0) + run.batch(1)
+    for sample in samples:
+        distance = sample.metrics.get("distance")
+        assert sample.sample.reward == (0.0 if distance is None else 1 / (1 + distance)), sample.sample.text
+    assert len({sample.sample.reward for sample in samples}) > 1
+
+
+GROUP_ADVANTAGE = {"algorithm": {"advantage": "mypackage.advantages:ranks"}}
+NEAR = {"rewards": {"builtin": None, "function": "mypackage.reward:near"}}
+
+
+def test_an_advantage_of_a_group_and_a_reward_run_a_job(workspace: Workspace) -> None:
+    run = workspace.run("group-advantage", **GROUP_ADVANTAGE, **NEAR).check()
+    check_group_advantages(run)
+    check_reward(run)
+
+
+def test_all_parts_run_the_job_of_the_page(workspace: Workspace) -> None:
+    run = workspace.run_manifest("job.yaml", "mine").check()
+    check_turns(run)
+    check_table(run)
+    check_batch_advantages(run)
+
+
+@pytest.mark.skipif(not os.environ.get("RLJOB_THOROUGH"), reason="each part is in a job above; make thorough")
+@pytest.mark.parametrize(
+    ("name", "fields", "check"),
+    [
+        ("group-advantage-alone", GROUP_ADVANTAGE, check_group_advantages),
+        ("batch-advantage", {"algorithm": {"advantage": "mypackage.advantages:over_batch"}}, check_batch_advantages),
+        ("objective", {"algorithm": {"objective": "mypackage.objective:reinforce"}}, check_table),
+        ("loop", {"tasks": {"loop": "mypackage.loop:three_guesses"}}, check_turns),
+        ("reward", NEAR, check_reward),
+    ],
+)
+def test_each_part_alone_runs_a_job(
+    workspace: Workspace, name: str, fields: dict[str, dict[str, object]], check: Callable[[Run], None]
+) -> None:
+    check(workspace.run(name, **fields).check())
+
+
+def test_the_built_in_trainer_takes_all_other_parts(workspace: Workspace) -> None:
+    write_model(workspace.place / "qwen2")
+    write_tiny_model(workspace.place / "qwen2")
+    run = workspace.run(
+        "built-in-trainer",
+        models={"source": "qwen2"},
+        algorithm={"advantage": "mypackage.advantages:over_batch", "objective": "mypackage.objective:reinforce"},
+        tasks={"loop": "mypackage.loop:three_guesses"},
+        rewards={"builtin": None, "function": "mypackage.reward:short", "config": {"limit": 2}},
+        trainer={"backend": "fsdp"},
+        rollouts={"engine": "qwen.engine:QwenEngine"},
+    ).check()
+    check_turns(run)
+    check_batch_advantages(run)
+
+
+WRONG = {
+    "spec.algorithm.advantage": ("nowhere:thing", "No module named 'nowhere'"),
+    "spec.algorithm.objective": ("mypackage.objective:thing", "mypackage.objective has no attribute thing"),
+    "spec.algorithm.aggregation": ("wrong.raises:thing", "RuntimeError: a licence is missing"),
+    "spec.trainer.backend": ("mypackage.backend:thing", "mypackage.backend has no attribute thing"),
+    "spec.rollouts[0].engine": ("wrong.raises:thing", "RuntimeError: a licence is missing"),
+    "spec.tasks[0].loop": ("wrong.loops:not_async", "async"),
+    "spec.rewards[0].function": ("nowhere:thing", "No module named 'nowhere'"),
+}
+"""Every field that names code → a value that cannot be used, and the reason."""
+
+
+def test_wrong_references_are_refused_together_before_anything_starts(workspace: Workspace) -> None:
+    sections: dict[str, dict[str, object]] = {"rewards": {"builtin": None}}
+    for path, (reference, _) in WRONG.items():
+        _, section, field = path.split(".")
+        sections.setdefault(section.partition("[")[0], {})[field] = reference
+    before = sorted(workspace.place.glob("runs/*"))
+    run = workspace.run("wrong", **sections)
+    assert run.code == 2, run.output
+    lines = run.output.splitlines()
+    for path, (_, words) in WRONG.items():
+        assert any(path in line and words in line for line in lines), f"{path}\n{run.output}"
+    assert "Traceback" not in run.output
+    assert sorted(workspace.place.glob("runs/*")) == before
+
+
+def test_a_wrong_advantage_ends_the_run_with_a_sentence_and_no_step(workspace: Workspace) -> None:
+    run = workspace.run("too-few", algorithm={"advantage": "wrong.advantages:too_few"})
+    assert run.code == 1, run.output
+    [sentence] = [line for line in run.output.splitlines() if line.startswith("rljob: ")]
+    assert "spec.algorithm.advantage: wrong.advantages:too_few failed" in sentence
+    assert "shape (3,) for a group of 4" in sentence
+    assert run.rows("SELECT COUNT(*) FROM applied")[0][0] == 0
+    assert not list(run.directory.glob("checkpoints/step-*"))
