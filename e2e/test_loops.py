@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from e2e.fakes.engine import FakeEngine
-from e2e.fakes.harness import TOKENS, Stage, make_job
+from e2e.fakes.harness import TOKENS, Harness, make_job
 from e2e.fakes.plain import TWO_TURNS, plain_batches
 from e2e.fakes.reward import build_app, by_text
 from rljob.api.models import RLJob
@@ -32,25 +32,25 @@ def two_turns_job(**changes: Any) -> RLJob:
 
 
 @asynccontextmanager
-async def all_processes(job: RLJob, storage: Path, seconds_per_token: float) -> AsyncIterator[Stage]:
+async def all_processes(job: RLJob, storage: Path, seconds_per_token: float) -> AsyncIterator[Harness]:
     """Run coordinator and runner as processes, reward and engine in this one."""
-    stage = Stage(job, storage)
+    harness = Harness(job, storage)
     reward = web.AppRunner(build_app(by_text), access_log=None)
     await reward.setup()
-    where = stage.environment("reward")
+    where = harness.environment("reward")
     await web.TCPSite(reward, where.listen_host, where.listen_port).start()
     try:
-        await stage.start("coordinator")
-        await stage.start("runner")
-        engine = FakeEngine(stage.coordinator_url, TOKENS["agent"], seconds_per_token=seconds_per_token)
-        stage.play("agent-0", engine.run())
-        yield stage
+        await harness.start("coordinator")
+        await harness.start("runner")
+        engine = FakeEngine(harness.coordinator_url, TOKENS["agent"], seconds_per_token=seconds_per_token)
+        harness.play("agent-0", engine.run())
+        yield harness
     finally:
-        await stage.close()
+        await harness.close()
         await reward.cleanup()
 
 
-async def kill_between_turns(stage: Stage, victim: str, trainer: Any, step: int) -> None:
+async def kill_between_turns(harness: Harness, victim: str, trainer: Any, step: int) -> None:
     """Kill a process after batch ``step`` was applied, while a sample has its first turn and not its second."""
     async with trainer.has_applied:
         await trainer.has_applied.wait_for(lambda: len(trainer.applied) > step)
@@ -59,22 +59,22 @@ async def kill_between_turns(stage: Stage, victim: str, trainer: Any, step: int)
         " AND EXISTS (SELECT 1 FROM completions WHERE sample = s.id AND finish != 'abort')"
         " AND NOT EXISTS (SELECT 1 FROM completions WHERE sample = s.id AND turn = 1)"
     )
-    while not stage.ledger(between):
+    while not harness.ledger(between):
         await asyncio.sleep(0.001)
-    stage.kill(victim)
+    harness.kill(victim)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("killed", [(), ("runner", "coordinator", "runner")])
 async def test_two_turns_give_the_batches_of_a_plain_loop_bit_for_bit(tmp_path: Path, killed: tuple[str, ...]) -> None:
     job = two_turns_job()
-    async with all_processes(job, tmp_path, seconds_per_token=0.002) as stage:
-        trainer = stage.trainer()
+    async with all_processes(job, tmp_path, seconds_per_token=0.002) as harness:
+        trainer = harness.trainer()
         running = asyncio.create_task(trainer.run())
         for i, victim in enumerate(killed):
-            await kill_between_turns(stage, victim, trainer, 2 * i)
+            await kill_between_turns(harness, victim, trainer, 2 * i)
         await running
-        restarts = dict(stage.restarts)
+        restarts = dict(harness.restarts)
         expected = list(plain_batches(job.spec, TextCodec(tmp_path / "model")))
     assert restarts == {part: killed.count(part) for part in ("runner", "coordinator")}
     assert [one.train.step for one in trainer.applied] == list(range(STEPS))
