@@ -126,7 +126,7 @@ async def test_two_ranks_train_while_an_engine_is_awaited_and_say_why_they_canno
     assert (await coordinator.hear(m.WeightsSent)).error == "cancelled"
 
     train, tokens = coordinator.batches[2]
-    broken = [msgspec.structs.replace(entry, loss_mask=b"") for entry in tokens]
+    broken = [msgspec.structs.replace(entry, segments=[]) for entry in tokens]
     coordinator.batches[2] = (train, broken)
     await coordinator.tell(train)
     failed = await coordinator.hear(m.TrainerFailed)
