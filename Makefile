@@ -20,7 +20,7 @@ help: ## List the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 .PHONY: setup
-setup: $(STAMP) ## Install everything into .venv (the other commands do it by themselves)
+setup: $(STAMP) ## Install everything into .venv (the other commands do this first)
 
 $(STAMP):
 	@test -n "$(PYTHON)" || { echo "rljob needs Python 3.11 or later, and there is none on the PATH" >&2; exit 2; }
@@ -57,7 +57,7 @@ engine: setup ## Run the tests that start a real vLLM server
 	$(BIN)/python -m pytest -m engine $(PYTEST_ARGS)
 
 .PHONY: controlplane
-controlplane: programs ## Start a Kubernetes control plane with nodes that are played, until Ctrl-C
+controlplane: programs ## Start a Kubernetes control plane with simulated nodes, until Ctrl-C
 	@$(BIN)/python -m tools.cluster up
 
 .PHONY: images
@@ -66,11 +66,11 @@ images: setup ## Build the container images that have changed (TAG=dev REGISTRY=
 		$(if $(VARIANT),--variant '$(VARIANT)') $(if $(BASE),--base '$(BASE)') $(if $(ENGINE),--engine '$(ENGINE)')
 
 .PHONY: cluster
-cluster: setup ## Start a real Kubernetes cluster here, with rljob installed where make images has been run (TAG=dev)
+cluster: setup ## Start a real Kubernetes cluster on this machine; installs rljob if make images has been run (TAG=dev)
 	@$(BIN)/python -m tools.cluster start $(if $(TAG),--tag '$(TAG)') $(if $(CONTEXT),--context '$(CONTEXT)')
 
 .PHONY: cluster-down
-cluster-down: setup ## End that cluster and remove everything of it
+cluster-down: setup ## Stop that cluster and remove all its files
 	@$(BIN)/python -m tools.cluster stop
 
 .PHONY: programs
@@ -83,12 +83,12 @@ lint: setup ## Check style and formatting
 	$(BIN)/ruff format --check
 
 .PHONY: format
-format: setup ## Format, and mend what can be mended
+format: setup ## Format, and fix what can be fixed automatically
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
 .PHONY: types
-types: setup ## Check types, strictly where scheduling and accounting are
+types: setup ## Check types with mypy, strictly for core, cli and coordinator
 	$(BIN)/mypy --strict core/src cli/src coordinator/src tools/images/*.py tools/images/torch/no_cuda.py tools/images/build/whose.py
 	$(BIN)/mypy $(SOURCES)
 
@@ -97,16 +97,16 @@ layers: setup ## Check that imports follow the layers of docs/design.md
 	$(BIN)/lint-imports
 
 .PHONY: docs
-docs: setup ## Write the generated pages of docs/ anew
+docs: setup ## Write the generated pages of docs/
 	$(BIN)/rljob explain --docs > docs/manifest.md
 	$(BIN)/python -m rljob.cli.reference > docs/cli.md
 
 .PHONY: crds
-crds: setup ## Write the CustomResourceDefinitions and their chart anew
+crds: setup ## Write the CustomResourceDefinitions and their chart
 	$(BIN)/python -m tools.generate
 
 .PHONY: verify
-verify: setup ## Check that everything generated is what its sources give
+verify: setup ## Check that all generated files are up to date
 	$(BIN)/python -m tools.generate --check
 
 .PHONY: bench
@@ -116,11 +116,11 @@ bench: setup ## Run the benchmarks; each prints one JSON object (minutes)
 	$(BIN)/python -m benchmarks.operator --json
 
 .PHONY: soak
-soak: setup ## Let a run with everything real suffer twenty faults (a quarter of an hour)
+soak: setup ## Inject twenty faults into a run with real engine and trainer (15 minutes)
 	$(BIN)/python -W ignore -m e2e.soak --json
 
 .PHONY: e2e-full
-e2e-full: programs ## Run the long list of tests in pods, on the real cluster (the better part of an hour)
+e2e-full: programs ## Run all tests in pods, including the long ones, on the real cluster (about 50 minutes)
 	$(BIN)/python -m e2e.pods.full --json
 
 .PHONY: clean

@@ -1,4 +1,4 @@
-"""What staleness 0 and staleness α mean, with a seeded fake engine, over real connections to a real coordinator."""
+"""Staleness 0 is synchronous, staleness α is bounded; a seeded fake engine and a real coordinator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Broken surroundings, and what goes wrong under way: one clear sentence, an exit code, nothing left, nothing spoilt.
+"""Errors of the environment before and during a run: one clear message, an exit code, no process left, no file damaged.
 
 Manifests that are wrong by themselves are in cli/tests/test_bad_manifests.py.
 """
@@ -52,7 +52,7 @@ SPEC: dict[str, Any] = {
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a tiny model that nothing is wrong with."""
+    """Return a valid tiny model."""
     path = tmp_path_factory.mktemp("model") / "model"
     write_model(path)
     config = Qwen2Config(
@@ -388,7 +388,7 @@ ROWS: dict[str, tuple[Callable[[World], object], str]] = {
         lambda w: w.patch.setattr(run_directory.os, "access", lambda path, _: path != w.root),
         r"run cannot be written: .* does not allow it; choose another --run-dir",
     ),
-    "a run that goes on": (held, r"run is in use by another rljob run; wait for it or stop it"),
+    "a run that continues": (held, r"run is in use by another rljob run; wait for it or stop it"),
     "a run of another rljob": (
         lambda w: (w.begun().path / "version").write_text("0.0.7"),
         r"the run in .*run is of rljob 0.0.7 and this is .*; use that version to resume it, or another --run-dir",
@@ -403,7 +403,7 @@ ROWS: dict[str, tuple[Callable[[World], object], str]] = {
     ),
     "a run of more steps": (
         lambda w: (w.begun(), w.spec["training"].update(steps=1)),
-        r"spec.training.steps: the run in .*run has 2, which may grow but not become 1",
+        r"spec.training.steps: the run in .*run was started with 2, which may grow but not become 1",
     ),
     "a run of another model": (
         lambda w: (w.begun(), shutil.copytree(w.model, w.root / "new"), put("new", "models", 0, "source")(w)),

@@ -1,4 +1,4 @@
-"""What the documentation says can be done is done here: commands, manifests, programs; links and names exist."""
+"""Executes the documentation: commands, manifests, programs; checks that links and names exist."""
 
 import re
 import shutil

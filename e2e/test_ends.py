@@ -1,4 +1,4 @@
-"""How a run's processes end: nothing is left to be written when the status says that the run has ended."""
+"""The end of a run: everything is written before the status reports the end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEPS = 3
 
 
 async def succeeded(harness: Harness) -> None:
-    """Ask the coordinator without a pause until it says so, as nothing is logged then."""
+    """Poll the coordinator's status until Succeeded; it logs nothing at that moment."""
     async with aiohttp.ClientSession() as session:
         state = ""
         while state != "Succeeded":

@@ -1,4 +1,4 @@
-"""Every manifest among the examples runs to its end: everything real but engine and trainer."""
+"""Every example manifest runs to its end; only engine and trainer are fakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the trainer wrote is what `rljob export` gives: a directory that transformers loads."""
+"""`rljob export` copies the trainer's checkpoint to a directory that transformers loads."""
 
 from __future__ import annotations
 

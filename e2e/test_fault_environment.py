@@ -17,7 +17,9 @@ TRAINING = {"steps": 12, "promptsPerStep": 2, "samplesPerPrompt": 3, "maxStalene
 
 
 @pytest.mark.timeout(300)
-async def test_a_trainer_told_to_stop_by_a_coordinator_that_dies_is_there_when_the_run_goes_on(tmp_path: Path) -> None:
+async def test_a_trainer_told_to_stop_by_a_coordinator_that_dies_is_there_when_the_run_continues(
+    tmp_path: Path,
+) -> None:
     async with (
         ForkServer() as fork_server,
         FaultEnvironment(make_job(training=TRAINING), tmp_path, fork_server) as environment,

@@ -1,5 +1,5 @@
-"""What goes wrong without anybody dying: weights that do not arrive, samples that cannot be scored, a trainer that does
-not reproduce itself. With fakes, over real connections."""
+"""Faults without a crash: weights that do not arrive, samples that cannot be scored, a trainer that is not
+reproducible. With fakes, over real connections."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def test_a_trainer_that_does_not_reproduce_itself_begins_a_new_lineage(tmp
 
 
 def assert_written_by(harness: Harness, trainer: FakeTrainer, step: int) -> None:
-    """Assert that every sample of batch ``step`` was written under the weights that ``trainer`` trained it on."""
+    """Assert that every sample of batch ``step`` was generated with the weights that ``trainer`` trained it on."""
     states = {one.train.step + 1: one.state for one in trainer.applied} | {0: FIRST_STATE}
     attempts = {row["id"]: row["attempt"] for row in harness.ledger("SELECT id, attempt FROM samples")}
     batch = next(one for one in trainer.applied if one.train.step == step)

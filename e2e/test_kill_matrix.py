@@ -1,8 +1,8 @@
-"""Every component × every phase × every fault: the run goes on, and in the end its accounts are right.
+"""Every component × every phase × every fault: the run continues, and its final ledger is correct.
 
 The coordinator and the runner are real, engine, trainer and reward are fakes; all are processes. Cases of one fault
-share runs (see e2e/faults/run_cases.py), so this file runs everything at its first test and the others look up what
-came of theirs. One case by itself: RLJOB_THOROUGH=1 pytest e2e/test_kill_matrix.py -k NAME.
+share runs (see e2e/faults/run_cases.py), so the first test runs all cases and the others look up their
+outcome. One case by itself: RLJOB_THOROUGH=1 pytest e2e/test_kill_matrix.py -k NAME.
 
 Where a fault may strike before or after a message, `make test` tries one of both (see e2e/faults/cases.py), and
 `make thorough` both.
@@ -31,7 +31,7 @@ Outcomes = dict[str, str]
 
 @pytest.fixture(scope="module")
 def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], str]:
-    """Return what came of a case: run on first need, with all selected cases that can run together with it."""
+    """Return the outcome of a case; the first call runs it with all selected cases that can share its run."""
     here = [item for item in request.session.items if item.path == request.path]
     selected = [item.callspec.params["name"] for item in here if item.originalname == "test_the_run_survives"]
     directory = tmp_path_factory.mktemp("matrix")
@@ -71,7 +71,7 @@ def test_the_run_survives(name: str, outcome: Callable[[Case], str]) -> None:
     assert not problem, problem
 
 
-def test_every_fault_meets_every_part_at_every_message_before_or_after_it() -> None:
+def test_every_fault_meets_every_component_at_every_message_before_or_after_it() -> None:
     def cells(cases: list[Case]) -> set[tuple[str, ...]]:
         return {(case.fault, case.victim, case.phase, case.moment.component, case.moment.message) for case in cases}
 

@@ -1,4 +1,4 @@
-"""Parts understand what rendered pods tell them: the variables, the manifest, the commands."""
+"""Components can read the variables, the manifest and the commands of rendered pods."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def storage(tmp_path):
 
 
 @pytest.mark.parametrize("name", pods())
-def test_every_variable_of_a_pod_is_read_by_somebody(name):
+def test_every_variable_of_a_pod_is_read_by_a_component(name):
     told = {variable for variable in variables(pods()[name]) if variable.startswith("RLJOB_")}
     assert told and told <= READ
 
 
 @pytest.mark.parametrize("name", pods())
-def test_every_part_reads_its_environment(name, storage, monkeypatch):
+def test_every_component_reads_its_environment(name, storage, monkeypatch):
     for variable, value in variables(pods()[name]).items():
         monkeypatch.setenv(variable, value)
     monkeypatch.setenv("RLJOB_JOB", str(storage / "job.json"))

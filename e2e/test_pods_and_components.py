@@ -1,4 +1,4 @@
-"""What pods are given is what components read, and what pods run is there."""
+"""Rendered pods set exactly the variables that components read, and run modules that exist."""
 
 import ast
 import importlib
@@ -70,7 +70,7 @@ def read_by(module):
 
 
 @pytest.mark.parametrize("role", SOURCES)
-def test_a_pod_is_given_what_its_part_reads(role):
+def test_a_pod_is_given_what_its_component_reads(role):
     given = {entry["name"] for entry in containers()[role]["env"]}
     wanted = read_in(SOURCES[role]) - ELSEWHERE
     wanted -= {"trainer": OF_THE_INITIALIZER, "initializer": OF_THE_TRAINER}.get(role, set())
@@ -84,7 +84,7 @@ def test_the_definition_of_a_constant_is_no_read_and_its_use_is_one():
     assert read_by(ast.parse("from rljob.protocol.environment import NODES, SEED\nget(SEED)")) == {"RLJOB_SEED"}
 
 
-def test_nothing_is_given_that_no_part_reads():
+def test_nothing_is_given_that_no_component_reads():
     known = read_in(EVERYWHERE).union(*map(read_in, SOURCES.values()))
     given = {entry["name"] for container in containers().values() for entry in container["env"]}
     assert {name for name in given if name.startswith("RLJOB_")} <= known

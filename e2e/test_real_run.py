@@ -1,4 +1,4 @@
-"""`rljob run` with everything real: vLLM, FSDP trainer, coordinator, runner, reward service, as a user starts them."""
+"""`rljob run` without fakes: vLLM, FSDP trainer, coordinator, runner, reward service, as a user starts them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SUMS: dict[str, Any] = {
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that is right now and then: rewards differ, so weights move."""
+    """A model that is sometimes right: rewards differ, so weights change."""
     directory = tmp_path_factory.mktemp("policy") / "model"
     build(directory, Task.model_validate(SUMS), seed=1, recipe=Recipe(working_steps=200, bare_steps=20))
     return directory
@@ -68,7 +68,7 @@ class Running:
         self.process, self.directory = process, directory
 
     def step(self) -> int:
-        """Return how many batches were applied; -1 while nobody answers."""
+        """Return the number of applied batches; -1 while the coordinator does not answer."""
         try:
             port = json.loads((self.directory / "ports.json").read_bytes())["coordinator"]
             with urlopen(f"http://127.0.0.1:{port}/v1/status", timeout=2) as response:
@@ -77,7 +77,7 @@ class Running:
             return -1
 
     def wait(self, reached: Callable[[], bool], seconds: float = 300.0) -> None:
-        """Wait until something is so while the run goes on."""
+        """Wait until a condition holds while the run is running."""
         deadline = time.monotonic() + seconds
         while not reached():
             assert self.process.poll() is None, self.output()
@@ -139,7 +139,7 @@ def rljob_run(manifest: Path, directory: Path) -> Iterator[Running]:
 @pytest.mark.engine
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("alpha", [0, 1])
-def test_one_kill_9_of_every_part_costs_time_and_nothing_else(tmp_path: Path, model: Path, alpha: int) -> None:
+def test_one_kill_9_of_every_component_costs_time_and_nothing_else(tmp_path: Path, model: Path, alpha: int) -> None:
     directory = tmp_path / "run"
     with rljob_run(write_manifest(tmp_path / "job.yaml", model, maxStaleness=alpha), directory) as run:
         for number, victim in enumerate(VICTIMS, start=1):
@@ -156,7 +156,9 @@ def test_one_kill_9_of_every_part_costs_time_and_nothing_else(tmp_path: Path, mo
 
 @pytest.mark.engine
 @pytest.mark.timeout(900)
-def test_a_run_suspended_and_then_killed_whole_goes_on_and_its_accounts_are_clean(tmp_path: Path, model: Path) -> None:
+def test_a_run_suspended_and_then_killed_whole_continues_and_its_accounts_are_clean(
+    tmp_path: Path, model: Path
+) -> None:
     directory = tmp_path / "run"
     manifest = write_manifest(tmp_path / "job.yaml", model, steps=8, maxStaleness=1)
     with rljob_run(manifest, directory) as run:

@@ -1,8 +1,11 @@
-"""A run that is stopped and goes on gives bit for bit what it gives when nobody stops it."""
+"""A run that is stopped and resumed gives the same result, bit for bit, as an uninterrupted run."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +13,12 @@ import aiohttp
 import msgspec
 import pytest
 
-from e2e.fakes.harness import TOKENS, Harness, make_job, run_harness
+from e2e.fakes.harness import ROOT, TOKENS, Harness, make_job, run_harness
+from e2e.fakes.model import write_model
 from e2e.fakes.trainer import FakeTrainer
+from rljob.api.explain import to_data
 from rljob.api.models import RLJob
+from rljob.api.yaml_loader import write_yaml
 from rljob.protocol.status import decode_status
 
 STEPS = 6
@@ -26,7 +32,7 @@ def synchronous_job(**changes: Any) -> RLJob:
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The last checkpoint of the run that nobody stops."""
+    """The last checkpoint of the uninterrupted run."""
     directory = tmp_path_factory.mktemp("unbroken")
 
     async def run() -> None:
@@ -42,7 +48,7 @@ def checkpoint(directory: Path) -> bytes:
 
 
 async def suspend(harness: Harness) -> None:
-    """Ask the coordinator to stop until it has, or was done before."""
+    """Request suspension until the run is suspended or has succeeded."""
     headers = {"Authorization": f"Bearer {TOKENS['operator']}"}
     state = ""
     async with aiohttp.ClientSession(headers=headers, raise_for_status=True) as session:
@@ -94,3 +100,40 @@ async def test_a_run_stopped_again_and_again_in_evaluations_too_gives_the_same(t
     async with run_harness(job, tmp_path) as harness:
         await harness.trainer().run()
     assert checkpoint(tmp_path) == unbroken
+
+
+def run_locally(manifest: dict[str, Any], root: Path) -> None:
+    """Run a manifest with `rljob run` in ``root``/run, with fakes of the engine and the trainer."""
+    (root / "job.yaml").write_text(write_yaml(manifest))
+    command = [sys.executable, "-m", "e2e.fakes.rljob_run", "run", "job.yaml", "--run-dir", "run", "--no-screen"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, env=environment, timeout=100)
+    assert done.returncode == 0, done.stderr + done.stdout
+
+
+@pytest.mark.timeout(240)
+def test_a_resumed_local_run_uses_the_new_values_of_fields_that_may_change(tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    spec = to_data(synchronous_job(models=[{"name": "policy", "source": "model"}]))["spec"]
+    spec["training"] |= {"steps": 2, "promptsPerStep": 1, "samplesPerPrompt": 2}
+    spec["algorithm"]["groupFilter"] = "none"
+    manifest = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "sums"}, "spec": spec}
+    run_locally(manifest, tmp_path)
+    run = tmp_path / "run"
+    assert {path.name for path in run.glob("checkpoints/step-*")} == {"step-000002"}
+    written = {path: path.read_bytes() for path in run.glob("tensorboard/*")}
+    assert written and not (run / "logs/rollout-main-1.log").exists()
+
+    spec["training"]["steps"] = 4
+    spec["checkpoints"] = {"everySteps": 1, "keep": 9}
+    spec["tracking"] = {"tensorboard": False}
+    spec["rollouts"][0]["replicas"] = {"min": 2}
+    spec["runner"]["replicas"] = {"min": 2}
+    spec["storage"]["size"] = "1Gi"  # has no effect here, so that it may change too
+    run_locally(manifest, tmp_path)
+    steps = {path.name for path in run.glob("checkpoints/step-*")}
+    assert steps == {"step-000002", "step-000003", "step-000004"}
+    assert {path: path.read_bytes() for path in run.glob("tensorboard/*")} == written
+    assert (run / "logs/rollout-main-1.log").exists() and (run / "logs/runner-1.log").exists()
+    lines = [msgspec.json.decode(line) for line in (run / "metrics.jsonl").read_bytes().splitlines()]
+    assert [line["step"] for line in lines] == list(range(4))

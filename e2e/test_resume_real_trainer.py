@@ -1,4 +1,4 @@
-"""A run with the real trainer that is stopped and goes on gives bit for bit what it gives when nobody stops it."""
+"""A stopped and resumed run of the real trainer gives the same result, bit for bit, as an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def run_with_real_trainer(directory: Path) -> AsyncIterator[Harness]:
 
 
 async def train(directory: Path) -> dict[str, bytes]:
-    """Run to the end; return the files of the last checkpoint that hold what was learned."""
+    """Run to the end; return the files with weights and optimizer state of the last checkpoint."""
     async with run_with_real_trainer(directory) as harness:
         await harness.ended("trainer")
     last = directory / f"checkpoints/step-{STEPS:06d}"
@@ -47,7 +47,7 @@ async def train(directory: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module", autouse=True)
 def real_trainer() -> object:
-    """Stages start the real trainer."""
+    """The harness starts the real trainer."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(COMMANDS, "trainer", ["-m", "rljob.trainer.main"])
         yield
@@ -55,7 +55,7 @@ def real_trainer() -> object:
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory, real_trainer: object) -> dict[str, bytes]:
-    """What the run learns that nobody stops."""
+    """The result of the uninterrupted run."""
     learned = asyncio.run(train(tmp_path_factory.mktemp("unbroken")))
     assert learned.keys() == {"model.safetensors", "optimizer.safetensors"}
     return learned

@@ -1,7 +1,7 @@
-"""Everything in the repository that is generated, and whether it is what its sources give.
+"""Writes the generated files of the repository, or checks that they are up to date.
 
 `python -m tools.generate` writes the CustomResourceDefinitions and their chart (`make crds`); with --check it
-writes nothing, and says of each generated file that differs which command to run (`make verify`).
+writes nothing and names, for each outdated file, the command to run (`make verify`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FOLDERS = ("crds", "charts/rljob-crds/files")
 
 
 def crds() -> dict[str, str]:
-    """Return the definitions by their path in the repository: for people, and as files of the chart."""
+    """Return path in the repository → content of the definitions: for readers, and as files of the chart."""
     files = {f"{GROUP}_{name}.yaml": to_yaml(definition) for name, definition in definitions().items()}
     return {f"{folder}/{name}": content for folder in FOLDERS for name, content in files.items()}
 
@@ -33,7 +33,7 @@ COMMANDS: Mapping[str, Callable[[], Mapping[str, str]]] = {
 
 
 def problems(root: Path = ROOT) -> list[str]:
-    """Return a sentence for every generated file that is not what its sources give."""
+    """Return one message for every generated file that is outdated."""
     found, generated = [], set()
     for command, contents in COMMANDS.items():
         for path, content in contents().items():
@@ -49,7 +49,7 @@ def problems(root: Path = ROOT) -> list[str]:
 
 
 def main() -> None:
-    """Write the definitions, or with --check say what differs and exit with 1."""
+    """Write the definitions; with --check print what differs and return exit code 1."""
     if "--check" in sys.argv[1:]:
         if found := problems():
             sys.exit("\n".join(found))

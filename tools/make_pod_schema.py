@@ -16,12 +16,12 @@ from typing import Any
 TARGET = Path(__file__).parents[1] / "core" / "src" / "rljob" / "api" / "pod_template.json"
 SCALARS = {"str": "string", "datetime": "string", "int": "integer", "float": "number", "bool": "boolean"}
 QUANTITIES = {"limits", "requests", "sizeLimit", "divisor", "overhead"}
-"""Fields that hold quantities: the API takes numbers there besides text, which the client's models do not say."""
+"""Fields that hold quantities: the API accepts numbers and text there; the client's models have text only."""
 INT_OR_STRING = {"x-kubernetes-int-or-string": True}
 
 
 def main() -> None:
-    """Write the file anew."""
+    """Write the file."""
     models = importlib.import_module("kubernetes.client.models")
     definitions: dict[str, Any] = {}
     pending = ["V1PodTemplateSpec"]

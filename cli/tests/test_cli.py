@@ -130,7 +130,7 @@ from rljob.cli.main import {entry}
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-def test_it_starts_without_what_only_parts_and_clusters_need():
+def test_it_starts_without_what_only_components_and_clusters_need():
     foreign = {"torch", "reasoning_gym", "matplotlib", "numpy", "websockets", "rljob.remote"}
     program = f"import sys, rljob.cli.app; print(*{foreign} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "\n"

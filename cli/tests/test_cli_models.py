@@ -167,7 +167,7 @@ def test_the_same_evaluation_has_one_directory_and_another_its_own(run, manifest
     assert evaluation.place(run, 10, other) == run.path / "evaluations/step-000010-2"
 
 
-def test_top_shows_what_each_part_takes_and_does(launcher):
+def test_top_shows_what_each_component_takes_and_does(launcher):
     agent = ComponentStatus("agent", "main-7f3a", "ready", 1, running=12, waiting=3)
     figures = [Metric("seconds_training", 41.0), Metric("tokens_per_second", 5000.0)]
     launcher.answer(status(components=[agent], queues=[Queue("groups_open", 17)], metrics=figures))

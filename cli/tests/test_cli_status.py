@@ -1,4 +1,4 @@
-"""A run that goes on in the background, and the commands that look at it: status, logs, stop."""
+"""A run that continues in the background, and the commands that look at it: status, logs, stop."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def detached(launcher):
         launcher.rljob("stop", "--now", launcher.directory)
 
 
-def test_a_detached_run_goes_on_after_the_command_has_said_how_to_watch_and_stop_it(detached):
+def test_a_detached_run_continues_after_the_command_has_said_how_to_watch_and_stop_it(detached):
     assert detached.out == (
         f"the run continues in the background, in {detached.directory}\n"
         f"watch it:  rljob status --watch {detached.directory}   or   rljob logs -f {detached.directory}\n"
@@ -103,7 +103,7 @@ def test_a_run_that_was_killed_shows_how_far_it_came(detached):
 
 @pytest.fixture
 def directory(manifest, tmp_path):
-    """The directory of a run that goes on in this process, as it is before any component was started."""
+    """The directory of a run that continues in this process, as it is before any component was started."""
     directory = RunDirectory(tmp_path / "run")
     with directory.opened(resolve(validate(manifest)), b""):
         directory.tell("run", "started")
@@ -172,7 +172,7 @@ def test_restarts_and_their_reason_are_shown(launcher):
     assert "trainer exited with code 1 (No space left on device); restarting it" in out
 
 
-def test_logs_follow_a_part_over_its_death_until_the_run_ends(detached):
+def test_logs_follow_a_component_over_its_death_until_the_run_ends(detached):
     command = [sys.executable, "-m", "rljob.cli.main", "logs", "-f", str(detached.directory), "trainer"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline().startswith("--- started ")
@@ -185,7 +185,7 @@ def test_logs_follow_a_part_over_its_death_until_the_run_ends(detached):
     assert process.returncode == 0
 
 
-def test_logs_of_all_parts_carry_their_names(detached):
+def test_logs_of_all_components_carry_their_names(detached):
     code, out, _ = detached.rljob("logs", detached.directory)
     assert code == 0
     assert "trainer     | waiting\n" in out

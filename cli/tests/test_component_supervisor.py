@@ -39,6 +39,12 @@ class Events(list):
         return [figures for _, e, figures in self if e == event][count - 1]
 
 
+def is_stopped(pid):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].startswith(b"T")
+    return False
+
+
 def fake(*acts, name="component"):
     return Command(name, [sys.executable, "-I", "-S", str(FAKE), *acts])
 
@@ -64,7 +70,7 @@ async def supervised(directory, command, max_restarts=20, hang_seconds=60.0):
         assert not process_cleanup.marked(processes.mark(directory))
 
 
-async def test_a_killed_part_is_restarted(tmp_path):
+async def test_a_killed_component_is_restarted(tmp_path):
     async with supervised(tmp_path, fake("wait")) as (supervisor, events, _, _):
         first = await events.seen("started")
         os.kill(first["pid"], signal.SIGKILL)
@@ -74,7 +80,7 @@ async def test_a_killed_part_is_restarted(tmp_path):
         assert (await events.seen("restarting"))["code"] == -signal.SIGKILL
 
 
-async def test_a_part_that_is_asked_to_stop_ends_by_itself(tmp_path):
+async def test_a_component_that_is_asked_to_stop_ends_by_itself(tmp_path):
     async with supervised(tmp_path, fake("wait")) as (supervisor, events, interrupt, task):
         await written(tmp_path / "logs/component.log", "waiting")
         interrupt.stop.set()
@@ -83,7 +89,7 @@ async def test_a_part_that_is_asked_to_stop_ends_by_itself(tmp_path):
         assert supervisor.state == "stopped"
 
 
-async def test_a_part_that_ignores_sigterm_is_killed_on_the_second_request(tmp_path):
+async def test_a_component_that_ignores_sigterm_is_killed_on_the_second_request(tmp_path):
     async with supervised(tmp_path, fake("ignore")) as (_, events, interrupt, task):
         await written(tmp_path / "logs/component.log", "ignoring")
         interrupt.stop.set()
@@ -94,7 +100,7 @@ async def test_a_part_that_ignores_sigterm_is_killed_on_the_second_request(tmp_p
         assert (await events.seen("exited"))["code"] == -signal.SIGKILL
 
 
-async def test_a_part_that_ignores_sigterm_is_killed_when_its_grace_is_over(tmp_path):
+async def test_a_component_that_ignores_sigterm_is_killed_when_its_grace_is_over(tmp_path):
     process = await processes.start(fake("ignore"), tmp_path)
     await written(tmp_path / "logs/component.log", "ignoring")
     await processes.end(process, asyncio.Event(), grace=0.01)
@@ -113,11 +119,11 @@ async def test_a_stopped_grandchild_in_a_session_of_its_own_that_hides_its_envir
         pid = int((tmp_path / "logs/component.log").read_text().splitlines()[-2])
         os.kill(pid, signal.SIGSTOP)
         assert (await events.seen("restarting"))["still"] == HANG_SECONDS
-        while process_cleanup.is_stopped(pid):  # it was sent SIGKILL
+        while is_stopped(pid):  # it was sent SIGKILL
             await asyncio.sleep(0.002)
 
 
-async def test_what_a_killed_part_started_in_another_session_dies_with_it(tmp_path):
+async def test_what_a_killed_component_started_in_another_session_dies_with_it(tmp_path):
     async with supervised(tmp_path, fake("child", "wait")) as (_, events, _, _):
         first = await events.seen("started")
         await written(tmp_path / "logs/component.log", "waiting\nwaiting")
@@ -146,13 +152,13 @@ async def test_more_restarts_than_allowed_end_the_run(tmp_path):
         assert len([e for e in events if e[1] == "started"]) == 3
 
 
-async def test_a_part_that_exits_0_while_the_run_goes_on_is_restarted(tmp_path):
+async def test_a_component_that_exits_0_while_the_run_continues_is_restarted(tmp_path):
     async with supervised(tmp_path, fake("once", str(tmp_path / "done"), "0", "wait")) as (_, events, _, _):
         assert (await events.seen("restarting"))["code"] == 0
         await events.seen("started", 2)
 
 
-def test_waits_double_with_quick_deaths_and_begin_anew_after_a_long_life():
+def test_waits_double_with_quick_deaths_and_begin_again_after_a_long_life():
     backoff = RestartBackoff()
     waits = [0.0]
     for lived in [1, 1, 1, 60, 1]:
@@ -179,7 +185,7 @@ async def test_a_program_that_does_not_exist_is_a_configuration_error(tmp_path):
         assert caught.value.exit_code == 2
 
 
-async def test_a_part_that_is_stopped_is_killed_with_all_it_started_and_restarted(tmp_path):
+async def test_a_component_that_is_stopped_is_killed_with_all_it_started_and_restarted(tmp_path):
     async with supervised(tmp_path, fake("child", "wait"), hang_seconds=HANG_SECONDS) as (_, events, _, _):
         first = await events.seen("started")
         await written(tmp_path / "logs/component.log", "waiting\nwaiting")
@@ -191,7 +197,7 @@ async def test_a_part_that_is_stopped_is_killed_with_all_it_started_and_restarte
 
 
 @pytest.mark.parametrize("child", ["child", "titled"])
-async def test_a_part_with_a_stopped_child_is_restarted(tmp_path, child):
+async def test_a_component_with_a_stopped_child_is_restarted(tmp_path, child):
     async with supervised(tmp_path, fake(child, "wait"), hang_seconds=HANG_SECONDS) as (_, events, _, _):
         first = await events.seen("started")
         await written(tmp_path / "logs/component.log", "waiting\nwaiting")
@@ -200,7 +206,7 @@ async def test_a_part_with_a_stopped_child_is_restarted(tmp_path, child):
         assert (await events.seen("restarting"))["still"] == HANG_SECONDS
 
 
-async def test_a_part_whose_heartbeat_stands_still_is_restarted(tmp_path):
+async def test_a_component_whose_heartbeat_stands_still_is_restarted(tmp_path):
     async with supervised(tmp_path, fake("beat", "wait"), hang_seconds=HANG_SECONDS) as (_, events, _, _):
         assert (await events.seen("restarting"))["still"] == HANG_SECONDS
 
@@ -221,7 +227,7 @@ async def test_deaths_on_a_full_disk_name_it_and_are_not_charged_until_there_is_
             await task
 
 
-async def test_a_part_that_cannot_be_started_for_want_of_room_is_tried_again(tmp_path, monkeypatch):
+async def test_a_component_that_cannot_be_started_for_want_of_room_is_tried_again(tmp_path, monkeypatch):
     start, refusals = processes.start, [OSError(errno.ENOSPC, "No space left on device")]
 
     async def starting(*arguments):
@@ -246,6 +252,6 @@ def test_the_tail_of_a_log_is_of_its_newest_process_only(tmp_path):
     assert processes.last_line(path) == ""
 
 
-def test_marks_of_parts_do_not_overlap(tmp_path):
+def test_marks_of_components_do_not_overlap(tmp_path):
     assert not processes.mark(tmp_path, "reward-ab").startswith(processes.mark(tmp_path, "reward-a"))
     assert processes.mark(tmp_path, "reward-a").startswith(processes.mark(tmp_path))

@@ -7,7 +7,7 @@ from rljob.local import environment_checks
 
 @pytest.fixture
 def said(manifest, tmp_path, monkeypatch):
-    """Returns what is said of a reward's command; good.py, bad.py and null.py are there."""
+    """Returns the problems of a reward's command; good.py, bad.py and null.py exist."""
     (tmp_path / "good.py").write_text("print('\\d')\n")
     (tmp_path / "bad.py").write_text("x = 1\ndef reward(:\n")
     (tmp_path / "null.py").write_bytes(b"x = 1\0")

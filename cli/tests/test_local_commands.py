@@ -26,7 +26,7 @@ def components(manifest, here):
     return {component.name: component for component in commands.components(resolve(validate(manifest)), here)}
 
 
-def test_every_part_of_a_job_is_started(manifest, here):
+def test_every_component_of_a_job_is_started(manifest, here):
     manifest["spec"]["rollouts"][0]["replicas"] = {"min": 2}
     found = components(manifest, here)
     assert set(found) == {"rollout-main-0", "rollout-main-1", "trainer", "coordinator", "reward-exact", "runner"}
@@ -42,7 +42,7 @@ def test_every_part_of_a_job_is_started(manifest, here):
     }
 
 
-def test_a_part_finds_in_its_environment_what_it_needs(manifest, here, monkeypatch):
+def test_a_component_finds_in_its_environment_what_it_needs(manifest, here, monkeypatch):
     job = resolve(validate(manifest))
     (here.storage / "job.json").write_text(job.model_dump_json(by_alias=True))
     found = components(manifest, here)
@@ -88,7 +88,7 @@ def test_a_reward_of_ones_own_is_started_and_one_elsewhere_only_asked(manifest, 
     assert urls == {"exact": "http://127.0.0.1:7002", "far": "http://rewards.example/v2"}
 
 
-def test_only_the_part_it_belongs_to_is_told_a_token(manifest, here):
+def test_only_the_component_it_belongs_to_is_told_a_token(manifest, here):
     for name, component in components(manifest, here).items():
         own = {
             token for token in here.tokens.values() if token in json.dumps([component.arguments, component.environment])
@@ -150,7 +150,7 @@ def test_the_program_behind_a_console_script_counts_by_its_source():
     assert source.name == "example_model.py"
 
 
-def test_a_model_that_a_run_works_with_is_never_made_anew(tmp_path):
+def test_a_model_that_a_run_works_with_is_never_recreated(tmp_path):
     initializer_stamp.mark_used(tmp_path)
     assert initializer_stamp.read(tmp_path) == {}
     initializer_stamp.mark_done(tmp_path, "k")

@@ -106,7 +106,7 @@ def test_ctrl_c_has_a_checkpoint_written_and_the_same_command_resumes(launcher, 
     assert f"resuming the run in {launcher.directory}" in out
 
 
-def test_a_run_that_is_up_too_long_fails_and_goes_on_with_a_later_deadline(launcher):
+def test_a_run_that_is_up_too_long_fails_and_continues_with_a_later_deadline(launcher):
     launcher.manifest["spec"]["activeDeadlineSeconds"] = 12  # what the coordinator says it has been up
     launcher.answer(status(last_checkpoint=CheckpointStatus(2, "checkpoints/step-000002")))
     code, _, err = launcher.run()
@@ -216,7 +216,7 @@ def _reapers_of(pid):
     return [int(child) for child in children if b"process_cleanup.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
-def test_a_killed_part_is_restarted_and_the_run_goes_on(launcher):
+def test_a_killed_component_is_restarted_and_the_run_continues(launcher):
     process = launcher.start()
     os.kill(launcher.wait_for("trainer", "started")["pid"], signal.SIGKILL)
     launcher.wait_for("trainer", "started", count=2)
@@ -237,7 +237,7 @@ def test_a_coordinator_comes_back_at_the_same_port_also_in_a_later_run(launcher)
     assert json.loads((launcher.directory / "ports.json").read_text()) == ports
 
 
-def test_a_part_that_refuses_its_configuration_ends_the_run(launcher):
+def test_a_component_that_refuses_its_configuration_ends_the_run(launcher):
     launcher.components["trainer"] = ["say", "there is no GPU here", "exit", "2"]
     code, _, err = launcher.run()
     assert code == 2
@@ -247,7 +247,7 @@ def test_a_part_that_refuses_its_configuration_ends_the_run(launcher):
     )
 
 
-def test_a_run_that_a_part_refuses_when_there_is_a_checkpoint_is_not_begun_anew(launcher):
+def test_a_run_that_a_component_refuses_when_there_is_a_checkpoint_is_not_begun_again(launcher):
     checkpoint = launcher.directory / "checkpoints/step-000002"
     launcher.components["trainer"] = ["make", str(checkpoint), "exit", "2"]
     assert launcher.run()[0] == 2
@@ -259,7 +259,7 @@ def test_a_run_that_a_part_refuses_when_there_is_a_checkpoint_is_not_begun_anew(
     assert checkpoint.exists()
 
 
-def test_a_part_that_ends_as_the_run_failed_is_not_what_is_told(launcher):
+def test_a_component_that_ends_as_the_run_failed_is_not_what_is_told(launcher):
     launcher.answer(status("Failed", reason="TrainerFailed", message="the loss of batch 3 is not finite"))
     launcher.components["trainer"] = ["exit", "2"]
     code, _, err = launcher.run()
@@ -268,7 +268,7 @@ def test_a_part_that_ends_as_the_run_failed_is_not_what_is_told(launcher):
     assert not (launcher.directory / "refused").exists()
 
 
-def test_a_run_that_a_part_refuses_at_once_may_begin_anew_with_another_manifest(launcher):
+def test_a_run_that_a_component_refuses_at_once_may_begin_again_with_another_manifest(launcher):
     launcher.answer(status(step=0))
     launcher.components["trainer"] = ["say", "there is no GPU here", "exit", "2"]
     assert launcher.run()[0] == 2
@@ -288,7 +288,7 @@ def test_a_run_that_a_part_refuses_at_once_may_begin_anew_with_another_manifest(
     assert "spec.seed: the run in" in err
 
 
-def test_a_part_that_dies_again_and_again_ends_the_run(launcher):
+def test_a_component_that_dies_again_and_again_ends_the_run(launcher):
     launcher.manifest["spec"]["failurePolicy"] = {"maxRestarts": 2}
     launcher.components["runner"] = ["say", "Segmentation fault", "exit", "139"]
     code, _, err = launcher.run()
@@ -297,7 +297,7 @@ def test_a_part_that_dies_again_and_again_ends_the_run(launcher):
     assert err.endswith("  Segmentation fault\n")
 
 
-def test_a_run_that_fails_says_why_and_shows_the_log_of_the_part_that_is_named(launcher):
+def test_a_run_that_fails_says_why_and_shows_the_log_of_the_component_that_is_named(launcher):
     launcher.components["trainer"] = ["say", "loss is not finite", "wait"]
     process = launcher.start()
     log = launcher.directory / "logs/trainer.log"

@@ -31,7 +31,7 @@ def texts(lines):
     return [f"{line.component}: {line.text}" for line in lines]
 
 
-def test_lines_of_all_parts_come_by_time_and_what_has_none_stays_with_the_line_before(directory):
+def test_lines_of_all_components_come_by_time_and_what_has_none_stays_with_the_line_before(directory):
     write(directory, "trainer", "2026-01-01 10:00:00,500 INFO a", "  more of a", "2026-01-01 10:00:02,000 INFO c")
     write(directory, "runner", "--- started 2026-01-01T10:00:01+00:00 ", "2026-01-01 10:00:01,700 INFO b")
     lines = LogReader(directory, []).history()
@@ -154,7 +154,7 @@ async def test_no_line_of_a_process_is_lost_or_split_while_its_log_is_rotated_an
     assert all(path.read_bytes()[-1:] in (b"", b"\n") for path in (directory / "logs").iterdir())
 
 
-def test_following_ends_with_the_run_and_shows_parts_that_came_later(directory, monkeypatch):
+def test_following_ends_with_the_run_and_shows_components_that_came_later(directory, monkeypatch):
     write(directory, "trainer", "one")
     reader = LogReader(directory, [])
     reader.history()
@@ -178,14 +178,14 @@ def test_half_a_line_waits_for_its_end(directory):
     assert texts(reader.history()) == ["trainer: half done"]
 
 
-def test_a_part_without_a_log_is_refused_by_name(directory):
+def test_a_component_without_a_log_is_refused_by_name(directory):
     write(directory, "trainer", "one")
     assert log_reader.chosen(directory, []) == ["trainer"]
     with pytest.raises(CliError, match=r"there is no log of 'tariner' in .*/logs; name one of trainer"):
         log_reader.chosen(directory, ["tariner"])
 
 
-def test_runs_and_parts_are_completed(tmp_path, monkeypatch):
+def test_runs_and_components_are_completed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert complete_runs("") == complete_components("") == []
     for run in ("sums", "sorting"):

@@ -1,4 +1,4 @@
-"""What is said where a job in a cluster has no pod of a component, or a pod has no figures."""
+"""Messages for a component without a pod, and for a pod without usage."""
 
 from __future__ import annotations
 
@@ -48,7 +48,12 @@ def test_the_roles_of_a_job_are_those_that_have_pods_of_it() -> None:
     [
         (rljob(), "trainer", [], "no operator has reconciled it yet; check that the chart rljob is installed"),
         (rljob(INITIALIZING), "trainer", [], "it waits for the initializer; rljob logs -n team-a sums initializer sh"),
-        (rljob(INITIALIZING), "initializer", [], "the RLJob says Initializing: the initializer runs; kubectl describe"),
+        (
+            rljob(INITIALIZING),
+            "initializer",
+            [],
+            "the RLJob reports Initializing: the initializer runs; kubectl describe",
+        ),
         (
             rljob(PENDING, ("Initialized", True, "Initialized", "the initializer has completed")),
             "initializer",
@@ -56,7 +61,7 @@ def test_the_roles_of_a_job_are_those_that_have_pods_of_it() -> None:
             "the initializer has completed; rljob status shows what came after",
         ),
         (rljob(PENDING, roles=[QUOTA]), "trainer", [], "trainer: 1 of 1 trainer pod refused: exceeded quota; kubectl "),
-        (rljob(PENDING), "rollout", [], "the RLJob says PodsPending: 1 of 2 rollout-main pods pending"),
+        (rljob(PENDING), "rollout", [], "the RLJob reports PodsPending: 1 of 2 rollout-main pods pending"),
         (rljob(PENDING), "rollout", [], "; kubectl describe rlj sums -n team-a tells more"),
         (rljob(("Suspended", True, "Suspended", "")), "trainer", [], "sums is suspended; rljob resume resumes it"),
         (
@@ -68,7 +73,7 @@ def test_the_roles_of_a_job_are_those_that_have_pods_of_it() -> None:
         (rljob(("Failed", True, "x", "")), "trainer", [], "sums has failed and its pods went with their logs; rljob"),
     ],
 )
-def test_why_a_part_has_no_pod_and_what_to_look_at(
+def test_why_a_component_has_no_pod_and_what_to_look_at(
     body: dict[str, Any], component: str, there: list[str], said: str
 ) -> None:
     assert said in why(body, component, there)
@@ -80,7 +85,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> RemoteJob:
     return RemoteJob(Namespace(Api(Access("https://k:1", context="prod")), "team-a"), rljob(INITIALIZING))
 
 
-def test_a_part_that_has_no_pods_yet_is_no_unknown_one(job: RemoteJob) -> None:
+def test_a_component_that_has_no_pods_yet_is_no_unknown_one(job: RemoteJob) -> None:
     with pytest.raises(CliError) as caught:
         PodLogs(job, ["rollout"])
     assert caught.value.exit_code == 1
@@ -93,11 +98,13 @@ def test_a_part_that_has_no_pods_yet_is_no_unknown_one(job: RemoteJob) -> None:
     assert str(caught.value).endswith(
         "; name one of coordinator, initializer, reward-exact, rollout-main, runner, trainer"
     )
-    with pytest.raises(CliError, match=r"^RLJob sums in .* has no pods: the RLJob says Initializing: the initializer"):
+    with pytest.raises(
+        CliError, match=r"^RLJob sums in .* has no pods: the RLJob reports Initializing: the initializer"
+    ):
         PodLogs(job, [])
 
 
-def test_a_part_that_is_followed_is_waited_for(job: RemoteJob) -> None:
+def test_a_component_that_is_followed_is_waited_for(job: RemoteJob) -> None:
     logs = PodLogs(job, ["trainer"], follow=True)
     assert logs.components == []
     assert logs.awaited().startswith(

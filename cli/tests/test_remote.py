@@ -258,7 +258,7 @@ class _Breaking(io.BytesIO):
         return None
 
 
-def test_an_export_goes_on_where_its_connection_broke_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_export_continues_where_its_connection_broke_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     header = b'{"w": {"dtype": "U8", "shape": [90], "data_offsets": [0, 90]}}'
     files = {"config.json": b"{}", "model.safetensors": len(header).to_bytes(8, "little") + header + bytes(range(90))}
     asked = []

@@ -13,7 +13,7 @@ def test_a_heartbeat_that_stands_still_is_too_long_after_the_patience():
     assert looks(10, (1, 7, False), (5, 7, False), (9, 7, False), (11, 7, False)) == [False, False, False, True]
 
 
-def test_a_beat_begins_the_patience_anew():
+def test_a_beat_begins_the_patience_again():
     assert not any(looks(10, (4, 7, False), (8, 8, False), (12, 8, False), (16, 8, False), (17, 8, False)))
 
 

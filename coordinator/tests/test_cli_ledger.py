@@ -178,7 +178,7 @@ def test_audit_of_a_run_under_way_counts_what_is_open(rljob: Command, tmp_path: 
     run = make_run(tmp_path / "run", turns=25, deaths="")
     code, out, _ = rljob("audit", run)
     assert code == 0 and f"{audit(run).counts['open']} open" in out
-    assert out.splitlines()[-1] == "all checks ok; the run is not finished, what is open counts as open"
+    assert out.splitlines()[-1].startswith("all checks ok; the run is not finished")
 
 
 @pytest.mark.parametrize(

@@ -307,7 +307,7 @@ FIELDS = [
         "",
         BUDGET,
     ),
-    Case("two storages", ("spec.storage={size: 1Gi, claim: a}",), "a storage has one of size, claim, uri"),
+    Case("two storages", ("spec.storage={size: 1Gi, claim: a}",), "a storage has one of size, claim"),
     Case(
         "fewer engines at most than at least",
         ("spec.rollouts[0].replicas={min: 3, max: 2}",),

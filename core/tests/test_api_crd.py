@@ -11,7 +11,7 @@ from core.tests.crd_cases import BOUNDS, CHANGES, FIELDS, GOOD, ONLY_IN_A_CLUSTE
 from rljob.api.cel_rules import rules
 from rljob.api.crd import definitions, to_yaml
 from rljob.api.errors import ManifestError
-from rljob.api.immutable import MUTABLE
+from rljob.api.field_metadata import manifest_fields
 from rljob.api.load import validate
 from rljob.api.models import RLJobSpec
 from rljob.api.structural import structural
@@ -157,21 +157,22 @@ def test_every_rule_has_a_case():
     assert [rule for rule in rules() if not any(words in rule.message for words in said)] == []
 
 
-def test_every_field_is_either_immutable_or_named_as_mutable():
-    told = {
+def test_every_field_is_immutable_or_has_mutable_metadata():
+    ruled = {
         re.match(r"^\.?(\w+)", rule["fieldPath"])[1]
         for rule in SCHEMA["properties"]["spec"]["x-kubernetes-validations"]
         if "oldSelf" in rule["rule"]
     }
-    below = {path.removeprefix("spec.").partition(".")[0].removesuffix("[]") for path in MUTABLE}
-    names = {field.alias for field in RLJobSpec.model_fields.values()}
-    assert told | below == names
+    spec = manifest_fields(RLJobSpec)
+    mutable = {path.partition(".")[0].removesuffix("[]") for path, field in spec.items() if field.mutable != "never"}
+    assert ruled | mutable == {field.alias for field in RLJobSpec.model_fields.values()}
 
 
-def test_every_mutable_field_is_there():
+def test_the_schema_has_every_field_of_the_metadata():
     paths = {path for path, _ in OWN}
-    assert {path for path in MUTABLE if not path.endswith(".template")} <= paths
-    assert {path.removesuffix(".template") for path in MUTABLE if path.endswith(".template")} <= paths
+    templates = {f"spec.{path}" for path, field in manifest_fields(RLJobSpec).items() if field.local_part}
+    assert {f"spec.{path}" for path in manifest_fields(RLJobSpec)} - templates <= paths
+    assert {path.removesuffix(".template") for path in templates} <= paths
 
 
 @pytest.mark.parametrize(

@@ -331,7 +331,6 @@ def test_a_field_is_explained_by_path_with_or_without_index():
     ("change", "problem"),
     [
         ("spec.tasks[0].data.columns={'a\\n': 1}", r"spec.tasks[0].data.columns.a\n: must be text, not 1"),
-        ("spec.storage.uri='a\\nb'", r"spec.storage.uri: a\nb is not supported yet"),
         ("spec.trainer.template={'a\\nb': 1}", r"spec.trainer.template.a\nb: unknown field"),
     ],
 )

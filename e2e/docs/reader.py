@@ -1,6 +1,6 @@
-"""What a reader of the documentation does: runs the commands of its pages and compares what they print.
+"""Runs the commands of documentation pages and compares their output.
 
-Apart from the tests, as those of pages on a cluster have no use for torch, whose import takes seconds.
+A module of its own, because tests of pages on a cluster must not import torch, which takes seconds.
 """
 
 from __future__ import annotations

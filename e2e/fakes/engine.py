@@ -1,7 +1,7 @@
-"""A rollout agent without an engine: speaks the agent's protocol and writes tokens by e2e.fakes.tokens.
+"""A fake rollout agent: implements the agent's protocol and generates tokens with e2e.fakes.tokens.
 
-Its weights are a digest that the fake trainer puts into the name of the weight group. One turn of its loop writes one
-token of every running sequence; with ``seconds_per_token`` 0 a turn takes as long as the event loop needs.
+Its weights are a digest that the fake trainer puts into the name of the weight group. One iteration of its loop
+generates one token of every running sequence; with ``seconds_per_token`` 0 it never sleeps.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ HEARTBEAT_SECONDS = 5.0
 
 @dataclass
 class Faults:
-    """What goes wrong. ``weights``: what becomes of the next ``weights_times`` updates: refuse | wrong_digest |
-    silent. ``die_after_tokens``: the process ends as by kill -9 once it has written so many tokens."""
+    """Injected faults. ``weights``: the fault of the next ``weights_times`` weight updates: refuse | wrong_digest |
+    silent. ``die_after_tokens``: the process is killed with SIGKILL after this number of tokens."""
 
     weights: str = ""
     weights_times: int = 1
@@ -37,7 +37,7 @@ class Faults:
 
 @dataclass
 class Running:
-    """A request in hand."""
+    """A request in progress."""
 
     request_id: m.RequestId
     stream: Stream
@@ -51,9 +51,9 @@ class FakeEngine:
         url: address of the coordinator.
         token: the agents' token.
         pool: rollout pool it belongs to.
-        max_concurrency: sequences it writes at a time.
+        max_concurrency: sequences generated concurrently.
         seconds_per_token: see the module.
-        faults: what goes wrong.
+        faults: injected faults.
         pod: name of the pod it is in.
     """
 
@@ -88,7 +88,7 @@ class FakeEngine:
         """Serve until told to drain.
 
         Raises:
-            RefusedError: the coordinator refuses this agent for good.
+            RefusedError: the coordinator rejects this agent permanently.
         """
         others = [asyncio.create_task(self._write()), asyncio.create_task(self._beat())]
         try:
@@ -160,7 +160,7 @@ class FakeEngine:
         self._link.send(m.Completions(completions))
 
     async def _write(self) -> None:
-        """Write one token of every running sequence a turn, for ever."""
+        """Generate one token of every running sequence per iteration, forever."""
         while True:
             await asyncio.sleep(self._seconds_per_token)
             while self._waiting and len(self._running) < self._max_concurrency:
@@ -209,7 +209,7 @@ class FakeEngine:
         self._update_when_due()
 
     def _update_when_due(self) -> None:
-        """Take the newest weights, under inFlight `wait` once nothing runs."""
+        """Apply the newest weights; with inFlight `wait` when no request runs."""
         if not self._updates or (self._updates[-1].in_flight == "wait" and (self._running or self._waiting)):
             return
         update = self._updates[-1]
@@ -221,7 +221,7 @@ class FakeEngine:
         self._link.send(m.WeightAck(update.update, update.lineage, update.version, self.digest, 0.0, 0.0))
 
     def _restart(self) -> None:
-        """Begin again as a new instance without weights, as a supervised engine server would."""
+        """Start as a new instance without weights, as after a restart of the engine server."""
         self.instance = f"fake-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.lineage = self.version = -1
         self.digest = ""

@@ -1,6 +1,6 @@
-"""Runs a job's components for a test: as processes that are restarted when they die, or inside the test's event loop.
+"""Runs the components of a job for a test: as processes that are restarted when they die, or in the test's event loop.
 
-A test waits for lines that components log, never for time.
+A test waits for log lines of components, never for time.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Harness:
     Args:
         job: the resolved manifest.
         storage: the run directory; components log to NAME.log in it.
-        more: variables of components that are processes, besides those that every component is told.
+        more: additional environment variables of components that are processes.
     """
 
     def __init__(self, job: RLJob, storage: Path, more: Mapping[str, str] | None = None) -> None:
@@ -108,7 +108,7 @@ class Harness:
         return {reward.name: f"http://{self._urls['reward']}" for reward in self.job.spec.rewards}
 
     def environment(self, component: str) -> ComponentEnvironment:
-        """Return what a component inside this process is told."""
+        """Return the environment of a component inside this process."""
         return ComponentEnvironment(
             job=self.job,
             storage=self.storage,
@@ -138,7 +138,7 @@ class Harness:
         return FakeTrainer(self.coordinator_url, TOKENS["trainer"], self.job, self.storage, **options)
 
     def ledger(self, query: str) -> list[sqlite3.Row]:
-        """Return what the run's ledger holds."""
+        """Return the rows of a query of the run's ledger."""
         connection = sqlite3.connect(self.storage / "ledger.sqlite")
         connection.row_factory = sqlite3.Row
         rows = connection.execute(query).fetchall()
@@ -148,16 +148,16 @@ class Harness:
     # --- processes ---
 
     async def start(self, component: str, *arguments: str) -> None:
-        """Start a component and restart it whenever it dies; one that ends with 0 is not restarted."""
+        """Start a component and restart it whenever it dies; exit code 0 ends it."""
         self.restarts[component] = -1
         self._tasks[component] = asyncio.create_task(self._keep(component, arguments), name=component)
 
     def kill(self, component: str) -> None:
-        """End a component as by kill -9, now."""
+        """Kill a component with SIGKILL."""
         self._processes[component].send_signal(signal.SIGKILL)
 
     async def until(self, component: str, words: str) -> None:
-        """Wait until ``component`` has logged a line with ``words`` since the line that was waited for last."""
+        """Wait until ``component`` has logged a line with ``words`` after the last line that was found."""
         while True:
             while self._read < len(self._lines):
                 self._read += 1
@@ -171,7 +171,7 @@ class Harness:
         """Wait until ``component`` ends with 0.
 
         Raises:
-            RuntimeError: it ended with 2, which no restart can mend.
+            RuntimeError: it exited with 2 (configuration error).
         """
         await self._tasks[component]
 
@@ -222,12 +222,12 @@ async def run_harness(
     pods: Sequence[str] = (),
     more: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Harness]:
-    """Run all components but the trainer: the coordinator as a process, the others inside this one.
+    """Run all components except the trainer: the coordinator as a process, the others inside this one.
 
     Args:
         job: the resolved manifest.
         storage: the run directory.
-        engines: one engine for each, with what goes wrong in it.
+        engines: one engine for each, with its faults.
         seconds_per_token: of every engine.
         score_function: of the reward service.
         pods: names of the engines' pods.

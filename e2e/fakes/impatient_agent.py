@@ -1,4 +1,4 @@
-"""The real agent of an engine, but that it gives up when its server has failed to start once."""
+"""The real rollout agent, except that it gives up after one failed start of its server."""
 
 from rljob.rollout import agent
 from rljob.rollout.main import main

@@ -1,4 +1,4 @@
-"""A policy directory that holds no weights: a byte-level tokenizer and a stop token, enough for runner and fakes."""
+"""Writes a policy directory without weights: a byte-level tokenizer and a stop token, enough for runner and fakes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Synchronous reinforcement learning as a plain loop: what the coordinator must do, bit for bit, at α = 0.
+"""Synchronous reinforcement learning as a plain loop: the reference for the coordinator at α = 0, bit for bit.
 
 For each step: take the next prompts, answer each samplesPerPrompt times under the current weights, score, replace
-groups that the filter rejects by the next prompts, train. No queue, no messages, nothing at a time but one sample.
+groups that the filter rejects by the next prompts, train. No queue, no messages, one sample at a time.
 """
 
 from __future__ import annotations

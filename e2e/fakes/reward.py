@@ -1,4 +1,4 @@
-"""A reward service that knows nothing: 0 or 1 by the answer's text."""
+"""A fake reward service: 0 or 1 by the text of the completion."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ScoreFunction: TypeAlias = Callable[[ScoreItem], float | str]
 
 
 def by_text(item: ScoreItem) -> float | str:
-    """Return 0 or 1 by the answer's text."""
+    """Return 0 or 1 by the text of the completion."""
     return reward(item.completion)
 
 
@@ -51,7 +51,7 @@ def build_app(score_function: ScoreFunction = by_text) -> web.Application:
 
 
 def main() -> None:
-    """Serve where the environment says."""
+    """Serve at the address of the environment."""
     logging.basicConfig(level=logging.INFO)
     environment = read_environment()
     web.run_app(build_app(), host=environment.listen_host, port=environment.listen_port, access_log=None, print=None)

@@ -1,8 +1,8 @@
-"""`rljob` with a fake engine and a fake trainer in the places of the real ones; everything else is real.
+"""`rljob` with a fake engine and a fake trainer; everything else is real.
 
     python -m e2e.fakes.rljob_run run job.yaml --run-dir DIR
 
-FAKES, if it is set, names other modules in their places: {"rollout": "e2e.fakes.impatient_agent"}.
+FAKES, if set, names other modules to replace: {"rollout": "e2e.fakes.impatient_agent"}.
 """
 
 from __future__ import annotations

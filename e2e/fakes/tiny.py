@@ -1,7 +1,7 @@
-"""A fake engine with real weights: it joins the trainer's weight groups and tells log-probabilities of a real model.
+"""A fake engine with real weights: it joins the trainer's weight groups and returns log-probabilities of a real model.
 
-What it writes is still that of e2e.fakes.tokens, by the digest of the weights: fast, and another answer for every bit
-that differs. So the real trainer takes its samples, and shows whether it learns the same from them.
+It generates tokens with e2e.fakes.tokens from the digest of the weights: this is fast, and any different bit of the
+weights changes the tokens. The real trainer trains on these samples, so two runs can be compared bit for bit.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class TinyEngine(FakeEngine):
         self._link.send(m.WeightAck(update.update, update.lineage, update.version, self.digest, 0.0, 0.0))
 
     def _receive(self, update: m.PrepareWeights) -> str:
-        """Take all weights as the trainer sends them; return the digest of what came."""
+        """Receive all weights from the trainer; return their digest."""
         if update.group not in self._groups:
             tcp = dist.TCPStore(update.address, update.port, is_master=False, wait_for_workers=False)
             store = dist.PrefixStore(update.group, tcp)

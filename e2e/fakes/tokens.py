@@ -1,8 +1,8 @@
-"""What the fake engine writes: a pure function of weights, prompt, seed and position.
+"""The tokens of the fake engine: a pure function of weights, prompt, seed and position.
 
-Every token follows from the weights and from everything before it, so a continuation from a prefix under the same seed
-goes on as if it had never been interrupted, and new weights change only the tokens after them. Lengths are long-tailed:
-one sample in eight is likely to be eight times as long as the others.
+Every token depends on the weights and all earlier tokens, so generation that resumes from a prefix with
+the same seed gives the tokens of uninterrupted generation, and new weights change only later tokens. Lengths are
+long-tailed: one sample in eight is likely to be eight times as long as the others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SHORT, LONG = 6, 48  # mean lengths
 
 
 def mix(x: int) -> int:
-    """Return a well mixed 64-bit number (splitmix64)."""
+    """Return a hashed 64-bit number (splitmix64)."""
     x = (x + 0x9E3779B97F4A7C15) & MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
@@ -33,7 +33,7 @@ def weights_key(digest: str) -> int:
 
 @dataclass
 class Stream:
-    """One sequence being written. ``stops`` are the ids that end it; the first is the one it writes."""
+    """One sequence during generation. ``stops`` are the ids that end it; the first is the one it writes."""
 
     context: int
     mean_length: int

@@ -1,8 +1,8 @@
-"""A trainer without tensors: speaks the trainer's protocol; its weights are a digest of all it has ever applied.
+"""A fake trainer without tensors: implements the trainer's protocol; its weights are a digest of all applied batches.
 
 Every batch is checked (a whole number of whole groups, no sample twice, none older than α), pulled from the
 coordinator, mixed into the state, and written to a journal. A checkpoint holds the state and the samples of every batch
-in its lineage, so a test can tell what the final weights were made from.
+in its lineage, so a test can check which batches the final weights contain.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _decoder = msgspec.msgpack.Decoder(list[m.SampleTokens])
 
 
 class BadBatchError(Exception):
-    """A batch breaks what the coordinator promises; the run must fail."""
+    """A batch violates a guarantee of the coordinator; the run must fail."""
 
 
 @dataclass
@@ -90,11 +90,11 @@ class FakeTrainer:
         self._link = CoordinatorLink(url, "trainer", token, m.ToTrainer, self._register)
 
     async def run(self) -> None:
-        """Obey until told to stop.
+        """Execute commands until Stop.
 
         Raises:
-            RefusedError: the coordinator refuses this trainer for good.
-            BadBatchError: a batch was not what the coordinator promises.
+            RefusedError: the coordinator rejects this trainer permanently.
+            BadBatchError: a batch violates a guarantee of the coordinator.
         """
         async with aiohttp.ClientSession(headers=self._headers) as session:
             async for message in self._link.messages():
@@ -230,7 +230,7 @@ class FakeTrainer:
 
 
 def read_checkpoint(path: Path) -> Weights:
-    """Return what a weights.json holds."""
+    """Return the content of a weights.json."""
     return msgspec.json.decode(path.read_bytes(), type=Weights)
 
 

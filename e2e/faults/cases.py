@@ -1,4 +1,4 @@
-"""The matrix: which component suffers which fault in which phase of a run, each case with a name of its own."""
+"""The fault matrix: component × fault × phase of a run; each case has a unique name."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ FAULTS = {
     "full": ("before", "after"),
 }
 """Fault → when it strikes. ``kill``: kill -9. ``cut``: its connections break. ``stop``: SIGSTOP for longer than
-anybody's patience, then SIGCONT. ``hang``: SIGSTOP for good, until a supervisor notices. ``full``: a full disk."""
+all time-outs, then SIGCONT. ``hang``: SIGSTOP for good, until a supervisor notices. ``full``: a full disk."""
 
 FULL_SECONDS = 0.5
 THOROUGH = "RLJOB_THOROUGH"
-"""Variable of the environment that, when it is set, has the whole matrix tried."""
+"""Environment variable: if set, the whole matrix is tested."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Case:
         return f"{self.fault}-{self.victim}-{self.phase}-{self.moment.when}-{self.moment.message}"
 
     def strike(self, environment: FaultEnvironment) -> None:
-        """Let it happen."""
+        """Inject the fault."""
         if self.fault == "kill":
             environment.kill_9(self.victim)
         elif self.fault == "cut":
@@ -70,7 +70,7 @@ class Case:
 
 
 def all_cases() -> list[Case]:
-    """Return the whole matrix. The disk is everybody's: its victim is called ``all``."""
+    """Return the whole matrix. A full disk affects all components: its victim is called ``all``."""
     return [
         Case(fault, victim, phase, Moment(component, message, when))
         for fault in FAULTS
@@ -82,10 +82,9 @@ def all_cases() -> list[Case]:
 
 
 def cases_of_every_change() -> list[Case]:
-    """Return of every fault, victim and message one of the moments before and after it.
+    """Return one case per fault, victim and message: before or after the message.
 
-    They alternate: each message is met by some victims before it and by others after it, and each victim is struck now
-    before, now after a message.
+    Before and after alternate over both victims and messages.
     """
     return [
         Case(fault, victim, phase, Moment(component, message, FAULTS[fault][(v + m) % len(FAULTS[fault])]))
@@ -96,7 +95,7 @@ def cases_of_every_change() -> list[Case]:
 
 
 def selected_cases() -> list[Case]:
-    """Return what is to be tried: all when RLJOB_THOROUGH is set (`make thorough`)."""
+    """Return the cases to test: all if RLJOB_THOROUGH is set (`make thorough`)."""
     return all_cases() if os.environ.get(THOROUGH) else cases_of_every_change()
 
 

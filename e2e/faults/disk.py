@@ -1,4 +1,4 @@
-"""Small disks, and filling them."""
+"""Mounts small disks and fills them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ BALLAST = "ballast"
 
 
 class NoMountsError(Exception):
-    """No disk can be mounted here."""
+    """Disks cannot be mounted here."""
 
 
 def private_mounts() -> list[str]:
-    """Return a command that runs another where it may mount disks that nobody else sees.
+    """Return a command that runs another in a private mount namespace.
 
     Raises:
-        NoMountsError: says why that is impossible here.
+        NoMountsError: the message has the cause.
     """
     namespace = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
     probe = subprocess.run([*namespace, "mount", "-t", "tmpfs", "rljob-test", "/mnt"], capture_output=True, text=True)
@@ -39,7 +39,7 @@ def small_disk(directory: Path, size: int) -> Iterator[None]:
 
 
 def fill(directory: Path) -> None:
-    """Leave no room on the disk of ``directory``."""
+    """Fill the disk of ``directory``."""
     with (directory / BALLAST).open("ab", buffering=0) as file:
         for size in (1 << 20, 1 << 12, 1):
             with contextlib.suppress(OSError):
@@ -48,5 +48,5 @@ def fill(directory: Path) -> None:
 
 
 def empty(directory: Path) -> None:
-    """Give the room back."""
+    """Free the space."""
     (directory / BALLAST).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""One run among faults: its components as processes behind a proxy, kept alive, and what can be done to them."""
+"""A run for fault injection: its components are processes behind a proxy, are restarted, and can be harmed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from e2e.faults import disk
 from e2e.faults.fork_server import Child, ForkServer
 from e2e.faults.proxy import Moment, Proxy, Trigger
 from rljob.api.models import RLJob
-from rljob.local import process_cleanup, watchdog
+from rljob.local import watchdog
 from rljob.protocol import health_probe
 from rljob.protocol import messages as m
 
@@ -36,14 +36,14 @@ class FaultEnvironment(Harness):
     Args:
         job: the resolved manifest.
         storage: the run directory.
-        fork_server: what starts the components.
+        fork_server: starts the components.
     """
 
     def __init__(self, job: RLJob, storage: Path, fork_server: ForkServer) -> None:
         super().__init__(job, storage)
         (storage / "logs").mkdir(exist_ok=True)
         (storage / "heartbeats").mkdir(exist_ok=True)
-        self.applied = 0  # batches that the trainer has said are applied
+        self.applied = 0  # batches that the trainer has reported as applied
         self._fork_server = fork_server
         self._children: dict[str, Child] = {}
         self.proxy = Proxy(self.coordinator_url, self.reward_urls, self._hear)
@@ -58,7 +58,7 @@ class FaultEnvironment(Harness):
                 await asyncio.wait_for(self._news.wait(), ASK_SECONDS)
             for task in self._tasks.values():
                 if task.done():
-                    task.result()  # what kept it from starting is said, not waited for
+                    task.result()  # raises the error that prevented the start
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -72,7 +72,7 @@ class FaultEnvironment(Harness):
         await self.proxy.__aexit__()
 
     def variables(self, component: str) -> dict[str, str]:
-        """Return the environment variables of a component, which reaches others through the proxy only."""
+        """Return the environment variables of a component; it connects to others through the proxy only."""
         return super().variables(component) | {
             "RLJOB_COORDINATOR": self.proxy.url,
             "RLJOB_REWARD_URLS": json.dumps(self.proxy.reward_urls),
@@ -82,34 +82,34 @@ class FaultEnvironment(Harness):
     # --- waiting ---
 
     async def struck(self, moment: Moment, strike: Callable[[], None]) -> None:
-        """Have ``strike`` called at ``moment``, and wait until it was."""
+        """Call ``strike`` at ``moment`` and wait for it."""
         trigger = self.proxy.trigger = Trigger(moment, strike)
         await trigger.struck.wait()
 
     def has_ended(self, component: str) -> bool:
-        """Return whether a component ended for good."""
+        """Return whether a component has ended and is not restarted."""
         return self._tasks[component].done()
 
     async def until_applied(self, batches: int) -> None:
-        """Wait until so many batches are applied, or the trainer has ended because the run is over."""
+        """Wait until this number of batches is applied, or the trainer has ended because the run is over."""
         while self.applied < batches and not self._tasks["trainer"].done():
             self._news.clear()
             await self._news.wait()
 
     async def succeeded(self) -> None:
-        """Wait until the coordinator says that the run is over."""
+        """Wait until the coordinator reports Succeeded."""
         while (await self._ask("get", "/v1/status")).get("state") != "Succeeded":
             await asyncio.sleep(ASK_SECONDS)
 
     async def describe(self) -> str:
-        """Return how the run is, for a person."""
+        """Return the state of the run for an assertion message."""
         ends = [f"{component}: {task.exception() or 'ended'}" for component, task in self._tasks.items() if task.done()]
         status = await self._ask("get", "/v1/status")
         shown = {name: status.get(name) for name in ("state", "message", "progress", "queues", "components")}
         return f"no longer kept alive: {ends}; status: {json.dumps(shown)}"
 
     async def _ask(self, method: str, path: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
-        """Return the status that the coordinator answers; empty when it does not."""
+        """Return the coordinator's status; empty if it does not answer."""
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2), headers=headers) as session:
             with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
                 async with session.request(method, self.coordinator_url + path) as response:
@@ -125,19 +125,19 @@ class FaultEnvironment(Harness):
     # --- components ---
 
     async def resume(self, job: RLJob) -> None:
-        """Go on with a job that may have more steps, as the same command would that started it."""
+        """Resume with a job that may have more steps, as the same `rljob run` command does."""
         self.job = job
         (self.storage / "job.json").write_text(job.model_dump_json(by_alias=True))
         before = self._children["coordinator"]
         self._end("coordinator")
-        # Its end is waited for, or the trainer would be told once more, and its keeper, that the run is over.
-        if await asyncio.shield(before.ended) == 0:  # else its keeper starts it again, as one that was killed
+        # Wait for its exit, or it would report the end of the run once more to the trainer and to _is_over.
+        if await asyncio.shield(before.ended) == 0:  # else _keep restarts it like a killed one
             await self.start("coordinator")
         if self._tasks["trainer"].done():
             await self.start("trainer")
 
     async def suspend(self) -> None:
-        """Ask the coordinator to stop until it has, as `rljob stop` does."""
+        """Request suspension until the run is suspended, as `rljob stop` does."""
         headers = {"Authorization": f"Bearer {TOKENS['operator']}"}
         while (await self._ask("post", "/v1/suspend", headers)).get("state") not in ("Suspended", "Succeeded"):
             await asyncio.sleep(ASK_SECONDS)
@@ -176,27 +176,27 @@ class FaultEnvironment(Harness):
             await asyncio.sleep(RESTART_SECONDS)
 
     async def _is_over(self) -> bool:
-        """Return whether the coordinator says that the run is over for good. A trainer's end does not say so: when a
-        suspended run is resumed it may still be on its way out, and the coordinator that told it to stop may have died.
-        `rljob run` starts it again, too, until the coordinator says how the run ended."""
+        """Return whether the coordinator reports a final state. The trainer's exit does not imply it: a trainer of a
+        suspended run may still be exiting when the run is resumed, and the coordinator that sent Stop may have died.
+        `rljob run` also restarts the trainer until the coordinator reports the end of the run."""
         return (await self._ask("get", "/v1/status")).get("state") in ("Succeeded", "Failed")
 
     async def _watch(self, component: str, child: Child) -> None:
-        """Kill a component that has not moved for too long, by the supervisor's own rule."""
+        """Kill a hanging component by the rule of the supervisor."""
         stillness = watchdog.HangDetector(HANG_SECONDS, time.monotonic())
         beats = self._heartbeat(component)
-        while not stillness.observe(time.monotonic(), beats.stat().st_mtime_ns, process_cleanup.is_stopped(child.pid)):
+        while not stillness.observe(time.monotonic(), beats.stat().st_mtime_ns, _is_stopped(child.pid)):
             await asyncio.sleep(HANG_SECONDS / 10)
         child.signal(signal.SIGKILL)
 
     # --- faults: each returns what ends it, if it does not end by itself ---
 
     def kill_9(self, component: str) -> None:
-        """End a component as by kill -9."""
+        """Kill a component with SIGKILL."""
         self._children[component].signal(signal.SIGKILL)
 
     def stop(self, component: str, seconds: float | None) -> None:
-        """Stop a component's process for ``seconds``, or for good."""
+        """Send SIGSTOP, and SIGCONT after ``seconds`` unless it is None."""
         child = self._children[component]
         child.signal(signal.SIGSTOP)
         if seconds is not None:
@@ -207,6 +207,13 @@ class FaultEnvironment(Harness):
         self.proxy.cut(component)
 
     def fill_disk(self, seconds: float) -> None:
-        """Leave no room in the run directory, for ``seconds``."""
+        """Fill the disk of the run directory for ``seconds``."""
         disk.fill(self.storage)
         asyncio.get_running_loop().call_later(seconds, disk.empty, self.storage)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped, as by SIGSTOP."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].startswith(b"T")
+    return False

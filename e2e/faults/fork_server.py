@@ -28,7 +28,7 @@ from rljob.runner import scoring
 
 PING_SECONDS = 0.4
 DETECTION_SECONDS = 2 * PING_SECONDS + 0.4
-"""Whoever is silent for so long has been noticed by everybody: two pings, the grace of a lost connection, and some."""
+"""After this time all components detect a silent peer: two pings, the grace of a connection, and a margin."""
 
 COMMANDS = {
     "coordinator": "rljob.coordinator.main",
@@ -47,7 +47,7 @@ IMPORTED_LATER = (
     "pydantic.v1",
     "encodings.idna",
 )
-"""What components import when they start."""
+"""Modules that components import at their start."""
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Child:
 
 
 class ForkServer:
-    """The forking process, seen from the test. Use :meth:`start` inside ``async with``."""
+    """The test's side of the forking process. Use :meth:`start` inside ``async with``."""
 
     async def __aenter__(self) -> ForkServer:
         self._process = await asyncio.create_subprocess_exec(
@@ -89,7 +89,7 @@ class ForkServer:
         await self._reading
 
     async def start(self, component: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Child:
-        """Start a component that appends what it says to ``log``."""
+        """Start a component that appends its output to ``log``."""
         assert self._process.stdin is not None
         self._asked.append(asyncio.get_running_loop().create_future())
         order = {
@@ -104,11 +104,11 @@ class ForkServer:
     async def _read(self) -> None:
         assert self._process.stdout is not None
         async for line in self._process.stdout:
-            said = json.loads(line)
-            if "code" in said:
-                self._children.pop(said["pid"]).ended.set_result(said["code"])
+            reply = json.loads(line)
+            if "code" in reply:
+                self._children.pop(reply["pid"]).ended.set_result(reply["code"])
             else:
-                child = Child(said["pid"], asyncio.get_running_loop().create_future())
+                child = Child(reply["pid"], asyncio.get_running_loop().create_future())
                 self._children[child.pid] = child
                 self._asked.pop(0).set_result(child)
 
@@ -157,7 +157,7 @@ def _fork(order: dict[str, Any], ours: Sequence[int]) -> int:
 
 
 def main() -> None:
-    """Fork on request until standard input ends; then kill what is left."""
+    """Fork on request until standard input is closed; then kill the remaining children."""
     _import_all()
     wake, woken = os.pipe()
     for descriptor in (wake, woken):

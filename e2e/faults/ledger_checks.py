@@ -1,4 +1,4 @@
-"""What must hold of every finished run, whatever happened to it on the way."""
+"""Checks that every finished run must pass, whatever faults it had."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rljob.runner.tokenizer import TextCodec
 
 
 def check(harness: Harness) -> None:
-    """Assert that a run succeeded, that its ledger accounts for everything, and what its final weights were made from.
+    """Assert that a run succeeded, its ledger passes the audit, and its final weights contain each batch once.
 
     Raises:
-        AssertionError: says what does not hold.
+        AssertionError: the message names the failed check.
     """
     status = json.loads((harness.storage / "status.json").read_bytes())
     assert (status["state"], status["reason"]) == ("Succeeded", ""), f"{status['state']}: {status['message']}"
@@ -27,7 +27,7 @@ def check(harness: Harness) -> None:
     for task in spec.tasks:
         firsts = harness.ledger(
             "SELECT row FROM samples s JOIN groups g ON g.id = s.group_id WHERE g.kind = 'train' AND s.member = 0"
-            f" AND g.task = '{task.name}' AND s.state != 'expired'"  # those are started afresh
+            f" AND g.task = '{task.name}' AND s.state != 'expired'"  # expired groups are started again
         )
         rows = sorted(row["row"] for row in firsts)
         assert rows == list(range(len(rows))), f"a prompt of {task.name} was lost or started twice"

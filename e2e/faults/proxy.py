@@ -1,8 +1,9 @@
 """A proxy between the components of a run that strikes exactly before or after a given message passes.
 
-Parts dial the coordinator, and the runner its rewards, through the proxy. Frames of the WebSockets are decoded with
-the protocol's decoders and relayed message by message, pings and pongs as they come; plain HTTP is forwarded, and
-counts as a message too: ``Pull`` is the trainer's pull of a shard, ``Score`` the runner's question to a reward.
+Components connect to the coordinator, and the runner to its rewards, through the proxy. Frames of the WebSockets are
+decoded with the protocol's decoders and relayed message by message, pings and pongs as they come; plain HTTP is
+forwarded, and counts as a message too: ``Pull`` is the trainer's pull of a shard, ``Score`` the runner's request to a
+reward.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Line:
     transports: list[asyncio.Transport]
 
     def cut(self) -> None:
-        """Break it without a farewell."""
+        """Abort the connection without a closing handshake."""
         for transport in self.transports:
             transport.abort()
 

@@ -1,8 +1,7 @@
 """Runs cases of the matrix, many in one run, several runs at once: python -m e2e.faults.run_cases DIRECTORY [NAME...].
 
-A case is well when the run goes on after it: everything works again when the next batch is applied. A run is well when
-it succeeds and its accounts are right (see verdict); else all its cases are not. Prints JSON: name of the case → what
-is wrong, empty when nothing.
+A case passes when the run applies another batch after it. A run passes when it succeeds and its ledger is correct (see
+ledger_checks); otherwise all its cases fail. Prints JSON: name of the case → problem, empty if it passed.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ CASES_PER_RUN = 24
 STEPS_PER_CASE = 4
 RUNS_AT_ONCE = 6
 PATIENCE_SECONDS = 120.0
-"""For one case, from arming it to the next batch applied."""
+"""For one case, from arming the fault to the next applied batch."""
 DISK_BYTES = 24 << 20
 ENDING = ("suspend", "shutdown")
 """Phases in which the trainer ends before the fault, or because of it."""
@@ -54,7 +53,7 @@ FLAVOURS: list[dict[str, Any]] = [
     },
     {"alpha": 2, "scheduling": {"redundancy": {"groups": 2, "members": 0}, "onDeadline": "wait"}},
 ]
-"""Kinds of jobs that the runs take in turn."""
+"""Kinds of jobs; the runs use them in turn."""
 
 
 def job_of(flavour: dict[str, Any], steps: int) -> RLJob:
@@ -66,12 +65,12 @@ def job_of(flavour: dict[str, Any], steps: int) -> RLJob:
 
 
 class CaseRunner:
-    """Some cases, and what came of them.
+    """Runs cases and collects their outcomes.
 
     Args:
         cases: in the order in which they are tried.
         directory: runs get directories in it.
-        fork_server: what starts components.
+        fork_server: starts the components.
     """
 
     def __init__(self, cases: Sequence[Case], directory: Path, fork_server: ForkServer) -> None:
@@ -91,14 +90,14 @@ class CaseRunner:
                 tasks.create_task(self._exhaust(lot))
 
     async def _exhaust(self, cases: list[Case]) -> None:
-        """Try all of ``cases``: a run that stands still is given up, and those left get another."""
+        """Try all of ``cases``: a run without progress is given up, and another run tries the rest."""
         while cases:
             async with self._slots:
                 tried = await self._one_run(cases)
             cases = cases[tried:]
 
     async def _one_run(self, cases: list[Case]) -> int:
-        """Try cases in one run until it ends or stands still; return how many were tried."""
+        """Try cases in one run until it ends or makes no progress; return the number of tried cases."""
         number, self._runs = self._runs, self._runs + 1
         storage = self._directory / f"run-{number}"
         storage.mkdir(parents=True)
@@ -138,10 +137,10 @@ class CaseRunner:
 
 
 async def _try(environment: FaultEnvironment, case: Case) -> str | None:
-    """Let one case happen and wait until the run makes progress again.
+    """Inject the fault of one case and wait for progress of the run.
 
     Returns:
-        What is wrong; None: the run has applied its last batch before the fault struck.
+        The problem, or an empty string; None: the run applied its last batch before the fault.
     """
     log.debug("%s", case.name)
     striking = asyncio.create_task(environment.struck(case.moment, lambda: case.strike(environment)))
@@ -179,7 +178,7 @@ async def _struck_before_the_end(environment: FaultEnvironment, striking: asynci
 
 
 async def _finish(environment: FaultEnvironment) -> None:
-    """Wait until the run ends, as long as it goes on."""
+    """Wait for the end of the run while it makes progress."""
     while not environment.has_ended("trainer"):
         async with asyncio.timeout(PATIENCE_SECONDS):
             await environment.until_applied(environment.applied + 1)
@@ -196,7 +195,7 @@ async def _suspend_until(environment: FaultEnvironment, struck: asyncio.Task[Non
 
 
 def _lots(cases: Sequence[Case]) -> list[list[Case]]:
-    """Return the cases in runs' worth, mixed so that a run sees many victims and moments; same every time."""
+    """Return the cases in lots for one run each, shuffled with a fixed seed: a run has many victims and moments."""
     lots = []
     for disk in (False, True):
         some = [case for case in cases if (case.fault == "full") == disk]

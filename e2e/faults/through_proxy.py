@@ -1,4 +1,4 @@
-"""`rljob` whose components meet in a proxy: python -m e2e.faults.through_proxy PROXY_URL run job.yaml ..."""
+"""`rljob` whose components connect through a proxy: python -m e2e.faults.through_proxy PROXY_URL run job.yaml ..."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROXY = sys.argv.pop(1)
 
 
 def planner(job: RLJob, here: LocalContext) -> list[Command]:
-    """Return the job's components, told the proxy's address instead of the others'."""
+    """Return the job's components with the proxy's address instead of the others'."""
     rewards = {reward.name: f"{PROXY}/rewards/{reward.name}" for reward in job.spec.rewards}
     told = {"RLJOB_COORDINATOR": PROXY, "RLJOB_REWARD_URLS": json.dumps(rewards)}
     return [

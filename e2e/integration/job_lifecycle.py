@@ -103,7 +103,7 @@ class JobClient:
         deadline = time.monotonic() + seconds
         while not (value := await what()):
             if time.monotonic() > deadline:
-                raise AssertionError(f"did not come to pass; the job: {json.dumps(await self.status(), indent=1)}")
+                raise AssertionError(f"not reached; the job: {json.dumps(await self.status(), indent=1)}")
             await asyncio.sleep(0.1)
         return value
 

@@ -176,7 +176,7 @@ def test_a_namespace_that_cannot_be_is_refused_before_anything_is_asked(rljob: C
     assert said == f"{name!r} is not a valid name of a namespace; write it like team-a"
 
 
-def test_the_one_that_goes_on_is_meant_when_none_is_named(rljob: Command, cluster: ControlPlane, job: Job) -> None:
+def test_the_one_that_continues_is_meant_when_none_is_named(rljob: Command, cluster: ControlPlane, job: Job) -> None:
     other = Job(cluster, job.namespace, "other")
     said = one_sentence(rljob("stop", "-n", job.namespace), 2)
     assert said.startswith("several RLJobs are active") and "(other, quickstart); name one of them" in said
@@ -209,7 +209,7 @@ def test_who_may_not_forward_ports_sees_what_the_rljob_says(rljob: Command, clus
     assert "pods/portforward" in said
 
 
-# --- what the RLJob says when its coordinator cannot be asked ---------------------------------------------------------
+# --- what the RLJob reports when its coordinator cannot be asked ----------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_who_may_not_forward_ports_sees_what_the_rljob_says(rljob: Command, clus
         ([], "no operator has reconciled quickstart yet; check that the chart rljob is installed and its pod runs"),
         (
             [condition("Ready", False, "PodsPending", "1 of 1 coordinator pod pending: insufficient memory")],
-            "the coordinator of quickstart does not answer; the RLJob says PodsPending: 1 of 1 coordinator "
+            "the coordinator of quickstart does not answer; the RLJob reports PodsPending: 1 of 1 coordinator "
             "pod pending: insufficient memory",
         ),
         (
@@ -292,7 +292,7 @@ def test_a_coordinator_that_cannot_be_reached_is_said_to_be_so(rljob: Command, j
     job.tell(READY)
     said = one_sentence(rljob("samples", "-n", job.namespace), 1)
     assert said.startswith(
-        "the coordinator of quickstart does not answer; the RLJob says Running: all roles are ready ("
+        "the coordinator of quickstart does not answer; the RLJob reports Running: all roles are ready ("
     )
 
 
@@ -321,7 +321,7 @@ def test_top_says_why_figures_are_missing(rljob: Command, job: Job) -> None:
     assert "there is no metrics-server in the cluster" in " ".join(out.split())
 
 
-def test_followed_logs_wait_for_the_pods_of_a_job_that_goes_on(rljob: Command, job: Job) -> None:
+def test_followed_logs_wait_for_the_pods_of_a_job_that_continues(rljob: Command, job: Job) -> None:
     timer = threading.Timer(2.0, job.tell, [condition("Complete", True, "Succeeded")])
     timer.start()
     code, out, err = rljob("logs", "-n", job.namespace, "quickstart", "-f")
@@ -397,7 +397,7 @@ def test_apply_takes_the_namespace_from_the_manifest_unless_another_is_given(
     assert said == "there is no namespace nowhere of context test; create the namespace, or give another with -n"
 
 
-def test_a_field_that_somebody_else_has_set_is_taken_over_only_when_told(
+def test_a_field_that_another_user_has_set_is_taken_over_only_when_told(
     rljob: Command, cluster: ControlPlane, namespace: str
 ) -> None:
     cluster.kubectl("apply", "-n", namespace, "-f", str(QUICKSTART))
@@ -431,7 +431,7 @@ def suspends(job: Job, seen: list[Object]) -> threading.Thread:
 
 
 @pytest.mark.parametrize("now", [False, True])
-def test_stop_suspends_and_resume_has_it_go_on(rljob: Command, job: Job, now: bool) -> None:
+def test_stop_suspends_and_resume_continues_the_run(rljob: Command, job: Job, now: bool) -> None:
     job.tell(READY)
     job.cluster.api.apply(f"{job.path}/status", identity(job, {"run": RUN}), "rljob-coordinator")
     seen: list[Object] = []
@@ -465,7 +465,7 @@ def test_apply_may_set_what_stop_has_set(rljob: Command, cluster: ControlPlane, 
     path = f"/apis/{API}/namespaces/{namespace}/rljobs/quickstart"
     cluster.api.patch(path, {"spec": {"suspend": True}}, fieldManager="rljob")
     rljob("apply", QUICKSTART, "-n", namespace)
-    assert cluster.api.get(path)["spec"]["suspend"] is True, "the manifest does not say that it is to go on"
+    assert cluster.api.get(path)["spec"]["suspend"] is True, "the manifest does not say that it continues"
     assert rljob("apply", QUICKSTART, "-n", namespace, "--set", "spec.suspend=false")[0] == 0
     assert cluster.api.get(path)["spec"]["suspend"] is False
 

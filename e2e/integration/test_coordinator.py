@@ -124,7 +124,7 @@ def step(harness: Harness) -> int:
         return int(json.load(answer)["progress"]["step"])
 
 
-async def goes_on(harness: Harness, steps: int = 1) -> int:
+async def continues(harness: Harness, steps: int = 1) -> int:
     """Return when the coordinator is so many steps further; return how far that is."""
     wanted = await asyncio.to_thread(step, harness) + steps
     while await asyncio.to_thread(step, harness) < wanted:
@@ -171,7 +171,7 @@ async def test_a_run_is_told_in_the_rljobs_status_and_its_columns(
 
 
 @pytest.mark.timeout(300)
-async def test_a_job_that_is_suspended_writes_a_checkpoint_and_goes_on_where_it_was(
+async def test_a_job_that_is_suspended_writes_a_checkpoint_and_continues_where_it_was(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     job = make_job(checkpoints={"everySteps": 100})
@@ -184,7 +184,7 @@ async def test_a_job_that_is_suspended_writes_a_checkpoint_and_goes_on_where_it_
         assert run["lastCheckpoint"]["step"] == run["progress"]["step"] >= 2
         await harness.ended("trainer")
         resumed = rljob.set_spec(suspend=False)
-        await harness.ended("coordinator")  # it was too late to take that back: its container starts anew
+        await harness.ended("coordinator")  # it was too late to take that back: its container starts again
         run = rljob.get()["status"]["run"]
         assert (run["state"], run["observedGeneration"]) == ("Suspended", generation)
         await harness.start("coordinator")
@@ -220,13 +220,13 @@ async def test_engines_that_the_operator_drains_end_what_they_have_and_get_nothi
         rljob.apply_status(draining=[PODS[1]])
         run = await rljob.until(lambda run: engines(run).get(PODS[1]))
         assert engines(run) == {PODS[0]: False, PODS[1]: True}
-        await goes_on(harness)  # one engine is enough
+        await continues(harness)  # one engine is enough
         rljob.apply_status(draining=[])
         await rljob.until(lambda run: not any(engines(run).values()))
 
 
 @pytest.mark.timeout(300)
-async def test_the_run_goes_on_while_the_api_server_is_away_and_says_so_when_it_is_back(
+async def test_the_run_continues_while_the_api_server_is_away_and_says_so_when_it_is_back(
     cluster: ControlPlane, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = make_job(training={"steps": 500, "promptsPerStep": 4, "samplesPerPrompt": 4, "maxStaleness": 1})
@@ -235,7 +235,7 @@ async def test_the_run_goes_on_while_the_api_server_is_away_and_says_so_when_it_
         await rljob.until(lambda run: run["progress"]["step"] > 0)
         cluster.stop("apiserver")
         await harness.until("coordinator", "the run continues")
-        reached = await goes_on(harness, 5)
+        reached = await continues(harness, 5)
         cluster.start("apiserver")  # in this thread, see Process
         await rljob.until(lambda run: run["progress"]["step"] >= reached)
         generation = rljob.set_spec(suspend=True)
@@ -343,7 +343,7 @@ async def test_nothing_is_told_to_another_job_of_the_same_name(
 
 
 @pytest.mark.timeout(300)
-async def test_an_end_that_somebody_wiped_from_the_status_is_told_again(
+async def test_an_end_that_a_user_wiped_from_the_status_is_told_again(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     async with running(cluster, namespace, tmp_path, make_job()) as (rljob, harness):

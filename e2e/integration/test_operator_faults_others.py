@@ -100,7 +100,7 @@ class Refusing(OperatorClient):
         return await super().send(verb, method, resource, path, *rest)
 
 
-async def test_where_pods_may_not_be_marked_the_rest_goes_on(job_client: JobClient):
+async def test_where_pods_may_not_be_marked_the_rest_continues(job_client: JobClient):
     async with operator(job_client, client=Refusing):
         await job_client.run_up()
         for count in (4, 3):
@@ -153,7 +153,7 @@ async def test_a_secret_that_cannot_be_made_is_reported_and_nothing_starts_witho
         await job_client.ready_pods()
 
 
-async def test_when_the_secret_was_deleted_all_pods_are_made_anew_with_the_new_tokens(job_client: JobClient):
+async def test_when_the_secret_was_deleted_all_pods_are_made_again_with_the_new_tokens(job_client: JobClient):
     async with operator(job_client) as running:
         await job_client.run_up()
         await running.idle()

@@ -85,7 +85,7 @@ async def test_an_operator_killed_at_any_write_is_followed_by_one_that_comes_to_
     while not alive:
         died = await asyncio.gather(*(killed_at(deaths + 1 + i) for i in range(together)))
         deaths, alive = deaths + sum(died), died.count(False)
-    # How many statuses are written on the way depends on how things come to pass; what must be made does not.
+    # How many statuses are written on the way depends on the order of events; what must be made does not.
     made = sum("/" in name for name in expected) + expected["secrets"]
     assert deaths > made, f"each of the {made} objects is made in a write of its own, and the job's status is written"
 
@@ -125,7 +125,7 @@ async def test_an_operator_that_loses_its_lease_ends_and_writes_nothing_more(ns:
     with OperatorProcess(ns.cluster.kubeconfig, [ns.name], tmp_path) as process:
         await process.wait_leader()
         lease = f"/apis/coordination.k8s.io/v1/namespaces/{ns.name}/leases/rljob-operator"
-        stolen = {"spec": {"holderIdentity": "somebody-else"}}
+        stolen = {"spec": {"holderIdentity": "another-operator"}}
         await asyncio.to_thread(ns.cluster.api.patch, lease, stolen)
         assert await asyncio.to_thread(process.process.wait, 60) == 1
         assert "lease" in process.log.read_text()
@@ -334,7 +334,7 @@ async def test_a_job_that_is_deleted_while_the_operator_is_down_leaves_only_its_
     await ns.until(gone)
 
 
-async def test_a_job_made_anew_under_the_name_of_one_that_is_going_comes_up(ns: NamespaceClient):
+async def test_a_job_made_again_under_the_name_of_one_that_is_going_comes_up(ns: NamespaceClient):
     async with ns.operator() as operator:
         await ns.create(job(ns.name))
         await ns.wait_until_ready()

@@ -180,7 +180,7 @@ async def test_exit_code_2_ends_the_run(job_client: JobClient):
         assert (await job_client.status())["completionTime"]
 
 
-async def test_suspending_frees_every_pod_and_resuming_goes_on(job_client: JobClient):
+async def test_suspending_frees_every_pod_and_resuming_continues(job_client: JobClient):
     async with operator(job_client):
         await job_client.run_up()
         claim = (await job_client.children("PersistentVolumeClaim"))["sums-storage"]["metadata"]["uid"]

@@ -133,7 +133,7 @@ def done(node: Node, namespace: str, installed: Installation, run: Path) -> Job:
 def waiting(
     node: Node, namespace: str, installed: Installation, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Job]:
-    """A job that goes on and waits for its trainer; its claim holds nothing but the model."""
+    """A job that continues and waits for its trainer; its claim holds nothing but the model."""
     storage = tmp_path_factory.mktemp("fresh")
     write_model(storage / "model")
     _fill_claim(node, namespace, installed.images["coordinator"], WAITING, storage)
@@ -209,7 +209,7 @@ def _text(stream: io.TextIOWrapper) -> str:
 
 
 def viewer(node: Node, namespace: str) -> Path:
-    """Return the kubeconfig of somebody who may look at the namespace and no more."""
+    """Return the kubeconfig of a user who may look at the namespace and no more."""
     subject = {"kind": "ServiceAccount", "name": "viewer", "namespace": namespace}
     config = node.service_account_kubeconfig(namespace, "viewer")
     binding = {
@@ -297,7 +297,7 @@ def test_who_may_only_look_sees_what_the_rljob_says_and_the_logs(
     assert (code, out, err) == (0, "idle\n", "")
 
 
-# --- a job that goes on -----------------------------------------------------------------------------------------------
+# --- a running job ----------------------------------------------------------------------------------------------------
 
 
 def test_status_says_what_the_coordinator_says_now(cli: Cli, waiting: Job) -> None:
@@ -329,7 +329,7 @@ def test_top_shows_what_each_pod_takes(cli: Cli, waiting: Job) -> None:
     assert components["coordinator-0"]["memory"] > 20e6 and components["coordinator-0"]["state"] == "running"
 
 
-def test_stop_suspends_followed_logs_end_and_resume_has_it_go_on(cli: Cli, waiting: Job) -> None:
+def test_stop_suspends_followed_logs_end_and_resume_continues_the_run(cli: Cli, waiting: Job) -> None:
     waiting.told()
     command = (sys.executable, "-m", "rljob.cli.main", "logs", WAITING, "coordinator", "-f")
     with cli.process(*command) as following:

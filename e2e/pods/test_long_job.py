@@ -55,7 +55,7 @@ def operators(node: Cluster, installed: Any) -> Iterator[Operators]:
     found.scale(found.usual)
 
 
-def goes_on(job: Job, steps: int = 70) -> None:
+def continues(job: Job, steps: int = 70) -> None:
     """Give the job more to do where it has less than ``steps`` left and might end before the test, on a fast machine.
 
     Another number of steps makes another coordinator, which takes the run up from its ledger.
@@ -86,7 +86,7 @@ def test_kubectl_apply_trains_in_pods(job: Job) -> None:
 
 
 def test_a_deleted_rollout_pod_is_replaced_and_no_prompt_is_lost(job: Job) -> None:
-    goes_on(job)
+    continues(job)
     before, engine, begun = job.lives(ENGINE), job.pod(ENGINE), job.step()
     job.delete_pods(engine)
     uid = engine["metadata"]["uid"]
@@ -100,7 +100,7 @@ def test_a_deleted_rollout_pod_is_replaced_and_no_prompt_is_lost(job: Job) -> No
 def test_a_killed_trainer_pod_restarts_its_group_from_the_last_checkpoint_and_is_served_the_same_batches(
     job: Job,
 ) -> None:
-    goes_on(job)
+    continues(job)
     before, incarnation = job.lives("trainer"), newest(job, "incarnations")["incarnation"]
     trainer = job.pod("trainer")
     job.until(lambda: job.step() % EVERY in (4, 5), 60, "a few batches after a checkpoint, and before the next")
@@ -125,7 +125,7 @@ def test_a_killed_trainer_pod_restarts_its_group_from_the_last_checkpoint_and_is
 
 
 def test_a_killed_coordinator_resumes_while_engines_keep_their_weights(job: Job) -> None:
-    goes_on(job)
+    continues(job)
     before, coordinator = job.lives("coordinator"), job.pod("coordinator")
     engine = job.ledger("SELECT engine FROM served ORDER BY time DESC LIMIT 1")[0]["engine"]
     starts = int(job.ledger("SELECT value FROM meta WHERE key = 'coordinator_starts'")[0]["value"])
@@ -144,7 +144,7 @@ def test_a_killed_coordinator_resumes_while_engines_keep_their_weights(job: Job)
 
 
 def test_a_killed_operator_changes_nothing_and_catches_up(job: Job, operators: Operators) -> None:
-    goes_on(job)
+    continues(job)
     before, pods = job.lives(), operators.pods()
     operators.scale(0, wait=False)  # or their containers would be started again at once
     for pod in pods:
@@ -156,7 +156,7 @@ def test_a_killed_operator_changes_nothing_and_catches_up(job: Job, operators: O
     job.scale(ENGINE, 2)
     job.reaches(job.step() + 3, 60)
     assert job.lives() == before
-    assert job.get("PodDisruptionBudget", f"{job.name}-{ENGINE}") is None, "somebody made it again"
+    assert job.get("PodDisruptionBudget", f"{job.name}-{ENGINE}") is None, "it was recreated"
     operators.scale(operators.usual)
     job.until(lambda: job.get("PodDisruptionBudget", f"{job.name}-{ENGINE}"), 60, "the object to be made again")
     job.until(lambda: len(job.pods(ENGINE)) == 2, 30, "the second engine to be begun")
@@ -166,7 +166,7 @@ def test_a_killed_operator_changes_nothing_and_catches_up(job: Job, operators: O
 def test_rollouts_scale_from_one_to_three_while_training_and_a_new_one_serves_within_one_weight_update(
     job: Job,
 ) -> None:
-    goes_on(job, 110)
+    continues(job, 110)
     old = {row["engine"] for row in job.ledger("SELECT DISTINCT engine FROM served")}  # the second may be among them
     job.scale(ENGINE, 3)
     began = job.step()
@@ -190,7 +190,7 @@ def test_rollouts_scale_from_one_to_three_while_training_and_a_new_one_serves_wi
 
 
 def test_rollouts_scale_back_to_one_and_no_prompt_is_lost(job: Job) -> None:
-    goes_on(job)
+    continues(job)
     least = {name for name in job.lives() if f"-{ENGINE}-elastic" not in name}
     job.scale(ENGINE, 1)
     job.has_pods(ENGINE, 1, REPLACED_SECONDS)
@@ -201,7 +201,7 @@ def test_rollouts_scale_back_to_one_and_no_prompt_is_lost(job: Job) -> None:
 
 
 def test_suspend_frees_every_pod_and_resume_continues_from_the_checkpoint(job: Job) -> None:
-    goes_on(job)
+    continues(job)
     job.change(suspend=True)
     job.has_reason("Suspended", "Suspended", REPLACED_SECONDS)
     job.until(lambda: not job.pods(), 60, "all pods to be gone")

@@ -118,7 +118,7 @@ def test_a_finished_job_is_removed_after_its_ttl_and_its_claim_stays(node: Clust
     job.until_gone(60, "PersistentVolumeClaim/quickstart-storage")
 
 
-def test_a_node_drain_ends_and_the_job_goes_on_when_there_is_a_node_again(node: Cluster, namespace: str) -> None:
+def test_a_node_drain_ends_and_the_job_continues_when_there_is_a_node_again(node: Cluster, namespace: str) -> None:
     job = job_in(node, namespace, **idle())
     all_up(job)
     before, (name,) = job.lives(), node.nodes
@@ -129,7 +129,7 @@ def test_a_node_drain_ends_and_the_job_goes_on_when_there_is_a_node_again(node: 
             "--timeout=90s",
         )  # fmt: skip
         assert time.monotonic() - began < 60
-        assert all(pod["status"]["phase"] == "Pending" for pod in job.pods()), "somebody stayed"
+        assert all(pod["status"]["phase"] == "Pending" for pod in job.pods()), "a pod stayed"
         assert "nodes are cordoned" in job.has_reason("Ready", "PodsPending", SOON)
     finally:
         node.kubectl("uncordon", name)

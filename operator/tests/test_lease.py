@@ -43,7 +43,7 @@ def test_anothers_lease_is_taken_when_it_has_not_changed_for_its_duration(lease,
     assert lease.may_take(seen("1").spec)
 
 
-def test_a_renewal_begins_the_time_anew_whatever_the_times_in_it_say(lease, clock):
+def test_a_renewal_begins_the_time_again_whatever_the_times_in_it_say(lease, clock):
     lease.observe(seen("1"))
     clock.now += 14.0
     lease.observe(seen("2", renewed="1999-01-01T00:00:00Z"))

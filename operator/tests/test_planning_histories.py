@@ -149,13 +149,13 @@ class Histories(RuleBasedStateMachine):
             self.world.exit(pods[which % len(pods)].metadata.name, code, fatal=False)
 
     @rule(which=st.integers(0, 40))
-    def somebody_deletes_a_child(self, which):
+    def a_user_deletes_a_child(self, which):
         refs = sorted(ref for ref in self.world.children if ref[0] != "PersistentVolumeClaim")
         if refs:
             self.world.remove(refs[which % len(refs)])
 
     @rule(kind=st.sampled_from(["Job", "RLJobScale"]))
-    def somebody_takes_a_label_away(self, kind):
+    def a_user_takes_a_label_away(self, kind):
         """The object is there, and its pods are; it is not to be seen."""
         self.world.make_pods()
         for name in self.world.names(kind):
@@ -166,7 +166,7 @@ class Histories(RuleBasedStateMachine):
         self.settles()
 
     @rule(which=st.integers(0, 40))
-    def somebody_deletes_a_child_that_stays_a_while(self, which):
+    def a_user_deletes_a_child_that_stays_a_while(self, which):
         refs = sorted(ref for ref in self.world.children if ref[0] != "PersistentVolumeClaim")
         if refs:
             put(self.world.children[refs[which % len(refs)]].metadata, deletion_timestamp=instant(self.world.now))

@@ -1,4 +1,4 @@
-"""Why pods are not ready, in words that somebody can act on."""
+"""Why pods are not ready, in words that a user can act on."""
 
 import pytest
 

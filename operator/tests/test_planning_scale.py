@@ -253,26 +253,26 @@ def test_a_job_stays_ready_while_more_engines_start():
     world.scale(POOL, 4)
     elastic = world.children["Deployment", "sums-rollout-main-elastic"]
 
-    def goes_on():
+    def continues():
         world.settle()
         return world.condition("Ready")[:2] == ("True", "Running") and world.events == []
 
-    assert goes_on()
+    assert continues()
     assert elastic.body["status"]["observedGeneration"] < elastic.metadata.generation
     world._settle_workload(elastic)
     elastic.body["status"].update(replicas=0, updatedReplicas=0)
-    assert goes_on()
+    assert continues()
     elastic.body["status"].update(replicas=2, updatedReplicas=0)  # as a controller may write it in between
     world.make_pods()
-    assert goes_on()
+    assert continues()
     world.unschedulable("0/4 nodes are available: 4 Insufficient nvidia.com/gpu.", "elastic")
-    assert goes_on()
+    assert continues()
     world.waiting("ErrImagePull", "not found", "elastic")
-    assert goes_on()
+    assert continues()
     world.waiting("CrashLoopBackOff", "", "elastic")
-    assert goes_on()
+    assert continues()
     world.ready()
-    assert goes_on()
+    assert continues()
     assert world.role(POOL).ready == 4
 
 
@@ -287,7 +287,7 @@ def test_a_reward_is_scaled_without_draining():
     assert replicas(world, "sums-reward-exact") == 1
 
 
-def test_a_clock_that_goes_back_begins_the_wait_for_engines_anew(world):
+def test_a_clock_that_goes_back_begins_the_wait_for_engines_again(world):
     engines(world)
     world.scale(POOL, 2)
     world.settle()

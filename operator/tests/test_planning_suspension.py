@@ -55,7 +55,7 @@ def test_a_coordinator_that_never_answers_is_not_waited_for_beyond_the_grace(wor
     assert world.condition("Suspended")[0] == "True"
 
 
-def test_a_clock_that_goes_back_begins_the_grace_anew(world):
+def test_a_clock_that_goes_back_begins_the_grace_again(world):
     world.change(suspend=True)
     world.settle()
     world.now -= 7200
@@ -65,7 +65,7 @@ def test_a_clock_that_goes_back_begins_the_grace_anew(world):
     assert world.condition("Suspended")[0] == "True"
 
 
-def test_a_resumed_run_goes_on_as_the_next_attempt_and_its_time_begins_anew(world):
+def test_a_resumed_run_continues_as_the_next_attempt_and_its_time_begins_again(world):
     begun = world.status.start_time
     world.change(suspend=True)
     world.settle()
@@ -152,7 +152,7 @@ def test_a_suspended_job_does_not_run_out_of_time(world):
     assert world.why == "Suspended"
 
 
-def test_a_job_is_resumed_once_even_if_somebody_else_keeps_its_suspension_in_the_status(world):
+def test_a_job_is_resumed_once_even_if_another_user_keeps_its_suspension_in_the_status(world):
     world.change(suspend=True)
     world.settle()
     world.tell(state="Suspended")
@@ -169,7 +169,7 @@ def test_a_job_is_resumed_once_even_if_somebody_else_keeps_its_suspension_in_the
     assert world.status.suspended_at != since
 
 
-def test_a_suspension_that_somebody_writes_into_the_status_is_taken_out_and_restarts_nothing(world):
+def test_a_suspension_that_a_user_writes_into_the_status_is_taken_out_and_restarts_nothing(world):
     world.status.suspended_at = "2026-01-01T00:00:00Z"
     world.plan()
     assert world.status.suspended_at is None

@@ -154,7 +154,7 @@ def test_exit_code_2_ends_the_run_with_what_it_left_behind(world):
     assert message.endswith("exit code 2: rljob: spec.training: batch does not fit")
 
 
-def test_a_job_that_somebody_deleted_is_followed_by_the_next_attempt(world):
+def test_a_job_that_a_user_deleted_is_followed_by_the_next_attempt(world):
     world.remove(("Job", "sums-trainer-1"))
     world.settle()
     assert world.status.trainer.number == 2
@@ -349,7 +349,7 @@ def test_exit_code_20_is_not_exit_code_2(world):
 
 
 def lose_label(world, ref):
-    """Have somebody take the label rljob.dev/job off an object: it is there, and not to be seen."""
+    """Remove the label rljob.dev/job from an object: it exists, but the operator does not see it."""
     return world.children.pop(ref).metadata.uid
 
 
@@ -374,7 +374,7 @@ def test_a_job_that_lost_its_label_does_not_outlive_the_run(world, how):
     assert (("Job", "sums-trainer-1"), uid) in world.plan().deletions
 
 
-def test_a_job_of_somebody_else_is_not_deleted_for_a_pod_with_our_labels(world):
+def test_a_job_of_another_user_is_not_deleted_for_a_pod_with_our_labels(world):
     pod = world.find("trainer-")[0]
     owner = replace(pod.metadata.owner_references[0], name="theirs", uid="theirs")
     labels = {**pod.metadata.labels, "rljob.dev/attempt": "0"}
@@ -448,7 +448,7 @@ def test_a_containers_own_beginning_is_what_its_life_counts_from(world):
     assert world.status.trainer.charged == charged + 1
 
 
-def test_a_pod_that_somebody_made_by_hand_is_none_of_the_jobs(world):
+def test_a_pod_that_a_user_made_by_hand_is_none_of_the_jobs(world):
     pod = copy.deepcopy(world.find("runner")[0])
     world.pods["debug"] = replace(pod, metadata=replace(pod.metadata, name="debug", owner_references=[]))
     world.exit("debug", 2)

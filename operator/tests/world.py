@@ -45,7 +45,7 @@ def put(struct: Any, **fields: Any) -> None:
 
 
 class World:
-    """One RLJob and what there is of it. ``plan`` decides and does; ``settle`` goes on until nothing changes."""
+    """One RLJob and its objects. ``plan`` plans and executes once; ``settle`` repeats it until nothing changes."""
 
     def __init__(self, **spec: Any) -> None:
         self.spec = {**copy.deepcopy(SPEC), **spec}

@@ -1,9 +1,9 @@
-"""The programs of a cluster, by hand.
+"""Builds the programs of a cluster and starts clusters from the command line.
 
-python -m tools.cluster build [NAME...]   builds what is not built yet (all, or those named) and prints where it lies
-python -m tools.cluster up [--nodes N]    starts a control plane, says how to use it, and keeps it until Ctrl-C
-python -m tools.cluster start [--tag T]   starts the real cluster, with rljob installed where its images are built
-python -m tools.cluster stop              ends it and removes everything
+python -m tools.cluster build [NAME...]   builds missing programs (all, or those named) and prints their directories
+python -m tools.cluster up [--nodes N]    starts a control plane, prints how to use it, and keeps it until Ctrl-C
+python -m tools.cluster start [--tag T]   starts the real cluster; installs rljob if its images are built
+python -m tools.cluster stop              stops it and removes all its files
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _EXPECTED = (build.BuildError, NoToolchainError, NoClusterError, CommandError, I
 
 
 def main() -> int:
-    """Do what the command line says."""
+    """Run the command."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     parser = argparse.ArgumentParser(prog="python -m tools.cluster", description="Real Kubernetes programs for tests.")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -77,7 +77,7 @@ def _up(nodes: int) -> int:
                 f"Kubernetes is up after {time.monotonic() - start:.1f} s, with {nodes} nodes; in another terminal:\n\n"
                 f"  export KUBECONFIG={plane.kubeconfig} PATH={plane.bin}:$PATH\n"
                 "  kubectl get nodes\n\n"
-                f"Logs are in {plane.directory}. Ctrl-C ends it and removes everything.\n"
+                f"Logs are in {plane.directory}. Ctrl-C stops it and removes all its files.\n"
             )
             sys.stdout.flush()
             while True:
@@ -100,13 +100,13 @@ def _start(tag: str, context: str | None) -> int:
         f"The cluster {up}. {said}. In a shell:\n\n"
         f"  export KUBECONFIG={node.kubeconfig} PATH={node.bin}:$PATH:{Path(sys.executable).parent}\n"
         "  kubectl apply -f examples/quickstart.yaml\n\n"
-        "make cluster-down ends it and removes everything but the images.\n"
+        "make cluster-down stops it and removes all its files but the images.\n"
     )
     return 0
 
 
 def _install(cluster: Cluster, tag: str) -> str:
-    """Install rljob and say what became of it."""
+    """Install rljob and print the result."""
     try:
         install.from_layout(cluster, tag)
     except install.NoImagesError as error:

@@ -1,4 +1,4 @@
-"""What is done with a cluster of tests, whichever it is: kubectl, manifests, namespaces, rights of others."""
+"""Operations on any test cluster: kubectl, manifests, namespaces, service accounts."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from tools.cluster.client import Api, ApiError, Object
 
 
 class Access:
-    """Access to a cluster with every right."""
+    """Administrator access to a cluster."""
 
     context = "test"
-    """The one context in kubeconfigs."""
+    """The only context in kubeconfigs."""
     bin: Path
     """The directory with kubectl."""
     directory: Path
-    """Where files about the cluster lie."""
+    """Directory of the cluster's files."""
     kubeconfig: Path
     """The administrator's kubeconfig."""
     url: str
-    """Where the API server listens."""
+    """Address of the API server."""
     authority: Path
     """The certificate authority of the API server."""
     api: Api
-    """A client with every right."""
+    """Administrator client."""
 
     def kubectl(self, *arguments: str, stdin: str | None = None, kubeconfig: Path | None = None) -> str:
-        """Run kubectl, as administrator unless ``kubeconfig`` says else, and return what it writes.
+        """Run kubectl, by default as administrator, and return its output.
 
         Raises:
-            RuntimeError: it failed; says what it wrote.
+            RuntimeError: it failed; the message has its output.
         """
         done = subprocess.run(
             [str(self.bin / "kubectl"), *arguments],
@@ -51,7 +51,7 @@ class Access:
         return done.stdout
 
     def install(self, manifests: Sequence[Path]) -> None:
-        """Apply the objects of YAML files; CustomResourceDefinitions are waited for until they are served."""
+        """Apply the objects of YAML files; wait until CustomResourceDefinitions are served."""
         objects = [found for path in manifests for found in yaml.safe_load_all(path.read_text()) if found]
         for found in objects:
             self.api.apply_object(found, "cluster")
@@ -72,7 +72,7 @@ class Access:
         return False
 
     def service_account_token(self, namespace: str, name: str) -> str:
-        """Return a token of a service account, which is made unless it is there."""
+        """Return a token of a service account; create the account if necessary."""
         accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
         self._create(accounts, {"metadata": {"name": name}})
         request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
@@ -80,7 +80,7 @@ class Access:
         return token
 
     def service_account_kubeconfig(self, namespace: str, name: str) -> Path:
-        """Return a kubeconfig of a service account, which is made unless it is there."""
+        """Return a kubeconfig of a service account; create the account if necessary."""
         return self._kubeconfig(f"{namespace}-{name}", self.service_account_token(namespace, name), namespace)
 
     def allowed(self, account: str, where: str, verb: str, resource: str, group: str, name: str = "") -> bool:
@@ -104,7 +104,7 @@ class Access:
         self.api.wait_for(lambda: self.allowed(account, where, verb, resource, group, name), what=what)
 
     def namespace(self, prefix: str = "test", labels: Mapping[str, str] | None = None) -> str:
-        """Make a namespace of its own for a test and return its name; pods can be created in it at once."""
+        """Create a namespace for a test and return its name; it is ready for pods."""
         name = f"{prefix}-{secrets.token_hex(4)}"
         self.api.post("/api/v1/namespaces", {"metadata": {"name": name, "labels": dict(labels or {})}})
         self._create(f"/api/v1/namespaces/{name}/serviceaccounts", {"metadata": {"name": "default"}})

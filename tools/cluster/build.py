@@ -1,7 +1,7 @@
 """Builds the programs of a cluster from Go modules, once: control plane, kwok, helm, CoreDNS, the pause of pods.
 
-No registry and no release page is needed, only Go's module proxy. A program lies in the cache under the hash of what it
-is built from, so that nothing is built twice and a change of a version is a change of one go.mod.
+Only Go's module proxy is needed, no registry and no release page. A program is cached under the hash of its inputs, so
+it is built once, and a version is changed in one go.mod.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Program:
 
     name: str
     package: str
-    """What is built: a path within the module, or an import path."""
+    """Package to build: a path within the module, or an import path."""
     stamps: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Go variable → (module, text), where {version}, {major}, {minor} in the text are of the module in go.mod."""
     names: Sequence[str] = ()
-    """What the program can be called as, where it is several."""
+    """Names of the program, if it has several."""
 
     @property
     def directory(self) -> Path:
@@ -64,7 +64,7 @@ class Program:
         return text.format(**dict(zip(("version", "major", "minor"), found.groups(), strict=True)))
 
     def key(self, go_version: str) -> str:
-        """Return the hash of everything that the program is made from."""
+        """Return the hash of all inputs of the program."""
         digest = hashlib.sha256()
         sources = sorted(self.directory.glob("*.go"))
         for path in [self.directory / "go.mod", self.directory / "go.sum", *sources]:
@@ -97,22 +97,22 @@ PROGRAMS = {
 
 
 def cache_directory() -> Path:
-    """Return where programs are kept: rljob/cluster of the user's cache."""
+    """Return the directory of built programs: rljob/cluster in the user's cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rljob" / "cluster"
 
 
 def ensure(name: str, say: Callable[[str], object] = _log.info) -> Path:
-    """Return the directory with the program ``name`` under each of its names, building it unless it is there.
+    """Return the directory with the program ``name`` under each of its names; build it if it is missing.
 
-    ``say`` hears of what takes long.
+    ``say`` is called with a message before a long step.
 
     Raises:
         BuildError: it cannot be built.
-        NoToolchainError: there is no Go to build it with.
+        NoToolchainError: Go is not available.
     """
     program, cache = PROGRAMS[name], cache_directory()
     cache.mkdir(parents=True, exist_ok=True)
-    with _lock(cache / f"{name}.lock"):  # a second builder waits, and finds it done
+    with _lock(cache / f"{name}.lock"):  # a second builder waits and then finds the result
         go, version = toolchain.find(program.directory, cache)
         home = cache / f"{name}-{program.key(version)}"
         if not home.exists():
@@ -145,7 +145,7 @@ def _build(program: Program, go: Path, home: Path, say: Callable[[str], object])
 
 
 def install(program: Program, binary: Path, home: Path) -> None:
-    """Give ``binary`` its names beside it and make its directory appear as ``home``, all at once."""
+    """Link ``binary`` under its names and move its directory to ``home`` atomically."""
     for name in program.names:
         binary.with_name(name).symlink_to(binary.name)
     os.rename(binary.parent, home)
@@ -159,5 +159,5 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def ensure_all(names: Sequence[str]) -> dict[str, Path]:
-    """Return the directory of each program, building what is missing."""
+    """Return the directory of each program; build missing ones."""
     return {name: ensure(name) for name in names}

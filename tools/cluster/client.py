@@ -29,7 +29,7 @@ VERSIONS = {
     "Role": "rbac.authorization.k8s.io/v1",
     "RoleBinding": "rbac.authorization.k8s.io/v1",
 }
-"""Kind → its version, of what a job consists of; all others are v1."""
+"""Kind → API version of a job's objects; all others are v1."""
 T = TypeVar("T")
 
 PATCHES = {
@@ -42,7 +42,7 @@ _TIMEOUT_SECONDS = 60.0
 
 
 class ApiError(Exception):
-    """The API server refused: ``code`` is HTTP's, ``reason`` and ``message`` are of its Status object."""
+    """The API server rejected a request: HTTP ``code``; ``reason`` and ``message`` of its Status object."""
 
     def __init__(self, code: int, body: Object) -> None:
         self.code, self.body = code, body
@@ -60,12 +60,12 @@ class Api:
         self._idle: list[http.client.HTTPConnection] = []  # append and pop are atomic
         self._resources: dict[tuple[str, str], tuple[str, bool]] = {}
         self.warnings: list[str] = []
-        """What the API server warned of, such as fields it does not know."""
+        """Warnings of the API server, for example unknown fields."""
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def get(self, path: str, **query: Any) -> Object:
-        """Return what is at ``path``."""
+        """Return the object at ``path``."""
         return self.request("GET", path, query=query)
 
     def list(self, path: str, **query: Any) -> Objects:
@@ -74,11 +74,11 @@ class Api:
         return items
 
     def exists(self, path: str) -> bool:
-        """Return whether there is something at ``path``."""
+        """Return whether ``path`` exists."""
         return self.get_or_none(path) is not None
 
     def get_or_none(self, path: str) -> Object | None:
-        """Return what is at ``path``, or None if there is nothing."""
+        """Return the object at ``path``, or None if it does not exist."""
         try:
             return self.get(path)
         except ApiError as error:
@@ -91,27 +91,27 @@ class Api:
         return self.request("POST", path, body, query)
 
     def put(self, path: str, body: Object, **query: Any) -> Object:
-        """Replace what is at ``path``."""
+        """Replace the object at ``path``."""
         return self.request("PUT", path, body, query)
 
     def patch(self, path: str, body: Any, kind: str = "merge", **query: Any) -> Object:
-        """Patch what is at ``path``; ``kind`` is one of PATCHES."""
+        """Patch the object at ``path``; ``kind`` is one of PATCHES."""
         return self.request("PATCH", path, body, query, PATCHES[kind])
 
     def apply(self, path: str, body: Object, manager: str = "test", force: bool = True, **query: Any) -> Object:
-        """Apply ``body`` to ``path`` on the server's side, as field manager ``manager``."""
+        """Server-side apply ``body`` to ``path`` as field manager ``manager``."""
         return self.patch(path, body, "apply", fieldManager=manager, force=str(force).lower(), **query)
 
     def delete(self, path: str, **query: Any) -> Object:
-        """Delete what is at ``path``, in the background unless ``propagationPolicy`` says else."""
+        """Delete the object at ``path``; the default propagationPolicy is Background."""
         return self.request("DELETE", path, query={"propagationPolicy": "Background", **query})
 
     def create(self, body: Object) -> Object:
-        """Create an object where its kind and namespace say."""
+        """Create an object at the path of its kind and namespace."""
         return self.post(self.path(body["apiVersion"], body["kind"], body["metadata"].get("namespace")), body)
 
     def apply_object(self, body: Object, manager: str = "test") -> Object:
-        """Apply an object where its kind, namespace and name say."""
+        """Apply an object at the path of its kind, namespace and name."""
         metadata = body["metadata"]
         path = self.path(body["apiVersion"], body["kind"], metadata.get("namespace"), metadata["name"])
         return self.apply(path, body, manager)
@@ -138,11 +138,11 @@ class Api:
     def request(
         self, method: str, path: str, body: Any = None, query: Object | None = None, content: str = "application/json"
     ) -> Object:
-        """Do a request and return the object of the answer.
+        """Send a request and return the object of the response.
 
         Raises:
-            ApiError: the API server refused.
-            OSError: there is no API server.
+            ApiError: the API server rejected it.
+            OSError: the API server cannot be reached.
         """
         url = f"{path}?{urlencode(query)}" if query else path
         data = None if body is None else json.dumps(body).encode()
@@ -176,7 +176,7 @@ class Api:
                 connection.close()
                 if not kept:  # one that was kept open may have been closed by the other side
                     raise
-            except BaseException:
+            except BaseException:  # including Ctrl-C: a connection with half an answer is not reused
                 connection.close()
                 raise
             else:
@@ -210,10 +210,10 @@ class Api:
     # --- waiting ------------------------------------------------------------------------------------------------------
 
     def wait_for(self, probe: Callable[[], T | None], seconds: float = 30.0, what: str = "", every: float = 0.05) -> T:
-        """Return what ``probe`` returns once that is true of it; a refusal of the API counts as not yet.
+        """Call ``probe`` until its result is true and return the result; an ApiError counts as not yet.
 
         Raises:
-            TimeoutError: it was not within ``seconds``; says what ``probe`` returned last.
+            TimeoutError: not within ``seconds``; the message has the last result of ``probe``.
         """
         deadline = time.monotonic() + seconds
         last: object = None
@@ -229,7 +229,7 @@ class Api:
             time.sleep(every)
 
     def wait_gone(self, path: str, seconds: float = 30.0) -> None:
-        """Wait until there is nothing at ``path``."""
+        """Wait until ``path`` does not exist."""
         self.wait_for(lambda: not self.exists(path), seconds, f"{path} to be gone")
 
     def wait_condition(self, path: str, condition: str, status: str = "True", seconds: float = 30.0) -> Object:

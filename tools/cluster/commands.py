@@ -1,4 +1,4 @@
-"""The command lines of a control plane's components, played nodes or real ones."""
+"""The command lines of a control plane's components, with simulated or real nodes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Protocol
 
 ADDRESS = "127.0.0.1"
-RATE = ("--kube-api-qps=1000", "--kube-api-burst=2000")  # what is asked of tests is not to wait for a client's limiter
+RATE = ("--kube-api-qps=1000", "--kube-api-burst=2000")  # tests must not wait for a client's rate limiter
 SERVICES = "10.96.0.0/16"
 """The range of Services' addresses."""
 
 
 class Plane(Protocol):
-    """What a component's command line depends on."""
+    """Inputs of a component's command line."""
 
     bin: Path
     directory: Path

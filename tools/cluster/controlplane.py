@@ -1,32 +1,31 @@
 """A real Kubernetes control plane for tests, up in seconds: etcd, API server, controllers, scheduler, kwok's nodes.
 
-Everything lies in a temporary directory and dies with the program that started it. Authorization is RBAC, admission is
-Kubernetes' default plus OwnerReferencesPermissionEnforcement, as strict clusters have it.
+All files are in a temporary directory; the processes die with the program that started them. Authorization is RBAC,
+admission is Kubernetes' default plus OwnerReferencesPermissionEnforcement, as strict clusters have it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from tools.cluster import build, commands, directory, identity
 from tools.cluster.access import Access
 from tools.cluster.client import Api, ApiError
 from tools.cluster.commands import ADDRESS
 from tools.cluster.pods import Pods
-from tools.cluster.processes import Process, free_port
+from tools.cluster.processes import Process, ResourceStack, free_port
 
 NODE_SELECTOR = "type=kwok"
 START_SECONDS = 120.0
 _HERE = Path(__file__).parent
 
 
-class ControlPlane(Access):
+class ControlPlane(ResourceStack, Access):
     """A control plane; use it as a context manager.
 
     ``components`` are started in order; any of them can be stopped and started again. ``manifests`` (paths of YAML
@@ -38,7 +37,7 @@ class ControlPlane(Access):
     users = identity.USERS
     STORAGE = _HERE / "storage-class.yaml"
     address = ADDRESS
-    """Where the API server listens."""
+    """Address of the API server."""
 
     def __init__(
         self,
@@ -48,29 +47,21 @@ class ControlPlane(Access):
     ) -> None:
         assert set(components) <= set(self.ALL), components
         self._components, self._manifests, self._flags = components, manifests, dict(flags or {})
-        self._stack = contextlib.ExitStack()
+        super().__init__()
         self.processes: dict[str, Process] = {}
         """The running components."""
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
-    def __enter__(self) -> Self:
+    def _open(self) -> None:
         if "kwok" in self._components:
             build.ensure("kwok")  # it may take minutes, so before anything runs
         self.bin = self._programs()
         """The directory with kubectl and the components."""
         self.directory = self._home()
-        """Where everything lies; NAME.log is the log of a component."""
+        """The working directory; NAME.log is the log of a component."""
         self._stack.callback(self._kill_all)
-        try:
-            self._start()
-        except BaseException:
-            self._stack.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self._start()
 
     def _programs(self) -> Path:
         return build.ensure("controlplane")
@@ -85,18 +76,18 @@ class ControlPlane(Access):
         self._tokens = identity.tokens(self.directory / "tokens.csv", self.users)
         identity.signing_key(self.directory / "service-account.key")
         self.ports = self._ports()
-        """Who listens on which port."""
+        """Component → port."""
         self.url = f"https://{self.address}:{self.ports['apiserver']}"
-        """Where the API server listens."""
+        """Address of the API server."""
         self.authority = self.directory / "certificates" / "apiserver.crt"
         """The certificate authority of the API server."""
         self._launch("etcd")
         self._launch("apiserver")
         self._wait_file(self.authority)
         self.api = self.client(self._tokens["admin"])
-        """A client with every right."""
+        """Administrator client."""
         self.pods = Pods(self.api)
-        """Decides what becomes of pods."""
+        """Controls the simulated pods."""
         for name, token in self._tokens.items():
             self._kubeconfig(name, token)
         self.kubeconfig = self.directory / "admin.kubeconfig"
@@ -108,7 +99,7 @@ class ControlPlane(Access):
                 self._launch(name)
 
     def start(self, name: str) -> None:
-        """Start a component that does not run, and wait until it answers if it is the API server (or etcd)."""
+        """Start a stopped component; wait until the API server or etcd answers."""
         assert name not in self.processes, f"{name} runs"
         self._launch(name)
         if {"etcd", "apiserver"} <= set(self.processes):
@@ -119,7 +110,7 @@ class ControlPlane(Access):
         self.processes.pop(name).kill()
 
     def check(self) -> None:
-        """Raise if a component has ended by itself, with the end of its log."""
+        """Raise if a component has exited, with the end of its log."""
         for process in self.processes.values():
             process.check()
 
@@ -186,7 +177,7 @@ class ControlPlane(Access):
         labels: Mapping[str, str] | None = None,
         taints: Sequence[Mapping[str, str]] = (),
     ) -> list[str]:
-        """Make nodes that kwok plays and return their names once they are Ready."""
+        """Create nodes that kwok simulates; return their names when they are Ready."""
         room: dict[str, Any] = {"cpu": cpu, "memory": memory, "pods": "1000", "ephemeral-storage": "1Ti"}
         if gpus:
             room["nvidia.com/gpu"] = str(gpus)

@@ -1,4 +1,4 @@
-"""Who is who in a cluster of tests: static tokens, kubeconfigs, and the key that signs service accounts' tokens."""
+"""Identities of a test cluster: static tokens, kubeconfigs, and the key that signs service account tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ USERS = {
     "scheduler": ("system:kube-scheduler", ""),
     "kwok": ("kwok", "system:masters"),
 }
-"""Who has a static token → (user, group)."""
+"""Name of a static token → (user, group)."""
 
 
 def tokens(path: Path, users: Mapping[str, tuple[str, str]] = USERS) -> dict[str, str]:
@@ -39,7 +39,7 @@ def signing_key(path: Path) -> None:
 def kubeconfig(
     path: Path, url: str, authority: Path, token: str, namespace: str = "default", name: str = "test"
 ) -> Path:
-    """Write a kubeconfig (JSON is YAML) that holds all it needs, with one context ``name``, and return its path."""
+    """Write a self-contained kubeconfig (JSON is YAML) with one context ``name``; return its path."""
     cluster = {"server": url, "certificate-authority-data": base64.b64encode(authority.read_bytes()).decode()}
     config = {
         "apiVersion": "v1",

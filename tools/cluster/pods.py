@@ -1,10 +1,10 @@
-"""What becomes of the pods on kwok's nodes, and how a test decides it.
+"""The behaviour of pods on simulated nodes (kwok), controlled by annotations.
 
-Left alone, a pod runs and is Ready at once and stays so; an initializer's completes; a deleted one ends with code 143
-and goes. Annotations change that, in a pod template (for all pods to come) or on a pod that is there:
+By default a pod is Running and Ready at once, an initializer's pod completes, and a deleted pod exits with code 143.
+Annotations change this, in a pod template (for all its pods) or on one existing pod:
 
-    kwok.rljob.dev/behaviour   never-ready: it runs, but is not Ready, until the annotation is taken away
-                               image-pull-backoff, creating: it does not get to run
+    kwok.rljob.dev/behaviour   never-ready: it runs, but is not Ready, until the annotation is removed
+                               image-pull-backoff, creating: it does not start
                                lingering: once deleted, it does not end
     kwok.rljob.dev/exit-code   its containers end with this code; they are restarted into CrashLoopBackOff where the
                                restart policy is Always
@@ -22,13 +22,13 @@ MESSAGE = "kwok.rljob.dev/message"
 
 
 class Pods:
-    """Steers pods through the API of one cluster; kwok follows within a fraction of a second."""
+    """Controls pods through the API of one cluster; kwok follows within a fraction of a second."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
 
     def behave(self, namespace: str, name: str, behaviour: str | None) -> None:
-        """Make the pod behave as one of BEHAVIOURS, or well."""
+        """Give the pod one of BEHAVIOURS, or the default behaviour."""
         assert behaviour is None or behaviour in BEHAVIOURS, behaviour
         self._annotate(namespace, name, {BEHAVIOUR: behaviour})
 
@@ -37,11 +37,11 @@ class Pods:
         self._annotate(namespace, name, {EXIT_CODE: str(code), MESSAGE: message})
 
     def recover(self, namespace: str, name: str) -> None:
-        """Let a pod that loops in crashes run again."""
+        """Let a pod in CrashLoopBackOff run again."""
         self._annotate(namespace, name, {EXIT_CODE: None, MESSAGE: None, BEHAVIOUR: None})
 
     def restart(self, namespace: str, name: str, code: int, message: str = "") -> Object:
-        """Let every container of the pod have ended with ``code`` and run again, as after a restart; return the pod."""
+        """Record that every container exited with ``code`` and was restarted; return the pod."""
         path = _path(namespace, name)
         pod = self._api.get(path)
         for container in pod["status"]["containerStatuses"]:

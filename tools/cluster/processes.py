@@ -1,4 +1,4 @@
-"""Processes of a cluster: each with a log, gone when the program that started it is gone."""
+"""Processes of a cluster: each has a log and dies with the program that started it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -19,7 +20,7 @@ _TAIL_BYTES = 3000
 
 
 class Process:
-    """A running program of a cluster. It is killed, not asked: nothing of a test's cluster is worth keeping."""
+    """A running program of a cluster. It is ended with SIGKILL: a test cluster keeps no state."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         # The kernel ends the child with the *thread* that started it, and only the main thread lives as long as tests.
@@ -44,28 +45,50 @@ class Process:
         return self._process.pid
 
     def check(self) -> None:
-        """Raise if it has ended by itself, with the end of its log."""
+        """Raise if it has exited, with the end of its log."""
         if (code := self._process.poll()) is not None:
             raise RuntimeError(f"{self.name} ended with code {code}; the end of {self.log}:\n{tail(self.log)}")
 
     def resident_bytes(self) -> int:
-        """Return how much memory it holds now."""
+        """Return its resident memory in bytes."""
         fields = Path(f"/proc/{self.pid}/statm").read_text().split()
         return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def pause(self) -> None:
-        """Stop it from running, as a machine that hangs would."""
+        """Send SIGSTOP, to simulate a hanging machine."""
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on after :meth:`pause`."""
+        """Send SIGCONT after :meth:`pause`."""
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End it and wait until it is gone."""
+        """Kill it and wait for its exit."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
+
+
+class ResourceStack:
+    """A context manager that releases its resources at its end, and also if it cannot be entered."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+
+    def _open(self) -> None:
+        """Acquire the resources and register the release of each on the stack."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        try:
+            self._open()
+        except BaseException:  # including Ctrl-C: a started process must not remain
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
 
 def _die_with_parent() -> None:
@@ -78,7 +101,7 @@ def tail(log: Path) -> str:
 
 
 def free_port(address: str) -> int:
-    """Return a port nobody listens on, none that the kernel gives to clients: it may have to be taken again later."""
+    """Return a free port outside the kernel's ephemeral range, so that it can be bound again after a restart."""
     while True:
         port = random.SystemRandom().randrange(20000, 32000)
         with socket.socket() as probe, contextlib.suppress(OSError):

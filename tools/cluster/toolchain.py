@@ -1,6 +1,6 @@
 """The Go that builds the programs of a cluster: the one on the PATH, or one fetched from Go's module proxy.
 
-Nothing is installed: a fetched toolchain lies in the cache beside what it builds. (Debian 12's Go 1.19 is too old.)
+Nothing is installed: a fetched toolchain is in the cache beside the programs. (Debian 12's Go 1.19 is too old.)
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ import zipfile
 from pathlib import Path
 
 VERSION = "go1.26.8"
-"""What is fetched where there is no Go, or only one that is too old for the modules here."""
+"""Version that is fetched if Go is missing or too old for the modules."""
 SUMS = {
     "x86_64": ("linux-amd64", "h1:ZOmGe1OnfREDMIdb1Qi4G9JSuDPBLGExZMQ4nis1RXM="),
     "aarch64": ("linux-arm64", "h1:sYL/O6MqS68ML0kjsQ36WoYIpJqkw60TxizWUYUKQMc="),
 }
-"""Machine → (platform, checksum as sum.golang.org tells it)."""
+"""Machine → (platform, checksum from sum.golang.org)."""
 _TIMEOUT_SECONDS = 120.0
 _log = logging.getLogger(__name__)
 
 
 class NoToolchainError(RuntimeError):
-    """There is no Go that can build the modules, and none can be fetched."""
+    """No suitable Go is installed, and none can be fetched."""
 
 
 def find(module: Path, cache: Path) -> tuple[Path, str]:
     """Return the ``go`` program for ``module`` (a directory with go.mod) and its version, such as ``go1.26.8``.
 
     Raises:
-        NoToolchainError: with a sentence that says what to install.
+        NoToolchainError: the message says what to install.
     """
     found = shutil.which("go")
     said = "there is no Go on the PATH"
@@ -74,7 +74,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _fetch(cache: Path, why: str) -> Path:
-    """Return the ``go`` program of VERSION in ``cache``, fetched and checked unless it is there."""
+    """Return the ``go`` program of VERSION in ``cache``; fetch and verify it if it is missing."""
     if platform.machine() not in SUMS:
         raise NoToolchainError(f"{why}; install Go {VERSION.removeprefix('go')} or later from https://go.dev/dl")
     target, checksum = SUMS[platform.machine()]

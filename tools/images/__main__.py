@@ -2,8 +2,8 @@
 
 python -m tools.images build [NAME...] [--tag TAG] [--registry HOST/PATH] [--variant cpu|gpu] [--base IMAGE]
                              [--engine NAME]
-python -m tools.images path    prints where the OCI layout lies that they are put into
-python -m tools.images clean   deletes it, and everything that was built
+python -m tools.images path    prints the directory of the OCI layout with the images
+python -m tools.images clean   deletes the layout and all builds
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def cache() -> Path:
 
 
 def main() -> int:
-    """Do what the command line says; exit code 1 when that cannot be done."""
+    """Run the command; return exit code 1 if it fails."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     parser = argparse.ArgumentParser(prog="python -m tools.images", description="The container images of rljob.")
     commands = parser.add_subparsers(dest="command", required=True)

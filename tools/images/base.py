@@ -1,5 +1,5 @@
 """A base image without a registry: Debian's smallest system with Python, made by debootstrap from the mirror that this
-machine gets its own packages from. It is made once and kept as a tar file, named by what it is made of."""
+machine uses. It is built once and kept as a tar file named by the hash of its inputs."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ path-exclude=/usr/share/man/*
 path-exclude=/usr/share/locale/*
 path-exclude=/usr/share/info/*
 """
-"""Settings of dpkg: nothing of what is left out is needed in a container, and a crash means beginning anew."""
+"""Settings of dpkg: the excluded files are not needed in a container, and after a crash the build starts again."""
 OFFICIAL = "deb http://deb.debian.org/debian {suite} main\n"
-"""What apt in the image uses: the address of this machine's mirror stays here."""
+"""Mirror that apt in the image uses: the address of this machine's mirror is not written into images."""
 EMPTIED = ("var/cache/apt", "var/lib/apt/lists", "var/log", "dev")
 SOURCES = (Path("/etc/apt/sources.list"), Path("/etc/apt/sources.list.d"))
 _log = logging.getLogger(__name__)
 
 
 class NoBaseError(RuntimeError):
-    """No base image can be made here; the sentence says what to do."""
+    """A base image cannot be built here; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """A release of Debian or a descendant of it, and where its packages are had."""
+    """A release of Debian or a derivative, and the mirror of its packages."""
 
     suite: str
     mirror: str
@@ -47,7 +47,7 @@ class Release:
 
     @property
     def key(self) -> str:
-        """Hash of what the base image is made of."""
+        """Hash of the inputs of the base image."""
         recipe = [self.suite, *PACKAGES, DPKG, OFFICIAL, *EMPTIED]
         return hashlib.sha256("\0".join(recipe).encode()).hexdigest()[:16]
 
@@ -75,10 +75,10 @@ def release_here(sources: Iterable[Path] = SOURCES, os_release: Path = Path("/et
 
 
 def make(release: Release, directory: Path) -> Path:
-    """Return the tar file of the base image of ``release``, in ``directory``, made unless it is there (2 min, root).
+    """Return the tar file of the base image of ``release`` in ``directory``; build it if it is missing (2 min, root).
 
     Raises:
-        NoBaseError: with a sentence that says what to do.
+        NoBaseError: the message says what to do.
     """
     target = directory / f"base-{release.suite}-{release.key}.tar"
     if target.exists():

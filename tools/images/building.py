@@ -1,4 +1,4 @@
-"""Builds what is not built yet, and puts it into the layout."""
+"""Builds missing images and writes them into the OCI layout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tools.images.layout import Layout
 from tools.images.plan import IMAGES, LABEL, ROOT, Image, key
 
 REGISTRY_BASE = "docker.io/library/python:3.11-slim"
-"""Base image where an engine fetches images anyway."""
+"""Base image for an engine that fetches images."""
 DEBOOTSTRAP = "debootstrap"
 """Value of BASE that asks for a base image made here."""
 _log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be built; what is empty is chosen by what is there."""
+    """What to build; empty values are chosen from the installed programs."""
 
     names: tuple[str, ...]
     tag: str = "dev"
@@ -41,7 +41,7 @@ def build(order: Order, cache: Path) -> None:
     """Build the images of ``order`` into the layout ``cache``/oci.
 
     Raises:
-        EngineError, NoBaseError: with a sentence that says what to do.
+        EngineError, NoBaseError: the message says what to do.
     """
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as lock:
@@ -67,7 +67,7 @@ class Builder:
         self._cache = cache
 
     def deliver(self, image: Image) -> None:
-        """See to it that an image is in the layout, and in the registry if one is named."""
+        """Ensure that an image is in the layout, and in the registry if one is named."""
         tag = f"localhost/rljob-{image.name}:{self._order.tag}"
         wanted = self._key(image)
         if self._labels(tag).get(LABEL) == wanted and not self._order.registry:
@@ -101,7 +101,7 @@ class Builder:
             )
 
     def _needed(self, image: Image) -> str:
-        """Return the name of an image that others are made of, built unless it is there; its key is its tag."""
+        """Return the name of an image that others are based on; build it if it is missing. Its tag is its key."""
         wanted = self._key(image)
         tag = f"localhost/rljob-{image.name}:{wanted[:16]}"
         if not self._engine.id(tag):
@@ -112,13 +112,13 @@ class Builder:
 
     @cached_property
     def _release(self) -> base.Release | None:
-        """The release that the base image is made of here; None when it is fetched."""
+        """The release of a base image that is built here; None if the base image is fetched."""
         chosen = self._order.base or (REGISTRY_BASE if self._fetches else DEBOOTSTRAP)
         return base.release_here() if chosen == DEBOOTSTRAP else None
 
     @property
     def _fetches(self) -> bool:
-        """Whether somebody chose an engine that fetches images, and did not just get ours."""
+        """Whether the user chose an engine that fetches images, instead of the default one."""
         return isinstance(self._engine, Docker) or self._engine.command[0] == "podman"
 
     @property
@@ -131,7 +131,7 @@ class Builder:
 
     @cached_property
     def _base(self) -> str:
-        """The name of the base image, made unless it is there."""
+        """The name of the base image; it is built if it is missing."""
         if self._release is None:
             return self._order.base or REGISTRY_BASE
         tag = f"localhost/rljob-base:{self._release.key}"
@@ -146,7 +146,7 @@ class Builder:
 
 @contextmanager
 def _context(archive: Path) -> Iterator[Path]:
-    """Give a directory to build an image in that is a tar file and nothing else."""
+    """Yield a build context for an image that consists of one tar file."""
     with tempfile.TemporaryDirectory(dir=archive.parent) as scratch:
         os.link(archive, Path(scratch, "base.tar"))
         Path(scratch, "Dockerfile").write_text('FROM scratch\nADD base.tar /\nCMD ["python3"]\n')

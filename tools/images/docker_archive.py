@@ -1,5 +1,6 @@
-"""What `docker save` writes, put into a layout. Its manifest.json is the same for all versions of Docker; where in the
-archive the files lie that it names is not."""
+"""Writes the output of `docker save` into a layout.
+
+Its manifest.json has the same form for all versions of Docker; the paths of the files that it names differ."""
 
 from __future__ import annotations
 

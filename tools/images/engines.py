@@ -1,4 +1,4 @@
-"""What builds images: Docker, Podman or buildah, whichever is there and works."""
+"""Build engines: Docker, Podman or buildah, the first that works."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _log = logging.getLogger(__name__)
 
 
 class EngineError(RuntimeError):
-    """An engine could not do something, or there is none; the sentence says what to do."""
+    """An engine failed, or none is available; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class Build:
-    """What to build: a Dockerfile (a path), the directory it copies from, and what `build` of every engine takes."""
+    """One build: the Dockerfile's path, the context directory, and options that all engines have."""
 
     dockerfile: Path
     context: Path
@@ -50,13 +50,13 @@ class Build:
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine's command, and the file that gets what it says."""
+    """An engine's command, and the log file of its output."""
 
     command: Sequence[str]
     log: Path
 
     def build(self, build: Build) -> None:
-        """Build an image. Raises EngineError with the end of what the engine said."""
+        """Build an image. Raises EngineError with the end of the engine's output."""
         raise NotImplementedError
 
     def export(self, tag: str, layout: Layout) -> None:
@@ -68,12 +68,12 @@ class Engine:
         raise NotImplementedError
 
     def id(self, tag: str) -> str:
-        """Return the id of an image (64 digits); empty when there is none of that name."""
+        """Return the id of an image (64 digits); empty if it does not exist."""
         said = self.output("images", "--quiet", "--no-trunc", tag, check=False).split()
         return said[0].removeprefix("sha256:") if said else ""
 
     def close(self) -> None:
-        """Leave no mount behind."""
+        """Unmount everything."""
 
     def output(self, *words: str, check: bool = True) -> str:
         """Return what a command prints on stdout."""
@@ -135,7 +135,7 @@ class Buildah(Engine):
         self.run("push", tag, f"docker://{reference}")
 
     def close(self) -> None:
-        """Leave no mount behind: the stages of a build stay mounted, and the storage on itself."""
+        """Unmount everything: the stages of a build stay mounted, and the storage on itself."""
         if "--root" in self.command:
             self.output("rm", "--all", check=False)
             if os.geteuid() == 0:
@@ -144,7 +144,7 @@ class Buildah(Engine):
 
 @contextmanager
 def lent(apt_sources: str) -> Iterator[Path]:
-    """Give a directory with what this machine lends to builds."""
+    """Yield a directory with the files of this machine that builds use."""
     with tempfile.TemporaryDirectory(prefix="rljob-images-") as scratch:
         host.lend(Path(scratch), os.environ, apt_sources)
         yield Path(scratch)
@@ -154,7 +154,7 @@ def find(cache: Path, wanted: str = "") -> Engine:
     """Return the engine called ``wanted``, or the first of Docker, Podman and buildah that works.
 
     Raises:
-        EngineError: there is none, and none can be installed.
+        EngineError: none works, and none can be installed.
     """
     log = cache / "build.log"
     own = [
@@ -179,10 +179,10 @@ def _works(name: str) -> bool:
 
 
 def install(*programs: str) -> None:
-    """Install Debian's packages of the programs that are not there.
+    """Install the Debian packages of missing programs.
 
     Raises:
-        EngineError: they cannot be installed by us.
+        EngineError: they cannot be installed.
     """
     missing = [program for program in programs if shutil.which(program) is None]
     if not missing:

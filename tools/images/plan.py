@@ -1,4 +1,4 @@
-"""The images, what each is made of, and a key that changes when any of it does."""
+"""The images, their inputs, and a key that changes with any input."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 IGNORED = ("__pycache__", ".egg-info")
-"""Ends of names that .dockerignore leaves out, too."""
+"""Suffixes that .dockerignore also excludes."""
 LABEL = "dev.rljob.inputs"
 """Label of an image that has its key."""
 
@@ -24,7 +24,7 @@ class Image:
         folder: where its Dockerfile is.
         target: stage of the Dockerfile; empty: the last.
         needs: argument of the Dockerfile → image that stands for it.
-        delivered: whether anybody but another image needs it.
+        delivered: whether a cluster needs it; false: only other images do.
     """
 
     name: str
@@ -54,7 +54,7 @@ IMAGES = {
         Image("rollout", "rollout-image", needs=_HEAVY),
     )
 }
-"""Name → image; what others need comes first."""
+"""Name → image; dependencies come first."""
 DELIVERED = tuple(name for name, image in IMAGES.items() if image.delivered)
 
 

@@ -1,6 +1,6 @@
 """Images in the storage of buildah and Podman (https://github.com/containers/storage, driver overlay), into a layout.
 
-Their own `push` to a layout compresses every layer of every image anew. Here a layer that is in the layout already
+Their own `push` to a layout compresses every layer of every image each time. Here a layer that is in the layout already
 costs nothing, and the others are copied: a layer's files lie in overlay/ID/diff, and what else its tar file had in
 overlay-layers/ID.tar-split.gz (https://github.com/vbatts/tar-split). Digests are checked, so a storage that is laid out
 otherwise is an error and no broken image.

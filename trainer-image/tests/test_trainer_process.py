@@ -130,7 +130,7 @@ async def test_two_ranks_train_while_an_engine_is_awaited_and_say_why_they_canno
     coordinator.batches[2] = (train, broken)
     await coordinator.tell(train)
     failed = await coordinator.hear(m.TrainerFailed)
-    assert failed.incarnation == 1 and "does not have" in failed.reason
+    assert failed.incarnation == 1 and "do not cover" in failed.reason
     await coordinator.tell(m.Stop("the run failed"))
     assert [await asyncio.wait_for(process.wait(), WAIT_SECONDS) for process in processes] == [2, 2]
 

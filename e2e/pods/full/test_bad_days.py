@@ -57,7 +57,7 @@ def test_a_taint_that_evicts_every_pod_costs_time_and_no_restart(node: Cluster, 
     complete(job)
 
 
-def test_an_image_of_the_second_attempt_that_is_missing_is_said_and_the_job_goes_on_once_it_is_corrected(
+def test_an_image_of_the_second_attempt_that_is_missing_is_said_and_the_job_continues_once_it_is_corrected(
     node: Cluster, namespace: str
 ) -> None:
     job = Job(node, namespace, small())

@@ -84,7 +84,7 @@ def test_all_pods_of_a_job_killed_at_once_come_back(node: Cluster, namespace: st
     complete(job)
 
 
-def test_a_reward_pod_that_is_deleted_is_replaced_and_the_run_goes_on(node: Cluster, namespace: str) -> None:
+def test_a_reward_pod_that_is_deleted_is_replaced_and_the_run_continues(node: Cluster, namespace: str) -> None:
     job = Job(node, namespace, small())
     job.apply()
     step = job.reaches(2, SECONDS)

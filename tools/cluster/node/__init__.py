@@ -1,15 +1,15 @@
 """A real Kubernetes cluster with one node on this machine: kubelet, containerd, a pod network, kube-proxy, CoreDNS.
 
-All of it is in PID, mount and network namespaces of its own. The machine reaches its API server over one link, and it
-reaches nothing of the machine. With the init of its PID namespace all of it is gone at once: processes, mounts,
-interfaces, rules; only cgroups and files are removed by hand.
+The cluster has its own PID, mount and network namespaces. The machine reaches the API server over one link; the cluster
+cannot reach the machine. When the init process of the PID namespace ends, the kernel removes processes, mounts,
+interfaces and rules; only cgroups and files are removed explicitly.
 
-    with Node() as node:  # the one that runs, or a new one, which is stopped again
+    with Node() as node:  # uses the running cluster, or starts one and stops it at the end
         node.load(layout, ["localhost/rljob-operator:dev"])
         namespace = node.namespace("test")
         node.kubectl("apply", "-n", namespace, "-f", "-", stdin=...)
 
-`life` starts and ends it from outside; `supervisor` is its first process, which starts the rest.
+`life` starts and stops it from outside; `supervisor` is its first process and starts the others.
 """
 
 from tools.cluster.node.existing import Existing, NotAllowedError, context
@@ -25,7 +25,7 @@ def chosen(asked: str | None = None) -> Node | Existing:
     """Return the cluster to use: that of the context ``asked`` for, or of RLJOB_E2E_CONTEXT, or this machine's own.
 
     Raises:
-        NotAllowedError: the one that is asked for is not allowed.
+        NotAllowedError: the requested one is not allowed.
     """
     name = context(asked)
     return Existing(name) if name else Node()

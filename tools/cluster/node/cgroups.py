@@ -1,4 +1,4 @@
-"""The cluster's own part of the tree of cgroups, the one thing that does not go with its namespaces."""
+"""The cluster's cgroups, which the kernel does not remove with its namespaces."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _GONE_SECONDS = 10.0
 
 
 def hierarchies(mounts: Path = Path("/proc/self/mounts")) -> list[Path]:
-    """Return where cgroups are mounted: one place, or one for each controller (version 1)."""
+    """Return the mount points of cgroups: one, or one for each controller (version 1)."""
     lines = [line.split() for line in mounts.read_text().splitlines()]
     return sorted({Path(fields[1]) for fields in lines if fields[2] in ("cgroup", "cgroup2")})
 
 
 def make(name: str) -> None:
-    """Make the root that the kubelet is told to stay below."""
+    """Create the kubelet's cgroup root."""
     found = hierarchies()
     if len(found) == 1:
         _pass_on(found[0])
@@ -31,7 +31,7 @@ def make(name: str) -> None:
 
 
 def _pass_on(root: Path) -> None:
-    """Let cgroups below ``root`` have all controllers (version 2), which the kubelet wants to find in its own."""
+    """Enable all controllers for cgroups below ``root`` (version 2), as the kubelet requires."""
     if not (root / "cgroup.controllers").exists():
         return
     for controller in (root / "cgroup.controllers").read_text().split():
@@ -40,7 +40,7 @@ def _pass_on(root: Path) -> None:
 
 
 def remove(name: str) -> None:
-    """Remove it with all that is below, once nobody is in there any more."""
+    """Remove it and all cgroups below when they have no processes."""
     deadline = time.monotonic() + _GONE_SECONDS
     while left := [path for path in hierarchies() if not _remove(path / name)]:
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""The settings of the node's components, and the objects that a cluster has from the start."""
+"""The settings of the node's components, and the initial objects of a cluster."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ DNS = "10.96.0.10"
 DOMAIN = "cluster.local"
 DNS_READY = "127.0.0.1:8181"
 PAUSE = "localhost/pause:rljob"
-_EVICTION = ("memory.available", "nodefs.available", "nodefs.inodesFree", "imagefs.available")
 
 
 def write(place: Place, plugins: Path) -> None:
-    """Write the files that components are started with."""
+    """Write the configuration files of the components."""
     _json(place.state / "cni" / "10-pods.conflist", _cni())
     _json(place.state / "kubelet.json", _kubelet(place))
     (place.state / "containerd.toml").write_text(_containerd(place, plugins))

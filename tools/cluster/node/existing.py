@@ -1,12 +1,11 @@
-"""Clusters that are there already, which may be used instead of starting one.
+"""Existing clusters, which can be used instead of a started one.
 
-Tests delete and drain, so a cluster is used only if the variable RLJOB_E2E_CONTEXT names its context, or if it is asked
-for and its context is called as kind calls its own.
+Tests delete objects and drain nodes, so a cluster is used only if RLJOB_E2E_CONTEXT names its context, or if it is
+requested and its context has the name of a kind cluster.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
@@ -14,12 +13,12 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
 
 from tools.cluster import build
 from tools.cluster.client import Api
 from tools.cluster.node import oci
 from tools.cluster.node.real import LOCAL, Cluster
+from tools.cluster.processes import ResourceStack
 from tools.images.layout import Layout
 
 ALLOWED = "RLJOB_E2E_CONTEXT"
@@ -28,14 +27,14 @@ KIND = "kind-"
 
 
 class NotAllowedError(RuntimeError):
-    """A cluster is not to be used for tests; says what would allow it."""
+    """A cluster may not be used for tests; the message says how to allow it."""
 
 
 def context(asked: str | None = None) -> str | None:
-    """Return the context to use; None: none of those that are there.
+    """Return the context to use; None: no existing one.
 
     Raises:
-        NotAllowedError: the one that is asked for is not allowed.
+        NotAllowedError: the requested one is not allowed.
     """
     named = os.environ.get(ALLOWED) or None
     if asked is None or asked == named or asked.startswith(KIND):
@@ -46,37 +45,29 @@ def context(asked: str | None = None) -> str | None:
     )
 
 
-class Existing(Cluster):
-    """The cluster of a context in one's kubeconfig; use it as a context manager."""
+class Existing(ResourceStack, Cluster):
+    """The cluster of a context in the user's kubeconfig; a context manager."""
 
     def __init__(self, name: str) -> None:
+        super().__init__()
         self.context = name
-        self._stack = contextlib.ExitStack()
         self._kind = name.removeprefix(KIND) if name.startswith(KIND) else None
         self.registry = LOCAL if self._kind else os.environ.get(REGISTRY, "")
 
-    def __enter__(self) -> Self:
+    def _open(self) -> None:
         self.bin = build.ensure("controlplane")
         self.directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="rljob-context-")))
         self.kubeconfig = self.directory / "kubeconfig"
-        try:
-            view = ("config", "view", "--minify", "--flatten", f"--context={self.context}")
-            done = subprocess.run([self.bin / "kubectl", *view, "--raw"], capture_output=True, text=True)
-            if done.returncode != 0:
-                raise NotAllowedError(f"there is no context {self.context}: {done.stderr.strip()}")
-            self.kubeconfig.touch(mode=0o600)
-            self.kubeconfig.write_text(done.stdout)
-            self.api = self._proxy()
-        except BaseException:
-            self._stack.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        view = ("config", "view", "--minify", "--flatten", f"--context={self.context}")
+        done = subprocess.run([self.bin / "kubectl", *view, "--raw"], capture_output=True, text=True)
+        if done.returncode != 0:
+            raise NotAllowedError(f"there is no context {self.context}: {done.stderr.strip()}")
+        self.kubeconfig.touch(mode=0o600)
+        self.kubeconfig.write_text(done.stdout)
+        self.api = self._proxy()
 
     def _proxy(self) -> Api:
-        """Return a client by way of kubectl, which knows all ways to prove who one is."""
+        """Return a client of `kubectl proxy`, which supports every kind of credentials."""
         process = self._stack.enter_context(
             subprocess.Popen(
                 [self.bin / "kubectl", "proxy", "--port=0", f"--kubeconfig={self.kubeconfig}"],
@@ -93,10 +84,10 @@ class Existing(Cluster):
         return api
 
     def load(self, layout: Path, references: Sequence[str]) -> list[str]:
-        """Bring images of an OCI layout directory into a cluster of kind; others pull theirs.
+        """Bring images of an OCI layout directory into a cluster of kind; other clusters pull them.
 
         Raises:
-            NotAllowedError: there is no program kind.
+            NotAllowedError: the program kind is missing.
         """
         if self._kind is None:
             return []
@@ -109,4 +100,4 @@ class Existing(Cluster):
         return list(references)
 
     def keep(self, references: Sequence[str]) -> None:
-        """Leave the cluster's images alone."""
+        """Do nothing: the images of an existing cluster are not removed."""

@@ -1,4 +1,4 @@
-"""Brings images into the cluster's containerd, which is given only what it lacks.
+"""Imports images into the cluster's containerd; only missing blobs are transferred.
 
 Blobs are not copied where the layout and containerd's store are on one file system: they are linked, as both name them
 by their digest and neither ever changes one. containerd is then told of a blob that its store has already, and so reads
@@ -101,7 +101,7 @@ class Images:
     def keep(self, names: Collection[str], prefix: str) -> None:
         """Remove the images that begin with ``prefix``, but for ``names``, and those whose name another one has now.
 
-        The latter go on under the digest of their configuration, a second name that the kubelet's side of containerd
+        The latter remain under the digest of their configuration, a second name that the kubelet's side of containerd
         gives; in a cluster whose disk is its own, the kubelet removes them.
         """
         there = self._list()

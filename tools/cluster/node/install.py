@@ -1,4 +1,4 @@
-"""Installs rljob in a cluster as its users do: both charts by helm, with the images that `make images` built."""
+"""Installs rljob as users do: both charts with helm, with the images of `make images`."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _log = logging.getLogger(__name__)
 
 
 class InstallError(RuntimeError):
-    """rljob could not be installed; says why."""
+    """rljob could not be installed; the message has the cause."""
 
 
 class NoImagesError(InstallError):
-    """An image has not been built; says which."""
+    """An image has not been built; the message names it."""
 
 
 @dataclass(frozen=True)
 class Installation:
-    """rljob as it is installed in a cluster."""
+    """An installation of rljob in a cluster."""
 
     cluster: Access
     images: Mapping[str, str] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Installation:
 
 
 def layout() -> Path:
-    """Return the directory with the images that were built."""
+    """Return the directory of the built images."""
     return build.cache_directory().parent / "images" / "oci"
 
 
@@ -55,7 +55,7 @@ def names(registry: str = LOCAL, tag: str = TAG) -> dict[str, str]:
 
 
 def from_layout(cluster: Cluster, tag: str = TAG) -> Installation:
-    """Bring the images that were built into the cluster and install rljob with them; or with those of its registry.
+    """Load the built images into the cluster and install rljob with them, or with those of its registry.
 
     Raises:
         NoImagesError: the operator's is not built; without one of the others, jobs say so in their conditions.
@@ -76,7 +76,7 @@ def from_layout(cluster: Cluster, tag: str = TAG) -> Installation:
 
 
 def install(cluster: Access, images: Mapping[str, str], version: str = "") -> Installation:
-    """Install both charts, or bring them to what they are now; ``version`` tells an operator from one of its name.
+    """Install or upgrade both charts; ``version`` tells an operator from one of its name.
 
     Raises:
         InstallError: helm failed; the charts are left as far as they got.
@@ -93,7 +93,7 @@ def install(cluster: Access, images: Mapping[str, str], version: str = "") -> In
 
 
 def values(images: Mapping[str, str], version: str) -> dict[str, Any]:
-    """Return what the chart is told: these images, and a small cluster."""
+    """Return the values of the chart: these images, and settings of a small cluster."""
     return {
         "replicas": 1,
         "images": {**images, "pullPolicy": "IfNotPresent"},
@@ -121,7 +121,7 @@ def _helm(cluster: Access, chart: str, told: Mapping[str, Any]) -> None:
 
 
 def _pods(cluster: Access) -> str:
-    """Return what became of the operator's pods, as helm says only that they did not get ready."""
+    """Return the state of the operator's pods; helm reports only that they are not ready."""
     try:
         return cluster.kubectl("get", "pods,events", "-n", NAMESPACE)
     except RuntimeError as error:

@@ -1,7 +1,7 @@
-"""Starts, finds and ends the machine's cluster, from outside of it.
+"""Starts, finds and stops the machine's cluster from outside.
 
-Whoever starts or stops holds the lock `door` for the moment it takes; the cluster's own processes hold the lock `life`,
-so that it is known, whatever became of who started it, whether one lives. What a killed one left is swept by the next.
+A process that starts or stops the cluster holds the lock `door`. The cluster's processes hold the lock `life`, which
+shows whether a cluster runs even if its starter was killed. The next start removes what a killed cluster left.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _GONE_SECONDS = 30.0
 _NAMESPACES = ("--net", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc")
 _ROOT = Path(__file__).parents[3]
 _children: list[subprocess.Popen[bytes]] = []
-"""What this process has started, to be buried by it."""
+"""Children of this process, to be reaped by it."""
 _log = logging.getLogger(__name__)
 
 
@@ -39,9 +39,9 @@ class NoClusterError(RuntimeError):
 
 
 def start(place: Place, tether: int | None = None) -> bool:
-    """Start the cluster unless one runs; return whether it was started. It is not waited for.
+    """Start the cluster unless one runs, without waiting for it; return whether it was started.
 
-    ``tether``: the read end of a pipe; the cluster ends when nobody has the write end any more.
+    ``tether``: the read end of a pipe; the cluster ends when the write end is closed.
 
     Raises:
         MachineError: it cannot run on this machine.
@@ -88,7 +88,7 @@ def _launch(place: Place, told: Settings, life: int, link: network.Link) -> None
         init = _child(process, place)
         place.running.write_text(json.dumps({"init": init, "born": _born(init)}))
         network.connect(link, init)
-    except BaseException:
+    except BaseException:  # including Ctrl-C: an unregistered init would never be stopped
         process.kill()  # and with it the init
         raise
 
@@ -117,7 +117,7 @@ def wait(place: Place, seconds: float = READY_SECONDS) -> None:
     """Wait until the running cluster can be used.
 
     Raises:
-        NoClusterError: none runs, or it ended; says its last words.
+        NoClusterError: none runs, or it exited; the message has the end of its log.
         TimeoutError: it is not ready in time.
     """
     deadline = time.monotonic() + seconds
@@ -133,7 +133,7 @@ def wait(place: Place, seconds: float = READY_SECONDS) -> None:
 
 
 def stop(place: Place) -> bool:
-    """End the cluster at once and remove all that it left; return whether one ran."""
+    """Kill the cluster and remove all that it left; return whether one ran."""
     if not place.root.exists():
         return False
     with _door(place), place.lock.open("w") as life:

@@ -1,4 +1,4 @@
-"""What the cluster needs of the machine: root, Linux, a few Debian packages, a file system for images."""
+"""Requirements of the cluster on the machine: root, Linux, some Debian packages, a file system for images."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _log = logging.getLogger(__name__)
 
 
 class MachineError(RuntimeError):
-    """The machine is not one that the cluster can be on; says what to do."""
+    """The cluster cannot run on this machine; the message says what to do."""
 
 
 def prepare(cache: Path) -> None:
-    """See to it that the cluster can run here, with its files below ``cache``.
+    """Ensure that the cluster can run here, with its files below ``cache``.
 
     Raises:
         MachineError: it cannot.
@@ -61,7 +61,7 @@ def plugins() -> Path:
     """Return the directory of the CNI plugins.
 
     Raises:
-        MachineError: there is none.
+        MachineError: they are not installed.
     """
     for directory in PLUGIN_DIRECTORIES:
         if all((directory / name).exists() for name in PLUGINS):

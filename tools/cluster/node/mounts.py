@@ -1,4 +1,4 @@
-"""What the cluster sees of the machine's files: all of them, but for places that would otherwise be written to."""
+"""The cluster's view of the machine's files: everything except directories that it writes to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tools.cluster.node.place import INSIDE, Place
 from tools.cluster.node.system import run
 
 HIDDEN = ("/run", "/var/lib", "/var/log")
-"""Directories that the cluster has of its own, in memory."""
+"""Private directories of the cluster, in memory."""
 TUNABLES = {
     "vm/overcommit_memory": "1",
     "vm/panic_on_oom": "0",
@@ -18,7 +18,7 @@ TUNABLES = {
     "kernel/keys/root_maxkeys": "1000000",
     "kernel/keys/root_maxbytes": "25000000",
 }
-"""Settings of the whole machine that a kubelet would change → what it wants them to be."""
+"""Machine-wide settings that a kubelet would change → the values that it wants."""
 
 
 def set_up(cache: Path, place: Place, name_server: str) -> None:
@@ -43,7 +43,7 @@ def _bind_directory(source: Path, target: Path) -> None:
 
 
 def _name_server(file: Path, address: str) -> None:
-    """Let the node ask the cluster's own name server only."""
+    """Make the node use only the cluster's name server."""
     file.write_text(f"nameserver {address}\n")
     target = Path(os.path.realpath("/etc/resolv.conf"))
     if not target.exists():  # it was below /run
@@ -53,7 +53,7 @@ def _name_server(file: Path, address: str) -> None:
 
 
 def _tunables(directory: Path) -> None:
-    """Show the kubelet what it wants to see, so that it changes nothing: these settings are not a namespace's."""
+    """Show the kubelet the values that it wants, so that it changes nothing: these settings are machine-wide."""
     for name, value in TUNABLES.items():
         file = directory / name
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The cluster's network: one link to the machine, over which nothing but the cluster itself is reached.
+"""The cluster's network: one link to the machine, which gives access to the cluster only.
 
 The machine's own settings stay as they are: it forwards nothing, so the cluster has no way out, and pods none to the
 machine's neighbours.
@@ -71,7 +71,7 @@ def set_up(address: str, prefix: int) -> None:
     run("ip", "route", "add", SERVICES, "dev", _UPLINK, "src", address)
     for name in ("net/ipv4/ip_forward", "net/bridge/bridge-nf-call-iptables", "net/ipv4/conf/all/route_localnet"):
         Path("/proc/sys", name).write_text("1")
-    # The kubelet believes everybody who reaches it; pods shall not.
+    # The kubelet accepts every client that reaches it; pods must not.
     run("iptables", "-A", "INPUT", "-i", BRIDGE, "-p", "tcp", "--dport", "10250", "-j", "REJECT")
 
 

@@ -1,4 +1,4 @@
-"""The machine's one real cluster, for tests and people: what is done with it once it runs."""
+"""Operations on the machine's one real cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tools.images.layout import Layout
 
 
 class Node(Cluster):
-    """The cluster; as a context manager, it is started unless it runs, and is stopped by who started it."""
+    """The cluster. As a context manager it starts the cluster unless one runs, and stops a cluster that it started."""
 
     def __init__(self, cluster: str = USUAL) -> None:
         self._place = outside(cluster)
@@ -37,10 +37,10 @@ class Node(Cluster):
         if not started:
             os.close(writing)
             return self.attach()
-        self._tether = writing  # should this process be killed, the cluster ends too
+        self._tether = writing  # if this process is killed, the cluster ends too
         try:
             return self.attach()
-        except BaseException:
+        except BaseException:  # including Ctrl-C: the started cluster must not remain
             self.__exit__()
             raise
 
@@ -54,16 +54,16 @@ class Node(Cluster):
 
     @property
     def runs(self) -> bool:
-        """Whether one runs."""
+        """Whether a cluster runs."""
         return life.running(self._place) is not None
 
     def start(self, wait: bool = True) -> Self:
-        """Start the cluster for all unless it runs; it goes on after this process, until :meth:`stop`."""
+        """Start the cluster unless one runs; it outlives this process, until :meth:`stop`."""
         life.start(self._place)
         return self.attach() if wait else self
 
     def attach(self) -> Self:
-        """Get hold of the cluster that runs, once it is ready.
+        """Connect to the running cluster when it is ready.
 
         Raises:
             NoClusterError: none runs.
@@ -81,7 +81,7 @@ class Node(Cluster):
         return self
 
     def stop(self) -> bool:
-        """End the cluster, whoever started it; return whether one ran."""
+        """Stop the cluster, whichever process started it; return whether one ran."""
         return life.stop(self._place)
 
     # --- contents -----------------------------------------------------------------------------------------------------

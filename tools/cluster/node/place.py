@@ -1,4 +1,4 @@
-"""Where the files of the cluster lie, for the machine and as the cluster itself sees them; names that both know."""
+"""Paths of the cluster's files, as the machine and as the cluster sees them, and shared names."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Place:
 
     @property
     def state(self) -> Path:
-        """What one life of the cluster writes: logs, certificates, objects, volumes. The next one begins anew."""
+        """Files of one start of the cluster: logs, certificates, objects, volumes. The next start deletes them."""
         return self.root / "state"
 
     @property
     def content(self) -> Path:
-        """Images, packed and unpacked, which every life of the cluster uses again."""
+        """Images, packed and unpacked, kept for all starts of the cluster."""
         return self.root / "containerd"
 
     @property
@@ -53,22 +53,22 @@ class Place:
 
     @property
     def log(self) -> Path:
-        """What the supervisor says."""
+        """Log of the supervisor."""
         return self.state / "supervisor.log"
 
     @property
     def running(self) -> Path:
-        """Who runs, as JSON."""
+        """The running init process, as JSON."""
         return self.root / "running.json"
 
     @property
     def lock(self) -> Path:
-        """Locked while the cluster lives, by itself."""
+        """Locked by the cluster while it runs."""
         return self.root / "life.lock"
 
     @property
     def door(self) -> Path:
-        """Locked by who starts or stops the cluster."""
+        """Locked by the process that starts or stops the cluster."""
         return self.root / "door.lock"
 
 

@@ -1,8 +1,8 @@
 """Enforces NetworkPolicies on the node, so that tests see what a strict cluster lets through.
 
 A pod that a policy selects is isolated in the policy's directions: what some policy allows is let through, the rest is
-dropped in silence, as other networks do, so that what is allowed a moment later gets through late. Connections that
-stand go on. What the node itself sends, such as probes, and what kubectl brings into a pod, is never held up. The name
+dropped in silence, as other networks do, so that what is allowed a moment later gets through late. Established
+connections continue. Traffic of the node itself, such as probes and kubectl exec, is never dropped. The name
 server, a process on the node, counts as a pod of kube-system with the usual label.
 
 Source: https://kubernetes.io/docs/reference/kubernetes-api/policy-resources/network-policy-v1/
@@ -28,7 +28,7 @@ _CACHED = {"resourceVersion": "0"}  # from the API server's memory, which is as 
 
 @dataclass(frozen=True)
 class Pod:
-    """What policies ask of a pod."""
+    """The policies' rules for a pod."""
 
     namespace: str
     labels: Mapping[str, str]
@@ -85,7 +85,7 @@ def read(pods: Objects) -> Iterator[Pod]:
 
 
 def restore(chains: Mapping[str, list[str]], gone: set[str]) -> str:
-    """Return what iptables-restore is told to have ``chains``, and to have those no more that are ``gone``."""
+    """Return the input of iptables-restore that sets ``chains`` and deletes the chains ``gone``."""
     heads = [f":{name} - [0:0]" for name in sorted({*chains, *gone})]
     lines = [f"-A {name} {rule}" for name, found in chains.items() for rule in found]
     return "\n".join(["*filter", *heads, *lines, *(f"-X {name}" for name in sorted(gone)), "COMMIT", ""])

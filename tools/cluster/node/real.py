@@ -1,4 +1,4 @@
-"""What is done with a cluster whose pods run."""
+"""Operations on a cluster that runs pods."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOCAL = "localhost"
 
 
 class Cluster(Access):
-    """A cluster whose pods run."""
+    """A cluster that runs pods."""
 
     registry = LOCAL
     """Where its images come from; nothing is pulled from LOCAL."""
@@ -31,11 +31,11 @@ class Cluster(Access):
         raise NotImplementedError
 
     def keep(self, references: Sequence[str]) -> None:
-        """Remove the images that were brought in, but for these."""
+        """Remove all loaded images except these."""
         raise NotImplementedError
 
     def exec(self, namespace: str, pod: str, *command: str, container: str | None = None) -> str:
-        """Run a command in a pod and return what it writes."""
+        """Run a command in a pod and return its output."""
         return self.kubectl("exec", "-n", namespace, pod, *_container(container), "--", *command)
 
     def logs(self, namespace: str, pod: str, container: str | None = None, previous: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""What the machine's side tells the cluster's side when it starts it."""
+"""Settings that the starting process passes to the cluster's supervisor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class Settings:
-    """What the machine's side tells the supervisor; programs are named by their directory in the cache."""
+    """Settings of the supervisor; programs are named by their directory in the cache."""
 
     cluster: str
     cache: str
@@ -19,7 +19,7 @@ class Settings:
     coredns: str
     pause: str
     tether: int | None = None
-    """A pipe that the cluster shall not outlive."""
+    """File descriptor of a pipe; the cluster ends when it is closed."""
 
     def text(self) -> str:
         """Return it as the command line has it."""

@@ -81,7 +81,7 @@ class NodePlane(ControlPlane):
         self._until(self._names_are_served, "CoreDNS to answer")
 
     def _start_runtime(self) -> None:
-        """Start containerd, without the containers of its last life, and give it the image that every pod needs."""
+        """Start containerd without containers of an earlier start, and import the image that every pod needs."""
         for name in ("io.containerd.runtime.v2.task", "io.containerd.grpc.v1.cri"):
             shutil.rmtree(self._place.content / name, ignore_errors=True)
         self.start("containerd")
@@ -175,7 +175,7 @@ _COMMANDS: dict[str, Callable[[NodePlane], list[str]]] = {
 
 
 def main() -> int:
-    """Run the cluster until a component ends, or whoever holds the other end of the tether."""
+    """Run the cluster until a component ends, or the process that holds the other end of the tether exits."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
     told = Settings.read(sys.argv[1])
     start = time.monotonic()
@@ -207,11 +207,11 @@ def _watch(plane: NodePlane, tether: int | None) -> None:
                 volumes.recycle(plane.api)
                 recycled = time.monotonic()
         except (ApiError, CommandError, OSError, HTTPException) as error:
-            _log.warning("%s", error)  # somebody else changed what is looked at, or the machine is busy: in a moment
+            _log.warning("%s", error)  # a concurrent change or a busy machine: the next round repeats it
         if tether is None:
             time.sleep(_CHECK_SECONDS)
         elif select.select([tether], [], [], _CHECK_SECONDS)[0]:
-            _log.info("whoever started the cluster has ended")
+            _log.info("the process that started the cluster has exited")
             return
 
 

@@ -9,11 +9,11 @@ from tools.cluster.node.machine import PATH
 
 
 class CommandError(RuntimeError):
-    """A program of the system failed; says what it wrote."""
+    """A system program failed; the message has its output."""
 
 
 def run(*command: str, stdin: bytes | None = None) -> str:
-    """Run a command and return what it writes.
+    """Run a command and return its output.
 
     Raises:
         CommandError: it failed.

@@ -1,4 +1,4 @@
-"""What a cluster could leave on the machine: for tests that compare before and after."""
+"""Lists what a cluster could leave on the machine, for tests that compare before and after."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def _volume(name: str, directory: Path) -> Object:
 
 
 def recycle(api: Api) -> None:
-    """Empty the volumes whose claim is gone and offer them again."""
+    """Empty the volumes whose claim was deleted and make them available again."""
     for volume in api.list(_COLLECTION):
         if volume["spec"].get("storageClassName") == CLASS and volume["status"].get("phase") == "Released":
             _empty(Path(volume["spec"]["hostPath"]["path"]))

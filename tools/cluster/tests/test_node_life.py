@@ -1,4 +1,4 @@
-"""The cluster of the tests itself: what it leaves, and what becomes of it when somebody kills a part of it."""
+"""The cluster of the tests itself: what it leaves, and what becomes of it when a user kills a part of it."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_cluster_that_is_killed_is_swept_by_the_next_which_ends_with_its_tests
     ends(second)
 
 
-def test_a_cluster_goes_on_after_who_used_it_and_ends_with_any_component_saying_which():
+def test_a_cluster_continues_after_who_used_it_and_ends_with_any_component_saying_which():
     Node(CLUSTER).start()
     with Node(CLUSTER) as node:
         assert node.nodes == [PLACE.name]

@@ -228,7 +228,7 @@ def _described(detail: SampleDetail) -> Iterator[Text]:
         "tokens": _tokens(sample),
         "versions": sample.min_version is not None and f"{_versions(sample)}{staleness}",
         "end": sample.finish,
-        "attempt": detail.attempt and f"{detail.attempt}: what was generated before was thrown away",
+        "attempt": detail.attempt and f"{detail.attempt}: earlier completions were discarded",
     }
     for name, value in fields.items():
         if value:
@@ -326,4 +326,4 @@ def _verdict(found: Report) -> Iterator[Text]:
             yield Text(f"        {problem}")
     broken = sum(not check.ok for check in found.checks)
     result = f"{broken} {'check' if broken == 1 else 'checks'} failed" if broken else "all checks ok"
-    yield Text(f"{result}{'' if found.finished else '; the run is not finished, what is open counts as open'}")
+    yield Text(f"{result}{'' if found.finished else '; the run is not finished; open samples are not errors'}")

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import Annotated
 
 import typer
-from rich.live import Live
 
 from rljob.cli import cluster_commands
 from rljob.cli.cluster_commands import Context, Namespace
@@ -18,7 +17,7 @@ from rljob.local import find_run
 from rljob.local.errors import CliError
 from rljob.local.process_usage import ProcessUsageMeter, Usage
 from rljob.local.run_directory import RunDirectory
-from rljob.local.screen import Terminal
+from rljob.local.screen import LiveScreen, Terminal
 from rljob.local.snapshot import RunSnapshot, take_snapshot
 from rljob.local.snapshot_view import draw_usage
 
@@ -46,9 +45,9 @@ def top(
         for snapshot in frames:
             typer.echo(json.dumps(snapshot.data(), ensure_ascii=False))
     elif live and count is None:
-        with Live(console=console, auto_refresh=False, transient=True) as screen:
+        with LiveScreen(console, draw_usage) as screen:
             for snapshot in frames:
-                screen.update(draw_usage(snapshot), refresh=True)
+                screen.show(snapshot)
     else:
         for snapshot in frames:
             console.print(draw_usage(snapshot))

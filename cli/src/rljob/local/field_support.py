@@ -1,8 +1,8 @@
 """Which fields of the manifest one machine supports: `rljob run` applies, warns of no effect, or refuses.
 
-Applied in every role's template: `env` with a value, `command` and `args` of the container `main` (commands.py), and
-`nccl` of trainer and pools. All other fields of the manifest are applied, or refused at loading
-(rljob.api.unsupported).
+The metadata of the fields says which have no effect on one machine (rljob.api.field_metadata). Of every role's
+template, `env` with a value, `command` and `args` of the container `main` are applied (commands.py). All other fields
+are applied, or refused at loading (rljob.api.unsupported).
 """
 
 from __future__ import annotations
@@ -11,80 +11,29 @@ from collections.abc import Iterator
 from typing import Any
 
 from rljob.api.diff import non_defaults
+from rljob.api.field_metadata import manifest_fields, outermost
 from rljob.api.models import RLJob
 from rljob.api.pods import MAIN
 from rljob.local import commands
 
-STORAGE = "the run directory is the storage"
-NO_PODS = "there are no pods to place"
-LOOPBACK = "everything listens on loopback"
-MEMORY = "processes share the memory of this machine"
-THIS_NETWORK = "everything uses the network of this machine"
-MINIMUM = "as many as min are started"
-STAYS = "the run directory stays and is served by no coordinator after the end"
-
-NO_EFFECT_LOCALLY: dict[str, str] = {
-    "storage.size": STORAGE,
-    "storage.retention": STORAGE,
-    "storage.claim": STORAGE,
-    "scheduling.gang.provider": NO_PODS,
-    "scheduling.priorityClassName": NO_PODS,
-    "scheduling.topology": NO_PODS,
-    "rewards[*].replicas.min": "one process is started; set processes for more workers in it",
-    "rewards[*].replicas.max": "one process is started; set processes for more workers in it",
-    "rollouts[*].replicas.max": MINIMUM,
-    "runner.replicas.max": MINIMUM,
-    "trainer.sharedMemory": MEMORY,
-    "trainer.rdma": NO_PODS,
-    "trainer.hostNetwork": THIS_NETWORK,
-    "rollouts[*].sharedMemory": MEMORY,
-    "rollouts[*].rdma": NO_PODS,
-    "rollouts[*].hostNetwork": THIS_NETWORK,
-    "network.policy": LOOPBACK,
-    "network.allowFrom": LOOPBACK,
-    "network.egress.policy": "connections outwards are not limited",
-    "network.egress.to": "connections outwards are not limited",
-    "network.nodes": LOOPBACK,
-    "failurePolicy.disruption": "this machine is not drained",
-    "failurePolicy.pendingSeconds": NO_PODS,
-    "ttlSecondsAfterFinished": STAYS,
-    "keepCoordinatorSeconds": STAYS,
-    "managedBy": "there is no operator",
-}
-"""Path below spec → why it has no effect on this machine."""
-IDENTITY = ("namespace", "labels", "annotations")
-"""Metadata that only a cluster uses."""
-
-TEMPLATES = (
-    "initializer.template",
-    "trainer.template",
-    "rollouts[*].template",
-    "rewards[*].template",
-    "runner.template",
-    "coordinator.template",
-)
 HONOURED_IN_MAIN = ("name", "env", "command", "args")
 
 
 def warnings(job: RLJob) -> list[str]:
     """Return a warning for each field that is set and has no effect on this machine."""
+    fields = manifest_fields(RLJob)
     lines = [
-        f"spec.{found.path}: has no effect here, {reason}"
-        for pattern, reason in NO_EFFECT_LOCALLY.items()
-        for found in non_defaults(job.spec, pattern)
+        f"{found.path}: has no effect here, {field.local}"
+        for field in outermost(fields, lambda field: field.local)
+        for found in non_defaults(job, field.path)
     ]
-    lines += [
-        f"metadata.{found.path}: has no effect here, there is no cluster"
-        for field in IDENTITY
-        for found in non_defaults(job.metadata, field)
-    ]
-    own = {f"rewards[{i}].template" for i, reward in enumerate(job.spec.rewards) if reward.local is not None}
-    for pattern in TEMPLATES:
-        for found in non_defaults(job.spec, pattern):
+    own = {f"spec.rewards[{i}].template" for i, reward in enumerate(job.spec.rewards) if reward.local is not None}
+    for field in outermost(fields, lambda field: field.local_part):
+        for found in non_defaults(job, field.path):
             if found.path in own:
-                lines.append(f"spec.{found.path}: has no effect here, local.command is run instead")
+                lines.append(f"{found.path}: has no effect here, local.command is run instead")
             elif ignored := list(_without_effect(found.value)):
-                lines.append(f"spec.{found.path}: of no effect here, as there are no pods: {', '.join(ignored)}")
+                lines.append(f"{found.path}: of no effect here, as there are no pods: {', '.join(ignored)}")
     return lines
 
 

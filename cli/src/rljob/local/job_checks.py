@@ -87,10 +87,10 @@ def _check(component: str, environment: dict[str, str]) -> Iterator[subprocess.P
 
 def _found(component: str, process: subprocess.Popen[str]) -> list[str]:
     try:
-        _, said = process.communicate(timeout=CHECK_SECONDS)
+        _, output = process.communicate(timeout=CHECK_SECONDS)
     except subprocess.TimeoutExpired:
         raise CliError(f"the check of {component} took more than {CHECK_SECONDS:.0f} s; try again") from None
     if process.returncode not in (0, CONFIGURATION_ERROR):
-        last = "\n".join(f"  {line}" for line in said.splitlines()[-LAST_LINES:])
+        last = "\n".join(f"  {line}" for line in output.splitlines()[-LAST_LINES:])
         raise CliError(f"{component} could not be checked; its output", log=last)
-    return said.splitlines() if process.returncode else []
+    return output.splitlines() if process.returncode else []

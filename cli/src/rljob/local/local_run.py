@@ -108,7 +108,7 @@ class LocalRun:
         self._last_exits: dict[str, str] = {}  # component or engine → how it ended last
         self._status: RunStatus | None = None  # the coordinator's newest
         self._phase = "starting"  # shown until there is a status
-        self._ending = ""  # shown once the run was told to end
+        self._ending = ""  # shown when the run is ending
         self._started = time.monotonic()
 
     @property
@@ -272,9 +272,9 @@ class LocalRun:
 
     def _log_of(self, status: RunStatus) -> str:
         """Return the end of the log of the component that the failure names, else of the coordinator."""
-        said = f"{status.reason} {status.message}".lower()
+        text = f"{status.reason} {status.message}".lower()
         names = [component.name for component in self._supervisors]
-        concerned = next((name for name in names if name.partition("-")[0] in said), "coordinator")
+        concerned = next((name for name in names if name.partition("-")[0] in text), "coordinator")
         return processes.tail(processes.log_path(self._directory.path, concerned))
 
 

@@ -50,12 +50,6 @@ def any_stopped(prefix: str) -> bool:
     return any(mark is not None and mark.startswith(prefix) for mark in stopped)
 
 
-def is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped, as by SIGSTOP."""
-    process = _look(pid)
-    return process is not None and process.state == "T"
-
-
 def _processes() -> dict[int, ProcessInfo]:
     """Return process id → process of all living processes but this one."""
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]

@@ -33,11 +33,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rljob.api.diff import differences, format_value
 from rljob.api.explain import to_data
+from rljob.api.immutable import run_changes
 from rljob.api.models import RLJob
 from rljob.local.errors import CliError
-from rljob.local.field_support import IDENTITY
 from rljob.protocol.initializer_stamp import mark_unused
 from rljob.protocol.status import RunStatus, decode_status
 
@@ -58,13 +57,6 @@ MADE_BY_COMPONENTS = (
 """Removed when a rejected run starts again; the initializer's output stays while its inputs are the same."""
 LOCK_ATTEMPTS = 5
 LOCK_PAUSE_SECONDS = 0.02
-CHANGEABLE = (
-    "spec.failurePolicy.",
-    "spec.checkpoints.keep",
-    "spec.activeDeadlineSeconds",
-    *(f"metadata.{field}" for field in IDENTITY),
-)
-"""Fields that may differ when a run is resumed; spec.training.steps may grow besides."""
 
 
 class RunDirectory:
@@ -300,15 +292,7 @@ def refuse_changes(before: dict[str, Any], after: dict[str, Any], where: str) ->
     Raises:
         CliError: names the first field that may not change, with exit code 2.
     """
-    for path, old, new in differences(before, after):
-        if path.startswith(CHANGEABLE):
-            continue
-        if path == "spec.training.steps":
-            if new > old:
-                continue
-            raise CliError(f"{path}: the run in {where} has {old}, which may grow but not become {new}", 2)
+    for path, _, _, cause in run_changes(before, after):
         raise CliError(
-            f"{path}: the run in {where} was started with {format_value(old)}, not {format_value(new)}; "
-            "give it that value, or choose another --run-dir",
-            2,
+            f"{path}: the run in {where} was {cause}; give it that value, or choose another --run-dir", exit_code=2
         )

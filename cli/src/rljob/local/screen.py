@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Self
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 
 from rljob.local.errors import CliError
@@ -84,16 +85,16 @@ class PlainScreen(Screen):
 
 
 class LiveScreen(Screen):
-    """A panel that is redrawn in place; notes scroll above it."""
+    """A panel that is redrawn in place; notes scroll above it. ``draw``: renders a snapshot for a width in columns."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, draw: Callable[[RunSnapshot, int], Group] = draw) -> None:
+        self._console, self._draw = console, draw
         # No refresh thread: processes are forked while the screen is up.
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def show(self, snapshot: RunSnapshot) -> None:
         """Draw the run."""
-        self._live.update(draw(snapshot, self._console.width), refresh=True)
+        self._live.update(self._draw(snapshot, self._console.width), refresh=True)
 
     def note(self, text: str) -> None:
         """Print ``text`` above the panel."""

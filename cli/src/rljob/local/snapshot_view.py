@@ -174,7 +174,7 @@ def _accuracy(results: list[EvaluationResult]) -> str:
 # --- top ----------------------------------------------------------------------------------------------------------
 
 
-def draw_usage(snapshot: RunSnapshot) -> Group:
+def draw_usage(snapshot: RunSnapshot, width: int = 0) -> Group:
     """Return the tables of `rljob top`: components and their usage, engines, queues and time."""
     lines: list[RenderableType] = [_head(snapshot), "", _usage_table(snapshot.components)]
     if snapshot.note:

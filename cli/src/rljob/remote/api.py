@@ -31,7 +31,7 @@ class ApiRefusedError(CliError):
 
     Args:
         cause: its answer.
-        sentence: what is refused and what to do.
+        sentence: the refused request and what to do.
     """
 
     def __init__(self, cause: ApiError, sentence: str) -> None:

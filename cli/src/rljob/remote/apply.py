@@ -19,7 +19,7 @@ from rljob.remote.lookup import Namespace, holds, is_active
 
 POLL_SECONDS = 0.5
 NOT_RECONCILED_SECONDS = 30.0
-"""After so long without a reaction the user is told that no operator reconciles the RLJob."""
+"""After this time without a reaction a message says that no operator reconciles the RLJob."""
 GRACE = "rljob.dev/suspend-grace-seconds"
 """Annotation: spec.suspendGraceSeconds as it was before `stop --now`, as JSON."""
 OWN = f'conflict with "{FIELD_MANAGER}"'
@@ -131,10 +131,10 @@ def _kept(job: RemoteJob) -> dict[str, Any]:
 
 
 def _wait(job: RemoteJob, say: Callable[[str], None]) -> None:
-    generation, begun, said = job.body["metadata"]["generation"], time.monotonic(), False
+    generation, begun, reported = job.body["metadata"]["generation"], time.monotonic(), False
     while is_active(job.read()) or (holds(job.body, "Suspended") and not _seen(job, generation)):
-        if not said and not _seen(job, generation) and time.monotonic() - begun > NOT_RECONCILED_SECONDS:
-            said = True
+        if not reported and not _seen(job, generation) and time.monotonic() - begun > NOT_RECONCILED_SECONDS:
+            reported = True
             say(f"no operator has reconciled {job.name} for {NOT_RECONCILED_SECONDS:.0f} s; it stops when one does")
         time.sleep(POLL_SECONDS)
 

@@ -117,7 +117,7 @@ class CoordinatorApi:
         return CoordinatorUnavailableError(self.why_silent())
 
     def why_silent(self) -> str:
-        """Return why there is no coordinator, and what is possible without it, from the RLJob."""
+        """Return why there is no coordinator and which commands work without it, from the RLJob."""
         name, met = self._name, conditions(self._body)
         kept = f"its claim {self.claim} keeps ledger and checkpoints, and rljob status shows how it ended"
         for condition, ended in (("Complete", "has succeeded"), ("Failed", "has failed")):
@@ -131,7 +131,7 @@ class CoordinatorApi:
         if "Ready" not in met:
             return not_reconciled_message(name)
         reason, message = met["Ready"]["reason"], met["Ready"]["message"]
-        return f"the coordinator of {name} does not answer; the RLJob says {reason}: {message}"
+        return f"the coordinator of {name} does not answer; the RLJob reports {reason}: {message}"
 
     @property
     def claim(self) -> str:

@@ -64,7 +64,7 @@ class Tunnel:
         try:
             self._socket.send(DATA + bytes(data))
         except ConnectionClosed:
-            self.receive()  # what went wrong may have been said before
+            self.receive()  # an error may have arrived before
             raise ForwardError(f"the connection to pod {self._pod} broke off; try again") from None
 
     def receive(self) -> bytes:
@@ -73,7 +73,7 @@ class Tunnel:
             try:
                 frame = self._socket.recv(self._patience, decode=False)
             except TimeoutError:
-                raise ForwardError(f"pod {self._pod} said nothing for {self._patience:.0f} s; try again") from None
+                raise ForwardError(f"pod {self._pod} sent nothing for {self._patience:.0f} s; try again") from None
             except ConnectionClosed:
                 return b""
             assert isinstance(frame, bytes), "frames are asked for as bytes"
@@ -89,7 +89,7 @@ class Tunnel:
                 return data
 
     def makefile(self, mode: str) -> io.BufferedReader:
-        """Return what is received as a file; closing it ends the connection."""
+        """Return the received data as a file; closing it closes the connection."""
         assert mode == "rb", "http.client reads so"
         return io.BufferedReader(_Received(self), 1 << 16)
 
@@ -195,6 +195,6 @@ def get(
         tunnel.end()
         why = str(error) or type(error).__name__
         raise ForwardError(f"pod {pod} gives no answer: {why.lower()}; try again") from None
-    except BaseException:
+    except BaseException:  # including Ctrl-C: the WebSocket is closed whatever happened
         tunnel.end()
         raise

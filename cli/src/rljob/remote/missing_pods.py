@@ -58,10 +58,10 @@ def why(body: Object, component: str, there: Sequence[str] = ()) -> str:
             return f"{initialized['message']}; rljob status shows what came after"
     elif component and reason == "Initializing":
         return f"it waits for the initializer; rljob logs -n {namespace} {name} {INITIALIZER} shows what that does"
-    said = [
+    summaries = [
         f"{role['name']}: {role['summary']}"
         for role in (body.get("status") or {}).get("roles") or []
         if is_of(component, str(role["name"])) and role.get("summary")
     ]
-    state = f"the RLJob says {reason}: {message}" if holds(body, "Ready") or not said else "; ".join(said)
+    state = f"the RLJob reports {reason}: {message}" if holds(body, "Ready") or not summaries else "; ".join(summaries)
     return f"{state}; kubectl describe rlj {name} -n {namespace} tells more"

@@ -202,7 +202,7 @@ def _services() -> Iterator[Rule]:
     forms = ("builtin", "function", "url", "local")
     yield Rule(
         "spec.rewards[]",
-        f"{_most_one_of(*forms)} && ({' || '.join(f'has(self.{form})' for form in (*forms, 'template'))})",
+        f"{_most_one_of(*forms)} && ({' || '.join(f'has(self.{escaped(form)})' for form in (*forms, 'template'))})",
         "give exactly one of builtin, function, url, local",
     )
     yield Rule(
@@ -234,7 +234,7 @@ def _services() -> Iterator[Rule]:
 
 
 def _settings() -> Iterator[Rule]:
-    yield Rule("spec.storage", _most_one_of("size", "claim", "uri"), "a storage has one of size, claim, uri")
+    yield Rule("spec.storage", "!has(self.size) || !has(self.claim)", "a storage has one of size, claim")
     yield from _fabric()
     yield Rule(
         "spec.network.egress",
@@ -275,8 +275,17 @@ def _fabric() -> Iterator[Rule]:
 _BRACES = r"\{\{|\}\}"
 
 
+RESERVED = {"function", "if", "import", "in", "let", "loop", "namespace", "package", "return", "break", "continue"}
+"""Names that CEL reserves; Kubernetes escapes a field of such a name."""
+
+
+def escaped(field: str) -> str:
+    """Return the name of a field in a CEL rule."""
+    return f"__{field}__" if field in RESERVED else field
+
+
 def _given(fields: tuple[str, ...]) -> str:
-    return f"[{', '.join(f'has(self.{field})' for field in fields)}]"
+    return f"[{', '.join(f'has(self.{escaped(field)})' for field in fields)}]"
 
 
 def _most_one_of(*fields: str) -> str:

@@ -53,9 +53,9 @@ class NonDefault:
 
 
 def non_defaults(model: BaseModel, pattern: str) -> Iterator[NonDefault]:
-    """Yield the fields of ``model`` that match ``pattern`` (``rollouts[*].hosts``) and are not at their default."""
+    """Yield the fields of ``model`` that match ``pattern`` (``rollouts[].hosts``) and are not at their default."""
     head, _, rest = pattern.partition(".")
-    alias = head.removesuffix("[*]")
+    alias = head.removesuffix("[]")
     name, field = next((name, field) for name, field in type(model).model_fields.items() if field.alias == alias)
     value = getattr(model, name)
     if not rest:
@@ -63,7 +63,7 @@ def non_defaults(model: BaseModel, pattern: str) -> Iterator[NonDefault]:
         if value != default:
             yield NonDefault(alias, value, default)
         return
-    entries = {f"{alias}[{i}]": entry for i, entry in enumerate(value)} if head.endswith("[*]") else {alias: value}
+    entries = {f"{alias}[{i}]": entry for i, entry in enumerate(value)} if head.endswith("[]") else {alias: value}
     for path, entry in entries.items():
         if entry is not None:
             for found in non_defaults(entry, rest):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from rljob.api.field_metadata import nested_model
 from rljob.api.unsupported import near_miss, on_one_line
 
 KEY = "[key]"
@@ -49,15 +50,8 @@ def model_at(location: Sequence[str | int], root: type[BaseModel]) -> type[BaseM
         if isinstance(part, int):
             continue
         fields = {field.alias or name: field for name, field in model.model_fields.items()} if model else {}
-        model = _model_in(fields[part].annotation) if part in fields else None
+        model = nested_model(fields[part].annotation)[0] if part in fields else None
     return model
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the model inside ``X``, ``X | None``, ``list[X]`` or ``Annotated[X, …]``."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next(filter(None, map(_model_in, get_args(annotation))), None)
 
 
 def sentences_of(detail: ErrorDetails, root: type[BaseModel]) -> list[str]:
@@ -91,7 +85,8 @@ def _instead_of_null(detail: ErrorDetails, root: type[BaseModel]) -> str:
 def _not_yet(detail: ErrorDetails, root: type[BaseModel]) -> str | None:
     model = model_at(detail["loc"][:-1], root)
     defaults = {field.alias: field.default for field in model.model_fields.values()} if model else {}
-    return near_miss(detail["loc"], detail["input"], detail["ctx"]["expected"], defaults.get(str(detail["loc"][-1])))
+    default = defaults.get(str(detail["loc"][-1]))
+    return near_miss(detail["loc"], detail["input"], detail["ctx"]["expected"], default, root)
 
 
 def _unknown(location: Sequence[str | int], root: type[BaseModel]) -> str:

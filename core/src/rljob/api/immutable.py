@@ -1,45 +1,20 @@
-"""Mutable fields of a job. All other fields define the job: the API server refuses changes of them by CEL transition
-rules, which are generated here for every field outside :data:`MUTABLE`."""
+"""Mutability of fields: the transition rules of the CRD, and the check that a manifest belongs to a run.
+
+A field that may not change after creation has a CEL transition rule on the API server. A run, on one machine or in a
+cluster, belongs to a manifest with the same values of all fields that define the run. The latter are fewer: a claim of
+another size stores the same run, but the operator creates a job's claim only once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from rljob.api.cel_rules import Rule
+from rljob.api.cel_rules import Rule, escaped
+from rljob.api.diff import differences, format_value
+from rljob.api.field_metadata import Fields, field_at, manifest_fields
+from rljob.api.models import RLJob
 from rljob.api.structural import Schema
-
-MUTABLE = (
-    "spec.initializer.template",
-    "spec.training.steps",
-    "spec.rewards[].replicas",
-    "spec.rewards[].template",
-    "spec.environments[].replicas",
-    "spec.environments[].template",
-    "spec.trainer.sharedMemory",
-    "spec.trainer.rdma",
-    "spec.trainer.nccl",
-    "spec.trainer.hostNetwork",
-    "spec.trainer.template",
-    "spec.rollouts[].replicas",
-    "spec.rollouts[].sharedMemory",
-    "spec.rollouts[].rdma",
-    "spec.rollouts[].nccl",
-    "spec.rollouts[].hostNetwork",
-    "spec.rollouts[].template",
-    "spec.runner.replicas",
-    "spec.runner.template",
-    "spec.coordinator.template",
-    "spec.checkpoints",
-    "spec.tracking",
-    "spec.network",
-    "spec.suspend",
-    "spec.suspendGraceSeconds",
-    "spec.failurePolicy",
-    "spec.activeDeadlineSeconds",
-    "spec.ttlSecondsAfterFinished",
-    "spec.keepCoordinatorSeconds",
-)
-"""Fields that may change: how the job runs, not what it computes."""
 
 CHANGED = "field is immutable; create a new RLJob"
 LISTED = "entries cannot be added, removed or renamed after creation; create a new RLJob"
@@ -48,30 +23,51 @@ LOWERED = "can only be raised after creation; create a new RLJob"
 
 def immutability(spec: Schema) -> Iterator[Rule]:
     """Yield the transition rules. ``spec`` is the structural schema of an RLJob's spec."""
-    yield from _below(spec, "spec")
-    yield Rule("spec.training", "self.steps >= oldSelf.steps", LOWERED, ".steps")
+    fields = manifest_fields(RLJob)
+    yield from _below(spec, "spec", fields)
+    for path, field in fields.items():
+        if field.mutable == "raise":
+            parent, _, name = path.rpartition(".")
+            yield Rule(parent, f"self.{name} >= oldSelf.{name}", LOWERED, f".{name}")
 
 
-def _below(schema: Schema, path: str) -> Iterator[Rule]:
-    for name, field in schema["properties"].items():
+def run_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, str]]:
+    """Yield the differences that forbid the run of manifest ``old`` to continue as ``new``, both as data.
+
+    Yields:
+        Path, old value, new value, and the cause as the end of a sentence that begins with the run.
+    """
+    fields = manifest_fields(RLJob)
+    for path, was, now in differences(old, new):
+        field = field_at(fields, path)
+        if field.mutable == "raise":
+            if now < was:
+                yield path, was, now, f"started with {was}, which may grow but not become {now}"
+        elif field.defines_run:
+            yield path, was, now, f"started with {format_value(was)}, not {format_value(now)}"
+
+
+def _below(schema: Schema, path: str, fields: Fields) -> Iterator[Rule]:
+    for name, inner in schema["properties"].items():
         here = f"{path}.{name}"
-        if here in MUTABLE or (path.endswith("[]") and name == "name"):  # names are compared for the whole list
+        if path.endswith("[]") and name == "name":  # names are compared for the whole list
             continue
-        always = "default" in field or name in schema.get("required", [])
-        if any(mutable.startswith(f"{here}.") for mutable in MUTABLE):
-            if not always:
-                yield Rule(path, f"has(self.{name}) == has(oldSelf.{name})", CHANGED, f".{name}")
-            yield from _below(field, here)
-        elif any(mutable.startswith(f"{here}[]") for mutable in MUTABLE):
-            yield Rule(path, _same_names(name), LISTED, f".{name}")
-            yield from _below(field["items"], f"{here}[]")
-        else:
-            yield Rule(path, _same(name, always), CHANGED, f".{name}")
+        always = "default" in inner or name in schema.get("required", [])
+        match fields[here].mutable:
+            case "never":
+                yield Rule(path, _same(name, always), CHANGED, f".{name}")
+            case "partly" if inner["type"] == "array":
+                yield Rule(path, _same_names(name), LISTED, f".{name}")
+                yield from _below(inner["items"], f"{here}[]", fields)
+            case "partly":
+                if not always:
+                    yield Rule(path, f"has(self.{name}) == has(oldSelf.{name})", CHANGED, f".{name}")
+                yield from _below(inner, here, fields)
 
 
 def _same(name: str, always: bool) -> str:
-    same = f"self.{name} == oldSelf.{name}"
-    return same if always else f"has(self.{name}) == has(oldSelf.{name}) && (!has(self.{name}) || {same})"
+    new, old = f"self.{escaped(name)}", f"oldSelf.{escaped(name)}"
+    return f"{new} == {old}" if always else f"has({new}) == has({old}) && (!has({new}) || {new} == {old})"
 
 
 def _same_names(name: str) -> str:

@@ -6,7 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from rljob.api.base import Label, Labels, Model, Name, Quantity, ResourceName, Text
+from rljob.api.base import Label, Labels, Model, Name, Quantity, ResourceName
+from rljob.api.field_metadata import FieldMeta
+
+NO_PODS = "there are no pods to place"
 
 
 class Storage(Model):
@@ -18,8 +21,6 @@ class Storage(Model):
     """Whether the claim is kept when the job is deleted."""
     claim: Name | None = None
     """Name of an existing PersistentVolumeClaim to use instead of a new one."""
-    uri: Annotated[Text, Field(min_length=1)] | None = None
-    """Object store URI to use instead of a claim: s3://BUCKET/PATH."""
 
 
 class Accelerator(Model):
@@ -45,9 +46,12 @@ class Rdma(Model):
 class Gang(Model):
     """Gang scheduling: the trainer and `replicas.min` engines of each pool start together or not at all."""
 
-    provider: Literal["none", "kubernetes", "volcano", "coscheduling", "kueue"] | None = None
+    provider: Annotated[
+        Literal["none", "kubernetes", "volcano", "coscheduling", "kueue"] | None,
+        FieldMeta(unsupported=("kubernetes", "volcano", "coscheduling", "kueue")),
+    ] = None
     """Gang scheduler. Default: the cluster setting."""
-    queue: Name | None = None
+    queue: Annotated[Name | None, FieldMeta(unsupported=True)] = None
     """Queue of the provider, if it has queues."""
 
 

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from rljob.api.algorithm import Algorithm
 from rljob.api.base import Label, Labels, Model, Name, Text
+from rljob.api.field_metadata import FieldMeta
 from rljob.api.kubernetes import Network, Storage
 from rljob.api.pods import PodTemplate
 from rljob.api.roles import Coordinator, Environment, Reward, Rollout, Runner, Trainer
@@ -22,6 +23,8 @@ from rljob.api.unsupported import unsupported
 from rljob.api.validation import problems
 
 API_VERSION: Literal["rljob.dev/v1alpha1"] = "rljob.dev/v1alpha1"
+NO_CLUSTER = "there is no cluster"
+STAYS = "the run directory stays and is served by no coordinator after the end"
 
 
 class Metadata(Model):
@@ -29,11 +32,15 @@ class Metadata(Model):
 
     name: Name
     """Name of the job. The default run directory is runs/NAME."""
-    namespace: Name | None = None
+    namespace: Annotated[Name | None, FieldMeta(reader="objects", mutable="never", local=NO_CLUSTER)] = None
     """Namespace of the job. Default: kubectl's current namespace."""
-    labels: Labels = {}
+    labels: Annotated[Labels, FieldMeta(reader="objects", local=NO_CLUSTER)] = {}
     """Labels of the RLJob."""
-    annotations: Annotated[dict[Label, Annotated[str, Field(max_length=262_144)]], Field(max_length=64)] = {}
+    annotations: Annotated[
+        dict[Label, Annotated[str, Field(max_length=262_144)]],
+        Field(max_length=64),
+        FieldMeta(reader="objects", local=NO_CLUSTER),
+    ] = {}
     """Annotations of the RLJob."""
 
 
@@ -55,16 +62,14 @@ class ModelSource(Model):
     """Name that rollouts refer to; the trained model is called `policy`."""
     source: Annotated[Text, Field(min_length=1)]
     """Hugging Face directory: `job://PATH` in the job's storage, or a path (for `rljob run` only)."""
-    adapter: Annotated[Text, Field(min_length=1)] | None = None
-    """Directory of a LoRA adapter on top of the source, in the same form as `source`."""
-    placement: Literal["trainer", "service"] | None = None
+    placement: Annotated[Literal["trainer", "service"] | None, FieldMeta(unsupported=True)] = None
     """Where a model that is not trained runs: in the trainer's processes, or as a pool of engines."""
 
 
 class Training(Model):
     """Size and length of training."""
 
-    steps: Annotated[int, Field(ge=0, le=10_000_000)]
+    steps: Annotated[int, Field(ge=0, le=10_000_000), FieldMeta(reader="coordinator", mutable="raise")]
     """Optimizer steps (batches) to train; each produces one new policy version. 0: evaluate only."""
     prompts_per_step: Annotated[int, Field(ge=1, le=65_536)] = 32
     """Prompts (groups) per batch."""
@@ -80,7 +85,9 @@ class RLJobSpec(Model):
 
     seed: Annotated[int, Field(ge=0, le=2**53 - 1)] = 0
     """Random seed of data, sampling and initializer."""
-    storage: Storage = Storage()
+    storage: Annotated[
+        Storage, FieldMeta(reader="objects", mutable="never", local="the run directory is the storage")
+    ] = Storage()
     """The job's storage."""
     initializer: Initializer | None = None
     """Command that runs once before the other roles start."""
@@ -98,7 +105,7 @@ class RLJobSpec(Model):
     """Evaluation on held-out problems. Default: none."""
     rewards: Annotated[list[Reward], Field(min_length=1, max_length=64)]
     """Reward services."""
-    environments: Annotated[list[Environment], Field(max_length=64)] = []
+    environments: Annotated[list[Environment], Field(max_length=64), FieldMeta(unsupported=True)] = []
     """Environment services for multi-turn trajectories."""
     trainer: Trainer = Trainer()
     """The trainer."""
@@ -110,25 +117,36 @@ class RLJobSpec(Model):
     """The coordinator."""
     weight_sync: WeightSync = WeightSync()
     """Transfer of new weights to the engines."""
-    checkpoints: Checkpoints = Checkpoints()
+    checkpoints: Annotated[Checkpoints, FieldMeta(reader="coordinator")] = Checkpoints()
     """Checkpoints of the trainer."""
-    tracking: Tracking = Tracking()
+    tracking: Annotated[Tracking, FieldMeta(reader="coordinator")] = Tracking()
     """Where metrics are written, besides metrics.jsonl."""
-    network: Network = Network()
+    network: Annotated[Network, FieldMeta(reader="objects", local="there are no NetworkPolicies on one machine")] = (
+        Network()
+    )
     """NetworkPolicies of the job."""
-    suspend: bool = False
+    suspend: Annotated[bool, FieldMeta(reader="operator")] = False
     """Stop the run gracefully and keep its state; no pods or processes run until this is false again."""
-    suspend_grace_seconds: Annotated[float, Field(ge=0, le=86_400)] = 120.0
+    suspend_grace_seconds: Annotated[float, Field(ge=0, le=86_400), FieldMeta(reader="operator")] = 120.0
     """Time limit for the checkpoint that a suspended run writes before it stops."""
-    failure_policy: FailurePolicy = FailurePolicy()
+    failure_policy: Annotated[FailurePolicy, FieldMeta(reader="operator")] = FailurePolicy()
     """Reaction to processes and pods that fail."""
-    active_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    active_deadline_seconds: Annotated[
+        Annotated[int, Field(ge=1, le=2**31 - 1)] | None, FieldMeta(reader="operator")
+    ] = None
     """The run fails after running for this long. Default: no limit."""
-    ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    ttl_seconds_after_finished: Annotated[
+        Annotated[int, Field(ge=0, le=2**31 - 1)] | None, FieldMeta(reader="operator", local=STAYS)
+    ] = None
     """The RLJob is deleted this long after its end. Default: never."""
-    keep_coordinator_seconds: Annotated[int, Field(ge=0, le=2**31 - 1)] = 3600
+    keep_coordinator_seconds: Annotated[int, Field(ge=0, le=2**31 - 1), FieldMeta(reader="operator", local=STAYS)] = (
+        3600
+    )
     """How long the coordinator serves status, samples and metrics after the end of the run."""
-    managed_by: Annotated[Text, Field(min_length=1)] | None = None
+    managed_by: Annotated[
+        Annotated[Text, Field(min_length=1)] | None,
+        FieldMeta(reader="operator", mutable="never", local="there is no operator"),
+    ] = None
     """Name of another controller that manages the job instead of rljob's operator."""
 
     @model_validator(mode="after")

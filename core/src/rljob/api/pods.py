@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, WithJsonSchema
 
+from rljob.api.field_metadata import FieldMeta
 from rljob.api.unsupported import on_one_line
 
 MAIN = "main"
@@ -55,7 +56,12 @@ def _check(template: dict[str, Any]) -> dict[str, Any]:
     return template
 
 
-PodTemplate = Annotated[dict[str, Any], AfterValidator(_check), WithJsonSchema({"type": "object", MARK: True})]
+PodTemplate = Annotated[
+    dict[str, Any],
+    AfterValidator(_check),
+    WithJsonSchema({"type": "object", MARK: True}),
+    FieldMeta(reader="pods", local_part="`env` with a value, `command` and `args` of the container `main`"),
+]
 """A PodTemplateSpec as a mapping."""
 
 

@@ -8,20 +8,25 @@ from pydantic import Field
 
 from rljob.api.base import Collectives, Model, Name, Quantity, Text, Url
 from rljob.api.extensions import BACKENDS, ENGINES, Extension, Reference
-from rljob.api.kubernetes import Accelerator, Rdma
+from rljob.api.field_metadata import FieldMeta
+from rljob.api.kubernetes import NO_PODS, Accelerator, Rdma
 from rljob.api.pods import PodTemplate
 from rljob.api.rewards import REWARDS, builtin_docs, option_docs
 
-OF_PODS = ("sharedMemory", "rdma", "nccl", "hostNetwork")
-"""Fields of trainer and pools that, like `template`, only shape pods; no process reads them."""
+MEMORY = "processes share the memory of this machine"
+NETWORK = "all processes use the network of this machine"
+ONE_PROCESS = "one process is started; set processes for more workers in it"
 
 
 class Replicas(Model):
     """Number of replicas of a role."""
 
-    min: Annotated[int, Field(ge=1, le=1024)] = 1
+    min: Annotated[int, Field(ge=1, le=1024), FieldMeta(reader="objects")] = 1
     """Minimum, and the number started first."""
-    max: Annotated[int, Field(ge=1, le=1024)] | None = None
+    max: Annotated[
+        Annotated[int, Field(ge=1, le=1024)] | None,
+        FieldMeta(reader="objects", local="as many as min are started"),
+    ] = None
     """Maximum when there is more work. Default: `min`."""
 
 
@@ -53,7 +58,7 @@ class Reward(Model):
     named `main`."""
     local: LocalCommand | None = None
     """How `rljob run` starts a service of your own."""
-    replicas: Replicas = Replicas()
+    replicas: Annotated[Replicas, FieldMeta(local=ONE_PROCESS)] = Replicas()
     """Pods of the service."""
     processes: Annotated[int, Field(ge=1, le=256)] = 1
     """Worker processes per pod that score samples."""
@@ -118,7 +123,7 @@ class Trainer(Model):
 
     backend: Annotated[str, Extension(BACKENDS, ("megatron",))] = "fsdp"
     """`fsdp`: PyTorch FSDP2. `megatron`: Megatron Core. Or `module:class` of your own package."""
-    parallelism: TrainerParallelism = TrainerParallelism()
+    parallelism: Annotated[TrainerParallelism, FieldMeta(unsupported=True)] = TrainerParallelism()
     """Model parallelism."""
     nodes: Annotated[int, Field(ge=1, le=1024)] = 1
     """Pods of the trainer."""
@@ -126,13 +131,13 @@ class Trainer(Model):
     """Processes per pod: one per accelerator, or on CPU one per data-parallel rank."""
     accelerator: Accelerator = Accelerator()
     """Device type of the trainer."""
-    shared_memory: Quantity | None = None
+    shared_memory: Annotated[Quantity | None, FieldMeta(reader="pods", local=MEMORY)] = None
     """Size limit of /dev/shm, which counts as memory of the pod. Default: the memory limit of the pod."""
-    rdma: Rdma | None = None
+    rdma: Annotated[Rdma | None, FieldMeta(reader="pods", local=NO_PODS)] = None
     """RDMA network adapters of a pod."""
-    nccl: Collectives = {}
+    nccl: Annotated[Collectives, FieldMeta(reader="pods")] = {}
     """Environment variables of NCCL and related libraries: `NCCL_*`, `TORCH_NCCL_*`, `GLOO_*`, `UCX_*`, `FI_*`."""
-    host_network: bool = False
+    host_network: Annotated[bool, FieldMeta(reader="pods", local=NETWORK)] = False
     """Pods use the network of their node, as some fabrics need. NetworkPolicies admit them by `network.nodes` only."""
     template: PodTemplate | None = None
     """Kubernetes PodTemplateSpec, merged over the pods that rljob creates."""
@@ -160,26 +165,26 @@ class Rollout(Model):
 
     name: Name
     """Name of the pool."""
-    model: Name = "policy"
+    model: Annotated[Name, FieldMeta(unsupported=True)] = "policy"
     """Name of an entry of `models`."""
     engine: Annotated[str, Extension(ENGINES, ("sglang",))] = "vllm"
     """The inference engine: `vllm`, `sglang`, or `module:class` of your own package, an engine adapter. In a cluster
     its pods run the image of `template`."""
-    hosts: Annotated[int, Field(ge=1, le=1024)] = 1
+    hosts: Annotated[int, Field(ge=1, le=1024), FieldMeta(unsupported=True)] = 1
     """Pods of one engine."""
-    parallelism: EngineParallelism = EngineParallelism()
+    parallelism: Annotated[EngineParallelism, FieldMeta(unsupported=True)] = EngineParallelism()
     """Model parallelism of an engine."""
     accelerator: Accelerator = Accelerator()
     """Device type of the engines."""
-    placement: Literal["Separate", "Colocated"] = "Separate"
+    placement: Annotated[Literal["Separate", "Colocated"], FieldMeta(unsupported=True)] = "Separate"
     """`Separate`: engines have their own accelerators. `Colocated`: they share the trainer's in turn."""
-    shared_memory: Quantity | None = None
+    shared_memory: Annotated[Quantity | None, FieldMeta(reader="pods", local=MEMORY)] = None
     """Size limit of /dev/shm, which counts as memory of the pod. Default: the memory limit of the pod."""
-    rdma: Rdma | None = None
+    rdma: Annotated[Rdma | None, FieldMeta(reader="pods", local=NO_PODS)] = None
     """RDMA network adapters of a pod."""
-    nccl: Collectives = {}
+    nccl: Annotated[Collectives, FieldMeta(reader="pods")] = {}
     """Environment variables of NCCL and related libraries: `NCCL_*`, `TORCH_NCCL_*`, `GLOO_*`, `UCX_*`, `FI_*`."""
-    host_network: bool = False
+    host_network: Annotated[bool, FieldMeta(reader="pods", local=NETWORK)] = False
     """Pods use the network of their node, as some fabrics need. NetworkPolicies admit them by `network.nodes` only."""
     template: PodTemplate | None = None
     """Kubernetes PodTemplateSpec, merged over the pods that rljob creates."""

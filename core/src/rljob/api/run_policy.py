@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rljob.api.base import Model, Name
-from rljob.api.kubernetes import Gang, Topology
+from rljob.api.field_metadata import FieldMeta
+from rljob.api.kubernetes import NO_PODS, Gang, Topology
 
 
 class Redundancy(Model):
@@ -28,25 +29,25 @@ class Scheduling(Model):
     on_deadline: Literal["wait", "regenerate"] = "wait"
     """Action for a group that is incomplete when the last batch it may join is due. `wait`: the batch waits
     for it (unbiased). `regenerate`: it ends as `expired` and its prompt starts again under current weights."""
-    gang: Gang = Gang()
+    gang: Annotated[Gang, FieldMeta(reader="objects", mutable="never", local=NO_PODS)] = Gang()
     """Gang scheduling of the trainer and the engines."""
-    priority_class_name: Name | None = None
+    priority_class_name: Annotated[Name | None, FieldMeta(reader="objects", mutable="never", local=NO_PODS)] = None
     """Name of the PriorityClass of the job's pods."""
-    topology: Topology | None = None
+    topology: Annotated[Topology | None, FieldMeta(reader="objects", mutable="never", local=NO_PODS)] = None
     """Topology-aware placement of the gang's pods. Default: any node."""
 
 
 class WeightSync(Model):
     """Transfer of new weights to the engines."""
 
-    transport: Literal["auto", "gloo", "nccl", "ipc"] = "auto"
+    transport: Annotated[Literal["auto", "gloo", "nccl", "ipc"], FieldMeta(unsupported=("ipc",))] = "auto"
     """`auto`: nccl when trainer and engines have NVIDIA GPUs of their own, else gloo. `ipc`: GPU memory
     that trainer and engines share."""
     in_flight: Literal["keep", "keepStaleCache", "abort", "wait"] = "keep"
     """Sequences in flight at an update. `keep`: they continue under the new weights with a recomputed KV cache.
     `keepStaleCache`: they continue with the old cache. `abort`: they are interrupted and continue from their prefix.
     `wait`: the update waits for them."""
-    groups: Literal["perEngine", "shared"] = "perEngine"
+    groups: Annotated[Literal["perEngine", "shared"], FieldMeta(unsupported=("shared",))] = "perEngine"
     """`perEngine`: each engine receives the weights in its own group, so that an engine that crashes blocks no other.
     `shared`: all engines of a pool at once."""
     bucket_bytes: Annotated[int, Field(ge=1 << 16, le=1 << 32)] = 16 << 20
@@ -79,12 +80,14 @@ class FailurePolicy(Model):
 
     max_restarts: Annotated[int, Field(ge=0, le=1_000_000)] = 20
     """Restarts of one role in a run before the run fails. Each ten minutes without a failure take one off the count."""
-    hang_seconds: Annotated[float, Field(ge=1, le=86_400)] = 60.0
+    hang_seconds: Annotated[float, Field(ge=1, le=86_400), FieldMeta(reader="objects")] = 60.0
     """A process whose event loop has not run for this long (stopped or hung) is killed and restarted."""
-    disruption: Literal["Allow", "Block"] = "Allow"
+    disruption: Annotated[
+        Literal["Allow", "Block"], FieldMeta(reader="objects", local="this machine is not drained")
+    ] = "Allow"
     """Whether pods of the trainer may be evicted, for example when a node is drained. `Allow`: the trainer continues
     from its last checkpoint on another node, which does not count as a restart. `Block`: evictions are refused, and a
     drain waits for the end of the job."""
-    pending_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    pending_seconds: Annotated[Annotated[int, Field(ge=1, le=2**31 - 1)] | None, FieldMeta(local=NO_PODS)] = None
     """The run fails when pods of the trainer or of engines could not be scheduled or created for this long. Default:
     no limit."""

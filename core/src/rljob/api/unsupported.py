@@ -1,45 +1,27 @@
-"""Fields and values of the manifest that are not supported yet: refused by name, never ignored."""
+"""Refuses by name, and never ignores, values of the manifest that are not supported yet.
+
+Which values these are is metadata of the fields (:mod:`rljob.api.field_metadata`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel
+
 from rljob.api.diff import non_defaults
+from rljob.api.field_metadata import manifest_fields, outermost
 
 if TYPE_CHECKING:
     from rljob.api.models import RLJobSpec
 
-NOT_YET: dict[str, tuple[str, ...] | None] = {
-    "storage.uri": None,
-    "models[*].adapter": None,
-    "models[*].placement": None,
-    "scheduling.gang.provider": ("kubernetes", "volcano", "coscheduling", "kueue"),
-    "scheduling.gang.queue": None,
-    "environments": None,
-    "trainer.backend": ("megatron",),
-    "trainer.parallelism.tensor": None,
-    "trainer.parallelism.pipeline": None,
-    "trainer.parallelism.context": None,
-    "trainer.parallelism.expert": None,
-    "rollouts[*].model": None,
-    "rollouts[*].engine": ("sglang",),
-    "rollouts[*].hosts": None,
-    "rollouts[*].parallelism.tensor": None,
-    "rollouts[*].parallelism.pipeline": None,
-    "rollouts[*].parallelism.data": None,
-    "rollouts[*].placement": None,
-    "weightSync.transport": ("ipc",),
-    "weightSync.groups": None,
-}
-"""Path below spec → the values not supported yet; None: every value but the default."""
-
 
 def unsupported(spec: RLJobSpec) -> Iterator[str]:
     """Yield one ``field: sentence`` for each field with an unsupported value."""
-    for pattern, values in NOT_YET.items():
-        for found in non_defaults(spec, pattern):
-            if values is None or found.value in values:
+    for field in outermost(manifest_fields(type(spec)), lambda field: field.unsupported):
+        for found in non_defaults(spec, field.path):
+            if field.unsupported is True or found.value in field.unsupported:
                 yield f"{found.path}: {sentence(found.value, found.default)}"
     if "policy" in (names := [model.name for model in spec.models]):
         for i, name in enumerate(names):
@@ -47,20 +29,25 @@ def unsupported(spec: RLJobSpec) -> Iterator[str]:
                 yield f"models[{i}]: a model besides policy ({name}) is not supported yet; remove it"
 
 
-def near_miss(location: Sequence[str | int], value: Any, known: str, default: Any) -> str | None:
+def near_miss(location: Sequence[str | int], value: Any, known: str, default: Any, root: type[BaseModel]) -> str | None:
     """Return the refusal of a misspelt unsupported value (colocated for Colocated), or None.
 
     Args:
-        location: of the field, as in pydantic's errors.
+        location: of the field below ``root``, as in pydantic's errors.
         value: none of the field's values.
         known: the field's values, each in single quotes.
         default: of the field.
+        root: the model that was validated.
     """
-    pattern = "".join("[*]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".spec.")
-    if pattern not in NOT_YET or not isinstance(value, str) or f"'{value.casefold()}'" not in known.casefold():
+    path = "".join("[]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
+    field = manifest_fields(root).get(path)
+    if field is None or not field.unsupported:
         return None
-    values = NOT_YET[pattern]
-    if value.casefold() == str(default).casefold() or (values is not None and value.casefold() not in values):
+    if not isinstance(value, str) or f"'{value.casefold()}'" not in known.casefold():
+        return None
+    if value.casefold() == str(default).casefold():
+        return None
+    if field.unsupported is not True and value.casefold() not in field.unsupported:
         return None
     return sentence(value, default)
 

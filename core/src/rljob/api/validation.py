@@ -214,10 +214,8 @@ def _batches(spec: RLJobSpec) -> Iterator[str]:
 
 
 def _storage(spec: RLJobSpec) -> Iterator[str]:
-    given = {"size": spec.storage.size, "claim": spec.storage.claim, "uri": spec.storage.uri}
-    forms = [name for name, value in given.items() if value is not None]
-    if len(forms) > 1:
-        yield f"storage.{forms[1]}: {forms[0]} is given too; a storage has one of {', '.join(given)}"
+    if spec.storage.size is not None and spec.storage.claim is not None:
+        yield "storage.claim: size is given too; a storage has one of size, claim"
 
 
 def _replicas(spec: RLJobSpec) -> Iterator[str]:

@@ -1,38 +1,27 @@
 """Hashes of a job's inputs, by which the operator decides which objects to create again.
 
 A role's hash covers the manifest fields that its pods depend on, as the user wrote them (without defaults, presets not
-expanded). So neither a new operator nor another image or cluster setting changes it, and running jobs are not
-restarted by them. The rendered hash covers one object as it was rendered.
+expanded). Which fields these are follows from the readers in their metadata (:mod:`rljob.api.field_metadata`). Neither
+a new operator nor another image or cluster setting changes a role's hash, so they restart no running job. The rendered
+hash covers one object as it was rendered.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from rljob.api.models import RLJob
-from rljob.api.roles import OF_PODS, Rollout, Trainer
+from rljob.api.field_metadata import Reader, manifest_fields, select
+from rljob.api.models import RLJob, RLJobSpec
+from rljob.api.roles import Rollout, Trainer
 
 _JSON = msgspec.json.Encoder(order="deterministic")
 _BYTES = 8
-
-OPERATOR_ONLY = (
-    "suspend",
-    "suspendGraceSeconds",
-    "failurePolicy",
-    "activeDeadlineSeconds",
-    "ttlSecondsAfterFinished",
-    "keepCoordinatorSeconds",
-    "managedBy",
-    "network",
-)
-"""Fields of the spec that no pod depends on: changing them restarts no pod."""
-COORDINATOR_ONLY = ("checkpoints", "tracking")
-"""Fields of the spec, besides training.steps, that may change during a job and that only the coordinator reads."""
-PLACED = ("rollouts", "rewards")
+LAST = ("scheduling", "trainer", "rollouts", "rewards")
+"""Last fields of job.json. Their order is part of the rendered hash of the ConfigMap, so it stays as it is."""
 
 
 def digest(*values: Any) -> str:
@@ -58,13 +47,11 @@ class Inputs:
     def __init__(self, job: RLJob) -> None:
         self.written: dict[str, Any] = job.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         """The spec as the user wrote it."""
-        self.parts = _of_parts(self.written)
-        """The content of job.json: without templates, replicas and fields that only the operator reads."""
+        self.parts = _read_by(self.written, "components", "coordinator")
+        """The content of job.json: the fields that a process of the job reads."""
         self._coordinator = digest(self.parts)
-        lasting = _without(self.parts, COORDINATOR_ONLY)
-        lasting["training"] = _without(lasting["training"], ("steps",))
-        self.lasting = digest(lasting)
-        """Hash of the immutable fields."""
+        self.lasting = digest(_read_by(self.written, "components"))
+        """Hash of the fields that define the run."""
 
     def role(self, kind: str, name: str, *own: Any) -> str:
         """Return the hash of a role; ``own`` are the role's own fields, such as its template."""
@@ -74,36 +61,26 @@ class Inputs:
 def of_pods(entry: Trainer | Rollout) -> Any:
     """Return what the pods of a trainer or pool depend on besides job.json, for :meth:`Inputs.role`.
 
-    Hash only the template if no other placement field is set, so that hashes of existing jobs stay stable.
+    Hash only the template if no other field shapes the pods, so that hashes of existing jobs stay stable.
     """
     written = entry.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    placed = {field: written[field] for field in OF_PODS if field in written}
+    written.pop("template", None)
+    placed = select(written, manifest_fields(type(entry)), ["pods"])
     return {"template": entry.template, **placed} if placed else entry.template
 
 
 def spec_hash(job: RLJob) -> str:
-    """Return the hash of the immutable fields (annotation rljob.dev/spec-hash of a claim)."""
+    """Return the hash of the fields that define the run (annotation rljob.dev/spec-hash of a claim)."""
     return Inputs(job).lasting
 
 
-def _of_parts(written: Mapping[str, Any]) -> dict[str, Any]:
-    parts = _without(written, (*OPERATOR_ONLY, "storage", "trainer", "runner", "coordinator", *PLACED))
-    scheduling = _without(written.get("scheduling", {}), ("gang", "priorityClassName", "topology"))
-    parts.pop("scheduling", None)
-    if scheduling:
-        parts["scheduling"] = scheduling
-    if trainer := _without(written.get("trainer", {}), ("template", *OF_PODS)):
-        parts["trainer"] = trainer
-    if "initializer" in parts:
-        parts["initializer"] = _without(parts["initializer"], ("template",))
-    for field in PLACED:
-        parts[field] = [_without(entry, ("template", "replicas", *OF_PODS)) for entry in written[field]]
+def _read_by(written: Mapping[str, Any], *readers: Reader) -> dict[str, Any]:
+    """Return the fields of a spec that processes of ``readers`` read."""
+    parts = select(written, manifest_fields(RLJobSpec), readers)
+    for field in LAST:
+        if field in parts:
+            parts[field] = parts.pop(field)
     for reward in parts["rewards"]:
         if not reward.keys() & {"builtin", "function", "url", "local"}:
             reward["template"] = {}  # the user's container scores
     return parts
-
-
-def _without(fields: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    left_out = frozenset(names)
-    return {name: value for name, value in fields.items() if name not in left_out}

@@ -17,40 +17,23 @@ from typing import Any
 import blake3
 
 from rljob.api.explain import to_data
-from rljob.api.models import RLJob
-from rljob.api.roles import OF_PODS
+from rljob.api.field_metadata import manifest_fields, select
+from rljob.api.models import RLJob, RLJobSpec
 from rljob.protocol.environment import search_path
 
 STAMP = "initializer.json"
 MAX_PROGRAM_BYTES = 16 << 20
-NO_MATTER = (
-    "training",
-    "checkpoints",
-    "tracking",
-    "failurePolicy",
-    "suspend",
-    "suspendGraceSeconds",
-    "activeDeadlineSeconds",
-    "ttlSecondsAfterFinished",
-    "keepCoordinatorSeconds",
-    "managedBy",
-    "network",
-)
-"""Fields of the spec that do not affect the initializer's result; most of them may change during a run."""
-NO_MATTER_IN_ROLES = ("replicas", "template", *OF_PODS)
 
 
 def content_key(job: RLJob) -> str:
-    """Return a digest of everything that the initializer's result depends on: command, seed, job and program.
+    """Return a digest of everything that the initializer's result depends on: its program, and what defines the run.
 
     Args:
         job: resolved.
     """
     assert job.spec.initializer is not None
-    spec = to_data(job)["spec"]
-    for field in NO_MATTER:
-        spec.pop(field)
-    digest = blake3.blake3(json.dumps(_without(spec, NO_MATTER_IN_ROLES), sort_keys=True).encode())
+    spec = select(to_data(job)["spec"], manifest_fields(RLJobSpec), ["components"])
+    digest = blake3.blake3(json.dumps(spec, sort_keys=True).encode())
     for argument in job.spec.initializer.command:
         source = _source(argument)
         if source is not None:
@@ -99,13 +82,6 @@ def _write(storage: Path, stamp: dict[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     new.replace(storage / STAMP)
-
-
-def _without(value: Any, names: tuple[str, ...]) -> Any:
-    """Return ``value`` without the keys ``names``, at any depth."""
-    if isinstance(value, dict):
-        return {name: _without(inner, names) for name, inner in value.items() if name not in names}
-    return [_without(inner, names) for inner in value] if isinstance(value, list) else value
 
 
 def _source(argument: str) -> Path | None:

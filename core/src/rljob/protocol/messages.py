@@ -253,8 +253,7 @@ class WeightsSent(Message):
 
 
 class TrainerBlocked(Message):
-    """The trainer cannot do what it was told until somebody helps (a full disk), and tries it again; with an empty
-    ``reason`` it no longer waits."""
+    """The trainer is blocked (for example, disk full) and keeps retrying; empty ``reason``: no longer blocked."""
 
     incarnation: int
     reason: str
@@ -447,7 +446,7 @@ class GenerateResult(Message):
 
 
 class Cancel(Message):
-    """The trajectories are no longer wanted."""
+    """Drop these trajectories."""
 
     samples: list[str]
 

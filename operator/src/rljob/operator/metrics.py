@@ -110,7 +110,9 @@ class _AtScrape(Collector):
             objects.add_metric([resource], number)
         yield objects
         ages = GaugeMetricFamily(
-            f"{PREFIX}watch_age_seconds", "Time since a watch said anything; about 60 at rest.", labels=["resource"]
+            f"{PREFIX}watch_age_seconds",
+            "Seconds since the last event of a watch; about 60 when idle.",
+            labels=["resource"],
         )
         for resource, age in self._ages().items():
             ages.add_metric([resource], age)

@@ -106,11 +106,11 @@ def _fields(status: RLJobStatus) -> dict[str, Any]:
 
 def _without_absent(planned: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``planned`` without fields that are None both there and in ``written``."""
-    said = {}
+    applied = {}
     for name, value in planned.items():
         before = written.get(name)
         if isinstance(value, dict):
-            said[name] = _without_absent(value, before or {})
+            applied[name] = _without_absent(value, before or {})
         elif value is not None or before is not None:
-            said[name] = value
-    return said
+            applied[name] = value
+    return applied

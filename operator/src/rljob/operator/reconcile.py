@@ -1,6 +1,6 @@
 """Reconciles one RLJob: observe, plan, execute, write status, record events.
 
-Idempotent. What is remembered only saves requests: the operator may be killed before or after any write, and restarting
+Idempotent. Cached state only saves requests: the operator may be killed before or after any write, and restarting
 from cluster state converges to the same result.
 """
 
@@ -44,7 +44,7 @@ class Planner(Protocol):
         ...
 
     def forget(self, uid: str) -> None:
-        """Drop what is remembered of a deleted job."""
+        """Drop the cached state of a deleted job."""
         ...
 
 

@@ -91,8 +91,8 @@ class Recorder:
 
 def event_body(job: Meta, event: Event, instance: str, now: datetime.datetime) -> dict[str, Any]:
     """Return the Event object for the first occurrence of ``event`` on ``job``."""
-    said = "\0".join((job.uid, event.type, event.reason, event.message))
-    digest = hashlib.sha256(said.encode()).hexdigest()[:16]
+    content = "\0".join((job.uid, event.type, event.reason, event.message))
+    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
     time = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "apiVersion": EVENTS.api_version,

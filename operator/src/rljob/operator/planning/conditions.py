@@ -75,15 +75,15 @@ def transitions(before: RLJobStatus, after: RLJobStatus) -> list[Event]:
     One event per transition: Ready does not repeat Complete, Failed, Suspended or Initialized.
     """
     changed = [each for each in after.conditions if _differs(find(before, each.type), each)]
-    told: list[Event] = []
+    events: list[Event] = []
     for condition in sorted(changed, key=lambda each: each.type == "Ready"):
         reason = condition.reason
         if condition.type == "Initialized" and (reason, condition.status) in _SILENT:
             continue
-        if condition.type == "Ready" and (reason == reasons.FAILED or any(reason == each.reason for each in told)):
+        if condition.type == "Ready" and (reason == reasons.FAILED or any(reason == each.reason for each in events)):
             continue
-        told.append(Event("Normal" if reason in NORMAL else "Warning", reason, condition.message))
-    return told
+        events.append(Event("Normal" if reason in NORMAL else "Warning", reason, condition.message))
+    return events
 
 
 def _differs(before: Condition | None, after: Condition) -> bool:

@@ -112,8 +112,8 @@ def of_pod(pod: Pod, context: DiagnosisContext = DiagnosisContext()) -> PodProbl
 def of_workload(child: Child, warnings: Mapping[str, str]) -> PodProblem | None:
     """Return why a workload lacks pods, from its status or its events; None if neither reports a reason."""
     failure = condition(child, "ReplicaFailure")
-    said = str(failure.get("message", "")) if failure is not None else warnings.get(child.metadata.uid)
-    return refusal(said) if said is not None else None
+    message = str(failure.get("message", "")) if failure is not None else warnings.get(child.metadata.uid)
+    return refusal(message) if message is not None else None
 
 
 def refusal(message: str) -> PodProblem:
@@ -166,24 +166,24 @@ def _unbound(context: DiagnosisContext) -> str:
         return f"{claim_named} is not bound: kubectl describe pvc {named}".rstrip() + " tells why"
     claim = waiting[0]
     spec, status = claim.body.get("spec", {}), claim.body.get("status", {})
-    said = next((str(each.get("message", "")) for each in status.get("conditions", ()) if each.get("message")), "")
+    cause = next((str(each.get("message", "")) for each in status.get("conditions", ()) if each.get("message")), "")
     size = spec.get("resources", {}).get("requests", {}).get("storage", "?")
     modes = " ".join(spec.get("accessModes", ()))
     if status.get("phase") == "Lost":
-        said = "its volume is lost"
-    elif not said and (warning := context.warnings.get(claim.metadata.uid)):
+        cause = "its volume is lost"
+    elif not cause and (warning := context.warnings.get(claim.metadata.uid)):
         return f"claim {claim.metadata.name} {_unprovided(warning)}"
-    elif not said and not spec.get("storageClassName"):
-        said = (
+    elif not cause and not spec.get("storageClassName"):
+        cause = (
             "the cluster has no default storage class; set the chart's jobs.storage.className, or make a new job with "
             "spec.storage.claim"
         )
-    elif not said:
-        said = (
+    elif not cause:
+        cause = (
             f"storage class {spec['storageClassName']} has given no volume of {size} with {modes} yet; there has to be "
             "such a class, and it has to have room"
         )
-    return f"claim {claim.metadata.name} is not bound: {said}"
+    return f"claim {claim.metadata.name} is not bound: {cause}"
 
 
 def _unprovided(warning: str) -> str:

@@ -74,12 +74,12 @@ def _blocked(foreign: Mapping[Ref, str], refused: Mapping[Ref, str]) -> Readines
 
 def _under_way(run: Run | None, problems: Sequence[RoleProblem]) -> Readiness:
     more = "".join(f"; {problem.text}" for problem in problems)
-    said = f"; {run.message}" if run is not None and run.message else ""  # a pod is ready before its component is
+    message = f"; {run.message}" if run is not None and run.message else ""  # a pod is ready before its component is
     if run is None or run.state not in STATES:
         return Readiness(
-            False, reasons.STARTING, f"all roles are ready{said or ', the first batch is being made'}{more}"
+            False, reasons.STARTING, f"all roles are ready{message or ', the first batch is being made'}{more}"
         )
-    return Readiness(True, STATES[run.state], f"all roles are ready{said}{more}")
+    return Readiness(True, STATES[run.state], f"all roles are ready{message}{more}")
 
 
 def _restarting(attempt: Attempt) -> str:

@@ -229,8 +229,8 @@ def _is_late(job: Child, now: float) -> bool:
 
 def _refused(view: JobView, role: str) -> bool:
     """Return whether the creation of a role's pods is refused."""
-    said = (pod_diagnosis.of_workload(child, view.observed.warnings) for child in view.workloads(role))
-    return _late_job(view, role) is not None or any(said)
+    problems = (pod_diagnosis.of_workload(child, view.observed.warnings) for child in view.workloads(role))
+    return _late_job(view, role) is not None or any(problems)
 
 
 def _claims(view: JobView) -> list[Child]:

@@ -73,12 +73,12 @@ def choose(pods: Sequence[Pod], count: int, already: Iterable[str], run: Run | N
     """Return the names of ``count`` pods to remove: those that drain already, then those that are not ready, then those
     with the lowest load; among equal pods the newest."""
     engines = _engines(run)
-    told = {name: place for place, name in enumerate(already)}
+    position = {name: place for place, name in enumerate(already)}
 
     def order(pod: Pod) -> tuple[int, bool, int]:
         name = pod.metadata.name
         engine = engines.get(name)
-        return told.get(name, len(told)), is_ready(pod), engine.load if engine else 0
+        return position.get(name, len(position)), is_ready(pod), engine.load if engine else 0
 
     newest = sorted(pods, key=lambda pod: (pod.metadata.creation_timestamp, pod.metadata.name), reverse=True)
     return [pod.metadata.name for pod in sorted(newest, key=order)[: max(0, count)]]
@@ -174,11 +174,11 @@ def _orphaned_engines(builder: PlanBuilder, view: JobView, pools: Sequence[Engin
     """Return draining engines whose Deployment has been deleted: they must get no requests while they terminate."""
     if not builder.status.draining:
         return []
-    told = set(builder.status.draining)
+    draining = set(builder.status.draining)
     return [
         pod.metadata.name
         for pod in alive(_engine_pods(view))
-        if pod.metadata.name in told and not any(pool.selects(pod) for pool in pools)
+        if pod.metadata.name in draining and not any(pool.selects(pod) for pool in pools)
     ]
 
 
