@@ -20,7 +20,7 @@ rewards = st.lists(st.floats(-100, 100), min_size=2, max_size=12)
 def advantages(kind: str, values: list[float], groups: list[str]) -> np.ndarray:
     """Return the advantage of each sample of a batch whose rows are all local; a row has one token of the model."""
     samples = [
-        BatchSample(f"{group}.{i}", group, reward, 1, 1, 0, 1.0, 1)
+        BatchSample(f"{group}.{i}", group, reward, 1, 1, 2, 0, 1.0, 1)
         for i, (group, reward) in enumerate(zip(groups, values, strict=True))
     ]
     row = Row(np.zeros(2, np.int64), np.zeros(2, np.float32), np.array([False, True]))

@@ -33,7 +33,8 @@ def two_turns(seed: int) -> tuple[Train, dict[int, Row], list[list[int]]]:
         logprobs = np.where(mask, -4 + 0.4 * generator.standard_normal(len(mask)), 0).astype(np.float32)
         reward, model = float(generator.integers(0, 3)), int(mask.sum())
         ends.append(np.cumsum(sizes).tolist())
-        samples.append(BatchSample(f"{i // 2}.{i % 2}", f"{i // 2}", reward, len(mask) - model, model, 0, 0.7, 16))
+        name, group, given = f"{i // 2}.{i % 2}", f"{i // 2}", len(mask) - model
+        samples.append(BatchSample(name, group, reward, given, model, len(mask), 0, 0.7, 16))
         rows[i] = Row(ids, logprobs, mask, token_rewards(mask, reward, [(ends[-1][1], 0.25)]))
     return Train(incarnation=1, step=0, samples=samples, check_initial_logprobs=False), rows, ends
 
