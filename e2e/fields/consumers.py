@@ -436,7 +436,7 @@ def _batch(step: int) -> tuple[messages.Train, dict[int, Row]]:
                 max_tokens=16,
             )
         )
-        rows[i] = Row(ids, logprobs, mask)
+        rows[i] = Row(ids, logprobs, mask, np.zeros(len(ids)))
     return messages.Train(incarnation=1, step=step, samples=samples, check_initial_logprobs=False), rows
 
 

@@ -23,7 +23,7 @@ def advantages(kind: str, values: list[float], groups: list[str]) -> np.ndarray:
         BatchSample(f"{group}.{i}", group, reward, 1, 1, 2, 0, 1.0, 1)
         for i, (group, reward) in enumerate(zip(groups, values, strict=True))
     ]
-    row = Row(np.zeros(2, np.int64), np.zeros(2, np.float32), np.array([False, True]))
+    row = Row(np.zeros(2, np.int64), np.zeros(2, np.float32), np.array([False, True]), np.zeros(2))
     rows = dict.fromkeys(range(len(samples)), row)
     found = load(ADVANTAGES, kind, "")(AdvantageInputs(0, samples, rows, {}, None, None, Algorithm()))
     assert all(len(found[i]) == 2 and found[i][0] == found[i][1] for i in rows)

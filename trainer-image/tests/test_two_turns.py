@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rljob.api.algorithm import Algorithm
-from rljob.protocol.messages import BatchSample, Train
+from rljob.protocol.messages import BatchSample, Segment, Train
 from rljob.trainer.algorithms.advantages.base import AdvantageInputs
 from rljob.trainer.algorithms.rewards import token_rewards
 from rljob.trainer.backends.fsdp import FsdpBackend
@@ -35,7 +35,8 @@ def two_turns(seed: int) -> tuple[Train, dict[int, Row], list[list[int]]]:
         ends.append(np.cumsum(sizes).tolist())
         name, group, given = f"{i // 2}.{i % 2}", f"{i // 2}", len(mask) - model
         samples.append(BatchSample(name, group, reward, given, model, len(mask), 0, 0.7, 16))
-        rows[i] = Row(ids, logprobs, mask, token_rewards(mask, reward, [(ends[-1][1], 0.25)]))
+        turns = [Segment("model", 0, ends[-1][1], 0.25), Segment("model", ends[-1][1], len(mask), reward - 0.25)]
+        rows[i] = Row(ids, logprobs, mask, token_rewards(turns, mask))
     return Train(incarnation=1, step=0, samples=samples, check_initial_logprobs=False), rows, ends
 
 
@@ -103,9 +104,14 @@ def test_only_what_the_model_wrote_is_trained_on(model_directory, world, job, mo
     np.testing.assert_allclose(result.advantages_N, means, rtol=1e-6, atol=1e-7)
 
 
-def test_rewards_arrive_at_the_last_token_of_their_segment_and_the_rest_at_the_models_last():
+def test_rewards_arrive_at_the_last_token_that_the_model_wrote_up_to_the_end_of_their_segment():
     mask = np.array([False, True, True, False, True, False])
-    assert token_rewards(mask, 1.5).tolist() == [0, 0, 0, 0, 1.5, 0]
-    assert token_rewards(mask, 1.5, [(3, 0.5), (5, 1.0)]).tolist() == [0, 0, 0.5, 0, 1.0, 0]
-    assert token_rewards(mask, 1.5, [(4, 0.5)]).tolist() == [0, 0, 0, 0.5, 1.0, 0]
-    assert token_rewards(~mask[:1] & False, 1.0).tolist() == [0]
+
+    def rewards(*turns: tuple[int, float]) -> list[float]:
+        return token_rewards([Segment("model", 0, end, reward) for end, reward in turns], mask).tolist()
+
+    assert rewards((6, 1.5)) == [0, 0, 0, 0, 1.5, 0]
+    assert rewards((3, 0.5), (5, 1.0)) == [0, 0, 0.5, 0, 1.0, 0]
+    assert rewards((4, 0.5), (4, 0.25)) == [0, 0, 0.75, 0, 0, 0]  # a turn without tokens: the turn before it
+    assert rewards((1, 2.0)) == [0, 2.0, 0, 0, 0, 0]
+    assert token_rewards([Segment("model", 0, 1, 1.0)], mask[:1]).tolist() == [0]

@@ -60,6 +60,20 @@ def reinforce(inputs):
     return Objective(inputs.logprobs_BK * inputs.advantages_BK, torch.ones_like(inputs.logprobs_BK), none_BK)
 
 
+def narrow(inputs):
+    from rljob.trainer.algorithms.objectives.base import Objective
+
+    return Objective(inputs.logprobs_BK[:, :1], inputs.logprobs_BK, inputs.mask_BK)
+
+
+def raising(inputs):
+    raise RuntimeError("no such token")
+
+
+def nan(inputs):
+    return {i: np.full(len(row.mask_L), np.nan) for i, row in inputs.rows.items()}
+
+
 def by_sample(response_tokens, max_tokens):
     return 1 / (len(response_tokens) * response_tokens)
 """
@@ -168,13 +182,21 @@ def test_an_objective_and_an_aggregation(package, model_directory, world, job, b
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"), [("broken", "no such prompt"), ("short", r"an array of shape \(1,\) for \d+ tokens")]
+    ("field", "name", "sentence"),
+    [
+        ("advantage", "broken", "no such prompt"),
+        ("advantage", "raising", "RuntimeError: no such token"),
+        ("advantage", "short", r"an array of shape \(1,\) for \d+ tokens"),
+        ("advantage", "nan", "nan or an infinite number"),
+        ("objective", "raising", "RuntimeError: no such token"),
+        ("objective", "narrow", r"values of shape \(\d+, 1\) for tokens of shape"),
+    ],
 )
-def test_an_estimator_that_fails_ends_the_run_with_its_name(
-    package, model_directory, world, job, batch, name, sentence
+def test_an_algorithm_that_fails_ends_the_run_with_its_name(
+    package, model_directory, world, job, batch, field, name, sentence
 ):
-    made = job(algorithm={"advantage": f"mine.algorithms:{name}"})
-    with pytest.raises(UnrecoverableError, match=rf"spec\.algorithm\.advantage: mine\.algorithms:{name} .*{sentence}"):
+    made = job(algorithm={field: f"mine.algorithms:{name}"})
+    with pytest.raises(UnrecoverableError, match=rf"spec\.algorithm\.{field}: mine\.algorithms:{name} .*{sentence}"):
         step(world, model_directory, made, batch())
 
 

@@ -29,8 +29,7 @@ class Row:
     token_ids_L: NDArray[np.int64]
     logprobs_L: NDArray[np.float32]
     mask_L: NDArray[np.bool_]  # where the model wrote
-    rewards_L: NDArray[np.float64] | None = None
-    """Reward that arrives at each token; None: the sample's whole reward at the last token that the model wrote."""
+    rewards_L: NDArray[np.float64]  # reward that arrives at each token
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,7 @@ def split_minibatches(groups: Sequence[str], minibatches: int) -> list[list[int]
 def collate(rows: Sequence[Row], temperatures: Sequence[float], device: torch.device) -> Microbatch:
     """Return the rows as tensors on ``device``; without rows, one row of two tokens that no model wrote."""
     if not rows:
-        empty = Row(np.zeros(2, np.int64), np.zeros(2, np.float32), np.zeros(2, np.bool_))
+        empty = Row(np.zeros(2, np.int64), np.zeros(2, np.float32), np.zeros(2, np.bool_), np.zeros(2))
         rows, temperatures = [empty], [1.0]
     length = max(2, *(len(row.token_ids_L) for row in rows))
     token_ids_BL = np.zeros((len(rows), length), np.int64)

@@ -15,8 +15,9 @@ import zstandard
 from numpy.typing import NDArray
 
 from rljob.protocol.backoff import Backoff
-from rljob.protocol.messages import BatchSample, SampleTokens, Segment, Train
+from rljob.protocol.messages import BatchSample, SampleTokens, Train
 from rljob.scheduling.shards import assign
+from rljob.trainer.algorithms.rewards import token_rewards
 from rljob.trainer.batch import Row, lengths
 from rljob.trainer.errors import SupersededError, UnrecoverableError
 
@@ -107,7 +108,7 @@ def _row(tokens: SampleTokens, scalars: BatchSample) -> Row:
         np.frombuffer(tokens.token_ids, "<i4").astype(np.int64),
         np.frombuffer(tokens.logprobs, "<f4").astype(np.float32),
         mask_L,
-        _token_rewards(tokens.segments, mask_L),
+        token_rewards(tokens.segments, mask_L),
     )
     if not scalars.total_tokens == len(row.token_ids_L) == len(row.logprobs_L):
         raise UnrecoverableError(
@@ -135,18 +136,3 @@ def _mask(tokens: SampleTokens, length: int) -> NDArray[np.bool_]:
     if end != length:
         raise UnrecoverableError(f"sample {tokens.sample}: its segments do not cover the {length} tokens of the batch")
     return mask_L
-
-
-def _token_rewards(segments: list[Segment], mask_L: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return the rewards of segments, each at the last token that the model wrote up to the segment's end.
-
-    The reward of a turn without tokens goes to the turn before it; before the first written token, to that token. A
-    sample in which the model wrote nothing has no token for a reward.
-    """
-    rewards_L = np.zeros(len(mask_L))
-    written = np.flatnonzero(mask_L)
-    if len(written):
-        for segment in segments:
-            place = max(0, int(np.searchsorted(written, segment.end)) - 1)
-            rewards_L[written[place]] += segment.reward
-    return rewards_L

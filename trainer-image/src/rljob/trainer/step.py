@@ -21,7 +21,6 @@ from rljob.trainer.algorithms.advantages.base import AdvantageInputs, Estimator
 from rljob.trainer.algorithms.aggregation import masked_sum
 from rljob.trainer.algorithms.needs import load_function, needs
 from rljob.trainer.algorithms.objectives.base import ObjectiveFunction, ObjectiveInputs
-from rljob.trainer.algorithms.rewards import token_rewards
 from rljob.trainer.backends.base import Backend, Loss, Output
 from rljob.trainer.batch import Batch, MicrobatchInputs, Row, at_targets, lay_out
 from rljob.trainer.errors import UnrecoverableError
@@ -58,8 +57,8 @@ def apply_batch(
         budget: padded tokens of a microbatch.
 
     Raises:
-        UnrecoverableError: the gradient is not finite, the estimator of advantages fails, or at the run's first step
-            the engine's log-probabilities differ from the trainer's.
+        UnrecoverableError: the gradient is not finite, the estimator of advantages or the objective fails, or at the
+            run's first step the engine's log-probabilities differ from the trainer's.
     """
     backend.metrics()  # discards what ran since the last step
     batch = lay_out(train, rows, algorithm, world, budget)
@@ -86,11 +85,7 @@ def apply_batch(
 
 def shape(batch: Batch) -> Rewards:
     """Return the reward that arrives at each token of this replica's rows."""
-    samples = batch.train.samples
-    return {
-        i: token_rewards(row.mask_L, samples[i].reward) if row.rewards_L is None else row.rewards_L
-        for i, row in batch.rows.items()
-    }
+    return {i: row.rewards_L for i, row in batch.rows.items()}
 
 
 def set_advantages(batch: Batch, rewards: Rewards, scores: Scores, algorithm: Algorithm, world: World) -> Tensor:
@@ -109,7 +104,9 @@ def set_advantages(batch: Batch, rewards: Rewards, scores: Scores, algorithm: Al
             for microbatch in minibatch:
                 microbatch.advantages_BK = at_targets(microbatch, advantages)
         mean_N = _mean_by_sample(advantages, batch)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # not those of collectives
+    except torch.distributed.DistError:  # a collective of the estimator: another rank has failed
+        raise
+    except Exception as error:  # a user's estimator may raise anything; it would fail again, so the run ends
         log.exception("the estimator of advantages failed")
         problem = UnrecoverableError(
             f"spec.algorithm.advantage: {algorithm.advantage} failed: {type(error).__name__}: {error}"
@@ -166,16 +163,24 @@ def policy_loss(
     def loss(i: int, output: Output) -> Tensor:
         inputs, tokens = minibatch[i], minibatch[i].tokens
         old_BK = output.logprobs_BK.detach() if old is None else old[i]
-        objective = function(
-            ObjectiveInputs(
-                logprobs_BK=output.logprobs_BK,
-                old_BK=old_BK,
-                behavior_BK=tokens.behavior_BK,
-                advantages_BK=inputs.advantages_BK,
-                mask_BK=tokens.mask_BK,
-                algorithm=algorithm,
-            )
+        given = ObjectiveInputs(
+            logprobs_BK=output.logprobs_BK,
+            old_BK=old_BK,
+            behavior_BK=tokens.behavior_BK,
+            advantages_BK=inputs.advantages_BK,
+            mask_BK=tokens.mask_BK,
+            algorithm=algorithm,
         )
+        try:
+            objective = function(given)
+            if objective.values_BK.shape != given.mask_BK.shape:
+                returned, wanted = tuple(objective.values_BK.shape), tuple(given.mask_BK.shape)
+                raise ValueError(f"it returned values of shape {returned} for tokens of shape {wanted}")
+        except Exception as error:  # a user's objective may raise anything; it would fail again, so the run ends
+            log.exception("the objective failed")
+            raise UnrecoverableError(
+                f"spec.algorithm.objective: {algorithm.objective} failed: {type(error).__name__}: {error}"
+            ) from None
         share = -masked_sum(objective.values_BK, tokens.mask_BK, inputs.weights_B)
         statistics.add(share.detach(), objective, old_BK, tokens, inputs.padding)
         return share

@@ -29,6 +29,6 @@ def probe(backend: Backend, device: torch.device, length: int) -> Probe:
     """
     token_ids = probe_tokens(backend.vocabulary, length)
     mask_L = np.arange(length) > 0
-    rows = [Row(np.asarray(ids), np.zeros(length, np.float32), mask_L) for ids in token_ids]
+    rows = [Row(np.asarray(ids), np.zeros(length, np.float32), mask_L, np.zeros(length)) for ids in token_ids]
     (output,) = backend.run([collate(rows, [1.0] * len(rows), device)], None)
     return Probe(token_ids, output.logprobs_BK.float().cpu().tolist())

@@ -10,25 +10,25 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from rljob.protocol.messages import Segment
 
-def token_rewards(
-    mask_L: NDArray[np.bool_], reward: float, segments: Iterable[tuple[int, float]] = ()
-) -> NDArray[np.float64]:
-    """Return the reward that arrives at each token; their sum is the sample's reward.
 
-    A segment's reward arrives at its last token. Without segments, and for what their rewards leave of the sample's
-    reward, it is the last token that the model wrote.
+def token_rewards(segments: Iterable[Segment], mask_L: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return the reward that arrives at each token (L,); their sum is the sample's reward.
+
+    The reward of a segment arrives at the last token that the model wrote up to the segment's end. The reward of a turn
+    without tokens goes to the turn before it; before the first written token, to that token. A sample in which the
+    model wrote nothing has no token for a reward.
 
     Args:
+        segments: of the sample, in order.
         mask_L: where the model wrote.
-        reward: of the sample.
-        segments: end (exclusive) and reward of segments of the sample, for example of turns.
     """
     rewards_L = np.zeros(len(mask_L), np.float64)
-    rest = reward
-    for end, value in segments:
-        rewards_L[end - 1] += value
-        rest -= value
-    if mask_L.any() and rest != 0:
-        rewards_L[np.flatnonzero(mask_L)[-1]] += rest
+    written = np.flatnonzero(mask_L)
+    if len(written):
+        for segment in segments:
+            if segment.reward:
+                place = max(0, int(np.searchsorted(written, segment.end)) - 1)
+                rewards_L[written[place]] += segment.reward
     return rewards_L
