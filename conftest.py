@@ -27,6 +27,7 @@ LONGEST_FIRST = (
     "e2e/test_real_run.py",
     "e2e/test_kill_matrix.py",
     "rollout-image/tests/test_engine.py",
+    "e2e/test_extensions.py",
     "cli/tests/test_local_run.py",
     "e2e/test_bad_input.py",
     "trainer-image/tests/test_launch.py",

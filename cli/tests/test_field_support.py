@@ -52,7 +52,7 @@ IGNORED = {
 
 def components(manifest, tmp_path):
     here = LocalContext(
-        tmp_path, {"coordinator": 1, "reward-exact": 2}, {"agent": "a", "trainer": "t", "runner": "r", "operator": "o"}
+        tmp_path, {"coordinator": 1, "reward-exact": 2}, {"agent": "a", "trainer": "t", "runner": "r", "owner": "o"}
     )
     return {component.name: component for component in commands.components(resolve(validate(manifest)), here)}
 

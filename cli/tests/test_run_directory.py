@@ -134,7 +134,7 @@ def test_a_manifest_of_another_version_is_refused(directory, manifest):
 def test_tokens_are_made_once_and_for_the_owner_only(directory):
     directory.path.mkdir(parents=True)
     tokens = directory.tokens()
-    assert set(tokens) == {"agent", "trainer", "runner", "operator"}
+    assert set(tokens) == {"agent", "trainer", "runner", "owner"}
     assert len(set(tokens.values())) == 4
     assert directory.tokens() == tokens
     assert (directory.path / "tokens.json").stat().st_mode & 0o777 == 0o600

@@ -124,7 +124,7 @@ async def test_only_the_operator_may_ask_for_it(new_world: Any, tmp_path: Path, 
     monkeypatch.setattr(REGISTRY, "register", lambda collector: None)
     world = new_world(job(), tmp_path)
     await world.start()
-    app = build_app(world.run, {"operator": "secret", "agent": "other"})
+    app = build_app(world.run, {"owner": "secret", "agent": "other"})
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://coordinator") as client:
         for token in ("other", ""):
             refused = await client.post("/v1/suspend", headers={"Authorization": f"Bearer {token}"})

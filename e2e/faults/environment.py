@@ -138,7 +138,7 @@ class FaultEnvironment(Harness):
 
     async def suspend(self) -> None:
         """Request suspension until the run is suspended, as `rljob stop` does."""
-        headers = {"Authorization": f"Bearer {TOKENS['operator']}"}
+        headers = {"Authorization": f"Bearer {TOKENS['owner']}"}
         while (await self._ask("post", "/v1/suspend", headers)).get("state") not in ("Suspended", "Succeeded"):
             await asyncio.sleep(ASK_SECONDS)
 

@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from rljob.coordinator.rljob_client import JobRef, RLJobClient
 from rljob.kube.errors import ConflictError
 from rljob.manifests import render
 from rljob.manifests.inputs import Context
+from rljob.protocol.backoff import Backoff
 from tools.cluster.client import ApiError
 from tools.cluster.controlplane import ControlPlane
 
@@ -359,7 +361,7 @@ async def test_no_change_is_missed_when_watches_end_or_their_version_is_gone(
     cluster: ControlPlane, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rljob_client, "WATCH_SECONDS", 1)
-    monkeypatch.setattr("rljob.kube.backoff.FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(rljob_client, "Backoff", partial(Backoff, 0.01))
     rljob = make(cluster, namespace, tmp_path, make_job())
     own = Forgotten(rljob.job_ref)
     heard: asyncio.Queue[rljob_client.RLJobView] = asyncio.Queue()

@@ -39,7 +39,7 @@ class Status(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self):
         tokens = json.loads(pathlib.Path(os.environ["RLJOB_TOKENS"]).read_text())
-        right = self.path == "/v1/suspend" and self.headers["Authorization"] == f"Bearer {tokens['operator']}"
+        right = self.path == "/v1/suspend" and self.headers["Authorization"] == f"Bearer {tokens['owner']}"
         if right:
             say("told to suspend")
             file = pathlib.Path(sys.argv[-1])

@@ -193,7 +193,7 @@ class LocalRun:
             return
         self._ending = ENDING
         self._screen.note(f"{ENDING}; Ctrl-C again stops at once")
-        await ask_to_suspend(here.coordinator_url, here.tokens["operator"])
+        await ask_to_suspend(here.coordinator_url, here.tokens["owner"])
 
     async def _watch(self, url: str) -> RunStatus:
         """Poll the coordinator's status until the run ends; return the last one."""

@@ -69,9 +69,9 @@ def build_app(run: Run, tokens: Mapping[str, str]) -> FastAPI:
 
     @app.post("/v1/suspend")
     async def suspend(authorization: Annotated[str, Header()] = "") -> Response:
-        if not allowed("operator", authorization):
-            REFUSED.labels("operator").inc()
-            raise HTTPException(401, "the operator's token is needed")
+        if not allowed("owner", authorization):
+            REFUSED.labels("owner").inc()
+            raise HTTPException(401, "the owner's token is needed")
         run.suspend()
         return _status(run)
 

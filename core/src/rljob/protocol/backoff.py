@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 
+FIRST_SECONDS, LAST_SECONDS = 0.5, 30.0
+
 
 class Backoff:
     """Waits that double from ``first`` to ``last`` seconds. Each is cut at random by up to a half, so that clients that
     failed together do not come back together."""
 
-    def __init__(self, first: float, last: float) -> None:
+    def __init__(self, first: float = FIRST_SECONDS, last: float = LAST_SECONDS) -> None:
         self._first = first
         self._last = last
         self._seconds = first

@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 
-from rljob.kube.backoff import LAST_SECONDS, Backoff
 from rljob.kube.errors import ApiError, GoneError
 from rljob.kube.watch import WatchEvent, decode_event
 from rljob.manifests.names import JOB
@@ -27,6 +26,7 @@ from rljob.operator.metrics import Metrics
 from rljob.operator.object_kinds import CHILDREN, PODS, RLJOBS
 from rljob.operator.operator_client import OperatorClient
 from rljob.operator.plan import Key
+from rljob.protocol.backoff import LAST_SECONDS, Backoff
 
 log = logging.getLogger(__name__)
 
