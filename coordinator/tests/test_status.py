@@ -82,6 +82,9 @@ async def test_the_page_on_monitoring_has_every_metric_with_type_and_labels(new_
         (f"{family.name}_total" if family.type == "counter" else family.name, family.type): labels[family.name]
         for family in families
     }
+    trained = {key for key in served if key[0].startswith("rljob_step_trainer_")}
+    assert trained and not any(served.pop(key) for key in trained)
+    served[("rljob_step_trainer_*", "gauge")] = set()
     table = PAGE.read_text().partition("| metric of the coordinator |")[2].partition("\n\n")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in table.splitlines()[2:]]
     documented = {

@@ -19,7 +19,7 @@ process_group.LOG_SECONDS = 0.0
 logging.basicConfig(level="INFO", filename=f"{os.path.dirname(os.path.abspath(__file__))}/log{os.environ['RANK']}")
 from rljob.trainer.process_group import join_world, leave_world
 world = join_world()
-total = world.sum(torch.tensor([1.0 + world.rank]))
+total = world.sum_over_data(torch.tensor([1.0 + world.rank]))
 print(f"rank {world.rank} of {world.size}: {total.item()}", flush=True)
 leave_world()
 """
