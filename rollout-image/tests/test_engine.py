@@ -308,8 +308,6 @@ async def test_every_route_of_the_server_asks_for_its_key(run):
 
 SENDER_THAT_HANGS = """
 import sys, torch, pickle
-from rljob.rollout.adapters.vllm.adapter import VllmAdapter
-from rljob.rollout.conformance import CHECKS, EngineUnderTest, a_dead_server_is_gone
 from rljob.trainer.weights import WeightSender
 from rljob.transfer.group import WeightGroup
 path, = sys.argv[1:]
