@@ -139,7 +139,7 @@ async def measure(length: int, concurrency: int, repeats: int) -> dict[str, Any]
         (storage / "tokens.json").write_text(json.dumps(tokens))
         context = LocalContext(storage, _free_ports(commands.servers(job)), tokens)
         to_start = [command for command in commands.components(job, context) if command.name != "trainer"]
-        started: dict[str, processes.Process] = {}
+        started: dict[str, processes.ComponentProcess] = {}
         trainer = IdleTrainer(context.coordinator_url, tokens["trainer"], model, job)
         try:
             for command in to_start:
@@ -152,7 +152,7 @@ async def measure(length: int, concurrency: int, repeats: int) -> dict[str, Any]
             await asyncio.gather(*(processes.end(process, asyncio.Event()) for process in started.values()))
 
 
-async def fail_on_exit(work: Coroutine[Any, Any, T], started: Mapping[str, processes.Process], directory: Path) -> T:
+async def fail_on_exit(work: Coroutine[Any, Any, T], started: Mapping[str, processes.ComponentProcess], directory: Path) -> T:
     """Return the result of ``work``, during which no component may exit.
 
     Args:

@@ -85,7 +85,8 @@ def immutable_values():
             field = field["items"] if step == "[]" else field["properties"][step]
         if rule.message == CHANGED and field["type"] not in ("object", "array"):
             other = {"integer": 77, "number": 7.5, "boolean": not field.get("default"), "string": "http://b"}
-            words = [word for word in field.get("enum", []) if word != field.get("default")]
+            taken = (field.get("default"), "reasoning_gym")  # what the job has
+            words = [word for word in field.get("enum", []) if word not in taken]
             yield path, words[-1] if words else other[field["type"]]
 
 

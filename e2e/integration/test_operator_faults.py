@@ -303,9 +303,9 @@ async def test_jobs_of_every_namespace_that_is_named_are_looked_after_and_no_oth
     cluster: ControlPlane, ns: NamespaceClient
 ):
     second, other = [NamespaceClient(cluster, await asyncio.to_thread(cluster.namespace)) for _ in range(2)]
-    async with running_operator(cluster.kubeconfig, [ns.name, second.namespace]):
+    async with running_operator(cluster.kubeconfig, [ns.name, second.name]):
         for each in (other, ns, second):
-            await each.create(job(each.namespace))
+            await each.create(job(each.name))
         await ns.wait_until_ready()
         await second.wait_until_ready()
         await second.delete("Service", "sums-coordinator")

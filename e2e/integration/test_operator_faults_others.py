@@ -133,7 +133,7 @@ async def test_a_deletion_that_is_refused_holds_up_nothing_else_and_is_tried_aga
         await job_client.until(told)
         await job_client.reason("Suspending", "Suspended")
         await running.settled()
-        running.job_client.refuses = False
+        running.client.refuses = False
         await job_client.reason("Suspended", "Suspended")
         assert not await job_client.pods()
 
@@ -185,7 +185,7 @@ async def test_a_scale_beside_a_change_of_the_template_is_not_lost(job_client: J
                 scaled = True
                 await job_client.kubectl("scale", "rljobscale", "sums-rollout-main", "--replicas=4")
 
-        running.job_client.meddle = meddle
+        running.client.meddle = meddle
         template = {"metadata": {"annotations": {"a": "b"}}}
         await job_client.change(rollouts=[{"name": "main", "replicas": {"min": 2, "max": 4}, "template": template}])
 

@@ -54,7 +54,7 @@ async def test_an_operator_killed_at_any_write_is_followed_by_one_that_comes_to_
         """Return whether the operator came to write so often, and died of it."""
         here = NamespaceClient(cluster, await asyncio.to_thread(cluster.namespace))
         async with here.operator(client=dying(at, after)) as first:
-            await here.create(job(here.namespace))
+            await here.create(job(here.name))
             done = asyncio.create_task(all_written(here, first))
             died = asyncio.create_task(first.client.died.wait())
             await asyncio.wait([done, died], return_when=asyncio.FIRST_COMPLETED)
@@ -78,7 +78,7 @@ async def test_an_operator_killed_at_any_write_is_followed_by_one_that_comes_to_
             except AssertionError:
                 assert await here.rendered_state() == expected, f"killed at write {at}: {first.client.last}"
         assert jobs.items() <= (await here.uids("Job")).items(), "no trainer's Job was made twice"
-        await asyncio.to_thread(cluster.api.delete, f"/api/v1/namespaces/{here.namespace}")
+        await asyncio.to_thread(cluster.api.delete, f"/api/v1/namespaces/{here.name}")
         return reached
 
     deaths, alive, together = 0, 0, 4
