@@ -389,3 +389,14 @@ async def test_samples_that_all_fail_end_the_run_with_the_reason(new_world: Any,
     world.connect_all()
     await world.settle()
     assert world.run.failure is not None and "nan" in world.run.failure[1]
+
+
+async def test_the_reward_of_a_sample_is_recorded_as_its_runner_sent_it(new_world: Any, tmp_path: Path) -> None:
+    world = new_world(job(steps=2), tmp_path)
+    world.reward, world.runner.turns_of = (lambda sample, result: 1.0), (lambda sample: 2)
+    world.runner.credits_of = lambda sample: [-0.4]  # 1.0 - -0.4 + -0.4 is 0.9999999999999999
+    await world.start()
+    world.connect_all()
+    await world.settle()
+    assert world.run.finished
+    assert {row[0] for row in world.store.query("SELECT reward FROM samples WHERE state = 'trained'")} == {1.0}

@@ -611,6 +611,22 @@ async def test_an_error_of_a_loop_fails_its_sample_and_no_other(
     assert (await coordinator.hear(TrajectoryScored)).sample == "g0.1"
 
 
+@pytest.mark.parametrize("own", [[], [-0.4, 0.4]])
+async def test_the_reward_that_a_loop_returns_is_sent_as_it_is(stage: Stage, own: list[float]) -> None:
+    async def two_turns(context: Context) -> Score:
+        first = await context.generate(context.prompt.token_ids)
+        second = await context.generate(first.prompt + first.token_ids + context.encode("no;"))
+        for value in own:
+            context.reward(value)
+        return Score(context.sample, 1.0, turn_rewards=[-0.4])
+
+    stage.use(two_turns)
+    await stage.coordinator.hear(RegisterRunner)
+    await stage.coordinator.send(drive(turns=TURNS[:2]))
+    scored = await stage.coordinator.hear(TrajectoryScored)
+    assert scored.reward == 1.0 and scored.turn_rewards[0] == -0.4
+
+
 async def test_a_loop_sees_how_much_room_is_left_and_may_end_before_there_is_none(stage: Stage) -> None:
     rooms = []
 

@@ -315,7 +315,7 @@ class Segment(msgspec.Struct, array_like=True):
 class SampleTokens(msgspec.Struct, array_like=True):
     """Tokens of one sample of a batch: the prompt, then what the model wrote and observed, turn by turn.
 
-    ``segments`` cover all tokens in order. The sum of their rewards (math.fsum) is the sample's reward.
+    ``segments`` cover all tokens in order. Their rewards add up to the sample's reward, except for rounding.
     """
 
     sample: str
