@@ -400,3 +400,44 @@ async def test_the_reward_of_a_sample_is_recorded_as_its_runner_sent_it(new_worl
     await world.settle()
     assert world.run.finished
     assert {row[0] for row in world.store.query("SELECT reward FROM samples WHERE state = 'trained'")} == {1.0}
+
+
+async def until_turn_is_asked_for(world: Any, turn: int) -> None:
+    """Run until an engine holds a request for ``turn``; then the runner dies."""
+    (agent,) = world.agents
+    handle = agent.handle
+
+    def hold(message: Any) -> None:
+        handle(message)
+        agent.hold = agent.hold or (isinstance(message, world_module.m.Generate) and message.request_id.turn == turn)
+
+    agent.handle, world.runner.turns_of = hold, lambda sample: turn + 1
+    for _ in range(200):
+        await world.some(1)
+        if agent.hold:
+            break
+    assert agent.hold
+    agent.handle = handle
+    world.runner.disconnect()
+    world.runner.reborn()
+
+
+def failed(world: Any) -> list[str]:
+    return [row[0] for row in world.store.query("SELECT reason FROM samples WHERE state = 'failed'")]
+
+
+async def test_a_loop_that_makes_fewer_turns_in_another_runner_fails_its_sample(
+    new_world: Any, tmp_path: Path
+) -> None:
+    world = new_world(job(steps=2, n=1, g=1), tmp_path)
+    await world.start()
+    world.connect_all()
+    await until_turn_is_asked_for(world, 1)
+    world.runner.turns_of = lambda sample: 1
+    world.connect_all()
+    await world.some(5)
+    assert any("its loop made 1 turns now and 2 before" in reason for reason in failed(world))
+    world.agents[0].hold = False
+    await world.settle()
+    assert world.run.finished
+    world.check_accounts()

@@ -200,7 +200,7 @@ async def test_a_trajectory_goes_from_lease_to_score(stage: Stage) -> None:
         stop_token_ids=[0],
     )
     await coordinator.send(GenerateResult("g0.0", turn(finish="length")))
-    assert await coordinator.hear(TrajectoryScored) == TrajectoryScored("g0.0", 5.0, {"length": 1.0}, "hello")
+    assert await coordinator.hear(TrajectoryScored) == TrajectoryScored("g0.0", 5.0, {"length": 1.0}, "hello", 1)
     assert stage.reward.items == [
         {
             "sample": "g0.0",
@@ -589,6 +589,7 @@ async def gives_tokens_as_a_list(context: Context) -> Score:
         (rewards_too_early, [], "before the first turn"),
         (rewards_nothing, TURNS[:1], "turn 0 the reward nan"),
         (rewards_a_turn_too_many, TURNS[:1], "rewards of 2 turns, but 1 turns"),
+        (single_turn, TURNS[:2], "made 1 turns now and 2 before"),
         (returns_no_score, TURNS[:1], "returned float, not a Score"),
         (exits, [], "SystemExit: enough"),
         (awaits_what_was_cancelled, [], "awaited a task that was cancelled"),

@@ -50,7 +50,8 @@ class RunnerMessages:
         trajectory = run.trajectories.current(message.sample, message.attempt, connection)
         if trajectory is not None:
             try:
-                turn_rewards = credit_turns(len(trajectory.turns), message.reward, message.turn_rewards)
+                trajectory.check_turns(message.turns)
+                turn_rewards = credit_turns(message.turns, message.reward, message.turn_rewards)
             except ValueError as error:
                 run.outcomes.failed(trajectory, str(error))
             else:

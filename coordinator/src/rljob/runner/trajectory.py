@@ -249,6 +249,11 @@ class Trajectory:
             raise TrajectoryError(score.error)
         if self._generating:
             raise TrajectoryError(f"its loop returned while turn {len(self._turns)} was generated")
+        if len(self._turns) < len(self._recorded):
+            raise TrajectoryError(
+                f"its loop made {len(self._turns)} turns now and {len(self._recorded)} before; a loop that runs again "
+                "must make the same calls"
+            )
         try:
             reward = score.reward
             credited = credit_turns(len(self._turns), reward, score.turn_rewards)
@@ -264,6 +269,7 @@ class Trajectory:
             reward=reward,
             metrics=score.metrics,
             text=self._text[:TEXT_CHARACTERS],
+            turns=len(credited),
             attempt=lease.attempt,
             turn_rewards=[] if single else credited,
         )

@@ -401,6 +401,7 @@ class TrajectoryScored(Message):
     reward: float
     metrics: dict[str, float]
     text: str  # the last answer as text, cut to 4,096 characters, for people
+    turns: int  # that the loop made
     attempt: int = 0  # of the LeaseTrajectory
     turn_rewards: list[float] = []  # of the first turns; the last turn gets the rest of ``reward``
 
