@@ -441,3 +441,24 @@ async def test_a_loop_that_makes_fewer_turns_in_another_runner_fails_its_sample(
     await world.settle()
     assert world.run.finished
     world.check_accounts()
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+async def test_a_loop_that_gives_a_turn_another_context_in_another_runner_fails_its_sample(
+    new_world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
+) -> None:
+    world = new_world(job(steps=2, n=1, g=1), tmp_path)
+    await world.start()
+    world.connect_all()
+    await until_turn_is_asked_for(world, 1)
+    (agent,) = world.agents
+    if interrupted:
+        generate = next(generate for generate in agent.queue if generate.request_id.turn == 1)
+        agent.queue.remove(generate)
+        completion = world_module.generate_tokens(generate, 0, 0)
+        agent.say(world_module.m.Completions([msgspec.structs.replace(completion, finish="abort")]))
+    with monkeypatch.context() as patch:
+        patch.setattr(world_module, "observation", lambda turn: world_module.int32([1, 1]))
+        world.connect_all()
+        await world.some(5)
+    assert any("turn 1 was generated from another context" in reason for reason in failed(world))

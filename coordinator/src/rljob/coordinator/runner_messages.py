@@ -23,7 +23,7 @@ class RunnerMessages:
             case m.RegisterRunner():
                 self._register(connection, message)
             case m.GenerateRequest():
-                self._run.trajectories.need(message, connection)
+                self._need(connection, message)
             case m.TrajectoryScored():
                 self._scored(connection, message)
             case m.TrajectoryFailed():
@@ -44,6 +44,13 @@ class RunnerMessages:
                 run.fail("NoHeldOutRows", f"task {task} has no held-out rows to evaluate; hold some out in its data")
         run.trajectories.register_runner(connection, message.capacity, message.driving)
         run.changed()
+
+    def _need(self, connection: Connection, message: m.GenerateRequest) -> None:
+        trajectories = self._run.trajectories
+        try:
+            trajectories.need(message, connection)
+        except ValueError as error:
+            self._run.outcomes.failed(trajectories.by_sample[message.sample], str(error))
 
     def _scored(self, connection: Connection, message: m.TrajectoryScored) -> None:
         run = self._run
