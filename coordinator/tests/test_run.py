@@ -389,3 +389,76 @@ async def test_samples_that_all_fail_end_the_run_with_the_reason(new_world: Any,
     world.connect_all()
     await world.settle()
     assert world.run.failure is not None and "nan" in world.run.failure[1]
+
+
+async def test_the_reward_of_a_sample_is_recorded_as_its_runner_sent_it(new_world: Any, tmp_path: Path) -> None:
+    world = new_world(job(steps=2), tmp_path)
+    world.reward, world.runner.turns_of = (lambda sample, result: 1.0), (lambda sample: 2)
+    world.runner.credits_of = lambda sample: [-0.4]  # 1.0 - -0.4 + -0.4 is 0.9999999999999999
+    await world.start()
+    world.connect_all()
+    await world.settle()
+    assert world.run.finished
+    assert {row[0] for row in world.store.query("SELECT reward FROM samples WHERE state = 'trained'")} == {1.0}
+
+
+async def until_turn_is_asked_for(world: Any, turn: int) -> None:
+    """Run until an engine holds a request for ``turn``; then the runner dies."""
+    (agent,) = world.agents
+    handle = agent.handle
+
+    def hold(message: Any) -> None:
+        handle(message)
+        agent.hold = agent.hold or (isinstance(message, world_module.m.Generate) and message.request_id.turn == turn)
+
+    agent.handle, world.runner.turns_of = hold, lambda sample: turn + 1
+    for _ in range(200):
+        await world.some(1)
+        if agent.hold:
+            break
+    assert agent.hold
+    agent.handle = handle
+    world.runner.disconnect()
+    world.runner.reborn()
+
+
+def failed(world: Any) -> list[str]:
+    return [row[0] for row in world.store.query("SELECT reason FROM samples WHERE state = 'failed'")]
+
+
+async def test_a_loop_that_makes_fewer_turns_in_another_runner_fails_its_sample(
+    new_world: Any, tmp_path: Path
+) -> None:
+    world = new_world(job(steps=2, n=1, g=1), tmp_path)
+    await world.start()
+    world.connect_all()
+    await until_turn_is_asked_for(world, 1)
+    world.runner.turns_of = lambda sample: 1
+    world.connect_all()
+    await world.some(5)
+    assert any("its loop made 1 turns now and 2 before" in reason for reason in failed(world))
+    world.agents[0].hold = False
+    await world.settle()
+    assert world.run.finished
+    world.check_accounts()
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+async def test_a_loop_that_gives_a_turn_another_context_in_another_runner_fails_its_sample(
+    new_world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
+) -> None:
+    world = new_world(job(steps=2, n=1, g=1), tmp_path)
+    await world.start()
+    world.connect_all()
+    await until_turn_is_asked_for(world, 1)
+    (agent,) = world.agents
+    if interrupted:
+        generate = next(generate for generate in agent.queue if generate.request_id.turn == 1)
+        agent.queue.remove(generate)
+        completion = world_module.generate_tokens(generate, 0, 0)
+        agent.say(world_module.m.Completions([msgspec.structs.replace(completion, finish="abort")]))
+    with monkeypatch.context() as patch:
+        patch.setattr(world_module, "observation", lambda turn: world_module.int32([1, 1]))
+        world.connect_all()
+        await world.some(5)
+    assert any("turn 1 was generated from another context" in reason for reason in failed(world))

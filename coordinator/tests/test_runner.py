@@ -200,7 +200,7 @@ async def test_a_trajectory_goes_from_lease_to_score(stage: Stage) -> None:
         stop_token_ids=[0],
     )
     await coordinator.send(GenerateResult("g0.0", turn(finish="length")))
-    assert await coordinator.hear(TrajectoryScored) == TrajectoryScored("g0.0", 5.0, {"length": 1.0}, "hello")
+    assert await coordinator.hear(TrajectoryScored) == TrajectoryScored("g0.0", 5.0, {"length": 1.0}, "hello", 1)
     assert stage.reward.items == [
         {
             "sample": "g0.0",
@@ -589,6 +589,7 @@ async def gives_tokens_as_a_list(context: Context) -> Score:
         (rewards_too_early, [], "before the first turn"),
         (rewards_nothing, TURNS[:1], "turn 0 the reward nan"),
         (rewards_a_turn_too_many, TURNS[:1], "rewards of 2 turns, but 1 turns"),
+        (single_turn, TURNS[:2], "made 1 turns now and 2 before"),
         (returns_no_score, TURNS[:1], "returned float, not a Score"),
         (exits, [], "SystemExit: enough"),
         (awaits_what_was_cancelled, [], "awaited a task that was cancelled"),
@@ -609,6 +610,22 @@ async def test_an_error_of_a_loop_fails_its_sample_and_no_other(
     stage.use(single_turn)
     await coordinator.send(drive("g0.1", turns=[turn()]))
     assert (await coordinator.hear(TrajectoryScored)).sample == "g0.1"
+
+
+@pytest.mark.parametrize("own", [[], [-0.4, 0.4]])
+async def test_the_reward_that_a_loop_returns_is_sent_as_it_is(stage: Stage, own: list[float]) -> None:
+    async def two_turns(context: Context) -> Score:
+        first = await context.generate(context.prompt.token_ids)
+        second = await context.generate(first.prompt + first.token_ids + context.encode("no;"))
+        for value in own:
+            context.reward(value)
+        return Score(context.sample, 1.0, turn_rewards=[-0.4])
+
+    stage.use(two_turns)
+    await stage.coordinator.hear(RegisterRunner)
+    await stage.coordinator.send(drive(turns=TURNS[:2]))
+    scored = await stage.coordinator.hear(TrajectoryScored)
+    assert scored.reward == 1.0 and scored.turn_rewards[0] == -0.4
 
 
 async def test_a_loop_sees_how_much_room_is_left_and_may_end_before_there_is_none(stage: Stage) -> None:

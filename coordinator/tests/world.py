@@ -131,6 +131,7 @@ class Runner(Component):
         self.held_out: dict[str, int] = {}
         self.prompt = lambda lease: [lease.row, 1, 2]  # token ids
         self.turns_of = turns_of
+        self.credits_of = lambda sample: [0.25 * (turn + 1) for turn in range(self.turns_of(sample) - 1)]
         self.lives = 0
 
     def reborn(self) -> None:
@@ -181,11 +182,10 @@ class Runner(Component):
                         self.driving.pop(sample, None)
 
     def _score(self, sample: str, turns: list[m.TurnTokens]) -> None:
-        """Score the last answer; every turn but the last has a quarter of it besides."""
-        reward = self.world.reward(sample, turns[-1])
-        credits = [0.25 * (turn.turn + 1) for turn in turns[:-1]]
+        """Score the last answer."""
+        reward, credits = self.world.reward(sample, turns[-1]), self.credits_of(sample)
         self.finished[sample] = m.TrajectoryScored(
-            sample, reward, {}, "text", self.driving[sample].attempt, credits if math.isfinite(reward) else []
+            sample, reward, {}, "text", len(turns), self.driving[sample].attempt, credits if math.isfinite(reward) else []
         )
         self.say(self.finished[sample])
 
@@ -349,13 +349,14 @@ class Trainer(Component):
     def check(self, command: m.Train, data: bytes) -> None:
         samples = msgspec.msgpack.decode(data, type=list[m.SampleTokens])
         for scalars, tokens in zip(command.samples, samples, strict=True):
-            check_sample(scalars, tokens, self.world.runner.turns_of(tokens.sample))
+            runner = self.world.runner
+            check_sample(scalars, tokens, runner.turns_of(tokens.sample), runner.credits_of(tokens.sample))
         assert all(command.step - s.min_version <= self.world.alpha for s in command.samples)
         oldest = {s.sample: min(span.version for span in s.spans) for s in samples}
         assert oldest == {s.sample: s.min_version for s in command.samples}
 
 
-def check_sample(scalars: m.BatchSample, tokens: m.SampleTokens, turns: int) -> None:
+def check_sample(scalars: m.BatchSample, tokens: m.SampleTokens, turns: int, credits: list[float]) -> None:
     """Assert that tokens, segments and scalars of a sample agree, and that it has so many turns."""
     kinds = [segment.kind for segment in tokens.segments]
     assert kinds == ["prompt", "model", "observation", "model", "model"][: 2 * turns if turns < 3 else 5], kinds
@@ -367,8 +368,8 @@ def check_sample(scalars: m.BatchSample, tokens: m.SampleTokens, turns: int) -> 
         written or logprob == 0 for logprob, written in zip(array("f", tokens.logprobs), tokens.loss_mask, strict=True)
     )
     rewards = [segment.reward for segment in tokens.segments if segment.kind == "model"]
-    assert rewards[:-1] == [0.25 * (turn + 1) for turn in range(turns - 1)]
-    assert sum(segment.reward for segment in tokens.segments) == scalars.reward
+    assert rewards[:-1] == credits
+    assert math.isclose(math.fsum(rewards), scalars.reward)
     if turns > 1:
         between = tokens.segments[2]
         assert tokens.token_ids[4 * between.start : 4 * between.end] == observation(0)

@@ -38,7 +38,7 @@ def test_a_sample_moves_forward_or_the_commit_fails(tmp_path: Path, before: Stat
     match after:
         case State.SCORED | State.EVALUATED:
             kind = Kind.TRAIN if after is State.SCORED else Kind.EVALUATION
-            ledger.record_score("g0.0", kind, [1.0], {}, "text")
+            ledger.record_score("g0.0", kind, 1.0, [1.0], {}, "text")
         case State.BATCHED:
             ledger.record_batch(0, ["g0.0"])
         case State.ADMITTED:
@@ -79,7 +79,7 @@ async def test_open_groups_come_back_with_their_samples_and_completions(ledger: 
     record = PayloadRecord("g0.0", 0, 0, bytes(8), bytes(12), bytes(12), [VersionSpan(3, 0, 3)], "stop")
     ledger.record_dispatch("g0.1", 4)
     ledger.record_completion(record, "engine-0", 3, 3, 3)
-    ledger.record_score("g1.0", Kind.TRAIN, [0.5], {"length": 1.0}, "text")
+    ledger.record_score("g1.0", Kind.TRAIN, 0.5, [0.5], {"length": 1.0}, "text")
     ledger.end_sample("g1.0", State.FILTERED, "equal rewards")
     await ledger.drain()
     (group,) = queries.open_groups(ledger)

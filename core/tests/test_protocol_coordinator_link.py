@@ -81,15 +81,15 @@ async def linked(server, register=lambda: [REGISTER]):
 
 
 async def test_the_registration_is_the_first_thing_sent(server):
-    async with linked(server, lambda: [REGISTER, TrajectoryScored("g1.0", 1.0, {}, "2")]):
-        assert await server.frames.get() == [REGISTER, TrajectoryScored("g1.0", 1.0, {}, "2")]
+    async with linked(server, lambda: [REGISTER, TrajectoryScored("g1.0", 1.0, {}, "2", 1)]):
+        assert await server.frames.get() == [REGISTER, TrajectoryScored("g1.0", 1.0, {}, "2", 1)]
 
 
 async def test_messages_arrive_in_order_both_ways_and_those_of_one_moment_share_a_frame(server):
     async with linked(server) as link:
         socket = await server.sockets.get()
         await server.frames.get()
-        scores = [TrajectoryScored(f"g{i}.0", 1.0, {}, "") for i in range(3)]
+        scores = [TrajectoryScored(f"g{i}.0", 1.0, {}, "", 1) for i in range(3)]
         for message in scores:
             link.send(message)
         assert await server.frames.get() == scores
@@ -101,7 +101,7 @@ async def test_many_messages_are_cut_into_frames(server):
     async with linked(server) as link:
         await server.frames.get()
         for i in range(MESSAGES_PER_FRAME + 1):
-            link.send(TrajectoryScored(f"g{i}.0", 1.0, {}, ""))
+            link.send(TrajectoryScored(f"g{i}.0", 1.0, {}, "", 1))
         assert len(await server.frames.get()) == MESSAGES_PER_FRAME
         assert len(await server.frames.get()) == 1
 
@@ -119,14 +119,14 @@ async def test_after_a_break_it_connects_again_and_says_everything_again(server)
         await first.close()
         second = await server.sockets.get()
         assert (await server.frames.get())[0].driving == ["lease2"]
-        link.send(TrajectoryScored("g1.0", 1.0, {}, ""))
-        assert await server.frames.get() == [TrajectoryScored("g1.0", 1.0, {}, "")]
+        link.send(TrajectoryScored("g1.0", 1.0, {}, "", 1))
+        assert await server.frames.get() == [TrajectoryScored("g1.0", 1.0, {}, "", 1)]
         assert not second.closed
 
 
 async def test_what_is_sent_without_a_connection_is_dropped(server):
     link = CoordinatorLink(server.url, "runner", "secret", ToRunner, lambda: [REGISTER])
-    link.send(TrajectoryScored("g1.0", 1.0, {}, ""))
+    link.send(TrajectoryScored("g1.0", 1.0, {}, "", 1))
     assert not link.connected
     assert link._outbox == []
 
@@ -171,9 +171,9 @@ async def test_a_message_that_cannot_be_encoded_is_its_senders_error(server):
     async with linked(server) as link:
         await server.frames.get()
         with pytest.raises(TypeError, match="object"):
-            link.send(TrajectoryScored("g1.0", object(), {}, ""))
-        link.send(TrajectoryScored("g1.0", 1.0, {}, ""))
-        assert await server.frames.get() == [TrajectoryScored("g1.0", 1.0, {}, "")]
+            link.send(TrajectoryScored("g1.0", object(), {}, "", 1))
+        link.send(TrajectoryScored("g1.0", 1.0, {}, "", 1))
+        assert await server.frames.get() == [TrajectoryScored("g1.0", 1.0, {}, "", 1)]
 
 
 async def test_frames_stay_below_the_limit_whatever_they_hold(server, monkeypatch):
@@ -181,6 +181,6 @@ async def test_frames_stay_below_the_limit_whatever_they_hold(server, monkeypatc
     async with linked(server) as link:
         await server.frames.get()
         for size in (1500, 1500, 10, 3000, 10):
-            link.send(TrajectoryScored("g1.0", 1.0, {}, "x" * size))
+            link.send(TrajectoryScored("g1.0", 1.0, {}, "x" * size, 1))
         frames = [await server.frames.get() for _ in range(4)]
         assert [[len(message.text) for message in frame] for frame in frames] == [[1500], [1500, 10], [3000], [10]]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob.protocol.rewards import credit_turns
+from rljob.protocol.rewards import add_up, credit_turns
 
 FINITE = st.floats(-1e6, 1e6)
 
@@ -31,13 +31,24 @@ def test_the_last_turn_gets_what_no_turn_was_given(
 
 
 @given(st.integers(1, 5), FINITE, st.lists(FINITE, max_size=5))
-def test_rewards_add_up_and_do_not_change_when_they_are_credited_again(
+def test_rewards_add_up_and_are_the_same_when_they_are_credited_again(
     turns: int, reward: float, given_rewards: list[float]
 ) -> None:
     credited = credit_turns(turns, reward, given_rewards[:turns])
     assert len(credited) == turns
-    assert math.fsum(credited) == pytest.approx(reward, abs=1e-9)
-    assert credit_turns(turns, math.fsum(credited), credited) == credited
+    assert add_up(credited, reward)
+    assert credit_turns(turns, reward, credited) == pytest.approx(credited, rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("first", [-0.4, 0.1, 1e12, -3e9])
+def test_a_sum_that_differs_by_rounding_is_the_reward(first: float) -> None:
+    assert add_up(credit_turns(2, 1.0, [first]), 1.0)
+    assert add_up([first, 0.7 - first], 0.7)
+
+
+@pytest.mark.parametrize("turn_rewards", [[0.5, 0.6], [1.0 + 1e-6], [], [math.nan], [math.inf, 1.0], [1e308, 1e308]])
+def test_a_sum_that_is_not_the_reward_is_found(turn_rewards: list[float]) -> None:
+    assert not add_up(turn_rewards, 1.0)
 
 
 @pytest.mark.parametrize(

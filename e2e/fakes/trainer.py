@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import json
 import logging
-import math
 import os
 import shutil
 import uuid
@@ -30,6 +29,7 @@ from rljob.protocol import messages as m
 from rljob.protocol.coordinator_link import CoordinatorLink
 from rljob.protocol.environment import read_environment
 from rljob.protocol.heartbeat import beating
+from rljob.protocol.rewards import add_up
 
 log = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ class FakeTrainer:
                 raise BadBatchError(f"{one.sample}: its segments do not follow each other")
             if {len(one.token_ids), len(one.logprobs), 4 * ends[-1]} != {4 * scalars.total_tokens}:
                 raise BadBatchError(f"{one.sample}: tokens, segments and length disagree")
-            if math.fsum(segment.reward for segment in one.segments) != scalars.reward:
+            if not add_up([segment.reward for segment in one.segments], scalars.reward):
                 raise BadBatchError(f"{one.sample}: the rewards of its segments are not its reward")
 
     def _write_journal(self, entry: dict[str, object]) -> None:

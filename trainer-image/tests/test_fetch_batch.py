@@ -64,7 +64,7 @@ def test_a_shard_that_contradicts_the_scalars_is_refused(batch, fields, sentence
 def test_rewards_of_segments_that_are_not_the_reward_of_the_sample_are_refused(batch):
     train, samples = batch()
     prompt, answer = samples[0].segments
-    segments = [prompt, msgspec.structs.replace(answer, reward=answer.reward + 1e-9)]
+    segments = [prompt, msgspec.structs.replace(answer, reward=answer.reward + 1e-6)]
     with pytest.raises(UnrecoverableError, match="do not add up to its reward"):
         check_shard(change(samples, segments=segments), train.samples, list(range(len(samples))))
 

@@ -23,7 +23,7 @@ class RunnerMessages:
             case m.RegisterRunner():
                 self._register(connection, message)
             case m.GenerateRequest():
-                self._run.trajectories.need(message, connection)
+                self._need(connection, message)
             case m.TrajectoryScored():
                 self._scored(connection, message)
             case m.TrajectoryFailed():
@@ -45,12 +45,20 @@ class RunnerMessages:
         run.trajectories.register_runner(connection, message.capacity, message.driving)
         run.changed()
 
+    def _need(self, connection: Connection, message: m.GenerateRequest) -> None:
+        trajectories = self._run.trajectories
+        try:
+            trajectories.need(message, connection)
+        except ValueError as error:
+            self._run.outcomes.failed(trajectories.by_sample[message.sample], str(error))
+
     def _scored(self, connection: Connection, message: m.TrajectoryScored) -> None:
         run = self._run
         trajectory = run.trajectories.current(message.sample, message.attempt, connection)
         if trajectory is not None:
             try:
-                turn_rewards = credit_turns(len(trajectory.turns), message.reward, message.turn_rewards)
+                trajectory.check_turns(message.turns)
+                turn_rewards = credit_turns(message.turns, message.reward, message.turn_rewards)
             except ValueError as error:
                 run.outcomes.failed(trajectory, str(error))
             else:

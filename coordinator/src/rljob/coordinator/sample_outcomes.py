@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from typing import TYPE_CHECKING
 
 from rljob.coordinator.trajectory import Trajectory
@@ -26,10 +25,10 @@ class SampleOutcomes:
         self._run = run
 
     def scored(self, trajectory: Trajectory, turn_rewards: list[float], message: m.TrajectoryScored) -> None:
-        """Take the rewards of a sample's turns; their sum is its reward."""
-        run, sample, reward = self._run, trajectory.sample, math.fsum(turn_rewards)
+        """Record a sample's reward as its runner sent it, and the rewards of its turns."""
+        run, sample, reward = self._run, trajectory.sample, message.reward
         run.trajectories.done(sample.id)
-        run.ledger.record_score(sample.id, trajectory.kind, turn_rewards, message.metrics, message.text)
+        run.ledger.record_score(sample.id, trajectory.kind, reward, turn_rewards, message.metrics, message.text)
         if trajectory.kind is Kind.EVALUATION:
             run.evaluations.take(sample, reward)
         else:

@@ -159,7 +159,11 @@ class Trajectories:
     # --- generation ---
 
     def need(self, need: m.GenerateRequest, runner: Connection) -> None:
-        """Handle a runner's request for a turn's tokens; a repeated request is answered from the recorded tokens."""
+        """Handle a runner's request for a turn's tokens; a repeated request is answered from the recorded tokens.
+
+        Raises:
+            ValueError: the turn is generated, or was, from another context.
+        """
         trajectory = self.current(need.sample, need.attempt, runner)
         if trajectory is None:
             if need.sample not in self.by_sample:
@@ -168,6 +172,11 @@ class Trajectories:
         turn = trajectory.turns.get(need.turn)
         if turn is None:
             turn = trajectory.turns[need.turn] = Turn(need)
+        if turn.need.prompt != need.prompt and (turn.completions or trajectory.request is not None):
+            raise ValueError(
+                f"turn {need.turn} was generated from another context than the one it has now; a loop that runs again "
+                "must make the same calls"
+            )
         turn.need = need
         if turn.completions and turn.room <= 0 and not turn.finished:
             turn.finish = "length"  # it was interrupted at its last token

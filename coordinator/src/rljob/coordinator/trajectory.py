@@ -72,6 +72,21 @@ class Trajectory:
         assert engine is None or isinstance(engine, Engine)
         return engine
 
+    def check_turns(self, turns: int) -> None:
+        """Check that the loop used ``turns`` turns: all turns that exist, and all of them finished.
+
+        Raises:
+            ValueError: it did not.
+        """
+        if turns != len(self.turns):
+            raise ValueError(
+                f"its loop made {turns} turns now and {len(self.turns)} before; a loop that runs again must make the "
+                "same calls"
+            )
+        for number, turn in self.turns.items():
+            if not turn.finished:
+                raise ValueError(f"it has a reward, but turn {number} is not finished")
+
     def wants(self, number: int) -> bool:
         """Return whether the model has not ended turn ``number`` yet."""
         turn = self.turns.get(number)

@@ -249,19 +249,27 @@ class Trajectory:
             raise TrajectoryError(score.error)
         if self._generating:
             raise TrajectoryError(f"its loop returned while turn {len(self._turns)} was generated")
+        if len(self._turns) < len(self._recorded):
+            raise TrajectoryError(
+                f"its loop made {len(self._turns)} turns now and {len(self._recorded)} before; a loop that runs again "
+                "must make the same calls"
+            )
         try:
-            credited = credit_turns(len(self._turns), score.reward, score.turn_rewards)
+            reward = score.reward
+            credited = credit_turns(len(self._turns), reward, score.turn_rewards)
             if any(self._credits):
+                reward = math.fsum([reward, *self._credits])
                 together = [given + own for given, own in zip(credited, self._credits, strict=True)]
-                credited = credit_turns(len(together), math.fsum(together), together)
+                credited = credit_turns(len(together), reward, together)
         except (ValueError, OverflowError) as error:
             raise TrajectoryError(str(error)) from error
         lease, single = self._lease, not any(credited[:-1])
         return TrajectoryScored(
             sample=lease.sample,
-            reward=math.fsum(credited),
+            reward=reward,
             metrics=score.metrics,
             text=self._text[:TEXT_CHARACTERS],
+            turns=len(credited),
             attempt=lease.attempt,
             turn_rewards=[] if single else credited,
         )

@@ -24,6 +24,7 @@ from rljob.ledger.audit_report import Check, Findings
 from rljob.ledger.audit_results import RESULTS
 from rljob.ledger.audit_rules import ACCOUNTS, PREPARATIONS
 from rljob.ledger.reader import DamagedError, LedgerReader, columns
+from rljob.protocol.rewards import add_up
 
 PROPERTIES = (*ACCOUNTS, *RESULTS)
 SOUND = "the ledger is a sound database"
@@ -92,7 +93,7 @@ def _examine(ledger: LedgerReader, spec: RLJobSpec, witnesses: Witnesses, report
 def prepare(ledger: LedgerReader, spec: RLJobSpec) -> dict[str, Any]:
     """Make the temporary tables that rules read; return the rules' parameters."""
     ledger.db.create_function("root", 1, lambda square: None if square is None else math.sqrt(square))
-    ledger.db.create_function("fsum", 1, _fsum)
+    ledger.db.create_function("add_up", 2, _add_up)
     for statement in PREPARATIONS:
         ledger.db.execute(statement)
     training, evaluation = spec.training, spec.evaluation
@@ -117,12 +118,12 @@ def prepare(ledger: LedgerReader, spec: RLJobSpec) -> dict[str, Any]:
     }
 
 
-def _fsum(numbers: Any) -> float | None:
-    """Return the exact sum of a JSON list of finite numbers; None when it is not one."""
+def _add_up(turn_rewards: Any, reward: Any) -> bool:
+    """Return whether ``turn_rewards`` is a JSON list of numbers that add up to ``reward``."""
     try:
-        return math.fsum(msgspec.json.decode(numbers, type=list[float]))
-    except (TypeError, OverflowError, msgspec.MsgspecError):
-        return None
+        return add_up(msgspec.json.decode(turn_rewards, type=list[float]), reward)
+    except (TypeError, msgspec.MsgspecError):
+        return False
 
 
 def examine_database(ledger: LedgerReader) -> Check:

@@ -62,7 +62,7 @@ RESULTS = (
                 "reward, turn rewards, metrics and text were not written together",
             ),
             Rule(
-                "SELECT 'sample ' || id FROM samples WHERE reward IS NOT NULL AND fsum(turn_rewards) IS NOT reward",
+                "SELECT 'sample ' || id FROM samples WHERE reward IS NOT NULL AND NOT add_up(turn_rewards, reward)",
                 "its reward is not the sum of its turns' rewards",
             ),
             Rule(

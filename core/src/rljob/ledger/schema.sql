@@ -16,7 +16,7 @@ CREATE TABLE IF NOT EXISTS samples (
     state TEXT NOT NULL DEFAULT 'admitted', -- admitted | scored | batched | trained | filtered | surplus | expired | failed | evaluated
     reason TEXT NOT NULL DEFAULT '',
     reward REAL,
-    turn_rewards TEXT,                      -- JSON list, one number a turn; their sum (math.fsum) is the reward
+    turn_rewards TEXT,                      -- JSON list, one number a turn; they add up to the reward, except for rounding
     metrics TEXT,                           -- JSON
     text TEXT,                              -- of the last turn
     prompt_tokens INTEGER,                  -- of the first turn

@@ -7,7 +7,6 @@ their statements (see :class:`rljob.ledger.store.Store`): those of one turn of t
 from __future__ import annotations
 
 import json
-import math
 from array import array
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -109,20 +108,27 @@ class LedgerWriter(Store):
         )  # fmt: skip
 
     def record_score(
-        self, sample: str, kind: Kind, turn_rewards: Sequence[float], metrics: Mapping[str, float], text: str
+        self,
+        sample: str,
+        kind: Kind,
+        reward: float,
+        turn_rewards: Sequence[float],
+        metrics: Mapping[str, float],
+        text: str,
     ) -> None:
         """Record a sample's reward, the reward's metrics and the answer. A sample of an evaluation ends by it.
 
         Args:
             sample: its id.
             kind: what it is for.
-            turn_rewards: one for each turn; their sum (math.fsum) is the sample's reward.
+            reward: of the sample.
+            turn_rewards: one for each turn; they add up to ``reward``, except for rounding.
             metrics: of the reward.
             text: the last answer.
         """
         state = State.SCORED if kind is Kind.TRAIN else State.EVALUATED
         columns = {
-            "reward": math.fsum(turn_rewards),
+            "reward": reward,
             "turn_rewards": json.dumps(list(turn_rewards)),
             "metrics": json.dumps(metrics),
             "text": text,

@@ -315,7 +315,7 @@ class Segment(msgspec.Struct, array_like=True):
 class SampleTokens(msgspec.Struct, array_like=True):
     """Tokens of one sample of a batch: the prompt, then what the model wrote and observed, turn by turn.
 
-    ``segments`` cover all tokens in order. The sum of their rewards (math.fsum) is the sample's reward.
+    ``segments`` cover all tokens in order. Their rewards add up to the sample's reward, except for rounding.
     """
 
     sample: str
@@ -401,6 +401,7 @@ class TrajectoryScored(Message):
     reward: float
     metrics: dict[str, float]
     text: str  # the last answer as text, cut to 4,096 characters, for people
+    turns: int  # that the loop made
     attempt: int = 0  # of the LeaseTrajectory
     turn_rewards: list[float] = []  # of the first turns; the last turn gets the rest of ``reward``
 

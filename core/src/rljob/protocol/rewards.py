@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+TOLERANCE = 1e-9  # relative, of the sum of turn rewards
 
 class ScoreTurn(msgspec.Struct):
     """Text that followed the prompt: an answer of the model, or an observation between two answers."""
@@ -54,7 +55,7 @@ class ScoreReply(msgspec.Struct):
 
 
 def credit_turns(turns: int, reward: float, turn_rewards: Sequence[float] = ()) -> list[float]:
-    """Return the reward of every turn of a sample. Their sum (math.fsum) is the sample's reward.
+    """Return the reward of every turn of a sample. They add up to the sample's reward (see :func:`add_up`).
 
     Args:
         turns: number of turns.
@@ -76,8 +77,23 @@ def credit_turns(turns: int, reward: float, turn_rewards: Sequence[float] = ()) 
     credited = [*map(float, turn_rewards), *[0.0] * (turns - len(turn_rewards))]
     try:
         credited[-1] += reward - math.fsum(credited)
-        if not math.isfinite(math.fsum(credited)):
-            raise OverflowError
     except OverflowError:
-        raise ValueError("the sum of its turns' rewards is not finite") from None
+        credited[-1] = math.inf
+    if not add_up(credited, reward):
+        raise ValueError("the sum of its turns' rewards is not finite")
     return credited
+
+
+def add_up(turn_rewards: Sequence[float], reward: float) -> bool:
+    """Return whether the rewards of a sample's turns are finite and add up to its reward, except for rounding.
+
+    The reward is what the sample was given. The sum of its turns' rewards may differ in the last digits.
+    """
+    if not all(map(math.isfinite, (*turn_rewards, reward))):
+        return False
+    largest = max(map(abs, turn_rewards), default=0.0)
+    try:
+        total = math.fsum(turn_rewards)
+    except OverflowError:
+        return False
+    return math.isclose(total, reward, rel_tol=TOLERANCE, abs_tol=TOLERANCE * max(1.0, largest))

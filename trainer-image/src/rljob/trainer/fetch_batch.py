@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import logging
-import math
 import time
 import urllib.error
 import urllib.request
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from rljob.protocol.backoff import Backoff
 from rljob.protocol.messages import BatchSample, SampleTokens, Train
+from rljob.protocol.rewards import add_up
 from rljob.scheduling.shards import assign
 from rljob.trainer.algorithms.rewards import token_rewards
 from rljob.trainer.batch import Row, lengths
@@ -116,7 +116,7 @@ def _row(tokens: SampleTokens, scalars: BatchSample) -> Row:
         )
     if mask_L.sum() != scalars.response_tokens or mask_L[:1].any():
         raise UnrecoverableError(f"sample {scalars.sample}: its loss mask does not cover its response")
-    if math.fsum(segment.reward for segment in tokens.segments) != scalars.reward:
+    if not add_up([segment.reward for segment in tokens.segments], scalars.reward):
         raise UnrecoverableError(f"sample {scalars.sample}: the rewards of its segments do not add up to its reward")
     return row
 
