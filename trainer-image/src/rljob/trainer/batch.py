@@ -105,8 +105,8 @@ def _inputs(
     )
 
 
-def at_targets(inputs: MicrobatchInputs, values: Mapping[int, NDArray[np.float64]]) -> Tensor:
-    """Return values by token of the rows of a microbatch as a float32 tensor (B, K); 0 in padding.
+def at_targets(inputs: MicrobatchInputs, values: Mapping[int, NDArray[np.float32]]) -> Tensor:
+    """Return values by token of the rows of a microbatch as a tensor (B, K); 0 where the model did not write.
 
     Args:
         inputs: the microbatch.
@@ -116,7 +116,7 @@ def at_targets(inputs: MicrobatchInputs, values: Mapping[int, NDArray[np.float64
     for b, i in enumerate(inputs.indices):
         kept = values[i][inputs.tokens.first :]
         values_BK[b, : len(kept)] = kept
-    return torch.from_numpy(values_BK).to(inputs.tokens.mask_BK.device)
+    return torch.from_numpy(values_BK).to(inputs.tokens.mask_BK.device).where(inputs.tokens.mask_BK, 0.0)
 
 
 def lengths(samples: Sequence[BatchSample]) -> list[int]:

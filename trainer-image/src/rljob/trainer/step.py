@@ -119,26 +119,33 @@ def set_advantages(batch: Batch, rewards: Rewards, scores: Scores, algorithm: Al
 
 def _checked(
     advantages: Mapping[int, NDArray[np.float64]], rows: Mapping[int, Row]
-) -> Mapping[int, NDArray[np.float64]]:
+) -> dict[int, NDArray[np.float32]]:
+    """Return the advantages as float32 (L,), finite where the model wrote."""
+    checked = {}
     for i, row in rows.items():
         if np.shape(advantages[i]) != row.mask_L.shape:
             raise ValueError(f"it returned an array of shape {np.shape(advantages[i])} for {len(row.mask_L)} tokens")
-        if not np.isfinite(advantages[i][row.mask_L]).all():
-            raise ValueError("it returned nan or an infinite number")
-    return advantages
+        with np.errstate(over="ignore", invalid="ignore"):  # checked below, where the model wrote
+            checked[i] = np.asarray(advantages[i]).astype(np.float32)
+        if not np.isfinite(checked[i][row.mask_L]).all():
+            raise ValueError("it returned nan, or a number that is infinite in float32")
+    return checked
 
 
-def _mean_by_sample(advantages: Mapping[int, NDArray[np.float64]], batch: Batch) -> NDArray[np.float32]:
+def _mean_by_sample(advantages: Mapping[int, NDArray[np.float32]], batch: Batch) -> NDArray[np.float32]:
     """Return the mean advantage over the model's tokens of each sample (N,); 0 for samples of other replicas.
 
-    Tokens of one value have exactly this mean: sums of float32 values are exact in float64.
+    Tokens of one value have exactly this mean: sums of float32 values are exact in float64. A sample in which the model
+    wrote nothing has the mean over all its positions, nan and infinite numbers counted as 0: an estimator that gives
+    all positions of a sample one advantage reports it for this sample too.
     """
     samples = len(batch.train.samples)
     if not batch.rows:
         return np.zeros(samples, np.float32)
     rows = batch.rows.items()
     mask_T = np.concatenate([row.mask_L if row.mask_L.any() else ~row.mask_L for _, row in rows])
-    values_T = np.concatenate([advantages[i] for i, _ in rows]).astype(np.float32)[mask_T].astype(np.float64)
+    values_T = np.concatenate([advantages[i] for i, _ in rows])[mask_T].astype(np.float64)
+    values_T[~np.isfinite(values_T)] = 0.0
     owner_T = np.repeat([i for i, _ in rows], [len(row.mask_L) for _, row in rows])[mask_T]
     count_N = np.bincount(owner_T, minlength=samples)
     return (np.bincount(owner_T, values_T, samples) / np.maximum(count_N, 1)).astype(np.float32)
@@ -162,9 +169,10 @@ def policy_loss(
 
     def loss(i: int, output: Output) -> Tensor:
         inputs, tokens = minibatch[i], minibatch[i].tokens
-        old_BK = output.logprobs_BK.detach() if old is None else old[i]
+        logprobs_BK = output.logprobs_BK.where(tokens.mask_BK, 0.0)  # stops the gradient at other positions, nan too
+        old_BK = logprobs_BK.detach() if old is None else old[i].where(tokens.mask_BK, 0.0)
         given = ObjectiveInputs(
-            logprobs_BK=output.logprobs_BK,
+            logprobs_BK=logprobs_BK,
             old_BK=old_BK,
             behavior_BK=tokens.behavior_BK,
             advantages_BK=inputs.advantages_BK,
