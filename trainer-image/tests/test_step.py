@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from rljob.api.algorithm import Algorithm
 from rljob.api.models import RLJob
 from rljob.api.roles import Optimizer
-from rljob.protocol.messages import SampleTokens, Train
+from rljob.protocol.messages import SampleTokens, Segment, Train
 from rljob.trainer.algorithms.objectives.base import Objective
 from rljob.trainer.backends.base import Update
 from rljob.trainer.backends.fsdp import FsdpBackend, learning_rate
@@ -309,6 +309,36 @@ def test_nan_where_the_model_did_not_write_changes_nothing(model_directory, worl
     )
     assert np.isfinite(found[0].metrics["grad_norm"]) and found[1] == expected[1]
     assert found[0].advantages_N.tolist() == expected[0].advantages_N.tolist()
+
+
+def test_an_empty_answer_has_no_weight_and_does_not_break_a_mean_by_sample(
+    model_directory, world, job, batch, monkeypatch
+):
+    train, shard = batch()
+    first, prompt = train.samples[0], train.samples[0].prompt_tokens
+    train.samples[0] = msgspec.structs.replace(first, response_tokens=0, total_tokens=prompt)
+    shard[0] = msgspec.structs.replace(
+        shard[0],
+        token_ids=shard[0].token_ids[: 4 * prompt],
+        logprobs=shard[0].logprobs[: 4 * prompt],
+        segments=[Segment("prompt", 0, prompt), Segment("model", prompt, prompt, first.reward)],
+    )
+    made = job(trainer={"optimizer": OPTIMIZER})
+
+    def aggregation(response_tokens, max_tokens):
+        return 1 / (len(response_tokens) * response_tokens)
+
+    result, _ = stepped(model_directory, world, made, train, shard, {"aggregation": aggregation}, monkeypatch)
+    assert np.isfinite(result.metrics["loss"]) and result.metrics["grad_norm"] > 0
+    np.testing.assert_allclose(  # of the empty answer too: the audit compares all samples
+        result.advantages_N, reference_advantages(made.spec.algorithm, train), rtol=1e-6
+    )
+
+    def advantage(inputs):
+        return {i: np.full(len(row.mask_L), 1.0 if row.mask_L.any() else np.nan) for i, row in inputs.rows.items()}
+
+    result, _ = stepped(model_directory, world, made, train, shard, {"advantage": advantage}, monkeypatch)
+    assert result.advantages_N.tolist() == [0.0] + [1.0] * (len(train.samples) - 1)
 
 
 def test_the_same_batches_give_the_same_bits(model_directory, world, job, batch):

@@ -76,6 +76,35 @@ def nan(inputs):
 
 def by_sample(response_tokens, max_tokens):
     return 1 / (len(response_tokens) * response_tokens)
+
+
+def one(response_tokens, max_tokens):
+    return np.ones(1)
+
+
+def infinite(response_tokens, max_tokens):
+    return np.full(len(max_tokens), 1e300)
+
+
+def zero_division(response_tokens, max_tokens):
+    return 1 // 0
+
+
+def wide(inputs):
+    return {i: np.full(len(row.mask_L), 1e300) for i, row in inputs.rows.items()}
+
+
+def column_of(name):
+    def objective(inputs):
+        from dataclasses import replace
+
+        result = reinforce(inputs)
+        return replace(result, **{name: getattr(result, name)[:, :1]})
+
+    return objective
+
+
+narrow_ratio, narrow_clipped = column_of("ratio_BK"), column_of("clipped_BK")
 """
 BACKEND = """
 import torch
@@ -189,7 +218,13 @@ def test_an_objective_and_an_aggregation(package, model_directory, world, job, b
         ("advantage", "short", r"an array of shape \(1,\) for \d+ tokens"),
         ("advantage", "nan", "nan or an infinite number"),
         ("objective", "raising", "RuntimeError: no such token"),
-        ("objective", "narrow", r"values of shape \(\d+, 1\) for tokens of shape"),
+        ("advantage", "wide", "an infinite number in float32"),
+        ("objective", "narrow", r"values_BK of shape \(\d+, 1\) for tokens of shape"),
+        ("objective", "narrow_ratio", r"ratio_BK of shape \(\d+, 1\) for tokens of shape"),
+        ("objective", "narrow_clipped", r"clipped_BK of shape \(\d+, 1\) for tokens of shape"),
+        ("aggregation", "one", r"an array of shape \(1,\) for 12 samples"),
+        ("aggregation", "infinite", "an infinite number in float32"),
+        ("aggregation", "zero_division", "ZeroDivisionError"),
     ],
 )
 def test_an_algorithm_that_fails_ends_the_run_with_its_name(

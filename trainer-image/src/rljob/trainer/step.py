@@ -20,7 +20,7 @@ from rljob.protocol.messages import Train
 from rljob.trainer.algorithms.advantages.base import AdvantageInputs, Estimator
 from rljob.trainer.algorithms.aggregation import masked_sum
 from rljob.trainer.algorithms.needs import load_function, needs
-from rljob.trainer.algorithms.objectives.base import ObjectiveFunction, ObjectiveInputs
+from rljob.trainer.algorithms.objectives.base import Objective, ObjectiveFunction, ObjectiveInputs
 from rljob.trainer.backends.base import Backend, Loss, Output
 from rljob.trainer.batch import Batch, MicrobatchInputs, Row, at_targets, lay_out
 from rljob.trainer.errors import UnrecoverableError
@@ -117,9 +117,7 @@ def set_advantages(batch: Batch, rewards: Rewards, scores: Scores, algorithm: Al
     ).cpu()  # each sample is on one replica: only zeros are added
 
 
-def _checked(
-    advantages: Mapping[int, NDArray[np.float64]], rows: Mapping[int, Row]
-) -> dict[int, NDArray[np.float32]]:
+def _checked(advantages: Mapping[int, NDArray[np.float64]], rows: Mapping[int, Row]) -> dict[int, NDArray[np.float32]]:
     """Return the advantages as float32 (L,), finite where the model wrote."""
     checked = {}
     for i, row in rows.items():
@@ -128,7 +126,7 @@ def _checked(
         with np.errstate(over="ignore", invalid="ignore"):  # checked below, where the model wrote
             checked[i] = np.asarray(advantages[i]).astype(np.float32)
         if not np.isfinite(checked[i][row.mask_L]).all():
-            raise ValueError("it returned nan, or a number that is infinite in float32")
+            raise ValueError("it returned nan or an infinite number in float32")
     return checked
 
 
@@ -181,9 +179,7 @@ def policy_loss(
         )
         try:
             objective = function(given)
-            if objective.values_BK.shape != given.mask_BK.shape:
-                returned, wanted = tuple(objective.values_BK.shape), tuple(given.mask_BK.shape)
-                raise ValueError(f"it returned values of shape {returned} for tokens of shape {wanted}")
+            _check_objective(objective, tokens.mask_BK)
         except Exception as error:  # a user's objective may raise anything; it would fail again, so the run ends
             log.exception("the objective failed")
             raise UnrecoverableError(
@@ -194,6 +190,17 @@ def policy_loss(
         return share
 
     return loss
+
+
+def _check_objective(objective: Objective, mask_BK: Tensor) -> None:
+    for name in ("values_BK", "ratio_BK", "clipped_BK"):
+        returned, expected = tuple(getattr(objective, name).shape), tuple(mask_BK.shape)
+        if returned != expected:
+            raise ValueError(f"it returned {name} of shape {returned} for tokens of shape {expected}")
+    if objective.clipped_BK.dtype != torch.bool:
+        raise ValueError(f"it returned clipped_BK of type {objective.clipped_BK.dtype}; it must be bool")
+    if not objective.values_BK.requires_grad:
+        raise ValueError("it returned values_BK without a gradient; they must depend on logprobs_BK")
 
 
 def _compare_initial_logprobs(train: Train, error: float, dtype: torch.dtype) -> dict[str, float]:

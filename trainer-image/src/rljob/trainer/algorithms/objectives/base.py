@@ -2,8 +2,8 @@
 
 ``spec.algorithm.objective`` names a built-in objective or ``module:function`` of a user's package. An objective is
 called once per microbatch with :class:`ObjectiveInputs` and returns an :class:`Objective`. At positions outside
-``mask_BK`` the log-probabilities and advantages are 0. What an objective returns there is ignored: it may be nan, and no
-gradient flows from it.
+``mask_BK`` the log-probabilities and advantages are 0. What an objective returns there is ignored: it may be nan, and
+no gradient flows from it.
 
 Shapes: B rows of a microbatch, K positions of a row that may hold the model's tokens.
 """
