@@ -104,6 +104,25 @@ def column_of(name):
     return objective
 
 
+
+def constant(inputs):
+    from rljob.trainer.algorithms.objectives.base import Objective
+
+    return Objective(inputs.advantages_BK, torch.ones_like(inputs.old_BK), torch.zeros_like(inputs.mask_BK))
+
+
+def failing_on_rank_1(inputs):
+    if torch.distributed.get_rank() == 1:
+        raise RuntimeError("no such token")
+    return reinforce(inputs)
+
+
+def lost_on_rank_1(response_tokens, max_tokens):
+    if torch.distributed.get_rank() == 1:
+        raise RuntimeError("no such sample")
+    return by_sample(response_tokens, max_tokens)
+
+
 narrow_ratio, narrow_clipped = column_of("ratio_BK"), column_of("clipped_BK")
 """
 BACKEND = """
@@ -222,6 +241,7 @@ def test_an_objective_and_an_aggregation(package, model_directory, world, job, b
         ("objective", "narrow", r"values_BK of shape \(\d+, 1\) for tokens of shape"),
         ("objective", "narrow_ratio", r"ratio_BK of shape \(\d+, 1\) for tokens of shape"),
         ("objective", "narrow_clipped", r"clipped_BK of shape \(\d+, 1\) for tokens of shape"),
+        ("objective", "constant", "without a gradient"),
         ("aggregation", "one", r"an array of shape \(1,\) for 12 samples"),
         ("aggregation", "infinite", "an infinite number in float32"),
         ("aggregation", "zero_division", "ZeroDivisionError"),
@@ -233,6 +253,25 @@ def test_an_algorithm_that_fails_ends_the_run_with_its_name(
     made = job(algorithm={field: f"mine.algorithms:{name}"})
     with pytest.raises(UnrecoverableError, match=rf"spec\.algorithm\.{field}: mine\.algorithms:{name} .*{sentence}"):
         step(world, model_directory, made, batch())
+
+
+def failure(world: World, source: Path, job: RLJob, batch) -> str:
+    with pytest.raises(UnrecoverableError) as raised:
+        step(world, source, job, batch)
+    return f"{raised.value}; {world.broadcast(b'still together' if world.rank == 0 else None).decode()}"
+
+
+@pytest.mark.parametrize(
+    ("field", "name", "sentence"),
+    [
+        ("objective", "failing_on_rank_1", "RuntimeError: no such token"),
+        ("aggregation", "lost_on_rank_1", "RuntimeError: no such sample"),
+    ],
+)
+def test_a_function_that_fails_on_one_rank_fails_on_all(package, model_directory, job, batch, field, name, sentence):
+    made = job(algorithm={field: f"mine.algorithms:{name}"})
+    expected = f"spec.algorithm.{field}: mine.algorithms:{name} failed: {sentence}; still together"
+    assert on_ranks(2, failure, model_directory, made, batch()) == [expected] * 2
 
 
 async def test_a_backend_trains_checkpoints_and_resumes(tmp_path, package, job, batch, coordinator, start):

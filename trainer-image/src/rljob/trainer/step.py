@@ -21,7 +21,7 @@ from rljob.trainer.algorithms.advantages.base import AdvantageInputs, Estimator
 from rljob.trainer.algorithms.aggregation import masked_sum
 from rljob.trainer.algorithms.needs import load_function, needs
 from rljob.trainer.algorithms.objectives.base import Objective, ObjectiveFunction, ObjectiveInputs
-from rljob.trainer.backends.base import Backend, Loss, Output
+from rljob.trainer.backends.base import Backend, Output
 from rljob.trainer.batch import Batch, MicrobatchInputs, Row, at_targets, lay_out
 from rljob.trainer.errors import UnrecoverableError
 from rljob.trainer.metrics import TokenStatistics, advantage_metrics, memory_peak
@@ -57,8 +57,8 @@ def apply_batch(
         budget: padded tokens of a microbatch.
 
     Raises:
-        UnrecoverableError: the gradient is not finite, the estimator of advantages or the objective fails, or at the
-            run's first step the engine's log-probabilities differ from the trainer's.
+        UnrecoverableError: the gradient is not finite, a function of the algorithm fails on any rank, or at the run's
+            first step the engine's log-probabilities differ from the trainer's.
     """
     backend.metrics()  # discards what ran since the last step
     batch = lay_out(train, rows, algorithm, world, budget)
@@ -69,8 +69,9 @@ def apply_batch(
     metrics: dict[str, float] = {}
     norms = []
     for number, minibatch in enumerate(batch.minibatches):
-        loss = policy_loss(minibatch, scores.old[number] if scores.old else None, algorithm, statistics)
+        loss = PolicyLoss(minibatch, scores.old[number] if scores.old else None, algorithm, statistics)
         backend.run([inputs.tokens for inputs in minibatch], loss)
+        world.raise_first_error(loss.error)
         if train.check_initial_logprobs and backend.updates == 0:
             metrics |= _compare_initial_logprobs(train, statistics.largest_mismatch(world), backend.dtype)
         update = backend.update(train.step)
@@ -149,13 +150,11 @@ def _mean_by_sample(advantages: Mapping[int, NDArray[np.float32]], batch: Batch)
     return (np.bincount(owner_T, values_T, samples) / np.maximum(count_N, 1)).astype(np.float32)
 
 
-def policy_loss(
-    minibatch: Sequence[MicrobatchInputs],
-    old: Sequence[Tensor] | None,
-    algorithm: Algorithm,
-    statistics: TokenStatistics,
-) -> Loss:
-    """Return the loss of the policy over a minibatch; its tokens are counted in ``statistics``.
+class PolicyLoss:
+    """Loss of the policy over a minibatch, called once per microbatch; its tokens are counted in ``statistics``.
+
+    An objective that fails on one rank leaves the others in the collectives of the backward pass. The loss is 0 from
+    then on, with a gradient of 0, and the rank takes part until the end of the minibatch. ``error`` holds the failure.
 
     Args:
         minibatch: microbatches with advantages.
@@ -163,33 +162,48 @@ def policy_loss(
         algorithm: resolved.
         statistics: of the step.
     """
-    function: ObjectiveFunction = load_function(algorithm, "objective")
 
-    def loss(i: int, output: Output) -> Tensor:
-        inputs, tokens = minibatch[i], minibatch[i].tokens
+    def __init__(
+        self,
+        minibatch: Sequence[MicrobatchInputs],
+        old: Sequence[Tensor] | None,
+        algorithm: Algorithm,
+        statistics: TokenStatistics,
+    ) -> None:
+        self._minibatch, self._old, self._algorithm, self._statistics = minibatch, old, algorithm, statistics
+        self._objective: ObjectiveFunction = load_function(algorithm, "objective")
+        self.error: UnrecoverableError | None = None
+
+    def __call__(self, i: int, output: Output) -> Tensor:
+        """Return the share of microbatch ``i`` in the loss: a scalar that depends on the log-probabilities."""
+        if self.error is None:
+            try:
+                return self._share(i, output)
+            except Exception as error:  # a user's objective may raise anything; it would fail again, so the run ends
+                log.exception("the objective failed")
+                self.error = UnrecoverableError(
+                    f"spec.algorithm.objective: {self._algorithm.objective} failed: {type(error).__name__}: {error}"
+                )
+        return output.logprobs_BK.where(torch.zeros_like(self._minibatch[i].tokens.mask_BK), 0.0).sum()
+
+    def _share(self, i: int, output: Output) -> Tensor:
+        inputs, tokens = self._minibatch[i], self._minibatch[i].tokens
         logprobs_BK = output.logprobs_BK.where(tokens.mask_BK, 0.0)  # stops the gradient at other positions, nan too
-        old_BK = logprobs_BK.detach() if old is None else old[i].where(tokens.mask_BK, 0.0)
-        given = ObjectiveInputs(
-            logprobs_BK=logprobs_BK,
-            old_BK=old_BK,
-            behavior_BK=tokens.behavior_BK,
-            advantages_BK=inputs.advantages_BK,
-            mask_BK=tokens.mask_BK,
-            algorithm=algorithm,
+        old_BK = logprobs_BK.detach() if self._old is None else self._old[i].where(tokens.mask_BK, 0.0)
+        objective = self._objective(
+            ObjectiveInputs(
+                logprobs_BK=logprobs_BK,
+                old_BK=old_BK,
+                behavior_BK=tokens.behavior_BK,
+                advantages_BK=inputs.advantages_BK,
+                mask_BK=tokens.mask_BK,
+                algorithm=self._algorithm,
+            )
         )
-        try:
-            objective = function(given)
-            _check_objective(objective, tokens.mask_BK)
-        except Exception as error:  # a user's objective may raise anything; it would fail again, so the run ends
-            log.exception("the objective failed")
-            raise UnrecoverableError(
-                f"spec.algorithm.objective: {algorithm.objective} failed: {type(error).__name__}: {error}"
-            ) from None
+        _check_objective(objective, tokens.mask_BK)
         share = -masked_sum(objective.values_BK, tokens.mask_BK, inputs.weights_B)
-        statistics.add(share.detach(), objective, old_BK, tokens, inputs.padding)
+        self._statistics.add(share.detach(), objective, old_BK, tokens, inputs.padding)
         return share
-
-    return loss
 
 
 def _check_objective(objective: Objective, mask_BK: Tensor) -> None:
