@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from ranks import on_ranks
 from rljob.api.models import RLJob
 from rljob.protocol import messages as m
 from rljob.scheduling.shards import assign
-from rljob.trainer.algorithms.needs import Needs, needs
+from rljob.trainer.algorithms.needs import Needs, needs, needs_of, requires
 from rljob.trainer.backends.fsdp import FsdpBackend
 from rljob.trainer.batch import lengths
 from rljob.trainer.errors import UnrecoverableError
@@ -20,6 +22,7 @@ from rljob.trainer.fetch_batch import check_shard
 from rljob.trainer.process_group import World
 from rljob.trainer.step import StepResult, apply_batch
 
+OF_THE_MACHINE = {"seconds", "seconds_pull", "tokens_per_second", "memory_peak_bytes"}
 ALGORITHMS = """
 import numpy as np
 import torch
@@ -169,6 +172,15 @@ class Bigrams:
 
     def load(self, checkpoint):
         self.updates = read_state(checkpoint).updates
+
+
+class OneReplica(Bigrams):
+    '''All ranks are one replica: each has all rows, and there is nothing to sum.'''
+
+    def __init__(self, source, settings, world):
+        super().__init__(source, settings, world)
+        groups = [torch.distributed.new_group([rank]) for rank in range(world.size)]
+        self.world = world.with_data_parallel(0, 1, groups[world.rank])
 """
 
 
@@ -190,6 +202,11 @@ def step(world: World, source: Path, job: RLJob, batch) -> StepResult:
     rows = check_shard([tokens[i] for i in mine], train.samples, mine)
     backend = FsdpBackend(source, job.spec.trainer, world)
     return apply_batch(train, rows, job.spec.algorithm, backend, world, 60)
+
+
+def test_another_attribute_named_needs_declares_nothing():
+    assert needs_of(SimpleNamespace(needs=["coffee"])) == Needs()
+    assert needs_of(requires(old=True)(lambda inputs: {})) == Needs(old=True)
 
 
 def test_an_advantage_of_each_group(package, model_directory, world, job, batch):
@@ -295,6 +312,26 @@ async def test_a_backend_trains_checkpoints_and_resumes(tmp_path, package, job, 
     assert (await coordinator.admit(3)).step == 2
     await coordinator.train(2)
     assert await coordinator.digest() == after_three
+
+
+async def test_ranks_of_one_replica_pull_the_same_shard_and_train_as_one_rank(
+    package, job, batch, coordinator, start, tmp_path
+):
+    results = []
+    coordinator.batches = {0: batch()}
+    for ranks in (1, 2):
+        coordinator.pulls.clear()
+        made = job(trainer={"backend": "mine.backend:OneReplica", "optimizer": {"learningRate": 0.5}})
+        processes = await start(coordinator, made, ranks)
+        await coordinator.admit()
+        done = await coordinator.train(0)
+        assert coordinator.pulls == [(0, 0, 1)] * ranks
+        metrics = {name: value for name, value in done.metrics.items() if name not in OF_THE_MACHINE}
+        results.append((metrics, done.advantages, await coordinator.digest()))
+        await coordinator.tell(m.Stop("done"))
+        assert [await process.wait() for process in processes] == [0] * ranks
+        shutil.rmtree(tmp_path / "storage")
+    assert results[0] == results[1]
 
 
 async def test_a_reference_that_is_not_there_ends_the_trainer_with_2(package, job, coordinator, start):

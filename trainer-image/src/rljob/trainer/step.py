@@ -73,7 +73,7 @@ def apply_batch(
         backend.run([inputs.tokens for inputs in minibatch], loss)
         world.raise_first_error(loss.error)
         if train.check_initial_logprobs and backend.updates == 0:
-            metrics |= _compare_initial_logprobs(train, statistics.largest_mismatch(world), backend.dtype)
+            metrics |= _compare_initial_logprobs(statistics.largest_mismatch(world), backend.dtype)
         update = backend.update(train.step)
         if update.skipped:
             log.warning("step %d: the update of minibatch %d was skipped", train.step, number)
@@ -217,10 +217,8 @@ def _check_objective(objective: Objective, mask_BK: Tensor) -> None:
         raise ValueError("it returned values_BK without a gradient; they must depend on logprobs_BK")
 
 
-def _compare_initial_logprobs(train: Train, error: float, dtype: torch.dtype) -> dict[str, float]:
+def _compare_initial_logprobs(error: float, dtype: torch.dtype) -> dict[str, float]:
     """Compare the log-probabilities of engine and trainer while both have the weights of version 0."""
-    if train.step != 0 or any(sample.min_version != 0 for sample in train.samples):
-        return {}
     if not error <= INITIAL_TOLERANCE:
         sentence = (
             f"at the first step the engine's log-probabilities differ from the trainer's by up to {error:.2e} where "

@@ -23,7 +23,7 @@ MAX_LOG_RATIO = 20.0  # e^20 is finite in float32 with room for sums
 
 @dataclass(frozen=True)
 class ObjectiveInputs:
-    """What an objective sees of a microbatch. Only ``logprobs_BK`` carries a gradient."""
+    """Arguments of an objective: one microbatch. Only ``logprobs_BK`` carries a gradient."""
 
     logprobs_BK: Tensor  # of the policy in training
     old_BK: Tensor  # of the policy before the batch's first update
