@@ -107,6 +107,13 @@ def test_what_the_mask_excludes_cannot_count():
     assert values.grad.tolist() == [[0.5, 0.0], [2.0, 0.0]]
 
 
+def test_a_row_without_tokens_counts_for_nothing_whatever_its_values_are():
+    values = torch.tensor([[float("inf")], [2.0]], requires_grad=True)
+    total = masked_sum(values, torch.tensor([[False], [True]]), torch.tensor([0.0, 1.0]))
+    total.backward()
+    assert total.item() == 2.0 and values.grad.tolist() == [[0.0], [1.0]]
+
+
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=9), st.integers(50, 99))
 def test_token_mean_gives_every_token_of_the_global_batch_the_same_weight(tokens, limit):
     weights = token_mean(np.array(tokens), np.array([limit] * len(tokens)))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import msgspec
 import numpy as np
 import pytest
@@ -12,7 +15,8 @@ from transformers import AutoModelForCausalLM
 from rljob.api.algorithm import Algorithm
 from rljob.api.models import RLJob
 from rljob.api.roles import Optimizer
-from rljob.protocol.messages import SampleTokens, Train
+from rljob.protocol.messages import SampleTokens, Segment, Train
+from rljob.trainer.algorithms.objectives.base import Objective
 from rljob.trainer.backends.base import Update
 from rljob.trainer.backends.fsdp import FsdpBackend, learning_rate
 from rljob.trainer.batch import split_minibatches
@@ -267,6 +271,74 @@ def test_the_advantages_said_are_those_that_were_used(model_directory, world, jo
     result, _ = train_steps(backend, world, made, [(train, shard)])
     assert result.advantages_N.dtype == np.float32
     np.testing.assert_allclose(result.advantages_N, reference_advantages(made.spec.algorithm, train), rtol=1e-6)
+
+
+def stepped(model_directory, world, made, train, shard, functions, monkeypatch) -> tuple[StepResult, str]:
+    """Return the result of a step whose algorithm has functions of a module ``mine``, and the digest of the weights."""
+    monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(**functions))
+    algorithm = made.spec.algorithm.model_copy(update={name: f"mine:{name}" for name in functions})
+    backend = FsdpBackend(model_directory, made.spec.trainer, world)
+    result = apply_batch(train, shards(train, shard), algorithm, backend, world, 60)
+    return result, digest(backend.named_tensors())
+
+
+def test_nan_where_the_model_did_not_write_changes_nothing(model_directory, world, job, batch, monkeypatch):
+    train, shard = batch()
+    made = job(trainer={"optimizer": OPTIMIZER})
+
+    def advantage(inputs, outside=np.nan):
+        return {i: np.where(row.mask_L, 0.5 + i % 2, outside) for i, row in inputs.rows.items()}
+
+    def zeros(inputs):
+        return advantage(inputs, 0.0)
+
+    def objective(inputs, value=np.nan):
+        factor_BK = torch.ones_like(inputs.old_BK).where(inputs.mask_BK, value)
+        values_BK = inputs.logprobs_BK * inputs.advantages_BK * factor_BK
+        assert (inputs.logprobs_BK[~inputs.mask_BK] == 0).all() and (inputs.advantages_BK[~inputs.mask_BK] == 0).all()
+        return Objective(values_BK, torch.ones_like(inputs.old_BK), torch.zeros_like(inputs.mask_BK))
+
+    def zero_objective(inputs):
+        return objective(inputs, 0.0)
+
+    expected = stepped(
+        model_directory, world, made, train, shard, {"advantage": zeros, "objective": zero_objective}, monkeypatch
+    )
+    found = stepped(
+        model_directory, world, made, train, shard, {"advantage": advantage, "objective": objective}, monkeypatch
+    )
+    assert np.isfinite(found[0].metrics["grad_norm"]) and found[1] == expected[1]
+    assert found[0].advantages_N.tolist() == expected[0].advantages_N.tolist()
+
+
+def test_an_empty_answer_has_no_weight_and_does_not_break_a_mean_by_sample(
+    model_directory, world, job, batch, monkeypatch
+):
+    train, shard = batch()
+    first, prompt = train.samples[0], train.samples[0].prompt_tokens
+    train.samples[0] = msgspec.structs.replace(first, response_tokens=0, total_tokens=prompt)
+    shard[0] = msgspec.structs.replace(
+        shard[0],
+        token_ids=shard[0].token_ids[: 4 * prompt],
+        logprobs=shard[0].logprobs[: 4 * prompt],
+        segments=[Segment("prompt", 0, prompt), Segment("model", prompt, prompt, first.reward)],
+    )
+    made = job(trainer={"optimizer": OPTIMIZER})
+
+    def aggregation(response_tokens, max_tokens):
+        return 1 / (len(response_tokens) * response_tokens)
+
+    result, _ = stepped(model_directory, world, made, train, shard, {"aggregation": aggregation}, monkeypatch)
+    assert np.isfinite(result.metrics["loss"]) and result.metrics["grad_norm"] > 0
+    np.testing.assert_allclose(  # of the empty answer too: the audit compares all samples
+        result.advantages_N, reference_advantages(made.spec.algorithm, train), rtol=1e-6
+    )
+
+    def advantage(inputs):
+        return {i: np.full(len(row.mask_L), 1.0 if row.mask_L.any() else np.nan) for i, row in inputs.rows.items()}
+
+    result, _ = stepped(model_directory, world, made, train, shard, {"advantage": advantage}, monkeypatch)
+    assert result.advantages_N.tolist() == [0.0] + [1.0] * (len(train.samples) - 1)
 
 
 def test_the_same_batches_give_the_same_bits(model_directory, world, job, batch):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from ranks import on_ranks
 from rljob.api.models import RLJob
 from rljob.protocol import messages as m
 from rljob.scheduling.shards import assign
-from rljob.trainer.algorithms.needs import Needs, needs
+from rljob.trainer.algorithms.needs import Needs, needs, needs_of, requires
 from rljob.trainer.backends.fsdp import FsdpBackend
 from rljob.trainer.batch import lengths
 from rljob.trainer.errors import UnrecoverableError
@@ -20,6 +22,7 @@ from rljob.trainer.fetch_batch import check_shard
 from rljob.trainer.process_group import World
 from rljob.trainer.step import StepResult, apply_batch
 
+OF_THE_MACHINE = {"seconds", "seconds_pull", "tokens_per_second", "memory_peak_bytes"}
 ALGORITHMS = """
 import numpy as np
 import torch
@@ -76,6 +79,54 @@ def nan(inputs):
 
 def by_sample(response_tokens, max_tokens):
     return 1 / (len(response_tokens) * response_tokens)
+
+
+def one(response_tokens, max_tokens):
+    return np.ones(1)
+
+
+def infinite(response_tokens, max_tokens):
+    return np.full(len(max_tokens), 1e300)
+
+
+def zero_division(response_tokens, max_tokens):
+    return 1 // 0
+
+
+def wide(inputs):
+    return {i: np.full(len(row.mask_L), 1e300) for i, row in inputs.rows.items()}
+
+
+def column_of(name):
+    def objective(inputs):
+        from dataclasses import replace
+
+        result = reinforce(inputs)
+        return replace(result, **{name: getattr(result, name)[:, :1]})
+
+    return objective
+
+
+
+def constant(inputs):
+    from rljob.trainer.algorithms.objectives.base import Objective
+
+    return Objective(inputs.advantages_BK, torch.ones_like(inputs.old_BK), torch.zeros_like(inputs.mask_BK))
+
+
+def failing_on_rank_1(inputs):
+    if torch.distributed.get_rank() == 1:
+        raise RuntimeError("no such token")
+    return reinforce(inputs)
+
+
+def lost_on_rank_1(response_tokens, max_tokens):
+    if torch.distributed.get_rank() == 1:
+        raise RuntimeError("no such sample")
+    return by_sample(response_tokens, max_tokens)
+
+
+narrow_ratio, narrow_clipped = column_of("ratio_BK"), column_of("clipped_BK")
 """
 BACKEND = """
 import torch
@@ -121,6 +172,15 @@ class Bigrams:
 
     def load(self, checkpoint):
         self.updates = read_state(checkpoint).updates
+
+
+class OneReplica(Bigrams):
+    '''All ranks are one replica: each has all rows, and there is nothing to sum.'''
+
+    def __init__(self, source, settings, world):
+        super().__init__(source, settings, world)
+        groups = [torch.distributed.new_group([rank]) for rank in range(world.size)]
+        self.world = world.with_data_parallel(0, 1, groups[world.rank])
 """
 
 
@@ -142,6 +202,11 @@ def step(world: World, source: Path, job: RLJob, batch) -> StepResult:
     rows = check_shard([tokens[i] for i in mine], train.samples, mine)
     backend = FsdpBackend(source, job.spec.trainer, world)
     return apply_batch(train, rows, job.spec.algorithm, backend, world, 60)
+
+
+def test_another_attribute_named_needs_declares_nothing():
+    assert needs_of(SimpleNamespace(needs=["coffee"])) == Needs()
+    assert needs_of(requires(old=True)(lambda inputs: {})) == Needs(old=True)
 
 
 def test_an_advantage_of_each_group(package, model_directory, world, job, batch):
@@ -189,7 +254,14 @@ def test_an_objective_and_an_aggregation(package, model_directory, world, job, b
         ("advantage", "short", r"an array of shape \(1,\) for \d+ tokens"),
         ("advantage", "nan", "nan or an infinite number"),
         ("objective", "raising", "RuntimeError: no such token"),
-        ("objective", "narrow", r"values of shape \(\d+, 1\) for tokens of shape"),
+        ("advantage", "wide", "an infinite number in float32"),
+        ("objective", "narrow", r"values_BK of shape \(\d+, 1\) for tokens of shape"),
+        ("objective", "narrow_ratio", r"ratio_BK of shape \(\d+, 1\) for tokens of shape"),
+        ("objective", "narrow_clipped", r"clipped_BK of shape \(\d+, 1\) for tokens of shape"),
+        ("objective", "constant", "without a gradient"),
+        ("aggregation", "one", r"an array of shape \(1,\) for 12 samples"),
+        ("aggregation", "infinite", "an infinite number in float32"),
+        ("aggregation", "zero_division", "ZeroDivisionError"),
     ],
 )
 def test_an_algorithm_that_fails_ends_the_run_with_its_name(
@@ -198,6 +270,25 @@ def test_an_algorithm_that_fails_ends_the_run_with_its_name(
     made = job(algorithm={field: f"mine.algorithms:{name}"})
     with pytest.raises(UnrecoverableError, match=rf"spec\.algorithm\.{field}: mine\.algorithms:{name} .*{sentence}"):
         step(world, model_directory, made, batch())
+
+
+def failure(world: World, source: Path, job: RLJob, batch) -> str:
+    with pytest.raises(UnrecoverableError) as raised:
+        step(world, source, job, batch)
+    return f"{raised.value}; {world.broadcast(b'still together' if world.rank == 0 else None).decode()}"
+
+
+@pytest.mark.parametrize(
+    ("field", "name", "sentence"),
+    [
+        ("objective", "failing_on_rank_1", "RuntimeError: no such token"),
+        ("aggregation", "lost_on_rank_1", "RuntimeError: no such sample"),
+    ],
+)
+def test_a_function_that_fails_on_one_rank_fails_on_all(package, model_directory, job, batch, field, name, sentence):
+    made = job(algorithm={field: f"mine.algorithms:{name}"})
+    expected = f"spec.algorithm.{field}: mine.algorithms:{name} failed: {sentence}; still together"
+    assert on_ranks(2, failure, model_directory, made, batch()) == [expected] * 2
 
 
 async def test_a_backend_trains_checkpoints_and_resumes(tmp_path, package, job, batch, coordinator, start):
@@ -221,6 +312,26 @@ async def test_a_backend_trains_checkpoints_and_resumes(tmp_path, package, job, 
     assert (await coordinator.admit(3)).step == 2
     await coordinator.train(2)
     assert await coordinator.digest() == after_three
+
+
+async def test_ranks_of_one_replica_pull_the_same_shard_and_train_as_one_rank(
+    package, job, batch, coordinator, start, tmp_path
+):
+    results = []
+    coordinator.batches = {0: batch()}
+    for ranks in (1, 2):
+        coordinator.pulls.clear()
+        made = job(trainer={"backend": "mine.backend:OneReplica", "optimizer": {"learningRate": 0.5}})
+        processes = await start(coordinator, made, ranks)
+        await coordinator.admit()
+        done = await coordinator.train(0)
+        assert coordinator.pulls == [(0, 0, 1)] * ranks
+        metrics = {name: value for name, value in done.metrics.items() if name not in OF_THE_MACHINE}
+        results.append((metrics, done.advantages, await coordinator.digest()))
+        await coordinator.tell(m.Stop("done"))
+        assert [await process.wait() for process in processes] == [0] * ranks
+        shutil.rmtree(tmp_path / "storage")
+    assert results[0] == results[1]
 
 
 async def test_a_reference_that_is_not_there_ends_the_trainer_with_2(package, job, coordinator, start):

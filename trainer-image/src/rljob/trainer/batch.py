@@ -7,6 +7,7 @@ any row. Masks may have holes: the model writes several segments of a sample of 
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,8 +19,12 @@ from torch import Tensor
 from rljob.api.algorithm import Algorithm
 from rljob.protocol.messages import BatchSample, Train
 from rljob.scheduling.shards import assign
+from rljob.trainer.algorithms.aggregation import Aggregation
 from rljob.trainer.algorithms.needs import load_function
+from rljob.trainer.errors import UnrecoverableError
 from rljob.trainer.process_group import World
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -74,26 +79,56 @@ def lay_out(train: Train, rows: Mapping[int, Row], algorithm: Algorithm, world: 
         algorithm: resolved.
         world: the ranks.
         budget: padded tokens of a microbatch.
+
+    Raises:
+        UnrecoverableError: the aggregation fails on any rank.
     """
     samples, tokens = train.samples, lengths(train.samples)
-    aggregation = load_function(algorithm, "aggregation")
+    parts = split_minibatches([sample.group for sample in samples], algorithm.minibatches or 1)
+    weights_N = _weights(samples, parts, algorithm, world)
     minibatches = []
-    for minibatch in split_minibatches([sample.group for sample in samples], algorithm.minibatches or 1):
-        weights = aggregation(
-            np.asarray([samples[i].response_tokens for i in minibatch], dtype=np.int64),
-            np.asarray([samples[i].max_tokens for i in minibatch], dtype=np.int64),
-        )
-        weight = dict(zip(minibatch, weights.tolist(), strict=True))
+    for minibatch in parts:
         mine = plan_ranks(minibatch, tokens, world.dp_size, budget)[world.dp_rank]
-        minibatches.append([_inputs(indices, rows, samples, weight, world.device) for indices in mine])
+        minibatches.append([_inputs(indices, rows, samples, weights_N, world.device) for indices in mine])
     return Batch(train, rows, minibatches)
+
+
+def _weights(
+    samples: Sequence[BatchSample], minibatches: Sequence[Sequence[int]], algorithm: Algorithm, world: World
+) -> NDArray[np.float32]:
+    """Return the weight of each sample's tokens in the loss of its minibatch (N,); 0 for a sample without tokens.
+
+    Raises:
+        UnrecoverableError: the aggregation fails on any rank.
+    """
+    aggregation: Aggregation = load_function(algorithm, "aggregation")
+    tokens_N = np.asarray([sample.response_tokens for sample in samples], dtype=np.int64)
+    limits_N = np.asarray([sample.max_tokens for sample in samples], dtype=np.int64)
+    weights_N = np.zeros(len(samples), np.float32)
+    problem = None
+    try:
+        for minibatch in minibatches:
+            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # checked below
+                found = np.asarray(aggregation(tokens_N[minibatch], limits_N[minibatch]))
+                if found.shape != (len(minibatch),):
+                    raise ValueError(f"it returned an array of shape {found.shape} for {len(minibatch)} samples")
+                weights_N[minibatch] = np.where(tokens_N[minibatch] > 0, found, 0)
+            if not np.isfinite(weights_N).all():
+                raise ValueError("it returned nan or an infinite number in float32")
+    except Exception as error:  # a user's aggregation may raise anything; it would fail again, so the run ends
+        log.exception("the aggregation failed")
+        problem = UnrecoverableError(
+            f"spec.algorithm.aggregation: {algorithm.aggregation} failed: {type(error).__name__}: {error}"
+        )
+    world.raise_first_error(problem)
+    return weights_N
 
 
 def _inputs(
     indices: Sequence[int],
     rows: Mapping[int, Row],
     samples: Sequence[BatchSample],
-    weight: Mapping[int, float],
+    weights_N: NDArray[np.float32],
     device: torch.device,
 ) -> MicrobatchInputs:
     tokens = collate([rows[i] for i in indices], [samples[i].temperature for i in indices], device)
@@ -101,12 +136,12 @@ def _inputs(
         indices,
         tokens,
         tokens.token_ids_BL.numel() - sum(len(rows[i].token_ids_L) for i in indices),
-        torch.tensor([weight[i] for i in indices] or [0.0], dtype=torch.float32, device=device),
+        torch.tensor([float(weights_N[i]) for i in indices] or [0.0], dtype=torch.float32, device=device),
     )
 
 
-def at_targets(inputs: MicrobatchInputs, values: Mapping[int, NDArray[np.float64]]) -> Tensor:
-    """Return values by token of the rows of a microbatch as a float32 tensor (B, K); 0 in padding.
+def at_targets(inputs: MicrobatchInputs, values: Mapping[int, NDArray[np.float32]]) -> Tensor:
+    """Return values by token of the rows of a microbatch as a tensor (B, K); 0 where the model did not write.
 
     Args:
         inputs: the microbatch.
@@ -116,7 +151,7 @@ def at_targets(inputs: MicrobatchInputs, values: Mapping[int, NDArray[np.float64
     for b, i in enumerate(inputs.indices):
         kept = values[i][inputs.tokens.first :]
         values_BK[b, : len(kept)] = kept
-    return torch.from_numpy(values_BK).to(inputs.tokens.mask_BK.device)
+    return torch.from_numpy(values_BK).to(inputs.tokens.mask_BK.device).where(inputs.tokens.mask_BK, 0.0)
 
 
 def lengths(samples: Sequence[BatchSample]) -> list[int]:

@@ -187,18 +187,18 @@ class Checkpoints:
         """Delete the checkpoints of ``steps`` that exist, and directories that could not be deleted before."""
         for step in steps:
             if self.path(step).exists():
-                doomed = self.directory / f"{self.path(step).name}.{REMOVED}-{secrets.token_hex(4)}"
-                self.path(step).rename(doomed)  # first, so that half a directory never looks complete
-        for doomed in self.directory.glob(f"*.{REMOVED}-*"):
-            self._delete(doomed)
+                removed = self.directory / f"{self.path(step).name}.{REMOVED}-{secrets.token_hex(4)}"
+                self.path(step).rename(removed)  # first, so that half a directory never looks complete
+        for removed in self.directory.glob(f"*.{REMOVED}-*"):
+            self._delete(removed)
 
-    def _delete(self, doomed: Path) -> None:
+    def _delete(self, directory: Path) -> None:
         """Delete a directory as far as possible: on NFS a file that is open, for example in an export, stays until it
         is closed, and its directory stays with it."""
-        shutil.rmtree(doomed, ignore_errors=True)
-        if doomed.exists() and not self._warned:
+        shutil.rmtree(directory, ignore_errors=True)
+        if directory.exists() and not self._warned:
             self._warned = True
-            log.warning("%s cannot be deleted yet because a file in it is open; it is deleted later", doomed)
+            log.warning("%s cannot be deleted yet because a file in it is open; it is deleted later", directory)
 
 
 def read_state(checkpoint: Path) -> TrainerState:

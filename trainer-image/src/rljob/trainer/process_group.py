@@ -73,7 +73,7 @@ class World:
         return data.numpy().tobytes()
 
     def raise_first_error(self, error: TrainerError | None) -> None:
-        """Wait for all ranks without a time limit; raise the gravest of their errors on all ranks."""
+        """Wait for all ranks without a time limit; raise one of their errors on all, an UnrecoverableError first."""
         errors: list[Any] = [error]
         if self.size > 1:
             errors = [None] * self.size

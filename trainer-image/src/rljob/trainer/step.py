@@ -20,8 +20,8 @@ from rljob.protocol.messages import Train
 from rljob.trainer.algorithms.advantages.base import AdvantageInputs, Estimator
 from rljob.trainer.algorithms.aggregation import masked_sum
 from rljob.trainer.algorithms.needs import load_function, needs
-from rljob.trainer.algorithms.objectives.base import ObjectiveFunction, ObjectiveInputs
-from rljob.trainer.backends.base import Backend, Loss, Output
+from rljob.trainer.algorithms.objectives.base import Objective, ObjectiveFunction, ObjectiveInputs
+from rljob.trainer.backends.base import Backend, Output
 from rljob.trainer.batch import Batch, MicrobatchInputs, Row, at_targets, lay_out
 from rljob.trainer.errors import UnrecoverableError
 from rljob.trainer.metrics import TokenStatistics, advantage_metrics, memory_peak
@@ -57,8 +57,8 @@ def apply_batch(
         budget: padded tokens of a microbatch.
 
     Raises:
-        UnrecoverableError: the gradient is not finite, the estimator of advantages or the objective fails, or at the
-            run's first step the engine's log-probabilities differ from the trainer's.
+        UnrecoverableError: the gradient is not finite, a function of the algorithm fails on any rank, or at the run's
+            first step the engine's log-probabilities differ from the trainer's.
     """
     backend.metrics()  # discards what ran since the last step
     batch = lay_out(train, rows, algorithm, world, budget)
@@ -69,10 +69,11 @@ def apply_batch(
     metrics: dict[str, float] = {}
     norms = []
     for number, minibatch in enumerate(batch.minibatches):
-        loss = policy_loss(minibatch, scores.old[number] if scores.old else None, algorithm, statistics)
+        loss = PolicyLoss(minibatch, scores.old[number] if scores.old else None, algorithm, statistics)
         backend.run([inputs.tokens for inputs in minibatch], loss)
+        world.raise_first_error(loss.error)
         if train.check_initial_logprobs and backend.updates == 0:
-            metrics |= _compare_initial_logprobs(train, statistics.largest_mismatch(world), backend.dtype)
+            metrics |= _compare_initial_logprobs(statistics.largest_mismatch(world), backend.dtype)
         update = backend.update(train.step)
         if update.skipped:
             log.warning("step %d: the update of minibatch %d was skipped", train.step, number)
@@ -117,40 +118,43 @@ def set_advantages(batch: Batch, rewards: Rewards, scores: Scores, algorithm: Al
     ).cpu()  # each sample is on one replica: only zeros are added
 
 
-def _checked(
-    advantages: Mapping[int, NDArray[np.float64]], rows: Mapping[int, Row]
-) -> Mapping[int, NDArray[np.float64]]:
+def _checked(advantages: Mapping[int, NDArray[np.float64]], rows: Mapping[int, Row]) -> dict[int, NDArray[np.float32]]:
+    """Return the advantages as float32 (L,), finite where the model wrote."""
+    checked = {}
     for i, row in rows.items():
         if np.shape(advantages[i]) != row.mask_L.shape:
             raise ValueError(f"it returned an array of shape {np.shape(advantages[i])} for {len(row.mask_L)} tokens")
-        if not np.isfinite(advantages[i][row.mask_L]).all():
-            raise ValueError("it returned nan or an infinite number")
-    return advantages
+        with np.errstate(over="ignore", invalid="ignore"):  # checked below, where the model wrote
+            checked[i] = np.asarray(advantages[i]).astype(np.float32)
+        if not np.isfinite(checked[i][row.mask_L]).all():
+            raise ValueError("it returned nan or an infinite number in float32")
+    return checked
 
 
-def _mean_by_sample(advantages: Mapping[int, NDArray[np.float64]], batch: Batch) -> NDArray[np.float32]:
+def _mean_by_sample(advantages: Mapping[int, NDArray[np.float32]], batch: Batch) -> NDArray[np.float32]:
     """Return the mean advantage over the model's tokens of each sample (N,); 0 for samples of other replicas.
 
-    Tokens of one value have exactly this mean: sums of float32 values are exact in float64.
+    Tokens of one value have exactly this mean: sums of float32 values are exact in float64. A sample in which the model
+    wrote nothing has the mean over all its positions, nan and infinite numbers counted as 0: an estimator that gives
+    all positions of a sample one advantage reports it for this sample too.
     """
     samples = len(batch.train.samples)
     if not batch.rows:
         return np.zeros(samples, np.float32)
     rows = batch.rows.items()
     mask_T = np.concatenate([row.mask_L if row.mask_L.any() else ~row.mask_L for _, row in rows])
-    values_T = np.concatenate([advantages[i] for i, _ in rows]).astype(np.float32)[mask_T].astype(np.float64)
+    values_T = np.concatenate([advantages[i] for i, _ in rows])[mask_T].astype(np.float64)
+    values_T[~np.isfinite(values_T)] = 0.0
     owner_T = np.repeat([i for i, _ in rows], [len(row.mask_L) for _, row in rows])[mask_T]
     count_N = np.bincount(owner_T, minlength=samples)
     return (np.bincount(owner_T, values_T, samples) / np.maximum(count_N, 1)).astype(np.float32)
 
 
-def policy_loss(
-    minibatch: Sequence[MicrobatchInputs],
-    old: Sequence[Tensor] | None,
-    algorithm: Algorithm,
-    statistics: TokenStatistics,
-) -> Loss:
-    """Return the loss of the policy over a minibatch; its tokens are counted in ``statistics``.
+class PolicyLoss:
+    """Loss of the policy over a minibatch, called once per microbatch; its tokens are counted in ``statistics``.
+
+    An objective that fails on one rank leaves the others in the collectives of the backward pass. The loss is 0 from
+    then on, with a gradient of 0, and the rank takes part until the end of the minibatch. ``error`` holds the failure.
 
     Args:
         minibatch: microbatches with advantages.
@@ -158,40 +162,63 @@ def policy_loss(
         algorithm: resolved.
         statistics: of the step.
     """
-    function: ObjectiveFunction = load_function(algorithm, "objective")
 
-    def loss(i: int, output: Output) -> Tensor:
-        inputs, tokens = minibatch[i], minibatch[i].tokens
-        old_BK = output.logprobs_BK.detach() if old is None else old[i]
-        given = ObjectiveInputs(
-            logprobs_BK=output.logprobs_BK,
-            old_BK=old_BK,
-            behavior_BK=tokens.behavior_BK,
-            advantages_BK=inputs.advantages_BK,
-            mask_BK=tokens.mask_BK,
-            algorithm=algorithm,
+    def __init__(
+        self,
+        minibatch: Sequence[MicrobatchInputs],
+        old: Sequence[Tensor] | None,
+        algorithm: Algorithm,
+        statistics: TokenStatistics,
+    ) -> None:
+        self._minibatch, self._old, self._algorithm, self._statistics = minibatch, old, algorithm, statistics
+        self._objective: ObjectiveFunction = load_function(algorithm, "objective")
+        self.error: UnrecoverableError | None = None
+
+    def __call__(self, i: int, output: Output) -> Tensor:
+        """Return the share of microbatch ``i`` in the loss: a scalar that depends on the log-probabilities."""
+        if self.error is None:
+            try:
+                return self._share(i, output)
+            except Exception as error:  # a user's objective may raise anything; it would fail again, so the run ends
+                log.exception("the objective failed")
+                self.error = UnrecoverableError(
+                    f"spec.algorithm.objective: {self._algorithm.objective} failed: {type(error).__name__}: {error}"
+                )
+        return output.logprobs_BK.where(torch.zeros_like(self._minibatch[i].tokens.mask_BK), 0.0).sum()
+
+    def _share(self, i: int, output: Output) -> Tensor:
+        inputs, tokens = self._minibatch[i], self._minibatch[i].tokens
+        logprobs_BK = output.logprobs_BK.where(tokens.mask_BK, 0.0)  # stops the gradient at other positions, nan too
+        old_BK = logprobs_BK.detach() if self._old is None else self._old[i].where(tokens.mask_BK, 0.0)
+        objective = self._objective(
+            ObjectiveInputs(
+                logprobs_BK=logprobs_BK,
+                old_BK=old_BK,
+                behavior_BK=tokens.behavior_BK,
+                advantages_BK=inputs.advantages_BK,
+                mask_BK=tokens.mask_BK,
+                algorithm=self._algorithm,
+            )
         )
-        try:
-            objective = function(given)
-            if objective.values_BK.shape != given.mask_BK.shape:
-                returned, wanted = tuple(objective.values_BK.shape), tuple(given.mask_BK.shape)
-                raise ValueError(f"it returned values of shape {returned} for tokens of shape {wanted}")
-        except Exception as error:  # a user's objective may raise anything; it would fail again, so the run ends
-            log.exception("the objective failed")
-            raise UnrecoverableError(
-                f"spec.algorithm.objective: {algorithm.objective} failed: {type(error).__name__}: {error}"
-            ) from None
+        _check_objective(objective, tokens.mask_BK)
         share = -masked_sum(objective.values_BK, tokens.mask_BK, inputs.weights_B)
-        statistics.add(share.detach(), objective, old_BK, tokens, inputs.padding)
+        self._statistics.add(share.detach(), objective, old_BK, tokens, inputs.padding)
         return share
 
-    return loss
+
+def _check_objective(objective: Objective, mask_BK: Tensor) -> None:
+    for name in ("values_BK", "ratio_BK", "clipped_BK"):
+        returned, expected = tuple(getattr(objective, name).shape), tuple(mask_BK.shape)
+        if returned != expected:
+            raise ValueError(f"it returned {name} of shape {returned} for tokens of shape {expected}")
+    if objective.clipped_BK.dtype != torch.bool:
+        raise ValueError(f"it returned clipped_BK of type {objective.clipped_BK.dtype}; it must be bool")
+    if not objective.values_BK.requires_grad:
+        raise ValueError("it returned values_BK without a gradient; they must depend on logprobs_BK")
 
 
-def _compare_initial_logprobs(train: Train, error: float, dtype: torch.dtype) -> dict[str, float]:
+def _compare_initial_logprobs(error: float, dtype: torch.dtype) -> dict[str, float]:
     """Compare the log-probabilities of engine and trainer while both have the weights of version 0."""
-    if train.step != 0 or any(sample.min_version != 0 for sample in train.samples):
-        return {}
     if not error <= INITIAL_TOLERANCE:
         sentence = (
             f"at the first step the engine's log-probabilities differ from the trainer's by up to {error:.2e} where "

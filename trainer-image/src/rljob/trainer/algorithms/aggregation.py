@@ -2,8 +2,9 @@
 
 ``spec.algorithm.aggregation`` names a built-in function or ``module:function`` of a user's package. It is called with
 two integer arrays over all samples of the global minibatch, the tokens that the model wrote and the token limit of the
-sample's task, and returns the weight of each sample's tokens. The loss is minus the weighted sum over all tokens. Every
-rank knows these scalars, so the loss does not depend on how samples are spread over ranks and microbatches.
+sample's task, and returns the weight of each sample's tokens. The loss is minus the weighted sum over all tokens. The
+weight of a sample without tokens is ignored: it may be nan or infinite, as one over its tokens is. Every rank has these
+scalars, so the loss does not depend on how samples are spread over ranks and microbatches.
 
 Shapes: N samples of a minibatch, B rows of a microbatch, K positions of a row that may hold the model's tokens.
 """
@@ -14,7 +15,6 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -34,5 +34,4 @@ def token_sum_constant(response_tokens: NDArray[np.int64], max_tokens: NDArray[n
 
 def masked_sum(values_BK: Tensor, mask_BK: Tensor, weights_B: Tensor) -> Tensor:
     """Return the sum of the values where the mask is set, each times its row's weight."""
-    zero = torch.zeros((), dtype=values_BK.dtype, device=values_BK.device)
-    return (torch.where(mask_BK, values_BK, zero) * weights_B.unsqueeze(-1)).sum()
+    return (values_BK * weights_B.unsqueeze(-1)).where(mask_BK, 0.0).sum()

@@ -1,4 +1,4 @@
-"""What an algorithm needs besides the batch: declared next to each function, computed once per batch."""
+"""Needs of an algorithm besides the batch: declared next to each function, computed once per batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FUNCTIONS: dict[str, Registry] = {"advantage": ADVANTAGES, "objective": OBJECTIV
 
 @dataclass(frozen=True)
 class Needs:
-    """What a function of an algorithm needs; see :func:`requires`."""
+    """Needs of a function of an algorithm; see :func:`requires`."""
 
     old: bool = False
     """Log-probabilities under the weights before the batch, in an advantage. An objective always has them."""
@@ -25,8 +25,6 @@ class Needs:
     """Values of a critic."""
     entropy: bool = False
     """Entropy of the policy at each token."""
-    zero_advantage_rows: bool = False
-    """Rows whose advantage is 0 everywhere: they contribute to the loss."""
 
     def __or__(self, other: Needs) -> Needs:
         """Return the union."""
@@ -56,9 +54,9 @@ def requires(**needs: bool) -> Callable[[Function], Function]:
 
 
 def needs_of(function: Any) -> Needs:
-    """Return what a function declares; by default nothing."""
-    declared: Needs = getattr(function, "needs", Needs())
-    return declared
+    """Return the needs that :func:`requires` declared; by default none. Another attribute ``needs`` is ignored."""
+    declared = getattr(function, "needs", None)
+    return declared if isinstance(declared, Needs) else Needs()
 
 
 def load_function(algorithm: Algorithm, field: str) -> Any:

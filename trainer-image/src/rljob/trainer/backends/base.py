@@ -25,11 +25,9 @@ from rljob.trainer.process_group import World
 
 @dataclass(frozen=True)
 class Output:
-    """What a forward pass gives for the targets of a microbatch."""
+    """Result of a forward pass for the targets of a microbatch."""
 
     logprobs_BK: Tensor  # at each row's temperature, at least float32
-    entropy_BK: Tensor | None = None  # None where the backend does not compute it
-    values_BK: Tensor | None = None  # of a critic
 
 
 Loss: TypeAlias = Callable[[int, Output], Tensor]

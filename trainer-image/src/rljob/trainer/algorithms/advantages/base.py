@@ -2,7 +2,8 @@
 
 ``spec.algorithm.advantage`` names a built-in estimator or ``module:function`` of a user's package. An estimator is
 called once per batch, on all ranks, with :class:`AdvantageInputs`, and returns for each local row an array with one
-advantage for each token of the row; only those of the model's tokens count. Two decorators write the usual ones:
+advantage for each token of the row. Only those of the model's tokens count: they must be finite, and the others may be
+nan. Two decorators write the usual estimators:
 
     @per_group
     def centered(rewards_G):            # rewards of one group → an advantage for each member
@@ -39,18 +40,22 @@ Floats: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class AdvantageInputs:
-    """What an estimator sees.
+    """Arguments of an estimator.
 
     ``samples`` and everything with suffix N is the whole batch, the same on all ranks and in the order of the batch.
     ``rows``, ``rewards`` and ``scores`` hold the samples of this data-parallel rank, by their index in the batch: an
     estimator that combines them over the batch sums over ``world``. A rank may have no rows.
+
+    ``scores.old_by_row()`` returns the log-probabilities under the weights before the batch, float32 (L,) in nats, of
+    each row of ``rows``; 0 where the model did not write. It raises ValueError unless the estimator declares
+    ``@requires(old=True)`` of :mod:`rljob.trainer.algorithms.needs`.
     """
 
     step: int  # 0-based training step
     samples: Sequence[BatchSample]  # group, reward, tokens, oldest policy version of each
     rows: Mapping[int, Row]  # token ids, mask and the engine's log-probabilities
     rewards: Mapping[int, Floats]  # (L,) reward that arrives at each token
-    scores: Scores  # what the estimator requires, see Needs
+    scores: Scores  # results of forward passes that the estimator requires
     world: World
     algorithm: Algorithm
 

@@ -1,8 +1,9 @@
 """Interface of objectives: from log-probabilities and advantages to what is maximised at each token.
 
 ``spec.algorithm.objective`` names a built-in objective or ``module:function`` of a user's package. An objective is
-called once per microbatch with :class:`ObjectiveInputs` and returns an :class:`Objective`. Positions outside
-``mask_BK`` are ignored: they may hold any values, and no gradient flows from them.
+called once per microbatch with :class:`ObjectiveInputs` and returns an :class:`Objective`. At positions outside
+``mask_BK`` the log-probabilities and advantages are 0. What an objective returns there is ignored: it may be nan, and
+no gradient flows from it.
 
 Shapes: B rows of a microbatch, K positions of a row that may hold the model's tokens.
 """
@@ -22,7 +23,7 @@ MAX_LOG_RATIO = 20.0  # e^20 is finite in float32 with room for sums
 
 @dataclass(frozen=True)
 class ObjectiveInputs:
-    """What an objective sees of a microbatch. Only ``logprobs_BK`` carries a gradient."""
+    """Arguments of an objective: one microbatch. Only ``logprobs_BK`` carries a gradient."""
 
     logprobs_BK: Tensor  # of the policy in training
     old_BK: Tensor  # of the policy before the batch's first update
