@@ -109,7 +109,7 @@ def load(registry: Registry, value: str, field: str) -> Any:
     module, _, path = registry.get(value, value).partition(":")
     try:
         found: Any = importlib.import_module(module)
-    except Exception as error:  # a user's module may raise anything while it is imported: a sentence for the user
+    except (Exception, SystemExit) as error:  # a user's module may raise anything, and may end with sys.exit()
         raise ValueError(
             f"{field}: module {module} cannot be imported ({type(error).__name__}: {error}); install its package where "
             "this process runs (in a cluster: in the image of its template)"
