@@ -2,8 +2,8 @@
 
 An engine is an :class:`Adapter`, which runs in the agent, and a receiver, which runs in the engine's server. The agent
 knows engines through the types of this module only; `rollouts[].engine` names the adapter's class: a built-in name, or
-``module:class`` of a user's own package that is installed beside rljob-rollout. ``rollout-image/tests/conformance.py``
-checks all guarantees below against a running server; ``rollout-image/tests/torch_engine`` is a small complete engine.
+``module:class`` of a user's own package that is installed beside rljob-rollout. ``rljob.rollout.conformance`` checks
+all guarantees below against a running server; ``rollout-image/tests/torch_engine`` is a small complete engine.
 
 What the agent does for every engine, so that no adapter has to:
 
@@ -92,7 +92,8 @@ class EngineClient(Protocol):
     Calls run concurrently, but :meth:`join`, :meth:`pause`, :meth:`receive`, :meth:`resume`, :meth:`digest` and
     :meth:`score` one after the other (several :meth:`score` at a time). The agent may cancel every call at any time; a
     cancelled call leaves the client usable. Every method except :meth:`close`, :meth:`healthy` and :meth:`responsive`
-    raises EngineGoneError if the server does not answer or reports an internal failure.
+    raises EngineGoneError if the server does not answer or reports an internal failure. Any other exception of a method
+    is handled like EngineGoneError.
     """
 
     async def close(self) -> None:
