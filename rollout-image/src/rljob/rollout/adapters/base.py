@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -44,6 +45,17 @@ class BadRequestError(EngineError):
 class EngineGoneError(EngineError):
     """The server does not answer, or answered that it failed inside. The agent then asks :meth:`EngineClient.healthy`
     and replaces a server that is not."""
+
+
+@contextmanager
+def engine_errors() -> Iterator[None]:
+    """Raise any other exception of an engine's client than EngineError as EngineGoneError."""
+    try:
+        yield
+    except EngineError:
+        raise
+    except Exception as error:  # code of a user may raise anything; the agent handles EngineError
+        raise EngineGoneError(f"the engine's client raised {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True)
