@@ -599,7 +599,7 @@ def test_what_goes_wrong_under_way_ends_the_run_with_a_sentence(
 
 
 def test_a_check_that_dies_is_no_refusal(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    world.patch.setattr(job_checks, "CHECKED_COMPONENTS", ("nobody",))
+    world.patch.setattr(job_checks, "_planned", lambda *_: [("nobody", dict(os.environ))])
     world.write("job.yaml", write_yaml(world.data))
     code, _, err = rljob(capsys, "run", "job.yaml", "--run-dir", world.run)
     assert code == 1

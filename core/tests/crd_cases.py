@@ -549,6 +549,7 @@ CHANGES = [
     ("spec.failurePolicy.disruption=Block", ""),
     ("spec.training.steps=2", "spec.training.steps: Invalid value: can only be raised"),
     ("spec.training.maxStaleness=2", "spec.training.maxStaleness: Invalid value: field is immutable"),
+    ("spec.failurePolicy.hangSeconds=5", "spec.failurePolicy.hangSeconds: Invalid value: field is immutable"),
     ("spec.seed=2", "spec.seed: Invalid value: field is immutable; create a new RLJob"),
     ("spec.storage.retention=Delete", "spec.storage: Invalid value: field is immutable"),
     ("spec.initializer=null", "spec.initializer: Invalid value: field is immutable"),

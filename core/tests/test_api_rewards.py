@@ -204,3 +204,9 @@ def test_a_kind_with_an_unknown_source_of_data_is_refused() -> None:
 
 def test_a_reward_with_a_program_of_its_own_is_not_loaded() -> None:
     assert loaded({"url": "http://a"}) is None and loaded({"local": {"command": ["a"]}}) is None
+
+
+@pytest.mark.parametrize("options", [dict, {"unit": 1}])
+def test_options_that_are_no_model_are_named(options) -> None:
+    with pytest.raises(ValueError, match=r"^options of a RewardKind is .*; name a subclass of rljob.api.base.Model"):
+        RewardKind(make="a:b", options=options)

@@ -30,6 +30,12 @@ def wrong(text):
 async def later(completion):
     return 1.0
 
+class Later:
+    async def __call__(self, completion):
+        return 1.0
+
+later_object = Later()
+
 class Options(Model):
     price: float = 0.5
 
@@ -123,6 +129,7 @@ def test_a_function_of_one_s_own_package_is_served(
     [
         ({"function": "own_rewards:wrong"}, "function: reward own asks for 'text'; there are prompt, completion"),
         ({"function": "own_rewards:later"}, "function: reward own is async; write a plain function"),
+        ({"function": "own_rewards:later_object"}, "function: reward own is async; write a plain function"),
         ({"function": "own_rewards:none"}, "function: module own_rewards has no attribute none; correct"),
         ({"function": "own_rewards:plain", "config": {"a": 1}}, "config: own_rewards:plain is a function, which has"),
         (

@@ -91,6 +91,11 @@ def acme(tmp_path, monkeypatch):
         "    def problems(self):\n"
         "        yield from (f'args[{i}]: {arg} is unknown; remove it' for i, arg in enumerate(self.pool.args))\n"
         "    launch = connect = find_error = None\n"
+        "class Raises(Good):\n"
+        "    def problems(self):\n"
+        "        yield self.pool.frobnicate\n"
+        "class NoModes(Good):\n"
+        "    in_flight = None\n"
         "class AbortOnly(Good):\n"
         "    in_flight = ('abort', 'wait')\n"
         "class Nothing:\n"
@@ -105,6 +110,14 @@ def acme(tmp_path, monkeypatch):
     [
         ("acme_engines:Good", None),
         ("acme_engines:AbortOnly", "spec.weightSync.inFlight: engine acme_engines:AbortOnly of pool main does not"),
+        (
+            "acme_engines:Raises",
+            "spec.rollouts[0].engine: in_flight or problems() of acme_engines:Raises raised Attrib",
+        ),
+        (
+            "acme_engines:NoModes",
+            "spec.rollouts[0].engine: in_flight or problems() of acme_engines:NoModes raised Type",
+        ),
         ("acme_engines:Absent", "spec.rollouts[0].engine: module acme_engines has no attribute Absent"),
         ("acme_nowhere:Good", "spec.rollouts[0].engine: module acme_nowhere cannot be imported"),
         (

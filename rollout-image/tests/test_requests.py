@@ -205,6 +205,23 @@ async def test_a_request_that_a_living_engine_failed_is_given_back(bench):
     assert bench.sent == [GenerationFailed(request_id("a"), "hiccup", False)]
 
 
+async def test_any_exception_of_an_engine_s_client_gives_the_request_back(bench, monkeypatch):
+    monkeypatch.setattr(requests, "ABORT_AGAIN_SECONDS", 0.001)
+    bench.ask("a")
+    await asyncio.sleep(0)
+
+    async def abort(names):
+        raise RuntimeError("no abort")
+
+    bench.engine.abort = abort
+    bench.table.abort([request_id("a")], discard=False)
+    await bench.settle()
+    bench.engine.end(b"a", KeyError("tokens"))
+    await bench.settle()
+    assert bench.sent == [GenerationFailed(request_id("a"), "the engine's client raised KeyError: 'tokens'", False)]
+    assert [task.exception() for task in bench.tasks] == [None, None]
+
+
 async def test_what_a_dead_engine_had_is_dropped_without_a_word_but_not_what_is_finished(bench):
     for name in "abcd":
         bench.ask(name)

@@ -121,3 +121,12 @@ async def test_a_step_that_takes_too_long_fails_the_update(engine, monkeypatch, 
 async def test_a_probe_of_another_length_is_no_agreement(engine):
     with pytest.raises(UpdateError, match="differ in length"):
         await WeightUpdater(engine).run(order(probe=Probe([[1, 2, 3]], [[-1.0]])))
+
+
+@pytest.mark.parametrize("step", ["join", "pause", "receive", "resume", "digest", "score"])
+async def test_any_exception_of_an_engine_s_client_fails_the_update(engine, step):
+    updater = WeightUpdater(engine)
+    engine.broken[step] = KeyError("weights")
+    with pytest.raises(UpdateError, match="the engine's client raised KeyError: 'weights'"):
+        await updater.run(order())
+    assert updater.tainted == (step == "receive")

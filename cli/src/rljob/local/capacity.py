@@ -2,7 +2,7 @@
 
 Memory of a job on CPU: the trainer's float32 weights, gradients and two AdamW moments (16 bytes per parameter, sharded
 over its ranks), and a copy of the weights if it computes in bfloat16; for every engine its weights and its key-value
-cache. On disk a checkpoint is weights and moments in float32.
+cache (of a user's engine: `kvCacheBytes` only). On disk a checkpoint is weights and moments in float32.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from rljob.api.engines import CPU_CACHE_BYTES
+from rljob.api.engines import cpu_cache_bytes
 from rljob.api.models import RLJob
 from rljob.api.resolve import in_storage
 from rljob.local import commands
@@ -85,7 +85,7 @@ def _needs(job: RLJob, source: str, parameters: int) -> list[Need]:
     ]
     for i, pool in enumerate(job.spec.rollouts):
         engines, path = pool.replicas.min, f"spec.rollouts[{i}]"
-        cache = engines * (pool.kv_cache_bytes or CPU_CACHE_BYTES)
+        cache = engines * (pool.kv_cache_bytes or cpu_cache_bytes(pool.engine))
         needs.append(Need(cache, f"the key-value caches of pool {pool.name}", f"lower {path}.kvCacheBytes"))
         size = engines * BYTES[pool.dtype] * parameters
         needs.append(Need(size, f"the weights in {engines} engines of pool {pool.name}", f"lower {path}.replicas.min"))

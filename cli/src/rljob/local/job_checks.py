@@ -1,26 +1,28 @@
 """Checks everything that a job needs before anything is written: a refused manifest leaves no trace.
 
 First the quick checks (:mod:`rljob.local.environment_checks`, :mod:`rljob.local.capacity`), then the components:
-each is started with ``--check`` and prints one line for each reason why it could not start.
+each is started with ``--check`` in its planned environment and reports one line for each reason why it could not start.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from rljob.api.models import RLJob
 from rljob.api.resolve import resolve, with_absolute_paths
 from rljob.local import capacity, environment_checks, field_support
-from rljob.local.commands import common_environment
+from rljob.local.commands import LocalContext, components, servers
 from rljob.local.errors import CliError
+from rljob.local.processes import environment_of
 from rljob.local.run_directory import MANIFEST, RunDirectory
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
+from rljob.protocol.startup import CHECK_REPORT
 
 CHECKED_COMPONENTS = ("trainer", "rollout", "runner", "rewards")
 """Components that check themselves: ``python -m rljob.NAME.main --check``. `rewards` only checks functions: validation
@@ -63,34 +65,70 @@ def check_components(job: RLJob, storage: Path) -> list[str]:
         CliError: a check could not be done.
     """
     with tempfile.TemporaryDirectory(prefix="rljob-check-") as scratch, contextlib.ExitStack() as running:
-        (Path(scratch) / MANIFEST).write_text(job.model_dump_json(by_alias=True))
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("RLJOB_")}
-        environment |= common_environment(storage) | {"RLJOB_JOB": str(Path(scratch) / MANIFEST)}
-        environment |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-        functions = any(reward.function is not None for reward in job.spec.rewards)
-        components = [component for component in CHECKED_COMPONENTS if component != "rewards" or functions]
-        checks = [(component, running.enter_context(_check(component, environment))) for component in components]
-        return [problem for component, process in checks for problem in _found(component, process)]
+        manifest = Path(scratch) / MANIFEST
+        manifest.write_text(job.model_dump_json(by_alias=True))
+        checks = [
+            running.enter_context(_started(component, environment | {"RLJOB_JOB": str(manifest)}, report))
+            for i, (component, environment) in enumerate(_planned(job, storage))
+            for report in [Path(scratch) / f"report-{i}"]
+        ]
+        return [problem for check in checks for problem in _found(check)]
+
+
+def _planned(job: RLJob, storage: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield component and environment of each check: the planned environment of its process.
+
+    Pools and rewards are checked together, without RLJOB_NAME, if their environments are the same.
+    """
+    here = LocalContext(storage, dict.fromkeys(servers(job), 0), {"agent": "", "trainer": "", "runner": ""})
+    functions = {f"reward-{reward.name}" for reward in job.spec.rewards if reward.function is not None}
+    planned: dict[str, list[dict[str, str]]] = {component: [] for component in CHECKED_COMPONENTS}
+    for command in components(job, here):
+        component = "rewards" if command.name in functions else command.name.partition("-")[0]
+        environment = environment_of(command) | {"PYTHONWARNINGS": "ignore"}
+        if component in planned and environment not in planned[component]:
+            planned[component].append(environment)
+    for component, environments in planned.items():
+        unnamed = [_without_name(environment) for environment in environments]
+        same = all(environment == unnamed[0] for environment in unnamed)
+        yield from ((component, environment) for environment in (unnamed[:1] if same else environments))
+
+
+def _without_name(environment: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name != "RLJOB_NAME"}
+
+
+@dataclass(frozen=True)
+class _Check:
+    component: str
+    process: subprocess.Popen[str]
+    report: Path
 
 
 @contextlib.contextmanager
-def _check(component: str, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+def _started(component: str, environment: dict[str, str], report: Path) -> Iterator[_Check]:
     command = [sys.executable, "-m", f"rljob.{component}.main", "--check"]
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=environment | {CHECK_REPORT: str(report)},
     ) as process:
         try:
-            yield process
+            yield _Check(component, process, report)
         finally:
             process.kill()  # it has ended, or its result is no longer needed
 
 
-def _found(component: str, process: subprocess.Popen[str]) -> list[str]:
+def _found(check: _Check) -> list[str]:
     try:
-        _, output = process.communicate(timeout=CHECK_SECONDS)
+        _, output = check.process.communicate(timeout=CHECK_SECONDS)
     except subprocess.TimeoutExpired:
-        raise CliError(f"the check of {component} took more than {CHECK_SECONDS:.0f} s; try again") from None
-    if process.returncode not in (0, CONFIGURATION_ERROR):
+        raise CliError(f"the check of {check.component} took more than {CHECK_SECONDS:.0f} s; try again") from None
+    if check.process.returncode not in (0, CONFIGURATION_ERROR) or not check.report.exists():
         last = "\n".join(f"  {line}" for line in output.splitlines()[-LAST_LINES:])
-        raise CliError(f"{component} could not be checked; its output", log=last)
-    return output.splitlines() if process.returncode else []
+        raise CliError(f"{check.component} could not be checked; its output", log=last)
+    return check.report.read_text().splitlines()

@@ -115,7 +115,11 @@ async def start(command: Command, directory: Path, note: str = "") -> ComponentP
             stdin=subprocess.DEVNULL,
             stdout=output.writing,
             stderr=output.writing,
-            env=_environment(command, directory),
+            env={
+                **environment_of(command),
+                HEARTBEAT: str(heartbeat_path(directory, command.name)),
+                process_cleanup.MARK: mark(directory, command.name),
+            },
             start_new_session=True,
             preexec_fn=set_parent_death_signal,
         )
@@ -129,7 +133,8 @@ async def start(command: Command, directory: Path, note: str = "") -> ComponentP
     return ComponentProcess(process, output)
 
 
-def _environment(command: Command, directory: Path) -> dict[str, str]:
+def environment_of(command: Command) -> dict[str, str]:
+    """Return the environment of ``command``, without what belongs to one run of it."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RLJOB_")}
     if LOG_LEVEL in os.environ:
         inherited[LOG_LEVEL] = os.environ[LOG_LEVEL]
@@ -139,8 +144,6 @@ def _environment(command: Command, directory: Path) -> dict[str, str]:
         **inherited,
         "PATH": search_path(),
         **command.environment,
-        HEARTBEAT: str(heartbeat_path(directory, command.name)),
-        process_cleanup.MARK: mark(directory, command.name),
     }
 
 

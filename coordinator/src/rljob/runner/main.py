@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _check() -> int:
-    """Print what is wrong, a line each, on stderr; return the exit code."""
+    """Report the problems, one per line; return the exit code."""
     from rljob.protocol.environment import read_environment
     from rljob.protocol.startup import report_problems
     from rljob.runner.setup import check

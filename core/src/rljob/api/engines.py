@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-CPU_CACHE_BYTES = 256 << 20
-"""Size of an engine's KV cache on a machine without a GPU if `kvCacheBytes` is not set."""
 SHORTEST_ABBREVIATION = len("--m")
 ONE_WORKER = "an engine has one worker so far"
 
@@ -25,11 +23,13 @@ class Engine:
         image: component whose image its pods run, a key of :attr:`rljob.manifests.inputs.Cluster.images`.
         governed: argument of its server → why it is refused in `args`, or what to set instead. A trailing star
             matches any ending.
+        cpu_cache_bytes: size of its KV cache on a machine without a GPU if `kvCacheBytes` is not set.
     """
 
     adapter: str
     image: str = "rollout"
     governed: Mapping[str, str] = field(default_factory=dict)
+    cpu_cache_bytes: int = 0
 
 
 ENGINES: Mapping[str, Engine] = {
@@ -79,6 +79,7 @@ ENGINES: Mapping[str, Engine] = {
             "-pp": ONE_WORKER,
             "-tp": ONE_WORKER,
         },
+        cpu_cache_bytes=256 << 20,
     ),
 }
 """Name in the manifest → engine."""
@@ -87,6 +88,11 @@ ENGINES: Mapping[str, Engine] = {
 def image_of(engine: str) -> str:
     """Return the component whose image the pods of an engine run; empty: the image of the pool's template."""
     return ENGINES[engine].image if engine in ENGINES else ""
+
+
+def cpu_cache_bytes(engine: str) -> int:
+    """Return the size of an engine's KV cache on a machine without a GPU if `kvCacheBytes` is not set; 0 if unknown."""
+    return ENGINES[engine].cpu_cache_bytes if engine in ENGINES else 0
 
 
 def refused(engine: str, args: Sequence[str]) -> Iterator[str]:

@@ -19,6 +19,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from rljob.api import engines
+from rljob.api.diff import LONGEST_VALUE
 
 Registry: TypeAlias = Mapping[str, str]
 """Name of a built-in implementation → its module:attribute."""
@@ -45,8 +46,8 @@ MAX_LENGTH = 253
 class Extension:
     """Annotation of a string field that names an implementation.
 
-    ``registry``: the built-in implementations. ``planned``: names that :mod:`rljob.api.unsupported` refuses by name.
-    ``references``: whether module:attribute is valid too.
+    ``registry``: the built-in implementations. ``planned``: names that :mod:`rljob.api.unsupported` refuses by name
+    until the registry has them. ``references``: whether module:attribute is valid too.
     """
 
     registry: Collection[str]
@@ -54,29 +55,41 @@ class Extension:
     references: bool = True
 
     @property
+    def unsupported(self) -> tuple[str, ...]:
+        """The planned names that the registry does not have yet."""
+        return tuple(name for name in self.planned if name not in self.registry)
+
+    @property
     def pattern(self) -> str:
         """Regular expression of all valid values."""
         references = [REFERENCE] if self.references else []
-        return f"^({'|'.join((*self.registry, *self.planned, *references))})$"
+        return f"^({'|'.join((*self.registry, *self.unsupported, *references))})$"
 
     def check(self, value: str) -> str:
         """Return ``value``.
 
         Raises:
-            PydanticCustomError: it is neither a built-in name nor a reference.
+            PydanticCustomError: it is neither a built-in name nor a reference, or it is too long.
         """
-        if len(value) <= MAX_LENGTH and re.fullmatch(self.pattern, value):
+        if len(value) > MAX_LENGTH:
+            raise PydanticCustomError(
+                "extension_length",
+                "must have at most {most} characters, not {length}: {value}",
+                {"most": MAX_LENGTH, "length": len(value), "value": _shown(value)},
+            )
+        if re.fullmatch(self.pattern, value):
             return value
-        close = difflib.get_close_matches(value, self.registry, 1)
+        names = {name.casefold(): name for name in self.registry}
+        close = difflib.get_close_matches(value.casefold(), names, 1)
         own = ["module:attribute of your own package"] if self.references else []
         raise PydanticCustomError(
             "extension",
             "must be {names}, not {value}{hint}",
             {
                 "names": " or ".join([*map(repr, self.registry), *own]),
-                "value": repr(value),
-                "hint": f"; did you mean {close[0]}?" if close else "",
-                "expected": " or ".join(map(repr, (*self.registry, *self.planned))),
+                "value": _shown(value),
+                "hint": f"; did you mean {names[close[0]]}?" if close else "",
+                "expected": " or ".join(map(repr, (*self.registry, *self.unsupported))),
             },
         )
 
@@ -87,8 +100,14 @@ class Extension:
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """Give the CRD the names, or the pattern and the length."""
         if not self.references:
-            return {**handler(schema), "enum": [*self.registry, *self.planned]}
+            return {**handler(schema), "enum": [*self.registry, *self.unsupported]}
         return {**handler(schema), "pattern": self.pattern, "maxLength": MAX_LENGTH, "examples": [*self.registry]}
+
+
+def _shown(value: str) -> str:
+    """Return ``value`` in quotes for a message: on one line, cut when it is long."""
+    text = repr(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
 
 
 Reference: TypeAlias = Annotated[str, Extension({})]
@@ -109,7 +128,7 @@ def load(registry: Registry, value: str, field: str) -> Any:
     module, _, path = registry.get(value, value).partition(":")
     try:
         found: Any = importlib.import_module(module)
-    except Exception as error:  # a user's module may raise anything while it is imported: a sentence for the user
+    except (Exception, SystemExit) as error:  # a user's module may raise anything, and may end with sys.exit()
         raise ValueError(
             f"{field}: module {module} cannot be imported ({type(error).__name__}: {error}); install its package where "
             "this process runs (in a cluster: in the image of its template)"

@@ -80,8 +80,9 @@ class FailurePolicy(Model):
 
     max_restarts: Annotated[int, Field(ge=0, le=1_000_000)] = 20
     """Restarts of one role in a run before the run fails. Each ten minutes without a failure take one off the count."""
-    hang_seconds: Annotated[float, Field(ge=1, le=86_400), FieldMeta(reader="objects")] = 60.0
-    """A process whose event loop has not run for this long (stopped or hung) is killed and restarted."""
+    hang_seconds: Annotated[float, Field(ge=1, le=86_400), FieldMeta(reader="objects", mutable="never")] = 60.0
+    """A process whose event loop has not run for this long (stopped or hung) is killed and restarted. The probes of all
+    pods contain it: another value would restart every pod, so a job in a cluster keeps its own."""
     disruption: Annotated[
         Literal["Allow", "Block"], FieldMeta(reader="objects", local="this machine is not drained")
     ] = "Allow"

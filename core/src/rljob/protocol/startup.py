@@ -11,12 +11,15 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 
 FIRST_PROCESS = 1
+CHECK_REPORT = "RLJOB_CHECK_REPORT"
+"""Of a process with --check: file that receives the problems. Logs and what a user's modules print stay on stderr."""
 
 
 def end_on_sigterm() -> None:
@@ -30,16 +33,22 @@ def end_on_sigterm() -> None:
 
 
 def report_problems(find: Callable[[], Iterable[str]]) -> int:
-    """Print the problems that ``find`` yields to stderr, one per line; return the exit code.
+    """Write the problems that ``find`` yields, one per line; return the exit code.
 
-    A ValueError or OSError that it raises is a problem too.
+    They go to the file that RLJOB_CHECK_REPORT names, which exists only after a completed check; to stderr if it is not
+    set. A ValueError or OSError that ``find`` raises is a problem too.
     """
     problems: list[str] = []
     try:
         problems.extend(find())
     except (ValueError, OSError) as error:
         problems.append(str(error))
-    sys.stderr.writelines(f"{problem}\n" for problem in problems)
+    lines = [f"{problem}\n" for problem in problems]
+    report = os.environ.get(CHECK_REPORT)
+    if report:
+        Path(report).write_text("".join(lines))
+    else:
+        sys.stderr.writelines(lines)
     return CONFIGURATION_ERROR if problems else 0
 
 

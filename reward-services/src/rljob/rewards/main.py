@@ -38,15 +38,19 @@ def main() -> None:
 
 
 def _check() -> int:
-    """Print the problems of the job's functions to stderr, one per line; return the exit code."""
+    """Report the problems of the job's functions, one per line; return the exit code."""
     from rljob.protocol.environment import read_environment
     from rljob.protocol.startup import report_problems
 
-    return report_problems(lambda: function_problems(read_environment().job.spec))
+    def find() -> Iterator[str]:
+        environment = read_environment()
+        yield from function_problems(environment.job.spec, environment.name)
+
+    return report_problems(find)
 
 
-def function_problems(spec: RLJobSpec) -> Iterator[str]:
-    """Yield one sentence for each reason why a function of the job cannot be served.
+def function_problems(spec: RLJobSpec, name: str = "") -> Iterator[str]:
+    """Yield one sentence for each reason why function ``name`` of the job, or any function of it, cannot be served.
 
     Factories of a RewardKind are imported and not called: they may take long. Validation has checked builtins.
     """
@@ -54,7 +58,7 @@ def function_problems(spec: RLJobSpec) -> Iterator[str]:
     from rljob.rewards.evaluate import RewardEvaluator
 
     for i, reward in enumerate(spec.rewards):
-        if reward.function is None:
+        if reward.function is None or name not in ("", reward.name):
             continue
         try:
             loaded = load_reward(spec, i)

@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def _check() -> int:
-    """Print one line per problem to stderr; return the exit code."""
+    """Report the problems, one per line; return the exit code."""
     from rljob.protocol.environment import read_environment
     from rljob.protocol.startup import report_problems
     from rljob.rollout import preflight

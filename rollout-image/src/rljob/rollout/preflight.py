@@ -29,8 +29,17 @@ def check(environment: ComponentEnvironment) -> Iterator[str]:
         except ValueError as error:
             yield str(error)
             continue
-        yield from _in_flight(spec, pool, adapter)
-        yield from (f"spec.rollouts[{i}].{problem}" for problem in (*adapter.problems(), *_length(pool, model)))
+        try:
+            yield from [
+                *_in_flight(spec, pool, adapter),
+                *(f"spec.rollouts[{i}].{text}" for text in adapter.problems()),
+            ]
+        except (Exception, SystemExit) as error:  # noqa: BLE001 a user's adapter may raise anything
+            yield (
+                f"spec.rollouts[{i}].engine: in_flight or problems() of {pool.engine} raised {type(error).__name__}: "
+                f"{error}; correct the adapter"
+            )
+        yield from (f"spec.rollouts[{i}].{problem}" for problem in _length(pool, model))
 
 
 def _in_flight(spec: RLJobSpec, pool: Rollout, adapter: Adapter) -> Iterator[str]:

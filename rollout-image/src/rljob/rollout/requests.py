@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from rljob.protocol.messages import Completion, Completions, Generate, GenerationFailed, RequestId
-from rljob.rollout.adapters.base import BadRequestError, EngineClient, EngineError
+from rljob.rollout.adapters.base import BadRequestError, EngineClient, EngineError, engine_errors
 
 log = logging.getLogger(__name__)
 
@@ -174,7 +174,8 @@ class RequestTable:
     async def _run(self, engine: EngineClient, request: _Request) -> None:
         message, start = request.message, time.perf_counter()
         try:
-            output = await engine.generate(request.name, message.token_ids, message.sampling)
+            with engine_errors():
+                output = await engine.generate(request.name, message.token_ids, message.sampling)
         except EngineError as error:
             await self._fail(engine, request, error)
             return
@@ -233,7 +234,8 @@ class RequestTable:
             if not left:
                 return
             try:
-                await engine.abort([request.name for request in left])
+                with engine_errors():
+                    await engine.abort([request.name for request in left])
             except EngineError as error:
                 log.warning("requests were not aborted: %s", error)
                 return  # generate() fails too, which is handled there

@@ -14,7 +14,7 @@ import time
 from itertools import chain
 
 from rljob.protocol.messages import PrepareWeights, Probe, WeightAck
-from rljob.rollout.adapters.base import EngineClient, EngineError
+from rljob.rollout.adapters.base import EngineClient, EngineError, engine_errors
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +45,9 @@ class WeightUpdater:
         try:
             async with asyncio.timeout(update.timeout_seconds + GRACE_SECONDS):
                 await self._commit(update, deadline)
-                await self._engine.resume()
-                digest = await self._engine.digest()
+                with engine_errors():
+                    await self._engine.resume()
+                    digest = await self._engine.digest()
                 probe_error = await self._probe(update.probe)
         except TimeoutError:
             await self._resume_unless_tainted()
@@ -61,14 +62,17 @@ class WeightUpdater:
     async def _commit(self, update: PrepareWeights, deadline: float) -> None:
         if self._group != update.group:
             self._group = ""
-            await self._engine.join(update, deadline - time.monotonic())
+            with engine_errors():
+                await self._engine.join(update, deadline - time.monotonic())
             self._group = update.group
         async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
-            await self._engine.pause(update.in_flight)
+            with engine_errors():
+                await self._engine.pause(update.in_flight)
         self.tainted = True
         try:
-            await self._engine.receive(update, deadline - time.monotonic())
-        except (EngineError, TimeoutError):
+            with engine_errors():
+                await self._engine.receive(update, deadline - time.monotonic())
+        except EngineError:
             self._group = ""  # the receiver has left it
             raise
         self.tainted = False
@@ -77,7 +81,8 @@ class WeightUpdater:
         """Return the largest difference between the trainer's log-probabilities and the engine's; -1 without probe."""
         if not probe.token_ids:
             return -1.0
-        scores = await asyncio.gather(*(self._engine.score(sequence) for sequence in probe.token_ids))
+        with engine_errors():
+            scores = await asyncio.gather(*(self._engine.score(sequence) for sequence in probe.token_ids))
         if [len(ours) for ours in scores] != [len(theirs) for theirs in probe.logprobs]:
             raise UpdateError("the probe's sequences and log-probabilities differ in length")
         pairs = zip(chain.from_iterable(scores), chain.from_iterable(probe.logprobs), strict=True)
@@ -88,6 +93,7 @@ class WeightUpdater:
             return
         try:
             async with asyncio.timeout(GRACE_SECONDS):
-                await self._engine.resume()
+                with engine_errors():
+                    await self._engine.resume()
         except (EngineError, TimeoutError):
             log.warning("the engine did not resume after a failed update")

@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def _check() -> int:
-    """Print the problems to stderr, one per line; return the exit code."""
+    """Report the problems, one per line; return the exit code."""
     from rljob.protocol.startup import report_problems
     from rljob.trainer import preflight
 

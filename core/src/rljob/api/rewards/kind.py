@@ -42,7 +42,7 @@ class RewardKind:
     ``make`` and ``row_check`` may be module:attribute of a module that is imported only by the process that needs it.
 
     Raises:
-        ValueError: ``data`` contains an unknown source.
+        ValueError: ``data`` contains an unknown source, or ``options`` is no Model.
     """
 
     make: str | Callable[[Any, Sequence[Task]], Scorer]
@@ -55,6 +55,8 @@ class RewardKind:
         for source in self.data or ():
             if source not in SOURCES:
                 raise ValueError(f"data of a RewardKind contains {source!r}; sources are {', '.join(SOURCES)}")
+        if not (isinstance(self.options, type) and issubclass(self.options, Model)):
+            raise ValueError(f"options of a RewardKind is {self.options!r}; name a subclass of rljob.api.base.Model")
 
     def accepts(self, sources: Sequence[str]) -> bool:
         """Return whether the reward scores rows of data with these sources."""

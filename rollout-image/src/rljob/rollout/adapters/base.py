@@ -2,8 +2,8 @@
 
 An engine is an :class:`Adapter`, which runs in the agent, and a receiver, which runs in the engine's server. The agent
 knows engines through the types of this module only; `rollouts[].engine` names the adapter's class: a built-in name, or
-``module:class`` of a user's own package that is installed beside rljob-rollout. ``rollout-image/tests/conformance.py``
-checks all guarantees below against a running server; ``rollout-image/tests/torch_engine`` is a small complete engine.
+``module:class`` of a user's own package that is installed beside rljob-rollout. ``rljob.rollout.conformance`` checks
+all guarantees below against a running server; ``rollout-image/tests/torch_engine`` is a small complete engine.
 
 What the agent does for every engine, so that no adapter has to:
 
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -44,6 +45,17 @@ class BadRequestError(EngineError):
 class EngineGoneError(EngineError):
     """The server does not answer, or answered that it failed inside. The agent then asks :meth:`EngineClient.healthy`
     and replaces a server that is not."""
+
+
+@contextmanager
+def engine_errors() -> Iterator[None]:
+    """Raise any other exception of an engine's client than EngineError as EngineGoneError."""
+    try:
+        yield
+    except EngineError:
+        raise
+    except Exception as error:  # code of a user may raise anything; the agent handles EngineError
+        raise EngineGoneError(f"the engine's client raised {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -92,7 +104,8 @@ class EngineClient(Protocol):
     Calls run concurrently, but :meth:`join`, :meth:`pause`, :meth:`receive`, :meth:`resume`, :meth:`digest` and
     :meth:`score` one after the other (several :meth:`score` at a time). The agent may cancel every call at any time; a
     cancelled call leaves the client usable. Every method except :meth:`close`, :meth:`healthy` and :meth:`responsive`
-    raises EngineGoneError if the server does not answer or reports an internal failure.
+    raises EngineGoneError if the server does not answer or reports an internal failure. Any other exception of a method
+    is handled like EngineGoneError.
     """
 
     async def close(self) -> None:

@@ -26,7 +26,7 @@ def load_adapter(spec: RLJobSpec, index: int, model: Path) -> Adapter:
     factory = load(ENGINES, pool.engine, field)
     try:
         adapter: Adapter = factory(pool, model)
-    except Exception as error:  # a user's class may raise anything: a sentence for the user
+    except (Exception, SystemExit) as error:  # a user's class may raise anything: a sentence for the user
         raise ValueError(
             f"{field}: {pool.engine} cannot be called with (pool, model) ({type(error).__name__}: {error}); name the "
             "class of an engine adapter"

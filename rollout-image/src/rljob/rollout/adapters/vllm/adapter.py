@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
-from rljob.api.engines import CPU_CACHE_BYTES
+from rljob.api.engines import cpu_cache_bytes
 from rljob.api.roles import Rollout
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.rollout.adapters.base import Launch
@@ -65,7 +65,7 @@ class VllmAdapter:
     def launch(self, port: int, key: str) -> Launch:
         """Return how to start a server on ``port`` of loopback."""
         pool = self._pool
-        cache_bytes = pool.kv_cache_bytes or (CPU_CACHE_BYTES if self._on_cpu else None)
+        cache_bytes = pool.kv_cache_bytes or (cpu_cache_bytes("vllm") if self._on_cpu else None)
         options: dict[str, str | int] = {
             "--model": str(self._model),
             "--served-model-name": SERVED_NAME,

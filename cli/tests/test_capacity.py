@@ -1,0 +1,22 @@
+"""How much memory a job needs."""
+
+import pytest
+
+from rljob.api.engines import cpu_cache_bytes
+from rljob.api.load import validate
+from rljob.local import capacity
+
+
+@pytest.mark.parametrize(
+    ("pool", "size"),
+    [
+        ({}, cpu_cache_bytes("vllm")),
+        ({"engine": "acme.engine:Adapter"}, 0),
+        ({"engine": "acme.engine:Adapter", "kvCacheBytes": 1 << 20}, 1 << 20),
+    ],
+)
+def test_the_cache_of_an_engine_without_an_entry_counts_only_if_its_size_is_given(manifest, pool, size):
+    manifest["spec"]["rollouts"][0] |= pool
+    caches = [need.size for need in capacity._needs(validate(manifest), "source", 1000) if "caches" in need.what]
+    assert caches == [size]
+    assert cpu_cache_bytes("vllm") == 256 << 20
