@@ -152,7 +152,9 @@ async def measure(length: int, concurrency: int, repeats: int) -> dict[str, Any]
             await asyncio.gather(*(processes.end(process, asyncio.Event()) for process in started.values()))
 
 
-async def fail_on_exit(work: Coroutine[Any, Any, T], started: Mapping[str, processes.ComponentProcess], directory: Path) -> T:
+async def fail_on_exit(
+    work: Coroutine[Any, Any, T], started: Mapping[str, processes.ComponentProcess], directory: Path
+) -> T:
     """Return the result of ``work``, during which no component may exit.
 
     Args:
