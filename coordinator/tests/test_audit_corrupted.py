@@ -271,9 +271,6 @@ CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "an advantage was forgotten": (REWARDS, sql(f"UPDATE samples SET advantage = NULL WHERE id = {TRAINED}")),
     "a filtered sample has an advantage": (REWARDS, sql(f"UPDATE samples SET advantage = 1 WHERE id = {FILTERED}")),
     "a text is missing": (REWARDS, sql(f"UPDATE samples SET text = NULL WHERE id = {TRAINED}")),
-    "the trainer saw other rewards": (
-        REWARDS, sql("UPDATE applied SET metrics = '{\"reward\": 0.75}' WHERE step = 5"),
-    ),
     "a publication's digest was changed": (
         SERVED, sql("UPDATE publications SET digest = 'ffff' WHERE step = 4"),
     ),

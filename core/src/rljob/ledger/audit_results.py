@@ -92,12 +92,6 @@ RESULTS = (
                 " ELSE advantage END) > 1e-5 + 1e-5 * ABS(advantage) + 1e-9 * ABS(reward)",
                 "its advantage does not follow from the rewards of its group",
             ),
-            Rule(
-                "SELECT 'batch ' || a.step FROM applied a WHERE ABS(json_extract(a.metrics, '$.reward') -"
-                " (SELECT AVG(s.reward) FROM samples s WHERE s.step = a.step))"
-                " > 1e-6 + 1e-6 * ABS(json_extract(a.metrics, '$.reward'))",
-                "the trainer saw another mean reward than its samples have",
-            ),
         ),
         note="SELECT IIF(:advantage IN ('group_centered', 'group_normalized'), NULL,"
         " 'advantages not recomputed: the advantage is ' || :advantage)",
