@@ -650,7 +650,7 @@ async def test_an_error_of_a_loop_fails_its_sample_and_no_other(
 async def test_the_reward_that_a_loop_returns_is_sent_as_it_is(stage: Stage, own: list[float]) -> None:
     async def two_turns(context: Context) -> Score:
         first = await context.generate(context.prompt.token_ids)
-        second = await context.generate(first.prompt + first.token_ids + context.encode("no;"))
+        await context.generate(first.prompt + first.token_ids + context.encode("no;"))
         for value in own:
             context.reward(value)
         return Score(context.sample, 1.0, turn_rewards=[-0.4])

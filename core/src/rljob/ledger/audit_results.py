@@ -140,7 +140,7 @@ RESULTS = (
                 " WHERE c.attempt >= s.attempt GROUP BY c.sample, c.turn HAVING MIN(c.attempt) != MIN(s.attempt)"
                 " OR MAX(c.attempt) - MIN(c.attempt) + 1 != COUNT(*)"
                 " OR COALESCE(MIN(CASE WHEN c.finish != 'abort' THEN c.attempt END), MAX(c.attempt)) != MAX(c.attempt)",
-                "a piece of it is missing, or it goes on after its end",
+                "a completion of it is missing, or follows the one that ended it",
             ),
             Rule(
                 "SELECT 'completion of ' || sample FROM completions WHERE finish NOT IN ('stop', 'length', 'abort')"
@@ -203,7 +203,7 @@ RESULTS = (
         ),
     ),
     Property(
-        "what a start goes by is sound",
+        "the records that a start reads are sound",
         "SELECT COUNT(*) FROM meta",
         (
             Rule(
@@ -214,7 +214,7 @@ RESULTS = (
             Rule(
                 "SELECT 'coordinator_starts' WHERE :version > 0"
                 " AND COALESCE((SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'coordinator_starts'), 0) < 1",
-                "batches were applied, but nobody started",
+                "batches were applied, but no coordinator was started",
             ),
             Rule(
                 "SELECT key FROM meta WHERE key = 'verified_incarnation'"
