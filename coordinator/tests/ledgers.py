@@ -42,9 +42,8 @@ class RecordingTrainer(Trainer):
     def _execute(self, command: Any) -> None:
         match command:
             case m.Train(step=step, samples=samples):
-                mean = statistics.mean(sample.reward for sample in samples)
                 values = array("f", advantages(samples)).tobytes()
-                self.done[step] = m.StepDone(self.incarnation, step, {"loss": 0.0, "reward": mean}, values)
+                self.done[step] = m.StepDone(self.incarnation, step, {"loss": 0.0}, values)
             case m.Checkpoint(step=step, remove=remove):
                 directory = self.world.storage / f"checkpoints/step-{step:06d}"
                 directory.mkdir(parents=True, exist_ok=True)

@@ -37,7 +37,7 @@ EVALUATIONS = "evaluations have the problems they claim"
 LINEAGE = "each batch was applied once in the lineage of the final checkpoint"
 CHECKPOINTS = "checkpoints are there and are what the ledger says"
 PAYLOAD = "payload is there as it was written"
-META = "what a start goes by is sound"
+META = "the records that a start reads are sound"
 NEWEST = "the ledger is as new as the run's own status and checkpoints"
 
 TRAINED = "(SELECT id FROM samples WHERE step = 5 ORDER BY id LIMIT 1)"
@@ -271,9 +271,6 @@ CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "an advantage was forgotten": (REWARDS, sql(f"UPDATE samples SET advantage = NULL WHERE id = {TRAINED}")),
     "a filtered sample has an advantage": (REWARDS, sql(f"UPDATE samples SET advantage = 1 WHERE id = {FILTERED}")),
     "a text is missing": (REWARDS, sql(f"UPDATE samples SET text = NULL WHERE id = {TRAINED}")),
-    "the trainer saw other rewards": (
-        REWARDS, sql("UPDATE applied SET metrics = '{\"reward\": 0.75}' WHERE step = 5"),
-    ),
     "a publication's digest was changed": (
         SERVED, sql("UPDATE publications SET digest = 'ffff' WHERE step = 4"),
     ),
@@ -340,7 +337,7 @@ CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
         NEWEST, lambda run: (run / "checkpoints" / "step-000008").mkdir(),
     ),
     "starts are no count": (META, sql("UPDATE meta SET value = '1x' WHERE key = 'coordinator_starts'")),
-    "nobody started": (META, sql("DELETE FROM meta WHERE key = 'coordinator_starts'")),
+    "no coordinator was started": (META, sql("DELETE FROM meta WHERE key = 'coordinator_starts'")),
     "an incarnation was verified that never was": (
         META, sql("UPDATE meta SET value = '9' WHERE key = 'verified_incarnation'"),
     ),

@@ -67,7 +67,7 @@ IMMATERIAL: dict[tuple[str, str], tuple[str, Callable[[Row, Any], bool]]] = {
     ),
     ("completions", "engine"): ("a name for people", always),
     ("batches", "formed"): ("a time", always),
-    ("applied", "metrics"): ("figures for people; the reward among them is checked", always),
+    ("applied", "metrics"): ("metrics for people", always),
     ("applied", "*"): (
         "it was lost with its trainer before it was published, and done again",
         lambda row, new: (row["step"], row["incarnation"]) == (2, 1),

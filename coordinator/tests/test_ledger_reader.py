@@ -112,6 +112,18 @@ def test_a_sample_whose_payload_was_unlinked_is_shown_without_tokens(finished_ru
     assert detail.sample.reward is not None
 
 
+def test_earlier_answers_are_not_shown_as_an_observation_if_their_record_is_gone(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    run = copy(finished_run, tmp_path / "run")
+    name = next(name for name in batch_of(run, 5) if turns_of(name) == 2)
+    alter(run, f"UPDATE completions SET segment = 999 WHERE sample = '{name}' AND turn = 0")
+    with LedgerReader(run) as ledger:
+        first, second = show(ledger, name).turns
+    assert (first.given_ids, first.written) == ([], [])
+    assert (second.given_ids, second.given) == ([], None) and second.written
+
+
 def test_a_sample_whose_payload_is_damaged_says_so(finished_run: Path, tmp_path: Path) -> None:
     run = copy(finished_run, tmp_path / "run")
     for path in (run / "payload").iterdir():

@@ -426,9 +426,7 @@ def failed(world: Any) -> list[str]:
     return [row[0] for row in world.store.query("SELECT reason FROM samples WHERE state = 'failed'")]
 
 
-async def test_a_loop_that_makes_fewer_turns_in_another_runner_fails_its_sample(
-    new_world: Any, tmp_path: Path
-) -> None:
+async def test_a_loop_that_makes_fewer_turns_in_another_runner_fails_its_sample(new_world: Any, tmp_path: Path) -> None:
     world = new_world(job(steps=2, n=1, g=1), tmp_path)
     await world.start()
     world.connect_all()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from aiohttp import ClientSession, WSMsgType, web
 from aiohttp.test_utils import TestServer
@@ -556,6 +557,32 @@ async def returns_no_score(context: Context) -> Any:
     return 1.0
 
 
+def returns(**fields: Any) -> Loop:
+    """Return a loop of one turn whose score has ``fields``."""
+
+    async def loop(context: Context) -> Score:
+        await context.generate(context.prompt.token_ids)
+        return Score(**{"sample": context.sample, "reward": 1.0, **fields})
+
+    return loop
+
+
+async def scores_token_ids(context: Context) -> Score:
+    turn = await context.generate(context.prompt.token_ids)
+    return await context.score(turn.token_ids, turn.finish)  # type: ignore[arg-type]
+
+
+async def raises_half_a_character(context: Context) -> Score:
+    raise ValueError("\ud83d")
+
+
+async def cancels_itself(context: Context) -> Score:
+    await context.generate(context.prompt.token_ids)
+    asyncio.current_task().cancel()  # type: ignore[union-attr]
+    await asyncio.sleep(3600)
+    raise AssertionError("this is not reached")
+
+
 async def exits(context: Context) -> Score:
     sys.exit("enough")
 
@@ -591,6 +618,13 @@ async def gives_tokens_as_a_list(context: Context) -> Score:
         (rewards_a_turn_too_many, TURNS[:1], "rewards of 2 turns, but 1 turns"),
         (single_turn, TURNS[:2], "made 1 turns now and 2 before"),
         (returns_no_score, TURNS[:1], "returned float, not a Score"),
+        (returns(metrics={"length": float("nan")}), TURNS[:1], "the metric length of its score is nan"),
+        (returns(metrics={"length": None}), TURNS[:1], "TypeError"),
+        (returns(metrics={"\ud83d": 1.0}), TURNS[:1], "cannot be sent"),
+        (returns(reward=None), TURNS[:1], "TypeError"),
+        (scores_token_ids, TURNS[:1], "a completion of type bytes to score, not text"),
+        (raises_half_a_character, [], "ValueError: ?"),
+        (cancels_itself, TURNS[:1], "the loop was cancelled"),
         (exits, [], "SystemExit: enough"),
         (awaits_what_was_cancelled, [], "awaited a task that was cancelled"),
         (leaves_while_a_turn_is_generated, [], "returned while turn 0 was generated"),
@@ -616,7 +650,7 @@ async def test_an_error_of_a_loop_fails_its_sample_and_no_other(
 async def test_the_reward_that_a_loop_returns_is_sent_as_it_is(stage: Stage, own: list[float]) -> None:
     async def two_turns(context: Context) -> Score:
         first = await context.generate(context.prompt.token_ids)
-        second = await context.generate(first.prompt + first.token_ids + context.encode("no;"))
+        await context.generate(first.prompt + first.token_ids + context.encode("no;"))
         for value in own:
             context.reward(value)
         return Score(context.sample, 1.0, turn_rewards=[-0.4])
@@ -626,6 +660,15 @@ async def test_the_reward_that_a_loop_returns_is_sent_as_it_is(stage: Stage, own
     await stage.coordinator.send(drive(turns=TURNS[:2]))
     scored = await stage.coordinator.hear(TrajectoryScored)
     assert scored.reward == 1.0 and scored.turn_rewards[0] == -0.4
+
+
+async def test_numbers_of_numpy_are_sent_and_the_last_answer_is_the_text(stage: Stage) -> None:
+    numbers = {"reward": np.float32(0.5), "metrics": {"length": np.int64(3)}, "turn_rewards": [np.float32(0.5)]}
+    stage.use(returns(**numbers))
+    await stage.coordinator.hear(RegisterRunner)
+    await stage.coordinator.send(drive(turns=TURNS[:1]))
+    scored = await stage.coordinator.hear(TrajectoryScored)
+    assert (scored.reward, scored.metrics, scored.text) == (0.5, {"length": 3.0}, "hello")
 
 
 async def test_a_loop_sees_how_much_room_is_left_and_may_end_before_there_is_none(stage: Stage) -> None:

@@ -185,7 +185,13 @@ class Runner(Component):
         """Score the last answer."""
         reward, credits = self.world.reward(sample, turns[-1]), self.credits_of(sample)
         self.finished[sample] = m.TrajectoryScored(
-            sample, reward, {}, "text", len(turns), self.driving[sample].attempt, credits if math.isfinite(reward) else []
+            sample,
+            reward,
+            {},
+            "text",
+            len(turns),
+            self.driving[sample].attempt,
+            credits if math.isfinite(reward) else [],
         )
         self.say(self.finished[sample])
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from rljob.protocol.messages import BatchSample, SampleTokens, Segment, Train
+from rljob.protocol.messages import BatchSample, SampleTokens, Segment, Train, VersionSpan
 from rljob.scheduling.shards import assign
 from rljob.trainer import fetch_batch as module
 from rljob.trainer.batch import Row, lengths
@@ -35,6 +35,26 @@ def test_a_shard_that_decompresses_to_more_than_its_samples_need_is_refused():
     bomb = zstandard.compress(bytes(1 << 22))
     with pytest.raises(UnrecoverableError, match="larger than"):
         decode_shard(bomb, 1 << 16)
+
+
+async def test_a_shard_of_samples_with_many_short_turns_is_pulled(batch, coordinator):
+    turns = 3000
+    train, samples = batch()
+    segments, spans = [Segment("prompt", 0, 1)], []
+    for turn in range(turns):
+        end = 1 + 2 * turn
+        segments += [Segment("observation", end, end + 1), Segment("model", end + 1, end + 2, 0.5)]
+        spans.append(VersionSpan(1 << 20, end + 1, end + 2))
+    length = 1 + 2 * turns
+    long = [SampleTokens(s.sample, bytes(4 * length), bytes(4 * length), segments, spans) for s in samples]
+    scalars = [
+        msgspec.structs.replace(s, reward=0.5 * turns, prompt_tokens=1, response_tokens=turns, total_tokens=length)
+        for s in train.samples
+    ]
+    train = msgspec.structs.replace(train, samples=scalars)
+    coordinator.batches, coordinator.incarnation = {train.step: (train, long)}, train.incarnation
+    rows = await asyncio.to_thread(pull, coordinator, train)
+    assert {len(row.token_ids_L) for row in rows.values()} == {length}
 
 
 def change(samples: list[SampleTokens], **fields: object) -> list[SampleTokens]:

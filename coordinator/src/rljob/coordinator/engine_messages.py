@@ -32,7 +32,7 @@ class EngineMessages:
                 for completion in message.items:
                     self._run.trajectories.completed(completion, connection)
             case m.EngineCrashed():
-                self._died(connection, message)
+                self._crashed(connection, message)
             case _:
                 engine = self._run.engines.of_connection(connection)
                 if engine is not None:
@@ -54,7 +54,7 @@ class EngineMessages:
     def disconnected(self, connection: Connection) -> Callable[[], None] | None:
         """Its requests go to other engines unless it connects again in time."""
         run = self._run
-        run.engines.deaths.pop(connection, None)
+        run.engines.crashed.pop(connection, None)
         engine = run.engines.of_connection(connection)
         if engine is None:
             return None
@@ -119,10 +119,10 @@ class EngineMessages:
         engine.state, engine.restarts = message.state, message.restarts
         engine.running, engine.waiting = message.running, message.waiting
 
-    def _died(self, connection: Connection, message: m.EngineCrashed) -> None:
+    def _crashed(self, connection: Connection, message: m.EngineCrashed) -> None:
         log.warning("pool %s: %s; its last lines:\n%s", message.pool, message.reason, message.last_lines)
-        self._run.engines.deaths[connection] = message
-        self._run.engines.died[message.pool] += 1
+        self._run.engines.crashed[connection] = message
+        self._run.engines.crashes[message.pool] += 1
 
     def _generation_failed(self, engine: Engine, message: m.GenerationFailed) -> None:
         run = self._run

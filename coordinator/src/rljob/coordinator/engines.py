@@ -51,8 +51,8 @@ class Engines:
     """All registered engines by instance."""
 
     by_instance: dict[str, Engine] = field(default_factory=dict)
-    deaths: dict[Connection, EngineCrashed] = field(default_factory=dict)  # the last one of each connected agent
-    died: Counter[str] = field(default_factory=Counter)  # pool → engine servers, since this process began
+    crashed: dict[Connection, EngineCrashed] = field(default_factory=dict)  # last crash of each connected agent
+    crashes: Counter[str] = field(default_factory=Counter)  # pool → crashes of engine servers since this start
 
     def connected(self) -> list[Engine]:
         """Return engines whose agent is connected."""

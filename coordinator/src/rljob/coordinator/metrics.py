@@ -49,10 +49,12 @@ class RunCollector:
         yield CounterMetricFamily(
             "rljob_generated_tokens", "Tokens recorded since start", value=run.trajectories.generated_tokens
         )
-        died = CounterMetricFamily("rljob_engine_crashes", "Engine servers that crashed since start", labels=["pool"])
+        crashes = CounterMetricFamily(
+            "rljob_engine_crashes", "Engine servers that crashed since start", labels=["pool"]
+        )
         for pool in run.spec.rollouts:
-            died.add_metric([pool.name], run.engines.died[pool.name])
-        yield died
+            crashes.add_metric([pool.name], run.engines.crashes[pool.name])
+        yield crashes
         ended = CounterMetricFamily("rljob_samples_discarded", "Samples that were not trained", labels=["reason"])
         for end in REJECTED:
             ended.add_metric([end], run.ends[end])

@@ -119,8 +119,8 @@ class Run:
         try:
             yield
         except Exception as error:  # a defect: nothing is known about what it left undone
-            log.exception("the coordinator cannot go on")
-            self.fail("InternalError", f"the coordinator cannot go on: {error!r}; see its log")
+            log.exception("the coordinator cannot continue")
+            self.fail("InternalError", f"the coordinator cannot continue: {error!r}; see its log")
 
     def _evaluate(self) -> None:
         evaluations = self.evaluations

@@ -124,20 +124,20 @@ def _waiting_for(run: Run) -> str:
         missing.append("a runner")
     if not missing:
         return ""
-    died = [f"; pool {death.pool}: {death.reason}" for death in run.engines.deaths.values() if death.starting]
-    return f"waiting for {' and '.join(missing)} to connect{''.join(died[:1])}"
+    crashes = [f"; pool {crash.pool}: {crash.reason}" for crash in run.engines.crashed.values() if crash.starting]
+    return f"waiting for {' and '.join(missing)} to connect{''.join(crashes[:1])}"
 
 
 def _component_statuses(run: Run) -> list[ComponentStatus]:
-    deaths = dict(run.engines.deaths)
+    crashed = dict(run.engines.crashed)
     components = []
     for engine in run.engines.connected():
-        death = deaths.pop(engine.connection, None) if engine.connection is not None else None
-        reason = death.reason if death is not None else ""
+        crash = crashed.pop(engine.connection, None) if engine.connection is not None else None
+        reason = crash.reason if crash is not None else ""
         held = (engine.running, engine.waiting)
         components.append(ComponentStatus("agent", engine.instance, engine.state, engine.restarts, reason, *held))
     components += [
-        ComponentStatus("agent", death.pool, "starting", death.restarts, death.reason) for death in deaths.values()
+        ComponentStatus("agent", crash.pool, "starting", crash.restarts, crash.reason) for crash in crashed.values()
     ]
     if run.trainer.session.connection is not None:
         components.append(_trainer(run.trainer.session, run.trainer.session.connection, run.version))

@@ -101,7 +101,7 @@ class Tracking:
         for line in file:
             kind = next((kind for kind, mark in MARKS.items() if line.startswith(mark) and line.endswith(b"}\n")), None)
             if kind is None:
-                log.warning("%s is torn at byte %d; the rest is written anew", self._path, end)
+                log.warning("%s is torn at byte %d; the rest is written again", self._path, end)
                 break
             self._written[kind] += 1
             end += len(line)
@@ -187,5 +187,5 @@ def finish(tracking: Tracking) -> None:
         while tracking.write():
             pass
     except (OSError, sqlite3.Error) as error:
-        log.warning("the last metrics could not be written (%s); they will be when the run goes on", error)
+        log.warning("the last metrics could not be written (%s); they are written when the run continues", error)
     tracking.close()

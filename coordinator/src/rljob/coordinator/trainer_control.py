@@ -134,7 +134,9 @@ class TrainerController:
         """Return whether a message is of the current trainer process; reject it otherwise."""
         if connection is self.session.connection and incarnation == self.session.incarnation:
             return True
-        connection.reject(f"incarnation {incarnation} is not in office", fatal=incarnation != self.session.incarnation)
+        connection.reject(
+            f"incarnation {incarnation} is not the current one", fatal=incarnation != self.session.incarnation
+        )
         return False
 
     # --- the core decision ---

@@ -19,7 +19,7 @@ from rljob.coordinator.trajectory import Trajectory, Turn
 from rljob.ledger.payload_record import INT32, PayloadRecord
 from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import messages as m
-from rljob.scheduling.dispatch import PartKey, Queue, Request
+from rljob.scheduling.dispatch import Queue, Request, RequestKey
 from rljob.scheduling.seeds import derive
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Trajectories:
         self._runners: dict[Connection, int] = {}  # → capacity
         self._leases: dict[Connection, set[str]] = {}
         self._unleased: dict[str, Trajectory] = {}
-        self._claims: dict[PartKey, Engine] = {}
+        self._claims: dict[RequestKey, Engine] = {}
         """After a restart: requests that run on an engine, but that no runner has asked for again yet."""
         self.queue = Queue()
         self.by_sample: dict[str, Trajectory] = {}
@@ -319,7 +319,7 @@ class Trajectories:
                 self._abort(engine, key)
         self._changed()
 
-    def _abort(self, engine: Engine, key: PartKey) -> None:
+    def _abort(self, engine: Engine, key: RequestKey) -> None:
         if engine.connection is not None:
             engine.connection.send(m.Abort([m.RequestId(*key)], discard=True))
 
@@ -358,7 +358,7 @@ class Trajectories:
         asyncio.get_running_loop().call_later(pause, self._put_back, request)
         return trajectory.returns
 
-    def _requeue(self, engine: Engine, key: PartKey) -> None:
+    def _requeue(self, engine: Engine, key: RequestKey) -> None:
         request = engine.remove(key)
         if request is not None:
             self._put_back(request)

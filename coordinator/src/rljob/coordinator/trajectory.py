@@ -9,7 +9,7 @@ from rljob.coordinator.engines import Engine
 from rljob.ledger.payload_record import INT32
 from rljob.ledger.states import Kind
 from rljob.protocol import messages as m
-from rljob.scheduling.dispatch import PartKey, Request
+from rljob.scheduling.dispatch import Request, RequestKey
 from rljob.scheduling.groups import Sample
 
 
@@ -53,7 +53,7 @@ class Trajectory:
     returns: int = 0  # how often an engine gave its request back undone
     recorded_version: int | None = None  # lowest version of a recorded token
     dispatched: int | None = None  # version of the engine that has the request
-    early: dict[PartKey, tuple[m.Completion, Connection]] = field(default_factory=dict)
+    early: dict[RequestKey, tuple[m.Completion, Connection]] = field(default_factory=dict)
 
     @property
     def kind(self) -> Kind:

@@ -68,14 +68,14 @@ class RewardClient:
         self._requests = max(2, 2 * reward.processes)  # a pool with one request at work and one waiting is never idle
         self._seconds_per_sample = reward.timeout_seconds / reward.processes
         self._asked = 0  # samples in requests that are out
-        self._turns = _ExclusiveGate()
+        self._gate = _ExclusiveGate()
         self._waiting: list[_Waiting] = []
         self._out: set[asyncio.Task[None]] = set()
         self._flushing = False
         self._away = False
 
     async def score(self, item: ScoreItem) -> Score:
-        """Return the verdict on ``item``; its ``error`` is set when there is none."""
+        """Return the score of ``item``; its ``error`` is set if the service could not score it."""
         waiting = _Waiting(item, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         if not self._flushing:
@@ -146,7 +146,7 @@ class RewardClient:
         breaks, alone = 0, False
         while not all(waiting.answer.done() for waiting in batch):
             try:
-                async with self._turns.taken(alone):
+                async with self._gate.taken(alone):
                     answer = await self._ask(body, len(batch))
                 if answer is not None:
                     return self._read(batch, answer)

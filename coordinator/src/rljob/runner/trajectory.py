@@ -8,8 +8,19 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from rljob.api.tasks import Task
-from rljob.protocol.messages import GenerateRequest, LeaseTrajectory, TrajectoryFailed, TrajectoryScored, TurnTokens
+from rljob.protocol.messages import (
+    FromRunner,
+    GenerateRequest,
+    LeaseTrajectory,
+    TrajectoryFailed,
+    TrajectoryScored,
+    TurnTokens,
+    encode_frame,
+    frame_decoder,
+)
 from rljob.protocol.rewards import Score, ScoreItem, ScoreTurn, credit_turns
 from rljob.runner.context import TrajectoryError
 from rljob.runner.loops import Loop
@@ -20,6 +31,8 @@ from rljob.runner.tokenizer import TextCodec
 log = logging.getLogger(__name__)
 
 TEXT_CHARACTERS = 4096
+
+_decoder = frame_decoder(FromRunner)
 
 
 @dataclass(frozen=True)
@@ -66,7 +79,6 @@ class Trajectory:
         self._answer: asyncio.Future[TurnTokens] | None = None
         self._result: TrajectoryScored | TrajectoryFailed | None = None
         self._prompt: Prompt | None = None
-        self._text = ""
         self._work = asyncio.create_task(self._run())
 
     @property
@@ -149,11 +161,12 @@ class Trajectory:
             raise TrajectoryError("the loop gives a reward before the first turn is generated")
         if not math.isfinite(value):
             raise TrajectoryError(f"the loop gives turn {len(self._turns) - 1} the reward {value}")
-        self._credits[-1] += value
+        self._credits[-1] += float(value)
 
     async def score(self, completion: str, finish: str) -> Score:
         """Return the score that the task's reward gives."""
-        self._text = completion
+        if not isinstance(completion, str):
+            raise TrajectoryError(f"the loop gives a completion of type {type(completion).__name__} to score, not text")
         item = ScoreItem(
             sample=self._lease.sample,
             task=self._lease.task,
@@ -225,9 +238,9 @@ class Trajectory:
         except TrajectoryError as error:
             self._fail(str(error))
         except asyncio.CancelledError:
-            if self._cancelled or asyncio.current_task().cancelling():  # type: ignore[union-attr]
+            if self._cancelled:
                 raise
-            self._fail("the loop awaited a task that was cancelled")
+            self._fail("the loop was cancelled, or awaited a task that was cancelled")
         except (
             Exception,
             SystemExit,
@@ -241,7 +254,7 @@ class Trajectory:
         """Return the result of a trajectory whose loop returned ``score``.
 
         Raises:
-            TrajectoryError: the loop returned no score, an error, or rewards that cannot be.
+            TrajectoryError: the loop returned no score, an error, or numbers that are not finite.
         """
         if not isinstance(score, Score):
             raise TrajectoryError(f"its loop returned {type(score).__name__}, not a Score")
@@ -255,27 +268,37 @@ class Trajectory:
                 "must make the same calls"
             )
         try:
-            reward = score.reward
+            reward = float(score.reward)
             credited = credit_turns(len(self._turns), reward, score.turn_rewards)
             if any(self._credits):
                 reward = math.fsum([reward, *self._credits])
                 together = [given + own for given, own in zip(credited, self._credits, strict=True)]
                 credited = credit_turns(len(together), reward, together)
+            metrics = {str(name): float(value) for name, value in score.metrics.items()}
         except (ValueError, OverflowError) as error:
             raise TrajectoryError(str(error)) from error
+        for name, value in metrics.items():
+            if not math.isfinite(value):
+                raise TrajectoryError(f"the metric {name} of its score is {value}")
         lease, single = self._lease, not any(credited[:-1])
-        return TrajectoryScored(
+        result = TrajectoryScored(
             sample=lease.sample,
             reward=reward,
-            metrics=score.metrics,
-            text=self._text[:TEXT_CHARACTERS],
+            metrics=metrics,
+            text=self.decode(self._turns[-1].token_ids)[:TEXT_CHARACTERS],
             turns=len(credited),
             attempt=lease.attempt,
             turn_rewards=[] if single else credited,
         )
+        try:  # a result that cannot be sent fails here, not in the connection of all trajectories
+            _decoder.decode(encode_frame([result]))
+        except (TypeError, ValueError, msgspec.MsgspecError) as error:
+            raise TrajectoryError(f"its result cannot be sent: {error}") from error
+        return result
 
     def _fail(self, reason: str) -> None:
-        self._finish(TrajectoryFailed(self._lease.sample, reason, self._lease.attempt))
+        text = reason.encode(errors="replace").decode()  # a message of any exception can be sent
+        self._finish(TrajectoryFailed(self._lease.sample, text, self._lease.attempt))
 
     def _finish(self, result: TrajectoryScored | TrajectoryFailed) -> None:
         self._need = None

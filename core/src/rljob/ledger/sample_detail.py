@@ -99,7 +99,7 @@ def _turns(ledger: LedgerReader, sample: SampleRow, first_attempt: int, notes: l
     )
     vocabulary = Vocabulary(ledger) if rows else None
     turns: list[TurnDetail] = []
-    context = b""
+    context, known = b"", True  # tokens before the record; whether all of them were read
     for row in rows:
         if not turns or turns[-1].turn != row["turn"]:
             turns.append(TurnDetail(row["turn"], None, [], None, [], []))
@@ -107,11 +107,13 @@ def _turns(ledger: LedgerReader, sample: SampleRow, first_attempt: int, notes: l
         turn.completions.append(CompletionInfo(row["attempt"], row["engine"], row["finish"], row["tokens"]))
         record = _record(ledger, Location(row["segment"], row["position"], row["length"]), notes)
         if record is None or vocabulary is None:
+            known = False
             continue
         if len(turn.completions) == 1:
-            turn.given_ids = array("i", record.prompt[len(context) :]).tolist()
-            turn.given = vocabulary.text(turn.given_ids)
-            context = record.prompt
+            if known:
+                turn.given_ids = array("i", record.prompt[len(context) :]).tolist()
+                turn.given = vocabulary.text(turn.given_ids)
+            context, known = record.prompt, True
         turn.written += _tokens(record)
         context += record.token_ids
     for turn in turns:

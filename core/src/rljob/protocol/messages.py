@@ -260,7 +260,7 @@ class TrainerBlocked(Message):
 
 
 class TrainerFailed(Message):
-    """The trainer cannot go on whatever is restarted (bad batch, mismatch over the bound): the run ends."""
+    """The trainer cannot continue, and a restart does not help (bad batch, mismatch over the bound): the run ends."""
 
     incarnation: int
     reason: str
@@ -373,7 +373,8 @@ class Stop(Message):
 
 class RegisterRunner(Message):
     """First message of a runner's connection. ``driving`` are trajectories in hand. ``held_out`` are the sizes of the
-    tasks' held-out splits in rows; a task not named has endless ones. Rows beyond a split's end begin it anew."""
+    tasks' held-out splits in rows; a task not named has endless ones. After the last row of a split its first row
+    follows."""
 
     instance: str
     capacity: int  # trajectories it takes at a time

@@ -10,6 +10,7 @@ import msgspec
 
 TOLERANCE = 1e-9  # relative, of the sum of turn rewards
 
+
 class ScoreTurn(msgspec.Struct):
     """Text that followed the prompt: an answer of the model, or an observation between two answers."""
 

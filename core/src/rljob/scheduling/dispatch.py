@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-PartKey = tuple[str, int, int]
+RequestKey = tuple[str, int, int]
 """(sample, turn, attempt)."""
 
 Kind = tuple[int | None, int]
@@ -25,7 +25,7 @@ class Request:
     policy version will do (evaluation), None: the current one; ``shortest``: only an engine that takes sequences of
     so many tokens will do."""
 
-    key: PartKey
+    key: RequestKey
     group: str
     order: tuple[int, int, int]
     tokens: int  # prompt plus longest answer
@@ -51,7 +51,7 @@ class EngineLoad:
     instance: str
     max_concurrency: int
     max_model_length: int  # tokens
-    requests: dict[PartKey, Request] = field(default_factory=dict)
+    requests: dict[RequestKey, Request] = field(default_factory=dict)
     tokens: int = 0
 
     @property
@@ -65,7 +65,7 @@ class EngineLoad:
         self.tokens += request.tokens
         request.engine = self
 
-    def remove(self, key: PartKey) -> Request | None:
+    def remove(self, key: RequestKey) -> Request | None:
         """Take a request back; None when it does not have it."""
         request = self.requests.pop(key, None)
         if request is not None:

@@ -28,7 +28,7 @@ LAST_BACKOFF_SECONDS = 5.0
 REQUEST_TIMEOUT_SECONDS = 60.0
 NOT_READY = (502, 503, 504)  # waited out; other answers from 500 on are failures
 SERVER_ERRORS = 6  # failures to forgive: it may have been killed in the middle of an answer
-BYTES_PER_TOKEN = 16  # 8 on the wire, with room for version spans
+BYTES_PER_TOKEN = 96  # 8 of the token; the rest covers an observation, an answer and a version span for each token
 BYTES_PER_SAMPLE = 4096
 
 _shard_decoder = msgspec.msgpack.Decoder(list[SampleTokens])
@@ -50,8 +50,9 @@ def pull_shard(coordinator: str, token: str, train: Train, rank: int, size: int)
         UnrecoverableError: the coordinator has no such batch, or what it sends does not fit the scalars.
     """
     url = f"{coordinator.rstrip('/')}/v1/batches/{train.step}/shards/{rank}?of={size}&incarnation={train.incarnation}"
-    indices = assign(lengths(train.samples), size)[rank]
-    limit = sum(BYTES_PER_TOKEN * lengths(train.samples)[i] + BYTES_PER_SAMPLE for i in indices) + BYTES_PER_SAMPLE
+    tokens = lengths(train.samples)
+    indices = assign(tokens, size)[rank]
+    limit = sum(BYTES_PER_TOKEN * tokens[i] + BYTES_PER_SAMPLE for i in indices) + BYTES_PER_SAMPLE
     return check_shard(decode_shard(_get(url, token), limit), train.samples, indices)
 
 

@@ -18,4 +18,4 @@ class Source(Protocol):
         """
 
     def size(self, split: str) -> int | None:
-        """Return how many rows a split has before it begins anew; None: it never does."""
+        """Return the number of rows of a split, after which it starts from its first row again; None: it has no end."""
