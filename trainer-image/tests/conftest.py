@@ -137,7 +137,7 @@ def world() -> Iterator[World]:
 
 
 class StandIn:
-    """A coordinator that does what the test says and keeps what the trainer says."""
+    """A coordinator that sends the test's commands and keeps the trainer's messages."""
 
     token = "secret"
 

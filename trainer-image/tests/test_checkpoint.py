@@ -168,7 +168,7 @@ def test_a_damaged_state_is_named(tmp_path):
 
 
 def test_what_cannot_be_deleted_yet_stops_nothing_and_goes_later(tmp_path, monkeypatch, caplog):
-    """NFS keeps a directory in which a file is open: somebody exports the checkpoint."""
+    """NFS keeps a directory in which a file is open: a user exports the checkpoint."""
     checkpoints = Checkpoints(tmp_path)
     for step in (1, 2, 3):
         write(checkpoints, step)

@@ -1,4 +1,4 @@
-"""Shards on the wire: whatever does not fit the scalars is refused, whoever is away is waited for."""
+"""A shard that does not fit the scalars is refused; the client waits for a coordinator that is away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a model's directory or a machine is said in a sentence before torch is imported."""
+"""A problem of a model's directory or of a machine is a sentence before torch is imported."""
 
 from __future__ import annotations
 

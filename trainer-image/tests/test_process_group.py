@@ -1,4 +1,4 @@
-"""The ranks wait for each other, whoever comes first and however late the others are."""
+"""The ranks wait for each other in any order and for any time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_all_ranks_meet_in_whatever_order_they_come(place, order):
     ranks = [context.Process(target=_come, args=(rank, met, last), daemon=True) for rank in order]
     for rank in ranks[:-1]:
         rank.start()
-    with pytest.raises(queue.Empty):  # nobody goes on before all are there
+    with pytest.raises(queue.Empty):  # no rank continues before all have joined
         met.get(timeout=0.1)
     ranks[-1].start()
     assert {met.get(timeout=60) for _ in order} == {0, 1, 2}

@@ -50,7 +50,7 @@ async def test_a_killed_trainer_resumes_from_its_checkpoint_and_replays_to_the_s
     await coordinator.train(3)
     after_four = await coordinator.digest()
 
-    await coordinator.train(3)  # said again: answered, not applied again
+    await coordinator.train(3)  # a repeated command: answered, not applied again
     assert await coordinator.digest() == after_four
 
     process.kill()

@@ -1,4 +1,4 @@
-"""Sending beside training, with a sender that does what the test says."""
+"""Sending beside training, with a sender that the test controls."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_each_engine_is_told_where_its_group_is_and_ends_on_its_own(publisher, s
     assert ready.keys() == {"a", "b"}
     assert all(isinstance(message, WeightGroupReady) and message.probe == PROBE for message in ready.values())
     assert [(meta.name, meta.dtype, meta.shape) for meta in ready["a"].parameters] == [("w", "float32", [2, 3])]
-    for engine in ("b", "a"):  # a slow one holds up nobody
+    for engine in ("b", "a"):  # a slow engine does not delay others
         sender.doors[engine].set()
         sent = posted.get(timeout=60)
         assert (sent.engine, sent.digest, sent.error, sent.incarnation) == (engine, digest(WEIGHTS), "", 2)

@@ -175,13 +175,13 @@ class Checkpoints:
         self._delete(self.directory / f"{target.name}.old-{suffix}")
 
     @contextmanager
-    def _needing_room(self, what: str) -> Iterator[None]:
+    def _needing_room(self, content: str) -> Iterator[None]:
         try:
             yield
         except (OSError, SafetensorError) as error:
             if _errno(error) not in NO_ROOM:
                 raise
-            raise NoRoomError(f"{what} does not fit the disk of {self.directory} ({error}); make room") from None
+            raise NoRoomError(f"{content} does not fit the disk of {self.directory} ({error}); make room") from None
 
     def remove(self, steps: list[int]) -> None:
         """Delete the checkpoints of ``steps`` that exist, and directories that could not be deleted before."""

@@ -1,4 +1,4 @@
-"""Errors that end a step or the process, by what to do about them."""
+"""Errors that end a step or the process, by the action they require."""
 
 from __future__ import annotations
 

@@ -93,12 +93,15 @@ def nodes_of(environment: Mapping[str, str]) -> Nodes:
 
 
 def interface_of(address: str) -> str:
-    """Return the name of the network interface that has ``address``; empty if none has, and of IPv6: told an interface
-    gloo may take its link-local address, which others cannot reach, and the name of a pod stands for its address."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    """Return the name of the network interface that has ``address``; empty if none has it, and for IPv6.
+
+    With an interface's name gloo may take the link-local address of IPv6, which other nodes cannot reach; without one
+    it takes the address of the host's name.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # it has no address
-                answer = fcntl.ioctl(asked, GET_ADDRESS, struct.pack("256s", name.encode()))
+                answer = fcntl.ioctl(query, GET_ADDRESS, struct.pack("256s", name.encode()))
                 if socket.inet_ntoa(answer[20:24]) == address:
                     return name
     return ""
@@ -107,8 +110,8 @@ def interface_of(address: str) -> str:
 def launch(command: list[str], processes: int, nodes: Nodes = Nodes()) -> int:
     """Run ``command`` as each rank until all have ended or one has failed; return the exit code."""
     stop = threading.Event()
-    for asked in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(asked, lambda *_: stop.set())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
     ranks = _start(command, processes, nodes)
     codes = _codes(ranks)
     beat = _beats(ranks, nodes)

@@ -207,7 +207,7 @@ class TrainerLoop:
             self._post(repeated)
             return
         if train.step > self._step:
-            raise UnrecoverableError(f"asked to apply batch {train.step} to weights of version {self._step}")
+            raise UnrecoverableError(f"batch {train.step} cannot be applied to weights of version {self._step}")
         started = time.perf_counter()
         rows = self._pull(train)
         pulled = time.perf_counter()

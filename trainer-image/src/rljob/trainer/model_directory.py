@@ -46,8 +46,10 @@ def problems(directory: Path) -> Iterator[str]:
 
 
 def known_kinds() -> set[str]:
-    """Return each model_type that AutoModelForCausalLM knows, read from transformers' source: importing it, and torch
-    with it, takes seconds."""
+    """Return each model_type that AutoModelForCausalLM supports, read from transformers' source.
+
+    Importing transformers, and torch with it, takes seconds.
+    """
     package = importlib.util.find_spec("transformers")
     assert package is not None and package.submodule_search_locations is not None
     source = Path(package.submodule_search_locations[0]) / "models" / "auto" / "modeling_auto.py"
@@ -77,7 +79,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 def _shapes(path: Path) -> Iterator[tuple[str, list[int]]]:
     try:
-        with safe_open(path, "np") as file:  # opening it compares its length to what its header says
+        with safe_open(path, "np") as file:  # opening it compares its length to its header
             for name in file.keys():  # noqa: SIM118 - it is no mapping
                 yield name, file.get_slice(name).get_shape()
     except FileNotFoundError:
@@ -88,12 +90,12 @@ def _shapes(path: Path) -> Iterator[tuple[str, list[int]]]:
 
 def _misfits(directory: Path, configuration: dict[str, Any], shapes: dict[str, list[int]]) -> Iterator[str]:
     """Yield how the weights differ from config.json, as far as names and numbers that most families share show."""
-    tell = "the weights are of another model than config.json; save both together"
+    advice = "the weights are of another model than config.json; save both together"
     vocabulary, width = configuration.get("vocab_size"), configuration.get("hidden_size")
     for name, shape in shapes.items():
         if name.endswith("embed_tokens.weight") and None not in (vocabulary, width) and shape != [vocabulary, width]:
-            yield f"{directory}: {name} is {shape} where config.json says {[vocabulary, width]}: {tell}"
+            yield f"{directory}: {name} is {shape} where config.json says {[vocabulary, width]}: {advice}"
     layers = {int(match[1]) for name in shapes if (match := _LAYER.search(name))}
-    said = configuration.get("num_hidden_layers")
-    if layers and said is not None and len(layers) < said:
-        yield f"{directory}: there are weights of {len(layers)} layers where config.json says {said}: {tell}"
+    expected = configuration.get("num_hidden_layers")
+    if layers and expected is not None and len(layers) < expected:
+        yield f"{directory}: there are weights of {len(layers)} layers where config.json says {expected}: {advice}"

@@ -60,7 +60,7 @@ def apply_batch(
         UnrecoverableError: the gradient is not finite, a function of the algorithm fails on any rank, or at the run's
             first step the engine's log-probabilities differ from the trainer's.
     """
-    backend.metrics()  # discards what ran since the last step
+    backend.metrics()  # discards those since the last step
     batch = lay_out(train, rows, algorithm, world, budget)
     scores = score(batch, backend, needs(algorithm))
     rewards = shape(batch)

@@ -1,7 +1,7 @@
 """Sends weights to engines: one group per engine, so that a death touches one engine only.
 
 The trainer's rank 0 owns one :class:`WeightSender` and calls :meth:`WeightSender.send` from one thread per engine.
-Every operation has what is left of ``timeout_seconds``; see :mod:`rljob.transfer.group`.
+The time limit of every operation is the rest of ``timeout_seconds``; see :mod:`rljob.transfer.group`.
 """
 
 from __future__ import annotations

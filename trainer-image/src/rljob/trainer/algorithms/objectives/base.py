@@ -1,4 +1,4 @@
-"""Interface of objectives: from log-probabilities and advantages to what is maximised at each token.
+"""Interface of objectives: from log-probabilities and advantages to the value that is maximised at each token.
 
 ``spec.algorithm.objective`` names a built-in objective or ``module:function`` of a user's package. An objective is
 called once per microbatch with :class:`ObjectiveInputs` and returns an :class:`Objective`. At positions outside
