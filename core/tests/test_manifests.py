@@ -7,8 +7,9 @@ import re
 import pytest
 
 from core.tests.goldens import CONTEXTS, JOB
-from rljob.api.load import load, validate
+from rljob.api.load import load, override, validate
 from rljob.api.models import RLJob
+from rljob.api.resolve import resolve
 from rljob.manifests import ALL_TOKENS, TOKEN_ROLES, problems, render, secret, secret_name
 from rljob.manifests.inputs import Cluster, Context
 from rljob.manifests.names import NAME_LIMIT, bounded
@@ -505,6 +506,34 @@ def test_a_function_needs_an_image_with_its_package_and_runs_rljob_s_service_in_
     assert main["readinessProbe"]["httpGet"]["path"] == "/readyz"
 
 
+@pytest.mark.parametrize(
+    ("role", "field"),
+    [
+        ("trainer", "algorithm.advantage"),
+        ("trainer", "algorithm.objective"),
+        ("trainer", "algorithm.aggregation"),
+        ("trainer", "trainer.backend"),
+        ("runner", "tasks[0].loop"),
+        ("rewards[0]", "rewards[0].function"),
+        ("rollouts[0]", "rollouts[0].engine"),
+    ],
+)
+def test_code_of_a_user_needs_an_image_in_the_template_of_its_role(manifest, role, field):
+    override(manifest, 'spec.rewards[0]={name: exact, function: "acme:code"}')
+    template = 'template={spec: {containers: [{name: main, image: "acme:1"}]}}'
+    override(manifest, f"spec.rewards[0].{template}")
+    override(manifest, f'spec.{field}="acme:code"')
+    if role == "rewards[0]":
+        override(manifest, "spec.rewards[0].template=null")
+    [found] = problems(resolve(validate(manifest)))
+    assert found == (
+        f"spec.{role}.template: {field.removeprefix(f'{role}.')} needs an image that has the package of acme:code; set "
+        "the image of its container main"
+    )
+    override(manifest, f"spec.{role}.{template}")
+    assert problems(resolve(validate(manifest))) == []
+
+
 def test_two_pools_of_which_one_is_called_as_the_other_ones_elastic_engines_are_refused(manifest):
     manifest["spec"]["rollouts"] = [{"name": "main", "replicas": {"max": 2}}, {"name": "main-elastic"}]
     [found] = problems(validate(manifest))
@@ -515,7 +544,10 @@ def test_an_engine_of_the_user_runs_in_the_image_of_its_template(manifest):
     pool = manifest["spec"]["rollouts"][0]
     pool["engine"] = "acme.engine:Adapter"
     [found] = problems(validate(manifest))
-    assert found.startswith("spec.rollouts[0].template: has no image; set the image of its container main")
+    assert found == (
+        "spec.rollouts[0].template: engine needs an image that has the package of acme.engine:Adapter; set the image "
+        "of its container main"
+    )
     pool["template"] = {"spec": {"containers": [{"name": "main", "image": "acme/engine:1"}]}}
     assert problems(validate(manifest)) == []
     main = main_of(roles(manifest)["rollout-main"])

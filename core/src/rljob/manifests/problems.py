@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rljob.api.engines import image_of
 from rljob.api.models import RLJob
 from rljob.api.pods import MAIN, main_container
 from rljob.manifests.resources import ELASTIC
@@ -13,7 +12,7 @@ from rljob.manifests.resources import ELASTIC
 
 def problems(job: RLJob) -> list[str]:
     """Return one sentence for each field that is not possible in a cluster."""
-    return [*_paths(job), *_rewards(job), *_pools(job), *_host_network(job), *_processes(job)]
+    return [*_paths(job), *_user_code(job), *_rewards(job), *_pools(job), *_host_network(job), *_processes(job)]
 
 
 def _paths(job: RLJob) -> Iterator[str]:
@@ -33,14 +32,28 @@ def _paths(job: RLJob) -> Iterator[str]:
             )
 
 
+def _user_code(job: RLJob) -> Iterator[str]:
+    """Code of a user's own package needs an image that has the package, in the template of the role that loads it."""
+    spec = job.spec
+    trainer = {f"algorithm.{name}": getattr(spec.algorithm, name) for name in ("advantage", "objective", "aggregation")}
+    trainer["trainer.backend"] = spec.trainer.backend
+    uses = [("trainer", spec.trainer.template, field, value) for field, value in trainer.items()]
+    uses += [("runner", spec.runner.template, f"tasks[{i}].loop", task.loop) for i, task in enumerate(spec.tasks)]
+    for i, reward in enumerate(spec.rewards):
+        uses.append((f"rewards[{i}]", reward.template, f"rewards[{i}].function", reward.function))
+    for i, pool in enumerate(spec.rollouts):
+        uses.append((f"rollouts[{i}]", pool.template, f"rollouts[{i}].engine", pool.engine))
+    for role, template, field, value in uses:
+        if value is not None and ":" in value and not main_container(template).get("image"):
+            yield (
+                f"spec.{role}.template: {field.removeprefix(f'{role}.')} needs an image that has the package of "
+                f"{value}; set the image of its container {MAIN}"
+            )
+
+
 def _rewards(job: RLJob) -> Iterator[str]:
     for i, reward in enumerate(job.spec.rewards):
         own_image = main_container(reward.template).get("image")
-        if reward.function is not None and not own_image:
-            yield (
-                f"spec.rewards[{i}].template: function needs an image that has the package of {reward.function}; set "
-                f"the image of its container {MAIN}"
-            )
         if reward.served_by_rljob or reward.url is not None:
             continue
         if reward.template is None:
@@ -60,11 +73,6 @@ def _pools(job: RLJob) -> Iterator[str]:
             yield (
                 f"spec.rollouts[{i}].name: {pool.name} is the name of the elastic engines of pool {grown}; "
                 "choose another name"
-            )
-        if not image_of(pool.engine) and not main_container(pool.template or {}).get("image"):
-            yield (
-                f"spec.rollouts[{i}].template: has no image; set the image of its container {MAIN}: one with "
-                f"rljob-rollout and the package of {pool.engine}"
             )
 
 
