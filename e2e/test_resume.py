@@ -49,7 +49,7 @@ def checkpoint(directory: Path) -> bytes:
 
 async def suspend(harness: Harness) -> None:
     """Request suspension until the run is suspended or has succeeded."""
-    headers = {"Authorization": f"Bearer {TOKENS['operator']}"}
+    headers = {"Authorization": f"Bearer {TOKENS['owner']}"}
     state = ""
     async with aiohttp.ClientSession(headers=headers, raise_for_status=True) as session:
         while state not in ("Suspended", "Succeeded"):
