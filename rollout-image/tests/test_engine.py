@@ -261,8 +261,9 @@ async def test_weights_change_while_requests_are_in_flight(run, in_flight):
     before = run.trainer.version
     run.trainer.change()
     update = run.trainer.prepare(run.engine, in_flight=in_flight)
-    await run.coordinator.say(*messages)
-    await asyncio.sleep(0.1)
+    last = run.request([*shared, len(prompts)], 1)
+    await run.coordinator.say(*messages, last)
+    await run.coordinator.completion(last.request_id)  # the engine takes them in order: all others have begun
     await run.carry_out(update)
     for prompt, message in zip(prompts, messages, strict=True):
         done = await run.coordinator.completion(message.request_id)
@@ -284,7 +285,7 @@ async def test_weights_change_while_requests_are_in_flight(run, in_flight):
             pairs = list(zip(floats(done.logprobs), expected, strict=True))
             assert max(abs(a - b) for a, b in pairs[cut:]) <= TOLERANCE
             assert max(abs(a - b) for a, b in pairs[:cut]) > 0.01
-    await run.coordinator.say(AckCompletions([message.request_id for message in messages]))
+    await run.coordinator.say(AckCompletions([message.request_id for message in [*messages, last]]))
     fresh = run.request(shared, 20)
     await run.coordinator.say(fresh)
     done = await run.coordinator.completion(fresh.request_id)
