@@ -9,11 +9,12 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from rljob.kube import backoff, errors
+from rljob.kube import errors
 from rljob.kube.access import Access
 from rljob.kube.client import ApiClient
 from rljob.kube.resources import PODS, RLJOBS
 from rljob.kube.watch import decode_event, split_lines
+from rljob.protocol.backoff import Backoff
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ async def test_delays_double_up_to_a_bound_and_begin_again_after_a_success(monke
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
     monkeypatch.setattr(random, "uniform", lambda low, high: high)
-    delays = backoff.Backoff()
+    delays = Backoff()
     for _ in range(8):
         await delays.wait()
     delays.reset()
