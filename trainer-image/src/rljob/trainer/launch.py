@@ -26,7 +26,6 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -109,23 +108,24 @@ def interface_of(address: str) -> str:
 
 def launch(command: list[str], processes: int, nodes: Nodes = Nodes()) -> int:
     """Run ``command`` as each rank until all have ended or one has failed; return the exit code."""
-    stop = threading.Event()
+    signals: list[int] = []  # no threading.Event: its set() hangs if the signal comes while its wait() holds the lock
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda received, _: signals.append(received))
     ranks = _start(command, processes, nodes)
     codes = _codes(ranks)
     beat = _beats(ranks, nodes)
-    while None in codes and not any(codes) and not stop.wait(POLL_SECONDS):
+    while None in codes and not any(codes) and not signals:
+        time.sleep(POLL_SECONDS)
         codes = _codes(ranks)
         next(beat)
-    if not stop.is_set():
+    if not signals:
         _wait(ranks, REPORT_SECONDS)
     codes = _codes(ranks)
     for rank, code in enumerate(codes):
         if code:
             log.error("rank %d %s", rank, f"was killed by signal {-code}" if code < 0 else f"exited with code {code}")
     _end(ranks)
-    if stop.is_set():
+    if signals:
         return 128 + signal.SIGTERM  # not 0: the training is not complete
     if CONFIGURATION_ERROR in codes:
         return CONFIGURATION_ERROR
