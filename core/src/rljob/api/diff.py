@@ -31,7 +31,11 @@ def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, 
 
 def format_value(value: Any) -> str:
     """Return a value for a message: JSON, cut when it is long."""
-    text = json.dumps(value, ensure_ascii=False)
+    return shortened(json.dumps(value, ensure_ascii=False))
+
+
+def shortened(text: str) -> str:
+    """Return ``text``, cut when it is longer than ``LONGEST_VALUE``."""
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
 
 

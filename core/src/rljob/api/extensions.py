@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from rljob.api import engines
-from rljob.api.diff import LONGEST_VALUE
+from rljob.api.diff import shortened
 
 Registry: TypeAlias = Mapping[str, str]
 """Name of a built-in implementation → its module:attribute."""
@@ -75,7 +76,7 @@ class Extension:
             raise PydanticCustomError(
                 "extension_length",
                 "must have at most {most} characters, not {length}: {value}",
-                {"most": MAX_LENGTH, "length": len(value), "value": _shown(value)},
+                {"most": MAX_LENGTH, "length": len(value), "value": shortened(repr(value))},
             )
         if re.fullmatch(self.pattern, value):
             return value
@@ -87,7 +88,7 @@ class Extension:
             "must be {names}, not {value}{hint}",
             {
                 "names": " or ".join([*map(repr, self.registry), *own]),
-                "value": _shown(value),
+                "value": shortened(repr(value)),
                 "hint": f"; did you mean {names[close[0]]}?" if close else "",
                 "expected": " or ".join(map(repr, (*self.registry, *self.unsupported))),
             },
@@ -102,12 +103,6 @@ class Extension:
         if not self.references:
             return {**handler(schema), "enum": [*self.registry, *self.unsupported]}
         return {**handler(schema), "pattern": self.pattern, "maxLength": MAX_LENGTH, "examples": [*self.registry]}
-
-
-def _shown(value: str) -> str:
-    """Return ``value`` in quotes for a message: on one line, cut when it is long."""
-    text = repr(value)
-    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
 
 
 Reference: TypeAlias = Annotated[str, Extension({})]
@@ -138,3 +133,8 @@ def load(registry: Registry, value: str, field: str) -> Any:
             raise ValueError(f"{field}: module {module} has no attribute {path}; correct {value!r}")
         found = getattr(found, name)
     return found
+
+
+def is_async(found: Any) -> bool:
+    """Return whether a function, or an object that is called like one, is async."""
+    return inspect.iscoroutinefunction(found) or inspect.iscoroutinefunction(type(found).__call__)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from rljob.api.extensions import is_async
 from rljob.api.rewards import Scorer
 from rljob.protocol.rewards import Score, ScoreItem
 
@@ -58,7 +59,7 @@ def error_score(item: ScoreItem, reason: str) -> Score:
 def _fields_of(scorer: Any, name: str) -> tuple[str, ...]:
     if not callable(scorer):
         raise ValueError(f"reward {name} is of type {type(scorer).__name__}, which is not callable; use a function")
-    if inspect.iscoroutinefunction(scorer) or inspect.iscoroutinefunction(type(scorer).__call__):
+    if is_async(scorer):
         raise ValueError(f"reward {name} is async; write a plain function, worker processes call it side by side")
     parameters = inspect.signature(scorer).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):

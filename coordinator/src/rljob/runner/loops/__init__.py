@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
-from rljob.api.extensions import LOOPS, load
+from rljob.api.extensions import LOOPS, is_async, load
 from rljob.protocol.rewards import Score
 from rljob.runner.context import Context
 
@@ -25,8 +25,7 @@ def load_loop(reference: str, field: str) -> Loop:
         ValueError: it cannot be imported, or is no async function of one argument.
     """
     loop: Any = load(LOOPS, reference, field)
-    called = loop if inspect.isroutine(loop) else getattr(loop, "__call__", loop)  # noqa: B004
-    if isinstance(loop, type) or not (inspect.iscoroutinefunction(loop) or inspect.iscoroutinefunction(called)):
+    if isinstance(loop, type) or not callable(loop) or not is_async(loop):
         raise ValueError(f"{field}: {reference} is no async function; define it as async def loop(context) -> Score")
     try:
         inspect.signature(loop).bind(None)
