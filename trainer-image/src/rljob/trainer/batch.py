@@ -20,8 +20,7 @@ from rljob.api.algorithm import Algorithm
 from rljob.protocol.messages import BatchSample, Train
 from rljob.scheduling.shards import assign
 from rljob.trainer.algorithms.aggregation import Aggregation
-from rljob.trainer.algorithms.needs import load_function
-from rljob.trainer.errors import UnrecoverableError
+from rljob.trainer.algorithms.needs import failure, load_function
 from rljob.trainer.process_group import World
 
 log = logging.getLogger(__name__)
@@ -115,11 +114,8 @@ def _weights(
                 weights_N[minibatch] = np.where(tokens_N[minibatch] > 0, found, 0)
             if not np.isfinite(weights_N).all():
                 raise ValueError("it returned nan or an infinite number in float32")
-    except Exception as error:  # a user's aggregation may raise anything; it would fail again, so the run ends
-        log.exception("the aggregation failed")
-        problem = UnrecoverableError(
-            f"spec.algorithm.aggregation: {algorithm.aggregation} failed: {type(error).__name__}: {error}"
-        )
+    except Exception as error:  # noqa: BLE001 a user's aggregation may raise anything: the run ends
+        problem = failure(algorithm, "aggregation", error)
     world.raise_first_error(problem)
     return weights_N
 

@@ -19,7 +19,7 @@ from rljob.api.algorithm import Algorithm
 from rljob.protocol.messages import Train
 from rljob.trainer.algorithms.advantages.base import AdvantageInputs, Estimator
 from rljob.trainer.algorithms.aggregation import masked_sum
-from rljob.trainer.algorithms.needs import load_function, needs
+from rljob.trainer.algorithms.needs import failure, load_function, needs
 from rljob.trainer.algorithms.objectives.base import Objective, ObjectiveFunction, ObjectiveInputs
 from rljob.trainer.backends.base import Backend, Output
 from rljob.trainer.batch import Batch, MicrobatchInputs, Row, at_targets, lay_out
@@ -107,11 +107,8 @@ def set_advantages(batch: Batch, rewards: Rewards, scores: Scores, algorithm: Al
         mean_N = _mean_by_sample(advantages, batch)
     except torch.distributed.DistError:  # a collective of the estimator: another rank has failed
         raise
-    except Exception as error:  # a user's estimator may raise anything; it would fail again, so the run ends
-        log.exception("the estimator of advantages failed")
-        problem = UnrecoverableError(
-            f"spec.algorithm.advantage: {algorithm.advantage} failed: {type(error).__name__}: {error}"
-        )
+    except Exception as error:  # noqa: BLE001 a user's estimator may raise anything: the run ends
+        problem = failure(algorithm, "advantage", error)
     world.raise_first_error(problem)
     return world.sum_over_data(
         torch.from_numpy(mean_N).to(world.device)
@@ -179,11 +176,8 @@ class PolicyLoss:
         if self.error is None:
             try:
                 return self._share(i, output)
-            except Exception as error:  # a user's objective may raise anything; it would fail again, so the run ends
-                log.exception("the objective failed")
-                self.error = UnrecoverableError(
-                    f"spec.algorithm.objective: {self._algorithm.objective} failed: {type(error).__name__}: {error}"
-                )
+            except Exception as error:  # noqa: BLE001 a user's objective may raise anything: the run ends
+                self.error = failure(self._algorithm, "objective", error)
         return output.logprobs_BK.where(torch.zeros_like(self._minibatch[i].tokens.mask_BK), 0.0).sum()
 
     def _share(self, i: int, output: Output) -> Tensor:

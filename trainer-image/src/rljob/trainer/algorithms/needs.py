@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from rljob.api.algorithm import Algorithm
 from rljob.api.extensions import ADVANTAGES, AGGREGATIONS, OBJECTIVES, Registry, load
+from rljob.trainer.errors import UnrecoverableError
+
+log = logging.getLogger(__name__)
 
 FUNCTIONS: dict[str, Registry] = {"advantage": ADVANTAGES, "objective": OBJECTIVES, "aggregation": AGGREGATIONS}
 """Field of ``spec.algorithm`` that names a function → its built-in functions."""
@@ -70,6 +74,21 @@ def load_function(algorithm: Algorithm, field: str) -> Any:
         ValueError: it cannot be imported.
     """
     return load(FUNCTIONS[field], getattr(algorithm, field), f"spec.algorithm.{field}")
+
+
+def failure(algorithm: Algorithm, field: str, error: Exception) -> UnrecoverableError:
+    """Log the traceback of a function that raised ``error``; return the error that ends the run.
+
+    A user's function may raise anything. It would fail again, so the trainer does not restart.
+
+    Args:
+        algorithm: resolved.
+        field: a key of ``FUNCTIONS``.
+        error: being handled.
+    """
+    name = getattr(algorithm, field)
+    log.exception("spec.algorithm.%s failed", field)
+    return UnrecoverableError(f"spec.algorithm.{field}: {name} failed: {type(error).__name__}: {error}")
 
 
 def needs(algorithm: Algorithm) -> Needs:
