@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 import zstandard
 
@@ -23,7 +25,10 @@ def shard(store: Store, step: int, rank: int, ranks: int) -> bytes:
     if not rows:
         raise LookupError(f"there is no batch {step}")
     mine = assign([row.total_tokens for row in rows], ranks)[rank]
-    samples = [assemble(completions(store, rows[i].sample, rows[i].attempt), rows[i].turn_rewards) for i in mine]
+    samples = [
+        assemble(completions(store, row.sample, row.attempt), json.loads(row.turn_rewards))
+        for row in (rows[i] for i in mine)
+    ]
     return zstandard.ZstdCompressor(level=1).compress(msgspec.msgpack.encode(samples))
 
 

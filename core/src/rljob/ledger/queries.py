@@ -191,7 +191,7 @@ class BatchRow:
     task: str
     attempt: int  # the first that counts
     reward: float
-    turn_rewards: list[float]
+    turn_rewards: str  # JSON, one number a turn: decoded by the reader of the few that it needs
     prompt_tokens: int
     response_tokens: int
     total_tokens: int
@@ -206,7 +206,7 @@ def batch(store: Store, step: int) -> list[BatchRow]:
         " FROM samples s JOIN groups g ON g.id = s.group_id WHERE s.step = ? ORDER BY g.seq, s.member",
         step,
     )
-    return [BatchRow(**{**dict(row), "turn_rewards": json.loads(row["turn_rewards"])}) for row in rows]
+    return [BatchRow(*row) for row in rows]
 
 
 def samples_of_batch(store: Store, step: int) -> list[str]:
