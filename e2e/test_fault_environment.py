@@ -28,7 +28,7 @@ async def test_a_trainer_told_to_stop_by_a_coordinator_that_dies_is_there_when_t
         suspending = asyncio.create_task(environment.suspend())
 
         def die() -> None:
-            suspending.cancel()  # nobody asks the next coordinator to suspend
+            suspending.cancel()  # the next coordinator gets no request to suspend
             environment.kill_9("coordinator")
 
         await environment.struck(Moment("trainer", "Stop", "after"), die)

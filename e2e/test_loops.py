@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from aiohttp import web
 
-from e2e.fakes.engine import FakeEngine
-from e2e.fakes.harness import TOKENS, Harness, make_job
+from e2e.fakes.harness import Harness, make_job, run_harness
 from e2e.fakes.plain import TWO_TURNS, plain_batches
-from e2e.fakes.reward import build_app, by_text
 from rljob.api.models import RLJob
 from rljob.ledger.audit import audit
 from rljob.protocol.messages import SampleTokens
@@ -29,25 +24,6 @@ def two_turns_job(**changes: Any) -> RLJob:
     job = make_job(training={"steps": STEPS, "promptsPerStep": 4, "samplesPerPrompt": 4, "maxStaleness": 0}, **changes)
     job.spec.tasks[0].loop = TWO_TURNS
     return job
-
-
-@asynccontextmanager
-async def all_processes(job: RLJob, storage: Path, seconds_per_token: float) -> AsyncIterator[Harness]:
-    """Run coordinator and runner as processes, reward and engine in this one."""
-    harness = Harness(job, storage)
-    reward = web.AppRunner(build_app(by_text), access_log=None)
-    await reward.setup()
-    where = harness.environment("reward")
-    await web.TCPSite(reward, where.listen_host, where.listen_port).start()
-    try:
-        await harness.start("coordinator")
-        await harness.start("runner")
-        engine = FakeEngine(harness.coordinator_url, TOKENS["agent"], seconds_per_token=seconds_per_token)
-        harness.play("agent-0", engine.run())
-        yield harness
-    finally:
-        await harness.close()
-        await reward.cleanup()
 
 
 async def kill_between_turns(harness: Harness, victim: str, trainer: Any, step: int) -> None:
@@ -68,7 +44,7 @@ async def kill_between_turns(harness: Harness, victim: str, trainer: Any, step: 
 @pytest.mark.parametrize("killed", [(), ("runner", "coordinator", "runner")])
 async def test_two_turns_give_the_batches_of_a_plain_loop_bit_for_bit(tmp_path: Path, killed: tuple[str, ...]) -> None:
     job = two_turns_job()
-    async with all_processes(job, tmp_path, seconds_per_token=0.002) as harness:
+    async with run_harness(job, tmp_path, seconds_per_token=0.002, runner_process=True) as harness:
         trainer = harness.trainer()
         running = asyncio.create_task(trainer.run())
         for i, victim in enumerate(killed):

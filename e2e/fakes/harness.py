@@ -221,6 +221,7 @@ async def run_harness(
     score_function: ScoreFunction = by_text,
     pods: Sequence[str] = (),
     more: Mapping[str, str] | None = None,
+    runner_process: bool = False,
 ) -> AsyncIterator[Harness]:
     """Run all components except the trainer: the coordinator as a process, the others inside this one.
 
@@ -232,6 +233,7 @@ async def run_harness(
         score_function: of the reward service.
         pods: names of the engines' pods.
         more: variables of the coordinator.
+        runner_process: whether the runner is a process too.
     """
     harness = Harness(job, storage, more)
     reward = web.AppRunner(build_app(score_function), access_log=None)
@@ -240,7 +242,11 @@ async def run_harness(
     await web.TCPSite(reward, where.listen_host, where.listen_port).start()
     try:
         await harness.start("coordinator")
-        harness.play("runner", serve(prepare(harness.environment("runner"), find_readers(job)), harness.reward_urls))
+        if runner_process:
+            await harness.start("runner")
+        else:
+            prepared = prepare(harness.environment("runner"), find_readers(job))
+            harness.play("runner", serve(prepared, harness.reward_urls))
         for i, faults in enumerate(engines):
             engine = FakeEngine(
                 harness.coordinator_url,

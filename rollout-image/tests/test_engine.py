@@ -374,7 +374,7 @@ async def test_an_engine_that_cannot_join_goes_on_as_it_was(run):
     assert failed.update == message.update
     still = run.request([1, 2, 3], 10)
     await run.coordinator.say(still)
-    done = await run.coordinator.completion(still.request_id, seconds=60)  # nothing was loaded: it goes on as it was
+    done = await run.coordinator.completion(still.request_id, seconds=60)  # nothing was loaded: it continues unchanged
     assert done.spans == [VersionSpan(run.trainer.version - 1, 0, 10)]
     with pytest.raises(WeightTransferError):
         run.trainer.sender.close(run.engine)

@@ -61,7 +61,7 @@ class WeightReceiver:
         deadline = time.monotonic() + timeout_seconds
         try:
             self.digest = receive_round(self._group, parameters, self._bucket_bytes, load, deadline)
-        except BaseException:
+        except BaseException:  # of any kind, a cancellation too: the group is left, and it is raised again
             self.leave()
             raise
 

@@ -103,7 +103,7 @@ class VllmWeightTransfer(WeightTransferEngine[JoinInfo, RoundInfo]):
         parameters = [ParameterMeta(*meta) for meta in names]
         try:
             self.receiver.receive(parameters, cast(LoadWeights, self.model.load_weights), update_info.timeout_seconds)
-        except BaseException:
+        except BaseException:  # of any kind, a cancellation too: the layers are restored, and it is raised again
             _restore_layers(self.model)
             raise
 
