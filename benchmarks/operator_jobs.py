@@ -6,7 +6,7 @@ import secrets
 from typing import Any
 
 from rljob.api.models import RLJob
-from rljob.manifests.inputs import Cluster, Context, Object
+from rljob.manifests.inputs import Cluster, Object, RenderTarget
 from rljob.manifests.render import ALL_TOKENS, TOKEN_ROLES, render, secret
 
 JOBS_PER_NAMESPACE = 10
@@ -52,7 +52,7 @@ def manifest(index: int, pods: int, prefix: str = "bench") -> Object:
 def children(index: int, pods: int, uid: str, prefix: str) -> list[Object]:
     """Return all children of a job as the operator renders them, and the Secret of its tokens."""
     job = RLJob.model_validate({**manifest(index, pods), "metadata": {"name": name(index)}})
-    context = Context(cluster=CLUSTER, namespace=namespace(index, prefix), uid=uid)
+    context = RenderTarget(cluster=CLUSTER, namespace=namespace(index, prefix), uid=uid)
     tokens = {role: secrets.token_hex(16) for role in (*TOKEN_ROLES, ALL_TOKENS)}
     found = [child for role in render(job, context) for child in role.objects]
     return [*found, secret(job, context, tokens)]

@@ -41,7 +41,7 @@ from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
 from rljob.local import commands, processes
 from rljob.local.commands import LocalContext
-from rljob.protocol.status import decode_status
+from rljob.protocol.run_status import decode_status
 from rljob.trainer.example_model import train_tokenizer
 
 T = TypeVar("T")

@@ -12,9 +12,9 @@ from torch import nn
 
 from rljob.api.models import RLJob
 from rljob.protocol import messages as m
+from rljob.trainer.background_sender import BackgroundSender
 from rljob.trainer.coordinator_client import CoordinatorClient
-from rljob.trainer.weight_publisher import Publisher
-from rljob.trainer.weights import WeightSender
+from rljob.trainer.weight_sender import WeightSender
 
 POLL_SECONDS = 1.0
 TRANSPORT = "gloo"
@@ -38,7 +38,7 @@ class IdleTrainer:
         self._url, self._token = url, token
         self._weights = [(name, tensor.detach().clone()) for name, tensor in model.named_parameters()]
         sender = WeightSender("127.0.0.1", sync.bucket_bytes, sync.timeout_seconds, TRANSPORT)
-        self._publisher = Publisher(sender, TRANSPORT, lambda result: self._coordinator.post(result))
+        self._publisher = BackgroundSender(sender, TRANSPORT, lambda result: self._coordinator.post(result))
         self._coordinator = CoordinatorClient(url, token, "idle", 0, self._publisher.cancel)
         self._incarnation = 0
 

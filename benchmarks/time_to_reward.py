@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks import time_limit
 from benchmarks.report import report, target
-from rljob.protocol.status import RunStatus, decode_status
+from rljob.protocol.run_status import RunStatus, decode_status
 
 TIMEOUT_SECONDS = 3600.0
 WINDOW = 10

@@ -13,8 +13,8 @@ from e2e.fields.place import manifest
 from rljob.api.explain import fields
 from rljob.api.load import loads
 from rljob.api.yaml_loader import read_yaml, write_yaml
-from rljob.cli.app import app
 from rljob.cli.reference import page as command_page
+from rljob.cli.typer_app import app
 from rljob.operator.metrics import Metrics
 from rljob.operator.planning import reasons
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from e2e.fakes.harness import Harness, make_job, run_harness
-from rljob.protocol.status import decode_status
+from rljob.protocol.run_status import decode_status
 
 STEPS = 3
 

@@ -16,7 +16,7 @@ from e2e.fakes.plain import plain_batches
 from e2e.fakes.tokens import FIRST_STATE, reward, write
 from e2e.fakes.trainer import FakeTrainer
 from rljob.protocol.messages import SampleTokens
-from rljob.protocol.rewards import ScoreItem
+from rljob.protocol.score_messages import ScoreItem
 from rljob.runner.tokenizer import TextCodec
 from rljob.scheduling.seeds import derive
 

@@ -1,9 +1,12 @@
-"""Light components stay light: no torch, no engine, no controller framework."""
+"""Light components stay light: no torch, no engine, no controller framework. A name has one place."""
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -17,10 +20,14 @@ LIGHT = (
     "rljob.ledger.audit",
     "rljob.ledger.query_worker",
     "rljob.operator.reconcile",
-    "rljob.coordinator.service",
+    "rljob.coordinator.serve",
     "rljob.runner.app",
-    "rljob.cli.app",
+    "rljob.cli.typer_app",
 )
+
+SOURCES = sorted(Path(__file__).parents[1].glob("*/src/rljob/**/*.py"))
+CONVENTIONAL = {"__init__", "__main__", "base", "errors", "main", "metrics", "preflight"}
+"""Names of modules that stand for the same thing in every package."""
 
 
 @pytest.mark.parametrize("module", LIGHT)
@@ -32,6 +39,19 @@ def test_a_light_part_imports_nothing_heavy(module: str) -> None:
 
 def test_the_command_line_imports_core_alone() -> None:
     shared = ("api", "protocol", "manifests", "scheduling", "ledger", "kube", "cli", "local", "remote")
-    program = "import sys, rljob.cli.app; print(*{name.split('.')[1] for name in sys.modules if name[:6] == 'rljob.'})"
+    program = (
+        "import sys, rljob.cli.typer_app; print(*{name.split('.')[1] for name in sys.modules if name[:6] == 'rljob.'})"
+    )
     out = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True)
     assert set(out.stdout.split()) <= set(shared)
+
+
+def test_a_module_has_a_name_of_its_own() -> None:
+    names = Counter(path.stem for path in SOURCES if path.stem not in CONVENTIONAL)
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_a_public_class_has_a_name_of_its_own() -> None:
+    trees = [ast.parse(path.read_text()) for path in SOURCES]
+    classes = Counter(node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef))
+    assert [name for name, count in classes.items() if count > 1 and not name.startswith("_")] == []

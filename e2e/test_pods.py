@@ -13,7 +13,7 @@ from rljob.api.load import validate
 from rljob.api.resolve import resolve
 from rljob.coordinator.rljob_client import job_ref_from_environment
 from rljob.manifests import render
-from rljob.manifests.inputs import Context
+from rljob.manifests.inputs import RenderTarget
 from rljob.protocol.environment import read_environment
 from rljob.protocol.initializer_stamp import content_key
 from rljob.trainer.launch import nodes_of
@@ -31,7 +31,7 @@ def data():
 
 
 def rendered():
-    roles = render(validate(data()), Context(namespace="ns", uid="uid"))
+    roles = render(validate(data()), RenderTarget(namespace="ns", uid="uid"))
     return [found for role in roles for found in role.objects]
 
 

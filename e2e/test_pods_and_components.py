@@ -10,7 +10,7 @@ import pytest
 
 from core.tests.goldens import CONTEXTS, JOB
 from rljob.api.load import load
-from rljob.api.pods import main_container
+from rljob.api.pod_models import main_container
 from rljob.manifests import render
 
 ROOT = Path(__file__).parents[1]

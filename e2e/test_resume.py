@@ -19,7 +19,7 @@ from e2e.fakes.trainer import FakeTrainer
 from rljob.api.explain import to_data
 from rljob.api.models import RLJob
 from rljob.api.yaml_loader import write_yaml
-from rljob.protocol.status import decode_status
+from rljob.protocol.run_status import decode_status
 
 STEPS = 6
 

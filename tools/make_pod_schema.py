@@ -1,4 +1,4 @@
-"""Writes core/src/rljob/api/pod_template.json: the schema of a PodTemplateSpec, without descriptions, nothing required.
+"""Writes core/src/rljob/api/pod_models.json: the schema of a PodTemplateSpec, without descriptions, nothing required.
 
 Made from the models of the Kubernetes client, whose minor version is that of the API:
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rljob.api.engines import cpu_cache_bytes
+from rljob.api.engine_registry import cpu_cache_bytes
 from rljob.api.load import validate
 from rljob.local import capacity
 

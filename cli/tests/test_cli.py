@@ -10,7 +10,7 @@ from rljob.api.explain import manifest_page
 from rljob.api.load import loads
 from rljob.api.resolve import resolve
 from rljob.api.yaml_loader import write_yaml
-from rljob.cli.app import app
+from rljob.cli.typer_app import app
 
 ROOT = Path(__file__).parents[2]
 WHERE = ("--context", "--namespace")
@@ -132,7 +132,7 @@ from rljob.cli.main import {entry}
 
 def test_it_starts_without_what_only_components_and_clusters_need():
     foreign = {"torch", "reasoning_gym", "matplotlib", "numpy", "websockets", "rljob.remote"}
-    program = f"import sys, rljob.cli.app; print(*{foreign} & set(sys.modules))"
+    program = f"import sys, rljob.cli.typer_app; print(*{foreign} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "\n"
 
 

@@ -14,7 +14,7 @@ from rljob.local import checkpoints, evaluation
 from rljob.local.errors import CliError
 from rljob.local.process_usage import ProcessUsageMeter
 from rljob.local.run_directory import RunDirectory
-from rljob.protocol.status import ComponentStatus, Metric, Queue, encode_status
+from rljob.protocol.run_status import ComponentStatus, Metric, Queue, encode_status
 
 _HEADER = b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
 WEIGHTS = len(_HEADER).to_bytes(8, "little") + _HEADER + b"01234567"
@@ -218,7 +218,7 @@ def test_an_evaluation_prints_its_results_by_task(run, tmp_path):
     code = (
         "import sys; from unittest import mock\n"
         "from rljob.cli import checkpoint_commands as commands; from rljob.cli.main import main\n"
-        "from rljob.local.run_directory import RunDirectory; from rljob.protocol.status import decode_status\n"
+        "from rljob.local.run_directory import RunDirectory; from rljob.protocol.run_status import decode_status\n"
         f"status = decode_status(open({str(tmp_path / 'status.json')!r}, 'rb').read())\n"
         "def run_job(job, manifest, where, screen): screen.note('it runs')\n"
         "with mock.patch.object(commands, 'run_job', run_job), mock.patch.object(commands.job_checks, 'prepare',\n"

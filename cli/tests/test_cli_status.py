@@ -15,7 +15,7 @@ from rljob.api.resolve import resolve
 from rljob.local.run_directory import RunDirectory
 from rljob.local.snapshot import take_snapshot
 from rljob.local.snapshot_view import plain_lines
-from rljob.protocol.status import CheckpointStatus, RunStatus
+from rljob.protocol.run_status import CheckpointStatus, RunStatus
 
 
 @pytest.fixture

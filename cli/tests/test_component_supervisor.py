@@ -14,7 +14,7 @@ from rljob.api.run_policy import FailurePolicy
 from rljob.local import process_cleanup, processes
 from rljob.local.component_supervisor import End, RestartBackoff, Supervisor
 from rljob.local.errors import CliError
-from rljob.local.processes import Command, Interrupt
+from rljob.local.processes import Interrupt, ProcessCommand
 
 FAKE = Path(__file__).parent / "fakes" / "component.py"
 HANG_SECONDS = 1.0
@@ -46,7 +46,7 @@ def is_stopped(pid):
 
 
 def fake(*acts, name="component"):
-    return Command(name, [sys.executable, "-I", "-S", str(FAKE), *acts])
+    return ProcessCommand(name, [sys.executable, "-I", "-S", str(FAKE), *acts])
 
 
 async def written(path, text):
@@ -109,7 +109,7 @@ async def test_a_component_that_ignores_sigterm_is_killed_when_its_grace_is_over
 
 async def test_a_stopped_grandchild_in_a_session_of_its_own_that_hides_its_environment_is_seen(tmp_path):
     shell = "setsid env -i sh -c 'sleep 99 & echo $!; echo ready; wait' & wait"
-    async with supervised(tmp_path, Command("component", ["sh", "-c", shell]), hang_seconds=HANG_SECONDS) as (
+    async with supervised(tmp_path, ProcessCommand("component", ["sh", "-c", shell]), hang_seconds=HANG_SECONDS) as (
         _,
         events,
         _,
@@ -179,7 +179,7 @@ async def test_a_long_life_forgives_earlier_restarts(tmp_path):
 
 
 async def test_a_program_that_does_not_exist_is_a_configuration_error(tmp_path):
-    async with supervised(tmp_path, Command("component", [str(tmp_path / "none")])) as (_, _, _, task):
+    async with supervised(tmp_path, ProcessCommand("component", [str(tmp_path / "none")])) as (_, _, _, task):
         with pytest.raises(CliError, match="component cannot be started") as caught:
             await task
         assert caught.value.exit_code == 2

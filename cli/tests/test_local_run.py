@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cli.tests.fakes.launcher import FAKES, SUCCEEDED, status
-from rljob.protocol.status import CheckpointStatus, decode_status, encode_status
+from rljob.protocol.run_status import CheckpointStatus, decode_status, encode_status
 
 
 def until_none_is_left(launcher):

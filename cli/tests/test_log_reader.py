@@ -141,7 +141,7 @@ async def test_no_line_of_a_process_is_lost_or_split_while_its_log_is_rotated_an
         f"import sys\nfor i in range({count}): print(i, 'x' * 200, file=(sys.stdout, sys.stderr)[i % 2], flush=True)"
     )
     reader = LogReader(directory, [])
-    process = await processes.start(processes.Command("trainer", [sys.executable, "-c", program]), directory)
+    process = await processes.start(processes.ProcessCommand("trainer", [sys.executable, "-c", program]), directory)
     seen = []
     while process.returncode is None:
         seen += reader.history()

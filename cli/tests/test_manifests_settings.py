@@ -9,7 +9,7 @@ import yaml
 from core.tests.goldens import JOB
 from rljob.api.yaml_loader import write_yaml
 from rljob.manifests import render
-from rljob.manifests.inputs import Cluster, ClusterSettings, Context, read_cluster
+from rljob.manifests.inputs import Cluster, ClusterSettings, RenderTarget, read_cluster
 
 SET = {
     "images": {"runner": "registry/runner:2"},
@@ -48,7 +48,7 @@ def test_every_setting_changes_what_is_rendered(manifest, setting):
     from rljob.api.load import validate
 
     job = validate(manifest)
-    assert render(job, Context(read_cluster({setting: SET[setting]}))) != render(job, Context())
+    assert render(job, RenderTarget(read_cluster({setting: SET[setting]}))) != render(job, RenderTarget())
 
 
 @pytest.mark.parametrize(

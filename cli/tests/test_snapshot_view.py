@@ -7,7 +7,7 @@ from rljob.local.process_usage import Usage
 from rljob.local.screen import LiveScreen, PlainScreen, screen_for
 from rljob.local.snapshot import ComponentState, RunSnapshot
 from rljob.local.snapshot_view import clock, draw, draw_usage, one_line, plain_lines, sparkline, summary
-from rljob.protocol.status import ComponentStatus, EvaluationResult, HistoryPoint, Metric, Progress, RunStatus
+from rljob.protocol.run_status import ComponentStatus, EvaluationResult, HistoryPoint, Metric, Progress, RunStatus
 
 
 def running(step=2, state="Running", message=""):

@@ -20,7 +20,7 @@ from rljob.ledger.payload_record import PayloadRecord, payload_digest
 from rljob.ledger.reader import NoRunError
 from rljob.ledger.segments import HEADER, Segments
 from rljob.protocol.messages import VersionSpan
-from rljob.protocol.status import Progress, RunStatus, encode_status
+from rljob.protocol.run_status import Progress, RunStatus, encode_status
 
 DATABASE = "the ledger is a sound database"
 REFERENCES = "nothing refers to what does not exist"

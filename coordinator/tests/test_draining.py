@@ -9,7 +9,7 @@ import pytest
 from world import Agent, int32, job, m
 
 from rljob.coordinator import draining
-from rljob.coordinator.status import status_of
+from rljob.coordinator.status_report import status_of
 
 
 async def two_engines(new_world: Any, tmp_path: Path, **manifest: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from world import job, m
 
-from rljob.coordinator.status import status_of
+from rljob.coordinator.status_report import status_of
 
 POOLS = [{"name": "main", "maxConcurrency": 4}, {"name": "exam", "maxConcurrency": 4, "purpose": "evaluation"}]
 DEDICATED = {"problems": 5, "everySteps": 2, "engines": "dedicated"}

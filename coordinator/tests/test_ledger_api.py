@@ -19,13 +19,13 @@ from world import World, job
 
 from rljob.coordinator import ledger_api
 from rljob.coordinator.ledger_api import add_reports
-from rljob.coordinator.local_api_server import Readers, build_readers_app
+from rljob.coordinator.local_api_server import LocalApiServer, build_readers_app
 from rljob.coordinator.metrics import REGISTRY
-from rljob.coordinator.server import build_app
+from rljob.coordinator.routes import build_app
 from rljob.ledger.audit import Report, audit
 from rljob.ledger.reader import LedgerReader
 from rljob.ledger.sample_detail import SampleDetail, show
-from rljob.protocol.status import NOTE_HEADER
+from rljob.protocol.run_status import NOTE_HEADER
 
 HEADER = b'{"w": {"dtype": "F32", "shape": [320000], "data_offsets": [0, 1280000]}}'
 WEIGHTS = len(HEADER).to_bytes(8, "little") + HEADER + bytes(range(256)) * 5000
@@ -147,9 +147,9 @@ async def test_readers_are_answered_on_loopback_alone_and_a_taken_port_ends_no_r
     world = World(job(), tmp_path)
     await world.start()
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        await Readers(world.run).listen(taken.getsockname()[1])
+        await LocalApiServer(world.run).listen(taken.getsockname()[1])
         port = taken.getsockname()[1]
-    readers = Readers(world.run)
+    readers = LocalApiServer(world.run)
     serving = asyncio.create_task(readers.listen(port))
     while not readers.started:
         await asyncio.sleep(0)

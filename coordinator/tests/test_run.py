@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import world as world_module
 
-from rljob.coordinator.status import status_of
+from rljob.coordinator.status_report import status_of
 
 job = world_module.job
 

@@ -35,15 +35,15 @@ from rljob.protocol.messages import (
     encode_frame,
     frame_decoder,
 )
-from rljob.protocol.rewards import Score
-from rljob.runner import trajectory
+from rljob.protocol.score_messages import Score
+from rljob.runner import leased_trajectory
 from rljob.runner.context import Context
-from rljob.runner.driver import Runner
+from rljob.runner.driver import RunnerDriver
+from rljob.runner.leased_trajectory import TaskRuntime
 from rljob.runner.loops import Loop
 from rljob.runner.loops.single_turn import single_turn
 from rljob.runner.prompts import PromptCache, PromptMaker
 from rljob.runner.scoring import RewardClient
-from rljob.runner.trajectory import TaskRuntime
 
 MAX_MODEL_LENGTH = 32
 MAX_TOKENS = 20
@@ -167,7 +167,7 @@ async def stage(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
         book = PromptCache({"sums": Rows()}, PromptMaker({"sums": task}, Letters()))
         runtime = TaskRuntime(task, single_turn, client, MAX_MODEL_LENGTH, evaluation_temperature=0.25)
         runtimes = {"sums": runtime}
-        runner = Runner(url, "secret", runtimes, book, Letters(), {"sums": 7})  # type: ignore[arg-type]
+        runner = RunnerDriver(url, "secret", runtimes, book, Letters(), {"sums": 7})  # type: ignore[arg-type]
         serving = asyncio.create_task(runner.run())
         yield Stage(coordinator, reward, serving, runtimes)
         serving.cancel()
@@ -635,7 +635,7 @@ async def gives_tokens_as_a_list(context: Context) -> Score:
 async def test_an_error_of_a_loop_fails_its_sample_and_no_other(
     stage: Stage, loop: Loop, turns: list[TurnTokens], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trajectory.log, "disabled", True)  # xdist cannot send a log with half a character
+    monkeypatch.setattr(leased_trajectory.log, "disabled", True)  # xdist cannot send a log with half a character
     coordinator = stage.coordinator
     await coordinator.hear(RegisterRunner)
     stage.use(loop)

@@ -5,7 +5,7 @@ import pytest
 
 from rljob.api.tasks import ReasoningGym
 from rljob.protocol.data import is_held_out
-from rljob.runner.data.reasoning_gym import ReasoningGymSource
+from rljob.runner.data.reasoning_gym_source import ReasoningGymSource
 
 SUMS = ReasoningGym(dataset="chain_sum", config={"min_terms": 2, "max_terms": 5, "min_digits": 1, "max_digits": 3})
 WHERE = "tasks[0].data.reasoningGym"
@@ -61,6 +61,6 @@ def test_a_config_that_the_dataset_refuses_is_refused(config: dict[str, int]) ->
 
 
 def test_a_dataset_without_questions_for_a_split_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rljob.runner.data.reasoning_gym.is_held_out", lambda question: False)
+    monkeypatch.setattr("rljob.runner.data.reasoning_gym_source.is_held_out", lambda question: False)
     with pytest.raises(ValueError, match=r"tasks\[0\].*too few different questions"):
         ReasoningGymSource(SUMS, 7, WHERE).problem("heldOut", 0)

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from rljob.api.models import RLJob
 from rljob.protocol.environment import ComponentEnvironment
-from rljob.runner.data.readers import Readers
+from rljob.runner.data.readers import DataReaders
 from rljob.runner.loops import load_loop
 from rljob.runner.setup import check, prepare
 
@@ -58,7 +58,7 @@ def environment(storage: Path, task: dict | None = None, **spec: object) -> Comp
 
 
 def test_a_job_that_is_right_has_no_problems_and_nothing_is_written(storage: Path) -> None:
-    assert check(environment(storage, evaluation={}), Readers(), made_later=False) == []
+    assert check(environment(storage, evaluation={}), DataReaders(), made_later=False) == []
     assert sorted(path.name for path in storage.iterdir()) == ["model", "rows.jsonl"]
 
 
@@ -104,7 +104,7 @@ def test_a_job_that_is_right_has_no_problems_and_nothing_is_written(storage: Pat
 def test_what_is_wrong_is_a_sentence_that_begins_with_the_field(
     storage: Path, task: dict, spec: dict, sentence: str
 ) -> None:
-    found = check(environment(storage, task, **spec), Readers(), made_later=False)
+    found = check(environment(storage, task, **spec), DataReaders(), made_later=False)
     assert len(found) == bool(sentence)
     assert "".join(found).startswith(sentence.replace("STORAGE", str(storage)))
 
@@ -154,7 +154,7 @@ def test_rows_are_checked_by_the_reward_of_a_user_s_own_package(
     rows = [{"question": "1 + 1 =", "answer": "2", "number": number} for number in (1, 12, *range(8))]
     (storage / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     rewards = [{"name": "right", "function": "own_rewards:KIND"} | reward]
-    found = check(environment(storage, rewards=rewards), Readers(), made_later=False)
+    found = check(environment(storage, rewards=rewards), DataReaders(), made_later=False)
     assert len(found) == bool(sentence)
     assert "".join(found).startswith(sentence.replace("STORAGE", str(storage)))
 
@@ -173,7 +173,7 @@ class Generated:
 def test_generated_problems_are_checked_by_their_reward_too(storage: Path, package: None) -> None:
     rewards = [{"name": "right", "function": "own_rewards:KIND", "config": {"column": "question"}}]
     task = {"data": {"reasoningGym": {"dataset": "chain_sum"}}}
-    readers = Readers(reasoning_gym=lambda data, seed, where: Generated())
+    readers = DataReaders(reasoning_gym=lambda data, seed, where: Generated())
     (found,) = check(environment(storage, task, rewards=rewards), readers, made_later=False)
     assert re.match(r"spec.tasks\[0\]: reward right cannot score the row: .* has more than one digit", found)
 
@@ -183,14 +183,14 @@ def test_a_runner_without_the_package_of_a_reward_starts_and_does_not_check_rows
 ) -> None:
     """In a cluster only the image of the reward service needs the package."""
     rewards = [{"name": "right", "function": "not_installed_here:KIND"}]
-    prepare(environment(storage, rewards=rewards), Readers())
+    prepare(environment(storage, rewards=rewards), DataReaders())
     assert "rows are not checked by reward right: spec.rewards[0].function: module not_installed_here" in caplog.text
 
 
 def test_every_task_and_the_model_are_looked_at_though_one_is_wrong(storage: Path) -> None:
     (storage / "model" / "config.json").write_text("{}")
     tasks = [{"name": name, "data": {"jsonl": {"path": f"job://{name}"}}, "reward": "right"} for name in ("one", "two")]
-    found = check(environment(storage, tasks=tasks), Readers(), made_later=False)
+    found = check(environment(storage, tasks=tasks), DataReaders(), made_later=False)
     assert [line.partition(": ")[0] for line in found] == [
         "spec.models[0].source",
         "spec.tasks[0].data.jsonl.path",
@@ -201,28 +201,28 @@ def test_every_task_and_the_model_are_looked_at_though_one_is_wrong(storage: Pat
 def test_a_chat_template_that_refuses_the_first_prompts_is_told(storage: Path) -> None:
     (storage / "model" / "chat_template.jinja").write_text("{{ raise_exception('no') }}")
     messages = {"messages": [{"role": "user", "content": "{question}"}]}
-    assert check(environment(storage, messages), Readers(), made_later=False) == [
+    assert check(environment(storage, messages), DataReaders(), made_later=False) == [
         "spec.tasks[0]: the model's chat template refuses the messages: no"
     ]
 
 
 def test_what_the_initializer_makes_is_left_out_of_a_check(tmp_path: Path) -> None:
     nothing_there = environment(tmp_path)
-    assert check(nothing_there, Readers(), made_later=True) == []
-    assert len(check(nothing_there, Readers(), made_later=False)) == 2
+    assert check(nothing_there, DataReaders(), made_later=True) == []
+    assert len(check(nothing_there, DataReaders(), made_later=False)) == 2
 
 
 def test_a_start_notes_the_data_and_a_later_one_is_refused_when_it_has_changed(storage: Path) -> None:
-    prepare(environment(storage), Readers())
-    prepare(environment(storage), Readers())
+    prepare(environment(storage), DataReaders())
+    prepare(environment(storage), DataReaders())
     (storage / "rows.jsonl").write_text(json.dumps(ROWS[0]))
     sentence = (
         f"spec.tasks[0].data.jsonl.path: {storage}/rows.jsonl has changed since this run began; put the file back"
     )
     with pytest.raises(ValueError) as refused:
-        prepare(environment(storage), Readers())
+        prepare(environment(storage), DataReaders())
     assert str(refused.value).startswith(sentence)
-    assert check(environment(storage), Readers(), made_later=False) == [str(refused.value)]
+    assert check(environment(storage), DataReaders(), made_later=False) == [str(refused.value)]
 
 
 def run_check(job: ComponentEnvironment, storage: Path | None) -> subprocess.CompletedProcess[str]:

@@ -9,7 +9,7 @@ from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from rljob.api.roles import Reward
-from rljob.protocol.rewards import ScoreItem
+from rljob.protocol.score_messages import ScoreItem
 from rljob.runner import scoring
 from rljob.runner.scoring import RewardClient
 

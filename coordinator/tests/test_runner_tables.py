@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 
 from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
-from rljob.api.rewards.loading import load_reward
+from rljob.api.rewards.load_reward import load_reward
 from rljob.runner.data import arrow, digests
 from rljob.runner.data.arrow import ParquetRows, open_split
 from rljob.runner.data.jsonl import JsonLines
-from rljob.runner.data.readers import Readers, open_source
+from rljob.runner.data.readers import DataReaders, open_source
 from rljob.runner.data.shuffle import pass_key, shuffled
 from rljob.runner.data.table import TableSource, draw_order
 
@@ -43,7 +43,7 @@ def unpacked(packed: Path) -> Path:
 
 
 SAVED = unpacked(Path(__file__).parent / "saved_by_datasets")
-READERS = Readers(parquet=ParquetRows, datasets=open_split)
+READERS = DataReaders(parquet=ParquetRows, datasets=open_split)
 
 
 def write_lines(path: Path, rows: list) -> Path:

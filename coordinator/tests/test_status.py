@@ -13,11 +13,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from world import job, m
 
 from rljob.coordinator.metrics import API_REQUESTS, REFUSED, RunCollector
-from rljob.coordinator.progress import RunProgress
-from rljob.coordinator.status import status_of
+from rljob.coordinator.progress import RunHistory
+from rljob.coordinator.status_report import status_of
 from rljob.coordinator.status_sync import StatusSyncCollector
-from rljob.coordinator.tracking import Tracking, finish
-from rljob.protocol.status import HistoryPoint
+from rljob.coordinator.tracking import TrackingWriter, finish
+from rljob.protocol.run_status import HistoryPoint
 from rljob.scheduling.groups import REJECTED
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "monitoring.md"
@@ -96,7 +96,7 @@ async def test_the_page_on_monitoring_has_every_metric_with_type_and_labels(new_
 
 
 def test_the_speed_shown_is_a_mean_over_the_last_steps() -> None:
-    history = RunProgress()
+    history = RunHistory()
     assert history.tokens_per_second(8) == 0
     for step, (rate, seconds) in enumerate([(100.0, 1.0), (0.0, 2.0), (60.0, 5.0), (0.0, 6.0)]):
         history.points.append(HistoryPoint(step, 0.0, 0.0, rate, seconds))
@@ -132,7 +132,7 @@ async def test_a_step_has_the_same_metrics_in_status_and_metrics_jsonl_also_afte
     world.connect_all()
     await world.settle()
     before = world.run.progress
-    finish(Tracking(tmp_path, tensorboard=False))
+    finish(TrackingWriter(tmp_path, tensorboard=False))
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     for point, line in zip(before.points, lines, strict=True):
         assert point.reward == line["reward/mean"] and point.staleness == line["staleness/mean"]

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from world import job
 
-from rljob.api.status import Run
+from rljob.api.job_status import RunState
 from rljob.coordinator import rljob_client
 from rljob.coordinator.rljob_client import JobRef, RLJobView, job_ref_from_environment
-from rljob.coordinator.status import status_of
+from rljob.coordinator.status_report import status_of
 from rljob.coordinator.status_sync import APPLY_SECONDS, ApplyThrottle, StatusSync
-from rljob.protocol.status import EngineStatus, EvaluationResult, Metric, Progress, Queue, RunStatus, run_fields
+from rljob.protocol.run_status import EngineStatus, EvaluationResult, Metric, Progress, Queue, RunStatus, run_fields
 
 HERE = JobRef("https://127.0.0.1:1", "default", "sums", "uid", Path())
 
@@ -126,18 +126,18 @@ def test_a_status_that_somebody_else_has_put_away_is_applied_again(state: str | 
 async def test_what_is_applied_is_the_status_run_of_the_schema(new_world: Any, tmp_path: Path) -> None:
     world = await going_on(new_world, tmp_path)
     status = status_of(world.run)
-    told = Run.model_validate(run_fields(status))
+    told = RunState.model_validate(run_fields(status))
     assert told.progress.text == f"{world.run.version}/6 {100 * world.run.version // 6}%"
     assert told.staleness and told.engines[0].name == "engine-0.0"
-    assert Run.model_validate(run_fields(RunStatus("Failed", "X", "m" * 9999))).message == "m" * 4096
+    assert RunState.model_validate(run_fields(RunStatus("Failed", "X", "m" * 9999))).message == "m" * 4096
     ugly = [Metric("loss", float("nan")), *(Metric(f"m{i}", 1.0) for i in range(99))]
-    assert len(Run.model_validate(run_fields(RunStatus("Running", metrics=ugly))).metrics) == 64
+    assert len(RunState.model_validate(run_fields(RunStatus("Running", metrics=ugly))).metrics) == 64
 
 
 def test_the_first_and_the_newest_evaluations_outlive_the_coordinator() -> None:
     results = [EvaluationResult(version, "sums", 0.5, 16, 0.5) for version in range(99)]
     few, many = (
-        Run.model_validate(run_fields(RunStatus("Running", evaluations=some))) for some in (results[:2], results)
+        RunState.model_validate(run_fields(RunStatus("Running", evaluations=some))) for some in (results[:2], results)
     )
     assert [result.version for result in few.evaluations] == [0, 1]
     assert [result.version for result in many.evaluations] == [*range(32), *range(67, 99)]

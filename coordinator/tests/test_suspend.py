@@ -10,9 +10,9 @@ import pytest
 from world import job, m
 
 from rljob.coordinator.metrics import REGISTRY
-from rljob.coordinator.server import build_app
-from rljob.coordinator.status import status_of
-from rljob.protocol.status import decode_status
+from rljob.coordinator.routes import build_app
+from rljob.coordinator.status_report import status_of
+from rljob.protocol.run_status import decode_status
 
 
 async def restart(world: Any) -> None:

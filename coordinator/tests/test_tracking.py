@@ -16,9 +16,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from world import job
 
 from rljob.coordinator import tracking as tracking_module
-from rljob.coordinator.status import MOST_POINTS, thinned
-from rljob.coordinator.tracking import Tracking, finish, follow
-from rljob.protocol.status import HistoryPoint
+from rljob.coordinator.status_report import MOST_POINTS, thinned
+from rljob.coordinator.tracking import TrackingWriter, finish, follow
+from rljob.protocol.run_status import HistoryPoint
 
 STEPS = 6
 JOB = job(steps=STEPS, evaluation={"problems": 3, "everySteps": 2})
@@ -55,14 +55,14 @@ async def test_each_step_and_evaluation_is_written_once_whenever_the_coordinator
     world = new_world(JOB, tmp_path)
     await world.start()
     world.connect_all()
-    files = Tracking(tmp_path, tensorboard=True)
+    files = TrackingWriter(tmp_path, tensorboard=True)
     for turn in range(150):
         await world.some(1)
         files.write()
         if turn % every == every - 1:
             world.kill_coordinator()  # what the files have is what reached the system
             files.close()
-            files = Tracking(tmp_path, tensorboard=True)
+            files = TrackingWriter(tmp_path, tensorboard=True)
             await world.start()
             world.connect_all()
             await world.some(6)
@@ -78,11 +78,11 @@ async def test_a_file_that_was_cut_off_or_torn_anywhere_is_made_whole(
     new_world: Any, tmp_path: Path, kept: int | None, torn: bytes
 ) -> None:
     await finished(new_world, tmp_path)
-    finish(Tracking(tmp_path, tensorboard=True))
+    finish(TrackingWriter(tmp_path, tensorboard=True))
     path = tmp_path / "metrics.jsonl"
     whole = path.read_bytes()
     path.write_bytes(whole[:kept] + torn)
-    finish(Tracking(tmp_path, tensorboard=True))
+    finish(TrackingWriter(tmp_path, tensorboard=True))
     assert path.read_bytes() == whole
     check_each_once(tmp_path)
 
@@ -90,7 +90,7 @@ async def test_a_file_that_was_cut_off_or_torn_anywhere_is_made_whole(
 async def test_nothing_is_written_again_when_nothing_is_missing(new_world: Any, tmp_path: Path) -> None:
     await finished(new_world, tmp_path)
     for _ in range(3):
-        finish(Tracking(tmp_path, tensorboard=True))
+        finish(TrackingWriter(tmp_path, tensorboard=True))
     assert len(list((tmp_path / "tensorboard").iterdir())) == 1
     check_each_once(tmp_path)
 
@@ -114,15 +114,15 @@ async def test_a_full_disk_is_waited_for_and_said_once(
         def close(self) -> None:
             self.file.close()
 
-    def open_(tracking: Tracking) -> Any:
+    def open_(tracking: TrackingWriter) -> Any:
         nonlocal tries
         tries += 1
         return Full(opened(tracking)) if tries < 4 else opened(tracking)
 
-    opened = Tracking._open
-    monkeypatch.setattr(Tracking, "_open", open_)
+    opened = TrackingWriter._open
+    monkeypatch.setattr(TrackingWriter, "_open", open_)
     monkeypatch.setattr(tracking_module, "RETRY_SECONDS", 0)
-    files = Tracking(tmp_path, tensorboard=True)
+    files = TrackingWriter(tmp_path, tensorboard=True)
     following = asyncio.create_task(follow(files))
     while not (tmp_path / "metrics.jsonl").exists() or len(lines_or_none(tmp_path)) < STEPS + 4:
         await asyncio.sleep(0)
@@ -142,7 +142,7 @@ async def test_the_figures_are_those_of_the_samples(new_world: Any, tmp_path: Pa
     await world.start()
     world.connect_all()
     await world.settle()
-    finish(Tracking(tmp_path, tensorboard=False))
+    finish(TrackingWriter(tmp_path, tensorboard=False))
     assert not (tmp_path / "tensorboard").exists()
     line = next(line for line in lines(tmp_path) if line.get("step") == 3)
     samples = world.store.query("SELECT * FROM samples WHERE step = 3")

@@ -12,20 +12,20 @@ from pathlib import Path
 
 from rljob.api.load import load
 from rljob.manifests import render
-from rljob.manifests.inputs import Cluster, Context
+from rljob.manifests.inputs import Cluster, RenderTarget
 from rljob.manifests.render import to_yaml
 
 DIRECTORY = Path(__file__).parent / "golden"
 JOB = DIRECTORY / "job.yaml"
 
 CONTEXTS = {
-    "gpu": Context(
+    "gpu": RenderTarget(
         namespace="research",
         uid="0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0",
         attempt=3,
         replicas={"rollout-main": 3},
     ),
-    "cpu": Context(
+    "cpu": RenderTarget(
         Cluster(
             images={part: f"localhost/rljob-{part}:dev" for part in ("coordinator", "runner", "trainer", "rollout")}
             | {"rewards": "localhost/rljob-rewards:dev"},

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rljob.api.engines import ENGINES, image_of, refused
+from rljob.api.engine_registry import ENGINES, image_of, refused
 from rljob.manifests.inputs import PARTS
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from rljob.api.errors import ManifestError
 from rljob.api.load import validate
-from rljob.api.pods import main_container
+from rljob.api.pod_models import main_container
 
 TEMPLATE = {
     "metadata": {"labels": {"team": "a"}},

@@ -14,7 +14,7 @@ from rljob.api.errors import ManifestError
 from rljob.api.explain import fields, manifest_page
 from rljob.api.load import validate
 from rljob.api.rewards import REWARDS, RewardKind
-from rljob.api.rewards.loading import load_reward
+from rljob.api.rewards.load_reward import load_reward
 from rljob.api.tasks import SOURCES
 
 PACKAGE = """
@@ -123,7 +123,7 @@ def test_a_misspelt_name_is_refused_with_the_names() -> None:
 
 def test_the_registry_needs_no_library_of_a_reward() -> None:
     heavy = ("reasoning_gym", "rljob.rewards", "fastapi", "torch")
-    program = f"import sys, rljob.api.rewards.loading; print([name for name in {heavy} if name in sys.modules])"
+    program = f"import sys, rljob.api.rewards.load_reward; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "[]"
 
 

@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestServer
 from rljob.kube import errors
 from rljob.kube.access import Access
 from rljob.kube.client import ApiClient
-from rljob.kube.resources import PODS, RLJOBS
+from rljob.kube.resource_kinds import PODS, RLJOBS
 from rljob.kube.watch import decode_event, split_lines
 from rljob.protocol.backoff import Backoff
 

@@ -11,7 +11,7 @@ from rljob.api.load import load, override, validate
 from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
 from rljob.manifests import ALL_TOKENS, TOKEN_ROLES, problems, render, secret, secret_name
-from rljob.manifests.inputs import Cluster, Context
+from rljob.manifests.inputs import Cluster, RenderTarget
 from rljob.manifests.names import NAME_LIMIT, bounded
 
 LONG = "a" + "b-" * 30 + "cd"
@@ -19,7 +19,7 @@ UID = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
 
 
 def roles(manifest, context=None):
-    return {role.name: role for role in render(validate(manifest), context or Context(uid=UID))}
+    return {role.name: role for role in render(validate(manifest), context or RenderTarget(uid=UID))}
 
 
 def objects(found):
@@ -51,7 +51,7 @@ def long_manifest(manifest):
 
 def test_names_of_the_longest_names_are_short_enough_and_differ(long_manifest):
     assert len(LONG) == 63
-    found = objects(roles(long_manifest, Context(uid=UID, attempt=10_000)))
+    found = objects(roles(long_manifest, RenderTarget(uid=UID, attempt=10_000)))
     names = [(rendered["kind"], rendered["metadata"]["name"]) for rendered in found]
     assert len(set(names)) == len(names)
     assert all(len(name) <= NAME_LIMIT for _, name in names)
@@ -89,7 +89,7 @@ def test_a_pod_refers_to_objects_of_the_job_by_their_names(long_manifest):
 
 
 def test_the_trainers_master_is_its_first_pod(manifest):
-    trainer = roles(manifest, Context(uid=UID, attempt=4, namespace="research"))["trainer"]
+    trainer = roles(manifest, RenderTarget(uid=UID, attempt=4, namespace="research"))["trainer"]
     assert variables(trainer)["RLJOB_MASTER"] == "sums-trainer-4-0.sums-trainer.research.svc.cluster.local"
 
 
@@ -122,7 +122,7 @@ def test_a_retained_claim_belongs_to_nobody_and_says_what_it_is_of(manifest):
 
 
 def test_without_a_uid_nothing_has_an_owner(manifest):
-    assert all("ownerReferences" not in o["metadata"] for o in objects(roles(manifest, Context())))
+    assert all("ownerReferences" not in o["metadata"] for o in objects(roles(manifest, RenderTarget())))
 
 
 def test_a_named_claim_is_used_and_none_is_made(manifest):
@@ -203,7 +203,7 @@ def test_a_pod_may_read_its_own_token_only(manifest):
 
 
 def test_the_secret_has_a_key_for_each_role(manifest):
-    made = secret(validate(manifest), Context(uid=UID), dict.fromkeys((*TOKEN_ROLES, ALL_TOKENS), "x"))
+    made = secret(validate(manifest), RenderTarget(uid=UID), dict.fromkeys((*TOKEN_ROLES, ALL_TOKENS), "x"))
     assert made["metadata"]["name"] == secret_name("sums", UID) == "sums-tokens-0f1e2d3c"
     assert {*made["stringData"]} == {"coordinator", "trainer", "agent", "runner"}
     assert made["metadata"]["ownerReferences"]
@@ -233,7 +233,7 @@ def test_accelerators_are_asked_for_where_there_are_any(manifest):
     gpu = roles(manifest)
     assert main_of(gpu["trainer"])["resources"]["limits"] == {"nvidia.com/gpu": "4"}
     assert main_of(gpu["rollout-main"])["resources"]["limits"] == {"nvidia.com/gpu": "1"}
-    cpu = roles(manifest, Context(Cluster(accelerator="cpu")))
+    cpu = roles(manifest, RenderTarget(Cluster(accelerator="cpu")))
     assert "limits" not in main_of(cpu["trainer"])["resources"]
     assert "nvidia.com/gpu" in tainted(gpu["trainer"])
     assert "nvidia.com/gpu" not in tainted(cpu["trainer"])
@@ -328,7 +328,7 @@ def test_trainers_on_one_node_meet_at_ports_of_their_own(manifest):
     ports = set()
     for uid in ("one", "other"):
         for attempt in (1, 2):
-            master = variables(roles(manifest, Context(uid=uid, attempt=attempt))["trainer"])["RLJOB_MASTER"]
+            master = variables(roles(manifest, RenderTarget(uid=uid, attempt=attempt))["trainer"])["RLJOB_MASTER"]
             host, _, port = master.partition(":")
             assert host == f"sums-trainer-{attempt}-0.sums-trainer.default.svc.cluster.local"
             assert 20_000 <= int(port) < 30_000
@@ -338,7 +338,7 @@ def test_trainers_on_one_node_meet_at_ports_of_their_own(manifest):
 
 def test_every_attempt_of_every_job_is_a_meeting_of_its_own(manifest):
     """So that who finds another one's trainer at a port does not count as one of its nodes."""
-    contexts = [Context(uid=uid, attempt=attempt) for uid in ("one", "other") for attempt in (1, 2)]
+    contexts = [RenderTarget(uid=uid, attempt=attempt) for uid in ("one", "other") for attempt in (1, 2)]
     found = [variables(roles(manifest, context)["trainer"])["RLJOB_RENDEZVOUS_ID"] for context in contexts]
     assert len(set(found)) == 4
 
@@ -397,7 +397,7 @@ def test_a_part_that_nobody_dials_says_itself_whether_it_serves(manifest, role):
 @pytest.mark.parametrize(("replicas", "gang", "elastic"), [(None, 2, 0), (2, 2, 0), (3, 2, 1), (5, 2, 3)])
 def test_a_pool_beyond_its_least_engines_is_elastic(manifest, replicas, gang, elastic):
     manifest["spec"]["rollouts"][0]["replicas"] = {"min": 2, "max": 5}
-    context = Context(uid=UID, replicas={} if replicas is None else {"rollout-main": replicas})
+    context = RenderTarget(uid=UID, replicas={} if replicas is None else {"rollout-main": replicas})
     role = roles(manifest, context)["rollout-main"]
     found = {o["metadata"]["name"]: o for o in role.objects if o["kind"] == "Deployment"}
     assert found["sums-rollout-main"]["spec"]["replicas"] == gang

@@ -12,7 +12,7 @@ from rljob.api.errors import ManifestError
 from rljob.api.load import loads, validate
 from rljob.api.yaml_loader import write_yaml
 from rljob.manifests import render, spec_hash
-from rljob.manifests.inputs import Cluster, Context
+from rljob.manifests.inputs import Cluster, RenderTarget
 from rljob.manifests.names import LABEL_LIMIT, NAME_LIMIT, bounded
 
 EXAMPLES = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -47,7 +47,7 @@ COORDINATOR_READS = {
 def hashes(changes=None, context=None):
     manifest = copy.deepcopy(MANIFEST)
     manifest["spec"] |= changes or {}
-    return {role.name: role.hash for role in render(validate(manifest), context or Context(uid="u"))}
+    return {role.name: role.hash for role in render(validate(manifest), context or RenderTarget(uid="u"))}
 
 
 def differing(changes):
@@ -67,7 +67,7 @@ def test_replicas_restart_nothing():
         "rewards": [{"name": "exact", "builtin": "reasoning_gym", "replicas": {"min": 2, "max": 4}}],
     }
     assert differing(changes) == set()
-    assert hashes(changes) == hashes(changes, Context(uid="u", replicas={"rollout-main": 3, "reward-exact": 4}))
+    assert hashes(changes) == hashes(changes, RenderTarget(uid="u", replicas={"rollout-main": 3, "reward-exact": 4}))
 
 
 def test_network_policies_are_their_own_role():
@@ -96,7 +96,7 @@ def test_what_cannot_change_in_a_jobs_life_is_part_of_every_hash():
 
 def test_no_setting_of_the_cluster_and_no_moment_of_the_job_is_part_of_a_hash():
     other = Cluster(images=dict.fromkeys(Cluster().images, "other:2"), accelerator="cpu", storage_class="fast")
-    assert hashes() == hashes(context=Context(other, "elsewhere", "another", attempt=5))
+    assert hashes() == hashes(context=RenderTarget(other, "elsewhere", "another", attempt=5))
 
 
 def test_a_preset_written_out_is_another_input_as_presets_may_change():
@@ -128,7 +128,7 @@ def test_rendering_any_job_twice_gives_the_same(manifest, overrides):
         job, again = loads(write_yaml(manifest), overrides), loads(write_yaml(manifest), overrides)
     except ManifestError:
         assume(False)
-    context = Context(uid="0f1e2d3c", attempt=2)
+    context = RenderTarget(uid="0f1e2d3c", attempt=2)
     first = render(job, context)
     assert first == render(again, context)
     names = [(o["kind"], o["metadata"]["name"]) for role in first for o in role.objects]

@@ -15,7 +15,7 @@ from rljob.api import crd
 from rljob.api.load import validate
 from rljob.manifests import render
 from rljob.manifests.hashes import spec_hash
-from rljob.manifests.inputs import Context
+from rljob.manifests.inputs import RenderTarget
 
 STORED = Path(__file__).parent / "stored" / "v1alpha1.yaml"
 """The job of the golden files as an API server stored it."""
@@ -57,7 +57,7 @@ def stored(schema: dict[str, Any], value: Any) -> Any:
 
 def hashes(manifest: dict[str, Any]) -> dict[str, str]:
     job = validate(manifest)
-    found = {role.name: role.hash for role in render(job, Context(uid="uid"))}
+    found = {role.name: role.hash for role in render(job, RenderTarget(uid="uid"))}
     return {**found, "claim": spec_hash(job)}
 
 

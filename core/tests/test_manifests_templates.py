@@ -6,10 +6,10 @@ import pytest
 
 from core.tests.manifests import MANIFEST
 from rljob.api.load import validate
-from rljob.api.pods import SCHEMA
+from rljob.api.pod_models import SCHEMA
 from rljob.local import field_support
 from rljob.manifests import render
-from rljob.manifests.inputs import Context
+from rljob.manifests.inputs import RenderTarget
 
 GOVERNED = {"restartPolicy", "name", "containers"}
 KINDS = {"string": "x", "integer": 7, "number": 7, "boolean": True}
@@ -55,7 +55,7 @@ def job(role, template):
 
 
 def pod(found, role):
-    [rendered] = [entry for entry in render(found, Context(uid="u")) if entry.name == role]
+    [rendered] = [entry for entry in render(found, RenderTarget(uid="u")) if entry.name == role]
     return next(o["spec"]["template"]["spec"] for o in rendered.objects if "template" in o.get("spec", {}))
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rljob.protocol.checkpoint import complete_checkpoints, damage, directory_name, read_header, step_of
+from rljob.protocol.checkpoint_files import complete_checkpoints, damage, directory_name, read_header, step_of
 
 
 def safetensors(length=4, cut=0, metadata=None):

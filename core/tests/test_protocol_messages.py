@@ -11,8 +11,8 @@ from rljob.protocol import messages
 from rljob.protocol.data import HELD_OUT_SHARE, is_held_out
 from rljob.protocol.environment import ComponentEnvironment, read_environment
 from rljob.protocol.messages import Generate, Reject, RequestId, SamplingParams, encode_frame, frame_decoder
-from rljob.protocol.rewards import Score, ScoreItem, ScoreReply, ScoreRequest
-from rljob.protocol.status import RunStatus, decode_status, encode_status
+from rljob.protocol.run_status import RunStatus, decode_status, encode_status
+from rljob.protocol.score_messages import Score, ScoreItem, ScoreReply, ScoreRequest
 
 UNIONS = {name: value for name, value in vars(messages).items() if name.startswith(("From", "To"))}
 

@@ -10,7 +10,7 @@ import torch
 from rljob.api.base import Model
 from rljob.api.rewards import RewardKind, Row
 from rljob.api.tasks import Task
-from rljob.protocol.rewards import Score
+from rljob.protocol.score_messages import Score
 from rljob.runner.context import Context
 from rljob.trainer.algorithms.objectives.base import Objective, ObjectiveInputs
 

@@ -18,7 +18,7 @@ from rljob.api.resolve import DEFAULT_PROMPT
 from rljob.api.tasks import Task
 from rljob.api.templates import fill
 from rljob.protocol.messages import BatchSample, SampleTokens, Segment, VersionSpan
-from rljob.runner.data.reasoning_gym import ReasoningGymSource
+from rljob.runner.data.reasoning_gym_source import ReasoningGymSource
 from rljob.runner.tokenizer import TextCodec
 from rljob.scheduling.mixture import Mixture
 from rljob.scheduling.seeds import derive

@@ -12,7 +12,7 @@ from aiohttp import web
 from e2e.fakes.tokens import reward
 from rljob.protocol.environment import read_environment
 from rljob.protocol.heartbeat import beating
-from rljob.protocol.rewards import Score, ScoreItem, ScoreReply, ScoreRequest
+from rljob.protocol.score_messages import Score, ScoreItem, ScoreReply, ScoreRequest
 
 log = logging.getLogger(__name__)
 

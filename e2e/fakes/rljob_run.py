@@ -20,17 +20,17 @@ from rljob.cli.main import main
 from rljob.local import commands, job_checks, local_run
 from rljob.local.commands import LocalContext
 from rljob.local.component_supervisor import RestartBackoff
-from rljob.local.processes import Command
+from rljob.local.processes import ProcessCommand
 
 FAKES = {"rollout": "e2e.fakes.engine", "trainer": "e2e.fakes.trainer"} | json.loads(os.environ.get("FAKES", "{}"))
 
 
-def planner(job: RLJob, here: LocalContext) -> list[Command]:
+def planner(job: RLJob, here: LocalContext) -> list[ProcessCommand]:
     """Return the job's components with fakes among them."""
     return [_with_fake(command) for command in commands.components(job, here)]
 
 
-def _with_fake(command: Command) -> Command:
+def _with_fake(command: ProcessCommand) -> ProcessCommand:
     environment = command.environment | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
     fake = FAKES.get(command.name.partition("-")[0])
     arguments = [sys.executable, "-m", fake] if fake is not None else command.arguments

@@ -29,7 +29,7 @@ from rljob.protocol import messages as m
 from rljob.protocol.coordinator_link import CoordinatorLink
 from rljob.protocol.environment import read_environment
 from rljob.protocol.heartbeat import beating
-from rljob.protocol.rewards import add_up
+from rljob.protocol.score_messages import add_up
 
 log = logging.getLogger(__name__)
 

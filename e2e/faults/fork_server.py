@@ -38,9 +38,9 @@ COMMANDS = {
     "reward": "e2e.fakes.reward",
 }
 IMPORTED_LATER = (
-    "rljob.coordinator.service",
+    "rljob.coordinator.serve",
     "rljob.runner.app",
-    "rljob.runner.data.reasoning_gym",
+    "rljob.runner.data.reasoning_gym_source",
     "uvicorn.protocols.http.httptools_impl",
     "uvloop",
     "websockets.server",

@@ -13,12 +13,12 @@ from rljob.cli import run_control
 from rljob.cli.main import main
 from rljob.local import commands, local_run
 from rljob.local.commands import LocalContext
-from rljob.local.processes import Command
+from rljob.local.processes import ProcessCommand
 
 PROXY = sys.argv.pop(1)
 
 
-def planner(job: RLJob, here: LocalContext) -> list[Command]:
+def planner(job: RLJob, here: LocalContext) -> list[ProcessCommand]:
     """Return the job's components with the proxy's address instead of the others'."""
     rewards = {reward.name: f"{PROXY}/rewards/{reward.name}" for reward in job.spec.rewards}
     told = {"RLJOB_COORDINATOR": PROXY, "RLJOB_REWARD_URLS": json.dumps(rewards)}

@@ -11,7 +11,7 @@ from typing import Any
 
 from rljob.api.models import RLJob
 from rljob.manifests import render
-from rljob.manifests.inputs import Context
+from rljob.manifests.inputs import RenderTarget
 
 WORLD = Path(__file__).parents[2] / "operator" / "tests" / "world.py"
 
@@ -22,7 +22,7 @@ HASHES = ("rljob.dev/role-hash", "rljob.dev/rendered-hash")
 
 def rendered(job: RLJob) -> list[Any]:
     """Return the objects of a job, without hashes."""
-    return [_without_hashes(body) for role in render(job, Context(uid="uid")) for body in role.objects]
+    return [_without_hashes(body) for role in render(job, RenderTarget(uid="uid")) for body in role.objects]
 
 
 def _without_hashes(value: Any) -> Any:

@@ -25,7 +25,7 @@ from coordinator.tests import world as coordinators_world
 from rljob.api.extensions import BACKENDS, load
 from rljob.api.models import RLJob
 from rljob.cli.options import default_directory
-from rljob.coordinator import service
+from rljob.coordinator import serve
 from rljob.coordinator.run import Run, settings_of
 from rljob.ledger.writer import LedgerWriter
 from rljob.local import commands as local_commands
@@ -33,20 +33,20 @@ from rljob.local import field_support, local_run, watchdog
 from rljob.local.commands import LocalContext
 from rljob.local.component_supervisor import RestartBackoff, Supervisor
 from rljob.local.errors import CliError
-from rljob.local.processes import Command, Interrupt
+from rljob.local.processes import Interrupt, ProcessCommand
 from rljob.local.run_directory import ROLES, RunDirectory
 from rljob.protocol import initializer_stamp, messages
 from rljob.protocol.environment import ComponentEnvironment
-from rljob.protocol.rewards import ScoreItem
-from rljob.protocol.status import Progress, RunStatus
+from rljob.protocol.run_status import Progress, RunStatus
+from rljob.protocol.score_messages import ScoreItem
 from rljob.rewards import sdk
 from rljob.rewards.evaluate import RewardEvaluator
 from rljob.rewards.main import make_evaluator
-from rljob.rollout.adapters.loading import load_adapter
+from rljob.rollout.adapters.load_adapter import load_adapter
 from rljob.runner import app
+from rljob.runner.leased_trajectory import LeasedTrajectory
 from rljob.runner.main import find_readers
 from rljob.runner.setup import prepare
-from rljob.runner.trajectory import Trajectory
 from rljob.trainer.backends.base import Backend
 from rljob.trainer.batch import Row, lay_out
 from rljob.trainer.loop import TrainerLoop
@@ -112,7 +112,7 @@ def restarts(job: RLJob, storage: Path) -> Any:
         with tempfile.TemporaryDirectory() as place, mock.patch.object(watchdog, "wait_until_hung", hung):
             (Path(place) / "logs").mkdir()
             part = Supervisor(
-                Command("part", ["/bin/false"]),
+                ProcessCommand("part", ["/bin/false"]),
                 Path(place),
                 policy,
                 lambda name, event, **_: events.append(event),
@@ -250,15 +250,15 @@ def tracked(job: RLJob, storage: Path) -> Any:
         tempfile.NamedTemporaryFile("w") as tokens,
         tempfile.NamedTemporaryFile("w") as manifest,
         mock.patch.dict(os.environ, RLJOB_TOKENS=tokens.name, RLJOB_JOB=manifest.name),
-        mock.patch.multiple(service, **started),
-        mock.patch.object(service, "Tracking", side_effect=_EnoughError) as tracking,
+        mock.patch.multiple(serve, **started),
+        mock.patch.object(serve, "TrackingWriter", side_effect=_EnoughError) as tracking,
         contextlib.suppress(_EnoughError),
     ):
         tokens.write("{}")
         tokens.flush()
         manifest.write(job.model_dump_json(by_alias=True))
         manifest.flush()
-        asyncio.run(service.serve(environment(job, storage)))
+        asyncio.run(serve.serve(environment(job, storage)))
     return tracking.call_args.args[1]
 
 
@@ -309,7 +309,7 @@ def asked(job: RLJob, storage: Path) -> Any:
                 for split in SPLITS:
                     need: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
                     drive = messages.LeaseTrajectory(sample="s", task=task, row=0, split=split, turns=[])
-                    trajectory = Trajectory(drive, kit, self.book, self.codec, need.set_result)
+                    trajectory = LeasedTrajectory(drive, kit, self.book, self.codec, need.set_result)
                     found.append(await need)
                     trajectory.cancel()
 
@@ -336,7 +336,7 @@ class _Address:
 
 def _ask(job: RLJob, storage: Path, driver: type) -> None:
     prepared = prepare(environment(job, storage), find_readers(job))
-    with mock.patch.object(app, "Runner", driver), mock.patch.object(app, "RewardClient", _Address):
+    with mock.patch.object(app, "RunnerDriver", driver), mock.patch.object(app, "RewardClient", _Address):
         asyncio.run(app.serve(prepared, {reward.name: f"http://{reward.name}" for reward in job.spec.rewards}))
 
 

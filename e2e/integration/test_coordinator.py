@@ -22,7 +22,7 @@ from rljob.coordinator import rljob_client
 from rljob.coordinator.rljob_client import JobRef, RLJobClient
 from rljob.kube.errors import ConflictError
 from rljob.manifests import render
-from rljob.manifests.inputs import Context
+from rljob.manifests.inputs import RenderTarget
 from rljob.protocol.backoff import Backoff
 from tools.cluster.client import ApiError
 from tools.cluster.controlplane import ControlPlane
@@ -97,7 +97,7 @@ def make(cluster: ControlPlane, namespace: str, tmp_path: Path, job: RLJob, name
     """Make the RLJob, and the account of its coordinator with the rights that are rendered for it."""
     body = cluster.api.create(manifest(namespace, name, job))
     named = job.model_copy(update={"metadata": job.metadata.model_copy(update={"name": name})})
-    roles = render(named, Context(namespace=namespace, uid=body["metadata"]["uid"]))
+    roles = render(named, RenderTarget(namespace=namespace, uid=body["metadata"]["uid"]))
     for found in next(role for role in roles if role.kind == "access").objects:
         cluster.api.create(found)
     cluster.wait_allowed(f"{namespace}:{name}-coordinator", namespace, "patch", "rljobs/status", "rljob.dev", name)

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from core.tests.crd_cases import changed
-from rljob.api.status import RLJobStatus
+from rljob.api.job_status import RLJobStatus
 
 API = "rljob.dev/v1alpha1"
 STATUS = {

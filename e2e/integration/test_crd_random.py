@@ -11,7 +11,7 @@ from core.tests.crd_cases import BOUNDS, FIELDS, KEYS, ONLY_IN_A_CLUSTER, WRITTE
 from core.tests.test_api_properties import overrides_of
 from rljob.api.errors import ManifestError
 from rljob.api.load import validate
-from rljob.api.pods import SCHEMA
+from rljob.api.pod_models import SCHEMA
 from tools.cluster.client import ApiError
 
 OPERATOR_S = [case.says for case in (*FIELDS, *BOUNDS) if not case.server_says and case.why not in (KEYS, WRITTEN_NULL)]

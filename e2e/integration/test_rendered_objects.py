@@ -11,7 +11,7 @@ from rljob.api.load import load, validate
 from rljob.api.models import RLJob
 from rljob.api.yaml_loader import read_yaml
 from rljob.manifests import ALL_TOKENS, TOKEN_ROLES, render, secret
-from rljob.manifests.inputs import Context, Object
+from rljob.manifests.inputs import Object, RenderTarget
 from rljob.manifests.render import to_yaml
 from tools.cluster.client import ApiError
 from tools.cluster.controlplane import ControlPlane
@@ -49,7 +49,7 @@ def jobs() -> dict[str, RLJob]:
     }
 
 
-def rendered(job: RLJob, context: Context, namespace: str) -> list[Object]:
+def rendered(job: RLJob, context: RenderTarget, namespace: str) -> list[Object]:
     """Return the job's objects, its Secret among them."""
     here = dataclasses.replace(context, namespace=namespace)
     tokens = secret(job, here, dict.fromkeys((*TOKEN_ROLES, ALL_TOKENS), "token"))
@@ -69,7 +69,7 @@ def test_every_object_is_taken_strictly_and_without_a_warning(cluster, namespace
 
 
 def test_a_field_that_kubernetes_does_not_have_would_be_noticed(cluster, namespace):
-    [config] = [made for made in rendered(load(JOB), Context(), namespace) if made["kind"] == "ConfigMap"]
+    [config] = [made for made in rendered(load(JOB), RenderTarget(), namespace) if made["kind"] == "ConfigMap"]
     with pytest.raises(ApiError, match="strict decoding error"):
         cluster.api.post(cluster.api.path("v1", "ConfigMap", namespace), config | {"dta": {}}, **CHECKED)
 
@@ -92,7 +92,7 @@ def test_a_pod_that_is_not_restricted_is_refused_there(cluster, restricted):
     job = load(JOB, ["spec.runner.template={spec: {securityContext: {runAsNonRoot: null, seccompProfile: null}}}"])
     [deployment] = [
         made
-        for made in rendered(job, Context(), restricted)
+        for made in rendered(job, RenderTarget(), restricted)
         if made["kind"] == "Deployment" and made["metadata"]["name"] == "sums-runner"
     ]
     template = deployment["spec"]["template"]
@@ -102,7 +102,7 @@ def test_a_pod_that_is_not_restricted_is_refused_there(cluster, restricted):
 
 
 def test_kubectl_takes_what_render_prints(cluster, namespace):
-    objects = rendered(load(JOB), Context(), namespace)
+    objects = rendered(load(JOB), RenderTarget(), namespace)
     cluster.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", stdin=to_yaml(objects))
 
 
@@ -135,7 +135,7 @@ def test_the_coordinators_account_may_read_its_own_job_and_write_its_status_and_
         data = read_yaml(JOB.read_text())
         data["metadata"] = {"name": name, "namespace": namespace}
         cluster.api.create(data)
-    for made in rendered(load(JOB), Context(), namespace):
+    for made in rendered(load(JOB), RenderTarget(), namespace):
         if made["kind"] in ("ServiceAccount", "Role", "RoleBinding"):
             cluster.api.create(made)
     own = cluster.api.path("rljob.dev/v1alpha1", "RLJob", namespace, "sums")

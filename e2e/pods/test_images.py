@@ -24,7 +24,7 @@ HEAVY_MODULES = ("torch", "vllm", "transformers", "triton", "nvidia", "pip", "uv
 PROGRAMS = ("pip", "pip3", "uv", "gcc", "cc", "g++", "make", "git", "curl", "wget")
 MAINS = {
     "operator": ("rljob.operator.main", "rljob.operator.service"),
-    "coordinator": ("rljob.coordinator.main", "rljob.coordinator.service"),
+    "coordinator": ("rljob.coordinator.main", "rljob.coordinator.serve"),
     "runner": ("rljob.runner.main", "rljob.runner.app"),
     "rewards": ("rljob.rewards.main", "rljob.rewards.sdk"),
     "trainer": ("rljob.trainer.main", "rljob.trainer.loop"),

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from rljob.api.status import RLJobStatus
+from rljob.api.job_status import RLJobStatus
 from rljob.operator.api_types import Meta
 from rljob.operator.cache import SeenJob
 from rljob.operator.decoded_jobs import DecodedJobs, read_status

@@ -1,6 +1,6 @@
 """What a plan's status looks like when it is applied."""
 
-from rljob.api.status import Attempt, RLJobStatus, Run
+from rljob.api.job_status import Attempt, RLJobStatus, RunState
 from rljob.operator.plan import Plan
 
 THEN = "2026-01-01T00:00:00Z"
@@ -26,7 +26,7 @@ def test_fields_of_the_attempt_go_too_and_so_does_the_attempt():
 
 
 def test_what_the_coordinator_says_is_never_written():
-    run = Run(state="Running")
+    run = RunState(state="Running")
     for written in (RLJobStatus(), RLJobStatus(run=run)):
         assert "run" not in fields(RLJobStatus(), written)
         assert "run" not in fields(RLJobStatus(run=run), written)

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rljob.api.status import RLJobStatus
+from rljob.api.job_status import RLJobStatus
 from rljob.operator.planning import Rendering, plan
 from rljob.operator.planning.timestamps import instant, seconds_of
 from rljob.operator.planning.trainer import jobs

@@ -5,7 +5,7 @@ import copy
 import pytest
 from msgspec.structs import replace
 
-from rljob.api.status import RLJobStatus
+from rljob.api.job_status import RLJobStatus
 from rljob.operator.api_types import ObjectCondition
 from rljob.operator.planning.timestamps import instant
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec.structs import force_setattr
 
+from rljob.api.job_status import RLJobStatus, RunState
 from rljob.api.models import RLJob
-from rljob.api.status import RLJobStatus, Run
 from rljob.manifests.inputs import Cluster
 from rljob.operator.api_types import (
     Child,
@@ -236,7 +236,7 @@ class World:
     def tell(self, **run: Any) -> None:
         """Have the coordinator apply status.run."""
         run.setdefault("observed_generation", self.generation)
-        self.status = self.status.model_copy(update={"run": Run.model_validate(run)})
+        self.status = self.status.model_copy(update={"run": RunState.model_validate(run)})
 
     # what tests ask
 

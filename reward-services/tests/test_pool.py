@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from rljob.protocol.rewards import Score, ScoreItem
+from rljob.protocol.score_messages import Score, ScoreItem
 from rljob.rewards import metrics
 from rljob.rewards.pool import Pool
 from rljob.rewards.worker import fork_worker

@@ -5,7 +5,7 @@ import json
 import numpy
 import pytest
 
-from rljob.protocol.rewards import Score, ScoreItem
+from rljob.protocol.score_messages import Score, ScoreItem
 from rljob.rewards.evaluate import RewardEvaluator
 
 ITEM = ScoreItem("g0.0", "sums", "1+1=\n", "2", "stop", {"answer": "2"})

@@ -4,7 +4,7 @@ import httpx
 import msgspec
 import pytest
 
-from rljob.protocol.rewards import Score, ScoreItem, ScoreReply, ScoreRequest
+from rljob.protocol.score_messages import Score, ScoreItem, ScoreReply, ScoreRequest
 from rljob.rewards.pool import Pool
 from rljob.rewards.server import build_app
 

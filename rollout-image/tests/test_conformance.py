@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from rljob.api.roles import Rollout
-from rljob.rollout.adapters.loading import load_adapter
+from rljob.rollout.adapters.load_adapter import load_adapter
 from rljob.rollout.conformance import CHECKS, EngineUnderTest, a_dead_server_is_gone
 from rljob.rollout.supervisor import EngineProcess
 

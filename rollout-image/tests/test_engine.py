@@ -32,7 +32,7 @@ from rljob.protocol.messages import (
 )
 from rljob.rollout.adapters.vllm.adapter import VllmAdapter
 from rljob.rollout.conformance import CHECKS, EngineUnderTest, a_dead_server_is_gone
-from rljob.trainer.weights import WeightSender, WeightTransferError
+from rljob.trainer.weight_sender import WeightSender, WeightTransferError
 from rljob.transfer.rounds import describe, digest
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
@@ -309,8 +309,8 @@ async def test_every_route_of_the_server_asks_for_its_key(run):
 
 SENDER_THAT_HANGS = """
 import sys, torch, pickle
-from rljob.trainer.weights import WeightSender
-from rljob.transfer.group import WeightGroup
+from rljob.trainer.weight_sender import WeightSender
+from rljob.transfer.weight_group import WeightGroup
 path, = sys.argv[1:]
 tensors = pickle.load(open(path, 'rb'))
 out = WeightSender('127.0.0.1', 20_000, 30.0, 'gloo')

@@ -10,7 +10,7 @@ from rljob.api.roles import Rollout
 from rljob.protocol.messages import ParameterMeta, PrepareWeights, Probe, SamplingParams, VersionSpan
 from rljob.rollout.adapters.base import BadRequestError, EngineError, EngineGoneError
 from rljob.rollout.adapters.vllm.adapter import VllmAdapter
-from rljob.rollout.adapters.vllm.client import VllmClient
+from rljob.rollout.adapters.vllm.vllm_client import VllmClient
 
 SAMPLING = SamplingParams(0.7, 9, [2], 11)
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from rljob.trainer import checkpoint as module
 from rljob.trainer.checkpoint import (
-    Checkpoints,
+    CheckpointStore,
     TrainerState,
     read_configuration,
     read_optimizer_tensor,
@@ -28,17 +28,17 @@ def state(step: int, incarnation: int = 1) -> TrainerState:
     return TrainerState(step, step, incarnation, "", {"torch": "0"})
 
 
-def write(checkpoints: Checkpoints, step: int, value: float = 0.0, incarnation: int = 1) -> None:
+def write(checkpoints: CheckpointStore, step: int, value: float = 0.0, incarnation: int = 1) -> None:
     weights = {"w": torch.full((2, 3), value)}
     checkpoints.write(state(step, incarnation), {"config.json": b"{}"}, weights, {"exp_avg.w": torch.ones(2, 3)})
 
 
-def names(checkpoints: Checkpoints) -> set[str]:
+def names(checkpoints: CheckpointStore) -> set[str]:
     return {path.name for path in checkpoints.directory.iterdir() if path.is_dir()}
 
 
 def test_the_newest_complete_checkpoint_is_found(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointStore(tmp_path)
     assert checkpoints.newest() is None
     for step in (9, 100, 20):
         write(checkpoints, step, value=step)
@@ -53,7 +53,7 @@ def test_the_newest_complete_checkpoint_is_found(tmp_path):
 @pytest.mark.parametrize("call", range(13))
 @pytest.mark.parametrize("existing", [False, True])
 def test_a_crash_at_any_point_leaves_a_complete_checkpoint_or_none(tmp_path, monkeypatch, call, existing):
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointStore(tmp_path)
     if existing:
         write(checkpoints, 5, value=1)
     calls = 0
@@ -96,7 +96,7 @@ def room():
 
 @pytest.mark.parametrize("size", [0, 1, 150])  # the configuration, the state and the weights do not fit
 def test_a_checkpoint_that_does_not_fit_leaves_nothing_and_can_be_tried_again(tmp_path, room, size):
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointStore(tmp_path)
     checkpoints.claim(1)
     write(checkpoints, 1)
     room(size)
@@ -120,11 +120,11 @@ def test_an_error_of_the_disk_that_is_not_want_of_room_is_not_hidden(tmp_path, m
 
     monkeypatch.setattr(module, "_sync", broken)
     with pytest.raises(OSError, match="Input/output"):
-        write(Checkpoints(tmp_path), 2)
+        write(CheckpointStore(tmp_path), 2)
 
 
 def test_a_replay_with_the_same_content_keeps_the_checkpoint_and_another_replaces_it(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointStore(tmp_path)
     write(checkpoints, 3, value=1)
     inode = checkpoints.path(3).stat().st_ino
     write(checkpoints, 3, value=1, incarnation=2)
@@ -135,7 +135,7 @@ def test_a_replay_with_the_same_content_keeps_the_checkpoint_and_another_replace
 
 
 def test_a_lower_incarnation_can_no_longer_write(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointStore(tmp_path)
     checkpoints.claim(2)
     checkpoints.claim(2)
     with pytest.raises(SupersededError):
@@ -148,7 +148,7 @@ def test_a_lower_incarnation_can_no_longer_write(tmp_path):
 
 
 def test_removed_checkpoints_are_gone_and_unknown_ones_ignored(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointStore(tmp_path)
     write(checkpoints, 1)
     write(checkpoints, 2)
     checkpoints.remove([1, 7])
@@ -169,7 +169,7 @@ def test_a_damaged_state_is_named(tmp_path):
 
 def test_what_cannot_be_deleted_yet_stops_nothing_and_goes_later(tmp_path, monkeypatch, caplog):
     """NFS keeps a directory in which a file is open: a user exports the checkpoint."""
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointStore(tmp_path)
     for step in (1, 2, 3):
         write(checkpoints, step)
     delete = os.rmdir
@@ -180,7 +180,7 @@ def test_what_cannot_be_deleted_yet_stops_nothing_and_goes_later(tmp_path, monke
     monkeypatch.setattr(os, "rmdir", in_use)
     checkpoints.remove([1])
     checkpoints.remove([2])
-    Checkpoints(tmp_path).clean()
+    CheckpointStore(tmp_path).clean()
     assert not checkpoints.has(1) and not checkpoints.has(2) and checkpoints.has(3)
     assert caplog.text.count("cannot be deleted yet") == 2  # once each time that a trainer lives
     monkeypatch.setattr(os, "rmdir", delete)

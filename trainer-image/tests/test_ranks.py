@@ -11,11 +11,11 @@ from ranks import on_ranks
 from safetensors.torch import load_file
 
 from rljob.api.models import RLJob
-from rljob.protocol.checkpoint import OPTIMIZER_FILE, WEIGHTS_FILE
+from rljob.protocol.checkpoint_files import OPTIMIZER_FILE, WEIGHTS_FILE
 from rljob.scheduling.shards import assign
 from rljob.trainer.backends.fsdp import FsdpBackend
 from rljob.trainer.batch import lengths
-from rljob.trainer.checkpoint import Checkpoints, TrainerState, read_configuration
+from rljob.trainer.checkpoint import CheckpointStore, TrainerState, read_configuration
 from rljob.trainer.errors import UnrecoverableError
 from rljob.trainer.fetch_batch import check_shard
 from rljob.trainer.metrics import METRICS
@@ -71,14 +71,14 @@ def save(world: World, source: Path, job: RLJob, steps: list[Any], storage: Path
     train(world, source, job, steps, backend)
     saved = backend.save()
     if world.rank == 0:
-        Checkpoints(storage).write(
+        CheckpointStore(storage).write(
             TrainerState(1, backend.updates, 1, "", {}), read_configuration(source), saved.weights, saved.optimizer
         )
 
 
 def resume(world: World, job: RLJob, step: Any, storage: Path) -> Any:
     """Return weights and moments as loaded, then what one more step makes of them."""
-    checkpoint, _ = Checkpoints(storage).newest()
+    checkpoint, _ = CheckpointStore(storage).newest()
     backend = FsdpBackend(checkpoint, job.spec.trainer, world)
     backend.load(checkpoint)
     saved = backend.save()

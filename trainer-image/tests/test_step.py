@@ -17,7 +17,7 @@ from rljob.api.models import RLJob
 from rljob.api.roles import Optimizer
 from rljob.protocol.messages import SampleTokens, Segment, Train
 from rljob.trainer.algorithms.objectives.base import Objective
-from rljob.trainer.backends.base import Update
+from rljob.trainer.backends.base import OptimizerUpdate
 from rljob.trainer.backends.fsdp import FsdpBackend, learning_rate
 from rljob.trainer.batch import split_minibatches
 from rljob.trainer.errors import ModelError, UnrecoverableError
@@ -97,7 +97,7 @@ def train_steps(
     gradients: dict[str, torch.Tensor] = {}
     update = backend.update
 
-    def observed(step: int) -> Update:
+    def observed(step: int) -> OptimizerUpdate:
         for name, parameter in backend.model.named_parameters():
             gradients[name] = parameter.grad.full_tensor().clone()
         return update(step)

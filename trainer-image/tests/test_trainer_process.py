@@ -18,7 +18,7 @@ from rljob.protocol import messages as m
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.protocol.weights import parameter_bytes, plan_buckets
 from rljob.trainer.backends.fsdp import FsdpBackend
-from rljob.trainer.checkpoint import Checkpoints, TrainerState, read_configuration
+from rljob.trainer.checkpoint import CheckpointStore, TrainerState, read_configuration
 from rljob.trainer.errors import ModelError
 from rljob.trainer.loop import TrainerLoop
 from rljob.trainer.main import main
@@ -149,7 +149,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path, model_directory, job, world, na
     state = TrainerState(1, 1, 1, "", {})
     configuration = read_configuration(model_directory)
     saved = backend.save()
-    Checkpoints(tmp_path).write(state, configuration, saved.weights, saved.optimizer)
+    CheckpointStore(tmp_path).write(state, configuration, saved.weights, saved.optimizer)
     checkpoint = tmp_path / "checkpoints" / "step-000001"
     path = checkpoint / name
     path.write_bytes(path.read_bytes()[:-10])

@@ -6,9 +6,9 @@ import time
 import pytest
 import torch
 
-from rljob.transfer.group import SENDER_RANK, WeightGroup, host_rendezvous
 from rljob.transfer.receiver import WeightReceiver
 from rljob.transfer.rounds import describe, digest, send_round
+from rljob.transfer.weight_group import SENDER_RANK, WeightGroup, host_rendezvous
 
 torch.set_num_threads(1)
 LONGER_THAN_A_TEST = 1000.0

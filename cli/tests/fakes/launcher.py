@@ -15,7 +15,7 @@ import pytest
 from rljob.api.yaml_loader import write_yaml
 from rljob.cli.main import main
 from rljob.local import process_cleanup, processes
-from rljob.protocol.status import (
+from rljob.protocol.run_status import (
     CheckpointStatus,
     EvaluationResult,
     HistoryPoint,

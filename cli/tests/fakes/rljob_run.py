@@ -9,7 +9,7 @@ from rljob.cli import run_control
 from rljob.cli.main import main
 from rljob.local import commands, job_checks, local_run
 from rljob.local.component_supervisor import RestartBackoff
-from rljob.local.processes import Command
+from rljob.local.processes import ProcessCommand
 
 FAKE = __file__.replace("rljob_run", "component")
 
@@ -19,7 +19,7 @@ manifest, directory, components = sys.argv[1], sys.argv[2], json.loads(sys.argv[
 def planner(job, here):
     environments = {command.name: command.environment for command in commands.components(job, here)}
     return [
-        Command(name, [sys.executable, "-I", "-S", FAKE, *acts], environments.get(name, {}))
+        ProcessCommand(name, [sys.executable, "-I", "-S", FAKE, *acts], environments.get(name, {}))
         for name, acts in components.items()
     ]
 

@@ -19,8 +19,8 @@ from aiohttp import web
 from safetensors.torch import load_file
 
 from rljob.protocol.messages import PrepareWeights, SamplingParams
-from rljob.transfer.group import Rendezvous
 from rljob.transfer.receiver import WeightReceiver
+from rljob.transfer.weight_group import Rendezvous
 
 TOKEN_SECONDS = 0.001
 DECAY = 0.5

@@ -46,7 +46,7 @@ def append(path):
         ("operator/src/rljob/operator/main.py", {"operator"}),
         ("coordinator/src/rljob/runner/main.py", {"coordinator", "runner"}),
         ("trainer-image/src/rljob/trainer/main.py", {"trainer"}),
-        ("transfer/src/rljob/transfer/group.py", {"trainer", "rollout"}),
+        ("transfer/src/rljob/transfer/weight_group.py", {"trainer", "rollout"}),
         ("core/src/rljob/api/models.py", set(DELIVERED)),
         ("tools/images/torch/no_cuda.py", {"torch", "trainer", "rollout"}),
         ("requirements/images/rewards.txt", {"rewards"}),

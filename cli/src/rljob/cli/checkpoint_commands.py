@@ -21,7 +21,7 @@ from rljob.local.evaluation import evaluated_model, evaluation_job, place
 from rljob.local.local_run import run_job
 from rljob.local.run_directory import RunDirectory
 from rljob.local.screen import RunOutput, Terminal, screen_for
-from rljob.protocol.status import EvaluationResult
+from rljob.protocol.run_status import EvaluationResult
 
 Step = Annotated[
     int | None, typer.Option("--step", min=0, help="The checkpoint's step. Default: the newest.", show_default=False)

@@ -8,8 +8,8 @@ import sys
 def main() -> None:
     """Run a command. Errors of the user and Ctrl-C are never tracebacks."""
     try:
-        from rljob.cli.app import FAILURES, app, report_failure
         from rljob.cli.cluster_commands import program
+        from rljob.cli.typer_app import FAILURES, app, report_failure
 
         try:
             app(prog_name=program())

@@ -18,7 +18,7 @@ from rljob.api.yaml_loader import YamlError, read_yaml
 from rljob.cli.options import File, Overrides, RunDir, default_directory, report
 from rljob.local import job_checks
 from rljob.local.run_directory import RunDirectory
-from rljob.manifests.inputs import Cluster, Context, read_cluster
+from rljob.manifests.inputs import Cluster, RenderTarget, read_cluster
 from rljob.manifests.render import to_yaml
 
 
@@ -94,7 +94,7 @@ def render(
     job = load(file, overrides or [])
     if found := manifests.problems(job):
         raise ManifestError(found, str(file))
-    context = Context(_cluster(cluster, gpu), namespace=namespace or job.metadata.namespace or "default")
+    context = RenderTarget(_cluster(cluster, gpu), namespace=namespace or job.metadata.namespace or "default")
     objects = [rendered for role in manifests.render(job, context) for rendered in role.objects]
     if output is Form.JSON:
         whole = {"apiVersion": "v1", "kind": "List", "items": objects}

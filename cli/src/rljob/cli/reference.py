@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 from typer.testing import CliRunner
 
-from rljob.cli.app import app
+from rljob.cli.typer_app import app
 
 WIDTH = 100  # columns
 

@@ -12,12 +12,12 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from rljob.api.engines import cpu_cache_bytes
+from rljob.api.engine_registry import cpu_cache_bytes
 from rljob.api.models import RLJob
 from rljob.api.resolve import in_storage
 from rljob.local import commands
 from rljob.local.errors import CliError
-from rljob.protocol.checkpoint import WEIGHTS_PATTERN, read_header
+from rljob.protocol.checkpoint_files import WEIGHTS_PATTERN, read_header
 
 BYTES = {"float32": 4, "bfloat16": 2}
 TRAINED_BYTES = 16

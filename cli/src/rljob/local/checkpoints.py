@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rljob.local.errors import CliError
 from rljob.local.run_directory import RunDirectory
-from rljob.protocol.checkpoint import (
+from rljob.protocol.checkpoint_files import (
     CONFIGURATION_FILE,
     DIRECTORY,
     STATE_FILE,

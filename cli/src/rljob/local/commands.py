@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 
 from rljob.api.kubernetes import Accelerator
 from rljob.api.models import RLJob
-from rljob.api.pods import main_container
+from rljob.api.pod_models import main_container
 from rljob.api.resolve import in_storage
 from rljob.api.roles import Coordinator, Reward, Rollout, Runner, Trainer
-from rljob.local.processes import Command
+from rljob.local.processes import ProcessCommand
 from rljob.protocol.environment import SEED
 
 HOST = "127.0.0.1"
@@ -46,24 +46,26 @@ def servers(job: RLJob) -> list[str]:
     return ["coordinator", *(f"reward-{reward.name}" for reward in job.spec.rewards if reward.url is None)]
 
 
-def components(job: RLJob, here: LocalContext) -> list[Command]:
+def components(job: RLJob, here: LocalContext) -> list[ProcessCommand]:
     """Return the commands of a resolved job's components, in the order of their start."""
     common = common_environment(here.storage)
 
-    def component(name: str, arguments: list[str], role: Templated, **own: str) -> Command:
+    def component(name: str, arguments: list[str], role: Templated, **own: str) -> ProcessCommand:
         environment = common | {"RLJOB_COORDINATOR": here.coordinator_url, "RLJOB_HOST": HOST} | own
         variables = role.nccl if isinstance(role, Trainer | Rollout) else {}
-        return templated(Command(name, [sys.executable, *arguments], environment), role.template, variables)
+        return templated(ProcessCommand(name, [sys.executable, *arguments], environment), role.template, variables)
 
     def listen(name: str) -> str:
         return f"{HOST}:{here.ports[name]}"
 
-    def reward_component(reward: Reward) -> Command:
+    def reward_component(reward: Reward) -> ProcessCommand:
         name = f"reward-{reward.name}"
         own = {"RLJOB_NAME": reward.name, "RLJOB_LISTEN": listen(name)}
         if reward.local is None:
             return component(name, ["-m", "rljob.rewards.main"], reward, **own)
-        return Command(name, [in_storage(argument, here.storage) for argument in reward.local.command], common | own)
+        return ProcessCommand(
+            name, [in_storage(argument, here.storage) for argument in reward.local.command], common | own
+        )
 
     rewards = job.spec.rewards
     urls = {reward.name: reward.url or f"http://{listen(f'reward-{reward.name}')}" for reward in rewards}
@@ -108,17 +110,17 @@ def components(job: RLJob, here: LocalContext) -> list[Command]:
     ]
 
 
-def initializer(job: RLJob, storage: Path) -> Command:
+def initializer(job: RLJob, storage: Path) -> ProcessCommand:
     """Return the initializer of a resolved job as a command; as in a cluster, the trainer's variables are its too."""
     wanted = job.spec.initializer
     assert wanted is not None, "asked of jobs that have one"
     arguments = [in_storage(argument, storage) for argument in wanted.command]
     environment = common_environment(storage) | {SEED: str(job.spec.seed)}
     trainers = _variables(job.spec.trainer.template)
-    return templated(Command(INITIALIZER, arguments, environment), wanted.template, trainers)
+    return templated(ProcessCommand(INITIALIZER, arguments, environment), wanted.template, trainers)
 
 
-def templated(command: Command, template: dict[str, Any] | None, variables: Mapping[str, str]) -> Command:
+def templated(command: ProcessCommand, template: dict[str, Any] | None, variables: Mapping[str, str]) -> ProcessCommand:
     """Return ``command`` with ``variables`` and, over them, env, command and args of the main container in its role's
     pod template."""
     main = main_container(template)

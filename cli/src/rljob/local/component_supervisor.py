@@ -16,7 +16,7 @@ from pathlib import Path
 from rljob.api.run_policy import FailurePolicy
 from rljob.local import process_cleanup, processes, watchdog
 from rljob.local.errors import CliError
-from rljob.local.processes import Command, Interrupt
+from rljob.local.processes import Interrupt, ProcessCommand
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 
 LITTLE_SPACE_BYTES = 1 << 20
@@ -63,7 +63,7 @@ class Supervisor:
 
     def __init__(
         self,
-        command: Command,
+        command: ProcessCommand,
         directory: Path,
         policy: FailurePolicy,
         tell: Callable[..., None],

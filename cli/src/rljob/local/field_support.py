@@ -13,7 +13,7 @@ from typing import Any
 from rljob.api.diff import non_defaults
 from rljob.api.field_metadata import manifest_fields, outermost
 from rljob.api.models import RLJob
-from rljob.api.pods import MAIN
+from rljob.api.pod_models import MAIN
 from rljob.local import commands
 
 HONOURED_IN_MAIN = ("name", "env", "command", "args")

@@ -24,7 +24,7 @@ from rljob.local.commands import LocalContext
 from rljob.local.component_supervisor import RestartBackoff, Supervisor
 from rljob.local.errors import CliError, Interrupted
 from rljob.local.plot import draw_plot
-from rljob.local.processes import Command, Interrupt
+from rljob.local.processes import Interrupt, ProcessCommand
 from rljob.local.run_directory import RunDirectory
 from rljob.local.screen import Screen
 from rljob.local.snapshot import INITIALIZING, ComponentState, RunSnapshot
@@ -32,7 +32,7 @@ from rljob.local.snapshot_view import checkpoint_line, summary
 from rljob.local.stop import ask_to_suspend
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.protocol.initializer_stamp import mark_used
-from rljob.protocol.status import RunStatus, decode_status
+from rljob.protocol.run_status import RunStatus, decode_status
 
 POLL_SECONDS = 0.5
 ANSWER_SECONDS = 5.0
@@ -42,7 +42,7 @@ LAST_WORD_SECONDS = 2.0
 ENDING = "writing a checkpoint"
 TERMINAL = ("Succeeded", "Failed", "Suspended")
 
-Planner = Callable[[RLJob, LocalContext], list[Command]]
+Planner = Callable[[RLJob, LocalContext], list[ProcessCommand]]
 
 
 def run_job(

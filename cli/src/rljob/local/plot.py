@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rljob.protocol.status import RunStatus, decode_status, encode_status
+from rljob.protocol.run_status import RunStatus, decode_status, encode_status
 
 PLOT = "reward.png"
 TIMEOUT_SECONDS = 120

@@ -23,7 +23,7 @@ GRACE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Command:
+class ProcessCommand:
     """A process to start: a component, or the initializer."""
 
     name: str
@@ -102,7 +102,7 @@ class ComponentProcess:
             os.killpg(self.pid, signal.SIGKILL)
 
 
-async def start(command: Command, directory: Path, note: str = "") -> ComponentProcess:
+async def start(command: ProcessCommand, directory: Path, note: str = "") -> ComponentProcess:
     """Start ``command`` for the run in ``directory``; its output goes to its log.
 
     Raises:
@@ -133,7 +133,7 @@ async def start(command: Command, directory: Path, note: str = "") -> ComponentP
     return ComponentProcess(process, output)
 
 
-def environment_of(command: Command) -> dict[str, str]:
+def environment_of(command: ProcessCommand) -> dict[str, str]:
     """Return the environment of ``command``, without what belongs to one run of it."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RLJOB_")}
     if LOG_LEVEL in os.environ:

@@ -38,7 +38,7 @@ from rljob.api.immutable import run_changes
 from rljob.api.models import RLJob
 from rljob.local.errors import CliError
 from rljob.protocol.initializer_stamp import mark_unused
-from rljob.protocol.status import RunStatus, decode_status
+from rljob.protocol.run_status import RunStatus, decode_status
 
 MANIFEST = "job.json"
 VERSION = importlib.metadata.version("rljob")

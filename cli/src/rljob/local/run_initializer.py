@@ -8,7 +8,7 @@ from rljob.api.models import RLJob
 from rljob.api.resolve import in_storage
 from rljob.local import commands, process_cleanup, processes
 from rljob.local.errors import CliError, Interrupted
-from rljob.local.processes import Command, Interrupt
+from rljob.local.processes import Interrupt, ProcessCommand
 from rljob.local.run_directory import RunDirectory
 from rljob.protocol import initializer_stamp as stamps
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR, FAILURE
@@ -37,7 +37,7 @@ async def initialize(job: RLJob, directory: RunDirectory, interrupt: Interrupt) 
     stamps.mark_done(directory.path, key)
 
 
-async def _run_once(command: Command, directory: RunDirectory, interrupt: Interrupt) -> None:
+async def _run_once(command: ProcessCommand, directory: RunDirectory, interrupt: Interrupt) -> None:
     try:
         process = await processes.start(command, directory.path)
     except OSError as error:

@@ -21,7 +21,7 @@ from rljob.local.errors import CliError
 from rljob.local.process_usage import Usage
 from rljob.local.processes import describe_restart, last_line, log_path
 from rljob.local.run_directory import MANIFEST, RunDirectory
-from rljob.protocol.status import RunStatus, decode_status
+from rljob.protocol.run_status import RunStatus, decode_status
 
 ANSWER_SECONDS = 5.0
 INITIALIZING = "running the initializer"

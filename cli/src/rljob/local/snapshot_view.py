@@ -13,7 +13,7 @@ from rich.text import Text
 
 from rljob.local.plot import PLOT
 from rljob.local.snapshot import ComponentState, RunSnapshot
-from rljob.protocol.status import EvaluationResult, RunStatus
+from rljob.protocol.run_status import EvaluationResult, RunStatus
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 MAX_EXITS = 4

@@ -10,7 +10,7 @@ from typing import Any
 from rljob import manifests
 from rljob.api.errors import ManifestError
 from rljob.api.models import RLJob
-from rljob.kube.resources import APPLY_PATCH, MERGE_PATCH
+from rljob.kube.resource_kinds import APPLY_PATCH, MERGE_PATCH
 from rljob.kube.sync_client import Object
 from rljob.local.errors import CliError
 from rljob.remote.api import CONFLICT, FIELD_MANAGER, ApiRefusedError

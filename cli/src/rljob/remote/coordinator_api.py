@@ -10,11 +10,11 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from rljob.api.pods import READERS_PORT
+from rljob.api.pod_models import READERS_PORT
 from rljob.kube.sync_client import Object
 from rljob.local.errors import CliError
 from rljob.manifests.names import claim_name
-from rljob.protocol.status import NOTE_HEADER
+from rljob.protocol.run_status import NOTE_HEADER
 from rljob.remote import forwarding
 from rljob.remote.api import FORBIDDEN, UNAUTHORIZED, ApiRefusedError
 from rljob.remote.lookup import COORDINATOR, Namespace, conditions, holds, is_active

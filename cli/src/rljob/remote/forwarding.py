@@ -19,7 +19,7 @@ from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from rljob.kube.errors import error_of
-from rljob.kube.resources import PODS
+from rljob.kube.resource_kinds import PODS
 from rljob.kube.sync_client import ANSWER_SECONDS
 from rljob.local.errors import CliError
 from rljob.remote.api import Api

@@ -11,7 +11,7 @@ import msgspec
 from rljob.kube.sync_client import Object
 from rljob.local.errors import CliError
 from rljob.local.snapshot import ComponentState, RunSnapshot
-from rljob.protocol.status import RunStatus
+from rljob.protocol.run_status import RunStatus
 from rljob.remote.api import FORBIDDEN, ApiRefusedError
 from rljob.remote.coordinator_api import CoordinatorApi, CoordinatorUnavailableError
 from rljob.remote.lookup import Namespace, conditions, holds, is_active, namespace

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from rljob.kube.resources import PODS, RLJOBS
+from rljob.kube.resource_kinds import PODS, RLJOBS
 from rljob.kube.sync_client import Object
 from rljob.local.errors import CliError
 from rljob.manifests.names import selector_text

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from rljob.kube.resources import PODS
+from rljob.kube.resource_kinds import PODS
 from rljob.kube.sync_client import Object
 from rljob.local.errors import CliError
 from rljob.local.log_reader import Line

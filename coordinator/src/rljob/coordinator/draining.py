@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 
-from rljob.coordinator.engines import Engine, Engines
+from rljob.coordinator.engines import EngineRecord, Engines
 from rljob.coordinator.trajectories import Trajectories
 
 log = logging.getLogger(__name__)
@@ -46,11 +46,11 @@ class Draining:
                 log.info("engine %s is drained", name)
                 self._due[name] = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._hand_back, name)
 
-    def drains(self, engine: Engine) -> bool:
+    def drains(self, engine: EngineRecord) -> bool:
         """Whether ``engine`` gets nothing new."""
         return engine.name in self._due
 
-    def drained(self, engine: Engine) -> bool:
+    def drained(self, engine: EngineRecord) -> bool:
         """Whether ``engine`` was to be drained and has nothing in hand any more."""
         return self.drains(engine) and not engine.requests and not self._trajectories.claimed(engine)
 

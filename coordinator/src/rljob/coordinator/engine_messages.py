@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rljob.coordinator.connection import Connection
-from rljob.coordinator.engines import Engine
+from rljob.coordinator.engines import EngineRecord
 from rljob.coordinator.run import Run
 from rljob.protocol import messages as m
 
@@ -38,7 +38,7 @@ class EngineMessages:
                 if engine is not None:
                     self._of_engine(engine, message)
 
-    def _of_engine(self, engine: Engine, message: Any) -> None:
+    def _of_engine(self, engine: EngineRecord, message: Any) -> None:
         match message:
             case m.GenerationFailed():
                 self._generation_failed(engine, message)
@@ -62,7 +62,7 @@ class EngineMessages:
         engine.connection = None
         return lambda: self._forget_if_gone(engine)
 
-    def _forget_if_gone(self, engine: Engine) -> None:
+    def _forget_if_gone(self, engine: EngineRecord) -> None:
         if engine.connection is None:
             self.forget(engine)
 
@@ -81,7 +81,7 @@ class EngineMessages:
             self.forget(before)
         engine = run.engines.by_instance.get(message.instance)
         if engine is None:
-            engine = Engine(
+            engine = EngineRecord(
                 message.instance,
                 message.max_concurrency,
                 message.max_model_length,
@@ -99,7 +99,7 @@ class EngineMessages:
         run.trajectories.register_engine(engine, message.running)
         run.changed()
 
-    def forget(self, engine: Engine) -> None:
+    def forget(self, engine: EngineRecord) -> None:
         """Remove an engine that does not come back: its requests go to others. Does nothing when it was removed
         before, also when another of its name has registered since."""
         run = self._run
@@ -107,12 +107,12 @@ class EngineMessages:
             del run.engines.by_instance[engine.instance]
             self._reassign(engine)
 
-    def _reassign(self, engine: Engine) -> None:
+    def _reassign(self, engine: EngineRecord) -> None:
         self._run.weights.lose_engine(engine)
         self._run.trajectories.lose_engine(engine)
         self._run.changed()
 
-    def _heartbeat(self, engine: Engine, message: m.EngineHeartbeat) -> None:
+    def _heartbeat(self, engine: EngineRecord, message: m.EngineHeartbeat) -> None:
         if message.state == "starting" and engine.state != "starting":  # its server is gone and another is starting
             engine.serving = None
             self._reassign(engine)
@@ -124,7 +124,7 @@ class EngineMessages:
         self._run.engines.crashed[connection] = message
         self._run.engines.crashes[message.pool] += 1
 
-    def _generation_failed(self, engine: Engine, message: m.GenerationFailed) -> None:
+    def _generation_failed(self, engine: EngineRecord, message: m.GenerationFailed) -> None:
         run = self._run
         key = (message.request_id.sample, message.request_id.turn, message.request_id.attempt)
         if key not in engine.requests:

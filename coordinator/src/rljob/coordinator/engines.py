@@ -13,7 +13,7 @@ FAILURES_BEFORE_RESTART = 3
 
 
 @dataclass(eq=False, kw_only=True)
-class Engine(EngineLoad):
+class EngineRecord(EngineLoad):
     """One engine server: its load, as the scheduler sees it, and everything else. ``serving`` is the (lineage, version)
     whose digest and probe agreed with the trainer's; None: it gets no work."""
 
@@ -50,14 +50,14 @@ class Engine(EngineLoad):
 class Engines:
     """All registered engines by instance."""
 
-    by_instance: dict[str, Engine] = field(default_factory=dict)
+    by_instance: dict[str, EngineRecord] = field(default_factory=dict)
     crashed: dict[Connection, EngineCrashed] = field(default_factory=dict)  # last crash of each connected agent
     crashes: Counter[str] = field(default_factory=Counter)  # pool → crashes of engine servers since this start
 
-    def connected(self) -> list[Engine]:
+    def connected(self) -> list[EngineRecord]:
         """Return engines whose agent is connected."""
         return [engine for engine in self.by_instance.values() if engine.connection is not None]
 
-    def of_connection(self, connection: Connection) -> Engine | None:
+    def of_connection(self, connection: Connection) -> EngineRecord | None:
         """Return the engine behind a connection."""
         return next((engine for engine in self.by_instance.values() if engine.connection is connection), None)

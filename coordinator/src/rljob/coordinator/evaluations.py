@@ -15,7 +15,7 @@ from rljob.api.models import RLJobSpec
 from rljob.coordinator.trajectory import Trajectory
 from rljob.ledger.states import Kind, State
 from rljob.ledger.writer import LedgerWriter
-from rljob.protocol.status import EvaluationResult
+from rljob.protocol.run_status import EvaluationResult
 from rljob.scheduling.groups import Sample, make_group
 
 log = logging.getLogger(__name__)

@@ -44,8 +44,8 @@ from rljob.ledger.reader import (
 )
 from rljob.ledger.reader import samples as select_samples
 from rljob.ledger.states import Kind, State
-from rljob.protocol.checkpoint import STATE_FILE
-from rljob.protocol.status import NOTE_HEADER
+from rljob.protocol.checkpoint_files import STATE_FILE
+from rljob.protocol.run_status import NOTE_HEADER
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 Who may read prompts, answers and weights is a matter of Kubernetes' rights: a port that is forwarded enters the pod
 here, and nothing else does. What programs of the job and Prometheus need is on the
-first (:mod:`rljob.coordinator.server`).
+first (:mod:`rljob.coordinator.routes`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from rljob.coordinator.ledger_api import add_reports
+from rljob.coordinator.routes import add_status
 from rljob.coordinator.run import Run
-from rljob.coordinator.server import add_status
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def build_readers_app(run: Run) -> FastAPI:
     return app
 
 
-class Readers(uvicorn.Server):
+class LocalApiServer(uvicorn.Server):
     """The second listener; signals are the first one's."""
 
     def __init__(self, run: Run) -> None:

@@ -18,7 +18,7 @@ def main() -> None:
         environment = read_environment()
         import uvloop
 
-        from rljob.coordinator.service import serve
+        from rljob.coordinator.serve import serve
         from rljob.ledger.store import StorageInUseError
 
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from rljob.ledger.step_metrics import Metrics, history_point
-from rljob.protocol.status import HistoryPoint
+from rljob.protocol.run_status import HistoryPoint
 
 SHOWN = ("reward/mean", "staleness/mean", "staleness/max")
 """Metrics that the status shows beside the trainer's; metrics.jsonl has all."""
@@ -35,7 +35,7 @@ class Stopwatches:
         return {f"seconds_{name}": total + at - self._since.get(name, at) for name, total in self._total.items()}
 
 
-class RunProgress:
+class RunHistory:
     """The clock of a run, points of the steps applied, and the metrics of the last one."""
 
     def __init__(self) -> None:

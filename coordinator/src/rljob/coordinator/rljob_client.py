@@ -22,7 +22,7 @@ from rljob.coordinator.metrics import API_REQUESTS
 from rljob.kube.access import SERVICE_ACCOUNT, in_cluster_server, service_account
 from rljob.kube.client import ApiClient
 from rljob.kube.errors import ApiError, ConflictError, GoneError
-from rljob.kube.resources import APPLY_PATCH, RLJOBS
+from rljob.kube.resource_kinds import APPLY_PATCH, RLJOBS
 from rljob.kube.watch import decode_event
 from rljob.protocol.backoff import Backoff
 

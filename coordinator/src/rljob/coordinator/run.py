@@ -15,9 +15,9 @@ from typing import Any
 
 from rljob.api.models import RLJobSpec
 from rljob.coordinator.draining import Draining
-from rljob.coordinator.engines import Engine, Engines
+from rljob.coordinator.engines import EngineRecord, Engines
 from rljob.coordinator.evaluations import Evaluations
-from rljob.coordinator.progress import RunProgress
+from rljob.coordinator.progress import RunHistory
 from rljob.coordinator.sample_outcomes import SampleOutcomes
 from rljob.coordinator.trainer_control import TrainerController
 from rljob.coordinator.trajectories import Trajectories
@@ -69,7 +69,7 @@ class Run:
         self.evaluations = Evaluations(spec, ledger, self.trajectories.add)
         self.draining = Draining(self.engines, self.trajectories, self.changed)
         self.outcomes = SampleOutcomes(self)
-        self.progress = RunProgress()
+        self.progress = RunHistory()
         self.held_out: Mapping[str, int] | None = None  # task → rows; from runners
         self.ends: Counter[str] = Counter()  # end → samples of training, since the run began
         self.failure: tuple[str, str] | None = None
@@ -158,7 +158,7 @@ class Run:
             trajectories += [Trajectory(sample, group.task, group.row) for sample in group.samples]
         self.trajectories.add(trajectories)
 
-    def _eligible(self, engine: Engine, request: Request) -> bool:
+    def _eligible(self, engine: EngineRecord, request: Request) -> bool:
         """An engine behind the current version gets no new work; one without acknowledged weights none at all."""
         if engine.max_model_length < request.shortest or not self._does(engine, request.version is not None):
             return False
@@ -169,7 +169,7 @@ class Run:
         version = self.version if request.version is None else request.version
         return engine.serving == (self.weights.lineage, version)
 
-    def _does(self, engine: Engine, evaluation: bool) -> bool:
+    def _does(self, engine: EngineRecord, evaluation: bool) -> bool:
         """Whether an engine does this sort of work: those of evaluation pools nothing but evaluation, which is theirs
         alone."""
         return engine.evaluates == evaluation if self.evaluations.dedicated else not engine.evaluates
@@ -304,7 +304,7 @@ class Run:
         pinned = self.evaluations.dedicated and self.evaluations.running == self.version
         return not (pinned and any(e.evaluates and e.serving == self._current for e in self.engines.connected()))
 
-    def needs_weights(self, engine: Engine) -> bool:
+    def needs_weights(self, engine: EngineRecord) -> bool:
         """Whether an engine is to be given the trainer's version."""
         if engine.serving == self._current or engine.state == "leaving" or self.draining.drained(engine):
             return False

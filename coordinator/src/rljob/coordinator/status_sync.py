@@ -23,9 +23,9 @@ from prometheus_client.metrics_core import Metric
 from rljob.coordinator.metrics import REGISTRY
 from rljob.coordinator.rljob_client import API_FAILURES, JobRef, LogOnce, RLJobClient, RLJobView
 from rljob.coordinator.run import Run
-from rljob.coordinator.status import state_of, status_of
+from rljob.coordinator.status_report import state_of, status_of
 from rljob.protocol.backoff import Backoff
-from rljob.protocol.status import run_fields
+from rljob.protocol.run_status import run_fields
 
 log = logging.getLogger(__name__)
 

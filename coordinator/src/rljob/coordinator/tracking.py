@@ -33,7 +33,7 @@ MOST_AT_ONCE = 256
 MARKS = {"step": b'{"kind":"step"', "evaluation": b'{"kind":"evaluation"'}
 
 
-class Tracking:
+class TrackingWriter:
     """The files of one run. Methods block.
 
     Args:
@@ -163,7 +163,7 @@ class EventFile:
         self._records.flush()
 
 
-async def follow(tracking: Tracking) -> None:
+async def follow(tracking: TrackingWriter) -> None:
     """Keep the files up to the ledger, for ever. What goes wrong is logged once and tried again."""
     failed = False
     while True:
@@ -181,7 +181,7 @@ async def follow(tracking: Tracking) -> None:
         await asyncio.sleep(0 if more else SECONDS)
 
 
-def finish(tracking: Tracking) -> None:
+def finish(tracking: TrackingWriter) -> None:
     """Write what is left, if it can be written, and close the files."""
     try:
         while tracking.write():

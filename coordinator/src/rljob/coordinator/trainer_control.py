@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 
 from rljob.api.models import RLJobSpec
 from rljob.coordinator.connection import Connection
-from rljob.coordinator.engines import Engine
+from rljob.coordinator.engines import EngineRecord
 from rljob.coordinator.weight_publisher import TrainerSession, WeightPublisher
 from rljob.ledger.queries import TrainerRecord
 from rljob.ledger.writer import LedgerWriter
@@ -58,13 +58,13 @@ class TrainerRun(Protocol):
 
 
 @dataclass(frozen=True)
-class Command:
+class TrainerCommand:
     """What the trainer does next. ``step`` is that of the batch or of the checkpoint; ``engines`` get the weights, none
     of them means that the trainer shows its digest."""
 
     kind: Literal["train", "send_weights", "checkpoint"]
     step: int
-    engines: tuple[Engine, ...] = ()
+    engines: tuple[EngineRecord, ...] = ()
 
 
 class TrainerController:
@@ -159,7 +159,7 @@ class TrainerController:
         wanted = command is not None and command.kind == "train" and command.step == version
         return wanted and not self._run.is_formed(version)
 
-    def _next_command(self) -> Command | None:
+    def _next_command(self) -> TrainerCommand | None:
         """Derive the next command from current state: replay, verify, publish, checkpoint, train."""
         session, version = self.session, self._run.version
         if session.connection is None or session.busy:
@@ -170,23 +170,23 @@ class TrainerController:
             if self.is_quiescent:
                 return None
             if self._resumes:  # it computes that batch and cannot be stopped: it is part of what is kept
-                return Command("train", version)
-            return Command("checkpoint", version)
+                return TrainerCommand("train", version)
+            return TrainerCommand("checkpoint", version)
         if self._weights.must_verify:
-            return Command("send_weights", version)
+            return TrainerCommand("send_weights", version)
         if session.step < version:
-            return Command("train", session.step)
+            return TrainerCommand("train", session.step)
         if self._resumes:
-            return Command("train", version)
+            return TrainerCommand("train", version)
         if outdated := self._weights.outdated_engines():
-            return Command("send_weights", version, tuple(outdated))
+            return TrainerCommand("send_weights", version, tuple(outdated))
         if self._checkpoint_due(version):
-            return Command("checkpoint", version)
+            return TrainerCommand("checkpoint", version)
         if self._run.must_hold_version:
             return None  # so that it can be sent again to an engine that loses it
-        return Command("train", version)
+        return TrainerCommand("train", version)
 
-    def _message(self, command: Command) -> m.Train | m.SendWeights | m.Checkpoint | None:
+    def _message(self, command: TrainerCommand) -> m.Train | m.SendWeights | m.Checkpoint | None:
         """Return the message of a command; None while the batch to train on is not durable."""
         match command.kind:
             case "train":

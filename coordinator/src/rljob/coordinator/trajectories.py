@@ -14,12 +14,12 @@ from dataclasses import replace
 
 from rljob.api.models import RLJobSpec
 from rljob.coordinator.connection import Connection
-from rljob.coordinator.engines import Engine, Engines
+from rljob.coordinator.engines import EngineRecord, Engines
 from rljob.coordinator.trajectory import Trajectory, Turn
 from rljob.ledger.payload_record import INT32, PayloadRecord
 from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import messages as m
-from rljob.scheduling.dispatch import Queue, Request, RequestKey
+from rljob.scheduling.dispatch import Request, RequestKey, RequestQueue
 from rljob.scheduling.seeds import derive
 
 log = logging.getLogger(__name__)
@@ -39,9 +39,9 @@ class Trajectories:
         self._runners: dict[Connection, int] = {}  # → capacity
         self._leases: dict[Connection, set[str]] = {}
         self._unleased: dict[str, Trajectory] = {}
-        self._claims: dict[RequestKey, Engine] = {}
+        self._claims: dict[RequestKey, EngineRecord] = {}
         """After a restart: requests that run on an engine, but that no runner has asked for again yet."""
-        self.queue = Queue()
+        self.queue = RequestQueue()
         self.by_sample: dict[str, Trajectory] = {}
         self.generated_tokens = 0
 
@@ -203,7 +203,7 @@ class Trajectories:
             self.queue.put(request)
             self._changed()
 
-    def dispatch(self, eligible: Callable[[Engine, Request], bool]) -> None:
+    def dispatch(self, eligible: Callable[[EngineRecord, Request], bool]) -> None:
         """Send waiting requests to engines with room."""
         for request, engine in self.queue.assign(self._engines.connected(), eligible):
             trajectory = self.by_sample[request.key[0]]
@@ -258,7 +258,9 @@ class Trajectories:
         self._ledger.then(lambda: agent.send(m.AckCompletions([request_id])))
         self._changed()
 
-    def _record(self, trajectory: Trajectory, turn: Turn, completion: m.Completion, engine: Engine | None) -> None:
+    def _record(
+        self, trajectory: Trajectory, turn: Turn, completion: m.Completion, engine: EngineRecord | None
+    ) -> None:
         request_id = completion.request_id
         tokens = len(completion.token_ids) // INT32
         versions = [span.version for span in completion.spans]
@@ -295,7 +297,7 @@ class Trajectories:
 
     # --- engines ---
 
-    def register_engine(self, engine: Engine, running: list[m.RequestId]) -> None:
+    def register_engine(self, engine: EngineRecord, running: list[m.RequestId]) -> None:
         """An agent says what its engine has in hand: what we do not want is aborted, what we think it has but it has
         not is dispatched again."""
         held = {(request_id.sample, request_id.turn, request_id.attempt) for request_id in running}
@@ -319,30 +321,30 @@ class Trajectories:
                 self._abort(engine, key)
         self._changed()
 
-    def _abort(self, engine: Engine, key: RequestKey) -> None:
+    def _abort(self, engine: EngineRecord, key: RequestKey) -> None:
         if engine.connection is not None:
             engine.connection.send(m.Abort([m.RequestId(*key)], discard=True))
 
-    def claimed(self, engine: Engine) -> bool:
+    def claimed(self, engine: EngineRecord) -> bool:
         """Whether, after a restart, an engine has requests that no runner has asked for again yet."""
         return any(claimant is engine for claimant in self._claims.values())
 
-    def interrupt(self, engine: Engine) -> None:
+    def interrupt(self, engine: EngineRecord) -> None:
         """Have a connected engine end all it has where it is: each request comes back as an aborted completion, which
         is recorded, and continues from there."""
         assert engine.connection is not None
         engine.connection.send(m.Abort([m.RequestId(*key) for key in engine.requests], discard=False))
 
-    def lose_engine(self, engine: Engine) -> None:
+    def lose_engine(self, engine: EngineRecord) -> None:
         """An engine is gone: its requests go to others. Nothing of them was recorded, so the attempt stays."""
         for key in list(engine.requests):
             self._requeue(engine, key)
         self._forget_claims(engine)
 
-    def _forget_claims(self, engine: Engine) -> None:
+    def _forget_claims(self, engine: EngineRecord) -> None:
         self._claims = {key: claimant for key, claimant in self._claims.items() if claimant is not engine}
 
-    def returned(self, engine: Engine, request_id: m.RequestId) -> int:
+    def returned(self, engine: EngineRecord, request_id: m.RequestId) -> int:
         """An engine could not do a request: dispatch it again, later with every time it comes back.
 
         Returns how often the sample came back by now.
@@ -358,7 +360,7 @@ class Trajectories:
         asyncio.get_running_loop().call_later(pause, self._put_back, request)
         return trajectory.returns
 
-    def _requeue(self, engine: Engine, key: RequestKey) -> None:
+    def _requeue(self, engine: EngineRecord, key: RequestKey) -> None:
         request = engine.remove(key)
         if request is not None:
             self._put_back(request)

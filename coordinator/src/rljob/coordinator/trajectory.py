@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rljob.coordinator.connection import Connection
-from rljob.coordinator.engines import Engine
+from rljob.coordinator.engines import EngineRecord
 from rljob.ledger.payload_record import INT32
 from rljob.ledger.states import Kind
 from rljob.protocol import messages as m
@@ -66,10 +66,10 @@ class Trajectory:
         return (0 if self.version is not None else 1, self.sample.group.seq, self.sample.member)
 
     @property
-    def engine(self) -> Engine | None:
+    def engine(self) -> EngineRecord | None:
         """The engine that has the request."""
         engine = None if self.request is None else self.request.engine
-        assert engine is None or isinstance(engine, Engine)
+        assert engine is None or isinstance(engine, EngineRecord)
         return engine
 
     def check_turns(self, turns: int) -> None:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from rljob.api.models import RLJobSpec
 from rljob.coordinator.connection import Connection
-from rljob.coordinator.engines import FAILURES_BEFORE_RESTART, Engine, Engines
+from rljob.coordinator.engines import FAILURES_BEFORE_RESTART, EngineRecord, Engines
 from rljob.ledger.queries import TrainerRecord
 from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import messages as m
@@ -41,7 +41,7 @@ class TrainerSession:
 class PublisherRun(Protocol):
     """What the publisher needs of the run."""
 
-    def needs_weights(self, engine: Engine) -> bool:
+    def needs_weights(self, engine: EngineRecord) -> bool:
         """Whether an engine is to be given the trainer's version."""
 
     def start_new_lineage(self) -> None:
@@ -55,7 +55,7 @@ class PublisherRun(Protocol):
 
 
 @dataclass
-class Update:
+class WeightUpdate:
     """A SendWeights under way: what is sent, and which engines it has not been announced to and has not ended for. The
     engine named "" stands for no engine: the trainer computes the digest alone. The trainer sends from a copy, so it is
     free once all are announced."""
@@ -91,7 +91,7 @@ class WeightPublisher:
         self.seconds_in_updates = 0.0
         self._verified = True
         self._last_update = 0
-        self._updates: dict[int, Update] = {}
+        self._updates: dict[int, WeightUpdate] = {}
         self._failures_in_a_row = 0  # of updates, over all engines
 
     def restore(self, record: TrainerRecord) -> None:
@@ -150,12 +150,12 @@ class WeightPublisher:
 
     # --- updates ---
 
-    def outdated_engines(self) -> list[Engine]:
+    def outdated_engines(self) -> list[EngineRecord]:
         """Return the engines to send the trainer's weights to."""
         free = [e for e in self._engines.connected() if e.update is None and e.state not in ("starting", "leaving")]
         return [engine for engine in free if self._run.needs_weights(engine)]
 
-    def begin_update(self, engines: list[Engine]) -> m.SendWeights:
+    def begin_update(self, engines: list[EngineRecord]) -> m.SendWeights:
         """Begin an update of ``engines``; with none the trainer computes the digest alone. Return the command."""
         self._last_update += 1
         patience = self._spec.weight_sync.timeout_seconds + GRACE_SECONDS
@@ -163,7 +163,7 @@ class WeightPublisher:
             engine.begin_update(self._last_update)
             asyncio.get_running_loop().call_later(patience, self._expire, engine, self._last_update)
         names = {engine.instance for engine in engines} or {""}
-        self._updates[self._last_update] = Update(self.lineage, self._session.step, names, set(names))
+        self._updates[self._last_update] = WeightUpdate(self.lineage, self._session.step, names, set(names))
         targets = [m.EngineTarget(engine.instance, engine.fresh) for engine in engines]
         return m.SendWeights(self._session.incarnation, self._last_update, targets)
 
@@ -219,7 +219,7 @@ class WeightPublisher:
                 self._commit(engine)
         self._run.changed()
 
-    def _free_when_announced(self, update: Update) -> None:
+    def _free_when_announced(self, update: WeightUpdate) -> None:
         newest = update is self._updates.get(self._last_update)
         if not update.unannounced and newest and self._session.busy == "SendWeights":
             self._session.busy = ""
@@ -233,20 +233,20 @@ class WeightPublisher:
         self.published = max(self.published, version)
         self._ledger.record_publication(*key, digest, self._session.incarnation)
 
-    def weight_ack(self, engine: Engine, message: m.WeightAck) -> None:
+    def weight_ack(self, engine: EngineRecord, message: m.WeightAck) -> None:
         """The engine committed an update."""
         if engine.update == message.update:
             engine.ack = message
             self._commit(engine)
             self._run.changed()
 
-    def weight_failed(self, engine: Engine, message: m.WeightFailed) -> None:
+    def weight_failed(self, engine: EngineRecord, message: m.WeightFailed) -> None:
         """The engine did not commit an update."""
         self._update_failed(engine.instance, message.update, message.reason)
         self._cancel_send(message.update, engine.instance)
         self._run.changed()
 
-    def _commit(self, engine: Engine) -> None:
+    def _commit(self, engine: EngineRecord) -> None:
         """Once both sides are done: the bytes and the probe must agree, then the engine serves the version."""
         ack, sent = engine.ack, engine.sent_digest
         if ack is None or sent is None:
@@ -270,7 +270,7 @@ class WeightPublisher:
         self.seconds_in_updates += ack.seconds
         engine.end_update()
 
-    def _dtype(self, engine: Engine) -> str:
+    def _dtype(self, engine: EngineRecord) -> str:
         return next((pool.dtype for pool in self._spec.rollouts if pool.name == engine.pool), "float32")
 
     # --- updates that fail ---
@@ -290,14 +290,14 @@ class WeightPublisher:
             engine.failures, engine.state = 0, "starting"
             engine.connection.send(m.RestartEngine(f"{FAILURES_BEFORE_RESTART} updates failed, the last: {reason}"))
 
-    def _expire(self, engine: Engine, update: int) -> None:
+    def _expire(self, engine: EngineRecord, update: int) -> None:
         """An agent that is connected but never answers must not stop the run."""
         if engine.update == update:
             self._update_failed(engine.instance, update, "its agent did not say how the update ended")
             self._cancel_send(update, engine.instance)
             self._run.changed()
 
-    def lose_engine(self, engine: Engine) -> None:
+    def lose_engine(self, engine: EngineRecord) -> None:
         """An engine is gone: do not wait for it."""
         if engine.update is not None:
             self._cancel_send(engine.update, engine.instance)

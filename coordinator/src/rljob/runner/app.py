@@ -10,11 +10,11 @@ import aiohttp
 
 from rljob.protocol.health_probe import say_ready
 from rljob.protocol.heartbeat import beating
-from rljob.runner.driver import Runner
+from rljob.runner.driver import RunnerDriver
+from rljob.runner.leased_trajectory import TaskRuntime
 from rljob.runner.prompts import PromptCache
 from rljob.runner.scoring import RewardClient
 from rljob.runner.setup import Prepared, model_length
-from rljob.runner.trajectory import TaskRuntime
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ async def serve(prepared: Prepared, reward_urls: dict[str, str]) -> None:
             for task in spec.tasks
         }
         held_out = {name: source.size("heldOut") for name, source in prepared.sources.items()}
-        runner = Runner(
+        runner = RunnerDriver(
             environment.coordinator,
             environment.token,
             runtimes,

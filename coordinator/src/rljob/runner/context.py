@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from rljob.protocol.messages import TurnTokens
-from rljob.protocol.rewards import Score
+from rljob.protocol.score_messages import Score
 from rljob.runner.prompts import Prompt
 
 

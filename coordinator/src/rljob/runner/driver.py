@@ -16,14 +16,14 @@ from rljob.protocol.messages import (
     TrajectoryFailed,
 )
 from rljob.runner.data import SPLITS
+from rljob.runner.leased_trajectory import LeasedTrajectory, TaskRuntime
 from rljob.runner.prompts import PromptCache
 from rljob.runner.tokenizer import TextCodec
-from rljob.runner.trajectory import TaskRuntime, Trajectory
 
 CAPACITY = 4096
 
 
-class Runner:
+class RunnerDriver:
     """All leased trajectories.
 
     Args:
@@ -49,7 +49,7 @@ class Runner:
         self._prompts = prompts
         self._codec = codec
         self._held_out = held_out
-        self._trajectories: dict[str, Trajectory] = {}
+        self._trajectories: dict[str, LeasedTrajectory] = {}
         self._link = CoordinatorLink(url, "runner", token, ToRunner, self._register)
 
     async def run(self) -> None:
@@ -98,7 +98,7 @@ class Runner:
             reason = f"there is no task {lease.task} with a split {lease.split}"
             self._link.send(TrajectoryFailed(lease.sample, reason, lease.attempt))
         else:
-            self._trajectories[lease.sample] = Trajectory(
+            self._trajectories[lease.sample] = LeasedTrajectory(
                 lease, self._runtimes[lease.task], self._prompts, self._codec, self._link.send
             )
 

@@ -12,12 +12,14 @@ from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 
 if TYPE_CHECKING:
     from rljob.api.models import RLJob
-    from rljob.runner.data.readers import Readers
+    from rljob.runner.data.readers import DataReaders
 
 
 def main() -> None:
     """Serve the coordinator that the environment names; exit 2 when the configuration cannot work."""
-    if os.environ.get("PYTHONHASHSEED") != "0":  # some datasets iterate over sets of strings; see data/reasoning_gym.py
+    if (
+        os.environ.get("PYTHONHASHSEED") != "0"
+    ):  # some datasets iterate over sets of strings; see data.reasoning_gym_source
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     if sys.argv[1:] == ["--check"]:
@@ -59,14 +61,14 @@ def _check() -> int:
     return report_problems(find)
 
 
-def find_readers(job: RLJob) -> Readers:
+def find_readers(job: RLJob) -> DataReaders:
     """Return what reads the data of ``job``; of what takes long to import only what it needs."""
-    from rljob.runner.data.readers import Readers
+    from rljob.runner.data.readers import DataReaders
 
     kinds = {kind for task in job.spec.tasks for kind, source in task.data if source is not None}
-    readers = Readers()
+    readers = DataReaders()
     if "reasoning_gym" in kinds:
-        from rljob.runner.data.reasoning_gym import ReasoningGymSource
+        from rljob.runner.data.reasoning_gym_source import ReasoningGymSource
 
         readers = replace(readers, reasoning_gym=ReasoningGymSource)
     if kinds & {"parquet", "datasets"}:

@@ -22,7 +22,7 @@ import msgspec
 
 from rljob.api.roles import Reward
 from rljob.protocol.backoff import Backoff
-from rljob.protocol.rewards import Score, ScoreItem, ScoreReply, ScoreRequest
+from rljob.protocol.score_messages import Score, ScoreItem, ScoreReply, ScoreRequest
 
 log = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from typing import Any
 
 from rljob.api.models import RLJobSpec
 from rljob.api.resolve import IN_STORAGE, resolve
-from rljob.api.rewards.loading import load_reward
+from rljob.api.rewards.load_reward import load_reward
 from rljob.api.tasks import Task, TaskData
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.runner.chat import ChatTemplate
 from rljob.runner.data import Source, digests
-from rljob.runner.data.readers import Readers, RowCheck, open_source
+from rljob.runner.data.readers import DataReaders, RowCheck, open_source
 from rljob.runner.data.table import TableSource
 from rljob.runner.loops import Loop, load_loop
 from rljob.runner.prompt_content import content_of
@@ -42,7 +42,7 @@ class Prepared:
     loops: dict[str, Loop]  # of each task
 
 
-def prepare(environment: ComponentEnvironment, readers: Readers) -> Prepared:
+def prepare(environment: ComponentEnvironment, readers: DataReaders) -> Prepared:
     """Open every task's data and loop and the policy's tokenizer, check them, and record digests of the data.
 
     Raises:
@@ -58,7 +58,7 @@ def prepare(environment: ComponentEnvironment, readers: Readers) -> Prepared:
     )
 
 
-def check(environment: ComponentEnvironment, readers: Readers, made_later: bool) -> list[str]:
+def check(environment: ComponentEnvironment, readers: DataReaders, made_later: bool) -> list[str]:
     """Return one sentence for each problem that keeps a runner from starting. Writes nothing.
 
     Args:
@@ -72,7 +72,7 @@ def check(environment: ComponentEnvironment, readers: Readers, made_later: bool)
 class _Preparation:
     """What was opened, and its problems; arguments as for :func:`check`."""
 
-    def __init__(self, environment: ComponentEnvironment, readers: Readers, made_later: bool) -> None:
+    def __init__(self, environment: ComponentEnvironment, readers: DataReaders, made_later: bool) -> None:
         self.spec = resolve(environment.job).spec
         self.tasks = {task.name: task for task in self.spec.tasks}
         self.problems: list[str] = []

@@ -15,7 +15,7 @@ from rljob.api.tasks import SOURCES
 
 
 @dataclass(frozen=True)
-class Rule:
+class CelRule:
     """A rule of CEL.
 
     ``at``: path of its schema, with [] for the entries of a list; ``self`` is the value there. ``field``: the invalid
@@ -28,7 +28,7 @@ class Rule:
     field: str = ""
 
 
-def rules() -> Iterator[Rule]:
+def rules() -> Iterator[CelRule]:
     """Yield every rule for new and changed RLJobs."""
     yield from _spec()
     yield from _tasks()
@@ -37,69 +37,69 @@ def rules() -> Iterator[Rule]:
     yield from _settings()
 
 
-def _spec() -> Iterator[Rule]:
+def _spec() -> Iterator[CelRule]:
     evaluated = "has(self.evaluation)"
     dedicated = f"{evaluated} && self.evaluation.engines == 'dedicated'"
     purpose = "self.rollouts.exists(pool, pool.purpose == '{}')"
-    yield Rule(
+    yield CelRule(
         "spec",
         "self.models.exists(model, model.name == 'policy')",
         "none is called 'policy'; name the model to train 'policy'",
         ".models",
     )
-    yield Rule(
+    yield CelRule(
         "spec",
         "self.tasks.all(task, self.rewards.exists(reward, reward.name == task.reward))",
         "there is no reward called as in a task; add it to rewards",
         ".tasks",
     )
     yield from _data_of_builtins()
-    yield Rule(
+    yield CelRule(
         "spec",
         f"!{evaluated} || !has(self.evaluation.tasks) || "
         "self.evaluation.tasks.all(name, self.tasks.exists(task, task.name == name))",
         "there is no task of one of these names; name one of tasks",
         ".evaluation.tasks",
     )
-    yield Rule(
+    yield CelRule(
         "spec",
         f"self.training.steps > 0 || {evaluated}",
         "0 only evaluates, and there is no evaluation; add evaluation, or train a step",
         ".training.steps",
     )
-    yield Rule(
+    yield CelRule(
         "spec",
         "self.tasks.all(task, self.rollouts.all(pool, task.sampling.maxTokens < pool.maxModelLength))",
         "a task's sampling.maxTokens leaves no room for a prompt in a pool's maxModelLength; lower it or raise the "
         "other",
         ".tasks",
     )
-    yield Rule(
+    yield CelRule(
         "spec",
         purpose.format("training"),
         "no pool is for training; set purpose: training in one of them",
         ".rollouts",
     )
-    yield Rule(
+    yield CelRule(
         "spec",
         f"!({dedicated}) || {purpose.format('evaluation')}",
         "dedicated needs a pool with purpose evaluation; set purpose: evaluation in one of rollouts, or shared",
         ".evaluation.engines",
     )
-    yield Rule(
+    yield CelRule(
         "spec",
         f"({dedicated}) || !{purpose.format('evaluation')}",
         "evaluation.engines is not dedicated; set evaluation.engines: dedicated, or purpose: training",
         ".rollouts",
     )
-    yield Rule(
+    yield CelRule(
         "spec",
         "!has(self.algorithm.minibatches) || "
         "self.algorithm.minibatches <= self.training.promptsPerStep * self.training.samplesPerPrompt",
         "there are more than samples of a batch; lower it",
         ".algorithm.minibatches",
     )
-    yield Rule(
+    yield CelRule(
         "spec",
         "self.training.samplesPerPrompt > 1 || !has(self.algorithm.groupFilter) || "
         "self.algorithm.groupFilter != 'nonconstant'",
@@ -108,7 +108,7 @@ def _spec() -> Iterator[Rule]:
     )
 
 
-def _data_of_builtins() -> Iterator[Rule]:
+def _data_of_builtins() -> Iterator[CelRule]:
     """Yield one rule for all built-in rewards that score the same data."""
     by_data: dict[frozenset[str], list[str]] = {}
     for name, kind in REWARDS.items():
@@ -117,7 +117,7 @@ def _data_of_builtins() -> Iterator[Rule]:
     for data, names in by_data.items():
         fits = " || ".join(f"has(task.data.{source})" for source in SOURCES if source in data)
         named = " || ".join(f"reward.builtin == '{name}'" for name in names)
-        yield Rule(
+        yield CelRule(
             "spec",
             f"self.tasks.all(task, {fits} || !self.rewards.exists(reward, "
             f"reward.name == task.reward && has(reward.builtin) && ({named})))",
@@ -127,60 +127,60 @@ def _data_of_builtins() -> Iterator[Rule]:
         )
 
 
-def _tasks() -> Iterator[Rule]:
-    yield Rule(
+def _tasks() -> Iterator[CelRule]:
+    yield CelRule(
         "spec.tasks[].data",
         f"{_given(SOURCES)}.exists_one(given, given)",
         f"give exactly one of {', '.join(SOURCES)}",
     )
-    yield Rule(
+    yield CelRule(
         "spec.tasks[].data",
         "!has(self.reasoningGym) || self.columns.size() == 0",
         "problems of reasoningGym always have question, answer and metadata; remove it",
         ".columns",
     )
     for source, other in (("jsonl", "heldOutPath"), ("parquet", "heldOutPath"), ("datasets", "heldOutSplit")):
-        yield Rule(
+        yield CelRule(
             f"spec.tasks[].data.{source}",
             f"!has(self.{other}) || !has(self.heldOutFraction) || self.heldOutFraction == 0.0",
             f"{other} is given too; give one of them",
             ".heldOutFraction",
         )
-    yield Rule(
+    yield CelRule(
         "spec.tasks[]",
         _most_one_of("prompt", "messages", "messagesColumn"),
         "a task has one of prompt, messages, messagesColumn",
     )
-    yield Rule(
+    yield CelRule(
         "spec.tasks[].messages",
         "self[self.size() - 1].role != 'assistant'",
         "the last message is the assistant's; end with the message that the model answers",
     )
-    yield Rule(
+    yield CelRule(
         "spec.tasks[].prompt",
         rf"self.matches(r'^([^{{}}]|{_BRACES}|\{{[^{{}}!:.\[\]]+:?\}})*$')",
         "is not a template: {column} stands for the value of a column; write {{ and }} for literal braces",
     )
-    yield Rule(
+    yield CelRule(
         "spec.tasks[].prompt",
         rf"self.matches(r'^([^{{}}]|{_BRACES})*(\{{[^{{]|[{{}}]$)')",
         "the template names no column; put {question} where the problem goes",
     )
 
 
-def _places() -> Iterator[Rule]:
+def _places() -> Iterator[CelRule]:
     """Yield rules for locations of models and files. In a cluster they must be in the job's storage."""
     for at in (
         "spec.models[].source",
         *(f"spec.tasks[].data.{table}.{field}" for table in ("jsonl", "parquet") for field in ("path", "heldOutPath")),
         "spec.tasks[].data.datasets.path",
     ):
-        yield Rule(
+        yield CelRule(
             at,
             "self.startsWith('job://') || !self.contains('://')",
             "cannot be read; write job://PATH for a path in the storage",
         )
-        yield Rule(
+        yield CelRule(
             at,
             "self.contains('://')",
             "a path of one machine is for rljob run; in a cluster put it into the job's storage and write job://PATH",
@@ -189,43 +189,43 @@ def _places() -> Iterator[Rule]:
     yield _inside("spec.initializer.command[]")
 
 
-def _inside(at: str) -> Rule:
+def _inside(at: str) -> CelRule:
     outside = r"(?s)^job://(/|(\.?/)*\.?$|(.*/)?\.\.(/|$))"
-    return Rule(
+    return CelRule(
         at,
         f"!self.matches(r'{outside}')",
         "is not a path inside the storage; write job://PATH without .. and a leading /",
     )
 
 
-def _services() -> Iterator[Rule]:
+def _services() -> Iterator[CelRule]:
     forms = ("builtin", "function", "url", "local")
-    yield Rule(
+    yield CelRule(
         "spec.rewards[]",
         f"{_most_one_of(*forms)} && ({' || '.join(f'has(self.{escaped(form)})' for form in (*forms, 'template'))})",
         "give exactly one of builtin, function, url, local",
     )
-    yield Rule(
+    yield CelRule(
         "spec.rewards[]",
         "!has(self.url) || !has(self.template)",
         "a service with url has no pod in the job; remove one of them",
         ".template",
     )
-    yield Rule(
+    yield CelRule(
         "spec.rewards[]",
         "!has(self.local) || has(self.template)",
         "is for rljob run; in a cluster give the service's container in template, or its url",
         ".local",
     )
     for owner in ("rewards[]", "environments[]", "rollouts[]", "runner"):
-        yield Rule(
+        yield CelRule(
             f"spec.{owner}.replicas",
             "!has(self.max) || self.max >= self.min",
             "is less than min; raise it or lower the other",
             ".max",
         )
     for owner in ("initializer", "rewards[]", "environments[]", "trainer", "rollouts[]", "runner", "coordinator"):
-        yield Rule(
+        yield CelRule(
             f"spec.{owner}.template.spec",
             "!has(self.restartPolicy)",
             "governed by rljob, which restarts processes itself; remove it",
@@ -233,10 +233,10 @@ def _services() -> Iterator[Rule]:
         )
 
 
-def _settings() -> Iterator[Rule]:
-    yield Rule("spec.storage", "!has(self.size) || !has(self.claim)", "a storage has one of size, claim")
+def _settings() -> Iterator[CelRule]:
+    yield CelRule("spec.storage", "!has(self.size) || !has(self.claim)", "a storage has one of size, claim")
     yield from _fabric()
-    yield Rule(
+    yield CelRule(
         "spec.network.egress",
         "self.policy == 'Listed' || self.to.size() == 0",
         "policy Any allows all destinations; set policy: Listed, or remove it",
@@ -244,16 +244,16 @@ def _settings() -> Iterator[Rule]:
     )
 
 
-def _fabric() -> Iterator[Rule]:
+def _fabric() -> Iterator[CelRule]:
     prefixes = ("NCCL_", "TORCH_NCCL_", "GLOO_", "UCX_", "FI_")
     known = " || ".join(f"name.startsWith('{prefix}')" for prefix in prefixes)
     for role in ("trainer", "rollouts[]"):
-        yield Rule(
+        yield CelRule(
             f"spec.{role}.rdma.resource",
             f"self != '{GPUS}'",
             f"{GPUS} is requested by accelerator; name the resource of the network adapters",
         )
-        yield Rule(
+        yield CelRule(
             f"spec.{role}.nccl",
             f"self.all(name, {known})",
             f"a name does not begin with {', '.join(prefixes[:-1])} or {prefixes[-1]}; set other variables in template",
@@ -263,7 +263,7 @@ def _fabric() -> Iterator[Rule]:
         (".trainer.hostNetwork", "self.trainer.hostNetwork"),
         (".rollouts", "self.rollouts.exists(pool, pool.hostNetwork)"),
     ):
-        yield Rule(
+        yield CelRule(
             "spec",
             f"!({strangers} && {some})",
             "network policies would block pods with hostNetwork; give the addresses of nodes "

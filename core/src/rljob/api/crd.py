@@ -12,11 +12,11 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from rljob.api.cel_rules import Rule, rules
+from rljob.api.cel_rules import CelRule, rules
 from rljob.api.explain import FieldDoc, fields
 from rljob.api.immutable import immutability
+from rljob.api.job_status import RLJobStatus
 from rljob.api.models import Metadata, RLJob, RLJobSpec
-from rljob.api.status import RLJobStatus
 from rljob.api.structural import Schema, ordered, structural
 from rljob.api.yaml_loader import Dumper
 
@@ -91,7 +91,7 @@ def rljobscale() -> dict[str, Any]:
     return _definition(names, schema, SCALE_COLUMNS, {"status": {}, "scale": scale})
 
 
-def add(schema: Schema, rule: Rule) -> None:
+def add(schema: Schema, rule: CelRule) -> None:
     """Add ``rule`` to the schema at its path; the schema is changed."""
     at = _at(schema, rule.at)
     said = {"rule": rule.rule, "message": rule.message}

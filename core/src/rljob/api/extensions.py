@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from rljob.api import engines
+from rljob.api import engine_registry
 from rljob.api.diff import shortened
 
 Registry: TypeAlias = Mapping[str, str]
@@ -35,7 +35,7 @@ AGGREGATIONS: Registry = {
     "token_sum_constant": "rljob.trainer.algorithms.aggregation:token_sum_constant",
 }
 BACKENDS: Registry = {"fsdp": "rljob.trainer.backends.fsdp:FsdpBackend"}
-ENGINES: Registry = {name: engine.adapter for name, engine in engines.ENGINES.items()}
+ENGINES: Registry = {name: engine.adapter for name, engine in engine_registry.ENGINES.items()}
 LOOPS: Registry = {"single_turn": "rljob.runner.loops.single_turn:single_turn"}
 
 MODULE = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rljob.api.cel_rules import Rule, escaped
+from rljob.api.cel_rules import CelRule, escaped
 from rljob.api.diff import differences, format_value
 from rljob.api.field_metadata import Fields, field_at, manifest_fields
 from rljob.api.models import RLJob
@@ -21,14 +21,14 @@ LISTED = "entries cannot be added, removed or renamed after creation; create a n
 LOWERED = "can only be raised after creation; create a new RLJob"
 
 
-def immutability(spec: Schema) -> Iterator[Rule]:
+def immutability(spec: Schema) -> Iterator[CelRule]:
     """Yield the transition rules. ``spec`` is the structural schema of an RLJob's spec."""
     fields = manifest_fields(RLJob)
     yield from _below(spec, "spec", fields)
     for path, field in fields.items():
         if field.mutable == "raise":
             parent, _, name = path.rpartition(".")
-            yield Rule(parent, f"self.{name} >= oldSelf.{name}", LOWERED, f".{name}")
+            yield CelRule(parent, f"self.{name} >= oldSelf.{name}", LOWERED, f".{name}")
 
 
 def run_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, str]]:
@@ -47,7 +47,7 @@ def run_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tupl
             yield path, was, now, f"started with {format_value(was)}, not {format_value(now)}"
 
 
-def _below(schema: Schema, path: str, fields: Fields) -> Iterator[Rule]:
+def _below(schema: Schema, path: str, fields: Fields) -> Iterator[CelRule]:
     for name, inner in schema["properties"].items():
         here = f"{path}.{name}"
         if path.endswith("[]") and name == "name":  # names are compared for the whole list
@@ -55,13 +55,13 @@ def _below(schema: Schema, path: str, fields: Fields) -> Iterator[Rule]:
         always = "default" in inner or name in schema.get("required", [])
         match fields[here].mutable:
             case "never":
-                yield Rule(path, _same(name, always), CHANGED, f".{name}")
+                yield CelRule(path, _same(name, always), CHANGED, f".{name}")
             case "partly" if inner["type"] == "array":
-                yield Rule(path, _same_names(name), LISTED, f".{name}")
+                yield CelRule(path, _same_names(name), LISTED, f".{name}")
                 yield from _below(inner["items"], f"{here}[]", fields)
             case "partly":
                 if not always:
-                    yield Rule(path, f"has(self.{name}) == has(oldSelf.{name})", CHANGED, f".{name}")
+                    yield CelRule(path, f"has(self.{name}) == has(oldSelf.{name})", CHANGED, f".{name}")
                 yield from _below(inner, here, fields)
 
 

@@ -15,7 +15,7 @@ from rljob.api.algorithm import Algorithm
 from rljob.api.base import Label, Labels, Model, Name, Text
 from rljob.api.field_metadata import FieldMeta
 from rljob.api.kubernetes import Network, Storage
-from rljob.api.pods import PodTemplate
+from rljob.api.pod_models import PodTemplate
 from rljob.api.roles import Coordinator, Environment, Reward, Rollout, Runner, Trainer
 from rljob.api.run_policy import Checkpoints, FailurePolicy, Scheduling, Tracking, WeightSync
 from rljob.api.tasks import Evaluation, Task

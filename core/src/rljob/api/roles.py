@@ -10,7 +10,7 @@ from rljob.api.base import Collectives, Model, Name, Quantity, Text, Url
 from rljob.api.extensions import BACKENDS, ENGINES, Extension, Reference
 from rljob.api.field_metadata import FieldMeta
 from rljob.api.kubernetes import NO_PODS, Accelerator, Rdma
-from rljob.api.pods import PodTemplate
+from rljob.api.pod_models import PodTemplate
 from rljob.api.rewards import REWARDS, builtin_docs, option_docs
 
 MEMORY = "processes share the memory of this machine"

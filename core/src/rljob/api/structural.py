@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from rljob.api import pods
+from rljob.api import pod_models
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -71,7 +71,7 @@ def structural(schema: Schema, definitions: dict[str, Schema], *, defaults: bool
             found |= _additional(value, definitions)
         elif key == "required":
             found["required"] = value
-        elif key == pods.MARK:
+        elif key == pod_models.MARK:
             found |= pod_template()
         else:
             assert key in {"default", *_DROPPED}, f"no structural schema has {key} (of {schema.get('title', '')})"
@@ -87,7 +87,7 @@ def ordered(schema: Schema) -> Schema:
 
 def pod_template() -> Schema:
     """Return the structural schema of a PodTemplateSpec: nothing required but keys of lists, null anywhere deletes."""
-    return _inlined(pods.SCHEMA, "template")
+    return _inlined(pod_models.SCHEMA, "template")
 
 
 def _additional(value: Any, definitions: dict[str, Schema]) -> Schema:
@@ -119,13 +119,13 @@ def _listed(schema: Schema) -> Schema:
 def _inlined(schema: Schema, field: str) -> Schema:
     """Return a schema of pod_template.json with its references resolved; ``field`` is where it is used."""
     if "$ref" in schema:
-        schema = pods.SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]]
+        schema = pod_models.SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]]
     found = dict(schema)
     if "type" not in found:
         return found
     if "items" in found:
         found["items"] = _inlined(found["items"], "")
-        if key := pods.LIST_KEYS.get(field):
+        if key := pod_models.LIST_KEYS.get(field):
             found["items"] = _with_key(found["items"], key)
             found |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
     if "additionalProperties" in found:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from rljob.api.engines import refused
+from rljob.api.engine_registry import refused
 from rljob.api.kubernetes import GPUS
-from rljob.api.pods import MAIN
+from rljob.api.pod_models import MAIN
 from rljob.api.rewards import REWARDS
 from rljob.api.tasks import SOURCES
 from rljob.api.templates import columns_of

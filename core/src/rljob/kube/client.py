@@ -74,7 +74,7 @@ class ApiClient:
         Args:
             verb: of Kubernetes (get, list, create, …), for metrics and errors.
             method: of HTTP.
-            path: see :meth:`rljob.kube.resources.Resource.path`.
+            path: see :meth:`rljob.kube.resource_kinds.Resource.path`.
             query: parameters; empty values are left out.
             timeout: for the whole request.
             body: encoded as JSON.

@@ -24,7 +24,7 @@ from rljob.ledger.audit_report import Check, Findings
 from rljob.ledger.audit_results import RESULTS
 from rljob.ledger.audit_rules import ACCOUNTS, PREPARATIONS
 from rljob.ledger.reader import DamagedError, LedgerReader, columns
-from rljob.protocol.rewards import add_up
+from rljob.protocol.score_messages import add_up
 
 PROPERTIES = (*ACCOUNTS, *RESULTS)
 SOUND = "the ledger is a sound database"

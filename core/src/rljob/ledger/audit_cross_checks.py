@@ -12,7 +12,7 @@ import msgspec
 
 from rljob.ledger.audit_report import Check, Findings
 from rljob.ledger.reader import LedgerReader
-from rljob.protocol.status import decode_status
+from rljob.protocol.run_status import decode_status
 
 DURABLE = ("Succeeded", "Suspended")
 """States that are said only once all of the run is in the ledger."""

@@ -13,7 +13,7 @@ import msgspec
 
 from rljob.ledger.audit_report import Check, Findings
 from rljob.ledger.reader import LedgerReader
-from rljob.protocol.checkpoint import CONFIGURATION_FILE, STATE_FILE, WEIGHTS_PATTERN, damage
+from rljob.protocol.checkpoint_files import CONFIGURATION_FILE, STATE_FILE, WEIGHTS_PATTERN, damage
 
 
 class CheckpointRecord(msgspec.Struct):

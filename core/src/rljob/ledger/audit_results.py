@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from rljob.ledger.audit_rules import Property, Rule
+from rljob.ledger.audit_rules import AuditRule, Property
 
 RESULTS = (
     Property(
         "no trained sample is older than α",
         "SELECT COUNT(*) FROM samples WHERE step IS NOT NULL",
         (
-            Rule(
+            AuditRule(
                 "SELECT 'sample ' || id FROM samples WHERE step IS NOT NULL"
                 " AND (min_version IS NULL OR step - min_version > :alpha)",
                 "its oldest token is older than its batch allows",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'sample ' || s.id FROM samples s JOIN groups g ON g.id = s.group_id WHERE g.kind = 'train' AND"
                 " (s.min_version > s.max_version OR (s.min_version IS NULL) != (NULLIF(s.max_version, -1) IS NULL)"
                 " OR (s.response_tokens IS NULL AND s.min_version IS NOT NULL)"
                 " OR s.max_version > COALESCE(s.step, :version) OR s.min_version < g.version)",
                 "its tokens are of versions that were not there",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'sample ' || s.id FROM samples s JOIN groups g ON g.id = s.group_id"
                 " WHERE g.kind = 'evaluation' AND (s.min_version != g.version OR s.max_version != g.version"
                 " OR (s.state = 'evaluated' AND (s.min_version IS NULL OR s.max_version IS NULL)))",
@@ -33,12 +33,12 @@ RESULTS = (
         "groups are filtered as the manifest says",
         "SELECT COUNT(*) FROM ends WHERE kind = 'train' AND trained + batched + filtered > 0",
         (
-            Rule(
+            AuditRule(
                 "SELECT 'group ' || id FROM ends WHERE kind = 'train' AND trained + batched > 0"
                 " AND :filter = 'nonconstant' AND lowest = highest",
                 "it is in a batch, but its rewards are all equal",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'group ' || id FROM ends WHERE filtered > 0 AND (:filter != 'nonconstant'"
                 " OR scored < :members OR lowest != highest)",
                 "it was filtered, but its rewards are not all equal, or the manifest wants no filter",
@@ -49,40 +49,40 @@ RESULTS = (
         "rewards and advantages are finite, and agree",
         "SELECT COUNT(*) FROM samples WHERE reward IS NOT NULL",
         (
-            Rule(
+            AuditRule(
                 "SELECT 'sample ' || id FROM samples"
                 " WHERE (reward IS NULL AND state IN ('scored', 'batched', 'trained', 'evaluated'))"
                 " OR reward NOT BETWEEN -1.7976931348623157e308 AND 1.7976931348623157e308",
                 "its reward is missing or not finite",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'sample ' || id FROM samples WHERE (reward IS NULL) != (text IS NULL)"
                 " OR (reward IS NULL) != (metrics IS NULL) OR (reward IS NULL) != (turn_rewards IS NULL)"
                 " OR (state = 'admitted' AND reward IS NOT NULL)",
                 "reward, turn rewards, metrics and text were not written together",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'sample ' || id FROM samples WHERE reward IS NOT NULL AND NOT add_up(turn_rewards, reward)",
                 "its reward is not the sum of its turns' rewards",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'sample ' || c.sample FROM completions c JOIN samples s ON s.id = c.sample"
                 " WHERE c.attempt >= s.attempt AND s.turn_rewards IS NOT NULL GROUP BY c.sample"
                 " HAVING COUNT(DISTINCT c.turn) != IIF(json_valid(s.turn_rewards),"
                 " json_array_length(s.turn_rewards), -1)",
                 "it does not have one reward for each of its turns",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'sample ' || id FROM samples WHERE advantage IS NOT NULL AND (step IS NULL OR advantage"
                 " NOT BETWEEN -3.4028235677973366e38 AND 3.4028235677973366e38)",
                 "it has an advantage without a batch, or one that is not finite",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'batch ' || step FROM samples WHERE step IS NOT NULL GROUP BY step"
                 " HAVING COUNT(advantage) NOT IN (0, COUNT(*))",
                 "some of its samples have an advantage, some do not",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'sample ' || id FROM (SELECT *, SUM(away * away) OVER (PARTITION BY group_id) AS squares"
                 " FROM (SELECT id, group_id, advantage, reward, reward - AVG(reward) OVER own AS away,"
                 " COUNT(*) OVER own AS members FROM samples WHERE step IS NOT NULL AND advantage IS NOT NULL"
@@ -100,24 +100,24 @@ RESULTS = (
         "engines served what was published",
         "SELECT COUNT(*) FROM served",
         (
-            Rule(
+            AuditRule(
                 "SELECT 'version ' || v.step || ' on ' || v.engine FROM served v LEFT JOIN publications p"
                 " ON p.lineage = v.lineage AND p.step = v.step WHERE p.digest IS NOT v.digest",
                 "the engine acknowledged other bytes than were published",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'version ' || step || ' of lineage ' || lineage FROM (SELECT lineage, step, incarnation,"
                 " LAG(incarnation, 1, 0) OVER (ORDER BY lineage, step) AS before FROM publications)"
                 " WHERE incarnation < before",
                 "it was published by a trainer that had been replaced",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'version ' || p.step || ' of lineage ' || p.lineage FROM publications p"
                 " JOIN incarnations i ON i.incarnation = p.incarnation WHERE p.step < i.step OR (p.step > i.step AND"
                 " NOT EXISTS (SELECT 1 FROM applied a WHERE a.step = p.step - 1 AND a.incarnation = p.incarnation))",
                 "it was published by a trainer that never held it",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'lineage ' || lineage FROM (SELECT lineage, MIN(step) AS first, LAG(lineage, 1, -1) OVER"
                 " (ORDER BY lineage) AS before, LAG(MAX(step)) OVER (ORDER BY lineage) AS last FROM publications"
                 " GROUP BY lineage) WHERE lineage != before + 1 OR first != COALESCE(last, first)",
@@ -129,31 +129,31 @@ RESULTS = (
         "turns have no gaps and token counts agree",
         "SELECT COUNT(*) FROM completions",
         (
-            Rule(
+            AuditRule(
                 "SELECT 'sample ' || c.sample FROM completions c JOIN samples s ON s.id = c.sample"
                 " WHERE c.attempt >= s.attempt GROUP BY c.sample"
                 " HAVING MIN(c.turn) != 0 OR MAX(c.turn) + 1 != COUNT(DISTINCT c.turn)",
                 "a turn of it is missing",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'turn ' || c.turn || ' of ' || c.sample FROM completions c JOIN samples s ON s.id = c.sample"
                 " WHERE c.attempt >= s.attempt GROUP BY c.sample, c.turn HAVING MIN(c.attempt) != MIN(s.attempt)"
                 " OR MAX(c.attempt) - MIN(c.attempt) + 1 != COUNT(*)"
                 " OR COALESCE(MIN(CASE WHEN c.finish != 'abort' THEN c.attempt END), MAX(c.attempt)) != MAX(c.attempt)",
                 "a completion of it is missing, or follows the one that ended it",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'completion of ' || sample FROM completions WHERE finish NOT IN ('stop', 'length', 'abort')"
                 " OR tokens < 0 OR turn < 0 OR attempt < 0",
                 "it did not end as a completion can",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'sample ' || s.id FROM samples s LEFT JOIN (SELECT c.sample AS sample, SUM(c.tokens) AS tokens"
                 " FROM completions c JOIN samples o ON o.id = c.sample AND c.attempt >= o.attempt GROUP BY c.sample) t"
                 " ON t.sample = s.id WHERE t.tokens IS NOT s.response_tokens",
                 "it does not have as many tokens as its completions",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'sample ' || s.id FROM samples s LEFT JOIN (SELECT c.sample AS sample, MAX(c.turn) AS last"
                 " FROM completions c JOIN samples o ON o.id = c.sample AND c.attempt >= o.attempt GROUP BY c.sample) t"
                 " ON t.sample = s.id WHERE (s.total_tokens IS NULL) != (t.last IS NULL)"
@@ -161,7 +161,7 @@ RESULTS = (
                 " OR (t.last = 0 AND s.total_tokens != s.prompt_tokens + s.response_tokens)",
                 "its length is not that of its prompt, its observations and what the model wrote",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'sample ' || id FROM samples WHERE reward IS NOT NULL AND (response_tokens IS NULL"
                 " OR prompt_tokens IS NULL OR prompt_tokens < 0 OR total_tokens IS NULL OR finish IS NULL"
                 " OR min_version IS NULL OR dispatched IS NOT NULL)",
@@ -173,7 +173,7 @@ RESULTS = (
         "evaluations have the problems they claim",
         "SELECT COUNT(*) FROM evaluations",
         (
-            Rule(
+            AuditRule(
                 "SELECT 'version ' || e.version || ', task ' || e.task FROM evaluations e LEFT JOIN (SELECT g.version"
                 " AS version, g.task AS task, COUNT(*) AS problems, TOTAL(s.state = 'failed') AS failed,"
                 " TOTAL(s.state IN ('admitted', 'expired')) AS open, AVG(COALESCE(s.reward, 0)) AS mean,"
@@ -183,19 +183,19 @@ RESULTS = (
                 " OR ABS(f.mean - e.mean_reward) > 1e-9 * (1 + ABS(f.mean)) OR ABS(f.accuracy - e.accuracy) > 1e-9",
                 "its problems, failures, mean reward or accuracy are not those of its samples",
             ),
-            Rule(
+            AuditRule(
                 "SELECT DISTINCT 'version ' || g.version || ', task ' || g.task FROM groups g WHERE"
                 " g.kind = 'evaluation' AND NOT EXISTS (SELECT 1 FROM evaluations e WHERE e.version = g.version"
                 " AND e.task = g.task) AND NOT EXISTS (SELECT 1 FROM ends n WHERE n.kind = 'evaluation'"
                 " AND n.version = g.version AND (n.waiting > 0 OR n.expired > 0))",
                 "all its problems ended, but there is no result",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'version ' || version FROM (SELECT DISTINCT version FROM groups WHERE kind = 'evaluation')"
                 " WHERE version > :version",
                 "it was evaluated, but does not exist",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'version ' || value FROM json_each(:evaluated) WHERE :finished"
                 " AND NOT EXISTS (SELECT 1 FROM evaluations WHERE version = value)",
                 "the run is done, and it was not evaluated",
@@ -206,22 +206,22 @@ RESULTS = (
         "the records that a start reads are sound",
         "SELECT COUNT(*) FROM meta",
         (
-            Rule(
+            AuditRule(
                 "SELECT key FROM meta WHERE key IN ('coordinator_starts', 'verified_incarnation')"
                 " AND (value != CAST(CAST(value AS INTEGER) AS TEXT) OR CAST(value AS INTEGER) < 0)",
                 "it is no count",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'coordinator_starts' WHERE :version > 0"
                 " AND COALESCE((SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'coordinator_starts'), 0) < 1",
                 "batches were applied, but no coordinator was started",
             ),
-            Rule(
+            AuditRule(
                 "SELECT key FROM meta WHERE key = 'verified_incarnation'"
                 " AND CAST(value AS INTEGER) > (SELECT COALESCE(MAX(incarnation), 0) FROM incarnations)",
                 "there was no such incarnation",
             ),
-            Rule("SELECT key FROM meta WHERE key = 'finished' AND CAST(value AS REAL) <= 0", "it is no time"),
+            AuditRule("SELECT key FROM meta WHERE key = 'finished' AND CAST(value AS REAL) <= 0", "it is no time"),
         ),
     ),
 )

@@ -32,7 +32,7 @@ PREPARATIONS = (ENDS, LISTED, "CREATE INDEX temp.listed_by_sample ON listed (sam
 
 
 @dataclass(frozen=True)
-class Rule:
+class AuditRule:
     """``query`` names what breaks the property, one a row; ``broken`` says of each what is wrong with it."""
 
     query: str
@@ -48,7 +48,7 @@ class Property:
 
     name: str
     examined: str
-    rules: tuple[Rule, ...]
+    rules: tuple[AuditRule, ...]
     note: str = "SELECT NULL"
 
 
@@ -59,54 +59,54 @@ ACCOUNTS = (
         "nothing refers to what does not exist",
         "SELECT (SELECT COUNT(*) FROM samples) + (SELECT COUNT(*) FROM completions) + (SELECT COUNT(*) FROM applied)",
         (
-            Rule(
+            AuditRule(
                 "SELECT 'sample ' || id FROM samples WHERE NOT EXISTS (SELECT 1 FROM groups g WHERE g.id = group_id)",
                 "its group does not exist",
             ),
-            Rule(
+            AuditRule(
                 "SELECT DISTINCT 'completion of ' || sample FROM completions"
                 " WHERE NOT EXISTS (SELECT 1 FROM samples s WHERE s.id = sample)",
                 "its sample does not exist",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'sample ' || sample FROM listed WHERE NOT EXISTS (SELECT 1 FROM samples s WHERE s.id = sample)",
                 "a batch names it, but it does not exist",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'sample ' || id FROM samples s WHERE step IS NOT NULL"
                 " AND NOT EXISTS (SELECT 1 FROM batches b WHERE b.step = s.step)",
                 "its batch does not exist",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'sample ' || id FROM samples WHERE id != group_id || '.' || member",
                 "it is not called after its group and member",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'group ' || id FROM groups WHERE id != CASE kind WHEN 'train' THEN 'g' || seq"
                 " WHEN 'evaluation' THEN 'e' || version || '.' || seq ELSE '' END",
                 "it is not called after its kind, version and number",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'group ' || id FROM groups WHERE task NOT IN (SELECT value FROM json_each(:tasks))",
                 "the manifest has no such task",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'step ' || step || ' of incarnation ' || incarnation FROM applied a"
                 " WHERE NOT EXISTS (SELECT 1 FROM batches b WHERE b.step = a.step)"
                 " OR NOT EXISTS (SELECT 1 FROM incarnations i WHERE i.incarnation = a.incarnation)",
                 "it was applied, but its batch or incarnation does not exist",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'step ' || step FROM step_metrics m"
                 " WHERE NOT EXISTS (SELECT 1 FROM applied a WHERE a.step = m.step)",
                 "it has metrics, but was never applied",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'version ' || step || ' of lineage ' || lineage FROM publications p WHERE step > :version"
                 " OR step < 0 OR NOT EXISTS (SELECT 1 FROM incarnations i WHERE i.incarnation = p.incarnation)",
                 "it was published, but that version or incarnation does not exist",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'checkpoint ' || step FROM checkpoints c WHERE step > :version OR step < 0"
                 " OR NOT EXISTS (SELECT 1 FROM incarnations i WHERE i.incarnation = c.incarnation)",
                 "that version or incarnation does not exist",
@@ -117,23 +117,23 @@ ACCOUNTS = (
         "groups are admitted whole, in order",
         "SELECT COUNT(*) FROM groups",
         (
-            Rule(
+            AuditRule(
                 "SELECT 'group ' || id FROM ends WHERE first IS NOT 0 OR last + 1 != samples"
                 " OR samples != CASE kind WHEN 'train' THEN :admitted ELSE 1 END",
                 "it does not have all its members, or others",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'group ' || id FROM (SELECT id, seq, LAG(seq, 1, -1) OVER (PARTITION BY kind,"
                 " CASE kind WHEN 'train' THEN 0 ELSE version END ORDER BY seq) AS before FROM groups)"
                 " WHERE seq != before + 1",
                 "the group before it in the order of admission is missing",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'group ' || id FROM (SELECT id, version, LAG(version, 1, 0) OVER (ORDER BY seq) AS before"
                 " FROM groups WHERE kind = 'train') WHERE version < before OR version > :version",
                 "it was admitted at a version older than that of the group before it, or that does not exist",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'version ' || version FROM (SELECT DISTINCT version, SUM(trained + batched + waiting > 0)"
                 " OVER (ORDER BY version) AS started FROM ends WHERE kind = 'train')"
                 " WHERE started > (:alpha + version + 1) * :groups + :redundant",
@@ -145,25 +145,25 @@ ACCOUNTS = (
         "no prompt is lost or started twice",
         "SELECT COUNT(*) FROM groups",
         (
-            Rule(
+            AuditRule(
                 "SELECT 'group ' || id FROM (SELECT id, row, LAG(row, 1, -1) OVER (PARTITION BY kind, task,"
                 " CASE kind WHEN 'train' THEN 0 ELSE version END ORDER BY row) AS before FROM groups)"
                 " WHERE row > before + 1 OR row < 0",
                 "the row of the task before its own was never started",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'group ' || id FROM (SELECT id, LEAD(id) OVER prompt AS again, expired"
                 " FROM ends WHERE kind = 'train' WINDOW prompt AS (PARTITION BY task, row ORDER BY seq))"
                 " WHERE again IS NOT NULL AND expired = 0",
                 "its prompt was started again though it did not expire",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'group ' || id FROM (SELECT id, LEAD(id) OVER prompt AS again, expired"
                 " FROM ends WHERE kind = 'train' WINDOW prompt AS (PARTITION BY task, row ORDER BY seq))"
                 " WHERE again IS NULL AND expired > 0",
                 "it expired and its prompt was not started again",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'group ' || MAX(id) FROM groups WHERE kind = 'evaluation' GROUP BY version, task, row"
                 " HAVING COUNT(*) > 1",
                 "its problem is in one evaluation twice",
@@ -174,14 +174,14 @@ ACCOUNTS = (
         "every sample ends exactly once",
         "SELECT COUNT(*) FROM samples",
         (
-            Rule(
+            AuditRule(
                 "SELECT 'sample ' || s.id FROM samples s JOIN groups g ON g.id = s.group_id WHERE NOT CASE g.kind"
                 f" WHEN 'train' THEN s.state IN {_ENDED} OR (NOT :finished AND s.state IN"
                 " ('admitted', 'scored', 'batched'))"
                 " ELSE s.state IN ('evaluated', 'failed', 'expired') OR (NOT :finished AND s.state = 'admitted') END",
                 "its state is none that a sample of its kind ends in, or the run is done and it is open",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'group ' || id FROM ends WHERE kind = 'train' AND CASE"
                 " WHEN trained + batched > 0 THEN trained + batched != :members OR trained * batched > 0"
                 "  OR samples != trained + batched + surplus + failed"
@@ -190,11 +190,11 @@ ACCOUNTS = (
                 " ELSE samples != waiting + surplus + failed END",
                 "its samples ended in ways that do not go together",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'group ' || id FROM ends WHERE kind = 'train' AND waiting > 0 AND waiting < :members",
                 "some of its samples ended and too few are left",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'sample ' || id FROM samples WHERE (reason != '') !="
                 " (state IN ('filtered', 'surplus', 'expired', 'failed'))",
                 "it was rejected without a reason, or has one though it was not",
@@ -205,46 +205,46 @@ ACCOUNTS = (
         "no sample is in two batches; samples and batches agree",
         "SELECT COUNT(*) FROM listed",
         (
-            Rule(
+            AuditRule(
                 "SELECT 'sample ' || sample FROM listed GROUP BY sample HAVING COUNT(*) > 1",
                 "batches name it more than once",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'sample ' || s.id FROM listed l JOIN samples s ON s.id = l.sample"
                 " WHERE s.step IS NOT l.step OR s.state != CASE WHEN l.step < :version THEN 'trained' ELSE 'batched'"
                 " END",
                 "a batch names it, but its own step or state say otherwise",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'sample ' || id FROM samples s WHERE step IS NOT NULL"
                 " AND NOT EXISTS (SELECT 1 FROM listed l WHERE l.sample = s.id)",
                 "it says that it is in a batch, but no batch names it",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'sample ' || id FROM samples WHERE (step IS NOT NULL) != (state IN ('trained', 'batched'))",
                 "it was trained without a batch, or is in one though it ended otherwise",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'sample ' || sample FROM (SELECT l.sample AS sample, l.place AS place, ROW_NUMBER() OVER"
                 " (PARTITION BY l.step ORDER BY g.seq, s.member) - 1 AS due FROM listed l JOIN samples s"
                 " ON s.id = l.sample JOIN groups g ON g.id = s.group_id) WHERE place != due",
                 "it is not at its place in the order of its batch",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'batch ' || b.step FROM batches b WHERE (SELECT COUNT(DISTINCT s.group_id) FROM samples s"
                 " WHERE s.step = b.step) != :groups",
                 "it does not have the groups of a batch",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'group ' || id FROM ends WHERE steps > 1",
                 "its samples are in different batches",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'batch ' || step FROM (SELECT step, LAG(step, 1, -1) OVER (ORDER BY step) AS before"
                 " FROM batches) WHERE step != before + 1 OR step > :version",
                 "the batch before it is missing, or was not applied",
             ),
-            Rule(
+            AuditRule(
                 "SELECT 'batch ' || COUNT(*) FROM batches HAVING :finished AND COUNT(*) != :steps",
                 "the run is done, but the number of its batches is not that of its steps",
             ),

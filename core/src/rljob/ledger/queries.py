@@ -15,7 +15,7 @@ from rljob.ledger.payload_record import PayloadRecord, decode_record
 from rljob.ledger.segments import Location
 from rljob.ledger.states import OPEN, REJECTED, State, quoted
 from rljob.ledger.store import Store
-from rljob.protocol.status import EvaluationResult
+from rljob.protocol.run_status import EvaluationResult
 
 Query = Callable[..., list[sqlite3.Row]]
 """Store.query or LedgerReader.rows."""

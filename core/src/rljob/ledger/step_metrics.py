@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from rljob.ledger.queries import Query
-from rljob.protocol.status import HistoryPoint
+from rljob.protocol.run_status import HistoryPoint
 
 Line = dict[str, Any]
 """kind (step | evaluation), step (0-based batch) or version, Unix time, and the metrics by name."""

@@ -16,7 +16,7 @@ from rljob.ledger.queries import first_needed_segment, samples_of_batch
 from rljob.ledger.segments import Location
 from rljob.ledger.states import PREDECESSORS, Kind, State, quoted
 from rljob.ledger.store import Store, now
-from rljob.protocol.status import EvaluationResult
+from rljob.protocol.run_status import EvaluationResult
 
 
 class LedgerWriter(Store):

@@ -5,7 +5,7 @@ With the Kubernetes API the coordinator may read its own RLJob and write its sta
 
 from __future__ import annotations
 
-from rljob.api.pods import PORT, PORT_NAME
+from rljob.api.pod_models import PORT, PORT_NAME
 from rljob.manifests.pods import TOKENS_FILE, PodSettings, http_probes, pod_template
 from rljob.manifests.render_context import RenderContext, RenderedRole
 

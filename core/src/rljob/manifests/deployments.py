@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from rljob.api.engines import image_of
-from rljob.api.pods import PORT, PORT_NAME
+from rljob.api.engine_registry import image_of
+from rljob.api.pod_models import PORT, PORT_NAME
 from rljob.api.roles import Replicas, Reward, Rollout
 from rljob.manifests.coordinator import RESOURCES
 from rljob.manifests.hashes import of_pods

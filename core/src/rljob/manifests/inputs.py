@@ -19,7 +19,7 @@ Object: TypeAlias = dict[str, Any]
 """A Kubernetes object as JSON."""
 
 PARTS = ("coordinator", "runner", "trainer", "rollout", "rewards")
-"""Images; the initializer runs in the trainer image. Those of engines are named in :mod:`rljob.api.engines`."""
+"""Images; the initializer runs in the trainer image. Those of engines are named in :mod:`rljob.api.engine_registry`."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Cluster:
 
 
 @dataclass(frozen=True)
-class Context:
+class RenderTarget:
     """Where and when a job is rendered."""
 
     cluster: Cluster = Cluster()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rljob.api.pods import MAIN, main_container
+from rljob.api.pod_models import MAIN, main_container
 from rljob.api.roles import Trainer
 from rljob.manifests import names
 from rljob.manifests.deployments import disruption_budget

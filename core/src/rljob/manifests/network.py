@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from rljob.api.kubernetes import Destination, Peer
-from rljob.api.pods import PORT
+from rljob.api.pod_models import PORT
 from rljob.manifests import names
 from rljob.manifests.inputs import Object
 from rljob.manifests.render_context import RenderContext, RenderedRole, RoleKey

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rljob.api.pods import MAIN, PORT, PORT_NAME, main_container
+from rljob.api.pod_models import MAIN, PORT, PORT_NAME, main_container
 from rljob.manifests import names
 from rljob.manifests.inputs import Object
 from rljob.manifests.job_objects import KEY

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rljob.api.models import RLJob
-from rljob.api.pods import MAIN, main_container
+from rljob.api.pod_models import MAIN, main_container
 from rljob.manifests.resources import ELASTIC
 
 

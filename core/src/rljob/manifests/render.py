@@ -11,7 +11,7 @@ from rljob.api.yaml_loader import Dumper
 from rljob.manifests.coordinator import access, coordinator
 from rljob.manifests.deployments import reward, rollout, runner
 from rljob.manifests.hashes import Inputs
-from rljob.manifests.inputs import Context, Object
+from rljob.manifests.inputs import Object, RenderTarget
 from rljob.manifests.job_objects import config, storage
 from rljob.manifests.jobs import initializer, trainer
 from rljob.manifests.names import secret_name
@@ -24,7 +24,7 @@ ALL_TOKENS = "coordinator"
 """Key of the Secret: JSON of role → token, for the coordinator."""
 
 
-def render(job: RLJob, context: Context) -> tuple[RenderedRole, ...]:
+def render(job: RLJob, context: RenderTarget) -> tuple[RenderedRole, ...]:
     """Return the roles of a job with their objects, in order of creation. Callers must not modify the objects.
 
     The Secret of the tokens is separate, because tokens are random: see :func:`secret`.
@@ -50,7 +50,7 @@ def render(job: RLJob, context: Context) -> tuple[RenderedRole, ...]:
     return tuple(role for role in roles if role is not None)
 
 
-def secret(job: RLJob, context: Context, data: Mapping[str, str]) -> Object:
+def secret(job: RLJob, context: RenderTarget, data: Mapping[str, str]) -> Object:
     """Return the Secret of a job's tokens.
 
     Args:

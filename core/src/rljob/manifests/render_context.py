@@ -8,7 +8,7 @@ from typing import Any
 from rljob.api.models import RLJob
 from rljob.manifests import names
 from rljob.manifests.hashes import Inputs, rendered_hash
-from rljob.manifests.inputs import Cluster, Context, Object
+from rljob.manifests.inputs import Cluster, Object, RenderTarget
 from rljob.manifests.names import object_name, role_name
 
 
@@ -48,7 +48,7 @@ class RenderContext:
     """The job that is rendered, with its cluster and its hashes."""
 
     job: RLJob
-    context: Context
+    context: RenderTarget
     inputs: Inputs
 
     @property

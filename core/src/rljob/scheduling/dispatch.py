@@ -77,7 +77,7 @@ class EngineLoad:
 Load = TypeVar("Load", bound=EngineLoad)
 
 
-class Queue:
+class RequestQueue:
     """Requests that wait for an engine, lowest order first. Those of a kind wait in one heap: what no engine may have
     now holds up nothing else."""
 

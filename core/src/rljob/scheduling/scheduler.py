@@ -33,7 +33,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Batch:
+class FormedBatch:
     """What asking for a batch came to. ``groups`` are for one optimizer step, in admission order; none while it is not
     time. ``ended`` are samples that the asking brought to an end; ``again`` are the (task, row) of groups that expired,
     to be started afresh with :meth:`Scheduler.restart`."""
@@ -140,7 +140,7 @@ class Scheduler:
 
     # --- batches ---
 
-    def form_batch(self) -> Batch:
+    def form_batch(self) -> FormedBatch:
         """Form the batch of step ``version`` if it is time.
 
         Complete groups go earliest deadline first. A group that is not complete holds the batch up only if this is the
@@ -149,7 +149,7 @@ class Scheduler:
         """
         s, step = self.settings, self.version
         if step >= s.steps or step in self.batches or self._complete < s.groups_per_batch:
-            return Batch([], [], [])  # asked after every event: the common answer must be cheap
+            return FormedBatch([], [], [])  # asked after every event: the common answer must be cheap
         ended: list[Ended] = []
         again: list[tuple[str, int]] = []
         for group in [g for g in self.groups.values() if g.complete and self._urgency(g)[0] < step]:
@@ -159,7 +159,7 @@ class Scheduler:
         ready = sorted((g for g in self.groups.values() if g.complete), key=self._urgency)
         late = [g for g in self.groups.values() if not g.complete and self._urgency(g)[0] <= step]
         if len(ready) < s.groups_per_batch or (late and not s.regenerate and len(late) > s.redundant_groups):
-            return Batch([], ended, again)
+            return FormedBatch([], ended, again)
         if late and s.regenerate:
             for group in late:
                 ended += self._reject(group, "expired", f"not complete when batch {step} was due")
@@ -179,7 +179,7 @@ class Scheduler:
             group.step = step
         self._complete -= len(chosen)
         self.batches[step] = chosen
-        return Batch(chosen, ended, again)
+        return FormedBatch(chosen, ended, again)
 
     def restart(self, task: str, row: int) -> Group:
         """Start an expired prompt afresh."""

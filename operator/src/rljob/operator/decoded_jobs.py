@@ -11,9 +11,9 @@ import msgspec
 from pydantic import ValidationError
 
 from rljob.api.errors import ManifestError
+from rljob.api.job_status import RLJobStatus
 from rljob.api.load import validate
 from rljob.api.models import API_VERSION, RLJob
-from rljob.api.status import RLJobStatus
 from rljob.operator.cache import SeenJob
 
 log = logging.getLogger(__name__)

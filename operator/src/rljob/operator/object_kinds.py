@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rljob.kube.resources import PODS, RLJOBS, Resource
+from rljob.kube.resource_kinds import PODS, RLJOBS, Resource
 
 __all__ = ["BY_KIND", "CHILDREN", "CLAIM", "EVENTS", "FIELD_MANAGER", "LEASES", "PODS", "RLJOBS", "SECRETS", "Resource"]
 

@@ -16,7 +16,7 @@ import aiohttp
 from rljob.kube.access import Access
 from rljob.kube.client import ApiClient
 from rljob.kube.errors import TooManyRequestsError, UnavailableError
-from rljob.kube.resources import APPLY_PATCH, MERGE_PATCH, Resource
+from rljob.kube.resource_kinds import APPLY_PATCH, MERGE_PATCH, Resource
 from rljob.operator.object_kinds import FIELD_MANAGER
 
 PAGE = 500

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rljob.api.job_status import RLJobStatus
 from rljob.api.models import RLJob
-from rljob.api.status import RLJobStatus
 from rljob.manifests.inputs import Object
 from rljob.operator.api_types import Child, Meta, Pod
 

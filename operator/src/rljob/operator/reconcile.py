@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from rljob.api.status import RLJobStatus
+from rljob.api.job_status import RLJobStatus
 from rljob.kube.errors import ConflictError, NotFoundError
 from rljob.manifests.inputs import Cluster
 from rljob.manifests.names import ROLE

@@ -7,12 +7,12 @@ import secrets
 
 from rljob.api.models import RLJob
 from rljob.manifests import ALL_TOKENS, TOKEN_ROLES, secret
-from rljob.manifests.inputs import Context, Object
+from rljob.manifests.inputs import Object, RenderTarget
 from rljob.operator.api_types import Meta
 
 
 def new_secret(meta: Meta, job: RLJob) -> Object:
     """Return a Secret with new tokens. Its name contains the job's uid: a later job of the same name has another."""
     tokens = {role: secrets.token_urlsafe(32) for role in TOKEN_ROLES}
-    context = Context(namespace=meta.namespace, uid=meta.uid)
+    context = RenderTarget(namespace=meta.namespace, uid=meta.uid)
     return secret(job, context, {**tokens, ALL_TOKENS: json.dumps(tokens)})

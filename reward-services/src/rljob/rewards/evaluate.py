@@ -9,7 +9,7 @@ from typing import Any
 
 from rljob.api.extensions import is_async
 from rljob.api.rewards import Scorer
-from rljob.protocol.rewards import Score, ScoreItem
+from rljob.protocol.score_messages import Score, ScoreItem
 
 FIELDS = ("prompt", "completion", "finish", "problem", "task")
 """Possible parameters of a reward: fields of a ScoreItem."""

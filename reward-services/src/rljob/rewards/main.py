@@ -54,7 +54,7 @@ def function_problems(spec: RLJobSpec, name: str = "") -> Iterator[str]:
 
     Factories of a RewardKind are imported and not called: they may take long. Validation has checked builtins.
     """
-    from rljob.api.rewards.loading import load_reward
+    from rljob.api.rewards.load_reward import load_reward
     from rljob.rewards.evaluate import RewardEvaluator
 
     for i, reward in enumerate(spec.rewards):
@@ -78,7 +78,7 @@ def make_evaluator(spec: RLJobSpec, i: int) -> RewardEvaluator:
     Raises:
         ValueError: the reward is neither, or it cannot be made.
     """
-    from rljob.api.rewards.loading import load_reward
+    from rljob.api.rewards.load_reward import load_reward
     from rljob.rewards.evaluate import RewardEvaluator
 
     loaded = load_reward(spec, i)

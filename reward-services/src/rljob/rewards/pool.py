@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from rljob.protocol.rewards import Score, ScoreItem
+from rljob.protocol.score_messages import Score, ScoreItem
 from rljob.rewards import metrics
 from rljob.rewards.evaluate import error_score
 from rljob.rewards.worker import fork_worker

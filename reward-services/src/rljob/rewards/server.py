@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from rljob.protocol.heartbeat import beating
-from rljob.protocol.rewards import ScoreReply, ScoreRequest
+from rljob.protocol.score_messages import ScoreReply, ScoreRequest
 from rljob.rewards.metrics import REGISTRY
 from rljob.rewards.pool import Pool
 
@@ -34,7 +34,8 @@ def build_app(pool: Pool) -> FastAPI:
         try:  # the raw body through msgspec costs a third less than a pydantic model, and half on large samples
             items = _decoder.decode(await request.body()).items
         except msgspec.DecodeError as error:  # ValidationError is one of them
-            text = f"the body is not a ScoreRequest: {error}; send the JSON of rljob.protocol.rewards.ScoreRequest\n"
+            remedy = "send the JSON of rljob.protocol.score_messages.ScoreRequest"
+            text = f"the body is not a ScoreRequest: {error}; {remedy}\n"
             return Response(text, status_code=422, media_type="text/plain")
         return Response(_encoder.encode(ScoreReply(await pool.score(items))), media_type="application/json")
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import msgspec
 
 from rljob.protocol.parent_death import set_parent_death_signal
-from rljob.protocol.rewards import Score, ScoreItem
+from rljob.protocol.score_messages import Score, ScoreItem
 
 log = logging.getLogger(__name__)
 

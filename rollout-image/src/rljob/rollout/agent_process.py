@@ -10,7 +10,7 @@ from functools import partial
 from rljob.protocol.coordinator_link import RefusedError
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.protocol.heartbeat import beating
-from rljob.rollout.adapters.loading import load_adapter
+from rljob.rollout.adapters.load_adapter import load_adapter
 from rljob.rollout.agent import Agent
 from rljob.rollout.supervisor import EngineProcess, EngineStartError
 

@@ -29,8 +29,8 @@ from rljob.rollout.adapters.base import (
     GenerationOutput,
     unpack_ints,
 )
-from rljob.transfer.group import SENDER_RANK, Rendezvous, WeightGroup, host_rendezvous
 from rljob.transfer.rounds import describe, send_round
+from rljob.transfer.weight_group import SENDER_RANK, Rendezvous, WeightGroup, host_rendezvous
 
 BUCKET_BYTES = 1  # one tensor per broadcast
 HOST = "127.0.0.1"

@@ -11,7 +11,7 @@ from rljob.api.models import RLJobSpec
 from rljob.api.roles import Rollout
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.rollout.adapters.base import Adapter
-from rljob.rollout.adapters.loading import load_adapter
+from rljob.rollout.adapters.load_adapter import load_adapter
 
 
 def check(environment: ComponentEnvironment) -> Iterator[str]:

@@ -30,7 +30,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rljob.protocol.checkpoint import (
+from rljob.protocol.checkpoint_files import (
     DIRECTORY,
     OPTIMIZER_FILE,
     STATE_FILE,
@@ -59,7 +59,7 @@ class TrainerState(msgspec.Struct):
     versions: dict[str, str]
 
 
-class Checkpoints:
+class CheckpointStore:
     """The checkpoints of a run.
 
     Args:

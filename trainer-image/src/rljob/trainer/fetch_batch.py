@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rljob.protocol.backoff import Backoff
 from rljob.protocol.messages import BatchSample, SampleTokens, Train
-from rljob.protocol.rewards import add_up
+from rljob.protocol.score_messages import add_up
 from rljob.scheduling.shards import assign
 from rljob.trainer.algorithms.rewards import token_rewards
 from rljob.trainer.batch import Row, lengths

@@ -38,16 +38,16 @@ from rljob.protocol.messages import (
 )
 from rljob.trainer import preflight
 from rljob.trainer.backends.base import Backend, BackendFactory
+from rljob.trainer.background_sender import BackgroundSender
 from rljob.trainer.batch import Row
-from rljob.trainer.checkpoint import Checkpoints, TrainerState, read_configuration
+from rljob.trainer.checkpoint import CheckpointStore, TrainerState, read_configuration
 from rljob.trainer.coordinator_client import Command, CoordinatorClient, Result
 from rljob.trainer.errors import ModelError, NoRoomError, SupersededError, UnrecoverableError
 from rljob.trainer.fetch_batch import pull_shard
 from rljob.trainer.process_group import World, join_world, leave_world, make_deterministic, set_threads
 from rljob.trainer.step import apply_batch
 from rljob.trainer.weight_probe import TOKENS, probe
-from rljob.trainer.weight_publisher import Publisher
-from rljob.trainer.weights import WeightSender
+from rljob.trainer.weight_sender import WeightSender
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class TrainerLoop:
         self._job: RLJob = environment.job
         self._world = world
         self._incarnation = 0
-        self._checkpoints = Checkpoints(environment.storage)
+        self._checkpoints = CheckpointStore(environment.storage)
         if world.rank == 0:
             self._checkpoints.clean()
         world.raise_first_error(None)  # no rank looks for a checkpoint before rank 0 has cleaned up
@@ -179,14 +179,14 @@ class TrainerLoop:
         self._configuration = read_configuration(source)
         self._last = StepDone(0, self._step - 1, {})
 
-    def _make_publisher(self) -> Publisher:
+    def _make_publisher(self) -> BackgroundSender:
         settings = self._job.spec.weight_sync
         transport = settings.transport
         if transport == "auto":
             transport = "nccl" if self._world.device.type == "cuda" else "gloo"
         self._wire_device = self._world.device if transport == "nccl" else torch.device("cpu")
         sender = WeightSender(self._environment.host, settings.bucket_bytes, settings.timeout_seconds, transport)
-        return Publisher(sender, transport, self._post)
+        return BackgroundSender(sender, transport, self._post)
 
     def _registered(self, answer: TrainerRegistered) -> None:
         if answer.incarnation != self._incarnation:

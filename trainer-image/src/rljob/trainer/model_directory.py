@@ -11,7 +11,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from rljob.protocol.checkpoint import WEIGHTS_FILE
+from rljob.protocol.checkpoint_files import WEIGHTS_FILE
 
 INDEX = "model.safetensors.index.json"
 OTHER_FORMATS = ("pytorch_model.bin", "pytorch_model.bin.index.json")  # not checked

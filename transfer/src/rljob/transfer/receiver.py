@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 
 from rljob.protocol.messages import ParameterMeta
-from rljob.transfer.group import Rendezvous, WeightGroup
 from rljob.transfer.rounds import LoadWeights, receive_round
+from rljob.transfer.weight_group import Rendezvous, WeightGroup
 
 
 class WeightReceiver:

@@ -10,7 +10,7 @@ import torch
 
 from rljob.protocol.messages import ParameterMeta
 from rljob.protocol.weights import DIGEST_BYTES, DTYPE_BYTES, parameter_bytes, plan_buckets
-from rljob.transfer.group import SENDER_RANK, WeightGroup
+from rljob.transfer.weight_group import SENDER_RANK, WeightGroup
 
 NamedTensors: TypeAlias = Iterable[tuple[str, torch.Tensor]]
 LoadWeights: TypeAlias = Callable[[list[tuple[str, torch.Tensor]]], object]

@@ -21,7 +21,7 @@ ROWS_AT_A_TIME = 1024
 
 
 class ParquetRows:
-    """A :class:`rljob.runner.data.table.Table` of a Parquet file; a position is a row's number.
+    """A :class:`rljob.runner.data.table.TableRows` of a Parquet file; a position is a row's number.
 
     A row is read with its whole row group; the groups read last are kept, 256 MiB of them.
 
@@ -67,7 +67,7 @@ class ParquetRows:
 
 
 class SavedRows:
-    """A :class:`rljob.runner.data.table.Table` of one split saved by ``Dataset.save_to_disk``; rows by number.
+    """A :class:`rljob.runner.data.table.TableRows` of one split saved by ``Dataset.save_to_disk``; rows by number.
 
     state.json lists the files, each an Arrow stream. They are mapped into memory, not read into it.
 

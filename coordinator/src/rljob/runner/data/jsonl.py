@@ -13,7 +13,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class JsonLines:
-    """A :class:`rljob.runner.data.table.Table` of a file of JSON lines; a position is a line's offset in bytes.
+    """A :class:`rljob.runner.data.table.TableRows` of a file of JSON lines; a position is a line's offset in bytes.
 
     Args:
         path: the file.

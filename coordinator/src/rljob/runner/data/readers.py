@@ -7,24 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from rljob.api.tasks import DatasetsDirectory, ReasoningGym, Task
-from rljob.api.tasks import Table as TableData
+from rljob.api.tasks import DatasetsDirectory, ReasoningGym, Table, Task
 from rljob.runner.data import Source
 from rljob.runner.data.jsonl import JsonLines
-from rljob.runner.data.table import Row, Table, TableSource, draw_order
+from rljob.runner.data.table import Row, TableRows, TableSource, draw_order
 from rljob.runner.prompt_content import content_of, identity
 
 
 @dataclass(frozen=True)
-class Readers:
+class DataReaders:
     """What reads the kinds of data whose libraries take long to import (seconds for reasoning-gym).
 
     main.py imports those the job needs; None stands for the others.
     """
 
     reasoning_gym: Callable[[ReasoningGym, int, str], Source] | None = None
-    parquet: Callable[[Path, str], Table] | None = None
-    datasets: Callable[[Path, str | None, str], Table] | None = None
+    parquet: Callable[[Path, str], TableRows] | None = None
+    datasets: Callable[[Path, str | None, str], TableRows] | None = None
 
 
 RowCheck: TypeAlias = Callable[[Row], None]
@@ -32,7 +31,7 @@ RowCheck: TypeAlias = Callable[[Row], None]
 
 
 def open_source(
-    task: Task, row_check: RowCheck | None, seed: int, where: str, readers: Readers, path: Callable[[str], Path]
+    task: Task, row_check: RowCheck | None, seed: int, where: str, readers: DataReaders, path: Callable[[str], Path]
 ) -> Source:
     """Return the source of a task's problems.
 
@@ -66,8 +65,8 @@ def open_source(
 
 
 def _files(
-    table: TableData, where: str, read: Callable[[Path, str], Table], path: Callable[[str], Path]
-) -> tuple[Table, Table | None]:
+    table: Table, where: str, read: Callable[[Path, str], TableRows], path: Callable[[str], Path]
+) -> tuple[TableRows, TableRows | None]:
     train = read(_file(path(table.path), f"{where}.path"), f"{where}.path")
     if table.held_out_path is None:
         return train, None
@@ -75,8 +74,8 @@ def _files(
 
 
 def _splits(
-    data: DatasetsDirectory, where: str, readers: Readers, path: Callable[[str], Path]
-) -> tuple[Table, Table | None]:
+    data: DatasetsDirectory, where: str, readers: DataReaders, path: Callable[[str], Path]
+) -> tuple[TableRows, TableRows | None]:
     assert readers.datasets is not None
     train = readers.datasets(path(data.path), data.split, f"{where}.{'split' if data.split else 'path'}")
     if data.held_out_split is None:

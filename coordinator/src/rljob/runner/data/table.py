@@ -31,7 +31,7 @@ class LocatedRow(NamedTuple):
     row: Row
 
 
-class Table(Protocol):
+class TableRows(Protocol):
     """The rows of one file or directory."""
 
     where: str
@@ -68,8 +68,8 @@ class TableSource:
 
     def __init__(
         self,
-        train: Table,
-        held_out: Table | None,
+        train: TableRows,
+        held_out: TableRows | None,
         fraction: float,
         columns: dict[str, str],
         identify: Callable[[Row], str],
@@ -121,7 +121,7 @@ class TableSource:
             place = shuffled(place, len(positions), key)
         return self._renamed(self._tables[split].read(positions[place]))
 
-    def _identified(self, table: Table, identify: Callable[[Row], str]) -> Iterator[tuple[LocatedRow, str]]:
+    def _identified(self, table: TableRows, identify: Callable[[Row], str]) -> Iterator[tuple[LocatedRow, str]]:
         for found in table.rows():
             try:
                 yield found, identify(self._renamed(found.row))

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 from rljob.api.extensions import LOOPS, is_async, load
-from rljob.protocol.rewards import Score
+from rljob.protocol.score_messages import Score
 from rljob.runner.context import Context
 
 Loop: TypeAlias = Callable[[Context], Awaitable[Score]]

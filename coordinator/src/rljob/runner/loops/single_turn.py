@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rljob.protocol.rewards import Score
+from rljob.protocol.score_messages import Score
 from rljob.runner.context import Context
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from rljob.api.job_status import RLJobStatus
 from rljob.api.models import RLJob
-from rljob.api.status import RLJobStatus
 from rljob.manifests.names import JOB, SPEC_HASH, claim_name
 from rljob.operator.api_types import Child, Meta
 from rljob.operator.cache import Cache, SeenJob

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rljob.api.status import RLJobStatus, RoleStatus
+from rljob.api.job_status import RLJobStatus, RoleStatus
 from rljob.operator.api_types import Child
 from rljob.operator.plan import COORDINATOR, INITIALIZER, TRAINER
 from rljob.operator.planning import conditions, reasons, role_status, trainer

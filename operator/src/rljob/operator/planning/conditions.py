@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from rljob.api.status import Condition, RLJobStatus
+from rljob.api.job_status import Condition, RLJobStatus
 from rljob.operator.plan import Event
 from rljob.operator.planning import reasons
 from rljob.operator.planning.plan_builder import PlanBuilder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from rljob.api.pods import MAIN
+from rljob.api.pod_models import MAIN
 from rljob.operator.api_types import ContainerStatus, Pod, Terminated
 from rljob.operator.planning.timestamps import seconds_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rljob.api.status import RLJobStatus
+from rljob.api.job_status import RLJobStatus
 from rljob.manifests.names import ROLE_HASH
 from rljob.operator.api_types import Child
 from rljob.operator.plan import INITIALIZER

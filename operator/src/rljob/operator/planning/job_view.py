@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from rljob import manifests
+from rljob.api.job_status import Attempt
 from rljob.api.models import RLJob
-from rljob.api.status import Attempt
-from rljob.manifests.inputs import Cluster, Context
+from rljob.manifests.inputs import Cluster, RenderTarget
 from rljob.manifests.names import ATTEMPT, ROLE, role_name
 from rljob.manifests.render_context import RenderedRole
 from rljob.operator.api_types import Child, ObjectCondition, OwnerReference, Pod
@@ -65,7 +65,7 @@ def observe(observed: Observed, job: RLJob, cluster: Cluster, attempt: Attempt, 
     """
     wanted = wanted_replicas(job, {**_present_replicas(observed), **observed.scales})
     meta = observed.metadata
-    context = Context(cluster, meta.namespace, meta.uid, attempt.number, wanted)
+    context = RenderTarget(cluster, meta.namespace, meta.uid, attempt.number, wanted)
     roles = render(job, context)
     return JobView(observed, job, attempt, roles, wanted, pods_by_role(observed.pods, attempt.number))
 
@@ -171,11 +171,11 @@ def is_disrupted(pod: Pod) -> bool:
     return found is not None and found.status == "True"
 
 
-Render: TypeAlias = Callable[[RLJob, Context], Sequence[RenderedRole]]
+Render: TypeAlias = Callable[[RLJob, RenderTarget], Sequence[RenderedRole]]
 """Job and context → its roles with their objects; ValueError when the job cannot be rendered."""
 
 
-def render(job: RLJob, context: Context) -> Sequence[RenderedRole]:
+def render(job: RLJob, context: RenderTarget) -> Sequence[RenderedRole]:
     """Return the roles of a job.
 
     Raises:
@@ -190,7 +190,7 @@ def render(job: RLJob, context: Context) -> Sequence[RenderedRole]:
 @dataclass(frozen=True)
 class _Entry:
     job: RLJob
-    context: Context
+    context: RenderTarget
     roles: Sequence[RenderedRole]
 
 
@@ -201,7 +201,7 @@ class Rendering:
         self._render = render
         self._entries: dict[str, _Entry] = {}
 
-    def __call__(self, job: RLJob, context: Context) -> Sequence[RenderedRole]:
+    def __call__(self, job: RLJob, context: RenderTarget) -> Sequence[RenderedRole]:
         """Return the roles of ``job``; the result is shared and must not be changed."""
         entry = self._entries.get(context.uid)
         if entry is None or entry.job is not job or entry.context != context:

@@ -6,8 +6,8 @@ import importlib.metadata
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from rljob.api.job_status import Attempt, RoleStatus
 from rljob.api.models import RLJob
-from rljob.api.status import Attempt, RoleStatus
 from rljob.manifests.inputs import Cluster
 from rljob.operator.plan import INITIALIZER, TRAINER, Event, Observed, Plan, Ref
 from rljob.operator.planning import (

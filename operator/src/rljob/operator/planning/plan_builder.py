@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from rljob.api.status import RLJobStatus
+from rljob.api.job_status import RLJobStatus
 from rljob.manifests.inputs import Object
 from rljob.operator.api_types import Child
 from rljob.operator.plan import Event, Observed, Plan, Ref

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rljob.api.pods import MAIN
+from rljob.api.pod_models import MAIN
 from rljob.operator.api_types import Child, ContainerStatus, Pod
 from rljob.operator.planning import reasons
 from rljob.operator.planning.container_exits import last_end, newest_end, with_last_line

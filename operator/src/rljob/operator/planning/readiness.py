@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rljob.api.status import Attempt, Run
+from rljob.api.job_status import Attempt, RunState
 from rljob.operator.plan import TRAINER, Ref
 from rljob.operator.planning import pod_diagnosis, reasons
 from rljob.operator.planning.initializer_stage import InitializerStage
@@ -30,7 +30,7 @@ def of_job(
     stage: InitializerStage,
     problems: Sequence[RoleProblem],
     attempt: Attempt | None,
-    run: Run | None,
+    run: RunState | None,
     foreign: Mapping[Ref, str],
     refused: Mapping[Ref, str],
 ) -> Readiness:
@@ -72,7 +72,7 @@ def _blocked(foreign: Mapping[Ref, str], refused: Mapping[Ref, str]) -> Readines
     return None
 
 
-def _under_way(run: Run | None, problems: Sequence[RoleProblem]) -> Readiness:
+def _under_way(run: RunState | None, problems: Sequence[RoleProblem]) -> Readiness:
     more = "".join(f"; {problem.text}" for problem in problems)
     message = f"; {run.message}" if run is not None and run.message else ""  # a pod is ready before its component is
     if run is None or run.state not in STATES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rljob.api.status import ReadyCounts, RLJobStatus, RoleStatus
+from rljob.api.job_status import ReadyCounts, RLJobStatus, RoleStatus
 from rljob.manifests.names import role_name
 from rljob.manifests.render_context import RenderedRole
 from rljob.operator.api_types import Child, Pod

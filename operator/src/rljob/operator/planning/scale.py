@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rljob.api.status import Run, RunEngine
+from rljob.api.job_status import RunEngine, RunState
 from rljob.manifests.inputs import Object
 from rljob.manifests.names import selector_text
 from rljob.manifests.render_context import RenderedRole
@@ -69,7 +69,7 @@ def drain(builder: PlanBuilder, view: JobView) -> dict[str, int]:
     return held
 
 
-def choose(pods: Sequence[Pod], count: int, already: Iterable[str], run: Run | None) -> list[str]:
+def choose(pods: Sequence[Pod], count: int, already: Iterable[str], run: RunState | None) -> list[str]:
     """Return the names of ``count`` pods to remove: those that drain already, then those that are not ready, then those
     with the lowest load; among equal pods the newest."""
     engines = _engines(run)
@@ -186,7 +186,7 @@ def _replicas(child: Child) -> int:
     return int(child.body.get("spec", {}).get("replicas", 1))
 
 
-def _engines(run: Run | None) -> dict[str, RunEngine]:
+def _engines(run: RunState | None) -> dict[str, RunEngine]:
     return {engine.name: engine for engine in run.engines} if run else {}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rljob.api.status import RLJobStatus, Run
+from rljob.api.job_status import RLJobStatus, RunState
 from rljob.operator.plan import COORDINATOR
 from rljob.operator.planning import conditions, reasons, role_status, trainer
 from rljob.operator.planning.job_view import JobView, alive, pods_by_role, workloads
@@ -71,7 +71,7 @@ def resume(builder: PlanBuilder) -> None:
     conditions.set_condition(builder, "Suspended", False, reasons.RESUMED, "the run is resumed")
 
 
-def current_run(status: RLJobStatus) -> Run | None:
+def current_run(status: RLJobStatus) -> RunState | None:
     """Return status.run; None if the coordinator wrote it before the job was resumed.
 
     The Suspended condition keeps the generation of the resume, as nothing else sets it.

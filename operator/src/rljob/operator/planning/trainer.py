@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from rljob.api.job_status import Attempt
 from rljob.api.run_policy import FailurePolicy
-from rljob.api.status import Attempt
 from rljob.manifests.names import ATTEMPT, ROLE, object_name
 from rljob.operator.api_types import Child, Pod
 from rljob.operator.plan import TRAINER, Observed, Ref

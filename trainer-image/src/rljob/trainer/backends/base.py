@@ -36,7 +36,7 @@ update is the sum of all shares of all replicas."""
 
 
 @dataclass(frozen=True)
-class Update:
+class OptimizerUpdate:
     """Result of one optimizer update."""
 
     norm: float  # of the gradient before clipping
@@ -76,7 +76,7 @@ class Backend(Protocol):
         """
         ...
 
-    def update(self, step: int) -> Update:
+    def update(self, step: int) -> OptimizerUpdate:
         """Apply the gradients to the weights and clear them.
 
         Args:

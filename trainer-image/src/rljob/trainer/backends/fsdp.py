@@ -21,7 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from rljob.api.roles import Optimizer, Trainer
 from rljob.trainer import model_directory
-from rljob.trainer.backends.base import Loss, Output, SavedState, Update
+from rljob.trainer.backends.base import Loss, OptimizerUpdate, Output, SavedState
 from rljob.trainer.batch import Microbatch
 from rljob.trainer.checkpoint import read_optimizer_tensor, read_state
 from rljob.trainer.errors import ModelError, UnrecoverableError
@@ -80,7 +80,7 @@ class FsdpBackend:
         ).logits
         return token_logprobs(logits_BKV, microbatch.targets_BK, microbatch.temperature_B)
 
-    def update(self, step: int) -> Update:
+    def update(self, step: int) -> OptimizerUpdate:
         """Clip the gradient, apply AdamW, clear the gradient.
 
         Args:
@@ -96,7 +96,7 @@ class FsdpBackend:
         """Return the seconds spent in each part since the last call."""
         return self._watch.take()
 
-    def _update(self, step: int) -> Update:
+    def _update(self, step: int) -> OptimizerUpdate:
         for name, parameter in self._parameters.items():
             if parameter.grad is not None:
                 self._local[name].grad = cast(DTensor, parameter.grad).to_local()
@@ -107,7 +107,7 @@ class FsdpBackend:
         self._optimizer.zero_grad()
         self.model.zero_grad()
         self.updates += 1
-        return Update(norm, rate)
+        return OptimizerUpdate(norm, rate)
 
     def _clip(self) -> float:
         gradients = [local.grad for local in self._local.values() if local.grad is not None]

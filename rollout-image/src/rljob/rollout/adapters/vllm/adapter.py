@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
-from rljob.api.engines import cpu_cache_bytes
+from rljob.api.engine_registry import cpu_cache_bytes
 from rljob.api.roles import Rollout
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.rollout.adapters.base import Launch
 from rljob.rollout.adapters.http_client import KEEP_ALIVE_SECONDS
-from rljob.rollout.adapters.vllm.client import PAUSE_MODES, VllmClient
 from rljob.rollout.adapters.vllm.server_key import KEY_VARIABLE, RequireVllmKey
+from rljob.rollout.adapters.vllm.vllm_client import PAUSE_MODES, VllmClient
 from rljob.rollout.exit_diagnosis import first_error
 
 PACKAGE = "rljob.rollout.adapters.vllm"

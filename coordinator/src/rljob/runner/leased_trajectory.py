@@ -21,7 +21,7 @@ from rljob.protocol.messages import (
     encode_frame,
     frame_decoder,
 )
-from rljob.protocol.rewards import Score, ScoreItem, ScoreTurn, credit_turns
+from rljob.protocol.score_messages import Score, ScoreItem, ScoreTurn, credit_turns
 from rljob.runner.context import TrajectoryError
 from rljob.runner.loops import Loop
 from rljob.runner.prompts import Prompt, PromptCache
@@ -46,7 +46,7 @@ class TaskRuntime:
     evaluation_temperature: float  # of held-out problems
 
 
-class Trajectory:
+class LeasedTrajectory:
     """A leased trajectory; implements :class:`rljob.runner.context.Context` for its loop.
 
     Args:

@@ -1,6 +1,6 @@
 """The status of a run: a RunStatus as JSON in GET /v1/status and status.json.
 
-In a cluster the RLJob's status.run holds the same without fields that grow with the run (rljob.api.status.Run).
+In a cluster status.run (rljob.api.job_status.RunState) holds the same without fields that grow with the run.
 
 Field names are camelCase on the wire. A reader decodes with :func:`decode_status`; fields it does not know are
 ignored, so an older CLI can watch a newer coordinator.
@@ -143,7 +143,7 @@ LONGEST_TEXT = 4096
 
 
 def run_fields(status: RunStatus) -> dict[str, Any]:
-    """Return the status as status.run of an RLJob: JSON that :class:`rljob.api.status.Run` takes."""
+    """Return the status as status.run of an RLJob: JSON that :class:`rljob.api.job_status.RunState` takes."""
     fields: dict[str, Any] = msgspec.to_builtins(status)
     for name in NOT_IN_CLUSTER:
         del fields[name]

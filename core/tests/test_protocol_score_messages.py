@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob.protocol.rewards import add_up, credit_turns
+from rljob.protocol.score_messages import add_up, credit_turns
 
 FINITE = st.floats(-1e6, 1e6)
 

@@ -1,7 +1,8 @@
 """`status` of an RLJob: the state of a job in a cluster. The coordinator writes `run`, the operator all other fields.
 
-After a restart the operator reads its own decisions from here only. `Run` repeats rljob.protocol.status.RunStatus with
-bounds and descriptions for the CRD; a test of the coordinator checks that they agree."""
+After a restart the operator reads its own decisions from here only. `RunState` repeats
+rljob.protocol.run_status.RunStatus with bounds and descriptions for the CRD; a test of the coordinator checks that they
+agree."""
 
 from __future__ import annotations
 
@@ -165,7 +166,7 @@ class RunEvaluation(Model):
     """Problems that could not be scored, counted as reward 0."""
 
 
-class Run(Model):
+class RunState(Model):
     """State of the run. Written by the coordinator only."""
 
     state: Literal["Starting", "Running", "Evaluating", "Finishing", "Succeeded", "Suspended", "Failed"]
@@ -223,5 +224,5 @@ class RLJobStatus(Model):
     """Pods of engines that finish their requests and get no new ones, because they will be removed."""
     draining_since: Time | None = None
     """When the last of them was added."""
-    run: Run | None = None
+    run: RunState | None = None
     """State of the run, written by the coordinator."""

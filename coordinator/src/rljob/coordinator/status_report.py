@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rljob.coordinator.connection import Connection
 from rljob.coordinator.run import Run
 from rljob.coordinator.weight_publisher import TrainerSession
-from rljob.protocol.status import (
+from rljob.protocol.run_status import (
     CheckpointStatus,
     ComponentStatus,
     EngineStatus,

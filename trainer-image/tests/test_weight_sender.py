@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from rljob.protocol.messages import EngineTarget, Probe, SendWeights
 from rljob.protocol.weights import parameter_bytes, plan_buckets
-from rljob.trainer.weight_publisher import Publisher
-from rljob.trainer.weights import WeightSender, WeightTransferError
+from rljob.trainer.background_sender import BackgroundSender
+from rljob.trainer.weight_sender import WeightSender, WeightTransferError
 from rljob.transfer.rounds import describe, digest
 
 torch.set_num_threads(1)
@@ -221,7 +221,7 @@ def _join_and_freeze(info):
 
 def test_an_engine_that_stops_in_mid_update_costs_the_other_nothing(forked):
     said = queue.Queue()
-    publisher = Publisher(sender(), "gloo", said.put)
+    publisher = BackgroundSender(sender(), "gloo", said.put)
     order = SendWeights(1, 7, [EngineTarget("frozen", True), EngineTarget("well", True)])
     large = [*tensors(), ("e", torch.zeros(8 << 20))]  # more than sockets hold
     publisher.publish(order, large, Probe([], []))

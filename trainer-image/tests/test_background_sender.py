@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from rljob.protocol.messages import CancelSend, EngineTarget, Probe, SendWeights, WeightGroupReady, WeightsSent
-from rljob.trainer.weight_publisher import Publisher
-from rljob.trainer.weights import WeightTransferError
-from rljob.transfer.group import Rendezvous
+from rljob.trainer.background_sender import BackgroundSender
+from rljob.trainer.weight_sender import WeightTransferError
 from rljob.transfer.rounds import digest
+from rljob.transfer.weight_group import Rendezvous
 
 WEIGHTS = [("w", torch.ones(2, 3))]
 PROBE = Probe([[1, 2]], [[-1.0]])
@@ -57,8 +57,8 @@ def posted() -> queue.Queue[Any]:
 
 
 @pytest.fixture
-def publisher(sender, posted) -> Publisher:
-    return Publisher(sender, "gloo", posted.put)
+def publisher(sender, posted) -> BackgroundSender:
+    return BackgroundSender(sender, "gloo", posted.put)
 
 
 def order(*engines: str, update: int = 4) -> SendWeights:

@@ -15,20 +15,20 @@ import uvicorn
 from rljob.api.models import RLJob
 from rljob.coordinator.disk_space import wait_for_space
 from rljob.coordinator.job_match import check_same_job
-from rljob.coordinator.local_api_server import Readers
+from rljob.coordinator.local_api_server import LocalApiServer
 from rljob.coordinator.recovery import recover
 from rljob.coordinator.rljob_client import job_ref_from_environment
+from rljob.coordinator.routes import build_app
 from rljob.coordinator.run import Run
-from rljob.coordinator.server import build_app
-from rljob.coordinator.status import status_of
+from rljob.coordinator.status_report import status_of
 from rljob.coordinator.status_sync import StatusSync
-from rljob.coordinator.tracking import Tracking, finish, follow
+from rljob.coordinator.tracking import TrackingWriter, finish, follow
 from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import coordinator_link
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.protocol.heartbeat import beating
 from rljob.protocol.messages import MAX_FRAME_BYTES
-from rljob.protocol.status import encode_status
+from rljob.protocol.run_status import encode_status
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ async def serve(environment: ComponentEnvironment) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn has handlers of its own while it serves, and raises the signal again after it: that must not end us
         signal.signal(number, lambda *_: setattr(server, "should_exit", True))
-    tracking = Tracking(environment.storage, environment.job.spec.tracking.tensorboard)
+    tracking = TrackingWriter(environment.storage, environment.job.spec.tracking.tensorboard)
     committing = asyncio.create_task(ledger.run())
     finishing: list[asyncio.Task[None]] = []  # held here, as the loop alone does not keep a task
     run.on_finished = lambda: finishing.append(asyncio.create_task(_finish_metrics(run, tracking)))
@@ -80,7 +80,7 @@ async def serve(environment: ComponentEnvironment) -> None:
     reporting = asyncio.create_task(_report(run, environment.storage / "status.json"))
     serving = asyncio.create_task(server.serve())
     working = {committing, following, reporting, serving}
-    readers, reading = Readers(run), set[asyncio.Task[None]]()
+    readers, reading = LocalApiServer(run), set[asyncio.Task[None]]()
     if job_ref is not None:
         reading.add(asyncio.create_task(readers.listen(environment.readers_port)))
         working.add(asyncio.create_task(StatusSync(run, job_ref).serve()))
@@ -100,7 +100,7 @@ async def serve(environment: ComponentEnvironment) -> None:
     ledger.close()
 
 
-async def _finish_metrics(run: Run, tracking: Tracking) -> None:
+async def _finish_metrics(run: Run, tracking: TrackingWriter) -> None:
     """Set ``run.ended`` after the last metrics are written: the run is not started again to write them."""
     await asyncio.to_thread(finish, tracking)
     run.ended.set()

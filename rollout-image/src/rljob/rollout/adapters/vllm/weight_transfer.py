@@ -37,9 +37,9 @@ from rljob.protocol.messages import ParameterMeta
 from rljob.protocol.parent_death import die_with_parent
 from rljob.rollout.adapters.vllm.expected_warnings import RELOADING, is_reload_warning
 from rljob.rollout.log_filter import drop_records
-from rljob.transfer.group import Rendezvous
 from rljob.transfer.receiver import WeightReceiver
 from rljob.transfer.rounds import LoadWeights
+from rljob.transfer.weight_group import Rendezvous
 
 BACKEND = "rljob"
 

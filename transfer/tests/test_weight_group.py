@@ -8,7 +8,7 @@ import psutil
 import pytest
 import torch
 
-from rljob.transfer.group import WeightGroup, host_rendezvous, listen
+from rljob.transfer.weight_group import WeightGroup, host_rendezvous, listen
 
 torch.set_num_threads(1)
 LONGER_THAN_A_TEST = 1000.0

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from torch import Tensor
 
 from rljob.protocol.messages import CancelSend, EngineTarget, Probe, SendWeights, WeightGroupReady, WeightsSent
-from rljob.trainer.weights import WeightSender, WeightTransferError
+from rljob.trainer.weight_sender import WeightSender, WeightTransferError
 from rljob.transfer.rounds import describe, digest
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ IDLE_SECONDS = 600.0
 was only not updated for this time joins a new group, which takes milliseconds."""
 
 
-class Publisher:
+class BackgroundSender:
     """Runs the sends of rank 0.
 
     Args:

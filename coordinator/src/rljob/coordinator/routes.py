@@ -18,8 +18,8 @@ from rljob.coordinator.ledger_api import LARGEST
 from rljob.coordinator.message_router import DECODERS, MessageRouter
 from rljob.coordinator.metrics import REFUSED, REGISTRY, RunCollector
 from rljob.coordinator.run import Run
-from rljob.coordinator.status import status_of
-from rljob.protocol.status import encode_status
+from rljob.coordinator.status_report import status_of
+from rljob.protocol.run_status import encode_status
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ The sender serves the store in which the members meet (:func:`host_rendezvous`);
 :meth:`WeightGroup.join`. Invariant: every operation has a deadline. A communicator that failed may still wait for a
 dead peer, so it is aborted in a daemon thread that is never joined.
 
-Called by ``rljob.trainer.weights`` (the sender) and, through :mod:`rljob.transfer.receiver`, by the engine's workers.
+Called by ``rljob.trainer.weight_sender`` and, through :mod:`rljob.transfer.receiver`, by the engine's workers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sends weights to engines: one group per engine, so that a death touches one engine only.
 
 The trainer's rank 0 owns one :class:`WeightSender` and calls :meth:`WeightSender.send` from one thread per engine.
-The time limit of every operation is the rest of ``timeout_seconds``; see :mod:`rljob.transfer.group`.
+The time limit of every operation is the rest of ``timeout_seconds``; see :mod:`rljob.transfer.weight_group`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import torch.distributed as dist
 
-from rljob.transfer.group import SENDER_RANK, TRANSPORTS, Rendezvous, WeightGroup, host_rendezvous
 from rljob.transfer.rounds import NamedTensors, send_round
+from rljob.transfer.weight_group import SENDER_RANK, TRANSPORTS, Rendezvous, WeightGroup, host_rendezvous
 
 WORLD_SIZE = 2  # the sender and the one worker of an engine
 
