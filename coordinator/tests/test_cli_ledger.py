@@ -87,7 +87,7 @@ def test_samples_on_80_columns_keep_end_and_start_of_the_text(
 
 
 def test_an_empty_list_says_so_beside_the_output(rljob: Command, finished_run: Path) -> None:
-    sentence = "rljob: no sample of this run meets all of that\n"
+    sentence = "rljob: no sample of this run matches all filters\n"
     assert rljob("samples", finished_run, "--group", "g999") == (0, "\t".join(COLUMNS) + "\n", sentence)
     assert rljob("samples", finished_run, "--group", "g999", "-o", "json") == (0, "[]\n", sentence)
 
@@ -150,7 +150,7 @@ def test_show_as_json_is_the_whole_sample(rljob: Command, finished_run: Path) ->
 
 def test_show_of_a_sample_without_payload_prints_the_rest(rljob: Command, finished_run: Path) -> None:
     code, out, _ = rljob("show", finished_run, batch_of(finished_run, 0)[0])
-    assert code == 0 and "its tokens are gone: they were unlinked when checkpoints covered them" in out
+    assert code == 0 and "its tokens were removed, as checkpoints cover them" in out
     assert out.endswith("\nanswer\ntext\n")
 
 
@@ -188,7 +188,7 @@ def test_audit_of_a_run_under_way_counts_what_is_open(rljob: Command, tmp_path: 
         (("show", "RUN", "g3.7"), "there is no sample 'g3.7'; the samples of g3 are g3.0, g3.1, g3.2"),
         (("show", "RUN", "g3.0", "g3.1"), "give a run and one sample, for example: rljob show runs/sums g17.3"),
         (("show", "RUN"), "name a sample of that run too, for example: rljob show "),
-        (("show", "RUN", "zz"), "'zz' is no sample's name; write it like g17.3"),
+        (("show", "RUN", "zz"), "'zz' is not a sample id; ids are like g17.3"),
         (("show", "RUN", "g999.0"), "there is no sample 'g999.0'; near it are "),
         (("samples", "RUN", "--task", "zz"), "there is no task 'zz'; the tasks of this run are sums"),
         (("samples", "none"), "there is no run 'none'"),

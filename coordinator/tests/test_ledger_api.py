@@ -18,8 +18,8 @@ from ledgers import alter, batch_of, copy
 from world import World, job
 
 from rljob.coordinator import ledger_api
-from rljob.coordinator.ledger_api import add_reports
-from rljob.coordinator.local_api_server import LocalApiServer, build_readers_app
+from rljob.coordinator.ledger_api import add_ledger_api
+from rljob.coordinator.local_api_server import LocalApiServer, build_local_api
 from rljob.coordinator.metrics import REGISTRY
 from rljob.coordinator.routes import build_app
 from rljob.ledger.audit import Report, audit
@@ -44,7 +44,7 @@ def run(finished_run: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 async def client(run: Path) -> AsyncIterator[httpx.AsyncClient]:
     app = FastAPI()
-    add_reports(app, run)
+    add_ledger_api(app, run)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://coordinator") as client:
         yield client
 
@@ -66,7 +66,7 @@ async def test_a_sample_that_is_not_there_is_a_sentence(client: httpx.AsyncClien
     found = (await client.get("/v1/samples/g999.0")).json()
     assert found["error"].startswith("there is no sample 'g999.0'; near it are ")
     found = (await client.get("/v1/samples/--help")).json()
-    assert found == {"error": "'--help' is no sample's name; write it like g17.3, or e40.7.0 for one of an evaluation"}
+    assert found == {"error": "'--help' is not a sample id; ids are like g17.3, or e40.7.0 in an evaluation"}
 
 
 async def test_a_list_says_which_tasks_there_are_and_why_it_is_empty(client: httpx.AsyncClient) -> None:
@@ -133,7 +133,7 @@ async def test_prompts_answers_and_weights_are_on_no_port_that_the_network_reach
     world = World(job(), tmp_path)
     await world.start()
     known = set(REGISTRY._collector_to_names)
-    open_to_all, for_readers = build_app(world.run, {}), build_readers_app(world.run)
+    open_to_all, for_readers = build_app(world.run, {}), build_local_api(world.run)
     for collector in set(REGISTRY._collector_to_names) - known:
         REGISTRY.unregister(collector)
     world.close()
@@ -162,7 +162,7 @@ async def test_readers_are_answered_on_loopback_alone_and_a_taken_port_ends_no_r
 
 
 async def test_what_takes_long_says_so_and_ends_when_its_reader_goes(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(ledger_api, "ALIVE_SECONDS", 0.001)
+    monkeypatch.setattr(ledger_api, "KEEPALIVE_SECONDS", 0.001)
     program = tmp_path / "python"
     program.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'import time; time.sleep(600)'\n")
     program.chmod(0o755)
@@ -187,4 +187,6 @@ async def test_what_takes_long_says_so_and_ends_when_its_reader_goes(tmp_path: P
 async def test_a_report_that_dies_is_a_sentence(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     pieces = [piece async for piece in ledger_api._report(asyncio.Semaphore(1), "audit", str(tmp_path))]
-    assert json.loads(b"".join(pieces)) == {"error": "the report ended with 1; the coordinator's log says why"}
+    assert json.loads(b"".join(pieces)) == {
+        "error": "the query exited with code 1; the coordinator's log has the cause"
+    }

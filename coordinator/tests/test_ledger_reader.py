@@ -14,7 +14,7 @@ import pytest
 from ledgers import RecordingTrainer, alter, ask, batch_of, copy, make_run, run_world
 from world import World, job, turns_of
 
-from rljob.coordinator.local_api_server import build_readers_app
+from rljob.coordinator.local_api_server import build_local_api
 from rljob.ledger.audit import audit
 from rljob.ledger.reader import LedgerReader, NoRunError, SampleRow, Selection, Sort, samples
 from rljob.ledger.sample_detail import show
@@ -107,7 +107,7 @@ def test_a_sample_whose_payload_was_unlinked_is_shown_without_tokens(finished_ru
     name = next(name for name in batch_of(finished_run, 0) if turns_of(name) == 1)
     with LedgerReader(finished_run) as ledger:
         detail = show(ledger, name)
-    assert detail.notes == ["its tokens are gone: they were unlinked when checkpoints covered them"]
+    assert detail.notes == ["its tokens were removed, as checkpoints cover them"]
     assert detail.turns[0].written == [] and detail.turns[0].completions[0].tokens == detail.sample.response_tokens
     assert detail.sample.reward is not None
 
@@ -139,7 +139,7 @@ def test_without_a_tokenizer_tokens_are_numbers_and_a_note_says_why(finished_run
     name = batch_of(run, 5)[0]
     tokenizer.write_text("{}")
     with LedgerReader(run) as ledger:
-        assert "tokenizer.json is no tokenizer" in show(ledger, name).notes[0]
+        assert "tokenizer.json is not a tokenizer" in show(ledger, name).notes[0]
     tokenizer.rename(run / "checkpoints" / "step-000006" / "tokenizer.json")
     tokenizer = run / "checkpoints" / "step-000006" / "tokenizer.json"
     tokenizer.unlink()
@@ -155,7 +155,7 @@ def test_without_a_tokenizer_tokens_are_numbers_and_a_note_says_why(finished_run
         ("g3", "g3 is a group; its samples are g3.0, g3.1, g3.2"),
         ("g3.9", "there is no sample 'g3.9'; the samples of g3 are g3.0, g3.1, g3.2"),
         ("g777.0", "there is no sample 'g777.0'; near it are g7.1, g7.2, g8.0, g8.1"),
-        ("zz", "'zz' is no sample's name; write it like g17.3, or e40.7.0 for one of an evaluation"),
+        ("zz", "'zz' is not a sample id; ids are like g17.3, or e40.7.0 in an evaluation"),
     ],
 )
 def test_an_unknown_sample_is_answered_with_what_is_near_it(finished_run: Path, name: str, sentence: str) -> None:
@@ -226,7 +226,7 @@ async def test_the_endpoint_gives_what_the_command_gives(tmp_path: Path, monkeyp
     await run_world(tmp_path, deaths="")
     world = World(job(), tmp_path)
     await world.start()
-    transport = httpx.ASGITransport(build_readers_app(world.run))
+    transport = httpx.ASGITransport(build_local_api(world.run))
     async with httpx.AsyncClient(transport=transport, base_url="http://coordinator") as client:
         answer = await client.get("/v1/samples?kind=train&sort=reward&reverse=true&limit=7")
         refused = [

@@ -32,7 +32,7 @@ class Outcome:
 
 
 def simulate(scheduler: Scheduler, seed: int, slots: int, training: float = 1.0, failures: float = 0.0) -> Outcome:
-    """Run to the end in virtual time: long-tailed samples, ``slots`` at a time, first come first served."""
+    """Simulate a run in virtual time: long-tailed samples, ``slots`` concurrent, in order of admission."""
     rng = random.Random(seed)
     outcome = Outcome([], [], [], [])
     waiting: list = []
@@ -57,7 +57,7 @@ def simulate(scheduler: Scheduler, seed: int, slots: int, training: float = 1.0,
             push(clock + rng.lognormvariate(0, 1.2), "done", sample)
         if not training_until:
             step, batch = scheduler.version, scheduler.form_batch()
-            for task, row in batch.again:
+            for task, row in batch.expired_prompts:
                 group = scheduler.restart(task, row)
                 outcome.admitted.append(group)
                 waiting += group.samples
@@ -67,9 +67,9 @@ def simulate(scheduler: Scheduler, seed: int, slots: int, training: float = 1.0,
                 outcome.ages += [step - s.min_version for g in batch.groups for s in g.samples if s.end is None]
                 training_until = True
                 push(clock + training, "trained", step)
-            if batch.again:
+            if batch.expired_prompts:
                 continue
-        assert events, "the run stands still"
+        assert events, "the run is stuck"
         clock, _, kind, payload = heapq.heappop(events)
         if kind == "trained":
             training_until = False
@@ -77,7 +77,7 @@ def simulate(scheduler: Scheduler, seed: int, slots: int, training: float = 1.0,
         else:
             running -= 1
             if payload.open and rng.random() < failures:
-                outcome.ended += scheduler.fail(payload, "made to fail")
+                outcome.ended += scheduler.fail(payload, "injected failure")
             elif payload.open:
                 outcome.ended += scheduler.score(payload, float(rng.random() < 0.5))
     outcome.ended += scheduler.finish()
@@ -140,7 +140,7 @@ def test_admission_is_bounded_by_version_and_staleness() -> None:
     for _ in range(12):
         scheduler.admit()
     assert scheduler.admissible() == 0
-    assert make(steps=2, n=4, alpha=8).admissible() == 8, "no more is started than the run can train"
+    assert make(steps=2, n=4, alpha=8).admissible() == 8, "only groups that the run can train are started"
     assert make(steps=10, n=4, alpha=0, groups=3).admissible() == 7
 
 
@@ -152,7 +152,7 @@ def complete(scheduler: Scheduler, group: Group, version: int, *rewards: float) 
     return ended
 
 
-def test_a_batch_waits_for_a_straggler_only_when_it_is_the_last_it_may_join() -> None:
+def test_a_batch_waits_for_a_straggler_only_if_it_is_the_last_batch_the_straggler_may_join() -> None:
     scheduler = make(n=1, g=1, alpha=1)
     straggler, quick = scheduler.admit(), scheduler.admit()
     straggler.samples[0].min_version = 0
@@ -168,7 +168,7 @@ def test_a_batch_waits_for_a_straggler_only_when_it_is_the_last_it_may_join() ->
     assert batch.groups == [straggler], "earliest deadline first"
 
 
-def test_a_group_that_turns_out_too_old_expires_and_starts_afresh() -> None:
+def test_a_group_that_exceeds_the_staleness_bound_expires_and_restarts() -> None:
     scheduler = make(n=1, g=1, alpha=1)
     for _ in range(2):
         complete(scheduler, scheduler.admit(), 0, 1.0)
@@ -177,13 +177,13 @@ def test_a_group_that_turns_out_too_old_expires_and_starts_afresh() -> None:
         scheduler.form_batch()
         scheduler.trained(step)
     straggler = scheduler.admit()
-    complete(scheduler, straggler, 0, 1.0)  # its age was not known in time
+    complete(scheduler, straggler, 0, 1.0)  # its version was unknown until now
     batch = scheduler.form_batch()
-    assert old.step == 1 and not batch.groups and batch.again == [("sums", straggler.row)]
+    assert old.step == 1 and not batch.groups and batch.expired_prompts == [("sums", straggler.row)]
     assert [(e.sample.group, e.end) for e in batch.ended] == [(straggler, "expired")]
 
 
-def test_regenerate_gives_a_late_group_up_and_starts_its_prompt_afresh() -> None:
+def test_regenerate_expires_a_late_group_and_restarts_its_prompt() -> None:
     scheduler = make(n=1, g=1, alpha=1, regenerate=True)
     straggler, quick = scheduler.admit(), scheduler.admit()
     straggler.samples[0].min_version = 0
@@ -193,10 +193,10 @@ def test_regenerate_gives_a_late_group_up_and_starts_its_prompt_afresh() -> None
     complete(scheduler, scheduler.admit(), 1, 1.0)
     batch = scheduler.form_batch()
     assert batch.groups and [e.end for e in batch.ended] == ["expired"]
-    assert batch.again == [(straggler.task, straggler.row)]
+    assert batch.expired_prompts == [(straggler.task, straggler.row)]
 
 
-def test_redundant_groups_take_the_place_of_late_ones() -> None:
+def test_redundant_groups_replace_late_ones() -> None:
     scheduler = make(n=2, g=1, alpha=0, groups=1)
     late, *quick = [scheduler.admit() for _ in range(3)]
     late.samples[0].min_version = 0
@@ -207,7 +207,7 @@ def test_redundant_groups_take_the_place_of_late_ones() -> None:
     assert scheduler.admissible() == 1, "the surplus group is replaced"
 
 
-def test_members_beyond_the_group_are_surplus_and_make_up_for_failures() -> None:
+def test_redundant_members_replace_failures_or_end_as_surplus() -> None:
     scheduler = make(n=1, g=2, members=1)
     group = scheduler.admit()
     assert [e.end for e in scheduler.fail(group.samples[0], "broken")] == ["failed"]

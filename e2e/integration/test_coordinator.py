@@ -205,7 +205,7 @@ async def test_a_suspension_that_is_taken_back_in_time_costs_nothing(
         rljob.set_spec(suspend=True)
         await harness.until("coordinator", "suspending at version 0")
         generation = rljob.set_spec(suspend=False)
-        await harness.until("coordinator", "not suspending after all")
+        await harness.until("coordinator", "suspension cancelled at version")
         await rljob.until(lambda run: run["observedGeneration"] == generation)
         await harness.until("trainer", "applied batch 1.")
         assert rljob.get()["status"]["run"]["state"] == "Running"

@@ -1,4 +1,4 @@
-"""Tokens of a batch, shard by shard, read back from the payload."""
+"""Shards of a batch: the tokens of a rank's samples, read from the payload."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def shard(store: Store, step: int, rank: int, ranks: int) -> bytes:
     """Return zstd(msgpack(list[SampleTokens])) of the samples of batch ``step`` that ``rank`` trains.
 
     Raises:
-        LookupError: there is no such batch.
+        LookupError: the batch does not exist.
         PayloadError: a record is damaged.
     """
     rows = batch(store, step)
@@ -33,11 +33,11 @@ def shard(store: Store, step: int, rank: int, ranks: int) -> bytes:
 
 
 def assemble(records: list[PayloadRecord], turn_rewards: list[float]) -> SampleTokens:
-    """Return a sample's records as one sequence. The context of a turn starts with all tokens before it.
+    """Join the records of a sample into one sequence. The context of a turn starts with all previous tokens.
 
     Args:
-        records: of the sample, in order; an interrupted turn has several.
-        turn_rewards: one for each turn.
+        records: records of the sample, in order; an interrupted turn has several.
+        turn_rewards: one reward for each turn.
     """
     tokens, logprobs = b"", b""
     segments: list[Segment] = []
@@ -47,7 +47,7 @@ def assemble(records: list[PayloadRecord], turn_rewards: list[float]) -> SampleT
         begin = len(tokens) // INT32
         if record.turn != turn:
             turn = record.turn
-            assert record.prompt.startswith(tokens), f"{record.sample}: turn {turn} does not continue the one before"
+            assert record.prompt.startswith(tokens), f"{record.sample}: turn {turn} does not continue the previous turn"
             logprobs += bytes(len(record.prompt) - len(tokens))
             tokens = record.prompt
             added, begin = begin, len(tokens) // INT32

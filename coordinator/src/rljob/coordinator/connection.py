@@ -1,4 +1,4 @@
-"""A connection of an agent, a runner or the trainer, as the coordinator holds it."""
+"""The coordinator's side of the connection to an agent, a runner or the trainer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class Socket(Protocol):
-    """What a connection needs of a WebSocket."""
+    """The WebSocket methods that a connection uses."""
 
     async def send_bytes(self, data: bytes) -> None:
         """Send one binary message."""
@@ -24,7 +24,7 @@ class Socket(Protocol):
 
 
 class Connection:
-    """One connection. Messages of one turn of the event loop share a frame."""
+    """One connection. Messages queued in one iteration of the event loop share a frame."""
 
     def __init__(self, role: str, socket: Socket) -> None:
         self.role = role
@@ -36,26 +36,26 @@ class Connection:
         self._closing = False
 
     def send(self, message: Any) -> None:
-        """Queue ``message``. It is dropped when the connection is gone: the peer registers again and gets the current
-        state."""
+        """Queue ``message``. It is dropped if the connection is closed: the peer registers again and receives the
+        current state."""
         if self.open:
             self._outbox.append(encode(message))
             self._wake.set()
 
     def reject(self, reason: str, fatal: bool) -> None:
         """Reject a message; a fatal rejection closes the connection."""
-        log.warning("refused %s %s: %s", self.role, self.instance, reason)
+        log.warning("rejected a message of %s %s: %s", self.role, self.instance, reason)
         self.send(Reject(reason, fatal))
         if fatal:
             self.close()
 
     def close(self) -> None:
-        """Close after what is queued was sent."""
+        """Close the connection after all queued messages are sent."""
         self._closing = True
         self._wake.set()
 
     async def send_loop(self) -> None:
-        """Send what is queued until closed."""
+        """Send queued messages until the connection is closed."""
         while True:
             await self._wake.wait()
             self._wake.clear()

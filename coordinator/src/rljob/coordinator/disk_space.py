@@ -1,7 +1,7 @@
-"""Waits for space on the disk before a coordinator in a cluster begins.
+"""Waits for disk space before a coordinator in a cluster starts.
 
-The coordinator cannot work without its ledger: when the disk is full it exits, and its container is started again. The
-new process then waits here, however long, so that a full disk costs one restart and not all of
+The coordinator cannot work without its ledger: when the disk is full it exits, and its container is restarted. The new
+process waits here without a time limit, so that a full disk costs one restart and not all of
 `failurePolicy.maxRestarts`.
 """
 
@@ -31,11 +31,11 @@ async def wait_for_space(storage: Path) -> None:
         await asyncio.sleep(seconds)
         seconds = min(2 * seconds, LAST_SECONDS)
     if waited:
-        log.info("there is room in %s again", storage)
+        log.info("the disk of %s has free space again", storage)
 
 
 def _has_space(storage: Path) -> bool:
-    """Allocate and release: with quotas, not all space that is reported as free can be used."""
+    """Allocate NEEDED_BYTES and release them: with quotas, the reported free space may not be usable."""
     probe = storage / ".room"
     try:
         file = os.open(probe, os.O_WRONLY | os.O_CREAT, 0o644)
@@ -47,5 +47,6 @@ def _has_space(storage: Path) -> bool:
     except OSError as error:
         if error.errno in FULL:
             return False
-        log.debug("%s: %s", probe, error)  # no allocation on this file system: the ledger will see
+        # Not supported on this file system: the ledger itself reports a full disk.
+        log.debug("%s: %s", probe, error)
     return True

@@ -1,4 +1,4 @@
-"""Handlers of agents' messages: engines that come and go, completions, acknowledged weights."""
+"""Handlers of agents' messages: registration and loss of engines, completions, weight updates."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rljob.protocol import messages as m
 log = logging.getLogger(__name__)
 
 MAX_RETURNS = 8
-"""How often engines may return a sample's request undone before the sample counts as failed."""
+"""Number of failed requests of a sample after which the next failure fails the sample."""
 
 
 class EngineMessages:
-    """Messages of agents. What an engine sends before it has registered is dropped, except completions."""
+    """Messages of agents. Messages of an unregistered engine are dropped, except completions and crashes."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -52,7 +52,7 @@ class EngineMessages:
                 raise AssertionError(f"no handler for {message}")
 
     def disconnected(self, connection: Connection) -> Callable[[], None] | None:
-        """Its requests go to other engines unless it connects again in time."""
+        """Handle a lost connection: unless the agent reconnects in time, the engine's requests go to other engines."""
         run = self._run
         run.engines.crashed.pop(connection, None)
         engine = run.engines.of_connection(connection)
@@ -66,14 +66,14 @@ class EngineMessages:
         if engine.connection is None:
             self.forget(engine)
 
-    # --- engines come and go ---
+    # --- registration and loss of engines ---
 
     def _register(self, connection: Connection, message: m.RegisterEngine) -> None:
-        """Handle an agent that offers its engine, also again."""
+        """Register an engine, or register it again."""
         run = self._run
         pool = next((pool for pool in run.spec.rollouts if pool.name == message.pool), None)
         if pool is None:
-            connection.reject(f"the manifest has no rollout pool called {message.pool!r}", fatal=True)
+            connection.reject(f"the manifest has no rollout pool {message.pool!r}", fatal=True)
             return
         connection.instance = message.instance
         before = run.engines.of_connection(connection)
@@ -100,8 +100,8 @@ class EngineMessages:
         run.changed()
 
     def forget(self, engine: EngineRecord) -> None:
-        """Remove an engine that does not come back: its requests go to others. Does nothing when it was removed
-        before, also when another of its name has registered since."""
+        """Remove an engine; its requests go to other engines. Does nothing if it is already removed, even if another
+        engine with the same instance name has registered since."""
         run = self._run
         if run.engines.by_instance.get(engine.instance) is engine:
             del run.engines.by_instance[engine.instance]
@@ -113,7 +113,7 @@ class EngineMessages:
         self._run.changed()
 
     def _heartbeat(self, engine: EngineRecord, message: m.EngineHeartbeat) -> None:
-        if message.state == "starting" and engine.state != "starting":  # its server is gone and another is starting
+        if message.state == "starting" and engine.state != "starting":  # its server exited and another one is starting
             engine.serving = None
             self._reassign(engine)
         engine.state, engine.restarts = message.state, message.restarts
@@ -128,10 +128,10 @@ class EngineMessages:
         run = self._run
         key = (message.request_id.sample, message.request_id.turn, message.request_id.attempt)
         if key not in engine.requests:
-            return  # about a request that is no longer its own
+            return  # the request is no longer assigned to this engine
         reason = message.reason
         if not message.permanent:
             if run.trajectories.returned(engine, message.request_id) <= MAX_RETURNS:
                 return
-            reason = f"engines gave it back {MAX_RETURNS} times, the last time because: {message.reason}"
+            reason = f"engines failed to generate it {MAX_RETURNS + 1} times; the last reason: {message.reason}"
         run.outcomes.failed(run.trajectories.by_sample[message.request_id.sample], reason)

@@ -1,9 +1,10 @@
-"""Evaluation on held-out problems: every problem answered once under one pinned policy version.
+"""Evaluation on held-out problems: every problem is answered once under one pinned policy version.
 
-Before the first step, after the last, and every ``evaluation.everySteps`` steps between. On the engines of training
-(``shared``) neither engines nor trainer move on meanwhile, so an engine that dies can be given the same version again.
-Engines of evaluation alone (``dedicated``) keep the pinned version while training continues; when all that have it are
-lost and the trainer has moved on, the evaluation is dropped and the next version evaluated instead.
+Evaluations run before the first step, after the last, and every ``evaluation.everySteps`` steps between. With
+``shared`` engines, trainer and engines stay at the pinned version during the evaluation, so a restarted engine can
+receive the same version again. ``dedicated`` engines keep the pinned version while training continues; if all engines
+with that version are lost and the trainer has advanced, the evaluation is dropped and the next version is evaluated
+instead.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Evaluations:
-    """Evaluations of one run, done and under way."""
+    """The evaluations of one run: results, and the running evaluation."""
 
     def __init__(self, spec: RLJobSpec, ledger: LedgerWriter, add: Callable[[list[Trajectory]], None]) -> None:
         self._spec = spec
@@ -30,14 +31,14 @@ class Evaluations:
         self._add = add
         self.results: list[EvaluationResult] = []
         self.dedicated = spec.evaluation is not None and spec.evaluation.engines == "dedicated"
-        self.running: int | None = None  # version
+        self.running: int | None = None  # version of the running evaluation
         self.dropped = -1  # the last version whose evaluation was dropped
         self._open: dict[str, Sample] = {}
         self._rewards: dict[str, list[float]] = {}
         self._failed: dict[str, int] = {}
 
     def wanted(self, version: int) -> bool:
-        """Return whether ``version`` is to be evaluated and has not been."""
+        """Return whether ``version`` must be evaluated and has no result yet."""
         evaluation = self._spec.evaluation
         if evaluation is None or any(result.version == version for result in self.results):
             return False
@@ -48,7 +49,7 @@ class Evaluations:
         return edge or owed or (evaluation.every_steps > 0 and version % evaluation.every_steps == 0)
 
     def start(self, version: int, held_out: Mapping[str, int]) -> None:
-        """Admit the problems of an evaluation: as many as wanted, of a task in ``held_out`` at most its rows."""
+        """Admit evaluation.problems problems of each task; of a task in ``held_out`` at most that number of rows."""
         assert self._spec.evaluation is not None and self.running is None
         trajectories = []
         number = 0
@@ -63,7 +64,7 @@ class Evaluations:
         self.resume(version, trajectories, [])
 
     def resume(self, version: int, open_: list[Trajectory], scored: list[tuple[str, float | None]]) -> None:
-        """Begin with some problems open and others done: (task, reward), None for those that failed."""
+        """Start with open problems and scored ones, which are (task, reward); reward None: the problem failed."""
         assert self._spec.evaluation is not None
         self.running = version
         self._open = {trajectory.sample.id: trajectory.sample for trajectory in open_}
@@ -76,10 +77,12 @@ class Evaluations:
         self._finish_if_complete()
 
     def drop(self) -> list[str]:
-        """Give up the evaluation under way; return the samples that were open. Another version is evaluated instead."""
+        """Drop the running evaluation; return its open samples. The next version is evaluated instead."""
         assert self.running is not None
-        reason = f"no engine has version {self.running} any more, and the trainer has moved on"
-        log.warning("the evaluation of version %d is dropped: %s; the next is evaluated instead", self.running, reason)
+        reason = f"no engine has version {self.running} any more, and the trainer has advanced"
+        log.warning(
+            "the evaluation of version %d is dropped: %s; the next version is evaluated instead", self.running, reason
+        )
         for sample in self._open.values():
             sample.end = "expired"
             self._ledger.end_sample(sample.id, State.EXPIRED, reason)
@@ -88,7 +91,7 @@ class Evaluations:
         return dropped
 
     def take(self, sample: Sample, reward: float | None) -> None:
-        """A problem was answered and scored; None: it failed, which counts as reward 0."""
+        """Record the reward of a problem; None: the problem failed, which counts as reward 0."""
         if self._open.pop(sample.id, None) is not None:
             sample.reward, sample.end = reward, "evaluated" if reward is not None else "failed"
             self._count(sample.group.task, reward)
@@ -120,5 +123,5 @@ class Evaluations:
 
     @property
     def remaining(self) -> int:
-        """Problems of the evaluation under way that are open."""
+        """Open problems of the running evaluation."""
         return len(self._open)

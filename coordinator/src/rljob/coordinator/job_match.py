@@ -1,7 +1,8 @@
-"""Checks that a ledger holds the run of the job it is opened for.
+"""Checks that a ledger belongs to the run of the given job.
 
-The ledger keeps the manifest of the run's first start, with the defaults of that day filled in, so that a later default
-changes no running job. What presets fill in is not kept: each version of rljob expands them itself (`job.json`).
+The ledger stores the manifest with the defaults of the version that recorded it, so that a changed default in a later
+version does not change a running job. Values from presets are not stored: each version of rljob expands presets itself
+(`job.json`).
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from rljob.ledger.writer import LedgerWriter
 
 
 def check_same_job(ledger: LedgerWriter, job: RLJob) -> None:
-    """Check that the ledger's run is that of ``job``, and record the job.
+    """Check that the ledger's run belongs to ``job``, and record the job.
 
     Args:
-        ledger: open.
-        job: as it was given to the coordinator, presets not expanded where the giver has not.
+        ledger: the open ledger.
+        job: the manifest as the coordinator received it; presets may be unexpanded.
 
     Raises:
-        ValueError: it is another job's; names the first field that differs.
+        ValueError: the run belongs to another job; the message names the first field that differs.
     """
     new = job.spec.model_dump(mode="json", by_alias=True)
     known = recorded_job(ledger)
@@ -39,12 +40,12 @@ def check_same_job(ledger: LedgerWriter, job: RLJob) -> None:
 
 
 def _changes(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield path and cause of every difference between two specs that makes them two runs."""
+    """Yield (path, cause) of every difference between two specs that a run does not allow."""
     readable = True
     try:
-        old = RLJobSpec.model_validate(old).model_dump(mode="json", by_alias=True)  # with fields of newer versions
+        old = RLJobSpec.model_validate(old).model_dump(mode="json", by_alias=True)  # adds fields of newer versions
     except ValidationError:
-        readable = False  # it has fields of another version: what both have is compared
+        readable = False  # it has fields of another version: only common fields are compared
     for path, was, now, cause in run_changes({"spec": old}, {"spec": new}):
         if readable or (was is not None and now is not None):
             yield path, cause

@@ -1,17 +1,18 @@
 """HTTP API over a run's ledger and checkpoints: samples, audit, and the files of a model.
 
-    GET /v1/samples                          SampleRows; a header Rljob-Note says why there are none
+    GET /v1/samples                          list of SampleRow; the header Rljob-Note explains an empty list
     GET /v1/samples/NAME                     a SampleDetail
     GET /v1/audit                            a Report
-    GET /v1/checkpoints                      the checkpoints that are kept: step, and the files of its model with bytes
-    GET /v1/checkpoints/STEP/FILE?offset=N   a file, from its Nth byte
+    GET /v1/checkpoints                      the kept checkpoints: step, and file name → bytes of the model
+    GET /v1/checkpoints/STEP/FILE?offset=N   a file, from byte N on
 
-Nothing is written, and the event loop, which trains, is not held up: short questions go to a thread, long ones to a
-process of their own (:mod:`rljob.ledger.query_worker`). What takes long begins its answer with spaces, which JSON
-allows, so that no proxy takes the connection for dead; a failure is then an object with ``error``.
-Prompts, answers and weights are for those who may forward ports to the pod, so in a cluster all this is served on the
-pod's loopback alone (:mod:`rljob.coordinator.local_api_server`). Paths are those of the ledger, which other parts name:
-nothing outside the storage is read, and no link in it is followed, least of all to the coordinator's tokens.
+The API is read-only and does not block the event loop: short queries run in a thread, long ones in a separate process
+(:mod:`rljob.ledger.query_worker`). A slow response starts with spaces, which JSON allows, so that no proxy closes an
+idle connection; a failure is then an object with ``error``.
+Only users who may forward ports to the pod may read prompts, responses and weights, so in a cluster the API is served
+on the pod's loopback interface only (:mod:`rljob.coordinator.local_api_server`). Other components report the paths in
+the ledger, so no file outside the storage is read and no symbolic link is followed, for example to the coordinator's
+tokens.
 """
 
 from __future__ import annotations
@@ -49,26 +50,26 @@ from rljob.protocol.run_status import NOTE_HEADER
 
 log = logging.getLogger(__name__)
 
-LARGEST = 2**53  # of any number in an address
+MAX_NUMBER = 2**53  # limit of numbers in a URL
 JSON = "application/json"
-MOST_REPORTS = 2
-"""Processes of a kind at a time; more wait."""
-ALIVE_SECONDS = 5.0
-"""Between two spaces."""
+MAX_WORKERS = 2
+"""Concurrent worker processes for each kind of query; further requests wait."""
+KEEPALIVE_SECONDS = 5.0
+"""Interval of the spaces in a slow response."""
 REPORT_SECONDS = 3600.0
-CHUNK = 1 << 20
-UNKNOWN = 2
-"""Exit code of a worker when there is no such run or sample."""
+CHUNK_BYTES = 1 << 20
+NOT_FOUND = 2
+"""Exit code of a worker if the run or sample does not exist."""
 
 
-def add_reports(app: FastAPI, storage: Path) -> None:
+def add_ledger_api(app: FastAPI, storage: Path) -> None:
     """Add the endpoints for the run in ``storage``."""
-    audits, shows = asyncio.Semaphore(MOST_REPORTS), asyncio.Semaphore(MOST_REPORTS)
+    audits, shows = asyncio.Semaphore(MAX_WORKERS), asyncio.Semaphore(MAX_WORKERS)
 
     @app.get("/v1/samples")
     async def samples(
         task: str | None = None,
-        step: Annotated[int | None, Query(ge=0, le=LARGEST)] = None,
+        step: Annotated[int | None, Query(ge=0, le=MAX_NUMBER)] = None,
         state: State | None = None,
         group: str | None = None,
         kind: Kind | None = None,
@@ -99,27 +100,27 @@ def add_reports(app: FastAPI, storage: Path) -> None:
 
     @app.get("/v1/checkpoints/{step}/{name}")
     async def file(
-        step: Annotated[int, PathParameter(ge=0, le=LARGEST)],
+        step: Annotated[int, PathParameter(ge=0, le=MAX_NUMBER)],
         name: str,
-        offset: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
+        offset: Annotated[int, Query(ge=0, le=MAX_NUMBER)] = 0,
     ) -> Response:
         kept = await asyncio.to_thread(_checkpoints, storage)
         path, files = kept.get(step, ("", {}))
-        if not offset <= files.get(name, -1):  # names with slashes in them are none of the files either
-            raise HTTPException(404, f"there is no such part of {name} in a checkpoint of step {step}")
+        if not offset <= files.get(name, -1):  # also rejects names with slashes
+            raise HTTPException(404, f"no checkpoint of step {step} has a file {name} with byte {offset}")
         try:
             opened = await asyncio.to_thread(_open, storage, path, name)
         except OSError:
             raise HTTPException(404, f"the checkpoint of step {step} was removed") from None
         length = {"Content-Length": str(files[name] - offset)}
-        return StreamingResponse(_pieces(opened, offset), media_type="application/octet-stream", headers=length)
+        return StreamingResponse(_chunks(opened, offset), media_type="application/octet-stream", headers=length)
 
 
 def _select(storage: Path, selection: Selection) -> tuple[bytes, str]:
-    """Return the samples as JSON, and why there are none.
+    """Return (the samples as JSON, the reason if there are none).
 
     Raises:
-        LookupError: there is no such task.
+        LookupError: the task does not exist.
     """
     with LedgerReader(storage) as ledger:
         if problem := unknown_task(ledger, selection):
@@ -129,17 +130,17 @@ def _select(storage: Path, selection: Selection) -> tuple[bytes, str]:
 
 
 def _checkpoints(storage: Path) -> dict[int, tuple[str, dict[str, int]]]:
-    """Return step → path in the storage and the model's files (name → bytes) of the checkpoints that are kept."""
+    """Return step → (path in the storage, model files: name → bytes) of the kept checkpoints."""
     with LedgerReader(storage) as ledger:
         checkpoints = kept_checkpoints(ledger)
     kept = {}
     for step, path in checkpoints:
-        with contextlib.suppress(OSError):  # it is being removed
+        with contextlib.suppress(OSError):  # the checkpoint is being removed
             with _directory(storage, path) as directory, os.scandir(directory) as entries:
                 files = {
                     entry.name: entry.stat(follow_symlinks=False).st_size
                     for entry in entries
-                    if entry.is_file(follow_symlinks=False) and entry.name != STATE_FILE  # the trainer's own
+                    if entry.is_file(follow_symlinks=False) and entry.name != STATE_FILE  # internal to the trainer
                 }
             kept[step] = (path, dict(sorted(files.items())))
     return kept
@@ -147,11 +148,11 @@ def _checkpoints(storage: Path) -> dict[int, tuple[str, dict[str, int]]]:
 
 @contextlib.contextmanager
 def _directory(storage: Path, path: str) -> Iterator[int]:
-    """Give a descriptor of a directory in the storage. No link is followed: other parts write there, and what the
-    coordinator alone may read (its tokens) is not to be had by a link to it.
+    """Open a directory in the storage; yields its descriptor. Symbolic links are not followed: other components write
+    to the storage, and a link could expose files that only the coordinator may read (its tokens).
 
     Raises:
-        OSError: there is no such directory, or there is a link on the way.
+        OSError: the directory does not exist, or its path contains a symbolic link.
     """
     if not is_inside(path):
         raise FileNotFoundError(path)
@@ -161,33 +162,33 @@ def _directory(storage: Path, path: str) -> Iterator[int]:
             follow = 0 if here is None else os.O_NOFOLLOW
             here = os.open(part, os.O_RDONLY | os.O_DIRECTORY | follow, dir_fd=here)
             opened.callback(os.close, here)
-        assert here is not None, "the storage is there at least"
+        assert here is not None, "the path starts with the storage"
         yield here
 
 
 def _open(storage: Path, path: str, name: str) -> BinaryIO:
-    """Open a file of a checkpoint. Raises as :func:`_directory`."""
+    """Open a file of a checkpoint. Raises the errors of :func:`_directory`."""
     with _directory(storage, path) as directory:
         return os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory), "rb")
 
 
-async def _pieces(file: BinaryIO, offset: int) -> AsyncIterator[bytes]:
+async def _chunks(file: BinaryIO, offset: int) -> AsyncIterator[bytes]:
     with file:
         file.seek(offset)
-        while piece := await asyncio.to_thread(file.read, CHUNK):
-            yield piece
+        while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
+            yield chunk
 
 
 async def _report(slots: asyncio.Semaphore, *arguments: str) -> AsyncIterator[bytes]:
-    """Yield a report; it is given up when the reader goes away."""
-    finding = asyncio.create_task(_run(slots, arguments))
+    """Yield the response of a worker, with spaces until it is complete; a disconnected client cancels the worker."""
+    result = asyncio.create_task(_run(slots, arguments))
     try:
-        while not finding.done():
+        while not result.done():
             yield b" "
-            await asyncio.wait({finding}, timeout=ALIVE_SECONDS)
-        yield finding.result()
+            await asyncio.wait({result}, timeout=KEEPALIVE_SECONDS)
+        yield result.result()
     finally:
-        finding.cancel()
+        result.cancel()
 
 
 async def _run(slots: asyncio.Semaphore, arguments: tuple[str, ...]) -> bytes:
@@ -198,20 +199,20 @@ async def _run(slots: asyncio.Semaphore, arguments: tuple[str, ...]) -> bytes:
         try:
             out, err = await asyncio.wait_for(process.communicate(), REPORT_SECONDS)
         except TimeoutError:
-            return _error(f"it took longer than {REPORT_SECONDS:.0f} s; look at a copy of the storage instead")
+            return _error(f"the query took longer than {REPORT_SECONDS:.0f} s; run it on a copy of the storage instead")
         finally:
             await _end(process)
     if process.returncode == 0:
         return out
     text = err.decode(errors="replace").strip()
-    if process.returncode == UNKNOWN:
+    if process.returncode == NOT_FOUND:
         return _error(text)
-    log.error("a report (%s) ended with %s: %s", arguments[0], process.returncode, text)
-    return _error(f"the report ended with {process.returncode}; the coordinator's log says why")
+    log.error("the query %s exited with code %s: %s", arguments[0], process.returncode, text)
+    return _error(f"the query exited with code {process.returncode}; the coordinator's log has the cause")
 
 
-def _error(sentence: str) -> bytes:
-    return msgspec.json.encode({"error": sentence})
+def _error(message: str) -> bytes:
+    return msgspec.json.encode({"error": message})
 
 
 async def _end(process: Process) -> None:

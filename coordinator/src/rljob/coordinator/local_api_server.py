@@ -1,8 +1,7 @@
-"""The coordinator's second listener, in a cluster: for people, on the loopback of its pod.
+"""The coordinator's second HTTP server in a cluster: for users, on the loopback interface of its pod.
 
-Who may read prompts, answers and weights is a matter of Kubernetes' rights: a port that is forwarded enters the pod
-here, and nothing else does. What programs of the job and Prometheus need is on the
-first (:mod:`rljob.coordinator.routes`).
+Kubernetes RBAC decides who may read prompts, responses and weights: only port forwarding reaches the loopback interface
+of the pod. The components of the job and Prometheus use the first server (:mod:`rljob.coordinator.routes`).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Iterator
 import uvicorn
 from fastapi import FastAPI
 
-from rljob.coordinator.ledger_api import add_reports
+from rljob.coordinator.ledger_api import add_ledger_api
 from rljob.coordinator.routes import add_status
 from rljob.coordinator.run import Run
 
@@ -24,33 +23,34 @@ log = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 
 
-def build_readers_app(run: Run) -> FastAPI:
-    """Return the application: /v1/status and the reports."""
-    app = FastAPI(title="rljob coordinator, for readers", docs_url=None, redoc_url=None, openapi_url=None)
+def build_local_api(run: Run) -> FastAPI:
+    """Return the application: /v1/status and the ledger API."""
+    app = FastAPI(title="rljob coordinator, local API", docs_url=None, redoc_url=None, openapi_url=None)
     add_status(app, run)
-    add_reports(app, run.ledger.directory)
+    add_ledger_api(app, run.ledger.directory)
     return app
 
 
 class LocalApiServer(uvicorn.Server):
-    """The second listener; signals are the first one's."""
+    """The second server. The first server handles signals."""
 
     def __init__(self, run: Run) -> None:
-        app = build_readers_app(run)
+        app = build_local_api(run)
         super().__init__(
             uvicorn.Config(app, ws="none", log_level="warning", access_log=False, timeout_graceful_shutdown=2)
         )
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone."""
+        """Install no signal handlers."""
         yield
 
     async def listen(self, port: int) -> None:
-        """Serve until ``should_exit``; the run continues if the port cannot be used."""
+        """Serve until ``should_exit`` is set. If the port is not available, log the error and return: the run
+        continues."""
         try:
             listener = socket.create_server((LOOPBACK, port))
         except (OSError, OverflowError) as error:
-            log.error("readers cannot ask: port %d of %s cannot be listened on: %s", port, LOOPBACK, error)
+            log.error("the local API is not available: cannot listen on port %d of %s: %s", port, LOOPBACK, error)
             return
         await self.serve([listener])

@@ -10,7 +10,7 @@ from rljob.protocol.environment import read_environment
 
 
 def main() -> None:
-    """Run the coordinator; exit code 2 when its surroundings are not right, 1 when it may be tried again."""
+    """Run the coordinator. Exit code 2: wrong configuration or environment. Exit code 1: a retry may succeed."""
     logging.basicConfig(
         level=os.environ.get("RLJOB_LOG_LEVEL", "INFO"), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -23,7 +23,7 @@ def main() -> None:
 
         try:
             uvloop.run(serve(environment))
-        except StorageInUseError as error:  # another job's, or our own of before on a node that is not heard of
+        except StorageInUseError as error:  # of another job, or our previous pod on an unreachable node
             logging.error("%s", error)
             sys.exit(1)
     except ValueError as error:

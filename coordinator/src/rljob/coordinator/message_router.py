@@ -1,6 +1,6 @@
-"""Decodes the frames of agents, runners and the trainer, and gives each message to the handlers of its role.
+"""Decodes the frames of agents, runners and the trainer, and passes each message to the handlers of its role.
 
-One module holds the handlers of a role: :mod:`rljob.coordinator.engine_messages` (agents),
+Each role has one module of handlers: :mod:`rljob.coordinator.engine_messages` (agents),
 :mod:`rljob.coordinator.runner_messages` and :mod:`rljob.coordinator.trainer_messages`.
 """
 
@@ -21,7 +21,7 @@ from rljob.coordinator.trainer_messages import TrainerMessages
 from rljob.protocol import messages as m
 
 RECONNECT_SECONDS = 2.0
-"""How long a peer whose connection broke may take to connect again before its work goes to others."""
+"""Time for a disconnected peer to reconnect before its work goes to other peers."""
 
 INCOMING: dict[str, Any] = {"agent": m.FromAgent, "runner": m.FromRunner, "trainer": m.FromTrainer}
 DECODERS = {role: m.frame_decoder(union) for role, union in INCOMING.items()}
@@ -34,7 +34,7 @@ class Handlers(Protocol):
         """Handle one message."""
 
     def disconnected(self, connection: Connection) -> Callable[[], None] | None:
-        """Handle the loss of a connection; return what to do if the peer does not connect again in time."""
+        """Handle the loss of a connection; return a function to call if the peer does not reconnect in time."""
 
 
 class MessageRouter:
@@ -50,19 +50,19 @@ class MessageRouter:
         }
 
     def receive(self, connection: Connection, frame: bytes) -> None:
-        """Handle one frame. A frame that is not of the protocol is rejected and the connection closed."""
+        """Handle one frame. A frame that cannot be decoded is rejected, and the connection is closed."""
         try:
             batch = DECODERS[connection.role].decode(frame)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             REFUSED.labels(connection.role).inc()
-            connection.reject(f"this frame is not of this version's protocol: {error}", fatal=True)
+            connection.reject(f"the frame does not follow the protocol of this version: {error}", fatal=True)
             return
         with self._run.fail_run_on_error():
             for message in batch:
                 self._handlers[connection.role].receive(connection, message)
 
     def lost(self, connection: Connection) -> None:
-        """Handle the loss of a connection. Engines and runners get a moment to connect again."""
+        """Handle the loss of a connection. Engines and runners get RECONNECT_SECONDS to reconnect."""
         connection.open = False
         give_up = self._handlers[connection.role].disconnected(connection)
         if give_up is not None:

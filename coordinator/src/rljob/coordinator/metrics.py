@@ -1,4 +1,4 @@
-"""Prometheus metrics of the coordinator. Names are frozen by a test."""
+"""Prometheus metrics of the coordinator. A test freezes the names."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def gauge_name(metric: str) -> str:
 
 
 class RunCollector:
-    """Reads the run's state when Prometheus asks."""
+    """Collects metrics from the state of the run at each scrape."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
 
     def collect(self) -> Iterator[Metric]:
-        """Yield gauges and counters of the run."""
+        """Yield the gauges and counters of the run."""
         run = self._run
         yield GaugeMetricFamily("rljob_policy_version", "Batches applied", value=run.version)
         yield GaugeMetricFamily("rljob_lineage", "Lineage of the published policy", value=run.weights.lineage)

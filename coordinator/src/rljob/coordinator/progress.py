@@ -1,4 +1,4 @@
-"""Progress of a run in this process: its clock, seconds of each activity, the history of its steps."""
+"""Progress of a run: wall-clock time, seconds of each activity, and the history of its steps."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import time
 from rljob.ledger.step_metrics import Metrics, history_point
 from rljob.protocol.run_status import HistoryPoint
 
-SHOWN = ("reward/mean", "staleness/mean", "staleness/max")
-"""Metrics that the status shows beside the trainer's; metrics.jsonl has all."""
+STATUS_METRICS = ("reward/mean", "staleness/mean", "staleness/max")
+"""Metrics in the status besides those of the trainer; metrics.jsonl has all metrics."""
 ACTIVITIES = ("generating", "training", "updating_weights", "trainer_waiting")
 SMOOTHED_STEPS = 8
-"""Of the speed that is shown: engines work ahead, so a step's own tokens may be none."""
+"""Steps over which the reported tokens per second are averaged: engines work ahead, so one step may have no tokens."""
 
 
 class Stopwatches:
-    """Seconds of each activity since this process began. Activities overlap."""
+    """Seconds of each activity since the start of this process. Activities overlap."""
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
         self._total = dict.fromkeys(ACTIVITIES, 0.0)
 
     def set(self, activity: str, on: bool) -> None:
-        """Set whether ``activity`` is under way now."""
+        """Set whether ``activity`` is running now."""
         began = self._since.get(activity)
         if on and began is None:
             self._since[activity] = time.monotonic()
@@ -30,13 +30,13 @@ class Stopwatches:
             self._total[activity] += time.monotonic() - self._since.pop(activity)
 
     def seconds(self) -> dict[str, float]:
-        """Return seconds_ACTIVITY of each."""
+        """Return seconds_ACTIVITY → seconds."""
         at = time.monotonic()
         return {f"seconds_{name}": total + at - self._since.get(name, at) for name, total in self._total.items()}
 
 
 class RunHistory:
-    """The clock of a run, points of the steps applied, and the metrics of the last one."""
+    """The clock of a run, the history points of its steps, and the metrics of the last step."""
 
     def __init__(self) -> None:
         self.watches = Stopwatches()
@@ -51,24 +51,25 @@ class RunHistory:
 
     @property
     def seconds(self) -> float:
-        """Wall clock the run has been up, over all coordinator starts."""
+        """Seconds that the run has been up, summed over all coordinator processes."""
         until = time.monotonic() if self._ended is None else self._ended
         return self.seconds_before + until - self._began
 
     def end(self) -> None:
-        """Stop the clock: the run is over, though this process continues to answer."""
+        """Stop the clock at the end of the run. The process continues to serve requests."""
         if self._ended is None:
             self._ended = time.monotonic()
 
     def eta(self, step: int, steps: int) -> float:
-        """Return seconds left by the pace since this process' first step; -1 when unknown, or when the run is over."""
+        """Return the estimated seconds left, from the speed since this process' first step; -1: unknown, or the run is
+        over."""
         if self._ended is not None or self._first_step is None or step <= self._first_step[0]:
             return -1.0
         first, since = self._first_step
         return (steps - step) * (time.monotonic() - since) / (step - first)
 
     def tokens_per_second(self, steps: int) -> float:
-        """Return the mean speed over the last ``steps`` steps, 0 before the first."""
+        """Return the mean tokens per second over the last ``steps`` steps; 0 before the first step."""
         last = self.points[-steps:]
         if not last:
             return 0.0
@@ -78,12 +79,12 @@ class RunHistory:
         return tokens / max(1e-9, last[-1].seconds - begins[0])
 
     def time_step(self, step: int, generated_tokens: int, updating: float) -> Metrics:
-        """End a step: return its seconds and tokens per second, as metrics.
+        """Return the timing metrics of a step that was just applied: seconds, tokens per second, seconds of activities.
 
         Args:
-            step: that was applied.
-            generated_tokens: since this process began.
-            updating: seconds of the engines' weight updates since this process began, added up.
+            step: the applied step.
+            generated_tokens: tokens since the start of this process.
+            updating: total seconds of the engines' weight updates since the start of this process.
         """
         at = time.monotonic()
         before, tokens = self._mark
@@ -104,8 +105,9 @@ class RunHistory:
         self.last_step = metrics
 
     def summary(self) -> Metrics:
-        """Return the metrics of the last step that the status shows, with the speed of late; none before the first."""
+        """Return the status metrics of the last step, with the smoothed tokens per second; empty before the first
+        step."""
         if not self.points:
             return {}
-        shown = {n: x for n, x in self.last_step.items() if n in SHOWN or n.startswith("trainer/")}
-        return shown | {"tokens_per_second": self.tokens_per_second(SMOOTHED_STEPS)}
+        selected = {n: x for n, x in self.last_step.items() if n in STATUS_METRICS or n.startswith("trainer/")}
+        return selected | {"tokens_per_second": self.tokens_per_second(SMOOTHED_STEPS)}

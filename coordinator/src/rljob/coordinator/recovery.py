@@ -1,4 +1,4 @@
-"""Restores a run from its ledger: called once, before anything connects."""
+"""Restores a run from its ledger. Called once, before any peer connects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def recover(run: Run) -> None:
-    """Bring ``run`` to the state its ledger holds. Does nothing for a new run."""
+    """Restore the state of ``run`` from its ledger. A new run keeps its initial state."""
     version = queries.version_of(run.ledger)
     _recover_trainer(run)
     _recover_scheduler(run, version)
@@ -93,7 +93,8 @@ def _group(record: GroupRecord) -> Group:
 
 
 def _trajectory(store: Store, sample: Sample, row: SampleRecord, version: int | None = None) -> Trajectory:
-    """Return an open sample's trajectory with the turns its completions hold; ``version`` pins it to one version."""
+    """Return the trajectory of an open sample, with the turns of its completions. ``version``: pinned policy
+    version."""
     result = Trajectory(sample, sample.group.task, sample.group.row, version, row.attempt)
     result.recorded_version, result.dispatched = row.min_version, row.dispatched
     known = [v for v in (result.recorded_version, result.dispatched) if v is not None]
@@ -101,9 +102,9 @@ def _trajectory(store: Store, sample: Sample, row: SampleRecord, version: int | 
     for record in queries.completions(store, sample.id, row.attempt):
         turn = result.turns.get(record.turn)
         if turn is None:
-            # The runner repeats its request when it takes the lease; until then only the tokens matter.
-            need = m.GenerateRequest(sample.id, record.turn, record.prompt, 0, 1.0, [])
-            turn = result.turns[record.turn] = Turn(need)
+            # A placeholder: the runner repeats its request when it gets the lease. Until then only the tokens matter.
+            request = m.GenerateRequest(sample.id, record.turn, record.prompt, 0, 1.0, [])
+            turn = result.turns[record.turn] = Turn(request)
         turn.token_ids += record.token_ids
         turn.finish = record.finish
         turn.completions += 1

@@ -1,7 +1,7 @@
-"""Client of the coordinator's own RLJob: follow it, and apply status.run. It reads and writes nothing else.
+"""Kubernetes client for the coordinator's own RLJob: watches it and applies status.run. It accesses no other object.
 
-Failures of the API server never raise out of :meth:`RLJobClient.follow`: requests are retried with back-off for as long
-as the coordinator runs, and each kind of failure is logged once until it is over.
+:meth:`RLJobClient.follow` raises no errors of the API server: it retries requests with back-off as long as the
+coordinator runs, and logs each kind of failure once until requests succeed again.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ log = logging.getLogger(__name__)
 
 FIELD_MANAGER = "rljob-coordinator"
 WATCH_SECONDS = 120
-"""The server ends a watch after this time, and a new one continues: a dead connection is noticed so soon."""
+"""The server ends a watch after this time, and a new watch continues. This bounds the time to detect a dead
+connection."""
 ANSWER_SECONDS = 10.0
 APPLY_TRIES = 5
 """Attempts to apply while other clients write to the RLJob."""
 API_FAILURES = (ApiError, OSError, msgspec.MsgspecError)
-"""Failures of requests: the API server refuses, does not answer, or its answer cannot be decoded; OSError: the service
-account's files cannot be read."""
+"""Failures of requests: the API server rejects the request, does not respond, or the response cannot be decoded;
+OSError also: the files of the service account cannot be read."""
 
 
 @dataclass(frozen=True)
 class JobRef:
-    """The RLJob, and how its API server is reached."""
+    """The RLJob and the address and credentials of its API server."""
 
     server: str
     """Address of the API server: https://HOST:PORT."""
@@ -50,7 +51,7 @@ class JobRef:
     uid: str
     """Of the RLJob; another RLJob of the same name is ignored. Empty: any."""
     account: Path
-    """Directory with `token`, which is replaced from time to time, and `ca.crt`."""
+    """Directory with `token`, which the kubelet rotates, and `ca.crt`."""
 
 
 def job_ref_from_environment() -> JobRef | None:
@@ -120,21 +121,21 @@ def _count_request(verb: str, code: str) -> None:
 
 
 class LogOnce:
-    """Logs each kind of failure once, and once that it is over. ``doing``: the activity that fails."""
+    """Logs each kind of failure once, and the recovery once. ``doing``: the activity that fails."""
 
     def __init__(self, doing: str) -> None:
         self._doing = doing
         self._logged: set[str] = set()
 
     def failed(self, error: BaseException) -> None:
-        """Log ``error``: as a warning the first time, then for debugging."""
+        """Log ``error``: the first time as a warning, then at level DEBUG."""
         kind = f"{type(error).__name__} {getattr(error, 'code', '')}"
         level = logging.DEBUG if kind in self._logged else logging.WARNING
         self._logged.add(kind)
         log.log(level, "%s: %s; retrying, the run continues", self._doing, error or type(error).__name__)
 
     def succeeded(self) -> None:
-        """Log that it works again, if it failed before."""
+        """Log the recovery if there was a failure before."""
         if self._logged:
             log.info("%s: it works again", self._doing)
             self._logged.clear()
@@ -148,14 +149,14 @@ class RLJobClient:
         self.last_event_at = 0.0
         """Monotonic time of the last list or watch event about the job; 0 before the first."""
         self.gone = False
-        """The RLJob was deleted; there may be another of its name, to which nothing is applied. (The token is rejected
-        then too, as the service account is deleted with the job.)"""
+        """Whether the RLJob was deleted. Nothing is applied to another RLJob of the same name. (The API server then
+        also rejects the token, as the service account is deleted with the job.)"""
         self._version = 0  # newest known resourceVersion of the RLJob; 0: unknown
         self._selector = {"fieldSelector": f"metadata.name={job.name}"}
         self._client: ApiClient | None = None
 
     async def follow(self, on_update: Callable[[RLJobView], None]) -> None:
-        """Call ``on_update`` with the RLJob as it is, and again after every change. Never returns."""
+        """Call ``on_update`` with the current RLJob and after every change. Never returns."""
         backoff, failures = Backoff(), LogOnce("following the job's RLJob")
         while True:
             try:
@@ -207,7 +208,7 @@ class RLJobClient:
         changed (a patch of the status does not check the uid).
 
         Raises:
-            ApiError: the API server refuses or does not answer; ConflictError if the RLJob of this name is another.
+            ApiError: the API server rejects the request or does not respond; ConflictError: the RLJob was replaced.
             OSError, msgspec.MsgspecError: see API_FAILURES.
         """
         for _ in range(APPLY_TRIES):
@@ -217,14 +218,14 @@ class RLJobClient:
                 return await self._apply(run)
             except ConflictError:
                 self._version = 0
-        raise ConflictError(409, "Conflict", "other clients write to the RLJob all the time")
+        raise ConflictError(409, "Conflict", "other clients keep writing to the RLJob")
 
     async def _get(self) -> None:
-        """Read the RLJob's version."""
+        """Read the resourceVersion of the RLJob."""
         view = _view_decoder.decode(await self._send("get", "GET", RLJOBS.path(self.job.namespace, self.job.name)))
         self.gone = not self._is_own(view)
         if self.gone:
-            other = f"the RLJob {self.job.name} is another one by now (uid {view.metadata.uid})"
+            other = f"the RLJob {self.job.name} was replaced by another one (uid {view.metadata.uid})"
             raise ConflictError(409, "Conflict", other)
         self._note(view.metadata)
 
@@ -238,7 +239,7 @@ class RLJobClient:
         return int(applied.metadata.resource_version)
 
     def _note(self, metadata: _Metadata) -> None:
-        """Remember the newest version of the RLJob."""
+        """Store the newest resourceVersion of the RLJob."""
         self._version = max(self._version, int(metadata.resource_version or 0))
 
     async def _send(

@@ -1,4 +1,4 @@
-"""The coordinator's HTTP and WebSocket surface."""
+"""The HTTP and WebSocket endpoints of the coordinator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from rljob.coordinator.batches import shard
 from rljob.coordinator.connection import Connection
-from rljob.coordinator.ledger_api import LARGEST
+from rljob.coordinator.ledger_api import MAX_NUMBER
 from rljob.coordinator.message_router import DECODERS, MessageRouter
 from rljob.coordinator.metrics import REFUSED, REGISTRY, RunCollector
 from rljob.coordinator.run import Run
@@ -23,7 +23,7 @@ from rljob.protocol.run_status import encode_status
 
 log = logging.getLogger(__name__)
 
-MOST_RANKS = 65_536
+MAX_RANKS = 65_536
 
 
 def build_app(run: Run, tokens: Mapping[str, str]) -> FastAPI:
@@ -40,25 +40,25 @@ def build_app(run: Run, tokens: Mapping[str, str]) -> FastAPI:
     async def connect(socket: WebSocket, role: str) -> None:
         if role not in DECODERS or not allowed(role, socket.headers.get("authorization", "")):
             REFUSED.labels(role if role in DECODERS else "unknown").inc()
-            await socket.close()  # before accepting: HTTP 403
+            await socket.close()  # before accept: HTTP 403
             return
         await socket.accept()
         await _serve(router, Connection(role, socket), socket)
 
     @app.get("/v1/batches/{step}/shards/{rank}")
     async def batch_shard(
-        step: Annotated[int, PathParameter(ge=0, le=LARGEST)],
-        rank: Annotated[int, PathParameter(ge=0, le=MOST_RANKS)],
-        of: Annotated[int, Query(ge=1, le=MOST_RANKS)],
-        incarnation: Annotated[int, Query(ge=0, le=LARGEST)],
+        step: Annotated[int, PathParameter(ge=0, le=MAX_NUMBER)],
+        rank: Annotated[int, PathParameter(ge=0, le=MAX_RANKS)],
+        of: Annotated[int, Query(ge=1, le=MAX_RANKS)],
+        incarnation: Annotated[int, Query(ge=0, le=MAX_NUMBER)],
         authorization: Annotated[str, Header()] = "",
     ) -> Response:
         if not allowed("trainer", authorization):
-            raise HTTPException(401, "the trainer's token is needed")
+            raise HTTPException(401, "this request requires the trainer's token")
         if incarnation != run.trainer.session.incarnation:
             raise HTTPException(409, f"incarnation {incarnation} was superseded by {run.trainer.session.incarnation}")
         if not 0 <= rank < of:
-            raise HTTPException(422, f"rank {rank} is not one of {of}")
+            raise HTTPException(422, f"rank {rank} is not below the number of ranks, {of}")
         try:
             body = await asyncio.to_thread(shard, run.ledger, step, rank, of)
         except LookupError as error:
@@ -71,7 +71,7 @@ def build_app(run: Run, tokens: Mapping[str, str]) -> FastAPI:
     async def suspend(authorization: Annotated[str, Header()] = "") -> Response:
         if not allowed("owner", authorization):
             REFUSED.labels("owner").inc()
-            raise HTTPException(401, "the owner's token is needed")
+            raise HTTPException(401, "this request requires the owner's token")
         run.suspend()
         return _status(run)
 
@@ -103,7 +103,7 @@ def _status(run: Run) -> Response:
 
 
 async def _serve(router: MessageRouter, connection: Connection, socket: WebSocket) -> None:
-    """Receive until the connection ends."""
+    """Receive frames until the connection closes."""
     sender = asyncio.create_task(connection.send_loop())
     try:
         while True:
@@ -116,7 +116,7 @@ async def _serve(router: MessageRouter, connection: Connection, socket: WebSocke
 
 
 async def _receive(socket: WebSocket) -> bytes:
-    """Return the next frame; text frames are taken as bytes, which the protocol then refuses."""
+    """Return the next frame. A text frame is returned as bytes, which the router then rejects."""
     message = await socket.receive()
     if message["type"] == "websocket.disconnect":
         raise WebSocketDisconnect(message.get("code", 1000), message.get("reason"))

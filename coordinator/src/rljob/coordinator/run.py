@@ -1,7 +1,7 @@
-"""One run: scheduler, trajectories, trainer, weights and evaluations, wired together.
+"""One run: connects scheduler, trajectories, trainer, weights and evaluations.
 
-Every event changes state at once, queues what must be written, and asks for :meth:`Run.advance`, which takes the next
-steps from current state. Effects on the outside wait for the ledger (see :class:`rljob.ledger.store.Store`).
+Every event changes state immediately, queues its writes, and schedules :meth:`Run.advance`, which takes the next steps
+from current state. External effects wait for the ledger (see :class:`rljob.ledger.store.Store`).
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from rljob.scheduling.scheduler import Scheduler, Settings
 log = logging.getLogger(__name__)
 
 LOST_SECONDS = 2.0
-"""How long an engine whose connection broke may come back with the version that is being evaluated."""
+"""Time for a disconnected engine to reconnect with the version under evaluation."""
 
 
 def settings_of(spec: RLJobSpec) -> Settings:
-    """Return what the manifest says about scheduling."""
+    """Return the scheduling settings of the manifest."""
     return Settings(
         steps=spec.training.steps,
         groups_per_batch=spec.training.prompts_per_step,
@@ -71,29 +71,29 @@ class Run:
         self.outcomes = SampleOutcomes(self)
         self.progress = RunHistory()
         self.held_out: Mapping[str, int] | None = None  # task → rows; from runners
-        self.ends: Counter[str] = Counter()  # end → samples of training, since the run began
+        self.ends: Counter[str] = Counter()  # end → training samples, since the start of the run
         self.failure: tuple[str, str] | None = None
         self.finished = False
         self.suspending = False
         self.suspended = False
         self.observed_generation = 0
-        """Of the RLJob: the spec that was acted on last; 0 outside a cluster."""
+        """metadata.generation of the RLJob whose spec was applied last; 0 outside a cluster."""
         self.ended = asyncio.Event()
         self.on_finished: Callable[[], None] = self.ended.set
-        """Called once the end is durable; sets ``ended``, which the status waits for."""
+        """Called once the end of the run is durable; must set ``ended``, on which the status depends."""
         self._advancing = False
         self._tasks = {task.name: task for task in spec.tasks}
 
     # --- the core loop ---
 
     def changed(self) -> None:
-        """Ask for :meth:`advance` once the events of this turn of the loop are in."""
+        """Schedule :meth:`advance` after the events of this iteration of the event loop."""
         if not self._advancing:
             self._advancing = True
             asyncio.get_running_loop().call_soon(self.advance)
 
     def advance(self) -> None:
-        """Take every step that can be taken now."""
+        """Take all steps that are possible in the current state."""
         self._advancing = False
         with self.fail_run_on_error():
             if self.over:
@@ -106,32 +106,33 @@ class Run:
             self.trainer.advance()
             self._finish()
             self._suspend()
-            self._watch()
+            self._update_timers()
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will be done by this process."""
+        """Whether this process does no further work on the run."""
         return self.finished or self.suspended or self.failure is not None
 
     @contextmanager
     def fail_run_on_error(self) -> Iterator[None]:
-        """Inside, a defect ends the run with a reason instead of stopping it without one."""
+        """Fail the run with a reason if the body raises, instead of leaving it stuck without one."""
         try:
             yield
-        except Exception as error:  # a defect: nothing is known about what it left undone
+        except Exception as error:  # a defect: the state is unknown, so the run cannot continue
             log.exception("the coordinator cannot continue")
             self.fail("InternalError", f"the coordinator cannot continue: {error!r}; see its log")
 
     def _evaluate(self) -> None:
         evaluations = self.evaluations
         if evaluations.running is None and evaluations.wanted(self.version) and self.held_out is not None:
-            if not evaluations.dedicated or self.trainer.is_idle:  # else it moves on before the version can be sent
+            if not evaluations.dedicated or self.trainer.is_idle:  # else it advances before the version can be sent
                 evaluations.start(self.version, self.held_out)
         elif evaluations.running is not None and self._pinned_is_lost(evaluations.running):
             asyncio.get_running_loop().call_later(LOST_SECONDS, self._drop_if_lost, evaluations.running)
 
     def _pinned_is_lost(self, version: int) -> bool:
-        """Whether engines wait for the end of an evaluation of ``version``, and no engine serves that version."""
+        """Whether ``version`` is under evaluation, the trainer is at another one, evaluation engines are connected, and
+        none of them serves ``version``."""
         if version != self.evaluations.running or version == self.version:
             return False
         evaluators = [engine for engine in self.engines.by_instance.values() if engine.evaluates]
@@ -139,7 +140,7 @@ class Run:
         return waiting and not any(engine.serving == (self.weights.lineage, version) for engine in evaluators)
 
     def _drop_if_lost(self, version: int) -> None:
-        """Give an evaluation up, unless an engine with its version came back meanwhile."""
+        """Drop an evaluation, unless an engine with its version has reconnected."""
         with self.fail_run_on_error():
             if not self.over and self._pinned_is_lost(version):
                 self.trajectories.drop(self.evaluations.drop())
@@ -159,8 +160,11 @@ class Run:
         self.trajectories.add(trajectories)
 
     def _eligible(self, engine: EngineRecord, request: Request) -> bool:
-        """An engine behind the current version gets no new work; one without acknowledged weights none at all."""
-        if engine.max_model_length < request.shortest or not self._does(engine, request.version is not None):
+        """Whether ``engine`` may run ``request``: it is available, has the purpose and the length, and serves the
+        version."""
+        if not self._matches_purpose(engine, request.version is not None):
+            return False
+        if engine.max_model_length < request.min_model_length:
             return False
         if engine.state == "leaving" or self.draining.drains(engine):
             return False
@@ -169,26 +173,26 @@ class Run:
         version = self.version if request.version is None else request.version
         return engine.serving == (self.weights.lineage, version)
 
-    def _does(self, engine: EngineRecord, evaluation: bool) -> bool:
-        """Whether an engine does this sort of work: those of evaluation pools nothing but evaluation, which is theirs
-        alone."""
+    def _matches_purpose(self, engine: EngineRecord, evaluation: bool) -> bool:
+        """Whether an engine runs requests of this purpose. Dedicated evaluation engines run all evaluation requests and
+        nothing else."""
         return engine.evaluates == evaluation if self.evaluations.dedicated else not engine.evaluates
 
     def _form_batch_if_due(self) -> None:
-        """Form the batch of the current version if the trainer is free for it and the scheduler has it. The trainer is
-        served it from the ledger, once it is durable."""
+        """Form the batch of the current version if the trainer is free and the scheduler has the groups. The trainer
+        receives it from the ledger once it is durable."""
         if not self.trainer.awaits_new_batch:
             return
         formed = self.scheduler.form_batch()
         self.end_samples(formed.ended)
-        if formed.again:
-            self._write_admission([self.scheduler.restart(task, row) for task, row in formed.again])
+        if formed.expired_prompts:
+            self._write_admission([self.scheduler.restart(task, row) for task, row in formed.expired_prompts])
         if formed.groups:
             samples = [s.id for group in formed.groups for s in group.samples if s.end is None]
             self.ledger.record_batch(self.version, samples)
             self.ledger.then(self.changed)
 
-    def _watch(self) -> None:
+    def _update_timers(self) -> None:
         watches, engines = self.progress.watches, self.engines.by_instance.values()
         watches.set("generating", any(engine.requests for engine in engines))
         watches.set("updating_weights", any(engine.update is not None for engine in engines))
@@ -210,21 +214,21 @@ class Run:
         log.info("the run is complete: %d steps", steps)
 
     def suspend(self) -> None:
-        """Suspend the run: the trainer finishes the batch under way and writes a checkpoint. Open samples stay as they
-        are. Idempotent."""
+        """Suspend the run: the trainer finishes its current batch and writes a checkpoint. Open samples stay open.
+        Idempotent."""
         if not self.suspending:
             log.info("suspending at version %d", self.version)
             self.suspending = True
             self.changed()
 
-    def take_suspension_back(self) -> bool:
-        """Continue after all; return False when it is too late: the end is decided, and the trainer was told to stop.
+    def cancel_suspension(self) -> bool:
+        """Cancel a suspension and continue; return False if it is too late: the trainer has its stop command.
 
-        Safe at any moment before: while a run is being suspended nothing is started and nothing is discarded, so that
-        continuing only means choosing the next command again.
+        Safe at any time before that: during a suspension nothing is started or discarded, so continuing only means
+        deriving the next command again.
         """
         if self.suspending and not self.over:
-            log.info("not suspending after all, at version %d", self.version)
+            log.info("suspension cancelled at version %d", self.version)
             self.suspending = False
             self.changed()
         return not self.suspended
@@ -238,7 +242,7 @@ class Run:
         self.ledger.then(self.on_finished)
         log.info("the run is suspended at version %d", self.version)
 
-    # --- what trainer and publisher need ---
+    # --- used by trainer control and weight publisher ---
 
     @property
     def version(self) -> int:
@@ -246,7 +250,7 @@ class Run:
         return self.scheduler.version
 
     def recorded_batch(self, step: int) -> m.Train | None:
-        """Return the batch of ``step`` as the ledger has it; None while it is not durable there."""
+        """Return the batch of ``step`` from the ledger; None while it is not durable."""
         if step == self.version and not self.is_formed(step):
             return None
         rows = batch(self.ledger, step)
@@ -275,9 +279,9 @@ class Run:
         return step in self.scheduler.batches
 
     def applied(self, step: int, metrics: dict[str, float]) -> None:
-        """The batch of the current version was applied for the first time."""
+        """Record the first application of the batch of the current version."""
         timed = self.progress.time_step(step, self.trajectories.generated_tokens, self.weights.seconds_in_updates)
-        # Before anything is queued for the ledger: if it raises, the step is not half recorded.
+        # Before any write is queued: if it raises, the step is not partly recorded.
         measured = step_metrics(self.ledger.query, step, metrics, timed)
         self.end_samples(self.scheduler.trained(step))
         measured |= self._process_metrics()
@@ -285,7 +289,7 @@ class Run:
         self.progress.add(step, measured)
 
     def _process_metrics(self) -> dict[str, float]:
-        """Return where samples, engines and trainer are, as a step was just applied."""
+        """Return metrics of samples, engines and trainer at the end of a step."""
         return {
             **{f"queue/{name}": value for name, value in self.counts().items()},
             **{f"ended/{end}": self.ends[end] for end in REJECTED},
@@ -297,15 +301,15 @@ class Run:
 
     @property
     def must_hold_version(self) -> bool:
-        """Whether the trainer must stay at its version: as long as it is evaluated on the engines of training, or until
-        an engine of those for evaluation has it."""
+        """Whether the trainer must stay at its version: until its evaluation on shared engines is done, or until a
+        dedicated evaluation engine serves it."""
         if not self.evaluations.wanted(self.version):
             return False
         pinned = self.evaluations.dedicated and self.evaluations.running == self.version
         return not (pinned and any(e.evaluates and e.serving == self._current for e in self.engines.connected()))
 
     def needs_weights(self, engine: EngineRecord) -> bool:
-        """Whether an engine is to be given the trainer's version."""
+        """Whether an engine must receive the trainer's version."""
         if engine.serving == self._current or engine.state == "leaving" or self.draining.drained(engine):
             return False
         evaluated = self.evaluations.wanted(self.version)
@@ -318,14 +322,15 @@ class Run:
         return (self.weights.lineage, self.version)
 
     def start_new_lineage(self) -> None:
-        """At α = 0, and in evaluations, nothing may come of weights that the trainer does not have."""
+        """Discard tokens of the previous lineage at α = 0 and in evaluations: they allow only weights that the trainer
+        has."""
         for trajectory in list(self.trajectories.by_sample.values()):
             if self.spec.training.max_staleness == 0 or trajectory.version is not None:
                 self.trajectories.start_over(trajectory)
         self.changed()
 
     def fail(self, reason: str, message: str) -> None:
-        """End the run as failed: no restart can help."""
+        """End the run as failed; it is not restarted."""
         if not self.over:
             log.error("the run failed (%s): %s", reason, message)
             self.failure = (reason, message)
@@ -341,7 +346,7 @@ class Run:
         self.trajectories.drop(entry.sample.id for entry in ended)
 
     def counts(self) -> dict[str, Any]:
-        """Return how many samples and groups are where."""
+        """Return state → number of samples or groups."""
         complete = sum(group.complete for group in self.scheduler.groups.values())
         return {
             **self.trajectories.counts(),

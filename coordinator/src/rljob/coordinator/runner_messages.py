@@ -12,7 +12,7 @@ from rljob.protocol.score_messages import credit_turns
 
 
 class RunnerMessages:
-    """Messages of runners. Repeated ones are acknowledged and change nothing."""
+    """Messages of runners. Repeated messages are acknowledged without effect."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -23,7 +23,7 @@ class RunnerMessages:
             case m.RegisterRunner():
                 self._register(connection, message)
             case m.GenerateRequest():
-                self._need(connection, message)
+                self._generate_request(connection, message)
             case m.TrajectoryScored():
                 self._scored(connection, message)
             case m.TrajectoryFailed():
@@ -32,7 +32,7 @@ class RunnerMessages:
                 raise AssertionError(f"no handler for {message}")
 
     def disconnected(self, connection: Connection) -> Callable[[], None]:
-        """Its leases pass to other runners unless it connects again in time."""
+        """Handle a lost connection: unless the runner reconnects in time, its leases go to other runners."""
         return lambda: self._run.trajectories.lose_runner(connection)
 
     def _register(self, connection: Connection, message: m.RegisterRunner) -> None:
@@ -41,14 +41,16 @@ class RunnerMessages:
         run.held_out = message.held_out
         for task in (run.spec.evaluation.tasks or []) if run.spec.evaluation is not None else []:
             if message.held_out.get(task) == 0:
-                run.fail("NoHeldOutRows", f"task {task} has no held-out rows to evaluate; hold some out in its data")
+                run.fail(
+                    "NoHeldOutRows", f"task {task} has no held-out rows to evaluate; set held-out rows in its data"
+                )
         run.trajectories.register_runner(connection, message.capacity, message.driving)
         run.changed()
 
-    def _need(self, connection: Connection, message: m.GenerateRequest) -> None:
+    def _generate_request(self, connection: Connection, message: m.GenerateRequest) -> None:
         trajectories = self._run.trajectories
         try:
-            trajectories.need(message, connection)
+            trajectories.request_generation(message, connection)
         except ValueError as error:
             self._run.outcomes.failed(trajectories.by_sample[message.sample], str(error))
 

@@ -1,4 +1,4 @@
-"""Samples that end with a reward or without one, and runs that end because too few samples can be trained on."""
+"""Ends samples with or without a reward, and fails a run that cannot make progress."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_REJECTED_BATCHES = 50
-"""Rejected groups in a row, in batches, after which the run ends: it does not learn any more."""
+"""Limit of consecutive rejected groups, in batches. Beyond it the run fails: it no longer learns."""
 
 
 class SampleOutcomes:
-    """Applies outcomes of samples to scheduler, evaluations and ledger of one run."""
+    """Applies the outcomes of samples to the scheduler, evaluations and ledger of one run."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
 
     def scored(self, trajectory: Trajectory, turn_rewards: list[float], message: m.TrajectoryScored) -> None:
-        """Record a sample's reward as its runner sent it, and the rewards of its turns."""
+        """Record the reward of a sample as its runner sent it, and the rewards of its turns."""
         run, sample, reward = self._run, trajectory.sample, message.reward
         run.trajectories.done(sample.id)
         run.ledger.record_score(sample.id, trajectory.kind, reward, turn_rewards, message.metrics, message.text)
@@ -53,7 +53,7 @@ class SampleOutcomes:
         run = self._run
         batch = run.spec.training.prompts_per_step
         if run.scheduler.failures_in_a_row > max(3, 2 * batch):
-            run.fail("TooManyFailedSamples", f"no sample could be finished any more; the last failed because: {reason}")
+            run.fail("TooManyFailedSamples", f"no sample could be finished any more; the last failure: {reason}")
         if run.scheduler.rejections_in_a_row > MAX_REJECTED_BATCHES * batch:
             run.fail(
                 "AllGroupsFiltered",

@@ -1,4 +1,4 @@
-"""The coordinator process: store, run and server, from start to end."""
+"""The coordinator process: starts and stops ledger, run and servers."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ STATUS_SECONDS = 10.0
 
 
 async def serve(environment: ComponentEnvironment) -> None:
-    """Serve until SIGTERM, or in a cluster until this process is to be replaced. The run may end before: its status
+    """Serve until SIGTERM, or in a cluster until this process must be replaced. The run may end earlier: its status
     stays readable.
 
     Raises:
-        StorageInUseError: another coordinator works in the storage.
-        ValueError: the surroundings are not right (tokens missing, ledger of another version or of another job).
+        StorageInUseError: another coordinator uses the storage.
+        ValueError: wrong configuration or environment (tokens missing, ledger of another version or another job).
     """
     job_ref = job_ref_from_environment()
     tokens = json.loads(Path(os.environ["RLJOB_TOKENS"]).read_bytes())
     environment.storage.mkdir(parents=True, exist_ok=True)
-    if job_ref is not None:  # elsewhere rljob run waits, and starts us when there is room
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # the first process of a container dies of none by itself
+    if job_ref is not None:  # outside a cluster, rljob run waits for disk space
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # process 1 of a container has no default handler
         await wait_for_space(environment.storage)
     ledger = LedgerWriter(environment.storage)
     check_same_job(ledger, RLJob.model_validate_json(Path(os.environ["RLJOB_JOB"]).read_bytes()))
@@ -69,11 +69,11 @@ async def serve(environment: ComponentEnvironment) -> None:
         )
     )
     for number in (signal.SIGTERM, signal.SIGINT):
-        # uvicorn has handlers of its own while it serves, and raises the signal again after it: that must not end us
+        # uvicorn installs its own handlers while it serves, and raises the signal again afterwards: ignore that one
         signal.signal(number, lambda *_: setattr(server, "should_exit", True))
     tracking = TrackingWriter(environment.storage, environment.job.spec.tracking.tensorboard)
     committing = asyncio.create_task(ledger.run())
-    finishing: list[asyncio.Task[None]] = []  # held here, as the loop alone does not keep a task
+    finishing: list[asyncio.Task[None]] = []  # keeps a reference: the event loop holds only weak ones
     run.on_finished = lambda: finishing.append(asyncio.create_task(_finish_metrics(run, tracking)))
     recover(run)
     following = asyncio.create_task(follow(tracking))
@@ -101,13 +101,13 @@ async def serve(environment: ComponentEnvironment) -> None:
 
 
 async def _finish_metrics(run: Run, tracking: TrackingWriter) -> None:
-    """Set ``run.ended`` after the last metrics are written: the run is not started again to write them."""
+    """Set ``run.ended`` after the last metrics are written: no later process writes them."""
     await asyncio.to_thread(finish, tracking)
     run.ended.set()
 
 
 async def _report(run: Run, path: Path) -> None:
-    """Write the status to a file: every few seconds, and when the run ends."""
+    """Write the status file every STATUS_SECONDS and at the end of the run."""
     while True:
         write_status(run, path)
         if run.ended.is_set():
@@ -120,8 +120,8 @@ async def _report(run: Run, path: Path) -> None:
 
 
 def save_resolved_manifest(environment: ComponentEnvironment) -> None:
-    """Write the resolved manifest into the storage, as ``rljob run`` does: who reads the ledger later, from a claim
-    that outlived its job, knows what the run was."""
+    """Write the resolved manifest to the storage, as ``rljob run`` does. Readers of the ledger need it, even if the
+    volume claim outlives the job."""
     path = environment.storage / "job.json"
     if Path(os.environ["RLJOB_JOB"]).absolute() == path.absolute():
         return

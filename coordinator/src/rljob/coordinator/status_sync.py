@@ -1,11 +1,11 @@
 """Synchronizes a run with its RLJob in a cluster: reads `spec.suspend` and `status.draining`, applies `status.run`.
 
 A suspension takes the same path as POST /v1/suspend. If spec.suspend becomes false before the run has ended, the
-suspension is withdrawn: nothing was started and nothing discarded meanwhile. Once the end is decided, the trainer has
+suspension is cancelled: nothing was started or discarded in the meantime. Once the run is suspended, the trainer has
 its stop command and it is too late; this process then exits, and its restarted container resumes the run from its
-ledger as after any crash. Suspended is never reported for a generation whose spec.suspend is false.
+ledger as after a crash. Suspended is never reported for a generation whose spec.suspend is false.
 
-The run does not depend on the API server: while it is away, the last known spec stays in effect.
+The run does not depend on the API server: while it is unavailable, the last known spec stays in effect.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class StatusSync:
             self._suspended_by_spec = True
             self._run.suspend()
         elif self._suspended_by_spec:
-            if not self._run.take_suspension_back():
+            if not self._run.cancel_suspension():
                 log.info("spec.suspend is false again, but the run has ended already: restarting")
                 self._too_late.set()
                 return

@@ -1,7 +1,7 @@
-"""metrics.jsonl and TensorBoard's event files of a run: each step and evaluation of the ledger exactly once.
+"""metrics.jsonl and TensorBoard event files of a run: each step and evaluation of the ledger exactly once.
 
-The files follow the ledger and may be lost, torn or removed: missing lines are written again from it. Only the waiting
-runs in the event loop, and no error here ends a run.
+The files are derived from the ledger: if they are lost, torn or removed, missing lines are written again. File I/O runs
+in a thread, and no error here ends a run.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from rljob.ledger.store import LEDGER
 
 log = logging.getLogger(__name__)
 
-SECONDS = 1.0
-"""Between two looks at the ledger."""
+POLL_SECONDS = 1.0
+"""Interval of queries on the ledger."""
 RETRY_SECONDS = 10.0
-MOST_AT_ONCE = 256
-MARKS = {"step": b'{"kind":"step"', "evaluation": b'{"kind":"evaluation"'}
+MAX_LINES = 256
+PREFIXES = {"step": b'{"kind":"step"', "evaluation": b'{"kind":"evaluation"'}
 
 
 class TrackingWriter:
-    """The files of one run. Methods block.
+    """Writes the files of one run. Methods block.
 
     Args:
-        storage: of the job: reads ledger.sqlite, writes metrics.jsonl and tensorboard/.
+        storage: the job's storage: reads ledger.sqlite, writes metrics.jsonl and tensorboard/.
         tensorboard: whether to write event files.
     """
 
@@ -45,14 +45,14 @@ class TrackingWriter:
         self._ledger = storage / LEDGER
         self._path = storage / "metrics.jsonl"
         self._events_directory = storage / "tensorboard" if tensorboard else None
-        self._lock = threading.Lock()  # a thread may still write when another is to finish
+        self._lock = threading.Lock()  # a thread may still write while another thread finishes
         self._file: BinaryIO | None = None
         self._events: EventFile | None = None
-        self._written = dict.fromkeys(MARKS, 0)  # lines of each kind
+        self._written = dict.fromkeys(PREFIXES, 0)  # lines of each kind
 
     def write(self) -> bool:
-        """Write what the ledger has and the files have not; return whether there may be more. After an error the next
-        call begins with the files as they are.
+        """Write the lines of the ledger that the files lack; return whether there may be more. After an error the next
+        call opens the files again and continues after their last complete line.
 
         Raises:
             OSError: a file cannot be written.
@@ -75,33 +75,35 @@ class TrackingWriter:
             self._file = self._open()
         with contextlib.closing(sqlite3.connect(f"file:{self._ledger}?mode=ro", uri=True)) as db:
             db.row_factory = sqlite3.Row
-            lines = new_lines(db, self._written["step"], self._written["evaluation"], MOST_AT_ONCE)
+            lines = new_lines(db, self._written["step"], self._written["evaluation"], MAX_LINES)
             if lines and self._events is None and self._events_directory is not None:
                 self._events = self._open_events(db, self._events_directory)
         for line in lines:
             if self._events is not None:
-                self._events.add(line)  # before the line: a step that is missing there is written again to both
+                self._events.add(line)  # before metrics.jsonl: a line missing there is written again to both
             self._file.write(msgspec.json.encode(line) + b"\n")
             self._file.flush()
             self._written[line["kind"]] += 1
-        return len(lines) >= MOST_AT_ONCE
+        return len(lines) >= MAX_LINES
 
     def _close(self) -> None:
         for file in (self._file, self._events):
             if file is not None:
-                with contextlib.suppress(OSError):  # what could not be written will be by the next
+                with contextlib.suppress(OSError):  # the next write repeats what is lost
                     file.close()
         self._file = self._events = None
 
     def _open(self) -> BinaryIO:
-        """Open metrics.jsonl behind its last whole line, and count what it has."""
+        """Open metrics.jsonl for writing after its last complete line, and count its lines."""
         self._path.touch()
         file = self._path.open("r+b")
-        self._written, end = dict.fromkeys(MARKS, 0), 0
+        self._written, end = dict.fromkeys(PREFIXES, 0), 0
         for line in file:
-            kind = next((kind for kind, mark in MARKS.items() if line.startswith(mark) and line.endswith(b"}\n")), None)
+            kind = next(
+                (k for k, prefix in PREFIXES.items() if line.startswith(prefix) and line.endswith(b"}\n")), None
+            )
             if kind is None:
-                log.warning("%s is torn at byte %d; the rest is written again", self._path, end)
+                log.warning("%s is torn at byte %d; the lines after that are written again", self._path, end)
                 break
             self._written[kind] += 1
             end += len(line)
@@ -110,8 +112,8 @@ class TrackingWriter:
         return file
 
     def _open_events(self, db: sqlite3.Connection, directory: Path) -> EventFile:
-        """Begin an event file that takes the place of what earlier ones have from the next step on. Evaluations of
-        those versions are among it, so they are repeated."""
+        """Open an event file that supersedes the events of earlier files from the next step on. That includes
+        evaluations of those versions, so they are written again."""
         first = self._written["step"]
         events = EventFile(directory, first)
         for line in evaluations(db, 0, self._written["evaluation"]):
@@ -121,19 +123,21 @@ class TrackingWriter:
 
 
 class EventFile:
-    """One of TensorBoard's event files, durable line by line.
+    """A TensorBoard event file, flushed after each event.
 
     Args:
-        directory: where it is made.
-        first: readers forget what earlier files of the directory have for this step and later ones.
+        directory: directory of the file.
+        first: TensorBoard discards events of earlier files for this step and later ones.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
 
     def __init__(self, directory: Path, first: int) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        path = directory / f"events.out.tfevents.{time.time_ns():019d}.{socket.gethostname()}"  # read in order of name
+        path = (
+            directory / f"events.out.tfevents.{time.time_ns():019d}.{socket.gethostname()}"
+        )  # TensorBoard reads in order of name
         self._records = RecordWriter(path.open("wb"))
         try:
             self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
@@ -141,11 +145,11 @@ class EventFile:
         except OSError:
             with contextlib.suppress(OSError):
                 self.close()
-            path.unlink(missing_ok=True)  # one at every try would fill the directory
+            path.unlink(missing_ok=True)  # a file for every attempt would fill the directory
             raise
 
     def add(self, line: Line) -> None:
-        """Add the figures of a line."""
+        """Write the metrics of a line."""
         values = [
             Summary.Value(tag=name, simple_value=value)
             for name, value in line.items()
@@ -164,28 +168,28 @@ class EventFile:
 
 
 async def follow(tracking: TrackingWriter) -> None:
-    """Keep the files up to the ledger, for ever. What goes wrong is logged once and tried again."""
+    """Keep the files up to date with the ledger until cancelled. An error is logged once and retried."""
     failed = False
     while True:
         try:
             more = await asyncio.to_thread(tracking.write)
         except (OSError, sqlite3.Error) as error:
             if not failed:
-                log.warning("metrics cannot be written (%s); trying again until they can", error)
+                log.warning("metrics cannot be written: %s; retrying", error)
             failed = True
             await asyncio.sleep(RETRY_SECONDS)
             continue
         if failed:
             log.warning("metrics can be written again")
         failed = False
-        await asyncio.sleep(0 if more else SECONDS)
+        await asyncio.sleep(0 if more else POLL_SECONDS)
 
 
 def finish(tracking: TrackingWriter) -> None:
-    """Write what is left, if it can be written, and close the files."""
+    """Write the remaining lines if possible, and close the files."""
     try:
         while tracking.write():
             pass
     except (OSError, sqlite3.Error) as error:
-        log.warning("the last metrics could not be written (%s); they are written when the run continues", error)
+        log.warning("the last metrics could not be written: %s; they are written when the run continues", error)
     tracking.close()

@@ -1,10 +1,10 @@
-"""The trainer: its commands, replay after a restart, steps and checkpoints.
+"""Control of the trainer: its commands, replay after a restart, steps and checkpoints.
 
 The trainer has one command at a time, derived by :meth:`TrainerController._next_command` from current state, not from
 message history, so a reconnecting trainer or a restarted coordinator just continues with the next command. Every
-trainer process has an incarnation; messages of lower ones are rejected. A new process begins at its checkpoint, is
-served the recorded batches again, and publishes nothing until it has shown the digest that was published before, or a
-new lineage begins (see :mod:`rljob.coordinator.weight_publisher`).
+trainer process has an incarnation; messages of lower ones are rejected. A new process starts from its
+checkpoint, receives the recorded batches again, and publishes nothing until it reproduces the published digest or a new
+lineage starts (see :mod:`rljob.coordinator.weight_publisher`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class TrainerRun(Protocol):
-    """What the controller needs of the run."""
+    """The part of the run that the controller uses."""
 
     @property
     def version(self) -> int:
@@ -35,7 +35,7 @@ class TrainerRun(Protocol):
 
     @property
     def suspending(self) -> bool:
-        """Whether the run is to stop once what the trainer has done is durable."""
+        """Whether the run stops as soon as the trainer's steps are durable."""
 
     @property
     def must_hold_version(self) -> bool:
@@ -45,22 +45,22 @@ class TrainerRun(Protocol):
         """Whether the batch of ``step`` is formed and not applied."""
 
     def recorded_batch(self, step: int) -> m.Train | None:
-        """Return the batch of ``step`` as the ledger has it; None while it is not durable there."""
+        """Return the batch of ``step`` from the ledger; None while it is not durable."""
 
     def applied(self, step: int, metrics: dict[str, float]) -> None:
-        """The batch of the current version was applied for the first time."""
+        """Handle the first application of the batch of the current version."""
 
     def fail(self, reason: str, message: str) -> None:
-        """End the run."""
+        """Fail the run."""
 
     def changed(self) -> None:
-        """Something happened that may allow a next step."""
+        """Schedule the evaluation of the next steps after a change of state."""
 
 
 @dataclass(frozen=True)
 class TrainerCommand:
-    """What the trainer does next. ``step`` is that of the batch or of the checkpoint; ``engines`` get the weights, none
-    of them means that the trainer shows its digest."""
+    """A command for the trainer. ``step``: of the batch or the checkpoint. ``engines``: receivers of the weights;
+    without engines the trainer only reports its digest."""
 
     kind: Literal["train", "send_weights", "checkpoint"]
     step: int
@@ -80,7 +80,7 @@ class TrainerController:
         self.session = session
         self.checkpoints: list[int] = []
         self.checkpoint_path = ""
-        self._resumes = False  # it connected again, and may be in the middle of the batch of its step
+        self._resumes = False  # it reconnected and may still compute the batch of its step
 
     def restore(self, record: TrainerRecord) -> None:
         """Restore incarnation and checkpoints from the ledger."""
@@ -89,10 +89,10 @@ class TrainerController:
             self.checkpoints.append(step)
             self.checkpoint_path = path
 
-    # --- the trainer comes and goes ---
+    # --- registration and loss of the trainer ---
 
     def register(self, connection: Connection, message: m.RegisterTrainer) -> None:
-        """Handle a trainer process that connects, also again."""
+        """Register a trainer process, or register it again."""
         session, version = self.session, self._run.version
         if message.incarnation not in (0, session.incarnation):
             connection.reject(f"incarnation {message.incarnation} was superseded by {session.incarnation}", fatal=True)
@@ -107,7 +107,7 @@ class TrainerController:
             )
             return
         if session.connection is not None and session.connection is not connection:
-            session.connection.send(m.Stop("another trainer took over"))
+            session.connection.send(m.Stop("another trainer process replaced this one"))
             session.connection.close()
         session.connection, session.busy, session.blocked, session.step = connection, "", "", message.step
         new_process = message.incarnation == 0
@@ -124,14 +124,14 @@ class TrainerController:
         self._run.changed()
 
     def lose(self, connection: Connection) -> None:
-        """The trainer's connection is gone."""
+        """Handle the loss of the trainer's connection."""
         session = self.session
         if session.connection is connection:
             session.connection, session.busy, session.blocked = None, "", ""
             self._weights.trainer_lost()
 
     def accepts(self, connection: Connection, incarnation: int) -> bool:
-        """Return whether a message is of the current trainer process; reject it otherwise."""
+        """Return whether a message comes from the current trainer process; otherwise reject it."""
         if connection is self.session.connection and incarnation == self.session.incarnation:
             return True
         connection.reject(
@@ -142,7 +142,7 @@ class TrainerController:
     # --- the core decision ---
 
     def advance(self) -> None:
-        """Give the trainer its next command if it has none and there is one."""
+        """Send the trainer its next command, if it has none and one is due."""
         command = self._next_command()
         trainer = self.session.connection
         if command is None or trainer is None:
@@ -154,10 +154,10 @@ class TrainerController:
 
     @property
     def awaits_new_batch(self) -> bool:
-        """Whether the trainer is free for the batch of its version, and that is not formed yet."""
+        """Whether the trainer is free for the batch of its version and that batch is not formed yet."""
         command, version = self._next_command(), self._run.version
-        wanted = command is not None and command.kind == "train" and command.step == version
-        return wanted and not self._run.is_formed(version)
+        is_free = command is not None and command.kind == "train" and command.step == version
+        return is_free and not self._run.is_formed(version)
 
     def _next_command(self) -> TrainerCommand | None:
         """Derive the next command from current state: replay, verify, publish, checkpoint, train."""
@@ -165,11 +165,11 @@ class TrainerController:
         if session.connection is None or session.busy:
             return None
         if session.step > version:
-            return None  # it did a step while the connection was broken; its StepDone follows
+            return None  # it applied a batch while disconnected; its StepDone follows
         if self._run.suspending:
             if self.is_quiescent:
                 return None
-            if self._resumes:  # it computes that batch and cannot be stopped: it is part of what is kept
+            if self._resumes:  # the computation cannot be interrupted, so the batch is kept
                 return TrainerCommand("train", version)
             return TrainerCommand("checkpoint", version)
         if self._weights.must_verify:
@@ -183,7 +183,7 @@ class TrainerController:
         if self._checkpoint_due(version):
             return TrainerCommand("checkpoint", version)
         if self._run.must_hold_version:
-            return None  # so that it can be sent again to an engine that loses it
+            return None  # so that it can send this version to a restarted engine
         return TrainerCommand("train", version)
 
     def _message(self, command: TrainerCommand) -> m.Train | m.SendWeights | m.Checkpoint | None:
@@ -201,16 +201,16 @@ class TrainerController:
 
     @property
     def is_quiescent(self) -> bool:
-        """Whether the ledger and the checkpoints hold all that the trainer did, so that nothing is lost if it ends."""
+        """Whether ledger and checkpoints contain all of the trainer's work, so that no work is lost if it exits."""
         session, version = self.session, self._run.version
         if session.connection is None or session.step < version:
-            return True  # what it did after its checkpoint will be, or is being, done again
+            return True  # the steps after its checkpoint are replayed
         saved = version == 0 or version in self.checkpoints
         return saved and session.step == version and session.busy not in ("Train", "Checkpoint")
 
     @property
     def is_idle(self) -> bool:
-        """Whether the trainer has the newest version and is not about to make another."""
+        """Whether the trainer holds the newest version and is not computing the next one."""
         session = self.session
         connected = session.connection is not None and session.step == self._run.version
         return connected and session.busy != "Train" and not self._resumes
@@ -218,13 +218,13 @@ class TrainerController:
     # --- steps and checkpoints ---
 
     def step_done(self, message: m.StepDone) -> None:
-        """The trainer applied a batch, for the first time or again."""
+        """Handle an applied batch, also a replayed one."""
         session = self.session
         if session.busy == "Train" and message.step == session.step:
             session.busy = ""
-        if message.step >= session.step:  # not one that is only repeated
+        if message.step >= session.step:  # not a repeated message
             self._resumes = False
-        metrics = {name: value for name, value in message.metrics.items() if math.isfinite(value)}  # as JSON has none
+        metrics = {name: value for name, value in message.metrics.items() if math.isfinite(value)}  # JSON has no others
         if message.step == self._run.version:
             self._run.applied(message.step, metrics)
         self._ledger.record_applied(message.step, session.incarnation, metrics)
@@ -238,19 +238,19 @@ class TrainerController:
         return version % self._spec.checkpoints.every_steps == 0 or version >= self._spec.training.steps
 
     def blocked(self, message: m.TrainerBlocked) -> None:
-        """The trainer cannot continue until a person helps; without a reason it can again."""
+        """Record why the trainer cannot continue without a user's help; an empty reason: it continues."""
         if message.reason:
             log.warning("the trainer waits: %s", message.reason)
         self.session.blocked = message.reason
 
     def checkpointed(self, message: m.Checkpointed) -> None:
-        """A checkpoint is durable; old ones and the payload before them may be removed."""
+        """Record a durable checkpoint, and remove old checkpoints and the payload that they cover."""
         if self.session.busy == "Checkpoint":
             self.session.busy = ""
         if message.step in self.checkpoints or message.step > self._run.version:
             return
         if not is_inside(message.path):
-            log.error("the trainer names a checkpoint outside the storage, which is none: %r", message.path)
+            log.error("ignoring a checkpoint that the trainer reports outside the storage: %r", message.path)
             return
         self.checkpoints = sorted([*self.checkpoints, message.step])
         keep = self._spec.checkpoints.keep
@@ -262,13 +262,13 @@ class TrainerController:
         self._run.changed()
 
     def stop(self, reason: str) -> None:
-        """End the trainer: the run is over."""
+        """Stop the trainer at the end of the run."""
         trainer = self.session.connection
         if trainer is not None:
             self._ledger.then(lambda: trainer.send(m.Stop(reason)))
 
 
 def is_inside(path: str) -> bool:
-    """Return whether a path that another process names is below the storage."""
+    """Return whether a path reported by another process is relative and stays inside the storage."""
     parts = PurePosixPath(path).parts
     return bool(parts) and parts[0] != "/" and ".." not in parts

@@ -11,7 +11,7 @@ from rljob.protocol import messages as m
 
 
 class TrainerMessages:
-    """Messages of the trainer. Those of an incarnation that was superseded are rejected."""
+    """Messages of the trainer. Messages of a superseded incarnation are rejected."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -51,5 +51,5 @@ class TrainerMessages:
                 raise AssertionError(f"no handler for {message}")
 
     def disconnected(self, connection: Connection) -> None:
-        """The connection is gone: the trainer has no command any more, and gets its next one when it registers."""
+        """Handle a lost connection: the trainer gets its next command when it registers again."""
         self._run.trainer.lose(connection)

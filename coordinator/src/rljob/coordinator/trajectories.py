@@ -1,9 +1,8 @@
 """Open samples: leases to runners, generation requests to engines, completions, rewards.
 
-A sample is *leased* to a runner, which asks for *generation*; the request waits for an engine, runs, and its completion
-is recorded before any message about it. An interrupted turn continues from its recorded prefix as a new attempt. The
-first record of (sample, turn, attempt) counts; later ones are acknowledged and dropped.
-"""
+A sample is *leased* to a runner, which requests *generation*; the request waits for an engine, runs, and its completion
+is recorded before any message about it is sent. An interrupted turn continues from its recorded prefix as a new
+attempt. The first record of (sample, turn, attempt) counts; later ones are acknowledged and dropped."""
 
 from __future__ import annotations
 
@@ -40,22 +39,22 @@ class Trajectories:
         self._leases: dict[Connection, set[str]] = {}
         self._unleased: dict[str, Trajectory] = {}
         self._claims: dict[RequestKey, EngineRecord] = {}
-        """After a restart: requests that run on an engine, but that no runner has asked for again yet."""
+        """After a restart: requests that run on an engine, but that no runner has repeated yet."""
         self.queue = RequestQueue()
         self.by_sample: dict[str, Trajectory] = {}
         self.generated_tokens = 0
 
-    # --- samples come and go ---
+    # --- admission and end of samples ---
 
     def add(self, samples: Iterable[Trajectory]) -> None:
-        """Take admitted samples."""
+        """Add admitted samples and lease them."""
         for trajectory in samples:
             self.by_sample[trajectory.sample.id] = trajectory
             self._unleased[trajectory.sample.id] = trajectory
         self._lease()
 
     def drop(self, sample_ids: Iterable[str]) -> None:
-        """Forget samples that ended; their runners and engines are asked to stop."""
+        """Remove samples that ended, and cancel the work of their runners and engines."""
         cancelled: dict[Connection, list[str]] = {}
         for sample_id in sample_ids:
             trajectory = self.by_sample.pop(sample_id, None)
@@ -71,7 +70,7 @@ class Trajectories:
         self._lease()
 
     def done(self, sample_id: str) -> None:
-        """Forget a sample that its runner finished."""
+        """Remove a sample that its runner finished."""
         trajectory = self.by_sample.pop(sample_id)
         if trajectory.runner is not None:
             self._leases[trajectory.runner].discard(sample_id)
@@ -80,26 +79,26 @@ class Trajectories:
         self._lease()
 
     def start_over(self, trajectory: Trajectory) -> None:
-        """Throw away what was generated and start afresh under current weights (a new lineage at α = 0)."""
+        """Discard the generated tokens of a sample and generate it again with current weights (after a new lineage)."""
         self._withdraw(trajectory)
         trajectory.attempts += sum(turn.completions for turn in trajectory.turns.values()) + 1
         self._ledger.discard_generation(trajectory.sample.id, trajectory.attempts)
         trajectory.dispatched = trajectory.recorded_version = trajectory.sample.min_version = None
         trajectory.turns.clear()
-        self._take_back(trajectory)
+        self._release_lease(trajectory)
 
     def current(self, sample: str, attempt: int, runner: Connection) -> Trajectory | None:
-        """Return the trajectory that ``runner`` speaks of; None when it ended or the attempt was thrown away. A runner
-        that still has a lease of that attempt gets a new one."""
+        """Return the trajectory that a message of ``runner`` is about; None if it ended or ``attempt`` was discarded.
+        If the runner still holds the lease of a discarded attempt, the sample is leased again."""
         trajectory = self.by_sample.get(sample)
         if trajectory is None or trajectory.attempts == attempt:
             return trajectory
         if trajectory.runner is runner:
-            self._take_back(trajectory)
+            self._release_lease(trajectory)
         return None
 
-    def _take_back(self, trajectory: Trajectory) -> None:
-        """End the lease and lease the sample again."""
+    def _release_lease(self, trajectory: Trajectory) -> None:
+        """Cancel the lease, and lease the sample again."""
         sample_id = trajectory.sample.id
         if trajectory.runner is not None:
             trajectory.runner.send(m.Cancel([sample_id]))
@@ -111,7 +110,13 @@ class Trajectories:
     # --- runners ---
 
     def register_runner(self, connection: Connection, capacity: int, driving: list[str]) -> None:
-        """A runner (again) takes leases; ``driving`` are those it holds already."""
+        """Register a runner, or register it again.
+
+        Args:
+            connection: connection of the runner.
+            capacity: how many leases it accepts.
+            driving: samples whose leases it already holds.
+        """
         for other in list(self._runners):
             if other.instance == connection.instance and other is not connection:
                 self._release(other)
@@ -128,7 +133,7 @@ class Trajectories:
         self._lease()
 
     def lose_runner(self, connection: Connection) -> None:
-        """A runner is gone: its leases pass on."""
+        """Remove a runner; its leases go to other runners."""
         self._release(connection)
         self._lease()
 
@@ -141,7 +146,7 @@ class Trajectories:
                 self._unleased[sample_id] = trajectory
 
     def _lease(self) -> None:
-        """Give samples without a runner to the runners with the most room."""
+        """Lease samples without a runner to the runners with the most free capacity."""
         while self._unleased:
             present = [runner for runner in self._runners if runner.open]
             runner = max(present, default=None, key=lambda runner: self._runners[runner] - len(self._leases[runner]))
@@ -158,40 +163,42 @@ class Trajectories:
 
     # --- generation ---
 
-    def need(self, need: m.GenerateRequest, runner: Connection) -> None:
-        """Handle a runner's request for a turn's tokens; a repeated request is answered from the recorded tokens.
+    def request_generation(self, message: m.GenerateRequest, runner: Connection) -> None:
+        """Handle a runner's request for the tokens of a turn; recorded tokens answer a repeated request.
 
         Raises:
-            ValueError: the turn is generated, or was, from another context.
+            ValueError: the turn has a completion or a request with another context.
         """
-        trajectory = self.current(need.sample, need.attempt, runner)
+        trajectory = self.current(message.sample, message.attempt, runner)
         if trajectory is None:
-            if need.sample not in self.by_sample:
-                runner.send(m.Cancel([need.sample]))
+            if message.sample not in self.by_sample:
+                runner.send(m.Cancel([message.sample]))
             return
-        turn = trajectory.turns.get(need.turn)
+        turn = trajectory.turns.get(message.turn)
         if turn is None:
-            turn = trajectory.turns[need.turn] = Turn(need)
-        if turn.need.prompt != need.prompt and (turn.completions or trajectory.request is not None):
+            turn = trajectory.turns[message.turn] = Turn(message)
+        if turn.request.prompt != message.prompt and (turn.completions or trajectory.request is not None):
             raise ValueError(
-                f"turn {need.turn} was generated from another context than the one it has now; a loop that runs again "
+                f"turn {message.turn} was generated from another context than it has now; a loop that runs again "
                 "must make the same calls"
             )
-        turn.need = need
-        if turn.completions and turn.room <= 0 and not turn.finished:
-            turn.finish = "length"  # it was interrupted at its last token
+        turn.request = message
+        if turn.completions and turn.remaining_tokens <= 0 and not turn.finished:
+            turn.finish = "length"  # interrupted at its last token
         if turn.finished:
             if trajectory.runner is not None:
-                trajectory.runner.send(m.GenerateResult(need.sample, turn.tokens(need.turn)))
+                trajectory.runner.send(m.GenerateResult(message.sample, turn.tokens(message.turn)))
         elif trajectory.request is None:
-            self._enqueue(trajectory, need.turn)
+            self._enqueue(trajectory, message.turn)
 
     def _enqueue(self, trajectory: Trajectory, number: int) -> None:
         turn = trajectory.turns[number]
         key = (trajectory.sample.id, number, trajectory.attempts + turn.completions)
-        tokens = len(turn.need.prompt) // INT32 + turn.need.max_tokens
-        shortest = next((length for length in self._lengths if length >= tokens), tokens)
-        request = Request(key, trajectory.sample.group.id, trajectory.order, tokens, trajectory.version, shortest)
+        tokens = len(turn.request.prompt) // INT32 + turn.request.max_tokens
+        min_model_length = next((length for length in self._lengths if length >= tokens), tokens)
+        request = Request(
+            key, trajectory.sample.group.id, trajectory.order, tokens, trajectory.version, min_model_length
+        )
         trajectory.request = request
         claimant = self._claims.pop(key, None)
         early = trajectory.early.pop(key, None)
@@ -204,7 +211,7 @@ class Trajectories:
             self._changed()
 
     def dispatch(self, eligible: Callable[[EngineRecord, Request], bool]) -> None:
-        """Send waiting requests to engines with room."""
+        """Send queued requests to eligible engines with free slots."""
         for request, engine in self.queue.assign(self._engines.connected(), eligible):
             trajectory = self.by_sample[request.key[0]]
             assert engine.connection is not None and engine.serving is not None
@@ -216,23 +223,23 @@ class Trajectories:
         sample_id, number, attempt = request.key
         turn = trajectory.turns[number]
         sampling = m.SamplingParams(
-            temperature=turn.need.temperature,
-            max_tokens=turn.room,
-            stop_token_ids=turn.need.stop_token_ids,
+            temperature=turn.request.temperature,
+            max_tokens=turn.remaining_tokens,
+            stop_token_ids=turn.request.stop_token_ids,
             seed=derive(self._seed, sample_id, number, attempt),
         )
-        return m.Generate(m.RequestId(*request.key), turn.need.prompt + turn.token_ids, sampling)
+        return m.Generate(m.RequestId(*request.key), turn.request.prompt + turn.token_ids, sampling)
 
     def _started(self, trajectory: Trajectory, version: int) -> None:
-        """An engine serving ``version`` has the request from now on: durable before the engine hears of it, so that a
-        coordinator that comes back knows how old the tokens may be."""
+        """Record that an engine serving ``version`` gets the request. The record is durable before the request is sent,
+        so that a restarted coordinator knows the lowest possible version of the tokens."""
         trajectory.dispatched = version
         recorded = trajectory.recorded_version
         trajectory.sample.min_version = version if recorded is None else min(recorded, version)
         self._ledger.record_dispatch(trajectory.sample.id, version)
 
     def completed(self, completion: m.Completion, agent: Connection) -> None:
-        """An engine finished a request, or was interrupted in it."""
+        """Handle the completion of a request, finished or interrupted."""
         request_id = completion.request_id
         key = (request_id.sample, request_id.turn, request_id.attempt)
         trajectory = self.by_sample.get(request_id.sample)
@@ -240,7 +247,7 @@ class Trajectories:
             trajectory is not None and trajectory.wants(request_id.turn) and request_id.attempt >= trajectory.attempts
         )
         if trajectory is not None and wanted and trajectory.request is None:
-            trajectory.early[key] = (completion, agent)  # the runner has not come back yet; not acknowledged
+            trajectory.early[key] = (completion, agent)  # the runner has not repeated its request yet; not acknowledged
             return
         if trajectory is None or trajectory.request is None or trajectory.request.key != key:
             agent.send(m.AckCompletions([request_id]))
@@ -249,7 +256,7 @@ class Trajectories:
         self._withdraw(trajectory, abort=False)
         turn = trajectory.turns[request_id.turn]
         self._record(trajectory, turn, completion, engine)
-        if completion.finish != "abort" or turn.room == 0:
+        if completion.finish != "abort" or turn.remaining_tokens == 0:
             turn.finish = completion.finish if completion.finish != "abort" else "length"
             generated = m.GenerateResult(request_id.sample, turn.tokens(request_id.turn))
             self._ledger.then(lambda: trajectory.runner.send(generated) if trajectory.runner else None)
@@ -264,7 +271,9 @@ class Trajectories:
         request_id = completion.request_id
         tokens = len(completion.token_ids) // INT32
         versions = [span.version for span in completion.spans]
-        if not versions and completion.finish != "abort":  # it ended without a token: the version decided that
+        if (
+            not versions and completion.finish != "abort"
+        ):  # no tokens: attribute it to the version that the engine serves
             serving = engine.serving[1] if engine is not None and engine.serving is not None else trajectory.dispatched
             versions = [serving] if serving is not None else []
         known = [*versions, *([] if trajectory.recorded_version is None else [trajectory.recorded_version])]
@@ -275,15 +284,15 @@ class Trajectories:
         turn.completions += 1
         self.generated_tokens += tokens
         record = PayloadRecord(
-            request_id.sample, request_id.turn, request_id.attempt, turn.need.prompt, completion.token_ids,
+            request_id.sample, request_id.turn, request_id.attempt, turn.request.prompt, completion.token_ids,
             completion.logprobs, completion.spans, completion.finish,
         )  # fmt: skip
         name = engine.instance if engine is not None else ""
-        total = (len(turn.need.prompt) + len(turn.token_ids)) // INT32
+        total = (len(turn.request.prompt) + len(turn.token_ids)) // INT32
         self._ledger.record_completion(record, name, total, trajectory.recorded_version, max(versions, default=None))
 
     def _withdraw(self, trajectory: Trajectory, abort: bool = True) -> None:
-        """Take the trajectory's request back from wherever it is."""
+        """Remove the trajectory's request from the queue or from its engine."""
         request, engine = trajectory.request, trajectory.engine
         trajectory.request = None
         if request is None:
@@ -298,8 +307,8 @@ class Trajectories:
     # --- engines ---
 
     def register_engine(self, engine: EngineRecord, running: list[m.RequestId]) -> None:
-        """An agent says what its engine has in hand: what we do not want is aborted, what we think it has but it has
-        not is dispatched again."""
+        """Reconcile the requests of an engine with those that its agent reports as ``running``: unwanted ones are
+        aborted, missing ones are dispatched again."""
         held = {(request_id.sample, request_id.turn, request_id.attempt) for request_id in running}
         self._forget_claims(engine)
         for key in [key for key in engine.requests if key not in held]:
@@ -315,7 +324,7 @@ class Trajectories:
                     self._abort(engine, key)
             elif trajectory.request.engine is None:
                 self.queue.cancel(trajectory.request)
-                trajectory.request = replace(trajectory.request)  # the one before stays in the queue, as cancelled
+                trajectory.request = replace(trajectory.request)  # the cancelled object stays in the queue
                 engine.add(trajectory.request)
             elif trajectory.engine is not engine:
                 self._abort(engine, key)
@@ -326,17 +335,17 @@ class Trajectories:
             engine.connection.send(m.Abort([m.RequestId(*key)], discard=True))
 
     def claimed(self, engine: EngineRecord) -> bool:
-        """Whether, after a restart, an engine has requests that no runner has asked for again yet."""
+        """Whether, after a restart, an engine has requests that no runner has repeated yet."""
         return any(claimant is engine for claimant in self._claims.values())
 
     def interrupt(self, engine: EngineRecord) -> None:
-        """Have a connected engine end all it has where it is: each request comes back as an aborted completion, which
-        is recorded, and continues from there."""
+        """Abort all requests of a connected engine without discarding tokens: each returns as an aborted completion, is
+        recorded, and continues from there."""
         assert engine.connection is not None
         engine.connection.send(m.Abort([m.RequestId(*key) for key in engine.requests], discard=False))
 
     def lose_engine(self, engine: EngineRecord) -> None:
-        """An engine is gone: its requests go to others. Nothing of them was recorded, so the attempt stays."""
+        """Requeue the requests of a lost engine. None of their tokens was recorded, so the attempt stays the same."""
         for key in list(engine.requests):
             self._requeue(engine, key)
         self._forget_claims(engine)
@@ -345,9 +354,9 @@ class Trajectories:
         self._claims = {key: claimant for key, claimant in self._claims.items() if claimant is not engine}
 
     def returned(self, engine: EngineRecord, request_id: m.RequestId) -> int:
-        """An engine could not do a request: dispatch it again, later with every time it comes back.
+        """Dispatch a request again that an engine failed to run, with an exponentially growing delay.
 
-        Returns how often the sample came back by now.
+        Returns how often requests of the sample have failed so far; 0 if the request is no longer current.
         """
         self._claims.pop((request_id.sample, request_id.turn, request_id.attempt), None)
         request = engine.remove((request_id.sample, request_id.turn, request_id.attempt))
@@ -366,7 +375,7 @@ class Trajectories:
             self._put_back(request)
 
     def _put_back(self, request: Request) -> None:
-        """Queue a request again, unless its sample is no longer waiting for it."""
+        """Queue a request again if it is still the current request of its sample."""
         trajectory = self.by_sample.get(request.key[0])
         if trajectory is not None and trajectory.request is request:
             trajectory.dispatched, trajectory.sample.min_version = None, trajectory.recorded_version
@@ -375,11 +384,11 @@ class Trajectories:
 
     @property
     def runners(self) -> list[Connection]:
-        """Runners that are connected."""
+        """The connected runners."""
         return [connection for connection in self._runners if connection.open]
 
     def counts(self) -> dict[str, int]:
-        """Return how many samples are where."""
+        """Return state → number of samples."""
         running = sum(len(engine.requests) for engine in self._engines.by_instance.values())
         return {
             "unleased": len(self._unleased),

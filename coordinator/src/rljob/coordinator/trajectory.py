@@ -1,4 +1,4 @@
-"""One open sample, as the coordinator holds it."""
+"""The coordinator's record of one open sample."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from rljob.scheduling.groups import Sample
 
 @dataclass(eq=False)
 class Turn:
-    """A turn's context and what the model has written of it so far."""
+    """A turn: its context, and the tokens written by the model so far."""
 
-    need: m.GenerateRequest
+    request: m.GenerateRequest
     token_ids: bytes = b""
     finish: str = "abort"
-    completions: int = 0  # recorded; an interrupted turn has several
+    completions: int = 0  # number of recorded ones; an interrupted turn has several
 
     @property
     def finished(self) -> bool:
-        """Whether the model ended it."""
+        """Whether the model completed the turn."""
         return self.finish != "abort"
 
     @property
-    def room(self) -> int:
-        """Tokens the model may still write."""
-        return self.need.max_tokens - len(self.token_ids) // INT32
+    def remaining_tokens(self) -> int:
+        """Number of tokens that the model may still write."""
+        return self.request.max_tokens - len(self.token_ids) // INT32
 
     def tokens(self, turn: int) -> m.TurnTokens:
-        """Return it as a message."""
-        return m.TurnTokens(turn, self.need.prompt, self.token_ids, self.finish)
+        """Return the turn as a message."""
+        return m.TurnTokens(turn, self.request.prompt, self.token_ids, self.finish)
 
 
 @dataclass(eq=False)
 class Trajectory:
-    """A sample that has no reward yet. ``version`` pins evaluation to one policy version. ``attempts`` counts fresh
-    starts that were thrown away."""
+    """A sample without a reward. ``version``: the pinned policy version of an evaluation. ``attempts``: the first
+    attempt that counts; earlier attempts were discarded."""
 
     sample: Sample
     task: str
@@ -50,33 +50,33 @@ class Trajectory:
     runner: Connection | None = None
     turns: dict[int, Turn] = field(default_factory=dict)
     request: Request | None = None
-    returns: int = 0  # how often an engine gave its request back undone
+    returns: int = 0  # how often engines failed to run its requests
     recorded_version: int | None = None  # lowest version of a recorded token
-    dispatched: int | None = None  # version of the engine that has the request
+    dispatched: int | None = None  # version of the engine that holds the request
     early: dict[RequestKey, tuple[m.Completion, Connection]] = field(default_factory=dict)
 
     @property
     def kind(self) -> Kind:
-        """What the sample is for."""
+        """Purpose of the sample."""
         return Kind.TRAIN if self.version is None else Kind.EVALUATION
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Place in the queue: evaluation first, then by admission."""
+        """Sort key of its requests: evaluation first, then order of admission."""
         return (0 if self.version is not None else 1, self.sample.group.seq, self.sample.member)
 
     @property
     def engine(self) -> EngineRecord | None:
-        """The engine that has the request."""
+        """The engine that holds the request; None if no engine does."""
         engine = None if self.request is None else self.request.engine
         assert engine is None or isinstance(engine, EngineRecord)
         return engine
 
     def check_turns(self, turns: int) -> None:
-        """Check that the loop used ``turns`` turns: all turns that exist, and all of them finished.
+        """Check that the loop used ``turns`` turns: all recorded turns, and all of them finished.
 
         Raises:
-            ValueError: it did not.
+            ValueError: the number of turns differs, or a turn is not finished.
         """
         if turns != len(self.turns):
             raise ValueError(
@@ -88,6 +88,6 @@ class Trajectory:
                 raise ValueError(f"it has a reward, but turn {number} is not finished")
 
     def wants(self, number: int) -> bool:
-        """Return whether the model has not ended turn ``number`` yet."""
+        """Return whether turn ``number`` is not finished."""
         turn = self.turns.get(number)
         return turn is None or not turn.finished

@@ -1,7 +1,7 @@
 """Publication of the trainer's weights to engines: updates, acknowledgements, digests, lineages.
 
-The trainer sends weights to one engine or several in one update, and is free again once every engine was announced. An
-engine serves a version once both ends report the same digest and the probe's log-probabilities agree.
+The trainer sends weights to one or more engines in one update, and is free again once it has announced every engine. An
+engine serves a version once both sides report the same digest and the log-probabilities of the probe agree.
 """
 
 from __future__ import annotations
@@ -21,55 +21,55 @@ from rljob.protocol import messages as m
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 15.0
-"""Agent and trainer end an update by themselves at weightSync.timeoutSeconds, and must have reported it this much
-later."""
+"""Agent and trainer end an update themselves after weightSync.timeoutSeconds, and must report that within this
+additional time."""
 MAX_FAILURES_IN_A_ROW = 12
-"""Failed updates, of any engine, without a good one between, after which the run ends: restarting does not help."""
+"""Consecutive failed updates, over all engines, after which the run fails: restarts do not help."""
 
 
 @dataclass(eq=False)
 class TrainerSession:
-    """The trainer process and what it does now."""
+    """The trainer process and its current command."""
 
     connection: Connection | None = None
     incarnation: int = 0
     step: int = 0  # version of the weights the trainer holds
-    busy: str = ""  # the command under way
-    blocked: str = ""  # why the trainer cannot continue until a person helps
+    busy: str = ""  # the running command
+    blocked: str = ""  # why the trainer cannot continue without a user's help
 
 
 class PublisherRun(Protocol):
-    """What the publisher needs of the run."""
+    """The part of the run that the publisher uses."""
 
     def needs_weights(self, engine: EngineRecord) -> bool:
-        """Whether an engine is to be given the trainer's version."""
+        """Whether an engine must receive the trainer's version."""
 
     def start_new_lineage(self) -> None:
-        """What engines hold is of another lineage than the trainer from now on."""
+        """Handle the start of a new lineage: the weights of all engines belong to the previous one."""
 
     def fail(self, reason: str, message: str) -> None:
-        """End the run."""
+        """Fail the run."""
 
     def changed(self) -> None:
-        """Something happened that may allow a next step."""
+        """Schedule the evaluation of the next steps after a change of state."""
 
 
 @dataclass
 class WeightUpdate:
-    """A SendWeights under way: what is sent, and which engines it has not been announced to and has not ended for. The
-    engine named "" stands for no engine: the trainer computes the digest alone. The trainer sends from a copy, so it is
-    free once all are announced."""
+    """A running SendWeights command: the version, the engines not yet announced, and the engines not yet finished. The
+    engine name "" stands for no engine: the trainer only computes the digest. The trainer sends from a copy, so it is
+    free once all engines are announced."""
 
     lineage: int
     version: int
     unannounced: set[str]
-    unended: set[str]
+    unfinished: set[str]
 
     def end(self, engine: str) -> bool:
-        """Sending to ``engine`` ended; return False when it had before."""
-        if engine not in self.unended:
+        """Record that sending to ``engine`` ended; return False if that is already recorded."""
+        if engine not in self.unfinished:
             return False
-        self.unended.discard(engine)
+        self.unfinished.discard(engine)
         self.unannounced.discard(engine)
         return True
 
@@ -92,11 +92,11 @@ class WeightPublisher:
         self._verified = True
         self._last_update = 0
         self._updates: dict[int, WeightUpdate] = {}
-        self._failures_in_a_row = 0  # of updates, over all engines
+        self._failures_in_a_row = 0  # updates, over all engines
 
     def restore(self, record: TrainerRecord) -> None:
-        """Restore the publications from the ledger. Updates are numbered so that an answer to an earlier coordinator
-        process is never taken for one to this."""
+        """Restore the publications from the ledger. The update numbers of each coordinator process are distinct, so
+        that a reply to an earlier process is never mistaken for a reply to this one."""
         for lineage, version, digest in record.publications:
             self.digests[lineage, version] = digest
             self.lineage = max(self.lineage, lineage)
@@ -104,11 +104,11 @@ class WeightPublisher:
         self._verified = self.published < 0 or record.verified_incarnation == record.incarnation
         self._last_update = (record.starts + 1) << 32
 
-    # --- the trainer comes and goes ---
+    # --- registration and loss of the trainer ---
 
     def trainer_registered(self, new_process: bool) -> None:
-        """A trainer is connected: updates under way ended. A new process opens new weight groups, and must prove that
-        its weights are those that were published."""
+        """Handle a registered trainer: its earlier updates ended. A new process opens new weight groups, and must show
+        that its weights equal the published ones."""
         self._updates.clear()
         for engine in self._engines.by_instance.values():
             engine.end_update()
@@ -116,59 +116,60 @@ class WeightPublisher:
         if not new_process:
             return
         if self.published < 0 or self._session.step > self.published:
-            self._set_verified()  # nothing was published that its weights could differ from
+            self._set_verified()  # no publication exists that its weights could contradict
         else:
             self._verified = False
 
     def trainer_lost(self) -> None:
-        """The trainer's connection is gone, and with it every update under way."""
+        """Handle the loss of the trainer's connection, which ends all running updates."""
         self._updates.clear()
         for engine in self._engines.by_instance.values():
             engine.fresh = True
 
     @property
     def must_verify(self) -> bool:
-        """Whether a restarted trainer is at the version that was published last and has not shown its digest yet."""
+        """Whether a restarted trainer is at the last published version and has not reported its digest yet."""
         return not self._verified and self._session.step == self.published
 
     def _verify(self, digest: str) -> None:
-        """Compare the weights of a restarted trainer with what was published of the same version."""
+        """Compare the weights of a restarted trainer with the publication of the same version."""
         self._set_verified()
         step = self._session.step
         if self.digests.get((self.lineage, step)) == digest:
-            log.info("the trainer's weights equal what was published as version %d", step)
+            log.info("the trainer's weights equal the published version %d", step)
             return
         self.lineage += 1
-        log.warning("version %d was not reproduced: lineage %d begins", step, self.lineage)
+        log.warning("version %d was not reproduced: lineage %d starts", step, self.lineage)
         self._publish(step, digest)
         self._run.start_new_lineage()
 
     def _set_verified(self) -> None:
-        """The current trainer holds what was published; a restarted coordinator must know that."""
+        """Record that the current trainer's weights match the publications; a restarted coordinator needs that."""
         self._verified = True
         self._ledger.record_verified(self._session.incarnation)
 
     # --- updates ---
 
     def outdated_engines(self) -> list[EngineRecord]:
-        """Return the engines to send the trainer's weights to."""
+        """Return the engines that need the trainer's weights and have no running update."""
         free = [e for e in self._engines.connected() if e.update is None and e.state not in ("starting", "leaving")]
         return [engine for engine in free if self._run.needs_weights(engine)]
 
     def begin_update(self, engines: list[EngineRecord]) -> m.SendWeights:
-        """Begin an update of ``engines``; with none the trainer computes the digest alone. Return the command."""
+        """Start an update of ``engines`` and return the command; without engines the trainer only computes the
+        digest."""
         self._last_update += 1
-        patience = self._spec.weight_sync.timeout_seconds + GRACE_SECONDS
+        timeout = self._spec.weight_sync.timeout_seconds + GRACE_SECONDS
         for engine in engines:
             engine.begin_update(self._last_update)
-            asyncio.get_running_loop().call_later(patience, self._expire, engine, self._last_update)
+            asyncio.get_running_loop().call_later(timeout, self._expire, engine, self._last_update)
         names = {engine.instance for engine in engines} or {""}
         self._updates[self._last_update] = WeightUpdate(self.lineage, self._session.step, names, set(names))
         targets = [m.EngineTarget(engine.instance, engine.fresh) for engine in engines]
         return m.SendWeights(self._session.incarnation, self._last_update, targets)
 
     def weights_ready(self, message: m.WeightGroupReady) -> None:
-        """The trainer opened a group: ask the engine's agent to join it."""
+        """Handle an opened weight group: tell the engine's agent to join it."""
         update = self._updates.get(message.update)
         if update is None:
             return
@@ -200,12 +201,12 @@ class WeightPublisher:
         )
 
     def weights_sent(self, message: m.WeightsSent) -> None:
-        """Sending to one engine ended, or the trainer computed its digest."""
+        """Handle the end of sending to one engine, or the trainer's digest."""
         update = self._updates.get(message.update)
         if update is None or not update.end(message.engine):
             return
         self._free_when_announced(update)
-        if not update.unended:
+        if not update.unfinished:
             del self._updates[message.update]
         if message.engine == "":
             self._verify(message.digest)
@@ -226,7 +227,7 @@ class WeightPublisher:
             self._run.changed()
 
     def _publish(self, version: int, digest: str) -> None:
-        """Record what the engines are being given."""
+        """Record the digest of a version that is sent to engines."""
         key = (self.lineage, version)
         if self.digests.setdefault(key, digest) != digest:
             raise RuntimeError(f"version {version} of lineage {self.lineage} was published with two digests")
@@ -234,20 +235,20 @@ class WeightPublisher:
         self._ledger.record_publication(*key, digest, self._session.incarnation)
 
     def weight_ack(self, engine: EngineRecord, message: m.WeightAck) -> None:
-        """The engine committed an update."""
+        """Handle an update that the engine committed."""
         if engine.update == message.update:
             engine.ack = message
             self._commit(engine)
             self._run.changed()
 
     def weight_failed(self, engine: EngineRecord, message: m.WeightFailed) -> None:
-        """The engine did not commit an update."""
+        """Handle an update that the engine did not commit."""
         self._update_failed(engine.instance, message.update, message.reason)
         self._cancel_send(message.update, engine.instance)
         self._run.changed()
 
     def _commit(self, engine: EngineRecord) -> None:
-        """Once both sides are done: the bytes and the probe must agree, then the engine serves the version."""
+        """If both sides are done, and digest and probe agree, the engine serves the version."""
         ack, sent = engine.ack, engine.sent_digest
         if ack is None or sent is None:
             return
@@ -273,7 +274,7 @@ class WeightPublisher:
     def _dtype(self, engine: EngineRecord) -> str:
         return next((pool.dtype for pool in self._spec.rollouts if pool.name == engine.pool), "float32")
 
-    # --- updates that fail ---
+    # --- failed updates ---
 
     def _update_failed(self, instance: str, update: int, reason: str) -> None:
         engine = self._engines.by_instance.get(instance)
@@ -284,26 +285,26 @@ class WeightPublisher:
         engine.failures += 1
         self._failures_in_a_row += 1
         if self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
-            self._run.fail("WeightSyncFailed", f"no engine can be given weights any more; the last failure: {reason}")
-        log.warning("weights did not reach engine %s: %s", instance, reason)
+            self._run.fail("WeightSyncFailed", f"no engine can receive weights any more; the last failure: {reason}")
+        log.warning("weight update of engine %s failed: %s", instance, reason)
         if engine.failures >= FAILURES_BEFORE_RESTART and engine.connection is not None:
             engine.failures, engine.state = 0, "starting"
             engine.connection.send(m.RestartEngine(f"{FAILURES_BEFORE_RESTART} updates failed, the last: {reason}"))
 
     def _expire(self, engine: EngineRecord, update: int) -> None:
-        """An agent that is connected but never answers must not stop the run."""
+        """Fail an update whose agent is connected but does not respond, so that it does not block the run."""
         if engine.update == update:
-            self._update_failed(engine.instance, update, "its agent did not say how the update ended")
+            self._update_failed(engine.instance, update, "its agent did not report the result of the update in time")
             self._cancel_send(update, engine.instance)
             self._run.changed()
 
     def lose_engine(self, engine: EngineRecord) -> None:
-        """An engine is gone: do not wait for it."""
+        """Handle the loss of an engine: its update ends."""
         if engine.update is not None:
             self._cancel_send(engine.update, engine.instance)
         engine.end_update()
 
     def _cancel_send(self, update: int, engine: str) -> None:
-        under_way, trainer = self._updates.get(update), self._session.connection
-        if trainer is not None and under_way is not None and engine in under_way.unended:
+        running, trainer = self._updates.get(update), self._session.connection
+        if trainer is not None and running is not None and engine in running.unfinished:
             trainer.send(m.CancelSend(self._session.incarnation, update, engine))

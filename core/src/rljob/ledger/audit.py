@@ -1,7 +1,7 @@
-"""Proves from a run's ledger that nothing was lost, doubled or mixed up; the ledger is only read.
+"""Checks on a run's ledger that no sample was lost, duplicated or misattributed. Read only.
 
-A property is a sentence (see the other modules audit_*); the rows that break it are named. The run may continue
-meanwhile: the ledger is read as it was at one moment, and what was open then is counted as open.
+The modules audit_* define the properties; the audit reports the rows that violate a property. The run may continue
+during the audit: all queries read one snapshot of the ledger, and samples that are open in it count as open.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from rljob.api.models import RLJobSpec
-from rljob.ledger.audit_cross_checks import Witnesses, examine_witnesses, read_witnesses
+from rljob.ledger.audit_cross_checks import RunFiles, examine_run_files, read_run_files
 from rljob.ledger.audit_lineage import examine_checkpoints, examine_lineage
 from rljob.ledger.audit_payload import examine_payload
 from rljob.ledger.audit_report import Check, Findings
@@ -27,10 +27,10 @@ from rljob.ledger.reader import DamagedError, LedgerReader, columns
 from rljob.protocol.score_messages import add_up
 
 PROPERTIES = (*ACCOUNTS, *RESULTS)
-SOUND = "the ledger is a sound database"
-MOST_DAMAGES = 20
-STORED = {"INTEGER": "('integer')", "REAL": "('real', 'integer')", "TEXT": "('text')"}
-"""Declared type → how SQLite may hold a value of it."""
+DATABASE = "the ledger is a sound database"
+MAX_LINES = 20
+STORAGE_CLASSES = {"INTEGER": "('integer')", "REAL": "('real', 'integer')", "TEXT": "('text')"}
+"""Declared type → SQLite storage classes that a value may have."""
 JSON_COLUMNS = (
     ("samples", "id", "metrics"),
     ("samples", "id", "turn_rewards"),
@@ -38,47 +38,47 @@ JSON_COLUMNS = (
     ("batches", "step", "samples"),
     ("step_metrics", "step", "metrics"),
 )
-"""(table, column that names a row, column that holds JSON)."""
+"""(table, key column, column that holds JSON)."""
 
 
 class Report(msgspec.Struct):
-    """What an audit found."""
+    """Result of an audit."""
 
     ok: bool
-    finished: bool  # the run is done; else what is open is no problem
+    finished: bool  # the run is done; open samples are a problem only then
     counts: dict[str, int]
     checks: list[Check]
 
 
 def audit(storage: Path) -> Report:
-    """Examine the run in ``storage``.
+    """Audit the run in ``storage``.
 
     Raises:
-        NoRunError: there is no run there, or it is of another version of rljob.
+        NoRunError: the directory has no run, or a run of another version of rljob.
     """
-    witnesses = read_witnesses(storage)
+    files = read_run_files(storage)
     try:
         ledger = LedgerReader(storage)
     except DamagedError as error:
-        return Report(False, False, {}, [Check(SOUND, False, 0, [str(error)])])
+        return Report(False, False, {}, [Check(DATABASE, False, 0, [str(error)])])
     with ledger:
         spec = ledger.job().spec
         database = examine_database(ledger)
         report = Report(False, False, {}, [database])
         try:
-            _examine(ledger, spec, witnesses, report)
+            _examine(ledger, spec, files, report)
         except sqlite3.DatabaseError as error:
-            database.fail(f"it cannot be examined further: {error}")
+            database.fail(f"the other checks cannot run: {error}")
         except (TypeError, ValueError, OverflowError) as error:
             if database.ok:
-                raise  # a defect of ours
-            database.fail(f"with such values it cannot be examined further: {error}")
+                raise  # the values are valid, so this is a defect of the audit
+            database.fail(f"the other checks cannot run on such values: {error}")
     report.ok = all(check.ok for check in report.checks)
     return report
 
 
-def _examine(ledger: LedgerReader, spec: RLJobSpec, witnesses: Witnesses, report: Report) -> None:
-    """Add to ``report`` as far as the ledger can be read."""
+def _examine(ledger: LedgerReader, spec: RLJobSpec, files: RunFiles, report: Report) -> None:
+    """Add all other checks to ``report``. Raises at the first value that cannot be read."""
     parameters = prepare(ledger, spec)
     report.finished = bool(parameters["finished"])
     report.counts = count(ledger)
@@ -86,12 +86,12 @@ def _examine(ledger: LedgerReader, spec: RLJobSpec, witnesses: Witnesses, report
     version = parameters["version"]
     report.checks.append(examine_lineage(ledger, version))
     report.checks.append(examine_checkpoints(ledger, spec.training.steps, report.finished))
-    report.checks.append(examine_witnesses(ledger, witnesses, version))
+    report.checks.append(examine_run_files(ledger, files, version))
     report.checks.append(examine_payload(ledger))
 
 
 def prepare(ledger: LedgerReader, spec: RLJobSpec) -> dict[str, Any]:
-    """Make the temporary tables that rules read; return the rules' parameters."""
+    """Create the temporary tables that the rules read; return the parameters of the rules."""
     ledger.db.create_function("root", 1, lambda square: None if square is None else math.sqrt(square))
     ledger.db.create_function("add_up", 2, _add_up)
     for statement in PREPARATIONS:
@@ -100,7 +100,7 @@ def prepare(ledger: LedgerReader, spec: RLJobSpec) -> dict[str, Any]:
     version = ledger.value("SELECT COALESCE(MAX(step) + 1, 0) FROM applied WHERE typeof(step) = 'integer'")
     done = ledger.value("SELECT 1 FROM meta WHERE key = 'finished'") is not None
     evaluated: set[int] = set()
-    if evaluation is not None and evaluation.engines == "shared":  # on engines of its own one may be dropped
+    if evaluation is not None and evaluation.engines == "shared":  # dedicated engines may drop an evaluation
         evaluated = {0, training.steps, *range(0, training.steps, evaluation.every_steps or training.steps + 1)}
     return {
         "version": version,
@@ -127,27 +127,27 @@ def _add_up(turn_rewards: Any, reward: Any) -> bool:
 
 
 def examine_database(ledger: LedgerReader) -> Check:
-    """Check what SQLite itself can tell, and that every value is of its column's type."""
-    findings = Findings(SOUND)
+    """Run SQLite's integrity check, and check the type of every value and the JSON columns."""
+    findings = Findings(DATABASE)
     try:
-        for (line,) in ledger.db.execute(f"PRAGMA integrity_check({MOST_DAMAGES})"):
+        for (line,) in ledger.db.execute(f"PRAGMA integrity_check({MAX_LINES})"):
             if line == "ok":
                 findings.examined += 1
             else:
-                findings.add("it is damaged", line.replace("\n", " "))
+                findings.add("the database is damaged", line.replace("\n", " "))
         for table, names in _tables(ledger):
             wrong = " OR ".join(
-                f"typeof({name}) NOT IN {STORED[kind]} AND NOT ({name} IS NULL AND {int(nullable)})"
+                f"typeof({name}) NOT IN {STORAGE_CLASSES[kind]} AND NOT ({name} IS NULL AND {int(nullable)})"
                 for name, (kind, nullable) in names.items()
             )
             key = next(iter(names))
             query = f"SELECT {key} FROM main.{table} WHERE {wrong}"
-            findings.take("a value of it is not of its column's type", _named(ledger, query, {}, f"{table} "))
+            findings.add_all("a value does not have the type of its column", _keys(ledger, query, {}, f"{table} "))
     except sqlite3.DatabaseError as error:
-        findings.add("it cannot be read to its end", str(error))
+        findings.add("the database cannot be read completely", str(error))
     for table, key, column in JSON_COLUMNS:
         query = f"SELECT {key} FROM {table} WHERE {column} IS NOT NULL AND NOT json_valid({column})"
-        findings.take(f"its {column} are no JSON", _named(ledger, query, {}, f"{table} "))
+        findings.add_all(f"its {column} are not valid JSON", _keys(ledger, query, {}, f"{table} "))
     return findings.check()
 
 
@@ -157,27 +157,27 @@ def _tables(ledger: LedgerReader) -> Iterator[tuple[str, dict[str, tuple[str, bo
 
 
 def examine_properties(ledger: LedgerReader, parameters: dict[str, Any]) -> Iterator[Check]:
-    """Check what queries can tell."""
+    """Run the rules of every property."""
     for prop in PROPERTIES:
         findings = Findings(prop.name)
         findings.examined = ledger.value(prop.examined)
         findings.note = ledger.db.execute(prop.note, parameters).fetchone()[0] or ""
         for rule in prop.rules:
-            findings.take(rule.broken, _named(ledger, rule.query, parameters, ""))
+            findings.add_all(rule.problem, _keys(ledger, rule.query, parameters, ""))
         yield findings.check()
 
 
-def _named(ledger: LedgerReader, query: str, parameters: dict[str, Any], prefix: str) -> Iterator[str]:
-    """Yield what a query names; a query that fails over damaged values names that."""
+def _keys(ledger: LedgerReader, query: str, parameters: dict[str, Any], prefix: str) -> Iterator[str]:
+    """Yield the first column of a query's rows; if the query fails on damaged values, yield the error."""
     try:
         for row in ledger.db.execute(query, parameters):
             yield f"{prefix}{row[0]}"
     except sqlite3.DatabaseError as error:
-        yield f"what cannot be examined ({error})"
+        yield f"query failed ({error})"
 
 
 def count(ledger: LedgerReader) -> dict[str, int]:
-    """Return how many rows of each kind there are, and how many samples are in which state."""
+    """Return the number of rows of each kind, and of samples in each state."""
     counts = {
         name: ledger.value(f"SELECT COUNT(*) FROM {table}")
         for name, table in (
@@ -194,4 +194,4 @@ def count(ledger: LedgerReader) -> dict[str, int]:
     }
     states = ledger.rows("SELECT state, COUNT(*) FROM samples GROUP BY state ORDER BY state")
     counts["open"] = sum(row[1] for row in states if row[0] in ("admitted", "scored", "batched"))
-    return counts | {str(row[0]): row[1] for row in islice(states, MOST_DAMAGES)}
+    return counts | {str(row[0]): row[1] for row in islice(states, MAX_LINES)}

@@ -1,7 +1,7 @@
-"""Each batch was applied once in the lineage of the final checkpoint, and checkpoints are what the ledger says.
+"""Checks that each batch was applied once in the lineage of the final checkpoint, and checkpoints match the ledger.
 
-The weights of version s come from the newest incarnation that applied batch s − 1, and those it began from likewise,
-back to version 0. That chain is walked from the newest checkpoint.
+The newest incarnation that applied batch s − 1 produced the weights of version s. It started from a checkpoint of an
+earlier incarnation, and so on back to version 0. The check follows this chain from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -17,24 +17,23 @@ from rljob.protocol.checkpoint_files import CONFIGURATION_FILE, STATE_FILE, WEIG
 
 
 class CheckpointRecord(msgspec.Struct):
-    """What a checkpoint says of itself (of the trainer's trainer.json)."""
+    """Step and incarnation in the trainer.json of a checkpoint."""
 
     step: int
     incarnation: int
 
 
 def writer(ledger: LedgerReader, step: int, incarnation: int) -> int | None:
-    """Return the incarnation that made the weights of version ``step``, which ``incarnation`` held; None: there is
-    none."""
-    own: int | None = ledger.value(
+    """Return the incarnation that produced version ``step`` of the weights of ``incarnation``; None if none did."""
+    found: int | None = ledger.value(
         "SELECT MAX(incarnation) FROM applied WHERE step = ? AND incarnation <= ?", step - 1, incarnation
     )
-    return own
+    return found
 
 
 def chain(ledger: LedgerReader, step: int, incarnation: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (incarnation, first, last + 1) of the batches that made version ``step``, newest first; it ends early where
-    no incarnation applied a batch."""
+    """Yield (incarnation, first, last + 1) of the batches that led to version ``step``, newest first. Stops early if no
+    incarnation applied a batch."""
     while step > 0:
         maker = writer(ledger, step, incarnation)
         if maker is None:
@@ -47,11 +46,11 @@ def chain(ledger: LedgerReader, step: int, incarnation: int) -> Iterator[tuple[i
 
 
 def examine_lineage(ledger: LedgerReader, version: int) -> Check:
-    """Check who applied what."""
+    """Check the incarnations and the batches that they applied."""
     findings = Findings("each batch was applied once in the lineage of the final checkpoint")
     findings.examined = ledger.value("SELECT COUNT(*) FROM applied")
-    findings.take(
-        "its number does not follow on the one before it, or it did not begin where an earlier one had been",
+    findings.add_all(
+        "its number does not follow the previous one, or no earlier incarnation reached its first step",
         (
             f"incarnation {row[0]}"
             for row in ledger.db.execute(
@@ -61,8 +60,8 @@ def examine_lineage(ledger: LedgerReader, version: int) -> Check:
             )
         ),
     )
-    findings.take(
-        "it did not apply the batches from its beginning on, one after the other",
+    findings.add_all(
+        "it did not apply consecutive batches from its first step",
         (
             f"incarnation {row[0]}"
             for row in ledger.db.execute(
@@ -79,22 +78,22 @@ def examine_lineage(ledger: LedgerReader, version: int) -> Check:
             "SELECT COUNT(*) FROM applied WHERE incarnation = ? AND step >= ? AND step < ?", maker, began, end
         )
         if applied != end - began:
-            findings.add("it did not apply each batch that its weights are made of", f"incarnation {maker}")
+            findings.add("it did not apply every batch that its weights depend on", f"incarnation {maker}")
         wanted = began
     if wanted > 0:
-        findings.add("no incarnation applied the batch before it", f"version {wanted}")
+        findings.add("no incarnation applied the previous batch", f"version {wanted}")
     return findings.check()
 
 
 def examine_checkpoints(ledger: LedgerReader, steps: int, finished: bool) -> Check:
-    """Check the checkpoints that are kept: all of a run that is done, else the newest (older ones may be going)."""
+    """Check the kept checkpoints: all if the run is done, else the newest, since older ones may be in removal."""
     findings = Findings("checkpoints are there and are what the ledger says")
     findings.examined = ledger.value("SELECT COUNT(*) FROM checkpoints")
     kept = ledger.rows("SELECT step, path, incarnation FROM checkpoints WHERE removed = 0 ORDER BY step DESC")
     if finished and steps > 0 and (not kept or kept[0]["step"] != steps):
-        findings.add("the run is done, but it is not among the kept checkpoints", f"version {steps}")
-    findings.take(
-        "it is newer than a checkpoint that is kept, but is said to be removed",
+        findings.add("the run is done, but this version has no kept checkpoint", f"version {steps}")
+    findings.add_all(
+        "it is marked as removed, but an older checkpoint is kept",
         (
             f"checkpoint {row[0]}"
             for row in ledger.db.execute(
@@ -108,13 +107,13 @@ def examine_checkpoints(ledger: LedgerReader, steps: int, finished: bool) -> Che
         directory = ledger.storage / row["path"]
         record = _record(directory)
         if not finished and not directory.exists() and _newer(directory, row["step"]):
-            continue  # the trainer wrote the next one and took this away; the ledger has not heard of it yet
+            continue  # the trainer replaced it; the ledger has not recorded that yet
         if isinstance(record, str):
             findings.add(record, name)
             continue
         if record != CheckpointRecord(row["step"], maker or 0):
             findings.add(
-                f"its own record says step {record.step}, incarnation {record.incarnation}; the ledger says "
+                f"its trainer.json has step {record.step}, incarnation {record.incarnation}; the ledger has "
                 f"step {row['step']}, incarnation {maker or 'unknown'}",
                 name,
             )
@@ -126,7 +125,7 @@ def examine_checkpoints(ledger: LedgerReader, steps: int, finished: bool) -> Che
 
 
 def damaged_weights(directory: Path) -> Iterator[str]:
-    """Yield a sentence for every weights file of a checkpoint that is cut off or none, by its header and length."""
+    """Yield a message for every truncated or invalid weights file of a checkpoint, by its header and length."""
     if (directory / CONFIGURATION_FILE).exists() and not any(directory.glob(WEIGHTS_PATTERN)):
         yield f"{directory} has no weights ({WEIGHTS_PATTERN})"
     for path in sorted(directory.rglob(WEIGHTS_PATTERN)):
@@ -139,13 +138,13 @@ def damaged_weights(directory: Path) -> Iterator[str]:
 
 
 def _newer(directory: Path, step: int) -> bool:
-    """Return whether there is a checkpoint of a later step beside ``directory``."""
+    """Return whether a checkpoint of a later step exists beside ``directory``."""
     steps = (path.name.rpartition("-")[2] for path in directory.parent.glob("step-*"))
     return any(int(other) > step for other in steps if other.isdecimal())
 
 
 def _record(directory: Path) -> CheckpointRecord | str:
-    """Return what a checkpoint says of itself, or what is wrong with it."""
+    """Return the record in a checkpoint, or a message if it cannot be read."""
     if not directory.is_dir():
         return f"its directory {directory} does not exist"
     try:

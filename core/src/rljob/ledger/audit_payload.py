@@ -1,4 +1,4 @@
-"""Every completion that was not unlinked has its payload, which is what the ledger says."""
+"""Checks that every completion whose payload is not unlinked has a payload record that matches the ledger."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FROM completions c JOIN samples s ON s.id = c.sample ORDER BY c.sample, c.turn, 
 
 
 def examine_payload(ledger: LedgerReader) -> Check:
-    """Read every record that is there. One sample's records are in memory at a time."""
+    """Check every existing payload record. Only the records of one sample are in memory at a time."""
     findings = Findings("payload is there as it was written")
     sizes = {segment: ledger.payload.path(segment).stat().st_size for segment in ledger.payload.segments()}
     _examine_segments(ledger, set(sizes), findings)
@@ -37,55 +37,55 @@ def examine_payload(ledger: LedgerReader) -> Check:
                 record = _read(ledger, row, sizes[row["segment"]], findings)
             if row["attempt"] >= row["first_attempt"]:
                 counted.append((row, record))
-        for broken in _contradictions(counted):
-            findings.add(broken, f"sample {sample}")
+        for problem in _mismatches(counted):
+            findings.add(problem, f"sample {sample}")
     return findings.check()
 
 
 def _examine_segments(ledger: LedgerReader, present: set[int], findings: Findings) -> None:
-    """Segments go from the oldest on, once checkpoints cover them; any other that is missing is lost."""
+    """Report lost segments. Covered segments are unlinked oldest first; any other missing segment is lost."""
     referred = [row[0] for row in ledger.rows("SELECT DISTINCT segment FROM completions ORDER BY segment")]
     missing = [segment for segment in referred if segment not in present]
     if not missing:
         return
-    with LedgerReader(ledger.storage) as now:  # the run may have gone on and unlinked more
+    with LedgerReader(ledger.storage) as now:  # the run may have unlinked more segments since
         kept = now.value("SELECT COALESCE(MIN(step), 0) FROM checkpoints WHERE removed = 0")
         needed = first_needed_segment(now.rows, kept)
     oldest = min(present, default=referred[-1])
     for segment in missing:
         unlinked = 0 <= segment < min(oldest, referred[-1]) and (needed is None or segment < needed)
         if not unlinked:
-            findings.add("the ledger refers to it, but it does not exist", f"segment {segment}")
+            findings.add("the ledger refers to it, but the file does not exist", f"segment {segment}")
 
 
 def _read(ledger: LedgerReader, row: sqlite3.Row, size: int, findings: Findings) -> PayloadRecord | None:
-    """Return a record that is as the ledger says, None otherwise."""
-    who = f"completion {row['sample']}/{row['turn']}/{row['attempt']}"
+    """Return a completion's record, after comparing it with the ledger; None if it cannot be read."""
+    name = f"completion {row['sample']}/{row['turn']}/{row['attempt']}"
     if row["position"] < 0 or row["length"] < 0 or row["position"] + HEADER.size + row["length"] > size:
-        if row["segment"] in ledger.payload.segments():  # else it was unlinked a moment ago
-            findings.add("its payload is beyond the end of its segment", who)
+        if row["segment"] in ledger.payload.segments():  # else it was unlinked meanwhile
+            findings.add("its payload is beyond the end of its segment", name)
         return None
     try:
         payload = ledger.payload.read(Location(row["segment"], row["position"], row["length"]))
         record = decode_record(payload)
     except PayloadError:
         if row["segment"] in ledger.payload.segments():
-            findings.add("its payload is damaged, or not where the ledger says", who)
+            findings.add("its payload is damaged, or not at the recorded position", name)
         return None
     except msgspec.MsgspecError:
-        findings.add("its payload is no record of a completion", who)
+        findings.add("its payload is not a completion record", name)
         return None
     if payload_digest(payload) != row["digest"]:
-        findings.add("its payload has another digest than the ledger says", who)
-    said = (row["sample"], row["turn"], row["attempt"], row["finish"], row["tokens"])
-    if said != (record.sample, record.turn, record.attempt, record.finish, len(record.token_ids) / INT32):
-        findings.add("its payload is of another completion, or has another finish or number of tokens", who)
-    if not _sound(record):
-        findings.add("its log-probabilities or versions do not cover its tokens, or are not finite", who)
+        findings.add("the digest of its payload differs from the ledger", name)
+    recorded = (row["sample"], row["turn"], row["attempt"], row["finish"], row["tokens"])
+    if recorded != (record.sample, record.turn, record.attempt, record.finish, len(record.token_ids) / INT32):
+        findings.add("its payload has another completion id, finish or number of tokens", name)
+    if not _is_consistent(record):
+        findings.add("its log-probabilities or versions do not cover its tokens, or are not finite", name)
     return record
 
 
-def _sound(record: PayloadRecord) -> bool:
+def _is_consistent(record: PayloadRecord) -> bool:
     tokens, at = len(record.token_ids) // INT32, 0
     for span in record.spans:
         if span.start != at or span.end <= at:
@@ -96,32 +96,33 @@ def _sound(record: PayloadRecord) -> bool:
     return all(math.isfinite(logprob) for logprob in array("f", record.logprobs))
 
 
-def _contradictions(counted: list[tuple[sqlite3.Row, PayloadRecord | None]]) -> Iterator[str]:
-    """Yield what a sample's row says otherwise than the completions that count."""
+def _mismatches(counted: list[tuple[sqlite3.Row, PayloadRecord | None]]) -> Iterator[str]:
+    """Yield a message for each difference between a sample's row and its counted completions."""
     if not counted:
         return
     (_, first), (row, last) = counted[0], counted[-1]
     if row["ended"] != row["finish"]:
-        yield "it ended otherwise than its last completion"
+        yield "its finish differs from that of its last completion"
     if first is not None and row["prompt_tokens"] != len(first.prompt) // INT32:
-        yield "its prompt does not have as many tokens as the ledger says"
+        yield "the length of its prompt differs from the ledger"
     if last is not None:
         written = sum(completion["tokens"] for completion, _ in counted if completion["turn"] == row["turn"])
         if row["total_tokens"] != len(last.prompt) // INT32 + written:
-            yield "its sequence does not have as many tokens as the ledger says"
+            yield "the length of its sequence differs from the ledger"
     records = [record for _, record in counted if record is not None]
     if len(records) < len(counted):
         return
     if not _continuous(records):
-        yield "a turn does not continue the one before it"
+        yield "the context of a turn does not start with the previous turn"
     versions = [span.version for record in records for span in record.spans]
     if not versions or row["min_version"] is None or row["max_version"] is None:
         return
-    silent = any(not record.spans and record.finish != "abort" for record in records)  # their version is not in it
+    # The version of a completion without tokens is not in its record.
+    unversioned = any(not record.spans and record.finish != "abort" for record in records)
     exact = (row["min_version"], row["max_version"]) == (min(versions), max(versions))
-    around = row["min_version"] <= min(versions) and max(versions) <= row["max_version"]
-    if not (exact or (silent and around)):
-        yield "its tokens are of other versions than the ledger says"
+    within = row["min_version"] <= min(versions) and max(versions) <= row["max_version"]
+    if not (exact or (unversioned and within)):
+        yield "the versions of its tokens differ from the ledger"
 
 
 def _continuous(records: list[PayloadRecord]) -> bool:

@@ -1,4 +1,4 @@
-"""What an audit finds, collected in bounded memory however much is wrong."""
+"""Collects the problems of an audit in bounded memory."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-NAMED = 5
-"""Offenders a sentence names; the rest are counted."""
+MAX_NAMED_ROWS = 5
+"""Rows that a problem names; further rows are only counted."""
 
 
 class Check(msgspec.Struct):
-    """A property and whether it holds."""
+    """Result of the check of one property."""
 
-    name: str  # the property, a sentence
+    name: str  # the property
     ok: bool
-    examined: int  # rows looked at
-    problems: list[str]  # a sentence for each way in which it is broken
+    examined: int  # number of rows
+    problems: list[str]  # one message for each kind of violation
     note: str = ""  # what was not examined, and why
 
     def fail(self, problem: str) -> None:
@@ -28,29 +28,29 @@ class Check(msgspec.Struct):
 
 @dataclass
 class Findings:
-    """What breaks one property: way in which it is broken → who, and how many."""
+    """Violations of one property: problem → (names of the first rows, number of rows)."""
 
     name: str
     examined: int = 0
     note: str = ""
     _found: dict[str, tuple[list[str], int]] = field(default_factory=dict)
 
-    def add(self, broken: str, who: str) -> None:
-        """Add an offender."""
-        named, count = self._found.get(broken, ([], 0))
-        if len(named) < NAMED:
-            named.append(who)
-        self._found[broken] = (named, count + 1)
+    def add(self, problem: str, row: str) -> None:
+        """Add a row that has ``problem``."""
+        named, count = self._found.get(problem, ([], 0))
+        if len(named) < MAX_NAMED_ROWS:
+            named.append(row)
+        self._found[problem] = (named, count + 1)
 
-    def take(self, broken: str, offenders: Iterable[str]) -> None:
-        """Add offenders."""
-        for who in offenders:
-            self.add(broken, who)
+    def add_all(self, problem: str, rows: Iterable[str]) -> None:
+        """Add all rows that have ``problem``."""
+        for row in rows:
+            self.add(problem, row)
 
     def check(self) -> Check:
-        """Return what was found as sentences."""
+        """Return the result, with one message for each problem."""
         problems = []
-        for broken, (named, count) in self._found.items():
+        for problem, (named, count) in self._found.items():
             more = f" and {count - len(named)} more" if count > len(named) else ""
-            problems.append(f"{', '.join(named)}{more}: {broken}")
+            problems.append(f"{', '.join(named)}{more}: {problem}")
         return Check(self.name, not problems, self.examined, problems, self.note)

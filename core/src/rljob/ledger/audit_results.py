@@ -1,4 +1,4 @@
-"""What must hold of what was generated, scored, published and evaluated: more rules like those of audit_rules."""
+"""Rules about generation, scores, publications and evaluations, in the form of audit_rules."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ RESULTS = (
             AuditRule(
                 "SELECT 'sample ' || id FROM samples WHERE step IS NOT NULL"
                 " AND (min_version IS NULL OR step - min_version > :alpha)",
-                "its oldest token is older than its batch allows",
+                "its oldest token exceeds the staleness bound of its batch",
             ),
             AuditRule(
                 "SELECT 'sample ' || s.id FROM samples s JOIN groups g ON g.id = s.group_id WHERE g.kind = 'train' AND"
                 " (s.min_version > s.max_version OR (s.min_version IS NULL) != (NULLIF(s.max_version, -1) IS NULL)"
                 " OR (s.response_tokens IS NULL AND s.min_version IS NOT NULL)"
                 " OR s.max_version > COALESCE(s.step, :version) OR s.min_version < g.version)",
-                "its tokens are of versions that were not there",
+                "its tokens have versions that did not exist then",
             ),
             AuditRule(
                 "SELECT 'sample ' || s.id FROM samples s JOIN groups g ON g.id = s.group_id"
                 " WHERE g.kind = 'evaluation' AND (s.min_version != g.version OR s.max_version != g.version"
                 " OR (s.state = 'evaluated' AND (s.min_version IS NULL OR s.max_version IS NULL)))",
-                "its tokens are not of the version that was evaluated",
+                "its tokens do not have the evaluated version",
             ),
         ),
     ),
@@ -41,7 +41,7 @@ RESULTS = (
             AuditRule(
                 "SELECT 'group ' || id FROM ends WHERE filtered > 0 AND (:filter != 'nonconstant'"
                 " OR scored < :members OR lowest != highest)",
-                "it was filtered, but its rewards are not all equal, or the manifest wants no filter",
+                "it was filtered, but its rewards are not all equal, or the manifest sets no filter",
             ),
         ),
     ),
@@ -63,24 +63,24 @@ RESULTS = (
             ),
             AuditRule(
                 "SELECT 'sample ' || id FROM samples WHERE reward IS NOT NULL AND NOT add_up(turn_rewards, reward)",
-                "its reward is not the sum of its turns' rewards",
+                "its reward is not the sum of the rewards of its turns",
             ),
             AuditRule(
                 "SELECT 'sample ' || c.sample FROM completions c JOIN samples s ON s.id = c.sample"
                 " WHERE c.attempt >= s.attempt AND s.turn_rewards IS NOT NULL GROUP BY c.sample"
                 " HAVING COUNT(DISTINCT c.turn) != IIF(json_valid(s.turn_rewards),"
                 " json_array_length(s.turn_rewards), -1)",
-                "it does not have one reward for each of its turns",
+                "its number of turn rewards differs from its number of turns",
             ),
             AuditRule(
                 "SELECT 'sample ' || id FROM samples WHERE advantage IS NOT NULL AND (step IS NULL OR advantage"
                 " NOT BETWEEN -3.4028235677973366e38 AND 3.4028235677973366e38)",
-                "it has an advantage without a batch, or one that is not finite",
+                "it has an advantage without a batch, or an advantage that is not finite",
             ),
             AuditRule(
                 "SELECT 'batch ' || step FROM samples WHERE step IS NOT NULL GROUP BY step"
                 " HAVING COUNT(advantage) NOT IN (0, COUNT(*))",
-                "some of its samples have an advantage, some do not",
+                "only some of its samples have an advantage",
             ),
             AuditRule(
                 "SELECT 'sample ' || id FROM (SELECT *, SUM(away * away) OVER (PARTITION BY group_id) AS squares"
@@ -90,7 +90,7 @@ RESULTS = (
                 " WHEN 'group_centered' THEN away"
                 " WHEN 'group_normalized' THEN IIF(members = 1, reward, away / (root(squares / (members - 1)) + 1e-6))"
                 " ELSE advantage END) > 1e-5 + 1e-5 * ABS(advantage) + 1e-9 * ABS(reward)",
-                "its advantage does not follow from the rewards of its group",
+                "its advantage differs from the one recomputed from the rewards of its group",
             ),
         ),
         note="SELECT IIF(:advantage IN ('group_centered', 'group_normalized'), NULL,"
@@ -103,25 +103,25 @@ RESULTS = (
             AuditRule(
                 "SELECT 'version ' || v.step || ' on ' || v.engine FROM served v LEFT JOIN publications p"
                 " ON p.lineage = v.lineage AND p.step = v.step WHERE p.digest IS NOT v.digest",
-                "the engine acknowledged other bytes than were published",
+                "the digest that the engine acknowledged differs from the published digest",
             ),
             AuditRule(
                 "SELECT 'version ' || step || ' of lineage ' || lineage FROM (SELECT lineage, step, incarnation,"
                 " LAG(incarnation, 1, 0) OVER (ORDER BY lineage, step) AS before FROM publications)"
                 " WHERE incarnation < before",
-                "it was published by a trainer that had been replaced",
+                "a superseded trainer published it",
             ),
             AuditRule(
                 "SELECT 'version ' || p.step || ' of lineage ' || p.lineage FROM publications p"
                 " JOIN incarnations i ON i.incarnation = p.incarnation WHERE p.step < i.step OR (p.step > i.step AND"
                 " NOT EXISTS (SELECT 1 FROM applied a WHERE a.step = p.step - 1 AND a.incarnation = p.incarnation))",
-                "it was published by a trainer that never held it",
+                "a trainer that never held it published it",
             ),
             AuditRule(
                 "SELECT 'lineage ' || lineage FROM (SELECT lineage, MIN(step) AS first, LAG(lineage, 1, -1) OVER"
                 " (ORDER BY lineage) AS before, LAG(MAX(step)) OVER (ORDER BY lineage) AS last FROM publications"
                 " GROUP BY lineage) WHERE lineage != before + 1 OR first != COALESCE(last, first)",
-                "it does not begin where the lineage before it ended",
+                "it does not start where the previous lineage ended",
             ),
         ),
     ),
@@ -133,25 +133,25 @@ RESULTS = (
                 "SELECT 'sample ' || c.sample FROM completions c JOIN samples s ON s.id = c.sample"
                 " WHERE c.attempt >= s.attempt GROUP BY c.sample"
                 " HAVING MIN(c.turn) != 0 OR MAX(c.turn) + 1 != COUNT(DISTINCT c.turn)",
-                "a turn of it is missing",
+                "one of its turns is missing",
             ),
             AuditRule(
                 "SELECT 'turn ' || c.turn || ' of ' || c.sample FROM completions c JOIN samples s ON s.id = c.sample"
                 " WHERE c.attempt >= s.attempt GROUP BY c.sample, c.turn HAVING MIN(c.attempt) != MIN(s.attempt)"
                 " OR MAX(c.attempt) - MIN(c.attempt) + 1 != COUNT(*)"
                 " OR COALESCE(MIN(CASE WHEN c.finish != 'abort' THEN c.attempt END), MAX(c.attempt)) != MAX(c.attempt)",
-                "a completion of it is missing, or follows the one that ended it",
+                "one of its completions is missing, or follows its last completion",
             ),
             AuditRule(
                 "SELECT 'completion of ' || sample FROM completions WHERE finish NOT IN ('stop', 'length', 'abort')"
                 " OR tokens < 0 OR turn < 0 OR attempt < 0",
-                "it did not end as a completion can",
+                "its finish, tokens, turn or attempt is not valid",
             ),
             AuditRule(
                 "SELECT 'sample ' || s.id FROM samples s LEFT JOIN (SELECT c.sample AS sample, SUM(c.tokens) AS tokens"
                 " FROM completions c JOIN samples o ON o.id = c.sample AND c.attempt >= o.attempt GROUP BY c.sample) t"
                 " ON t.sample = s.id WHERE t.tokens IS NOT s.response_tokens",
-                "it does not have as many tokens as its completions",
+                "its number of tokens differs from the sum over its completions",
             ),
             AuditRule(
                 "SELECT 'sample ' || s.id FROM samples s LEFT JOIN (SELECT c.sample AS sample, MAX(c.turn) AS last"
@@ -159,13 +159,13 @@ RESULTS = (
                 " ON t.sample = s.id WHERE (s.total_tokens IS NULL) != (t.last IS NULL)"
                 " OR s.total_tokens < s.prompt_tokens + s.response_tokens"
                 " OR (t.last = 0 AND s.total_tokens != s.prompt_tokens + s.response_tokens)",
-                "its length is not that of its prompt, its observations and what the model wrote",
+                "its length differs from the sum of prompt, observations and responses",
             ),
             AuditRule(
                 "SELECT 'sample ' || id FROM samples WHERE reward IS NOT NULL AND (response_tokens IS NULL"
                 " OR prompt_tokens IS NULL OR prompt_tokens < 0 OR total_tokens IS NULL OR finish IS NULL"
                 " OR min_version IS NULL OR dispatched IS NOT NULL)",
-                "it was scored, but never generated to its end",
+                "it was scored, but its generation is not complete",
             ),
         ),
     ),
@@ -181,47 +181,49 @@ RESULTS = (
                 " WHERE g.kind = 'evaluation' GROUP BY g.version, g.task) f ON f.version = e.version AND"
                 " f.task = e.task WHERE f.problems IS NOT e.problems OR f.failed != e.failed OR f.open > 0"
                 " OR ABS(f.mean - e.mean_reward) > 1e-9 * (1 + ABS(f.mean)) OR ABS(f.accuracy - e.accuracy) > 1e-9",
-                "its problems, failures, mean reward or accuracy are not those of its samples",
+                "its problems, failures, mean reward or accuracy differ from its samples",
             ),
             AuditRule(
                 "SELECT DISTINCT 'version ' || g.version || ', task ' || g.task FROM groups g WHERE"
                 " g.kind = 'evaluation' AND NOT EXISTS (SELECT 1 FROM evaluations e WHERE e.version = g.version"
                 " AND e.task = g.task) AND NOT EXISTS (SELECT 1 FROM ends n WHERE n.kind = 'evaluation'"
                 " AND n.version = g.version AND (n.waiting > 0 OR n.expired > 0))",
-                "all its problems ended, but there is no result",
+                "all its problems ended, but it has no result",
             ),
             AuditRule(
                 "SELECT 'version ' || version FROM (SELECT DISTINCT version FROM groups WHERE kind = 'evaluation')"
                 " WHERE version > :version",
-                "it was evaluated, but does not exist",
+                "it was evaluated, but the version does not exist",
             ),
             AuditRule(
                 "SELECT 'version ' || value FROM json_each(:evaluated) WHERE :finished"
                 " AND NOT EXISTS (SELECT 1 FROM evaluations WHERE version = value)",
-                "the run is done, and it was not evaluated",
+                "the run is done, but this version was not evaluated",
             ),
         ),
     ),
     Property(
-        "the records that a start reads are sound",
+        "the records for a restart are valid",
         "SELECT COUNT(*) FROM meta",
         (
             AuditRule(
                 "SELECT key FROM meta WHERE key IN ('coordinator_starts', 'verified_incarnation')"
                 " AND (value != CAST(CAST(value AS INTEGER) AS TEXT) OR CAST(value AS INTEGER) < 0)",
-                "it is no count",
+                "its value is not a count",
             ),
             AuditRule(
                 "SELECT 'coordinator_starts' WHERE :version > 0"
                 " AND COALESCE((SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'coordinator_starts'), 0) < 1",
-                "batches were applied, but no coordinator was started",
+                "batches were applied, but no coordinator start is recorded",
             ),
             AuditRule(
                 "SELECT key FROM meta WHERE key = 'verified_incarnation'"
                 " AND CAST(value AS INTEGER) > (SELECT COALESCE(MAX(incarnation), 0) FROM incarnations)",
-                "there was no such incarnation",
+                "this incarnation does not exist",
             ),
-            AuditRule("SELECT key FROM meta WHERE key = 'finished' AND CAST(value AS REAL) <= 0", "it is no time"),
+            AuditRule(
+                "SELECT key FROM meta WHERE key = 'finished' AND CAST(value AS REAL) <= 0", "its value is not a time"
+            ),
         ),
     ),
 )

@@ -1,9 +1,9 @@
-"""What must hold of a ledger's accounts, as queries that find what breaks it. Plain data, run by audit.
+"""Rules about groups, samples and batches, as queries that return the violating rows. Plain data; audit runs them.
 
-Parameters: version (batches applied), finished (0 | 1), steps, groups and members (of a batch and of a trained group),
+Parameters: version (batches applied), finished (0 | 1), steps, groups (of a batch), members (of a trained group),
 admitted (members of a group when it starts), redundant (groups started beyond the bound), alpha, filter, advantage;
-tasks and evaluated are JSON lists (names; versions that the manifest wants evaluated). The temporary table ``ends`` has
-one row for each group: how many of its samples are where.
+tasks (names) and evaluated (versions to evaluate by the manifest) are JSON lists. The temporary table ``ends`` has one
+row for each group with the number of its samples in each state; ``listed`` has one row for each sample of a batch.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ PREPARATIONS = (ENDS, LISTED, "CREATE INDEX temp.listed_by_sample ON listed (sam
 
 @dataclass(frozen=True)
 class AuditRule:
-    """``query`` names what breaks the property, one a row; ``broken`` says of each what is wrong with it."""
+    """A query that returns one name for each violating row, and the problem that all of these rows have."""
 
     query: str
-    broken: str
+    problem: str
 
 
 @dataclass(frozen=True)
 class Property:
-    """A property of the ledger: a sentence, how many rows it is about, and the rules it consists of.
+    """A property of the ledger and its rules.
 
-    ``note`` is a query for what the rules do not cover in this run: text, or NULL if they cover everything.
+    ``examined``: query for the number of rows that the rules examine. ``note``: query for a text about what the rules
+    do not cover in this run; NULL if they cover everything.
     """
 
     name: str
@@ -56,7 +57,7 @@ _ENDED = "('trained', 'filtered', 'surplus', 'expired', 'failed')"
 
 ACCOUNTS = (
     Property(
-        "nothing refers to what does not exist",
+        "all references are valid",
         "SELECT (SELECT COUNT(*) FROM samples) + (SELECT COUNT(*) FROM completions) + (SELECT COUNT(*) FROM applied)",
         (
             AuditRule(
@@ -70,7 +71,7 @@ ACCOUNTS = (
             ),
             AuditRule(
                 "SELECT 'sample ' || sample FROM listed WHERE NOT EXISTS (SELECT 1 FROM samples s WHERE s.id = sample)",
-                "a batch names it, but it does not exist",
+                "a batch lists it, but it does not exist",
             ),
             AuditRule(
                 "SELECT 'sample ' || id FROM samples s WHERE step IS NOT NULL"
@@ -79,12 +80,12 @@ ACCOUNTS = (
             ),
             AuditRule(
                 "SELECT 'sample ' || id FROM samples WHERE id != group_id || '.' || member",
-                "it is not called after its group and member",
+                "its id is not GROUP.MEMBER",
             ),
             AuditRule(
                 "SELECT 'group ' || id FROM groups WHERE id != CASE kind WHEN 'train' THEN 'g' || seq"
                 " WHEN 'evaluation' THEN 'e' || version || '.' || seq ELSE '' END",
-                "it is not called after its kind, version and number",
+                "its id does not match its kind, version and number",
             ),
             AuditRule(
                 "SELECT 'group ' || id FROM groups WHERE task NOT IN (SELECT value FROM json_each(:tasks))",
@@ -120,24 +121,24 @@ ACCOUNTS = (
             AuditRule(
                 "SELECT 'group ' || id FROM ends WHERE first IS NOT 0 OR last + 1 != samples"
                 " OR samples != CASE kind WHEN 'train' THEN :admitted ELSE 1 END",
-                "it does not have all its members, or others",
+                "its members are not complete, or not numbered from 0",
             ),
             AuditRule(
                 "SELECT 'group ' || id FROM (SELECT id, seq, LAG(seq, 1, -1) OVER (PARTITION BY kind,"
                 " CASE kind WHEN 'train' THEN 0 ELSE version END ORDER BY seq) AS before FROM groups)"
                 " WHERE seq != before + 1",
-                "the group before it in the order of admission is missing",
+                "the previous group in order of admission is missing",
             ),
             AuditRule(
                 "SELECT 'group ' || id FROM (SELECT id, version, LAG(version, 1, 0) OVER (ORDER BY seq) AS before"
                 " FROM groups WHERE kind = 'train') WHERE version < before OR version > :version",
-                "it was admitted at a version older than that of the group before it, or that does not exist",
+                "it was admitted at a version that is lower than that of the previous group, or does not exist",
             ),
             AuditRule(
                 "SELECT 'version ' || version FROM (SELECT DISTINCT version, SUM(trained + batched + waiting > 0)"
                 " OVER (ORDER BY version) AS started FROM ends WHERE kind = 'train')"
                 " WHERE started > (:alpha + version + 1) * :groups + :redundant",
-                "more groups were started up to it than α allows",
+                "more groups were started up to this version than α allows",
             ),
         ),
     ),
@@ -149,24 +150,24 @@ ACCOUNTS = (
                 "SELECT 'group ' || id FROM (SELECT id, row, LAG(row, 1, -1) OVER (PARTITION BY kind, task,"
                 " CASE kind WHEN 'train' THEN 0 ELSE version END ORDER BY row) AS before FROM groups)"
                 " WHERE row > before + 1 OR row < 0",
-                "the row of the task before its own was never started",
+                "the previous row of its task was never started",
             ),
             AuditRule(
                 "SELECT 'group ' || id FROM (SELECT id, LEAD(id) OVER prompt AS again, expired"
                 " FROM ends WHERE kind = 'train' WINDOW prompt AS (PARTITION BY task, row ORDER BY seq))"
                 " WHERE again IS NOT NULL AND expired = 0",
-                "its prompt was started again though it did not expire",
+                "its prompt was restarted, but the group did not expire",
             ),
             AuditRule(
                 "SELECT 'group ' || id FROM (SELECT id, LEAD(id) OVER prompt AS again, expired"
                 " FROM ends WHERE kind = 'train' WINDOW prompt AS (PARTITION BY task, row ORDER BY seq))"
                 " WHERE again IS NULL AND expired > 0",
-                "it expired and its prompt was not started again",
+                "the group expired, but its prompt was not restarted",
             ),
             AuditRule(
                 "SELECT 'group ' || MAX(id) FROM groups WHERE kind = 'evaluation' GROUP BY version, task, row"
                 " HAVING COUNT(*) > 1",
-                "its problem is in one evaluation twice",
+                "its problem occurs twice in one evaluation",
             ),
         ),
     ),
@@ -179,7 +180,7 @@ ACCOUNTS = (
                 f" WHEN 'train' THEN s.state IN {_ENDED} OR (NOT :finished AND s.state IN"
                 " ('admitted', 'scored', 'batched'))"
                 " ELSE s.state IN ('evaluated', 'failed', 'expired') OR (NOT :finished AND s.state = 'admitted') END",
-                "its state is none that a sample of its kind ends in, or the run is done and it is open",
+                "its state is not valid for its kind, or it is open after the end of the run",
             ),
             AuditRule(
                 "SELECT 'group ' || id FROM ends WHERE kind = 'train' AND CASE"
@@ -188,16 +189,16 @@ ACCOUNTS = (
                 " WHEN filtered > 0 THEN samples != filtered + failed"
                 " WHEN expired > 0 THEN samples != expired + surplus + failed"
                 " ELSE samples != waiting + surplus + failed END",
-                "its samples ended in ways that do not go together",
+                "the ends of its samples are inconsistent",
             ),
             AuditRule(
                 "SELECT 'group ' || id FROM ends WHERE kind = 'train' AND waiting > 0 AND waiting < :members",
-                "some of its samples ended and too few are left",
+                "some of its samples ended, and the open ones are too few for a batch",
             ),
             AuditRule(
                 "SELECT 'sample ' || id FROM samples WHERE (reason != '') !="
                 " (state IN ('filtered', 'surplus', 'expired', 'failed'))",
-                "it was rejected without a reason, or has one though it was not",
+                "it was rejected without a reason, or has a reason but was not rejected",
             ),
         ),
     ),
@@ -207,33 +208,33 @@ ACCOUNTS = (
         (
             AuditRule(
                 "SELECT 'sample ' || sample FROM listed GROUP BY sample HAVING COUNT(*) > 1",
-                "batches name it more than once",
+                "batches list it more than once",
             ),
             AuditRule(
                 "SELECT 'sample ' || s.id FROM listed l JOIN samples s ON s.id = l.sample"
                 " WHERE s.step IS NOT l.step OR s.state != CASE WHEN l.step < :version THEN 'trained' ELSE 'batched'"
                 " END",
-                "a batch names it, but its own step or state say otherwise",
+                "a batch lists it, but its step or state contradict that",
             ),
             AuditRule(
                 "SELECT 'sample ' || id FROM samples s WHERE step IS NOT NULL"
                 " AND NOT EXISTS (SELECT 1 FROM listed l WHERE l.sample = s.id)",
-                "it says that it is in a batch, but no batch names it",
+                "it has the step of a batch, but no batch lists it",
             ),
             AuditRule(
                 "SELECT 'sample ' || id FROM samples WHERE (step IS NOT NULL) != (state IN ('trained', 'batched'))",
-                "it was trained without a batch, or is in one though it ended otherwise",
+                "it was trained without a batch, or is in a batch but ended otherwise",
             ),
             AuditRule(
                 "SELECT 'sample ' || sample FROM (SELECT l.sample AS sample, l.place AS place, ROW_NUMBER() OVER"
                 " (PARTITION BY l.step ORDER BY g.seq, s.member) - 1 AS due FROM listed l JOIN samples s"
                 " ON s.id = l.sample JOIN groups g ON g.id = s.group_id) WHERE place != due",
-                "it is not at its place in the order of its batch",
+                "its position in the batch is wrong",
             ),
             AuditRule(
                 "SELECT 'batch ' || b.step FROM batches b WHERE (SELECT COUNT(DISTINCT s.group_id) FROM samples s"
                 " WHERE s.step = b.step) != :groups",
-                "it does not have the groups of a batch",
+                "its number of groups is wrong",
             ),
             AuditRule(
                 "SELECT 'group ' || id FROM ends WHERE steps > 1",
@@ -242,11 +243,11 @@ ACCOUNTS = (
             AuditRule(
                 "SELECT 'batch ' || step FROM (SELECT step, LAG(step, 1, -1) OVER (ORDER BY step) AS before"
                 " FROM batches) WHERE step != before + 1 OR step > :version",
-                "the batch before it is missing, or was not applied",
+                "the previous batch is missing, or was not applied",
             ),
             AuditRule(
                 "SELECT 'batch ' || COUNT(*) FROM batches HAVING :finished AND COUNT(*) != :steps",
-                "the run is done, but the number of its batches is not that of its steps",
+                "the run is done, but the number of batches differs from the number of steps",
             ),
         ),
     ),

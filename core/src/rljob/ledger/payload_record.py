@@ -1,4 +1,4 @@
-"""One completion as a payload segment holds it."""
+"""The record of one completion in a payload segment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INT32 = 4
 
 
 class PayloadRecord(msgspec.Struct, array_like=True):
-    """What a payload segment holds of one completion. ``prompt`` is the turn's whole context."""
+    """A completion. ``prompt``: the whole context of the turn."""
 
     sample: str
     turn: int
@@ -34,14 +34,14 @@ def encode_record(record: PayloadRecord) -> bytes:
 
 
 def decode_record(payload: bytes) -> PayloadRecord:
-    """Return the record that :func:`encode_record` made these bytes of.
+    """Return the record that :func:`encode_record` encoded.
 
     Raises:
-        msgspec.MsgspecError: it is no such record.
+        msgspec.MsgspecError: ``payload`` is not a record.
     """
     return _decoder.decode(payload)
 
 
 def payload_digest(payload: bytes) -> str:
-    """Return the digest the ledger keeps of a payload record."""
+    """Return the digest of a payload record, as the ledger stores it."""
     return blake3.blake3(payload).hexdigest(16)

@@ -1,6 +1,6 @@
-"""Named queries of the coordinator: committed rows of its own ledger, as plain data.
+"""Named queries of the coordinator on its own ledger. They return committed rows as plain data.
 
-All of them are short enough for the event loop. Readers of a run (CLI, HTTP) use :mod:`rljob.ledger.reader`.
+All queries are short enough for the event loop. Readers of a run (CLI, HTTP) use :mod:`rljob.ledger.reader`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Query = Callable[..., list[sqlite3.Row]]
 
 
 def recorded_job(store: Store) -> dict[str, Any] | None:
-    """Return {"name": …, "spec": …} of the RLJob that the run belongs to; None in a new ledger."""
+    """Return {"name": …, "spec": …} of the RLJob of the run; None in a new ledger."""
     value = _meta(store).get("job")
     return None if value is None else json.loads(value)
 
 
 def is_finished(store: Store) -> bool:
-    """Return whether the run was complete, for the number of steps it had then."""
+    """Return whether the run was complete; training.steps may have grown since."""
     return "finished" in _meta(store)
 
 
@@ -50,18 +50,18 @@ def _meta(store: Store) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class TrainerRecord:
-    """What the ledger holds of the trainer and its weights. ``publications`` are (lineage, version, digest), oldest
-    first; ``checkpoints`` those that are kept, (step, path in the storage), oldest first."""
+    """The trainer and its weights. ``publications``: (lineage, version, digest), oldest first. ``checkpoints``: (step,
+    path in the storage) of the kept ones, oldest first."""
 
     starts: int  # of coordinator processes
     incarnation: int  # the newest; 0: none yet
-    verified_incarnation: int  # the newest that held what was published
+    verified_incarnation: int  # the newest whose weights matched the publication
     publications: list[tuple[int, int, str]]
     checkpoints: list[tuple[int, str]]
 
 
 def trainer_record(store: Store) -> TrainerRecord:
-    """Return what is recorded of the trainer."""
+    """Return the records about the trainer."""
     meta = _meta(store)
     publications = store.query("SELECT lineage, step, digest FROM publications ORDER BY lineage, step")
     checkpoints = store.query("SELECT step, path FROM checkpoints WHERE removed = 0 ORDER BY step")
@@ -79,8 +79,8 @@ def trainer_record(store: Store) -> TrainerRecord:
 
 @dataclass(frozen=True)
 class Admissions:
-    """Counts over all training groups: rows taken of each task, groups admitted, groups all of whose samples were
-    rejected, and samples by how they were rejected."""
+    """Counts over all training groups: rows taken from each task, admitted groups, rejected groups (no open or trained
+    sample), and rejected samples by end."""
 
     rows: dict[str, int]
     groups: int
@@ -89,7 +89,7 @@ class Admissions:
 
 
 def admissions(store: Store) -> Admissions:
-    """Return what was admitted so far."""
+    """Return the counts over all training groups so far."""
     rows = store.query("SELECT task, MAX(row) + 1 AS rows FROM groups WHERE kind = 'train' GROUP BY task")
     groups = store.query("SELECT COALESCE(MAX(seq) + 1, 0) FROM groups WHERE kind = 'train'")
     rejected = store.query(
@@ -106,21 +106,21 @@ def admissions(store: Store) -> Admissions:
 
 @dataclass(frozen=True)
 class SampleRecord:
-    """A sample of a group that has not ended."""
+    """A sample of a group with open samples."""
 
     id: str
     member: int
     state: State
     reward: float | None
-    attempt: int  # the first that counts
-    dispatched: int | None  # version of the engine that has its open request
+    attempt: int  # the first attempt that counts
+    dispatched: int | None  # version of the engine that holds its open request
     min_version: int | None  # lowest version of a recorded token
     step: int | None  # of its batch
 
 
 @dataclass(frozen=True)
 class GroupRecord:
-    """A group with a sample that has not ended, and all its samples. ``version`` as in the table."""
+    """A group with an open sample, and all its samples. ``version``: see the table groups in schema.sql."""
 
     id: str
     seq: int
@@ -131,7 +131,7 @@ class GroupRecord:
 
 
 def open_groups(store: Store) -> list[GroupRecord]:
-    """Return the training groups with a sample that has not ended, in order of admission."""
+    """Return the training groups with an open sample, in order of admission."""
     return _groups(store, f"g.kind = 'train' AND s.state IN ({quoted(OPEN)})")
 
 
@@ -169,9 +169,10 @@ def completions(store: Store, sample: str, first_attempt: int) -> list[PayloadRe
 
 
 def first_needed_segment(query: Query, oldest_step: int) -> int | None:
-    """Return the first payload segment that a replay from checkpoint ``oldest_step`` on, or an open sample, needs;
-    None when neither needs any."""
-    segments = "SELECT MIN(c.segment) FROM samples s CROSS JOIN completions c ON c.sample = s.id WHERE"  # by index
+    """Return the first payload segment that is needed by an open sample or by a replay from checkpoint ``oldest_step``;
+    None if no segment is needed."""
+    # CROSS JOIN makes SQLite read samples first, by index.
+    segments = "SELECT MIN(c.segment) FROM samples s CROSS JOIN completions c ON c.sample = s.id WHERE"
     rows = [
         *query(f"{segments} s.state IN ({quoted(OPEN)})"),
         *query(f"{segments} s.step >= ?", oldest_step),
@@ -189,9 +190,9 @@ class BatchRow:
     sample: str
     group: str
     task: str
-    attempt: int  # the first that counts
+    attempt: int  # the first attempt that counts
     reward: float
-    turn_rewards: str  # JSON, one number a turn: decoded by the reader of the few that it needs
+    turn_rewards: str  # JSON, one number for each turn; not decoded, as a rank needs few of them
     prompt_tokens: int
     response_tokens: int
     total_tokens: int
@@ -199,7 +200,7 @@ class BatchRow:
 
 
 def batch(store: Store, step: int) -> list[BatchRow]:
-    """Return the samples of the batch of ``step`` in the order in which it is served; none while it is not formed."""
+    """Return the samples of the batch of ``step`` in the order of the batch; empty before it is formed."""
     rows = store.query(
         'SELECT s.id AS sample, s.group_id AS "group", g.task, s.attempt, s.reward, s.turn_rewards,'
         " s.prompt_tokens, s.response_tokens, s.total_tokens, s.min_version"
@@ -210,7 +211,7 @@ def batch(store: Store, step: int) -> list[BatchRow]:
 
 
 def samples_of_batch(store: Store, step: int) -> list[str]:
-    """Return the ids that :meth:`LedgerWriter.record_batch` was given; none while the batch is not formed."""
+    """Return the sample ids passed to :meth:`LedgerWriter.record_batch`; empty before the batch is formed."""
     rows = store.query("SELECT samples FROM batches WHERE step = ?", step)
     samples: list[str] = json.loads(rows[0][0]) if rows else []
     return samples
@@ -221,8 +222,8 @@ def samples_of_batch(store: Store, step: int) -> list[str]:
 
 @dataclass(frozen=True)
 class OpenEvaluation:
-    """An evaluation under way: its groups with an open sample, and (task, reward) of those that ended, None for those
-    that failed."""
+    """The running evaluation: its groups with an open sample, and (task, reward) of the problems that ended; reward
+    None: the problem failed."""
 
     version: int
     groups: list[GroupRecord]
@@ -240,7 +241,7 @@ def evaluation_results(store: Store) -> list[EvaluationResult]:
 
 
 def last_dropped_evaluation(store: Store) -> int:
-    """Return the newest version whose evaluation was dropped; -1: none was."""
+    """Return the newest version whose evaluation was dropped; -1 if none was."""
     version: int = store.query(
         "SELECT COALESCE(MAX(g.version), -1) FROM groups g JOIN samples s ON g.id = s.group_id"
         " WHERE g.kind = 'evaluation' AND s.state = 'expired'"
@@ -249,7 +250,7 @@ def last_dropped_evaluation(store: Store) -> int:
 
 
 def open_evaluation(store: Store) -> OpenEvaluation | None:
-    """Return the evaluation under way, if there is one."""
+    """Return the running evaluation; None if there is none."""
     groups = _groups(store, "g.kind = 'evaluation' AND s.state = 'admitted'")
     if not groups:
         return None

@@ -1,6 +1,6 @@
-"""The ledger as readers see it: one consistent view of a run that is running, was killed, or is done. Read only.
+"""Read-only access to a ledger: one consistent snapshot of a run that is running, was killed, or is done.
 
-``rljob samples``, ``rljob show``, ``rljob audit`` and GET /v1/samples read through here.
+``rljob samples``, ``rljob show``, ``rljob audit`` and the HTTP API use this module.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from rljob.ledger.states import Kind, State
 from rljob.ledger.store import LEDGER, PAYLOAD, check_version
 
 MOST_SAMPLES = 10_000
-"""In one answer to a reader elsewhere."""
+"""Limit of samples in one HTTP response."""
 
 
 class NoRunError(Exception):
-    """There is no run to be read; the sentence says what there is instead and what to do."""
+    """The run or sample does not exist or cannot be read. The message gives the cause and the remedy."""
 
 
 class DamagedError(NoRunError):
-    """There is a run, but its ledger is no sound database."""
+    """The run exists, but its ledger is a damaged database."""
 
 
 class LedgerReader:
-    """A run's ledger as it was at one moment, and its payload. A context manager.
+    """A snapshot of a run's ledger, and its payload. A context manager.
 
     Args:
-        storage: the job's storage, for ``rljob run`` the run directory.
+        storage: the job's storage; for ``rljob run`` the run directory.
 
     Raises:
-        NoRunError: there is no ledger, or one of another version of rljob.
+        NoRunError: the ledger does not exist, is damaged, or is of another version of rljob.
     """
 
     def __init__(self, storage: Path) -> None:
@@ -52,10 +52,10 @@ class LedgerReader:
         self.payload = PayloadReader(storage / PAYLOAD)
 
     def job(self) -> RLJob:
-        """Return the manifest of the run, resolved.
+        """Return the resolved manifest of the run.
 
         Raises:
-            NoRunError: job.json is missing, or of another version of rljob.
+            NoRunError: job.json does not exist, or is of another version of rljob.
         """
         path = self.storage / "job.json"
         try:
@@ -66,11 +66,11 @@ class LedgerReader:
             raise NoRunError(f"{path} is of another version of rljob; use that version to read the run") from None
 
     def rows(self, statement: str, *values: Any) -> list[sqlite3.Row]:
-        """Return the rows a statement gives."""
+        """Return the rows of a statement."""
         return self.db.execute(statement, values).fetchall()
 
     def value(self, statement: str, *values: Any) -> Any:
-        """Return the first value a statement gives; None when it gives no row."""
+        """Return the first value of a statement's first row; None without rows."""
         row = self.db.execute(statement, values).fetchone()
         return None if row is None else row[0]
 
@@ -89,48 +89,48 @@ class LedgerReader:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """Return a connection inside a read transaction: a run that continues meanwhile changes nothing in it."""
+    """Return a connection inside a read transaction, so that later commits of the run are not visible."""
     if not path.is_file():
-        missing = "does not exist" if not path.parent.is_dir() else f"has no {LEDGER}: no run has begun there"
+        missing = "does not exist" if not path.parent.is_dir() else f"has no {LEDGER}: the run has not started"
         raise NoRunError(f"{path.parent} {missing}; give the directory of a run")
     try:
-        db = _opened(path)
+        db = _open_read_only(path)
         check_version(path, db.execute("PRAGMA user_version").fetchone()[0])
         db.execute("BEGIN")
         tables = db.execute("SELECT COUNT(*) FROM sqlite_schema WHERE type = 'table'").fetchone()[0]
     except sqlite3.Error as error:
-        raise DamagedError(f"{path} cannot be read: {error}; restore it, or see to the disk") from None
+        raise DamagedError(f"{path} cannot be read: {error}; restore it, or check the disk") from None
     except ValueError as error:
         raise NoRunError(str(error)) from None
     if not tables:
-        raise NoRunError(f"{path} is empty: no run has begun there; give the directory of a run")
+        raise NoRunError(f"{path} is empty: the run has not started; give the directory of a run")
     return db
 
 
-def _opened(path: Path) -> sqlite3.Connection:
+def _open_read_only(path: Path) -> sqlite3.Connection:
     address = f"file:{quote(str(path.absolute()))}?mode=ro"
     if not os.access(path.parent, os.W_OK, effective_ids=True) and not path.with_name(f"{path.name}-wal").exists():
-        address += "&immutable=1"  # on a retained volume there can be no shared memory, and no writer either
+        address += "&immutable=1"  # a read-only volume has no place for the shared memory file, and no writer
     db = sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
     db.row_factory = sqlite3.Row
     return db
 
 
 def columns(db: sqlite3.Connection, table: str) -> dict[str, tuple[str, bool]]:
-    """Return column → (declared type, whether it may be NULL) of a table."""
+    """Return column → (declared type, whether NULL is allowed) of a table."""
     return {
         row[1]: (row[2], not row[3] and not row[5]) for row in db.execute(f"PRAGMA main.table_info({table})").fetchall()
     }
 
 
 def kept_checkpoints(ledger: LedgerReader) -> list[tuple[int, str]]:
-    """Return (step, path in the storage) of the checkpoints that are kept, oldest first."""
+    """Return (step, path in the storage) of the kept checkpoints, oldest first."""
     rows = ledger.rows("SELECT step, path FROM checkpoints WHERE removed = 0 ORDER BY step")
     return [(int(row["step"]), row["path"]) for row in rows]
 
 
 class SampleRow(msgspec.Struct):
-    """A sample as lists show it. What is not known yet is None."""
+    """A sample in a list. Values that are not known yet are None."""
 
     id: str
     group: str
@@ -144,13 +144,13 @@ class SampleRow(msgspec.Struct):
     reward: float | None
     advantage: float | None
     prompt_tokens: int | None  # of the first turn
-    response_tokens: int | None  # that the model wrote, in all turns
+    response_tokens: int | None  # written by the model, over all turns
     total_tokens: int | None  # prompt, model and observations
     min_version: int | None  # lowest policy version of a token
     max_version: int | None
-    staleness: int | None  # of a sample in a batch: step − min_version
+    staleness: int | None  # step − min_version; only of a sample in a batch
     finish: str | None  # stop | length | abort
-    text: str | None  # the last answer
+    text: str | None  # the last response
 
 
 COLUMNS = (
@@ -161,7 +161,7 @@ COLUMNS = (
 
 
 class Sort(StrEnum):
-    """What lists are sorted by; most comes first."""
+    """Sort keys of lists; the largest value comes first."""
 
     NEWEST = "newest"
     REWARD = "reward"
@@ -181,7 +181,7 @@ _KEYS = {
 
 @dataclass(frozen=True)
 class Selection:
-    """Which samples a list shows, and in which order. None: all."""
+    """Filters and order of a list of samples. None: no filter."""
 
     task: str | None = None
     step: int | None = None
@@ -194,7 +194,7 @@ class Selection:
 
 
 def samples(ledger: LedgerReader, selection: Selection) -> list[SampleRow]:
-    """Return the samples of a selection. Those that lack what is sorted by come last, in either direction."""
+    """Return the samples of a selection. Samples without the sort key come last in either direction."""
     conditions = {
         "g.task": selection.task,
         "s.step": selection.step,
@@ -216,44 +216,44 @@ def samples(ledger: LedgerReader, selection: Selection) -> list[SampleRow]:
 
 
 def unknown_task(ledger: LedgerReader, selection: Selection) -> str:
-    """Return the sentence that says which tasks there are instead of a selection's; empty when it is one."""
+    """Return an error message that lists the tasks if the selection's task does not exist; empty if it does."""
     tasks = [task.name for task in ledger.job().spec.tasks]
     if selection.task is None or selection.task in tasks:
         return ""
-    return f"there is no task {selection.task!r}; the tasks of this run are {_listed(tasks)}"
+    return f"there is no task {selection.task!r}; the tasks of this run are {_join(tasks)}"
 
 
 def why_empty(ledger: LedgerReader, selection: Selection) -> str:
-    """Return the sentence that says why a list is empty."""
+    """Return a message that explains why the list of a selection is empty."""
     newest = ledger.value("SELECT MAX(step) FROM samples")
     if selection.step is not None and newest is None:
         return f"there is no batch {selection.step}: this run has not formed any yet"
     if selection.step is not None and selection.step > newest:
         return f"there is no batch {selection.step} yet; the newest is {newest}"
-    return "no sample of this run meets all of that"
+    return "no sample of this run matches all filters"
 
 
 def unknown_sample(ledger: LedgerReader, name: str) -> str:
-    """Return the sentence that says which samples there are instead of ``name``."""
+    """Return an error message that lists samples near ``name``, which does not exist."""
     members = [row[0] for row in ledger.rows("SELECT id FROM samples WHERE group_id = ? ORDER BY member LIMIT 9", name)]
     if members:
-        return f"{name} is a group; its samples are {_listed(members)}"
+        return f"{name} is a group; its samples are {_join(members)}"
     group = re.sub(r"\.\d+$", "", name)
     members = [
         row[0] for row in ledger.rows("SELECT id FROM samples WHERE group_id = ? ORDER BY member LIMIT 9", group)
     ]
     if members:
-        return f"there is no sample {name!r}; the samples of {group} are {_listed(members)}"
+        return f"there is no sample {name!r}; the samples of {group} are {_join(members)}"
     if not re.fullmatch(r"(g\d+|e\d+\.\d+)(\.\d+)?", name):
-        return f"{name!r} is no sample's name; write it like g17.3, or e40.7.0 for one of an evaluation"
+        return f"{name!r} is not a sample id; ids are like g17.3, or e40.7.0 in an evaluation"
     near = [
         *ledger.rows("SELECT id FROM samples WHERE id < ? ORDER BY id DESC LIMIT 2", name)[::-1],
         *ledger.rows("SELECT id FROM samples WHERE id >= ? ORDER BY id LIMIT 2", name),
     ]
     if not near:
         return f"there is no sample {name!r}: the run has not admitted any yet"
-    return f"there is no sample {name!r}; near it are {_listed([row[0] for row in near])}"
+    return f"there is no sample {name!r}; near it are {_join([row[0] for row in near])}"
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join(names: Sequence[str]) -> str:
     return ", ".join(names[:8]) + (", …" if len(names) > 8 else "")

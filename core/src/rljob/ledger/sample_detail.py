@@ -1,4 +1,4 @@
-"""One sample in full: its turns token by token, its rewards, its group."""
+"""All data of one sample: its turns with tokens, its rewards, its group."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ POLICY = "policy"
 
 
 class TokenDetail(msgspec.Struct):
-    """A token that the model wrote."""
+    """A token written by the model."""
 
     id: int
-    text: str | None  # None: there is no tokenizer; empty: the character ends in a later token
-    logprob: float  # natural, when it was sampled
-    version: int  # of the policy
+    text: str | None  # None: no tokenizer; empty: the character ends in a later token
+    logprob: float  # natural logarithm, at sampling
+    version: int  # policy version
 
 
 class CompletionInfo(msgspec.Struct):
-    """Result of one request to an engine. A turn that was interrupted has several."""
+    """Result of one request to an engine. An interrupted turn has several."""
 
     attempt: int
     engine: str
@@ -37,7 +37,7 @@ class CompletionInfo(msgspec.Struct):
 
 
 class TurnDetail(msgspec.Struct):
-    """One turn: the tokens added before it (the prompt, later an observation) and the tokens that the model wrote."""
+    """One turn: the tokens added before it (the prompt, later an observation) and the tokens written by the model."""
 
     turn: int
     reward: float | None  # None while the sample is not scored
@@ -57,21 +57,21 @@ class Sibling(msgspec.Struct):
 
 
 class SampleDetail(msgspec.Struct):
-    """A sample."""
+    """A sample with its turns and its group."""
 
     sample: SampleRow
-    attempt: int  # the first that counts; above 0 when earlier ones were thrown away
+    attempt: int  # the first attempt that counts; above 0 if earlier attempts were discarded
     metrics: dict[str, Any]  # of the reward
     siblings: list[Sibling]
     turns: list[TurnDetail]
-    notes: list[str]  # sentences about missing payload or tokenizer
+    notes: list[str]  # messages about missing payload or tokenizer
 
 
 def show(ledger: LedgerReader, name: str) -> SampleDetail:
-    """Return everything of the sample called ``name``.
+    """Return the details of the sample ``name``.
 
     Raises:
-        NoRunError: there is no such sample.
+        NoRunError: the sample does not exist.
     """
     where = "FROM samples s JOIN groups g ON g.id = s.group_id WHERE s.id = ?"
     found = ledger.rows(f"SELECT {COLUMNS} {where}", name)
@@ -87,7 +87,7 @@ def show(ledger: LedgerReader, name: str) -> SampleDetail:
     notes: list[str] = []
     turns = _turns(ledger, sample, attempt, notes)
     if turn_rewards:
-        for turn, reward in zip(turns, json.loads(turn_rewards), strict=False):  # of a damaged ledger too
+        for turn, reward in zip(turns, json.loads(turn_rewards), strict=False):  # not strict: the ledger may be damaged
             turn.reward = reward
     others = [Sibling(*row) for row in siblings]
     return SampleDetail(sample, attempt, json.loads(metrics) if metrics else {}, others, turns, notes)
@@ -99,7 +99,7 @@ def _turns(ledger: LedgerReader, sample: SampleRow, first_attempt: int, notes: l
     )
     vocabulary = Vocabulary(ledger) if rows else None
     turns: list[TurnDetail] = []
-    context, known = b"", True  # tokens before the record; whether all of them were read
+    context, known = b"", True  # tokens before the record; whether all of them could be read
     for row in rows:
         if not turns or turns[-1].turn != row["turn"]:
             turns.append(TurnDetail(row["turn"], None, [], None, [], []))
@@ -118,19 +118,19 @@ def _turns(ledger: LedgerReader, sample: SampleRow, first_attempt: int, notes: l
         context += record.token_ids
     for turn in turns:
         if vocabulary is not None:
-            vocabulary.name(turn.written)
+            vocabulary.fill_texts(turn.written)
     if vocabulary is not None and vocabulary.missing and not notes:
         notes.append(vocabulary.missing)
     return turns
 
 
 def _record(ledger: LedgerReader, location: Location, notes: list[str]) -> PayloadRecord | None:
-    """Return a completion's record; None, and a note of why once, when it is not there any more."""
+    """Return the record of a completion. If it cannot be read, return None and add the cause to ``notes`` once."""
     try:
         return decode_record(ledger.payload.read(location))
     except PayloadError as error:
         gone = not ledger.payload.path(location.segment).exists()
-        note = "its tokens are gone: they were unlinked when checkpoints covered them" if gone else str(error)
+        note = "its tokens were removed, as checkpoints cover them" if gone else str(error)
     except msgspec.MsgspecError as error:
         note = f"its tokens cannot be read: {error}"
     if note not in notes:
@@ -146,8 +146,8 @@ def _tokens(record: PayloadRecord) -> list[TokenDetail]:
 
 
 class Vocabulary:
-    """Text of token ids, by the tokenizer of the policy or of its newest checkpoint. ``missing`` says why there is
-    none; then texts are None."""
+    """Decodes token ids with the tokenizer of the policy or of its newest checkpoint. Without a tokenizer, texts are
+    None and ``missing`` holds the cause."""
 
     def __init__(self, ledger: LedgerReader) -> None:
         self._tokenizer: Any = None
@@ -163,11 +163,11 @@ class Vocabulary:
             self.missing = f"tokens have no text: {error}"
 
     def text(self, ids: list[int]) -> str | None:
-        """Return the text of ``ids``, special tokens included."""
+        """Return the text of ``ids``, including special tokens; None without a tokenizer."""
         return None if self._tokenizer is None else self._tokenizer.decode(ids, skip_special_tokens=False)
 
-    def name(self, tokens: list[TokenDetail]) -> None:
-        """Fill in the texts of consecutive tokens."""
+    def fill_texts(self, tokens: list[TokenDetail]) -> None:
+        """Set the texts of consecutive tokens."""
         if self._tokenizer is None:
             return
         stream = DecodeStream(skip_special_tokens=False)
@@ -178,8 +178,8 @@ class Vocabulary:
 def _tokenizer(path: Path) -> Any:
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises bare Exception
-        raise ValueError(f"{path} is no tokenizer: {error}") from error
+    except Exception as error:  # tokenizers raises Exception itself
+        raise ValueError(f"{path} is not a tokenizer: {error}") from error
 
 
 def _models(ledger: LedgerReader) -> list[Path]:

@@ -1,33 +1,33 @@
--- The ledger: what a run has admitted, decided and published. Rows are added and move forward; none is deleted.
+-- The ledger: admissions, decisions and publications of a run. Rows are added and their states advance; none is deleted.
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS groups (
     id TEXT PRIMARY KEY,
     kind TEXT NOT NULL,              -- train | evaluation
-    seq INTEGER NOT NULL,            -- order of admission; of evaluations the row
+    seq INTEGER NOT NULL,            -- order of admission; in an evaluation the order within it
     task TEXT NOT NULL,
     row INTEGER NOT NULL,
-    version INTEGER NOT NULL         -- trainer version at admission; of evaluations the pinned version
+    version INTEGER NOT NULL         -- trainer version at admission; in an evaluation the pinned version
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS samples (
     id TEXT PRIMARY KEY,
     group_id TEXT NOT NULL REFERENCES groups(id),
     member INTEGER NOT NULL,
-    attempt INTEGER NOT NULL DEFAULT 0,     -- of turn 0, raised when a start is thrown away
+    attempt INTEGER NOT NULL DEFAULT 0,     -- first attempt that counts, raised when generated tokens are discarded
     state TEXT NOT NULL DEFAULT 'admitted', -- admitted | scored | batched | trained | filtered | surplus | expired | failed | evaluated
     reason TEXT NOT NULL DEFAULT '',
     reward REAL,
-    turn_rewards TEXT,                      -- JSON list, one number a turn; they add up to the reward, except for rounding
+    turn_rewards TEXT,                      -- JSON list, one number for each turn; the sum is the reward, except for rounding
     metrics TEXT,                           -- JSON
     text TEXT,                              -- of the last turn
     prompt_tokens INTEGER,                  -- of the first turn
-    response_tokens INTEGER,                -- that the model wrote, in all turns
+    response_tokens INTEGER,                -- written by the model, over all turns
     total_tokens INTEGER,                   -- of the sequence: prompt, model and observations
-    dispatched INTEGER,                     -- version of the engine that has its open request; NULL: none
+    dispatched INTEGER,                     -- version of the engine that holds its open request; NULL: none
     min_version INTEGER,
     max_version INTEGER,
     finish TEXT,
     step INTEGER,                           -- of its batch
-    advantage REAL                          -- that the trainer used; NULL: it did not say
+    advantage REAL                          -- used by the trainer; NULL: not reported
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS samples_by_group ON samples (group_id);
 CREATE INDEX IF NOT EXISTS samples_open ON samples (state) WHERE state IN ('admitted', 'scored', 'batched');
@@ -47,24 +47,24 @@ CREATE TABLE IF NOT EXISTS completions (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS batches (
     step INTEGER PRIMARY KEY,
-    samples TEXT NOT NULL,           -- JSON list, in the order served
+    samples TEXT NOT NULL,           -- JSON list of sample ids, in the order of the batch
     formed REAL NOT NULL             -- Unix time
 );
-CREATE TABLE IF NOT EXISTS applied (   -- a trainer incarnation applied a batch; replays appear again
+CREATE TABLE IF NOT EXISTS applied (   -- a trainer incarnation applied a batch; replays have their own rows
     step INTEGER NOT NULL,
     incarnation INTEGER NOT NULL,
     metrics TEXT NOT NULL,           -- JSON
     time REAL NOT NULL,
     PRIMARY KEY (step, incarnation)
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS step_metrics (   -- computed when the batch was applied first
+CREATE TABLE IF NOT EXISTS step_metrics (   -- computed when the batch was first applied
     step INTEGER PRIMARY KEY,
     metrics TEXT NOT NULL            -- JSON, name → number
 );
 CREATE TABLE IF NOT EXISTS incarnations (
     incarnation INTEGER PRIMARY KEY,
     instance TEXT NOT NULL,
-    step INTEGER NOT NULL,           -- of the checkpoint it began from
+    step INTEGER NOT NULL,           -- of the checkpoint that it started from
     time REAL NOT NULL
 );
 CREATE TABLE IF NOT EXISTS publications (
@@ -75,8 +75,8 @@ CREATE TABLE IF NOT EXISTS publications (
     time REAL NOT NULL,
     PRIMARY KEY (lineage, step)
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS served (    -- an engine acknowledged weights; the digest is over the bytes it received
-    engine TEXT NOT NULL,            -- its instance
+CREATE TABLE IF NOT EXISTS served (    -- an engine acknowledged weights; digest of the received bytes
+    engine TEXT NOT NULL,            -- instance of the engine
     lineage INTEGER NOT NULL,
     step INTEGER NOT NULL,           -- policy version
     digest TEXT NOT NULL,
@@ -96,7 +96,7 @@ CREATE TABLE IF NOT EXISTS evaluations (
     problems INTEGER NOT NULL,
     failed INTEGER NOT NULL,
     mean_reward REAL NOT NULL,
-    accuracy REAL NOT NULL,          -- share of problems with reward of at least 1
+    accuracy REAL NOT NULL,          -- fraction of problems with a reward of at least 1
     time REAL NOT NULL,
     PRIMARY KEY (version, task)
 ) WITHOUT ROWID;

@@ -1,8 +1,8 @@
-"""Payload: what engines generated, in append-only segment files.
+"""Payload: the engines' completions, in append-only segment files.
 
-A record is a length and a blake3 digest followed by the bytes. Records are fsynced before anything that relies on them
-is acknowledged; a record torn by a crash was never acknowledged and is never referred to. A segment is unlinked once
-the oldest kept checkpoint covers all it holds.
+A record is a length and a blake3 digest, followed by the bytes. A record is fsynced before any acknowledgement that
+depends on it; a record torn by a crash was never acknowledged and is never referenced. A segment is unlinked once the
+oldest kept checkpoint covers all its records.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ SEGMENT_BYTES = 64 << 20
 
 
 class PayloadError(Exception):
-    """A record cannot be read back as it was written."""
+    """A record is missing or damaged."""
 
 
 @dataclass(frozen=True)
 class Location:
-    """Where a record is."""
+    """Position of a record: segment number, offset and length in bytes."""
 
     segment: int
     offset: int
@@ -36,25 +36,25 @@ class Location:
 
 
 class PayloadReader:
-    """Reads the segment files in ``directory``, which need not exist."""
+    """Reads the segment files in ``directory``, which may be missing."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._files: dict[int, int] = {}
 
     def path(self, segment: int) -> Path:
-        """Return where a segment is, or was."""
+        """Return the path of a segment, whether or not the file exists."""
         return self._directory / f"{segment:08d}.segment"
 
     def segments(self) -> list[int]:
-        """Return the segments that are there, in order."""
+        """Return the numbers of the existing segments, in order."""
         return sorted(int(path.stem) for path in self._directory.glob("*.segment"))
 
     def read(self, location: Location) -> bytes:
         """Return a durable record.
 
         Raises:
-            PayloadError: the file is missing, or its bytes are not those that were written.
+            PayloadError: the file is missing, or the record is damaged.
         """
         try:
             if location.segment not in self._files:
@@ -68,8 +68,8 @@ class PayloadReader:
             raise PayloadError(f"payload segment {location.segment} is damaged at byte {location.offset}")
         return payload
 
-    def forget(self, segment: int) -> None:
-        """Close a segment's file."""
+    def close_segment(self, segment: int) -> None:
+        """Close the file of a segment."""
         descriptor = self._files.pop(segment, None)
         if descriptor is not None:
             os.close(descriptor)
@@ -77,11 +77,11 @@ class PayloadReader:
     def close(self) -> None:
         """Close all files."""
         for segment in list(self._files):
-            self.forget(segment)
+            self.close_segment(segment)
 
 
 class Segments:
-    """The segment files of one run. ``append`` and ``sync`` are called by the store's thread only."""
+    """The segment files of one run. Only the store's thread calls ``append`` and ``sync``."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ class Segments:
         self._file: BinaryIO | None = None
 
     def append(self, payload: bytes) -> Location:
-        """Write a record; durable after :meth:`sync`."""
+        """Write a record; it is durable after :meth:`sync`."""
         if self._file is None or self._file.tell() >= SEGMENT_BYTES:
             self._roll()
         assert self._file is not None
@@ -112,7 +112,7 @@ class Segments:
             os.close(directory)
 
     def sync(self) -> None:
-        """Make everything appended durable."""
+        """Make all appended records durable."""
         if self._file is not None:
             self._file.flush()
             os.fdatasync(self._file.fileno())
@@ -121,7 +121,7 @@ class Segments:
         """Return a durable record.
 
         Raises:
-            PayloadError: the file is missing, or its bytes are not those that were written.
+            PayloadError: the file is missing, or the record is damaged.
         """
         return self._reader.read(location)
 
@@ -129,7 +129,7 @@ class Segments:
         """Unlink segments before ``segment``."""
         for number in self._reader.segments():
             if number < segment and number != self._number:
-                self._reader.forget(number)
+                self._reader.close_segment(number)
                 self._reader.path(number).unlink()
                 log.info("removed payload segment %d: checkpoints cover it", number)
 

@@ -1,4 +1,4 @@
-"""The states of a sample, and which state may follow which. Writes check it, readers and audit use the names."""
+"""The states of a sample and the allowed transitions. Writes check the transitions; readers and audit use the names."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """What a group and its samples are for."""
+    """Purpose of a group and its samples."""
 
     TRAIN = "train"
     EVALUATION = "evaluation"
 
 
 class State(StrEnum):
-    """Where a sample is, or how it ended."""
+    """State of a sample, or its end."""
 
     ADMITTED = "admitted"
     SCORED = "scored"
@@ -40,9 +40,9 @@ PREDECESSORS: dict[State, tuple[State, ...]] = {
     State.EXPIRED: (State.ADMITTED, State.SCORED),
     State.FAILED: (State.ADMITTED, State.SCORED),
 }
-"""State → the states a sample may have before it. A group's samples are admitted together; a state never goes back."""
+"""State → allowed previous states. The samples of a group are admitted together; no transition goes back."""
 
 
 def quoted(states: tuple[State, ...]) -> str:
-    """Return states as the list of an SQL ``IN (…)``."""
+    """Return states as the operand list of an SQL ``IN (…)``."""
     return ", ".join(f"'{state}'" for state in states)

@@ -1,8 +1,9 @@
-"""Metrics of steps and evaluations. A step's metrics are computed once, when its batch is first applied, and are kept
-in the table step_metrics: history, status, metrics.jsonl and TensorBoard all show these.
+"""Metrics of steps and evaluations.
 
-Names are TensorBoard's tags. They come from the samples of the batch (computed here), from the trainer (``trainer/…``),
-and from the coordinator's process (seconds, queues, counts).
+The metrics of a step are computed once, when its batch is first applied, and stored in the table step_metrics. History,
+status, metrics.jsonl and TensorBoard use these values. Metric names are TensorBoard tags. Metrics come from the samples
+of the batch (computed here), from the trainer (``trainer/…``) and from the coordinator's process (seconds, queues,
+counts).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from rljob.ledger.queries import Query
 from rljob.protocol.run_status import HistoryPoint
 
 Line = dict[str, Any]
-"""kind (step | evaluation), step (0-based batch) or version, Unix time, and the metrics by name."""
+"""kind (step | evaluation), step (0-based batch) or version, time (Unix), and the metrics by name."""
 Metrics = dict[str, float]
 
 _decoder = msgspec.json.Decoder(Metrics)
@@ -28,17 +29,17 @@ def step_metrics(query: Query, step: int, trainer: Mapping[str, float], process:
     """Return all metrics of a step.
 
     Args:
-        query: of the ledger that has the batch.
-        step: of the batch.
-        trainer: what the trainer measured.
-        process: what only the coordinator's process knows, by name.
+        query: query function of the ledger.
+        step: step of the batch.
+        trainer: metrics of the trainer, without the prefix ``trainer/``.
+        process: metrics of the coordinator's process, by name.
     """
     named = {f"trainer/{name}": value for name, value in trainer.items()}
     return {**_batch(query, step), **named, **process}
 
 
 def history_point(step: int, metrics: Mapping[str, float]) -> HistoryPoint:
-    """Return the point of a step in the run's history."""
+    """Return the history point of a step."""
     return HistoryPoint(
         step=step,
         reward=metrics["reward/mean"],
@@ -57,26 +58,26 @@ def recorded_steps(query: Query) -> Iterator[tuple[int, Metrics]]:
 # --- lines of metrics.jsonl ---
 
 
-def new_lines(db: sqlite3.Connection, steps: int, results: int, most: int) -> list[Line]:
-    """Return what the ledger has beyond its first ``steps`` steps and ``results`` of evaluations, oldest first, at most
-    ``most`` of each kind."""
-    lines = [*_steps(db, steps, most), *evaluations(db, results, most)]
+def new_lines(db: sqlite3.Connection, steps: int, results: int, limit: int) -> list[Line]:
+    """Return the lines after the first ``steps`` steps and the first ``results`` evaluation results, oldest first, at
+    most ``limit`` of each kind."""
+    lines = [*_steps(db, steps, limit), *evaluations(db, results, limit)]
     return sorted(lines, key=lambda line: line["time"])
 
 
-def _steps(db: sqlite3.Connection, first: int, most: int) -> Iterator[Line]:
+def _steps(db: sqlite3.Connection, first: int, limit: int) -> Iterator[Line]:
     rows = db.execute(
         "SELECT m.step, m.metrics, a.time, MIN(a.incarnation) FROM step_metrics m JOIN applied a ON a.step = m.step"
         " WHERE m.step >= ? GROUP BY m.step ORDER BY m.step LIMIT ?",
-        (first, most),
+        (first, limit),
     ).fetchall()
     for row in rows:
         yield {"kind": "step", "step": row["step"], "time": row["time"], **_decoder.decode(row["metrics"])}
 
 
-def evaluations(db: sqlite3.Connection, first: int, most: int) -> Iterator[Line]:
-    """Yield at most ``most`` results of evaluations beyond the ``first`` ones, by version and task."""
-    for row in db.execute("SELECT * FROM evaluations ORDER BY version, task LIMIT ? OFFSET ?", (most, first)):
+def evaluations(db: sqlite3.Connection, first: int, limit: int) -> Iterator[Line]:
+    """Yield at most ``limit`` evaluation results after the first ``first``, ordered by version and task."""
+    for row in db.execute("SELECT * FROM evaluations ORDER BY version, task LIMIT ? OFFSET ?", (limit, first)):
         metrics = {name: row[name] for name in ("accuracy", "mean_reward", "problems", "failed")}
         named = {f"evaluation/{row['task']}/{name}": value for name, value in metrics.items()}
         yield {"kind": "evaluation", "version": row["version"], "task": row["task"], "time": row["time"], **named}
@@ -100,16 +101,16 @@ def _batch(query: Query, step: int) -> Metrics:
     rewards = [row["reward"] for row in rows]
     metrics = {
         "samples": float(len(rows)),
-        **_spread("reward", rewards),
+        **_mean_and_std("reward", rewards),
         "reward/min": min(rewards),
         "reward/max": max(rewards),
-        "reward/zero_std_group_fraction": _share(min(group) == max(group) for group in groups.values()),
-        "response_length/truncated_fraction": _share(row["finish"] == "length" for row in rows),
+        "reward/zero_std_group_fraction": _fraction(min(group) == max(group) for group in groups.values()),
+        "response_length/truncated_fraction": _fraction(row["finish"] == "length" for row in rows),
         "version/lowest": float(min(row["min_version"] for row in rows)),
         "version/highest": float(max(row["max_version"] for row in rows)),
     }
     for task, of_task in tasks.items():
-        metrics |= {**_spread(f"reward/{task}", of_task), f"samples/{task}": float(len(of_task))}
+        metrics |= {**_mean_and_std(f"reward/{task}", of_task), f"samples/{task}": float(len(of_task))}
     for name, values in {
         "response_length": [row["response_tokens"] for row in rows],
         "prompt_length": [row["prompt_tokens"] for row in rows],
@@ -119,9 +120,9 @@ def _batch(query: Query, step: int) -> Metrics:
     return metrics
 
 
-def _spread(name: str, values: Sequence[float]) -> Metrics:
+def _mean_and_std(name: str, values: Sequence[float]) -> Metrics:
     return {f"{name}/mean": statistics.fmean(values), f"{name}/std": statistics.pstdev(values)}
 
 
-def _share(hits: Iterator[bool]) -> float:
-    return statistics.fmean(map(float, hits))
+def _fraction(flags: Iterator[bool]) -> float:
+    return statistics.fmean(map(float, flags))

@@ -1,11 +1,12 @@
-"""The run's durable state: ledger (SQLite) and payload (segments), committed in groups.
+"""The run's durable state: ledger (SQLite) and payload (segments), with group commit.
 
-The event loop queues statements and records, and one thread commits them: payload first, fsynced, then the ledger's
-transaction. While one commit runs the next one collects, so commits are as large as the load makes them and as quick
-as the disk allows. Effects on the outside (messages, acknowledgements) are given to :meth:`Store.then`, and happen
-after the commit of everything queued before them.
+The event loop queues statements and records; one thread commits them: first the payload with fsync, then the ledger's
+transaction. Statements queued during a commit form the next commit, so the size of commits follows the load. External
+effects (messages, acknowledgements) are passed to :meth:`Store.then` and run after the commit of everything queued
+before them.
 
-This module knows no table: the writes are in :mod:`rljob.ledger.writer`, the queries in :mod:`rljob.ledger.queries`.
+This module contains no SQL for particular tables: the writes are in :mod:`rljob.ledger.writer`, the queries in
+:mod:`rljob.ledger.queries`.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ log = logging.getLogger(__name__)
 LEDGER, PAYLOAD = "ledger.sqlite", "payload"
 """The ledger's file and the payload's directory in the job's storage."""
 LOCK = "ledger.lock"
-"""Held by the coordinator that works there. A file of its own: to close one of the ledger would drop SQLite's locks."""
+"""Lock file, held by the coordinator. Not the ledger file: closing a descriptor of that would drop SQLite's locks."""
 
 CHECKPOINT_COMMITS = 512
 
 SCHEMA = files(__package__).joinpath("schema.sql").read_text()
 SCHEMA_VERSION = 4
-"""Of schema.sql; kept in the ledger as user_version."""
+"""Version of schema.sql; stored in the ledger as user_version."""
 
 Effect = Callable[[], None]
 _Row = Sequence[Any]
 
 
 class _Statement(NamedTuple):
-    """A queued statement. ``rows`` is how many rows it must change; None: any number."""
+    """A queued statement. ``rows``: number of rows that it must change; None: any number."""
 
     sql: str
     values: _Row
@@ -50,28 +51,28 @@ class _Statement(NamedTuple):
 
 
 class StorageInUseError(Exception):
-    """Another coordinator works in the storage; it may end, or be about to."""
+    """Another coordinator uses the storage. It may still end: the start can be retried."""
 
 
 class TransitionError(Exception):
-    """A statement did not change the row it is about: the row is missing, or its state does not allow the change. The
-    transaction is rolled back, and the coordinator ends."""
+    """A statement did not change its row: the row is missing, or its state does not allow the change. The transaction
+    is rolled back, and the coordinator exits."""
 
 
 class Store:
-    """One run's ledger and payload in ``directory``, which no other process may write to meanwhile. Readers may read.
+    """One run's ledger and payload in ``directory``. One process writes at a time; readers are not restricted.
 
     Raises:
-        StorageInUseError: another one does.
+        StorageInUseError: another process has the storage open for writing.
         ValueError: the ledger is of another version of rljob.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._lock = _locked(directory)
+        self._lock = _acquire_lock(directory)
         try:
             self._open()
-        except BaseException:  # the next attempt, here or elsewhere, must not find it locked
+        except BaseException:  # a retry, by this or another process, must not find it locked
             self.unlock()
             raise
 
@@ -94,7 +95,7 @@ class Store:
         self._commits = 0
 
     def _create_tables(self) -> None:
-        """Create the tables that do not exist yet, all in one transaction: a reader sees none or all of them."""
+        """Create missing tables in one transaction: a reader sees none or all of them."""
         check_version(self._path, self.db.execute("PRAGMA user_version").fetchone()[0])
         self.db.executescript(f"BEGIN IMMEDIATE; PRAGMA user_version={SCHEMA_VERSION}; {SCHEMA} COMMIT;")
 
@@ -111,12 +112,12 @@ class Store:
         self._wake.set()
 
     def record(self, payload: bytes, statement: Callable[[Location], tuple[str, _Row]]) -> None:
-        """Queue a payload record and the statement that refers to where it will be."""
+        """Queue a payload record and the statement that stores its location."""
         self._payloads.append((payload, statement))
         self._wake.set()
 
     def then(self, effect: Effect) -> None:
-        """Call ``effect`` once everything queued so far is durable."""
+        """Call ``effect`` when everything queued so far is durable."""
         self._effects.append(effect)
         self._wake.set()
 
@@ -125,7 +126,7 @@ class Store:
         return self._reader.execute(statement, row).fetchall()
 
     async def run(self) -> None:
-        """Commit until cancelled. An error of the disk, or a statement that is refused, ends it and the coordinator."""
+        """Commit until cancelled. An I/O error or a rejected statement ends this task and the coordinator."""
         loop = asyncio.get_running_loop()
         while True:
             await self._wake.wait()
@@ -139,13 +140,13 @@ class Store:
                 effect()
 
     async def drain(self) -> None:
-        """Wait until everything queued so far is durable and its effects have happened."""
+        """Wait until everything queued so far is durable and its effects have run."""
         done = asyncio.Event()
         self.then(done.set)
         await done.wait()
 
     def close(self) -> None:
-        """Commit nothing more; close the files."""
+        """Stop committing and close the files."""
         self._thread.shutdown(wait=True)
         self.segments.close()
         self._reader.close()
@@ -154,7 +155,7 @@ class Store:
         self.unlock()
 
     def unlock(self) -> None:
-        """Let another coordinator in, as the system does when this process dies."""
+        """Release the lock, as the system does when this process dies."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -183,8 +184,8 @@ class Store:
             self.db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
 
-def _locked(directory: Path) -> int | None:
-    """Lock the storage; return the lock's descriptor, or None where the file system has no locks.
+def _acquire_lock(directory: Path) -> int | None:
+    """Lock the storage; return the descriptor of the lock, or None if the file system does not support locks.
 
     Raises:
         StorageInUseError: it is locked.
@@ -199,14 +200,14 @@ def _locked(directory: Path) -> int | None:
             "its own"
         ) from None
     except OSError as error:
-        log.warning("%s: %s; nothing keeps a second coordinator out", directory / LOCK, error.strerror)
+        log.warning("%s: %s; a second coordinator on this storage is not prevented", directory / LOCK, error.strerror)
         os.close(lock)
         return None
     return lock
 
 
 def check_version(path: Path, version: int) -> None:
-    """Check that a ledger whose user_version is ``version`` has this schema; 0 is a new one.
+    """Check that a ledger with user_version ``version`` has this schema; 0: new ledger.
 
     Raises:
         ValueError: it was written by another version of rljob.
@@ -219,5 +220,5 @@ def check_version(path: Path, version: int) -> None:
 
 
 def now() -> float:
-    """Return Unix time, as the ledger keeps it."""
+    """Return the Unix time in seconds, for timestamps in the ledger."""
     return time.time()

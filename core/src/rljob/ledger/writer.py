@@ -1,7 +1,8 @@
-"""Every write to the ledger: one named method for each thing that happens to a run.
+"""All writes to the ledger: one method for each event of a run.
 
-What a group, sample, batch or checkpoint may become stands here and in :mod:`rljob.ledger.states` alone. Methods queue
-their statements (see :class:`rljob.ledger.store.Store`): those of one turn of the event loop are committed together.
+Only this module and :mod:`rljob.ledger.states` define the transitions of groups, samples, batches and checkpoints.
+Methods queue their statements (see :class:`rljob.ledger.store.Store`): the statements of one iteration of the event
+loop are committed together.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from rljob.protocol.run_status import EvaluationResult
 
 
 class LedgerWriter(Store):
-    """The ledger of the run in ``directory``, open for writing. Raises as :class:`Store`."""
+    """The ledger of the run in ``directory``, open for writing. Raises the errors of :class:`Store`."""
 
     # --- the run ---
 
     def record_job(self, name: str, spec: Mapping[str, Any]) -> None:
-        """Record the RLJob that the run belongs to; ``spec`` is its spec as JSON values."""
+        """Record the RLJob of the run; ``spec``: its spec as JSON values."""
         self._set("job", json.dumps({"name": name, "spec": spec}))
 
     def record_start(self, number: int) -> None:
-        """Record that a coordinator process started; ``number`` counts from 1."""
+        """Record the start of a coordinator process; ``number`` counts from 1."""
         self._set("coordinator_starts", str(number))
 
     def record_finished(self) -> None:
@@ -44,23 +45,23 @@ class LedgerWriter(Store):
     def admit_group(
         self, group: str, kind: Kind, seq: int, task: str, row: int, version: int, samples: Sequence[str]
     ) -> None:
-        """Add a group and its samples, members 0, 1, … of it.
+        """Add a group and its samples, which become members 0, 1, ….
 
         Args:
-            group: its id.
-            kind: what it is for.
-            seq: order of admission; of an evaluation's groups their order in the evaluation.
+            group: id of the group.
+            kind: purpose of the group.
+            seq: order of admission; in an evaluation the order within the evaluation.
             task: name of the task.
-            row: of the task's data.
+            row: row of the task's data.
             version: trainer version at admission; for an evaluation the pinned version.
-            samples: ids of its samples.
+            samples: ids of the samples.
         """
         self.execute("INSERT INTO groups VALUES (?,?,?,?,?,?)", group, kind, seq, task, row, version)
         for member, sample in enumerate(samples):
             self.execute("INSERT INTO samples (id, group_id, member) VALUES (?,?,?)", sample, group, member)
 
     def record_dispatch(self, sample: str, version: int) -> None:
-        """Record that an engine which serves ``version`` has the sample's open request."""
+        """Record that an engine serving ``version`` holds the open request of the sample."""
         self.execute("UPDATE samples SET dispatched = ? WHERE id = ?", version, sample)
 
     def record_completion(
@@ -71,15 +72,15 @@ class LedgerWriter(Store):
         min_version: int | None,
         max_version: int | None,
     ) -> None:
-        """Store a completion in the payload and add it to its sample. The first record of (sample, turn, attempt)
+        """Store a completion in the payload and add it to its sample. Only the first record of (sample, turn, attempt)
         counts.
 
         Args:
             record: the completion.
-            engine: instance of the engine; empty when it is gone.
-            total_tokens: of the sample with this completion: the context of its turn and what the model wrote after it.
+            engine: instance of the engine; empty if it is no longer registered.
+            total_tokens: length of the sample including this completion: context and response of its turn.
             min_version: lowest version of a token of the sample so far.
-            max_version: highest version of a token of this completion; None when it has none.
+            max_version: highest version of a token of this completion; None without tokens.
         """
         payload, tokens = encode_record(record), len(record.token_ids) // INT32
         digest = payload_digest(payload)
@@ -100,7 +101,7 @@ class LedgerWriter(Store):
         )  # fmt: skip
 
     def discard_generation(self, sample: str, attempt: int) -> None:
-        """Discard what was generated of a sample. Completions from ``attempt`` on count from now on."""
+        """Discard the generated tokens of a sample. Only completions from ``attempt`` on count from now on."""
         self.execute(
             "UPDATE samples SET attempt = ?, prompt_tokens = NULL, response_tokens = NULL, total_tokens = NULL,"
             " dispatched = NULL, min_version = NULL, max_version = NULL WHERE id = ?",
@@ -116,15 +117,15 @@ class LedgerWriter(Store):
         metrics: Mapping[str, float],
         text: str,
     ) -> None:
-        """Record a sample's reward, the reward's metrics and the answer. A sample of an evaluation ends by it.
+        """Record the reward of a sample, the metrics of the reward and the response. It ends a sample of an evaluation.
 
         Args:
-            sample: its id.
-            kind: what it is for.
-            reward: of the sample.
-            turn_rewards: one for each turn; they add up to ``reward``, except for rounding.
-            metrics: of the reward.
-            text: the last answer.
+            sample: id of the sample.
+            kind: purpose of the sample.
+            reward: reward of the sample.
+            turn_rewards: one for each turn; their sum is ``reward``, except for rounding.
+            metrics: metrics of the reward.
+            text: the last response.
         """
         state = State.SCORED if kind is Kind.TRAIN else State.EVALUATED
         columns = {
@@ -136,11 +137,11 @@ class LedgerWriter(Store):
         self._move(sample, state, columns)
 
     def end_sample(self, sample: str, end: State, reason: str) -> None:
-        """End a sample, other than by its evaluation."""
+        """End a sample with any end except ``evaluated``."""
         self._move(sample, end, {"reason": reason})
 
     def _move(self, sample: str, state: State, columns: Mapping[str, object]) -> None:
-        """Bring a sample into ``state``; the commit fails unless its state may precede it."""
+        """Set the state of a sample; the commit fails unless the transition from its current state is allowed."""
         assignments = "".join(f", {column} = ?" for column in columns)
         self.execute_one(
             f"UPDATE samples SET state = ?{assignments} WHERE id = ? AND state IN ({quoted(PREDECESSORS[state])})",
@@ -150,63 +151,63 @@ class LedgerWriter(Store):
     # --- batches ---
 
     def record_batch(self, step: int, samples: Collection[str]) -> None:
-        """Record the batch of ``step``: its samples in the order in which it is served."""
+        """Record the batch of ``step``: its samples, in the order in which the trainer receives them."""
         self.execute("INSERT INTO batches VALUES (?,?,?)", step, json.dumps(list(samples)), now())
         for sample in samples:
             self._move(sample, State.BATCHED, {"step": step})
 
     def record_applied(self, step: int, incarnation: int, metrics: Mapping[str, float]) -> None:
-        """Record that a trainer applied a batch, and what it measured. Its samples end by :meth:`end_sample`."""
+        """Record that a trainer applied a batch, and its metrics. :meth:`end_sample` ends the samples."""
         self.execute("INSERT OR REPLACE INTO applied VALUES (?,?,?,?)", step, incarnation, json.dumps(metrics), now())
 
     def record_step_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record the metrics of a step (see :mod:`rljob.ledger.step_metrics`); the first record counts."""
+        """Record the metrics of a step (see :mod:`rljob.ledger.step_metrics`); only the first record counts."""
         self.execute("INSERT OR IGNORE INTO step_metrics VALUES (?,?)", step, json.dumps(metrics))
 
     def record_advantages(self, step: int, advantages: bytes) -> None:
-        """Record the advantages the trainer computed for a batch.
+        """Record the trainer's advantages of a batch.
 
         Args:
-            step: of the batch.
-            advantages: float32, in the order of the batch; empty when the trainer repeats the batch.
+            step: step of the batch.
+            advantages: float32, in the order of the batch; empty if the trainer replays the batch.
 
         Raises:
-            ValueError: their number is not that of the batch's samples.
+            ValueError: the number of advantages differs from the number of samples in the batch.
         """
         if not advantages:
             return
         for sample, advantage in zip(samples_of_batch(self, step), array("f", advantages), strict=True):
             self.execute("UPDATE samples SET advantage = ? WHERE id = ?", advantage, sample)
 
-    # --- the trainer and what it published ---
+    # --- the trainer and its publications ---
 
     def record_incarnation(self, incarnation: int, instance: str, step: int) -> None:
-        """Record a trainer process that begins at checkpoint ``step``."""
+        """Record a trainer process that starts from the checkpoint of ``step``."""
         self.execute("INSERT INTO incarnations VALUES (?,?,?,?)", incarnation, instance, step, now())
 
     def record_verified(self, incarnation: int) -> None:
-        """Record that the trainer process ``incarnation`` holds the weights that were published."""
+        """Record that the weights of the trainer process ``incarnation`` match the publication."""
         self._set("verified_incarnation", str(incarnation))
 
     def record_publication(self, lineage: int, version: int, digest: str, incarnation: int) -> None:
-        """Record the digest of the weights of a version; the first record counts."""
+        """Record the digest of the weights of a version; only the first record counts."""
         self.execute(
             "INSERT OR IGNORE INTO publications VALUES (?,?,?,?,?)", lineage, version, digest, incarnation, now()
         )
 
     def record_served(self, engine: str, lineage: int, version: int, digest: str) -> None:
-        """Record that an engine acknowledged weights; ``digest`` is over the bytes it received."""
+        """Record that an engine acknowledged weights; ``digest``: digest of the bytes that it received."""
         self.execute("INSERT OR IGNORE INTO served VALUES (?,?,?,?,?)", engine, lineage, version, digest, now())
 
     def record_checkpoint(self, step: int, path: str, incarnation: int, removed: Collection[int]) -> None:
-        """Record a durable checkpoint at ``path`` in the storage, and the steps of those that it replaces."""
+        """Record a durable checkpoint at ``path`` in the storage, and the removed checkpoints that it replaces."""
         self.execute("INSERT OR REPLACE INTO checkpoints VALUES (?,?,?,0,?)", step, path, incarnation, now())
         for old in removed:
             self.execute("UPDATE checkpoints SET removed = 1 WHERE step = ?", old)
 
     def remove_covered_payload(self, oldest_step: int) -> None:
-        """Unlink payload that no replay from checkpoint ``oldest_step`` on, and no open sample, needs. Call it once the
-        checkpoint is durable in the ledger."""
+        """Unlink payload that is needed neither by a replay from checkpoint ``oldest_step`` nor by an open sample. Call
+        it only after the checkpoint is durable in the ledger."""
         needed = first_needed_segment(self.query, oldest_step)
         if needed is not None:
             self.segments.remove_below(needed)
@@ -214,7 +215,7 @@ class LedgerWriter(Store):
     # --- evaluations ---
 
     def record_evaluation(self, result: EvaluationResult) -> None:
-        """Record the result of one task at one version; the first record counts."""
+        """Record the evaluation result of one task at one version; only the first record counts."""
         self.execute(
             "INSERT OR IGNORE INTO evaluations VALUES (?,?,?,?,?,?,?)",
             result.version, result.task, result.problems, result.failed, result.mean_reward, result.accuracy, now(),

@@ -1,1 +1,1 @@
-"""Scheduling decisions as plain data: no I/O, no clock, testable in virtual time."""
+"""Scheduling decisions on plain data: no I/O and no clock, so tests run in virtual time."""

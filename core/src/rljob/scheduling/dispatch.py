@@ -1,7 +1,8 @@
-"""Which engine gets which generation request.
+"""Assigns generation requests to engines.
 
-A request goes out the moment an engine has room, to the engine with the fewest outstanding tokens. A group's requests
-prefer one engine (prefix cache) while that costs nothing: while it is no fuller than the emptiest by one request.
+A request is sent as soon as an engine has a free slot, to the engine with the fewest outstanding tokens per slot. The
+requests of a group go to the same engine (prefix cache) as long as that engine exceeds the least loaded one by at most
+the tokens of the request.
 """
 
 from __future__ import annotations
@@ -15,29 +16,31 @@ from typing import TypeVar
 RequestKey = tuple[str, int, int]
 """(sample, turn, attempt)."""
 
-Kind = tuple[int | None, int]
-"""(pinned version, shortest engine): what decides which engines may have a request."""
+RequestKind = tuple[int | None, int]
+"""(pinned version, minimum model length): requests of one kind have the same eligible engines."""
 
 
 @dataclass(eq=False)
 class Request:
-    """A turn that wants tokens. ``order``: lower goes first; ``version``: only an engine that serves exactly this
-    policy version will do (evaluation), None: the current one; ``shortest``: only an engine that takes sequences of
-    so many tokens will do."""
+    """A request for the tokens of one turn.
+
+    ``order``: lower values are sent first. ``version``: the policy version that the engine must serve (evaluation);
+    None: the current version. ``min_model_length``: the engine must support sequences of this many tokens.
+    """
 
     key: RequestKey
     group: str
     order: tuple[int, int, int]
-    tokens: int  # prompt plus longest answer
+    tokens: int  # prompt plus maximum response
     version: int | None = None
-    shortest: int = 0
-    engine: EngineLoad | None = None  # that has it in hand
+    min_model_length: int = 0
+    engine: EngineLoad | None = None  # the engine that holds the request
     queued: bool = False
 
     @property
-    def kind(self) -> Kind:
-        """Requests of a kind may have the same engines."""
-        return (self.version, self.shortest)
+    def kind(self) -> RequestKind:
+        """The attributes that decide which engines are eligible."""
+        return (self.version, self.min_model_length)
 
 
 _Entry = tuple[tuple[int, int, int], int, Request]
@@ -45,8 +48,8 @@ _Entry = tuple[tuple[int, int, int], int, Request]
 
 @dataclass(eq=False)
 class EngineLoad:
-    """What an engine has in hand. It is given somewhat more requests than it runs at a time, so that it never waits
-    for the next one to travel."""
+    """The requests of one engine. An engine holds somewhat more requests than it runs concurrently, so that it never
+    waits for a network round trip."""
 
     instance: str
     max_concurrency: int
@@ -55,18 +58,18 @@ class EngineLoad:
     tokens: int = 0
 
     @property
-    def room(self) -> int:
-        """Requests it can be given now."""
+    def free_slots(self) -> int:
+        """How many more requests the engine accepts now."""
         return self.max_concurrency + max(4, self.max_concurrency // 4) - len(self.requests)
 
     def add(self, request: Request) -> None:
-        """Give it a request."""
+        """Assign a request to the engine."""
         self.requests[request.key] = request
         self.tokens += request.tokens
         request.engine = self
 
     def remove(self, key: RequestKey) -> Request | None:
-        """Take a request back; None when it does not have it."""
+        """Remove and return a request; None if the engine does not hold it."""
         request = self.requests.pop(key, None)
         if request is not None:
             self.tokens -= request.tokens
@@ -78,11 +81,11 @@ Load = TypeVar("Load", bound=EngineLoad)
 
 
 class RequestQueue:
-    """Requests that wait for an engine, lowest order first. Those of a kind wait in one heap: what no engine may have
-    now holds up nothing else."""
+    """Requests that wait for an engine, lowest order first. Each kind has its own heap, so that a request without an
+    eligible engine does not block requests of other kinds."""
 
     def __init__(self) -> None:
-        self._heaps: dict[Kind, list[_Entry]] = {}
+        self._heaps: dict[RequestKind, list[_Entry]] = {}
         self._tie = itertools.count()
         self._live = 0
 
@@ -96,7 +99,7 @@ class RequestQueue:
         self._live += 1
 
     def cancel(self, request: Request) -> None:
-        """Take a request out for good, if it waits."""
+        """Remove a request from the queue if it is queued."""
         if request.queued:
             request.queued = False
             self._live -= 1
@@ -104,39 +107,43 @@ class RequestQueue:
     def assign(
         self, engines: Iterable[Load], eligible: Callable[[Load, Request], bool]
     ) -> Iterator[tuple[Request, Load]]:
-        """Yield requests with the engine each was given to, until no engine has room for what is left. ``eligible``
-        must answer alike for all requests of a kind."""
-        open_engines = [engine for engine in engines if engine.room > 0]
+        """Yield (request, engine) for each assignment, until no eligible engine has a free slot.
+
+        Args:
+            engines: candidates; an assigned request is added to its engine.
+            eligible: whether an engine may run a request; the result must be equal for all requests of one kind.
+        """
+        open_engines = [engine for engine in engines if engine.free_slots > 0]
         last: dict[str, Load] = {}
         while open_engines:
             found = self._next(open_engines, eligible)
             if found is None:
                 return
-            request, able = found
-            engine = min(able, key=lambda e: (e.tokens / e.max_concurrency, e.instance))
-            favourite = last.get(request.group)
-            if favourite in able and favourite is not None and favourite.tokens - engine.tokens <= request.tokens:
-                engine = favourite
+            request, candidates = found
+            engine = min(candidates, key=lambda e: (e.tokens / e.max_concurrency, e.instance))
+            preferred = last.get(request.group)
+            if preferred in candidates and preferred is not None and preferred.tokens - engine.tokens <= request.tokens:
+                engine = preferred
             last[request.group] = engine
             engine.add(request)
             self.cancel(request)
-            if engine.room <= 0:
+            if engine.free_slots <= 0:
                 open_engines.remove(engine)
             yield request, engine
 
     def _next(
         self, engines: list[Load], eligible: Callable[[Load, Request], bool]
     ) -> tuple[Request, list[Load]] | None:
-        """Return the first request that one of ``engines`` may have, and those that may."""
+        """Return the first request with an eligible engine among ``engines``, and its eligible engines."""
         heads = sorted(head for kind in list(self._heaps) if (head := self._head(kind)) is not None)
         for _, _, request in heads:
-            able = [engine for engine in engines if eligible(engine, request)]
-            if able:
-                return request, able
+            candidates = [engine for engine in engines if eligible(engine, request)]
+            if candidates:
+                return request, candidates
         return None
 
-    def _head(self, kind: Kind) -> _Entry | None:
-        """Return the first of a kind that still waits."""
+    def _head(self, kind: RequestKind) -> _Entry | None:
+        """Return the first queued request of a kind; None if there is none."""
         heap = self._heaps[kind]
         while heap and not heap[0][2].queued:
             heapq.heappop(heap)

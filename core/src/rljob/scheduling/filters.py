@@ -1,4 +1,4 @@
-"""Which complete groups are worth training on (dynamic sampling)."""
+"""Group filters: which complete groups are trained (dynamic sampling)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def accept_all(rewards: Sequence[float]) -> bool:
 
 
 def nonconstant(rewards: Sequence[float]) -> bool:
-    """Accept groups whose rewards differ: others have zero advantage (DAPO, arXiv 2503.14476)."""
+    """Accept groups whose rewards differ; equal rewards give zero advantage (DAPO, arXiv 2503.14476)."""
     return min(rewards) != max(rewards)
 
 

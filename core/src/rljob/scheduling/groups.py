@@ -1,4 +1,4 @@
-"""Groups and samples as the scheduler sees them, and how they end."""
+"""The scheduler's groups and samples, and the ends of a sample."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 End = Literal["trained", "filtered", "surplus", "expired", "failed", "evaluated"]
-"""How a sample ends: exactly one of these. ``evaluated`` is for samples of evaluations only."""
+"""The end of a sample; every sample has exactly one. Only samples of evaluations end as ``evaluated``."""
 
 REJECTED: tuple[End, ...] = ("filtered", "surplus", "expired", "failed")
-"""Ends of what was started and not trained."""
+"""Ends of samples that were started and not trained."""
 
 
 @dataclass(eq=False)
 class Sample:
-    """One (prompt, member). ``min_version`` is the lowest policy version of any token it has or, while an engine works
-    on it, of the engine it was sent to; None as long as neither is so."""
+    """One member of a group. ``min_version`` is the lowest policy version among its tokens and, during generation, the
+    version of its engine; None before generation."""
 
     id: str
     group: Group
@@ -26,13 +26,13 @@ class Sample:
 
     @property
     def open(self) -> bool:
-        """Whether it is still being made."""
+        """Whether the sample is not scored and has not ended."""
         return self.reward is None and self.end is None
 
 
 @dataclass(eq=False)
 class Group:
-    """The samples of one prompt. ``seq`` is the order of admission; ``complete`` once it is fit for a batch."""
+    """The samples of one prompt. ``seq``: order of admission. ``complete``: enough members are scored for a batch."""
 
     id: str
     seq: int
@@ -44,19 +44,19 @@ class Group:
 
     @property
     def min_version(self) -> int | None:
-        """Lowest policy version in it; None when no engine has begun."""
+        """Lowest policy version of its samples; None before generation."""
         versions = [s.min_version for s in self.samples if s.min_version is not None and s.end is None]
         return min(versions) if versions else None
 
     def deadline(self, max_staleness: int) -> int | None:
-        """Step of the last batch it may join; None when no engine has begun."""
+        """Step of the last batch that the group may join; None before generation."""
         lowest = self.min_version
         return None if lowest is None else lowest + max_staleness
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A sample came to its end."""
+    """A sample that ended, with the reason."""
 
     sample: Sample
     end: End

@@ -1,4 +1,4 @@
-"""Which task the next prompt is taken from."""
+"""Selects the task of the next prompt."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 class Mixture:
-    """Tasks by weight, kept by deficit counters, so that shares are exact at every moment to within one prompt.
+    """Selects tasks by weight with deficit counters: at any time the share of a task is exact to within one prompt.
 
     Args:
         weights: task → weight, in the manifest's order.

@@ -1,11 +1,11 @@
-"""Admission, groups, deadlines and batches: which prompts start, and which groups train when.
+"""Admission, groups, deadlines and batches: which prompts start, and which groups are trained at which step.
 
-Plain state, driven by events, no I/O and no clock. The coordinator calls it and writes down what it decides.
+Plain state without I/O or clock, driven by events. The coordinator calls the scheduler and records its decisions.
 
 Invariants:
-- With trainer version v at most (α+v+1)·N + redundancy groups were started and not rejected since version 0. Batch s
-  takes groups whose lowest version is at least s − α, so no consumed sample is older than α.
-- At α = 0 the groups of a batch depend on which groups are accepted, not on when: they are the batches of a plain
+- At trainer version v at most (α+v+1)·N + redundant groups were started and not rejected since version 0. The lowest
+  policy version of a group in batch s is at least s − α, so no trained sample exceeds staleness α.
+- At α = 0 the batches do not depend on timing, only on which groups are accepted: they equal the batches of a
   synchronous loop, in admission order.
 """
 
@@ -20,7 +20,7 @@ from rljob.scheduling.mixture import Mixture
 
 @dataclass(frozen=True)
 class Settings:
-    """What the manifest says about scheduling (spec.training, spec.scheduling, spec.algorithm.groupFilter)."""
+    """Settings of the manifest: spec.training, spec.scheduling, spec.algorithm.groupFilter."""
 
     steps: int
     groups_per_batch: int
@@ -34,17 +34,20 @@ class Settings:
 
 @dataclass(frozen=True)
 class FormedBatch:
-    """What asking for a batch came to. ``groups`` are for one optimizer step, in admission order; none while it is not
-    time. ``ended`` are samples that the asking brought to an end; ``again`` are the (task, row) of groups that expired,
-    to be started afresh with :meth:`Scheduler.restart`."""
+    """Result of :meth:`Scheduler.form_batch`.
+
+    ``groups``: the groups of one optimizer step, in admission order; empty if no batch is due. ``ended``: samples that
+    ended. ``expired_prompts``: (task, row) of each expired group; the caller restarts it with
+    :meth:`Scheduler.restart`.
+    """
 
     groups: list[Group]
     ended: list[Ended]
-    again: list[tuple[str, int]]
+    expired_prompts: list[tuple[str, int]]
 
 
 class Scheduler:
-    """Decides for one run. ``version`` is the trainer's: optimizer steps applied."""
+    """The scheduler of one run. ``version``: the trainer version, the number of optimizer steps applied."""
 
     def __init__(self, settings: Settings, mixture: Mixture) -> None:
         self.settings = settings
@@ -65,11 +68,11 @@ class Scheduler:
         s = self.settings
         batches = min(s.max_staleness + self.version + 1, s.steps)
         if batches == 0:
-            return 0  # nothing is trained, so nothing is redundant either
+            return 0  # without steps, redundant groups have no use
         return max(0, batches * s.groups_per_batch + s.redundant_groups - self._started)
 
     def admit(self) -> Group:
-        """Start the next prompt's group. Call only while :meth:`admissible` is positive."""
+        """Start the group of the next prompt. Call it only while :meth:`admissible` is positive."""
         task, row = self._mixture.next()
         return self._start(task, row)
 
@@ -82,8 +85,15 @@ class Scheduler:
         return group
 
     def restore(self, mixture: Mixture, version: int, started: int, next_seq: int, waiting: list[Group]) -> None:
-        """Restore a run from its ledger: ``started`` counts groups that were not rejected, ``waiting`` are those in no
-        batch. Complete groups among them are recognised by their scored samples."""
+        """Restore a run from its ledger. A group is complete if enough of its samples are scored.
+
+        Args:
+            mixture: the tasks, with the prompts already taken.
+            version: trainer version.
+            started: number of groups that were started and not rejected.
+            next_seq: order of admission of the next group.
+            waiting: open or complete groups that are in no batch.
+        """
         self._mixture, self.version, self._started, self._next_seq = mixture, version, started, next_seq
         self.groups = {group.id: group for group in waiting}
         for group in waiting:
@@ -92,16 +102,16 @@ class Scheduler:
 
     @property
     def may_generate(self) -> bool:
-        """Whether what an engine begins under the current version can still join a batch. At α = 0 nothing can between
-        forming a batch and applying it (replacements of redundant groups wait for the next version)."""
+        """Whether a sample that starts under the current version can still join a batch. At α = 0 none can from the
+        forming of a batch until it is applied; replacements of redundant groups wait for the next version."""
         return self.version + self.settings.max_staleness not in self.batches
 
     # --- samples end ---
 
     def score(self, sample: Sample, reward: float) -> list[Ended]:
-        """Take the reward of a sample; return what ended by it (a filtered group, surplus members)."""
+        """Record the reward of a sample; return the samples that end with it (a filtered group, surplus members)."""
         group = sample.group
-        assert group.id in self.groups and sample.open, f"{sample.id} was scored before"
+        assert group.id in self.groups and sample.open, f"{sample.id} is already scored"
         sample.reward = reward
         if self._scored(group) < self.settings.samples_per_group:
             return []
@@ -115,16 +125,16 @@ class Scheduler:
         return self._end([s for s in group.samples if s.open], "surplus", "the group has enough members")
 
     def fail(self, sample: Sample, reason: str) -> list[Ended]:
-        """Record that a sample cannot be finished. Its group is rejected unless redundant members make up for it."""
+        """End a sample as failed. Its group is rejected unless enough redundant members are left."""
         group = sample.group
         ended = self._end([sample], "failed", reason)
         if sum(s.end is None for s in group.samples) >= self.settings.samples_per_group:
             return ended
         self.failures_in_a_row += 1
-        return ended + self._reject(group, "failed", f"{sample.id} of its group failed: {reason}"[:500])
+        return ended + self._reject(group, "failed", f"sample {sample.id} of the group failed: {reason}"[:500])
 
     def _reject(self, group: Group, end: End, reason: str) -> list[Ended]:
-        """End a whole group; another may start in its place."""
+        """End all samples of a group, so that another group may start."""
         del self.groups[group.id]
         self._started -= 1
         self._complete -= group.complete
@@ -141,29 +151,29 @@ class Scheduler:
     # --- batches ---
 
     def form_batch(self) -> FormedBatch:
-        """Form the batch of step ``version`` if it is time.
+        """Form the batch of step ``version`` if it is due.
 
-        Complete groups go earliest deadline first. A group that is not complete holds the batch up only if this is the
-        last one it may join; then it is waited for, or given up when redundant groups take its place (``surplus``) or
-        it shall be regenerated (``expired``).
+        Complete groups are taken earliest deadline first. An incomplete group delays the batch only if this batch is
+        the last one it may join. It ends as ``surplus`` if redundant groups replace it, and as ``expired`` if
+        onDeadline is regenerate.
         """
         s, step = self.settings, self.version
         if step >= s.steps or step in self.batches or self._complete < s.groups_per_batch:
-            return FormedBatch([], [], [])  # asked after every event: the common answer must be cheap
+            return FormedBatch([], [], [])  # called after every event: the common case must be cheap
         ended: list[Ended] = []
-        again: list[tuple[str, int]] = []
+        expired_prompts: list[tuple[str, int]] = []
         for group in [g for g in self.groups.values() if g.complete and self._urgency(g)[0] < step]:
-            # Never in order of events; a group whose age was not known when its last batch was formed.
+            # Only if events arrive out of order: its version was unknown when its last batch was formed.
             ended += self._reject(group, "expired", f"too old for batch {step}")
-            again.append((group.task, group.row))
+            expired_prompts.append((group.task, group.row))
         ready = sorted((g for g in self.groups.values() if g.complete), key=self._urgency)
         late = [g for g in self.groups.values() if not g.complete and self._urgency(g)[0] <= step]
         if len(ready) < s.groups_per_batch or (late and not s.regenerate and len(late) > s.redundant_groups):
-            return FormedBatch([], ended, again)
+            return FormedBatch([], ended, expired_prompts)
         if late and s.regenerate:
             for group in late:
                 ended += self._reject(group, "expired", f"not complete when batch {step} was due")
-                again.append((group.task, group.row))
+                expired_prompts.append((group.task, group.row))
         elif late:
             for group in late:
                 ended += self._reject(group, "surplus", f"not needed by batch {step}, the last it could join")
@@ -174,26 +184,26 @@ class Scheduler:
         chosen.sort(key=lambda g: g.seq)
         for group in chosen:
             lowest = group.min_version
-            assert lowest is not None and step - lowest <= s.max_staleness, f"{group.id} is older than the bound"
+            assert lowest is not None and step - lowest <= s.max_staleness, f"{group.id} exceeds max_staleness"
             del self.groups[group.id]
             group.step = step
         self._complete -= len(chosen)
         self.batches[step] = chosen
-        return FormedBatch(chosen, ended, again)
+        return FormedBatch(chosen, ended, expired_prompts)
 
     def restart(self, task: str, row: int) -> Group:
-        """Start an expired prompt afresh."""
+        """Start a new group for an expired prompt."""
         return self._start(task, row)
 
     def trained(self, step: int) -> list[Ended]:
-        """Batch ``step`` was applied: the version is step + 1."""
+        """Record that batch ``step`` was applied: the version becomes step + 1."""
         assert step == self.version, f"batch {step} applied at version {self.version}"
         self.version = step + 1
         groups = self.batches.pop(step)
         return self._end([s for g in groups for s in g.samples if s.end is None], "trained", "")
 
     def finish(self) -> list[Ended]:
-        """The run is over: what is left of redundant work ends as surplus."""
+        """End all groups that are in no batch as surplus: the run is over."""
         ended = []
         for group in list(self.groups.values()):
             ended += self._reject(group, "surplus", "the run ended")

@@ -1,4 +1,4 @@
-"""Seeds of sampling."""
+"""Sampling seeds."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import blake3
 def derive(run_seed: int, sample: str, turn: int, attempt: int) -> int:
     """Return the seed (< 2**63) of one attempt at one turn of a sample.
 
-    A continuation from a prefix is a new attempt, because an engine that is given the same seed again restarts its
-    random stream from the beginning.
+    A continuation from a prefix is a new attempt: with the same seed, an engine would restart its random stream from
+    the beginning.
     """
     key = f"{run_seed}/{sample}/{turn}/{attempt}".encode()
     return int.from_bytes(blake3.blake3(key).digest(8), "little") >> 1

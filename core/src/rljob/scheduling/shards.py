@@ -1,4 +1,4 @@
-"""Which data-parallel rank trains which samples of a batch: the same answer on coordinator and trainer."""
+"""Assigns the samples of a batch to data-parallel ranks. Coordinator and trainer compute the same assignment."""
 
 from __future__ import annotations
 
