@@ -1,4 +1,4 @@
-"""The world of tests of the coordinator (world.py) and its ledgers (ledgers.py), for all of them to import."""
+"""Makes the modules world.py and ledgers.py importable for the tests of the coordinator, and defines fixtures."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ ledgers = _load("ledgers")
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a run that is done; for reading alone."""
+    """The directory of a finished run; tests must not write to it."""
     run: Path = ledgers.make_run(tmp_path_factory.mktemp("run") / "storage")
     return run
 
 
 @pytest.fixture
 async def new_world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Any]]:
-    """Worlds whose files are closed at the end. The disk is not waited for: what is killed is not the machine."""
+    """Return a factory of worlds whose files are closed at the end. Without fsync: only processes are killed, not the
+    machine."""
     monkeypatch.setattr("os.fdatasync", lambda descriptor: None)
     worlds: list[Any] = []
 
@@ -41,5 +42,5 @@ async def new_world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[.
         return worlds[-1]
 
     yield make
-    for one in worlds:
-        one.close()
+    for each in worlds:
+        each.close()

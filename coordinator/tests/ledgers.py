@@ -1,4 +1,4 @@
-"""Finished runs of the world, with everything on disk that a real run leaves: for tests of what reads ledgers."""
+"""Finished runs of the world, with the files of a real run, for tests of readers of ledgers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from tokenizers import Tokenizer, models
 from world import Trainer, World, job, m
 
-FAILING = ("g1.0", "g5.1")  # their rewards are no numbers
+FAILING = ("g1.0", "g5.1")  # their rewards are NaN
 MANIFEST: dict[str, Any] = {
     "alpha": 1,
     "steps": 6,
@@ -30,7 +30,7 @@ MANIFEST: dict[str, Any] = {
 
 
 class RecordingTrainer(Trainer):
-    """A trainer that says what the real one says, and whose checkpoints are directories."""
+    """A trainer that reports metrics and advantages like the real one, and writes checkpoint directories."""
 
     def __init__(self, world: Any) -> None:
         super().__init__(world)
@@ -70,7 +70,7 @@ def reward(sample: str, result: Any) -> float:
 async def run_world(
     storage: Path, turns: int | None = None, deaths: str = "coordinator trainer", **manifest: Any
 ) -> None:
-    """Run a job to its end, or for so many turns; the parts named in ``deaths`` die in it."""
+    """Run a job to its end, or for ``turns`` iterations; the components in ``deaths`` are killed once."""
     resolved = job(**{**MANIFEST, **manifest})
     storage.mkdir(parents=True, exist_ok=True)
     (storage / "job.json").write_text(resolved.model_dump_json(by_alias=True))
@@ -110,21 +110,21 @@ def make_run(storage: Path, **options: Any) -> Path:
 
 
 def copy(run: Path, to: Path) -> Path:
-    """Return a copy of a run that may be broken."""
+    """Return a copy of a run; tests may change it."""
     shutil.copytree(run, to)
     return to
 
 
 def alter(run: Path, *statements: str) -> None:
-    """Change a ledger behind rljob's back."""
+    """Execute SQL statements on a ledger; each must change a row."""
     db = sqlite3.connect(run / "ledger.sqlite", isolation_level=None)
     for statement in statements:
-        assert db.execute(statement).rowcount != 0, f"this changed nothing: {statement}"
+        assert db.execute(statement).rowcount != 0, f"no row changed: {statement}"
     db.close()
 
 
 def ask(run: Path, query: str) -> list[Any]:
-    """Return what a ledger holds."""
+    """Return the rows of a query on a ledger."""
     db = sqlite3.connect(run / "ledger.sqlite")
     rows = db.execute(query).fetchall()
     db.close()

@@ -1,5 +1,5 @@
-"""Any single change of a ledger is found by the audit, or it is in a place that is listed here with the reason why it
-is immaterial: nothing that was trained, evaluated or kept depends on it."""
+"""The audit reports any single change of a ledger, except the immaterial ones listed here with a reason: no training,
+evaluation or checkpoint depends on them."""
 
 from __future__ import annotations
 
@@ -33,60 +33,60 @@ TABLES = {
     "checkpoints": ("step",),
     "evaluations": ("version", "task"),
 }
-"""Table → its key. ``meta`` is left out: times and counters; that a run is done is checked by all the rest."""
+"""Table → key columns. Without ``meta``: it holds times and counters, and all checks depend on the end of the run."""
 
 REJECTED = ("surplus", "failed", "expired")
 
 
 def rejected(row: Row, new: Any) -> bool:
-    """A sample of which nothing was made."""
+    """Whether the sample was discarded and its reward was not used."""
     return row["state"] in REJECTED or (row["state"] == "filtered" and row["reward"] is None)
 
 
 def always(row: Row, new: Any) -> bool:
-    """Whatever it is."""
+    """Return True for every change."""
     return True
 
 
 IMMATERIAL: dict[tuple[str, str], tuple[str, Callable[[Row, Any], bool]]] = {
     ("groups", "version"): (
-        "when a group was admitted is bound by its neighbours, its tokens and α; within these bounds it is not used",
+        "neighbours, tokens and α bound the version of admission; within these bounds it is not used",
         always,
     ),
-    ("samples", "reason"): ("words for people", lambda row, new: row["reason"] != "" and new != ""),
-    ("samples", "text"): ("words for people", lambda row, new: new is not None),
-    ("samples", "metrics"): ("figures for people", lambda row, new: new is not None),
-    ("samples", "state"): ("a way to be rejected instead of another", lambda row, new: rejected(row, new)),
-    ("samples", "reward"): ("nothing was made of a rejected sample's reward", rejected),
-    ("samples", "attempt"): ("there is no completion that could count", lambda row, new: row["completions"] == 0),
+    ("samples", "reason"): ("text for users", lambda row, new: row["reason"] != "" and new != ""),
+    ("samples", "text"): ("text for users", lambda row, new: new is not None),
+    ("samples", "metrics"): ("metrics for users", lambda row, new: new is not None),
+    ("samples", "state"): ("another end of a rejected sample", lambda row, new: rejected(row, new)),
+    ("samples", "reward"): ("the reward of a rejected sample is not used", rejected),
+    ("samples", "attempt"): ("there is no completion", lambda row, new: row["completions"] == 0),
     ("samples", "prompt_tokens"): ("nothing was generated", lambda row, new: row["completions"] == 0),
     ("samples", "finish"): ("nothing was generated", lambda row, new: row["completions"] == 0),
-    ("samples", "dispatched"): ("where a rejected sample was being generated", rejected),
+    ("samples", "dispatched"): ("engine version of a rejected sample", rejected),
     ("samples", "max_version"): (
-        "-1 and nothing both say that there is no token", lambda row, new: row["completions"] == 0 and new == -1
+        "-1 and NULL both mean no token", lambda row, new: row["completions"] == 0 and new == -1
     ),
-    ("completions", "engine"): ("a name for people", always),
+    ("completions", "engine"): ("a name for users", always),
     ("batches", "formed"): ("a time", always),
-    ("applied", "metrics"): ("metrics for people", always),
+    ("applied", "metrics"): ("metrics for users", always),
     ("applied", "*"): (
-        "it was lost with its trainer before it was published, and done again",
+        "it was lost with its trainer before publication, and replayed",
         lambda row, new: (row["step"], row["incarnation"]) == (2, 1),
     ),
     ("applied", "time"): ("a time", always),
-    ("step_metrics", "metrics"): ("metrics for people", always),
-    ("step_metrics", "*"): ("metrics for people", always),
-    ("incarnations", "instance"): ("a name for people", always),
+    ("step_metrics", "metrics"): ("metrics for users", always),
+    ("step_metrics", "*"): ("metrics for users", always),
+    ("incarnations", "instance"): ("a name for users", always),
     ("incarnations", "time"): ("a time", always),
     ("publications", "incarnation"): (
-        "a trainer that held the version, and was in office before the next publication", always
+        "a trainer that held the version and was current before the next publication", always
     ),
     ("publications", "time"): ("a time", always),
-    ("served", "engine"): ("a name for people", always),
+    ("served", "engine"): ("a name for users", always),
     ("served", "time"): ("a time", always),
-    ("served", "*"): ("one witness less", always),
+    ("served", "*"): ("one acknowledgement less", always),
     ("checkpoints", "time"): ("a time", always),
-    ("checkpoints", "removed"): ("an older checkpoint that nobody needs", lambda row, new: row["step"] < 6),
-    ("checkpoints", "*"): ("an older checkpoint that nobody needs", lambda row, new: row["step"] < 6),
+    ("checkpoints", "removed"): ("an older checkpoint that is not needed", lambda row, new: row["step"] < 6),
+    ("checkpoints", "*"): ("an older checkpoint that is not needed", lambda row, new: row["step"] < 6),
     ("checkpoints", "step"): ("it was removed", lambda row, new: row["removed"] == 1),
     ("checkpoints", "path"): ("it was removed", lambda row, new: row["removed"] == 1),
     ("checkpoints", "incarnation"): ("it was removed", lambda row, new: row["removed"] == 1),
@@ -95,7 +95,7 @@ IMMATERIAL: dict[tuple[str, str], tuple[str, Callable[[Row, Any], bool]]] = {
 
 
 def values(old: Any, others: list[Any]) -> st.SearchStrategy[Any]:
-    """Return what a cell may become: its neighbours' values, near and far ones, other types."""
+    """Return candidate values for a cell: values of other rows, near and far values, other types."""
     near: list[Any] = [None, "", "x", -1, 0, 1, 10**6, 0.5, math.inf, "{}", *others]
     if isinstance(old, int | float):
         near += [old - 1, old + 1, -old, old + 0.25]
@@ -106,7 +106,7 @@ def values(old: Any, others: list[Any]) -> st.SearchStrategy[Any]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run whose payload is all there."""
+    """A finished run with complete payload."""
     storage = make_run(tmp_path_factory.mktemp("kept") / "storage", deaths="trainer")
     assert audit(storage).ok
     shutil.copy(storage / "ledger.sqlite", storage / "sound.sqlite")
@@ -127,7 +127,7 @@ def test_a_single_change_is_found_or_immaterial(run: Path, data: st.DataObject) 
 
 
 def change(ledger: Path, table: str, data: st.DataObject) -> tuple[str, Row, Any]:
-    """Delete a row or change a cell; return the column (``*``: deleted), the row as it was, and the new value."""
+    """Delete a row or change a cell; return the column (``*``: deleted), the original row, and the new value."""
     db = sqlite3.connect(ledger, isolation_level=None)
     db.row_factory = sqlite3.Row
     try:
@@ -144,9 +144,9 @@ def change(ledger: Path, table: str, data: st.DataObject) -> tuple[str, Row, Any
         try:
             db.execute(f"UPDATE {table} SET {column} = ? WHERE {key}", [new, *where])
         except sqlite3.IntegrityError:
-            assume(False)  # the database itself refuses it
+            assume(False)  # a constraint of the database rejects it
         stored = db.execute(f"SELECT COUNT(*) FROM {table} WHERE {key} AND {column} IS ?", [*where, row[column]])
-        assume(stored.fetchone()[0] == 0)  # the column's type made it what it was
+        assume(stored.fetchone()[0] == 0)  # the conversion to the column type restored the old value
         return column, row, new
     finally:
         db.close()

@@ -1,4 +1,4 @@
-"""rljob samples, show and audit as a person and a pipe see them."""
+"""Output of rljob samples, show and audit on a terminal and in a pipe."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ def test_samples_on_80_columns_keep_end_and_start_of_the_text(
     assert all(len(line) <= 80 and "the answer is forty-two" in line for line in lines)
 
 
-def test_an_empty_list_says_so_beside_the_output(rljob: Command, finished_run: Path) -> None:
+def test_an_empty_list_is_explained_on_stderr(rljob: Command, finished_run: Path) -> None:
     sentence = "rljob: no sample of this run matches all filters\n"
     assert rljob("samples", finished_run, "--group", "g999") == (0, "\t".join(COLUMNS) + "\n", sentence)
     assert rljob("samples", finished_run, "--group", "g999", "-o", "json") == (0, "[]\n", sentence)
 
 
-def test_a_batch_that_there_is_not_yet_is_said_to_be_so(rljob: Command, finished_run: Path) -> None:
+def test_a_batch_that_is_not_formed_yet_is_reported(rljob: Command, finished_run: Path) -> None:
     _, _, err = rljob("samples", finished_run, "--step", 999)
     assert re.fullmatch(r"rljob: there is no batch 999 yet; the newest is \d+\n", err)
 
@@ -105,7 +105,7 @@ def test_samples_as_json_and_as_json_lines_are_the_same(rljob: Command, finished
     assert [line["reward"] for line in lines] == [0.0] * 5
 
 
-def test_show_prints_everything_of_a_sample(rljob: Command, finished_run: Path) -> None:
+def test_show_prints_all_data_of_a_sample(rljob: Command, finished_run: Path) -> None:
     name = next(name for name in batch_of(finished_run, 5) if turns_of(name) == 1)
     code, out, _ = rljob("show", finished_run, name)
     assert code == 0 and "\x1b" not in out
@@ -154,7 +154,7 @@ def test_show_of_a_sample_without_payload_prints_the_rest(rljob: Command, finish
     assert out.endswith("\nanswer\ntext\n")
 
 
-def test_audit_prints_what_holds_and_exits_0(rljob: Command, finished_run: Path) -> None:
+def test_audit_prints_passed_checks_and_exits_0(rljob: Command, finished_run: Path) -> None:
     code, out, err = rljob("audit", finished_run)
     assert (code, err) == (0, "") and "\x1b" not in out
     first, *checks, last = out.splitlines()
@@ -162,7 +162,7 @@ def test_audit_prints_what_holds_and_exits_0(rljob: Command, finished_run: Path)
     assert all(line.startswith("ok      ") for line in checks) and last == "all checks ok"
 
 
-def test_audit_prints_what_is_broken_and_exits_1(rljob: Command, finished_run: Path, tmp_path: Path) -> None:
+def test_audit_prints_failed_checks_and_exits_1(rljob: Command, finished_run: Path, tmp_path: Path) -> None:
     run = copy(finished_run, tmp_path / "run")
     alter(run, "UPDATE publications SET digest = 'ff' WHERE step = 4")
     code, out, _ = rljob("audit", run)
@@ -174,7 +174,7 @@ def test_audit_prints_what_is_broken_and_exits_1(rljob: Command, finished_run: P
     assert [check["name"] for check in report["checks"] if not check["ok"]] == ["engines served what was published"]
 
 
-def test_audit_of_a_run_under_way_counts_what_is_open(rljob: Command, tmp_path: Path) -> None:
+def test_audit_of_a_running_run_counts_open_samples(rljob: Command, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", turns=25, deaths="")
     code, out, _ = rljob("audit", run)
     assert code == 0 and f"{audit(run).counts['open']} open" in out
@@ -199,14 +199,14 @@ def test_audit_of_a_run_under_way_counts_what_is_open(rljob: Command, tmp_path: 
         (("show",), "Missing argument '[RUN] SAMPLE'"),
     ],
 )
-def test_bad_input_is_answered_with_a_sentence_and_exit_2(
+def test_bad_input_gives_a_message_and_exit_2(
     rljob: Command, finished_run: Path, arguments: tuple[str, ...], sentence: str
 ) -> None:
     code, out, err = rljob(*(str(finished_run) if word == "RUN" else word for word in arguments))
     assert (code, out) == (2, "") and sentence in " ".join(err.split())
 
 
-def test_a_ledger_of_another_version_or_a_run_that_has_not_begun_exits_2(
+def test_a_ledger_of_another_version_or_a_run_that_has_not_started_exits_2(
     rljob: Command, finished_run: Path, tmp_path: Path
 ) -> None:
     run = copy(finished_run, tmp_path / "run")

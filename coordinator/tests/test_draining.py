@@ -1,4 +1,4 @@
-"""Engines that are drained: nothing new for them, and nothing of what they have is lost."""
+"""Draining engines get no new requests, and no sample is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rljob.coordinator.status_report import status_of
 
 
 async def two_engines(new_world: Any, tmp_path: Path, **manifest: Any) -> Any:
-    """Return a world of two engines that generate nothing yet."""
+    """Return a world of two engines that hold their requests."""
     world = new_world(job(**({"steps": 4, "n": 4, "g": 4} | manifest)), tmp_path)
     world.agents = [Agent(world, "one"), Agent(world, "two")]
     await world.start()
@@ -29,7 +29,7 @@ def shown(world: Any) -> dict[str, tuple[int, bool]]:
     return {engine.name: (engine.load, engine.drained) for engine in status_of(world.run).engines}
 
 
-async def test_a_drained_engine_ends_what_it_has_and_gets_nothing_more(new_world: Any, tmp_path: Path) -> None:
+async def test_a_draining_engine_finishes_its_requests_and_gets_no_new_ones(new_world: Any, tmp_path: Path) -> None:
     world = await two_engines(new_world, tmp_path)
     one, two = world.agents
     had = len(one.queue)
@@ -45,7 +45,7 @@ async def test_a_drained_engine_ends_what_it_has_and_gets_nothing_more(new_world
     world.check_accounts()
 
 
-async def test_an_engine_that_is_not_drained_after_all_works_again(new_world: Any, tmp_path: Path) -> None:
+async def test_an_engine_that_is_no_longer_drained_gets_requests_again(new_world: Any, tmp_path: Path) -> None:
     world = await two_engines(new_world, tmp_path)
     one, _ = world.agents
     had = len(one.queue)
@@ -61,7 +61,7 @@ async def test_an_engine_that_is_not_drained_after_all_works_again(new_world: An
     world.check_accounts()
 
 
-async def test_an_engine_that_takes_too_long_hands_back_and_others_go_on_from_there(
+async def test_requests_that_outlast_the_drain_time_continue_on_other_engines(
     new_world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = await two_engines(new_world, tmp_path)
@@ -69,7 +69,7 @@ async def test_an_engine_that_takes_too_long_hands_back_and_others_go_on_from_th
     generates = {generate.request_id.sample: generate for generate in one.queue}
     monkeypatch.setattr(draining, "PATIENCE_SECONDS", 0.0)
     world.run.draining.drain(["one.0"])
-    while one.queue:  # the abort takes them away
+    while one.queue:  # the abort removes them
         await world.some(1)
     prefix = [m.Completion(g.request_id, int32([7]), b"\0\0\0\0", [m.VersionSpan(0, 0, 1)], "abort", 0.1)
               for g in generates.values()]  # fmt: skip
@@ -83,9 +83,7 @@ async def test_an_engine_that_takes_too_long_hands_back_and_others_go_on_from_th
     world.check_accounts()
 
 
-async def test_engines_are_drained_by_the_name_of_their_pod_and_also_when_they_come_later(
-    new_world: Any, tmp_path: Path
-) -> None:
+async def test_engines_are_drained_by_pod_name_even_if_they_connect_later(new_world: Any, tmp_path: Path) -> None:
     world = await two_engines(new_world, tmp_path)
     third = Agent(world, "third")
     hello = third.hello
@@ -100,7 +98,7 @@ async def test_engines_are_drained_by_the_name_of_their_pod_and_also_when_they_c
     assert shown(world)["p"] == (0, True)
 
 
-async def test_an_engine_that_is_leaving_gets_nothing_more(new_world: Any, tmp_path: Path) -> None:
+async def test_an_engine_that_is_leaving_gets_no_new_requests(new_world: Any, tmp_path: Path) -> None:
     world = await two_engines(new_world, tmp_path)
     one, two = world.agents
     had = len(one.queue)

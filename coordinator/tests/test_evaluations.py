@@ -1,4 +1,4 @@
-"""Evaluations: shared and dedicated engines, lost versions, few rows, runs that only evaluate."""
+"""Evaluations: shared and dedicated engines, lost versions, few rows, runs without training steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def versions(world: Any) -> list[int]:
 
 
 def check_purposes(world: Any) -> None:
-    """Each engine did its own sort of work, and evaluations used one version."""
+    """Assert that each engine ran only requests of its purpose, and that each evaluation used one version."""
     for agent in world.agents:
         kinds = {sample[0] for sample, _, _ in agent.generated}
         assert kinds <= ({"e"} if agent.pool == "exam" else {"g"}), agent.pool
@@ -54,12 +54,12 @@ async def test_dedicated_engines_do_all_evaluation_and_nothing_else(
     check_purposes(world)
 
 
-async def test_training_goes_on_while_dedicated_engines_evaluate(new_world: Any, tmp_path: Path) -> None:
+async def test_training_continues_while_dedicated_engines_evaluate(new_world: Any, tmp_path: Path) -> None:
     world = await begin(new_world, tmp_path, dedicated_job(), ["main", "exam"])
     exam = world.agents[1]
     exam.hold = True
     await world.settle()
-    assert world.run.version == 2, "it trains up to the next version that is to be evaluated"
+    assert world.run.version == 2, "training stops at the next version to evaluate"
     assert exam.version == 0 and status_of(world.run).state == "Running"
     assert world.run.evaluations.running == 0
     exam.hold = False
@@ -93,9 +93,7 @@ async def test_an_evaluation_whose_version_is_lost_is_dropped_and_the_next_versi
     check_purposes(world)
 
 
-async def test_what_a_version_is_owed_is_remembered_by_a_coordinator_that_comes_back(
-    new_world: Any, tmp_path: Path
-) -> None:
+async def test_a_restarted_coordinator_knows_the_dropped_evaluation(new_world: Any, tmp_path: Path) -> None:
     world = await begin(
         new_world, tmp_path, dedicated_job(evaluation={**DEDICATED, "everySteps": 50}), ["main", "exam"]
     )
@@ -121,7 +119,7 @@ async def test_what_a_version_is_owed_is_remembered_by_a_coordinator_that_comes_
 
 
 @pytest.mark.parametrize("victim", ["coordinator", "connection", "trainer", "runner", "other evaluator"])
-async def test_an_evaluation_goes_on_as_long_as_one_engine_has_its_version(
+async def test_an_evaluation_continues_as_long_as_one_engine_has_its_version(
     new_world: Any, tmp_path: Path, victim: str
 ) -> None:
     world = await begin(new_world, tmp_path, dedicated_job(), ["main", "exam", "exam"])
@@ -151,15 +149,15 @@ async def test_an_evaluation_goes_on_as_long_as_one_engine_has_its_version(
 
 
 @pytest.mark.parametrize("seed", range(40))
-async def test_dedicated_evaluations_survive_many_deaths(new_world: Any, tmp_path: Path, seed: int) -> None:
-    fate = random.Random(seed)
-    world = await begin(new_world, tmp_path, dedicated_job(alpha=fate.choice([0, 1])), ["main", "exam", "exam"])
-    for _ in range(fate.randrange(2, 12)):
+async def test_dedicated_evaluations_survive_many_faults(new_world: Any, tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    world = await begin(new_world, tmp_path, dedicated_job(alpha=rng.choice([0, 1])), ["main", "exam", "exam"])
+    for _ in range(rng.randrange(2, 12)):
         for agent in world.agents:
-            agent.hold = fate.random() < 0.4
-        world.trainer.hold = fate.random() < 0.2
-        await world.some(fate.randrange(15))
-        await world.strike(fate)
+            agent.hold = rng.random() < 0.4
+        world.trainer.hold = rng.random() < 0.2
+        await world.some(rng.randrange(15))
+        await world.inject_fault(rng)
     for part in (world.trainer, *world.agents):
         part.hold = False
     await world.settle()
@@ -169,7 +167,7 @@ async def test_dedicated_evaluations_survive_many_deaths(new_world: Any, tmp_pat
 
 
 @pytest.mark.parametrize("engines", ["shared", "dedicated"])
-async def test_of_a_task_with_few_held_out_rows_each_is_answered_once(
+async def test_each_held_out_row_is_evaluated_once_if_a_task_has_few(
     new_world: Any, tmp_path: Path, engines: str
 ) -> None:
     task = {"data": {"reasoningGym": {"dataset": "chain_sum"}}, "reward": "r", "sampling": {"maxTokens": 16}}
@@ -184,13 +182,13 @@ async def test_of_a_task_with_few_held_out_rows_each_is_answered_once(
         if part is not world.runner:
             part.connect()
     await world.settle()
-    assert world.run.evaluations.running is None, "nobody knows yet how many there are"
+    assert world.run.evaluations.running is None, "the number of rows is not known yet"
     world.runner.held_out = {"short": 2}
     world.runner.connect()
     await world.settle()
     assert world.run.finished
     problems = [(result.version, result.task, result.problems) for result in world.run.evaluations.results]
-    assert problems == [(v, *one) for v in (0, 4) for one in (("endless", 5), ("short", 2))]
+    assert problems == [(v, *task) for v in (0, 4) for task in (("endless", 5), ("short", 2))]
 
 
 async def test_a_task_without_held_out_rows_ends_the_run_with_a_reason(new_world: Any, tmp_path: Path) -> None:
@@ -202,7 +200,7 @@ async def test_a_task_without_held_out_rows_ends_the_run_with_a_reason(new_world
     assert world.run.failure is not None and "task sums has no held-out rows" in world.run.failure[1]
 
 
-async def test_results_count_what_failed(new_world: Any, tmp_path: Path) -> None:
+async def test_results_count_failed_problems(new_world: Any, tmp_path: Path) -> None:
     world = new_world(job(evaluation={"problems": 5}), tmp_path)
     world.reward = lambda sample, result: float("nan") if sample.startswith("e0.3") else 1.0
     await world.start()
@@ -232,7 +230,7 @@ async def test_a_run_of_no_steps_evaluates_and_succeeds(new_world: Any, tmp_path
     assert not world.store.query("SELECT 1 FROM groups WHERE kind = 'train'")
 
 
-async def test_a_trainer_that_comes_back_in_mid_batch_is_not_told_to_send_what_it_no_longer_has(
+async def test_a_trainer_that_reconnects_during_a_batch_does_not_get_a_send_command_for_its_old_version(
     new_world: Any, tmp_path: Path
 ) -> None:
     world = await begin(new_world, tmp_path, job(steps=4))
@@ -248,14 +246,14 @@ async def test_a_trainer_that_comes_back_in_mid_batch_is_not_told_to_send_what_i
     trainer.connect()
     trainer.hold = True
     await world.some(3)
-    trainer._execute(train)  # it was at it all the time
+    trainer._execute(train)  # it computed the batch while disconnected
     trainer.hold = False
     await world.settle()
     assert world.run.finished
     world.check_accounts()
 
 
-async def test_a_run_that_waits_for_an_engine_for_evaluation_says_so(new_world: Any, tmp_path: Path) -> None:
+async def test_the_status_reports_a_missing_evaluation_engine(new_world: Any, tmp_path: Path) -> None:
     world = await begin(new_world, tmp_path, dedicated_job(), ["main"])
     await world.settle()
     assert status_of(world.run).message == "waiting for an engine for evaluation to connect"

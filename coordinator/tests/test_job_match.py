@@ -1,4 +1,4 @@
-"""A ledger is held to its job, and to one coordinator at a time."""
+"""A ledger belongs to one job, and to one coordinator at a time."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Body = dict[str, Any]
 
 
 def written(name: str = "sums", **spec: Any) -> RLJob:
-    """Return a manifest as job.json has it: no presets expanded."""
+    """Return a manifest without expanded presets, as the coordinator receives it."""
     body = job().spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     body |= {"algorithm": {"preset": "grpo"}} | spec
     return RLJob.model_validate({"metadata": {"name": name}, "spec": body})
 
 
 def start(storage: Path, manifest: RLJob) -> None:
-    """Do what a coordinator's start does with its ledger."""
+    """Check and record the job as the start of a coordinator does."""
     store = LedgerWriter(storage)
     try:
         check_same_job(store, manifest)
@@ -56,7 +56,7 @@ TRAINING = {"steps": 4, "promptsPerStep": 2, "samplesPerPrompt": 2, "maxStalenes
         ({"rollouts": [{"name": "main", "maxConcurrency": 8}]}, r"^spec\.rollouts\[0\]\.maxConcurrency: "),
     ],
 )
-def test_another_jobs_ledger_is_refused_with_the_field_that_differs(
+def test_the_ledger_of_another_job_is_rejected_with_the_field_that_differs(
     tmp_path: Path, changed: Body, sentence: str
 ) -> None:
     start(tmp_path, written())
@@ -76,7 +76,7 @@ def test_another_jobs_ledger_is_refused_with_the_field_that_differs(
         {"weightSync": {"timeoutSeconds": 60}},
     ],
 )
-def test_what_may_change_in_a_jobs_life_may_change_under_its_ledger(tmp_path: Path, changed: Body) -> None:
+def test_mutable_fields_may_change_under_a_ledger(tmp_path: Path, changed: Body) -> None:
     start(tmp_path, written())
     start(tmp_path, written("of-another-name", **changed))
 
@@ -94,7 +94,7 @@ def test_entries_in_another_order_are_the_same_job(tmp_path: Path) -> None:
     start(tmp_path, written(rollouts=pools[::-1]))
 
 
-def test_a_ledger_that_does_not_say_whose_it_is_is_taken_over_by_the_first(tmp_path: Path) -> None:
+def test_a_ledger_without_a_job_is_assigned_to_the_first_one(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.db.execute("INSERT INTO groups VALUES ('g0', 'train', 0, 'sums', 0, 0)")
     store.close()
@@ -103,8 +103,8 @@ def test_a_ledger_that_does_not_say_whose_it_is_is_taken_over_by_the_first(tmp_p
         start(tmp_path, written(seed=77))
 
 
-def kept(storage: Path, change: Any) -> None:
-    """Change the manifest that a ledger keeps."""
+def change_recorded_spec(storage: Path, change: Any) -> None:
+    """Change the spec that is recorded in a ledger."""
     store = Store(storage)
     known = json.loads(store.query("SELECT value FROM meta WHERE key = 'job'")[0][0])
     change(known["spec"])
@@ -112,11 +112,11 @@ def kept(storage: Path, change: Any) -> None:
     store.close()
 
 
-def test_fields_that_only_another_version_knows_refuse_nothing(tmp_path: Path) -> None:
+def test_fields_of_another_version_are_ignored(tmp_path: Path) -> None:
     start(tmp_path, written())
-    kept(tmp_path, lambda spec: spec.pop("weightSync"))  # of before there was such a field
+    change_recorded_spec(tmp_path, lambda spec: spec.pop("weightSync"))  # from a version without this field
     start(tmp_path, written())
-    kept(tmp_path, lambda spec: spec.update(ofANewerVersion=1))
+    change_recorded_spec(tmp_path, lambda spec: spec.update(ofANewerVersion=1))
     with pytest.raises(ValueError, match=r"spec\.seed"):
         start(tmp_path, written(seed=77))
     start(tmp_path, written())
@@ -125,8 +125,8 @@ def test_fields_that_only_another_version_knows_refuse_nothing(tmp_path: Path) -
 COMMAND = [sys.executable, "-m", "rljob.coordinator.main"]
 
 
-def surroundings(place: Path, manifest: RLJob) -> dict[str, str]:
-    """Return the variables of a coordinator that is a process."""
+def environment(place: Path, manifest: RLJob) -> dict[str, str]:
+    """Return the environment variables of a coordinator process."""
     (place / "storage").mkdir()
     (place / "tokens.json").write_text("{}")
     (place / "job.json").write_text(manifest.model_dump_json(by_alias=True, exclude_defaults=True))
@@ -137,8 +137,8 @@ def surroundings(place: Path, manifest: RLJob) -> dict[str, str]:
     }
 
 
-def test_a_coordinator_that_may_not_begin_says_one_sentence(tmp_path: Path) -> None:
-    variables = surroundings(tmp_path, written(seed=77))
+def test_a_coordinator_that_cannot_start_logs_one_message(tmp_path: Path) -> None:
+    variables = environment(tmp_path, written(seed=77))
     start(tmp_path / "storage", written())
     ended = subprocess.run(COMMAND, env=variables, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
@@ -150,11 +150,11 @@ def test_a_coordinator_that_may_not_begin_says_one_sentence(tmp_path: Path) -> N
     assert "is in use by another coordinator; wait until" in ended.stderr
 
 
-def test_a_coordinator_in_a_cluster_waits_for_room_until_it_is_told_to_end(tmp_path: Path) -> None:
+def test_a_coordinator_in_a_cluster_waits_for_disk_space_until_sigterm(tmp_path: Path) -> None:
     pod = {"RLJOB_NAMESPACE": "ns", "RLJOB_JOB_NAME": "sums", "KUBERNETES_SERVICE_HOST": "127.0.0.1"}
     limited = ["bash", "-c", 'ulimit -f 1024; exec "$@"', "bash", *COMMAND]  # no file may be larger than 1 MiB
     with subprocess.Popen(
-        limited, env=surroundings(tmp_path, written()) | pod, stderr=subprocess.PIPE, text=True
+        limited, env=environment(tmp_path, written()) | pod, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None
         assert "is full: make room there; waiting for 16 MiB" in process.stderr.readline()
@@ -163,7 +163,7 @@ def test_a_coordinator_in_a_cluster_waits_for_room_until_it_is_told_to_end(tmp_p
     assert not (tmp_path / "storage" / "ledger.sqlite").exists()
 
 
-async def test_a_coordinator_in_a_cluster_waits_for_room(
+async def test_a_coordinator_in_a_cluster_waits_for_disk_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     answers = [OSError(28, "No space left on device"), OSError(122, "Disk quota exceeded"), None]

@@ -1,4 +1,4 @@
-"""What readers are told of a ledger and its checkpoints over HTTP: the same as on the machine, and no more."""
+"""The HTTP API of the ledger returns the same data as the commands, and nothing outside the storage."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MODEL = {"config.json": b"{}", "model.safetensors": WEIGHTS}
 
 @pytest.fixture
 def run(finished_run: Path, tmp_path: Path) -> Path:
-    """A run that may be changed; its newest checkpoint has a model."""
+    """A copy of a run that tests may change; its newest checkpoint has a model."""
     storage = copy(finished_run, tmp_path / "run")
     for name, data in MODEL.items():
         (storage / "checkpoints" / "step-000006" / name).write_bytes(data)
@@ -49,27 +49,27 @@ async def client(run: Path) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def test_an_audit_is_the_one_that_the_command_makes(client: httpx.AsyncClient, run: Path) -> None:
+async def test_an_audit_equals_that_of_the_command(client: httpx.AsyncClient, run: Path) -> None:
     answer = await client.get("/v1/audit")
     assert msgspec.json.decode(answer.content, type=Report) == audit(run)
     assert answer.status_code == 200 and answer.json()["ok"]
 
 
-async def test_a_sample_is_shown_as_the_command_shows_it(client: httpx.AsyncClient, run: Path) -> None:
+async def test_a_sample_equals_that_of_the_command(client: httpx.AsyncClient, run: Path) -> None:
     name = batch_of(run, 5)[0]
     answer = await client.get(f"/v1/samples/{name}")
     with LedgerReader(run) as ledger:
         assert msgspec.json.decode(answer.content, type=SampleDetail) == show(ledger, name)
 
 
-async def test_a_sample_that_is_not_there_is_a_sentence(client: httpx.AsyncClient) -> None:
+async def test_an_unknown_sample_gives_an_error_message(client: httpx.AsyncClient) -> None:
     found = (await client.get("/v1/samples/g999.0")).json()
     assert found["error"].startswith("there is no sample 'g999.0'; near it are ")
     found = (await client.get("/v1/samples/--help")).json()
     assert found == {"error": "'--help' is not a sample id; ids are like g17.3, or e40.7.0 in an evaluation"}
 
 
-async def test_a_list_says_which_tasks_there_are_and_why_it_is_empty(client: httpx.AsyncClient) -> None:
+async def test_an_empty_list_has_a_reason_and_an_unknown_task_an_error(client: httpx.AsyncClient) -> None:
     answer = await client.get("/v1/samples?task=products")
     assert answer.status_code == 404
     assert answer.json() == {"detail": "there is no task 'products'; the tasks of this run are sums"}
@@ -78,9 +78,9 @@ async def test_a_list_says_which_tasks_there_are_and_why_it_is_empty(client: htt
     assert NOTE_HEADER not in (await client.get("/v1/samples?limit=1")).headers
 
 
-async def test_a_model_is_fetched_file_by_file_and_from_where_it_broke_off(client: httpx.AsyncClient) -> None:
+async def test_a_model_is_fetched_file_by_file_from_an_offset(client: httpx.AsyncClient) -> None:
     kept = {each["step"]: each["files"] for each in (await client.get("/v1/checkpoints")).json()}
-    assert kept[6] == {name: len(data) for name, data in MODEL.items()}, "all but what is the trainer's own"
+    assert kept[6] == {name: len(data) for name, data in MODEL.items()}, "all files except the trainer's state"
     whole = await client.get("/v1/checkpoints/6/model.safetensors")
     assert whole.content == MODEL["model.safetensors"] and int(whole.headers["content-length"]) == len(whole.content)
     rest = await client.get("/v1/checkpoints/6/model.safetensors?offset=1279000")
@@ -103,7 +103,9 @@ async def test_nothing_but_the_files_of_kept_models_can_be_read(client: httpx.As
     assert (await client.get(path)).status_code == 404
 
 
-async def test_links_in_the_storage_lead_to_nothing(client: httpx.AsyncClient, run: Path, tmp_path: Path) -> None:
+async def test_symbolic_links_in_the_storage_are_not_followed(
+    client: httpx.AsyncClient, run: Path, tmp_path: Path
+) -> None:
     (tmp_path / "tokens").mkdir()
     (tmp_path / "tokens" / "tokens.json").write_text("secret")
     newest = run / "checkpoints" / "step-000006"
@@ -118,7 +120,7 @@ async def test_links_in_the_storage_lead_to_nothing(client: httpx.AsyncClient, r
 
 
 @pytest.mark.parametrize("path", ["/etc", "../tokens", "checkpoints/../../tokens", ""])
-async def test_a_path_of_the_ledger_that_leads_out_of_the_storage_is_no_checkpoint(
+async def test_a_checkpoint_path_outside_the_storage_is_ignored(
     client: httpx.AsyncClient, run: Path, tmp_path: Path, path: str
 ) -> None:
     (tmp_path / "tokens").mkdir()
@@ -129,21 +131,21 @@ async def test_a_path_of_the_ledger_that_leads_out_of_the_storage_is_no_checkpoi
         assert (await client.get(f"/v1/checkpoints/6/{name}")).status_code == 404
 
 
-async def test_prompts_answers_and_weights_are_on_no_port_that_the_network_reaches(tmp_path: Path) -> None:
+async def test_prompts_responses_and_weights_are_not_served_to_the_network(tmp_path: Path) -> None:
     world = World(job(), tmp_path)
     await world.start()
     known = set(REGISTRY._collector_to_names)
-    open_to_all, for_readers = build_app(world.run, {}), build_local_api(world.run)
+    network, local = build_app(world.run, {}), build_local_api(world.run)
     for collector in set(REGISTRY._collector_to_names) - known:
         REGISTRY.unregister(collector)
     world.close()
-    assert {route.path for route in open_to_all.routes if "v1" in route.path} == {
+    assert {route.path for route in network.routes if "v1" in route.path} == {
         *("/v1/connect/{role}", "/v1/batches/{step}/shards/{rank}", "/v1/status", "/v1/suspend")
     }
-    assert {"/v1/status", "/v1/audit", "/v1/samples", "/v1/checkpoints"} <= {route.path for route in for_readers.routes}
+    assert {"/v1/status", "/v1/audit", "/v1/samples", "/v1/checkpoints"} <= {route.path for route in local.routes}
 
 
-async def test_readers_are_answered_on_loopback_alone_and_a_taken_port_ends_no_run(tmp_path: Path) -> None:
+async def test_the_local_api_listens_on_loopback_only_and_a_used_port_does_not_end_the_run(tmp_path: Path) -> None:
     world = World(job(), tmp_path)
     await world.start()
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -161,7 +163,9 @@ async def test_readers_are_answered_on_loopback_alone_and_a_taken_port_ends_no_r
     world.close()
 
 
-async def test_what_takes_long_says_so_and_ends_when_its_reader_goes(tmp_path: Path, monkeypatch: Any) -> None:
+async def test_a_slow_query_sends_spaces_and_is_killed_when_its_client_disconnects(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(ledger_api, "KEEPALIVE_SECONDS", 0.001)
     program = tmp_path / "python"
     program.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'import time; time.sleep(600)'\n")
@@ -184,7 +188,7 @@ async def test_what_takes_long_says_so_and_ends_when_its_reader_goes(tmp_path: P
     assert await asyncio.wait_for(started[0].wait(), 60) == -9
 
 
-async def test_a_report_that_dies_is_a_sentence(tmp_path: Path, monkeypatch: Any) -> None:
+async def test_a_query_that_crashes_gives_an_error_message(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     pieces = [piece async for piece in ledger_api._report(asyncio.Semaphore(1), "audit", str(tmp_path))]
     assert json.loads(b"".join(pieces)) == {

@@ -1,4 +1,4 @@
-"""Samples of a ledger for readers: selections, one sample with its tokens, and what is not there."""
+"""Reading samples of a ledger: selections, one sample with its tokens, and errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rljob.ledger.states import Kind, State
 
 
 def listed(run: Path, **selection: Any) -> list[SampleRow]:
-    """Return what a selection gives."""
+    """Return the samples of a selection."""
     with LedgerReader(run) as ledger:
         return samples(ledger, Selection(**{"limit": 1000, **selection}))
 
@@ -40,7 +40,9 @@ def listed(run: Path, **selection: Any) -> list[SampleRow]:
         ({"kind": Kind.TRAIN, "state": State.TRAINED, "step": 5}, "s.step = 5"),
     ],
 )
-def test_a_selection_gives_the_samples_that_meet_all_of_it(finished_run: Path, selection: Any, condition: str) -> None:
+def test_a_selection_returns_the_samples_that_match_all_filters(
+    finished_run: Path, selection: Any, condition: str
+) -> None:
     wanted = ask(finished_run, f"SELECT s.id FROM samples s JOIN groups g ON g.id = s.group_id WHERE {condition}")
     assert sorted(row.id for row in listed(finished_run, **selection)) == sorted(row[0] for row in wanted)
 
@@ -64,7 +66,7 @@ def test_the_newest_batch_comes_first_in_its_own_order(finished_run: Path) -> No
         (Sort.STALENESS, "staleness"),
     ],
 )
-def test_lists_are_sorted_either_way_and_what_lacks_the_key_is_last(
+def test_lists_are_sorted_in_either_direction_and_missing_keys_are_last(
     finished_run: Path, sort: Sort, key: str, reverse: bool
 ) -> None:
     keys = [getattr(row, key) for row in listed(finished_run, sort=sort, reverse=reverse)]
@@ -73,7 +75,7 @@ def test_lists_are_sorted_either_way_and_what_lacks_the_key_is_last(
     assert keys == present + [None] * (len(keys) - len(present)) and None in keys
 
 
-def test_a_sample_is_shown_with_all_there_is(finished_run: Path) -> None:
+def test_a_sample_is_shown_with_all_data(finished_run: Path) -> None:
     name = next(name for name in batch_of(finished_run, 5) if turns_of(name) == 1)
     with LedgerReader(finished_run) as ledger:
         detail = show(ledger, name)
@@ -124,7 +126,7 @@ def test_earlier_answers_are_not_shown_as_an_observation_if_their_record_is_gone
     assert (second.given_ids, second.given) == ([], None) and second.written
 
 
-def test_a_sample_whose_payload_is_damaged_says_so(finished_run: Path, tmp_path: Path) -> None:
+def test_damaged_payload_adds_a_note(finished_run: Path, tmp_path: Path) -> None:
     run = copy(finished_run, tmp_path / "run")
     for path in (run / "payload").iterdir():
         path.write_bytes(bytes(path.stat().st_size))
@@ -133,7 +135,7 @@ def test_a_sample_whose_payload_is_damaged_says_so(finished_run: Path, tmp_path:
     assert "payload segment 1 is damaged at byte" in note
 
 
-def test_without_a_tokenizer_tokens_are_numbers_and_a_note_says_why(finished_run: Path, tmp_path: Path) -> None:
+def test_without_a_tokenizer_tokens_have_no_text_and_a_note_has_the_reason(finished_run: Path, tmp_path: Path) -> None:
     run = copy(finished_run, tmp_path / "run")
     tokenizer = run / "model" / "tokenizer.json"
     name = batch_of(run, 5)[0]
@@ -158,14 +160,14 @@ def test_without_a_tokenizer_tokens_are_numbers_and_a_note_says_why(finished_run
         ("zz", "'zz' is not a sample id; ids are like g17.3, or e40.7.0 in an evaluation"),
     ],
 )
-def test_an_unknown_sample_is_answered_with_what_is_near_it(finished_run: Path, name: str, sentence: str) -> None:
+def test_the_error_for_an_unknown_sample_lists_samples_near_it(finished_run: Path, name: str, sentence: str) -> None:
     with LedgerReader(finished_run) as ledger, pytest.raises(NoRunError) as caught:
         show(ledger, name)
     assert str(caught.value) == sentence
 
 
-def test_a_turn_that_was_interrupted_is_shown_whole_with_its_pieces(finished_run: Path, tmp_path: Path) -> None:
-    """Two records of one turn, as an engine that was interrupted leaves them."""
+def test_an_interrupted_turn_is_shown_with_all_its_completions(finished_run: Path, tmp_path: Path) -> None:
+    """Two records of one turn, as after an interruption."""
     run = copy(finished_run, tmp_path / "run")
     one, two, *_ = (name for name in batch_of(run, 5) if turns_of(name) == 1)
     alter(
@@ -188,9 +190,9 @@ def test_a_ledger_of_another_version_is_refused_by_readers(finished_run: Path, t
         listed(run)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not write")
-def test_a_run_is_read_where_nothing_can_be_written(finished_run: Path) -> None:
-    """As on a volume that is mounted read-only."""
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can switch to a user without write permission")
+def test_a_run_can_be_read_on_a_read_only_volume(finished_run: Path) -> None:
+    """A user without write permission stands for a read-only mount."""
     with tempfile.TemporaryDirectory() as place:
         run = copy(finished_run, Path(place) / "run")
         for rest in run.glob("ledger.sqlite-*"):
@@ -205,7 +207,7 @@ def test_a_run_is_read_where_nothing_can_be_written(finished_run: Path) -> None:
             os.seteuid(0)
 
 
-async def test_a_ledger_is_read_as_it_was_at_one_moment_while_the_run_goes_on(tmp_path: Path, monkeypatch: Any) -> None:
+async def test_a_reader_sees_one_snapshot_while_the_run_continues(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("os.fdatasync", lambda descriptor: None)
     await run_world(tmp_path, turns=20, deaths="")
     world = World(job(steps=6), tmp_path)
@@ -221,7 +223,7 @@ async def test_a_ledger_is_read_as_it_was_at_one_moment_while_the_run_goes_on(tm
     world.close()
 
 
-async def test_the_endpoint_gives_what_the_command_gives(tmp_path: Path, monkeypatch: Any) -> None:
+async def test_the_endpoint_returns_the_same_samples_as_the_reader(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("os.fdatasync", lambda descriptor: None)
     await run_world(tmp_path, deaths="")
     world = World(job(), tmp_path)
@@ -235,7 +237,7 @@ async def test_the_endpoint_gives_what_the_command_gives(tmp_path: Path, monkeyp
     world.close()
     rows = listed(tmp_path, kind=Kind.TRAIN, sort=Sort.REWARD, reverse=True, limit=7)
     assert [SampleRow(**row) for row in json.loads(answer.content)] == rows and len(rows) == 7
-    assert {one.status_code for one in refused} == {422}
+    assert {response.status_code for response in refused} == {422}
     assert not any(math.isnan(row.reward or 0.0) for row in rows)
 
 

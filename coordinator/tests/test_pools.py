@@ -1,4 +1,4 @@
-"""Several engines, pools and tasks: what goes where, and in which shares."""
+"""Several engines, pools and tasks: assignment of requests, and shares of tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LENGTHS = {pool["name"]: pool["maxModelLength"] for pool in POOLS}
 
 
 def prompt_of_many_lengths(drive: Any) -> list[int]:
-    """3 to 104 tokens: with 16 more a fifth fits everywhere."""
+    """Return 3 to 104 tokens: with 16 more, a fifth of the sequences fits every pool."""
     return [drive.row] * (3 + drive.row * 37 % 102)
 
 
@@ -41,11 +41,11 @@ async def test_a_request_goes_only_where_it_fits(new_world: Any, tmp_path: Path,
     assert world.run.finished
     world.check_accounts()
     for agent in world.agents:
-        assert agent.generated, f"{agent.pool} had work"
+        assert agent.generated, f"{agent.pool} got requests"
         assert all(tokens <= LENGTHS[agent.pool] for _, tokens, _ in agent.generated)
 
 
-async def test_what_waits_for_the_long_engine_holds_up_nothing_else(new_world: Any, tmp_path: Path) -> None:
+async def test_requests_for_the_long_engine_do_not_block_other_requests(new_world: Any, tmp_path: Path) -> None:
     manifest = job(n=100, g=2, steps=1, alpha=0, rollouts=POOLS)
     world = await begin(new_world, tmp_path, manifest, ["short", "long"])
     short, long = world.agents
@@ -61,7 +61,7 @@ async def test_what_waits_for_the_long_engine_holds_up_nothing_else(new_world: A
     assert world.run.finished
 
 
-async def test_no_engine_gets_more_than_it_has_room_for(new_world: Any, tmp_path: Path) -> None:
+async def test_no_engine_gets_more_requests_than_it_accepts(new_world: Any, tmp_path: Path) -> None:
     manifest = job(n=64, g=2, steps=2, rollouts=POOLS)
     world = await begin(new_world, tmp_path, manifest, ["short", "long", "middle", "short"])
     most: Counter[str] = Counter()
@@ -74,20 +74,20 @@ async def test_no_engine_gets_more_than_it_has_room_for(new_world: Any, tmp_path
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_pools_of_all_sorts_survive_many_deaths(new_world: Any, tmp_path: Path, seed: int) -> None:
-    fate = random.Random(seed)
+async def test_pools_of_all_kinds_survive_many_faults(new_world: Any, tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
     exam = {"name": "exam", "maxModelLength": 200, "purpose": "evaluation"}
     manifest = job(
-        alpha=fate.choice([0, 1]), n=4, rollouts=[*POOLS, exam],
+        alpha=rng.choice([0, 1]), n=4, rollouts=[*POOLS, exam],
         evaluation={"problems": 6, "everySteps": 2, "engines": "dedicated"},
         tasks=[{"name": "a", "weight": 2, **TASK}, {"name": "b", **TASK}],
     )  # fmt: skip
     world = await begin(new_world, tmp_path, manifest, ["short", "long", "middle", "exam", "exam"])
-    for _ in range(fate.randrange(3, 12)):
+    for _ in range(rng.randrange(3, 12)):
         for agent in world.agents:
-            agent.hold = fate.random() < 0.3
-        await world.some(fate.randrange(15))
-        await world.strike(fate)
+            agent.hold = rng.random() < 0.3
+        await world.some(rng.randrange(15))
+        await world.inject_fault(rng)
     for agent in world.agents:
         agent.hold = False
     await world.settle()

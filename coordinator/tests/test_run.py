@@ -1,4 +1,4 @@
-"""The coordinator with all parts in one process: runs end, kills lose nothing, α = 0 is synchronous."""
+"""The coordinator with all components in one process: runs end, kills lose nothing, α = 0 is synchronous."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ async def test_a_run_ends_with_everything_accounted_for(new_world: Any, tmp_path
 VICTIMS = ["coordinator", "runner", "engine", "agent", "trainer", "agent's connection", "trainer's connection"]
 
 
-async def strike(world: Any, victim: str) -> None:
-    """Kill a part, or cut its connection, and let it come back."""
+async def inject_fault(world: Any, victim: str) -> None:
+    """Kill a component, or cut its connection, and let it reconnect."""
     match victim:
         case "coordinator":
             world.kill_coordinator()
@@ -57,7 +57,7 @@ async def strike(world: Any, victim: str) -> None:
 
 
 def check_replays(world: Any) -> None:
-    """A batch that is served again is the same batch."""
+    """Assert that a replayed batch equals the first one."""
     first = {step: data for step, data in reversed(world.trainer.batches)}
     assert all(first[step] == data for step, data in world.trainer.batches)
 
@@ -65,14 +65,14 @@ def check_replays(world: Any) -> None:
 @pytest.mark.parametrize("alpha", [0, 1])
 @pytest.mark.parametrize("victim", VICTIMS)
 @pytest.mark.parametrize("after", range(0, 60, 3))
-async def test_a_part_dies_and_nothing_is_lost(
+async def test_a_fault_of_one_component_loses_nothing(
     new_world: Any, tmp_path: Path, victim: str, alpha: int, after: int
 ) -> None:
     world = new_world(job(alpha=alpha), tmp_path)
     await world.start()
     world.connect_all()
     await world.some(after)
-    await strike(world, victim)
+    await inject_fault(world, victim)
     await world.settle()
     assert world.run.finished
     world.check_accounts()
@@ -80,24 +80,24 @@ async def test_a_part_dies_and_nothing_is_lost(
 
 
 @pytest.mark.parametrize("seed", range(60))
-async def test_many_deaths_in_a_row_lose_nothing(new_world: Any, tmp_path: Path, seed: int) -> None:
-    fate = random.Random(seed)
+async def test_many_consecutive_faults_lose_nothing(new_world: Any, tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
     manifest = job(
-        alpha=fate.choice([0, 1, 2]),
+        alpha=rng.choice([0, 1, 2]),
         steps=6,
-        evaluation=fate.choice([None, {"problems": 3, "everySteps": 2}]),
-        algorithm={"groupFilter": fate.choice(["none", "nonconstant"])},
-        scheduling={"redundancy": {"groups": fate.choice([0, 0, 1]), "members": fate.choice([0, 0, 1])}},
-        weightSync={"inFlight": fate.choice(["keep", "abort"])},
+        evaluation=rng.choice([None, {"problems": 3, "everySteps": 2}]),
+        algorithm={"groupFilter": rng.choice(["none", "nonconstant"])},
+        scheduling={"redundancy": {"groups": rng.choice([0, 0, 1]), "members": rng.choice([0, 0, 1])}},
+        weightSync={"inFlight": rng.choice(["keep", "abort"])},
     )
-    world = new_world(manifest, tmp_path, engines=fate.choice([1, 2]))
+    world = new_world(manifest, tmp_path, engines=rng.choice([1, 2]))
     await world.start()
     world.connect_all()
-    for _ in range(fate.randrange(2, 12)):
+    for _ in range(rng.randrange(2, 12)):
         for agent in world.agents:
-            agent.hold = fate.random() < 0.3  # what it has in hand lives through updates
-        await world.some(fate.randrange(12))
-        await strike(world, fate.choice(VICTIMS))
+            agent.hold = rng.random() < 0.3  # its requests span weight updates
+        await world.some(rng.randrange(12))
+        await inject_fault(world, rng.choice(VICTIMS))
     for agent in world.agents:
         agent.hold = False
     await world.settle()
@@ -107,9 +107,7 @@ async def test_many_deaths_in_a_row_lose_nothing(new_world: Any, tmp_path: Path,
 
 
 @pytest.mark.parametrize("alpha", [0, 1])
-async def test_killing_the_coordinator_again_and_again_loses_nothing(
-    new_world: Any, tmp_path: Path, alpha: int
-) -> None:
+async def test_killing_the_coordinator_repeatedly_loses_nothing(new_world: Any, tmp_path: Path, alpha: int) -> None:
     world = new_world(job(alpha=alpha, steps=6, evaluation={"problems": 3}), tmp_path, engines=2)
     await world.start()
     for turn in range(40):
@@ -133,13 +131,13 @@ async def test_a_request_that_outlives_an_update_and_the_coordinator_keeps_its_a
     slow.hold = True
     while world.run.version < 1 or slow.version < 1:
         await world.some(1)
-    assert slow.queue, "it has a request of version 0 in hand"
+    assert slow.queue, "it holds a request of version 0"
     world.kill_coordinator()
     await world.start()
     for part in (world.trainer, slow, world.runner, world.agents[1]):
         part.connect()
         await world.some(10)
-    assert world.run.version == 1, "batch 1 waits: it is the last that the sample may join"
+    assert world.run.version == 1, "batch 1 waits: it is the last batch that the sample may join"
     slow.hold = False
     await world.settle()
     assert world.run.finished
@@ -147,7 +145,7 @@ async def test_a_request_that_outlives_an_update_and_the_coordinator_keeps_its_a
     assert not world.store.query("SELECT 1 FROM samples WHERE state = 'expired'")
 
 
-async def test_a_coordinator_that_comes_back_still_wants_the_trainer_verified(new_world: Any, tmp_path: Path) -> None:
+async def test_a_restarted_coordinator_still_verifies_the_trainer(new_world: Any, tmp_path: Path) -> None:
     world = new_world(job(alpha=0, steps=5), tmp_path)
     await world.start()
     world.connect_all()
@@ -166,7 +164,7 @@ async def test_a_coordinator_that_comes_back_still_wants_the_trainer_verified(ne
     assert world.run.weights.lineage == 1 and world.run.finished
 
 
-async def test_an_engine_that_starts_anew_gives_its_work_to_others(new_world: Any, tmp_path: Path) -> None:
+async def test_the_requests_of_a_restarting_engine_go_to_others(new_world: Any, tmp_path: Path) -> None:
     world = new_world(job(alpha=0, n=4), tmp_path, engines=2)
     await world.start()
     world.connect_all()
@@ -179,11 +177,11 @@ async def test_an_engine_that_starts_anew_gives_its_work_to_others(new_world: An
     dead.say(world_module.m.EngineHeartbeat("starting", 0, 0, 1))
     other.hold = False
     await world.settle()
-    assert world.run.finished, "nothing waits for the one that is starting"
+    assert world.run.finished, "no request waits for the starting engine"
 
 
-async def test_an_engine_that_came_back_is_not_forgotten_for_an_earlier_loss(new_world: Any, tmp_path: Path) -> None:
-    """Two losses in quick succession: the grace of the second ends when the engine is there again."""
+async def test_an_engine_that_reconnected_is_not_removed_for_an_earlier_loss(new_world: Any, tmp_path: Path) -> None:
+    """Two losses in quick succession: the second grace period ends after the engine has reconnected."""
     world = new_world(job(), tmp_path)
     await world.start()
     world.connect_all()
@@ -197,7 +195,7 @@ async def test_an_engine_that_came_back_is_not_forgotten_for_an_earlier_loss(new
     world.check_accounts()
 
 
-async def test_the_status_says_why_an_engine_server_died(new_world: Any, tmp_path: Path) -> None:
+async def test_the_status_reports_why_an_engine_server_crashed(new_world: Any, tmp_path: Path) -> None:
     world = new_world(job(), tmp_path)
     await world.start()
     agent = world.agents[0]
@@ -219,7 +217,7 @@ async def test_the_status_says_why_an_engine_server_died(new_world: Any, tmp_pat
     assert status_of(world.run).components == []
 
 
-async def test_the_status_says_what_a_trainer_waits_for(new_world: Any, tmp_path: Path) -> None:
+async def test_the_status_reports_why_the_trainer_is_blocked(new_world: Any, tmp_path: Path) -> None:
     world = new_world(job(), tmp_path)
     await world.start()
     world.connect_all()
@@ -262,7 +260,9 @@ async def test_timing_does_not_change_the_batches_at_alpha_zero(new_world: Any, 
     assert one == await batches("three", 3, False) == await batches("killed", 2, True)
 
 
-async def test_a_trainer_that_does_not_reproduce_begins_a_new_lineage(new_world: Any, tmp_path: Path) -> None:
+async def test_a_trainer_that_does_not_reproduce_its_weights_starts_a_new_lineage(
+    new_world: Any, tmp_path: Path
+) -> None:
     world = new_world(job(alpha=0, steps=5), tmp_path)
     await world.start()
     world.connect_all()
@@ -277,15 +277,15 @@ async def test_a_trainer_that_does_not_reproduce_begins_a_new_lineage(new_world:
     world.check_accounts()
 
 
-async def test_a_reward_for_an_answer_of_the_old_lineage_is_not_taken(new_world: Any, tmp_path: Path) -> None:
+async def test_a_reward_for_a_response_of_the_old_lineage_is_ignored(new_world: Any, tmp_path: Path) -> None:
     world = new_world(job(alpha=0, steps=3), tmp_path)
     await world.start()
     world.connect_all()
     while world.run.weights.published < 1:
         await world.some(1)
-    scores, said = [], world.runner.say
+    scores, send = [], world.runner.say
     world.runner.say = lambda message: (
-        scores.append if isinstance(message, world_module.m.TrajectoryScored) else said
+        scores.append if isinstance(message, world_module.m.TrajectoryScored) else send
     )(message)
     while not scores:
         await world.some(1)
@@ -297,33 +297,33 @@ async def test_a_reward_for_an_answer_of_the_old_lineage_is_not_taken(new_world:
         for part in (world.trainer, *world.agents):
             part.step()
         await world.store.drain()
-    world.runner.say = said
+    world.runner.say = send
     for message in scores:
-        said(message)
+        send(message)
     assert all(sample.reward is None for group in world.run.scheduler.groups.values() for sample in group.samples)
     await world.settle()
     assert world.run.finished
     world.check_accounts()
 
 
-async def test_what_is_said_about_an_old_attempt_is_acknowledged_and_ignored(new_world: Any, tmp_path: Path) -> None:
+async def test_messages_about_an_old_attempt_are_acknowledged_and_ignored(new_world: Any, tmp_path: Path) -> None:
     world = new_world(job(alpha=0, steps=2), tmp_path)
     await world.start()
     world.connect_all()
-    scores, said = [], world.runner.say
+    scores, send = [], world.runner.say
     world.runner.say = lambda message: (
-        scores.append if isinstance(message, world_module.m.TrajectoryScored) else said
+        scores.append if isinstance(message, world_module.m.TrajectoryScored) else send
     )(message)
     await world.settle()
     trajectories = list(world.run.trajectories.by_sample.values())
-    assert trajectories and len(scores) == len(trajectories), "all answers wait for their rewards"
+    assert trajectories and len(scores) == len(trajectories), "all responses wait for their rewards"
     stale = [msgspec.structs.replace(score, reward=100.0) for score in scores]
     for trajectory in trajectories:
         world.run.trajectories.start_over(trajectory)
     world.run.changed()
     await world.settle()
-    assert all(turn.finished for t in trajectories for turn in t.turns.values()), "there are new answers"
-    world.runner.say = said
+    assert all(turn.finished for t in trajectories for turn in t.turns.values()), "there are new responses"
+    world.runner.say = send
     failed = [world_module.m.TrajectoryFailed(s.sample, "it broke", s.attempt) for s in stale]
     world.runner.say(*stale, *failed)
     await world.store.drain()
@@ -342,7 +342,7 @@ async def test_what_is_said_about_an_old_attempt_is_acknowledged_and_ignored(new
 
 async def test_an_engine_whose_digest_differs_gets_no_work_and_is_restarted(new_world: Any, tmp_path: Path) -> None:
     world = new_world(job(), tmp_path)
-    world.agents[0].lie = "something else"
+    world.agents[0].wrong_digest = "something else"
     await world.start()
     world.connect_all()
     for _ in range(30):
@@ -351,12 +351,12 @@ async def test_an_engine_whose_digest_differs_gets_no_work_and_is_restarted(new_
             break
     assert world.agents[0].lives == 1 and world.run.version == 0
     assert world.run.trajectories.generated_tokens == 0
-    world.agents[0].lie = ""
+    world.agents[0].wrong_digest = ""
     await world.settle()
     assert world.run.finished
 
 
-async def test_an_old_incarnation_is_refused(new_world: Any, tmp_path: Path) -> None:
+async def test_an_old_incarnation_is_rejected(new_world: Any, tmp_path: Path) -> None:
     world = new_world(job(), tmp_path)
     await world.start()
     world.connect_all()
@@ -402,8 +402,8 @@ async def test_the_reward_of_a_sample_is_recorded_as_its_runner_sent_it(new_worl
     assert {row[0] for row in world.store.query("SELECT reward FROM samples WHERE state = 'trained'")} == {1.0}
 
 
-async def until_turn_is_asked_for(world: Any, turn: int) -> None:
-    """Run until an engine holds a request for ``turn``; then the runner dies."""
+async def run_until_turn_is_requested(world: Any, turn: int) -> None:
+    """Run until an engine holds a request for ``turn``; then kill the runner."""
     (agent,) = world.agents
     handle = agent.handle
 
@@ -430,7 +430,7 @@ async def test_a_loop_that_makes_fewer_turns_in_another_runner_fails_its_sample(
     world = new_world(job(steps=2, n=1, g=1), tmp_path)
     await world.start()
     world.connect_all()
-    await until_turn_is_asked_for(world, 1)
+    await run_until_turn_is_requested(world, 1)
     world.runner.turns_of = lambda sample: 1
     world.connect_all()
     await world.some(5)
@@ -448,7 +448,7 @@ async def test_a_loop_that_gives_a_turn_another_context_in_another_runner_fails_
     world = new_world(job(steps=2, n=1, g=1), tmp_path)
     await world.start()
     world.connect_all()
-    await until_turn_is_asked_for(world, 1)
+    await run_until_turn_is_requested(world, 1)
     (agent,) = world.agents
     if interrupted:
         generate = next(generate for generate in agent.queue if generate.request_id.turn == 1)

@@ -1,4 +1,4 @@
-"""What the coordinator makes of its RLJob, and when it tells it something: without an API server."""
+"""How the coordinator follows its RLJob, and when it applies status.run: without an API server."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def view(generation: int, suspend: bool = False, draining: tuple[str, ...] = ())
     return found
 
 
-async def going_on(new_world: Any, tmp_path: Path) -> Any:
-    """Return a world in the middle of its run."""
+async def running_world(new_world: Any, tmp_path: Path) -> Any:
+    """Return a world during its run."""
     world = new_world(job(steps=6), tmp_path)
     await world.start()
     world.connect_all()
@@ -35,7 +35,7 @@ async def going_on(new_world: Any, tmp_path: Path) -> Any:
 
 
 async def test_a_job_that_is_suspended_ends_suspended(new_world: Any, tmp_path: Path) -> None:
-    world = await going_on(new_world, tmp_path)
+    world = await running_world(new_world, tmp_path)
     StatusSync(world.run, HERE).on_update(view(2, suspend=True))
     await world.settle()
     status = status_of(world.run)
@@ -43,8 +43,8 @@ async def test_a_job_that_is_suspended_ends_suspended(new_world: Any, tmp_path: 
 
 
 @pytest.mark.parametrize("after", range(0, 12, 2))
-async def test_a_suspension_is_taken_back_while_that_is_safe(new_world: Any, tmp_path: Path, after: int) -> None:
-    world = await going_on(new_world, tmp_path)
+async def test_a_suspension_is_cancelled_while_that_is_safe(new_world: Any, tmp_path: Path, after: int) -> None:
+    world = await running_world(new_world, tmp_path)
     sync = StatusSync(world.run, HERE)
     sync.on_update(view(2, suspend=True))
     await world.some(after)
@@ -59,16 +59,16 @@ async def test_a_suspension_is_taken_back_while_that_is_safe(new_world: Any, tmp
         world.check_accounts()
 
 
-async def test_a_suspension_that_somebody_else_asked_for_is_not_taken_back(new_world: Any, tmp_path: Path) -> None:
-    world = await going_on(new_world, tmp_path)
+async def test_a_suspension_of_another_client_is_not_cancelled(new_world: Any, tmp_path: Path) -> None:
+    world = await running_world(new_world, tmp_path)
     world.run.suspend()
     StatusSync(world.run, HERE).on_update(view(1))
     await world.settle()
     assert status_of(world.run).state == "Suspended"
 
 
-async def test_engines_are_drained_as_the_operator_says(new_world: Any, tmp_path: Path) -> None:
-    world = await going_on(new_world, tmp_path)
+async def test_engines_in_status_draining_are_drained(new_world: Any, tmp_path: Path) -> None:
+    world = await running_world(new_world, tmp_path)
     StatusSync(world.run, HERE).on_update(view(1, draining=("engine-0.0",)))
     assert all(world.run.draining.drains(engine) for engine in world.run.engines.connected())
 
@@ -92,7 +92,7 @@ def fields(**more: Any) -> dict[str, Any]:
         ({"engines": [EngineStatus("a", 0, True)]}, True, True),
     ],
 )
-def test_the_status_is_applied_at_once_when_the_state_changes_and_never_for_the_clock(changed, at_once, later) -> None:
+def test_the_status_is_applied_at_once_if_the_state_changes_and_never_for_times_alone(changed, at_once, later) -> None:
     throttle = ApplyThrottle(fields(), at=100.0)
     assert throttle.due(fields(**changed), 100.0 + APPLY_SECONDS - 0.1) is at_once
     assert throttle.due(fields(**changed), 100.0 + APPLY_SECONDS) is later
@@ -107,28 +107,30 @@ def shown(version: int, state: str | None) -> RLJobView:
 
 
 @pytest.mark.parametrize(("state", "version", "due"), [
-    (None, 8, True),  # wiped
+    (None, 8, True),  # deleted
     ("Running", 8, True),  # restored from a backup
     ("Succeeded", 8, False),
-    ("Running", 6, False),  # an event of before the apply
+    ("Running", 6, False),  # an event from before the apply
     ("Running", 7, False),
 ])  # fmt: skip
-def test_a_status_that_somebody_else_has_put_away_is_applied_again(state: str | None, version: int, due: bool) -> None:
+def test_a_status_that_another_client_overwrote_is_applied_again(state: str | None, version: int, due: bool) -> None:
     throttle, ended = ApplyThrottle(), fields(state="Succeeded")
     throttle.done(ended, 7, 100.0)
     throttle.on_update(shown(version, state))
-    assert not throttle.due(ended, 100.0 + APPLY_SECONDS - 0.1), "two who disagree write every so often, not at once"
+    assert not throttle.due(ended, 100.0 + APPLY_SECONDS - 0.1), (
+        "two conflicting writers write at intervals, not immediately"
+    )
     assert throttle.due(ended, 100.0 + APPLY_SECONDS) is due
     throttle.done(ended, version + 1, 110.0)
     assert not throttle.due(ended, 200.0)
 
 
-async def test_what_is_applied_is_the_status_run_of_the_schema(new_world: Any, tmp_path: Path) -> None:
-    world = await going_on(new_world, tmp_path)
+async def test_the_applied_fields_match_the_schema_of_status_run(new_world: Any, tmp_path: Path) -> None:
+    world = await running_world(new_world, tmp_path)
     status = status_of(world.run)
-    told = RunState.model_validate(run_fields(status))
-    assert told.progress.text == f"{world.run.version}/6 {100 * world.run.version // 6}%"
-    assert told.staleness and told.engines[0].name == "engine-0.0"
+    applied = RunState.model_validate(run_fields(status))
+    assert applied.progress.text == f"{world.run.version}/6 {100 * world.run.version // 6}%"
+    assert applied.staleness and applied.engines[0].name == "engine-0.0"
     assert RunState.model_validate(run_fields(RunStatus("Failed", "X", "m" * 9999))).message == "m" * 4096
     ugly = [Metric("loss", float("nan")), *(Metric(f"m{i}", 1.0) for i in range(99))]
     assert len(RunState.model_validate(run_fields(RunStatus("Running", metrics=ugly))).metrics) == 64

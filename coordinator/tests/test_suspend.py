@@ -1,4 +1,4 @@
-"""Suspending a run at any moment, and going on with it."""
+"""Suspending a run at any moment, and resuming it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rljob.protocol.run_status import decode_status
 
 
 async def restart(world: Any) -> None:
-    """All processes end and are started again."""
+    """Restart all processes."""
     world.kill_coordinator()
     for part in world.parts:
         part.reborn()
@@ -25,7 +25,7 @@ async def restart(world: Any) -> None:
 
 
 async def final_state(new_world: Any, directory: Path, manifest: Any) -> str:
-    """Return what is trained by a run that nobody stops."""
+    """Return the final trainer state of a run without suspension."""
     directory.mkdir()
     world = new_world(manifest, directory)
     await world.start()
@@ -38,7 +38,7 @@ async def final_state(new_world: Any, directory: Path, manifest: Any) -> str:
 @pytest.mark.parametrize("alpha", [0, 1])
 @pytest.mark.parametrize("evaluation", [None, {"problems": 3, "everySteps": 2}])
 @pytest.mark.parametrize("after", range(0, 75, 3))
-async def test_a_run_suspended_at_any_moment_is_durable_and_goes_on(
+async def test_a_run_suspended_at_any_moment_is_durable_and_resumes(
     new_world: Any, tmp_path: Path, after: int, evaluation: Any, alpha: int
 ) -> None:
     manifest = job(alpha=alpha, steps=5, evaluation=evaluation)
@@ -62,11 +62,11 @@ async def test_a_run_suspended_at_any_moment_is_durable_and_goes_on(
         assert world.trainer.saved[5] == unbroken
 
 
-@pytest.mark.parametrize("away", ["trainer", "engine", "everybody"])
-async def test_it_suspends_at_once_when_there_is_nobody_to_wait_for(new_world: Any, tmp_path: Path, away: str) -> None:
+@pytest.mark.parametrize("away", ["trainer", "engine", "all"])
+async def test_suspension_is_immediate_if_no_trainer_has_work(new_world: Any, tmp_path: Path, away: str) -> None:
     world = new_world(job(steps=5), tmp_path)
     await world.start()
-    if away != "everybody":
+    if away != "all":
         world.runner.connect()
     if away == "engine":
         world.trainer.connect()
@@ -78,7 +78,7 @@ async def test_it_suspends_at_once_when_there_is_nobody_to_wait_for(new_world: A
     assert status_of(world.run).state == "Suspended"
 
 
-async def test_it_waits_for_the_batch_in_hand_and_its_checkpoint(new_world: Any, tmp_path: Path) -> None:
+async def test_suspension_waits_for_the_current_batch_and_its_checkpoint(new_world: Any, tmp_path: Path) -> None:
     world = new_world(job(steps=5), tmp_path)
     await world.start()
     world.connect_all()
@@ -96,9 +96,7 @@ async def test_it_waits_for_the_batch_in_hand_and_its_checkpoint(new_world: Any,
     assert version + 1 in world.trainer.saved
 
 
-async def test_it_does_not_wait_for_a_trainer_that_dies_or_does_again_what_it_did(
-    new_world: Any, tmp_path: Path
-) -> None:
+async def test_suspension_does_not_wait_for_a_trainer_that_replays(new_world: Any, tmp_path: Path) -> None:
     world = new_world(job(steps=6, checkpoints={"everySteps": 100}), tmp_path)
     await world.start()
     world.connect_all()
@@ -120,7 +118,7 @@ async def test_it_does_not_wait_for_a_trainer_that_dies_or_does_again_what_it_di
     world.check_accounts()
 
 
-async def test_only_the_operator_may_ask_for_it(new_world: Any, tmp_path: Path, monkeypatch: Any) -> None:
+async def test_only_the_owner_token_may_suspend(new_world: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(REGISTRY, "register", lambda collector: None)
     world = new_world(job(), tmp_path)
     await world.start()
@@ -137,7 +135,7 @@ async def test_only_the_operator_may_ask_for_it(new_world: Any, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("killed", [False, True])
-async def test_a_trainer_that_comes_back_in_mid_batch_keeps_that_batch(
+async def test_a_trainer_that_reconnects_during_a_batch_keeps_that_batch(
     new_world: Any, tmp_path: Path, killed: bool
 ) -> None:
     world = new_world(job(steps=6, checkpoints={"everySteps": 50, "keep": 2}), tmp_path)
@@ -151,7 +149,7 @@ async def test_a_trainer_that_comes_back_in_mid_batch_keeps_that_batch(
         await world.some(1)
         while trainer.commands and not isinstance(trainer.commands[0], m.Train):
             trainer._execute(trainer.commands.pop(0))
-    step = trainer.commands.pop(0).step  # under way from here on
+    step = trainer.commands.pop(0).step  # the trainer computes it from here on
     if killed:
         world.kill_coordinator()
         await world.start()
@@ -162,24 +160,24 @@ async def test_a_trainer_that_comes_back_in_mid_batch_keeps_that_batch(
         trainer.disconnect()
         trainer.connect()
     await world.settle()
-    assert [type(command) for command in trainer.commands] == [m.Train], "no checkpoint of weights that it leaves"
+    assert [type(command) for command in trainer.commands] == [m.Train], "no checkpoint while it computes the batch"
     trainer.hold = False
     await world.settle()
     assert status_of(world.run).state == "Suspended"
     assert world.run.trainer.checkpoints == [step + 1]
 
 
-async def test_figures_that_are_not_finite_are_left_out(new_world: Any, tmp_path: Path) -> None:
+async def test_metrics_that_are_not_finite_are_left_out(new_world: Any, tmp_path: Path) -> None:
     world = new_world(job(steps=2), tmp_path)
     say = world.trainer.say
 
-    def say_badly(*messages: Any) -> None:
+    def say_with_nan(*messages: Any) -> None:
         for message in messages:
             if isinstance(message, m.StepDone):
                 message.metrics = {"loss": float("nan"), "tokens": 3.0}
         say(*messages)
 
-    world.trainer.say = say_badly
+    world.trainer.say = say_with_nan
     await world.start()
     world.connect_all()
     await world.settle()

@@ -1,4 +1,4 @@
-"""metrics.jsonl and event files: each step once, whatever is killed, torn or full."""
+"""metrics.jsonl and event files: each step once despite kills, torn files and a full disk."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def check_each_once(directory: Path) -> None:
     written = lines(directory)
     assert [line["step"] for line in written if line["kind"] == "step"] == list(range(STEPS))
     assert [line["version"] for line in written if line["kind"] == "evaluation"] == [0, 2, 4, 6]
-    seen = EventAccumulator(str(directory / "tensorboard"))
-    seen.Reload()
-    assert [event.step for event in seen.Scalars("reward/mean")] == list(range(STEPS))
-    assert [event.step for event in seen.Scalars("evaluation/sums/accuracy")] == [0, 2, 4, 6]
+    events = EventAccumulator(str(directory / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("reward/mean")] == list(range(STEPS))
+    assert [event.step for event in events.Scalars("evaluation/sums/accuracy")] == [0, 2, 4, 6]
     by_step = {line["step"]: line["reward/mean"] for line in written if line["kind"] == "step"}
-    assert {event.step: event.value for event in seen.Scalars("reward/mean")} == by_step
+    assert {event.step: event.value for event in events.Scalars("reward/mean")} == by_step
 
 
 async def finished(new_world: Any, directory: Path) -> None:
-    """Leave the ledger of a whole run."""
+    """Run a job to its end and leave its ledger."""
     world = new_world(JOB, directory)
     await world.start()
     world.connect_all()
@@ -60,7 +60,7 @@ async def test_each_step_and_evaluation_is_written_once_whenever_the_coordinator
         await world.some(1)
         files.write()
         if turn % every == every - 1:
-            world.kill_coordinator()  # what the files have is what reached the system
+            world.kill_coordinator()  # the files keep what was flushed
             files.close()
             files = TrackingWriter(tmp_path, tensorboard=True)
             await world.start()
@@ -74,7 +74,7 @@ async def test_each_step_and_evaluation_is_written_once_whenever_the_coordinator
 
 @pytest.mark.parametrize("torn", [b"", b'{"kind":"step","st', b"\0" * 5000, b"\n{}\n"])
 @pytest.mark.parametrize("kept", [0, 1, 700, 1500, -1, None])
-async def test_a_file_that_was_cut_off_or_torn_anywhere_is_made_whole(
+async def test_a_truncated_or_torn_file_is_completed(
     new_world: Any, tmp_path: Path, kept: int | None, torn: bytes
 ) -> None:
     await finished(new_world, tmp_path)
@@ -95,14 +95,14 @@ async def test_nothing_is_written_again_when_nothing_is_missing(new_world: Any, 
     check_each_once(tmp_path)
 
 
-async def test_a_full_disk_is_waited_for_and_said_once(
+async def test_a_full_disk_is_retried_and_logged_once(
     new_world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     await finished(new_world, tmp_path)
     tries = 0
 
     class Full:
-        """A file with room for half a line."""
+        """A file with space for half a line."""
 
         def __init__(self, file: Any) -> None:
             self.file = file
@@ -129,15 +129,15 @@ async def test_a_full_disk_is_waited_for_and_said_once(
     following.cancel()
     finish(files)
     check_each_once(tmp_path)
-    said = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
-    assert len([text for text in said if "No space left" in text]) == 1
+    warnings = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len([text for text in warnings if "No space left" in text]) == 1
 
 
 def lines_or_none(directory: Path) -> list[bytes]:
     return (directory / "metrics.jsonl").read_bytes().splitlines()
 
 
-async def test_the_figures_are_those_of_the_samples(new_world: Any, tmp_path: Path) -> None:
+async def test_the_metrics_are_those_of_the_samples(new_world: Any, tmp_path: Path) -> None:
     world = new_world(JOB, tmp_path)
     await world.start()
     world.connect_all()

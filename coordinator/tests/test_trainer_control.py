@@ -1,4 +1,4 @@
-"""The trainer's next command is a question without effects; batches are formed by the run."""
+"""Deriving the trainer's next command has no side effects; the run forms batches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from world import job
 
 
-async def test_asking_for_the_next_command_changes_nothing(new_world: Any, tmp_path: Path) -> None:
+async def test_deriving_the_next_command_has_no_side_effects(new_world: Any, tmp_path: Path) -> None:
     world = new_world(job(alpha=0), tmp_path)
     await world.start()
     world.connect_all()
@@ -38,7 +38,7 @@ async def test_a_batch_is_served_only_once_it_is_durable(new_world: Any, tmp_pat
             part.step()
         world.run.advance()
         if world.run.is_formed(0):
-            assert world.run.recorded_batch(0) is None, "formed in this turn, not committed yet"
+            assert world.run.recorded_batch(0) is None, "formed in this iteration, not committed yet"
             break
         await world.store.drain()
     await world.store.drain()

@@ -1,7 +1,7 @@
-"""A world in one process for tests of the coordinator: peers without sockets, driven message by message.
+"""The coordinator with simulated peers in one process: no sockets, driven message by message.
 
-The engine's tokens are a function of (version it serves, seed); the trainer's weights are a hash over what it trained.
-Nothing waits for a clock: :meth:`World.settle` lets everything happen that can.
+Tokens are a function of the version that the engine serves and the seed; weights are a hash of the trained batches.
+Nothing waits for a clock: :meth:`World.settle` runs until all peers are idle.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ OUTGOING = {
 
 
 class FakePeer(Connection):
-    """A connection whose messages stay in a list."""
+    """A connection that keeps its messages in a list."""
 
     def __init__(self, role: str) -> None:
         super().__init__(role, socket=None)  # type: ignore[arg-type]
         self.instance = ""
 
     def take(self) -> list[Any]:
-        """Return what was sent and forget it."""
+        """Return and remove the queued messages."""
         taken, self._outbox = self._outbox, []
         return OUTGOING[self.role].decode(m.encode_frame(taken))
 
@@ -73,7 +73,7 @@ def int32(values: list[int]) -> bytes:
 
 
 class Component:
-    """Something that connects."""
+    """A simulated process that connects to the coordinator."""
 
     role = ""
 
@@ -98,7 +98,7 @@ class Component:
             self.world.router.lost(peer)
 
     def step(self) -> bool:
-        """Handle what came; return whether something did."""
+        """Handle received messages; return whether there were any."""
         if self.peer is None:
             return False
         messages = self.peer.take()
@@ -111,7 +111,7 @@ class Component:
 
 
 def turns_of(sample: str) -> int:
-    """Return how many turns a sample has: of four members, or of four groups, one has two turns and one has three."""
+    """Return the number of turns of a sample: of four members, or four groups, one has two turns and one has three."""
     return (1, 2, 1, 3)[sum(map(int, re.findall(r"\d+", sample))) % 4]
 
 
@@ -135,7 +135,7 @@ class Runner(Component):
         self.lives = 0
 
     def reborn(self) -> None:
-        """The process died."""
+        """Restart the process: it loses its state."""
         self.driving, self.turns, self.finished = {}, {}, {}
         self.lives += 1
 
@@ -151,7 +151,7 @@ class Runner(Component):
                 self._continue(sample)
 
     def _continue(self, sample: str) -> None:
-        """Ask for the next turn, or score after the last."""
+        """Request the next turn, or score after the last one."""
         lease, turns = self.driving[sample], self.turns[sample]
         if len(turns) == self.turns_of(sample):
             self._score(sample, turns)
@@ -182,7 +182,7 @@ class Runner(Component):
                         self.driving.pop(sample, None)
 
     def _score(self, sample: str, turns: list[m.TurnTokens]) -> None:
-        """Score the last answer."""
+        """Score the last response."""
         reward, credits = self.world.reward(sample, turns[-1]), self.credits_of(sample)
         self.finished[sample] = m.TrajectoryScored(
             sample,
@@ -203,17 +203,17 @@ class Agent(Component):
         super().__init__(world)
         self.name, self.pool, self.lives = name, pool, 0
         self.settings = next(entry for entry in world.manifest.spec.rollouts if entry.name == pool)
-        self.generated: list[tuple[str, int, int]] = []  # sample, tokens asked for with the prompt, version
+        self.generated: list[tuple[str, int, int]] = []  # sample, prompt and maximum response tokens, version
         self.queue: list[m.Generate] = []
         self.unacknowledged: dict[tuple[str, int, int], m.Completion] = {}
         self.lineage, self.version, self.digest = -1, -1, ""
         self.preparing: m.PrepareWeights | None = None
-        self.begun: dict[tuple[str, int, int], int] = {}  # sample, turn, attempt → version it was begun under
+        self.begun: dict[tuple[str, int, int], int] = {}  # sample, turn, attempt → version at its start
         self.hold = False  # generate nothing
-        self.lie = ""  # digest to answer with instead
+        self.wrong_digest = ""  # digest to report instead
 
     def reborn(self) -> None:
-        """The engine server died."""
+        """Restart the engine server: it loses its state."""
         self.lives += 1
         self.queue, self.unacknowledged, self.begun = [], {}, {}
         self.lineage, self.version, self.digest, self.preparing = -1, -1, "", None
@@ -237,7 +237,7 @@ class Agent(Component):
     def handle(self, message: Any) -> None:
         match message:
             case m.Generate():
-                if self.version >= 0:  # else it was meant for the engine before this one
+                if self.version >= 0:  # else it was meant for the previous engine process
                     self.queue.append(message)
                     self.begun.setdefault(msgspec.structs.astuple(message.request_id), self.version)
                     tokens = len(message.token_ids) // 4 + message.sampling.max_tokens
@@ -259,7 +259,7 @@ class Agent(Component):
         prepared = self.preparing
         if prepared is not None and self.peer is not None and prepared.group in self.world.broadcasts:
             self.preparing = None
-            self.digest = self.lie or self.world.broadcasts.pop(prepared.group)
+            self.digest = self.wrong_digest or self.world.broadcasts.pop(prepared.group)
             self.lineage, self.version = prepared.lineage, prepared.version
             self.say(m.WeightAck(prepared.update, prepared.lineage, prepared.version, self.digest, 0.0, 0.1))
             busy = True
@@ -274,7 +274,7 @@ class Agent(Component):
 
 
 def generate_tokens(generate: m.Generate, begun: int, version: int) -> m.Completion:
-    """The seeded engine: tokens are a function of prompt, seed and version; the first is of the version before."""
+    """Generate tokens as a function of prompt, seed and version; the first token has the version ``begun``."""
     digest = hashlib.sha256(generate.token_ids + struct.pack("<qi", generate.sampling.seed, version)).digest()
     tokens = list(digest[: 1 + digest[0] % generate.sampling.max_tokens])
     logprobs = struct.pack(f"<{len(tokens)}f", *([-1.0] * len(tokens)))
@@ -292,12 +292,12 @@ class Trainer(Component):
         self.batches: list[tuple[int, bytes]] = []
         self.saved: dict[int, str] = {0: "start"}
         self.commands: list[Any] = []
-        self.last: int | None = None  # step this process applied last
+        self.last: int | None = None  # last step that this process applied
         self.hold = False
-        self.drift = ""  # makes a replay come out differently
+        self.drift = ""  # makes a replay differ
 
     def reborn(self) -> None:
-        """The process died: back to the newest checkpoint."""
+        """Restart the process from the newest checkpoint."""
         self.incarnation, self.commands, self.last = 0, [], None
         self.step_ = max(self.saved)
         self.state = self.saved[self.step_]
@@ -363,7 +363,7 @@ class Trainer(Component):
 
 
 def check_sample(scalars: m.BatchSample, tokens: m.SampleTokens, turns: int, credits: list[float]) -> None:
-    """Assert that tokens, segments and scalars of a sample agree, and that it has so many turns."""
+    """Assert that tokens, segments and scalars of a sample agree, and that it has ``turns`` turns."""
     kinds = [segment.kind for segment in tokens.segments]
     assert kinds == ["prompt", "model", "observation", "model", "model"][: 2 * turns if turns < 3 else 5], kinds
     assert [s.start for s in tokens.segments] == [0, *(s.end for s in tokens.segments[:-1])]
@@ -385,7 +385,7 @@ class World:
     """Coordinator, runner, engines and trainer."""
 
     def __init__(self, manifest: RLJob, storage: Path, engines: int | list[str] = 1) -> None:
-        """``engines``: how many of pool main, or the pool of each."""
+        """``engines``: number of engines of pool main, or the pool of each engine."""
         self.manifest, self.storage = manifest, storage
         message_router.RECONNECT_SECONDS = run_module.LOST_SECONDS = 0.0
         self.alpha = manifest.spec.training.max_staleness
@@ -400,9 +400,9 @@ class World:
         return [self.runner, self.trainer, *self.agents]
 
     async def start(self) -> None:
-        """Start the coordinator (again)."""
+        """Start or restart the coordinator."""
         self.store = LedgerWriter(self.storage)
-        self.store.db.execute("PRAGMA synchronous=OFF")  # a kill loses nothing that the system has
+        self.store.db.execute("PRAGMA synchronous=OFF")  # a killed process loses nothing that it wrote
         self.run = Run(self.manifest.spec, self.store)
         self.router = MessageRouter(self.run)
         recover(self.run)
@@ -410,7 +410,7 @@ class World:
         self.run.changed()
 
     def kill_coordinator(self) -> None:
-        """Lose everything that is not durable."""
+        """Kill the coordinator: everything that is not durable is lost."""
         self.committing.cancel()
         self.store._thread.shutdown(wait=True)
         self.store.segments.close()
@@ -421,7 +421,7 @@ class World:
             part.peer = None
 
     async def settle(self, limit: int = 10_000) -> None:
-        """Let everything happen that can."""
+        """Run until all components are idle."""
         idle = 0
         for _ in range(limit):
             busy = [part.step() for part in self.parts]
@@ -430,12 +430,12 @@ class World:
             await asyncio.sleep(0)
             waiting = any(p.peer is not None and p.peer._outbox for p in self.parts)
             idle = 0 if any(busy) or waiting else idle + 1
-            if idle == 3:  # an event may take a turn of the loop to become a message
+            if idle == 3:  # an event may need an iteration of the loop to become a message
                 return
-        raise AssertionError("it never settles")
+        raise AssertionError(f"not idle after {limit} iterations")
 
     async def some(self, turns: int) -> None:
-        """Let a few things happen."""
+        """Run ``turns`` iterations."""
         for _ in range(turns):
             for part in self.parts:
                 part.step()
@@ -447,15 +447,15 @@ class World:
         self.committing.cancel()
         self.store.close()
 
-    async def strike(self, fate: random.Random) -> None:
-        """Kill one of the processes, or cut its connection; what is away comes back."""
-        victim = fate.choice(["coordinator", *self.parts])
+    async def inject_fault(self, rng: random.Random) -> None:
+        """Kill a random component, or cut its connection; then connect all components."""
+        victim = rng.choice(["coordinator", *self.parts])
         if isinstance(victim, str):
             self.kill_coordinator()
             await self.start()
         else:
             victim.disconnect()
-            if fate.random() < 0.6:
+            if rng.random() < 0.6:
                 victim.reborn()
         self.connect_all()
 
@@ -465,7 +465,7 @@ class World:
                 part.connect()
 
     def check_accounts(self) -> None:
-        """Every admitted sample ended once, no sample is in two batches, every batch was applied."""
+        """Assert that every sample ended once, no sample is in two batches, and every batch was applied."""
         rows = self.store.query("SELECT s.*, g.kind FROM samples s JOIN groups g ON g.id = s.group_id")
         ends = {"trained", "filtered", "surplus", "expired", "failed"}
         assert all(

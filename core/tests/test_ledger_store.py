@@ -1,4 +1,4 @@
-"""Ledger and payload: durable before effects, damage is noticed, other versions are refused."""
+"""Ledger and payload: durable before effects, damage is detected, other versions are rejected."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rljob.ledger.store import SCHEMA, StorageInUseError, Store
 async def test_effects_happen_after_the_commit_of_what_was_queued_before_them(tmp_path: Path) -> None:
     store = Store(tmp_path)
     committing = asyncio.create_task(store.run())
-    seen: list[int] = []
+    counts: list[int] = []
     store.execute("INSERT INTO meta VALUES ('a', '1')")
-    store.then(lambda: seen.append(len(store.query("SELECT * FROM meta"))))
+    store.then(lambda: counts.append(len(store.query("SELECT * FROM meta"))))
     store.execute("INSERT INTO meta VALUES ('b', '1')")
-    store.then(lambda: seen.append(len(store.query("SELECT * FROM meta"))))
-    assert seen == []
+    store.then(lambda: counts.append(len(store.query("SELECT * FROM meta"))))
+    assert counts == []
     await store.drain()
-    assert seen == [2, 2]
+    assert counts == [2, 2]
     committing.cancel()
     store.close()
 
@@ -75,7 +75,7 @@ def test_a_damaged_or_missing_record_is_an_error(tmp_path: Path) -> None:
     segments.close()
 
 
-def test_a_torn_record_is_left_behind_by_the_next_start(tmp_path: Path) -> None:
+def test_a_restart_writes_to_a_new_segment_after_a_torn_record(tmp_path: Path) -> None:
     segments = Segments(tmp_path)
     at = segments.append(b"whole")
     segments.close()
@@ -105,7 +105,7 @@ def test_segments_that_checkpoints_cover_are_unlinked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [2, 99])
-def test_a_ledger_of_another_version_is_refused_with_a_sentence(tmp_path: Path, version: int) -> None:
+def test_a_ledger_of_another_version_is_rejected_with_a_message(tmp_path: Path, version: int) -> None:
     db = sqlite3.connect(tmp_path / "ledger.sqlite")
     db.execute(f"PRAGMA user_version={version}")
     db.close()
@@ -123,7 +123,7 @@ def test_tables_are_created_all_or_none(tmp_path: Path, monkeypatch: pytest.Monk
     db.close()
 
 
-def test_a_second_coordinator_on_one_storage_is_refused_and_readers_are_not(tmp_path: Path) -> None:
+def test_a_second_coordinator_on_one_storage_is_rejected_and_readers_are_not(tmp_path: Path) -> None:
     store = Store(tmp_path)
     with pytest.raises(StorageInUseError, match="in use by another coordinator; wait until its run has ended, or give"):
         Store(tmp_path)
@@ -146,7 +146,7 @@ def _hold(storage: Path, ready: Any) -> None:
     signal.pause()
 
 
-def test_the_lock_goes_with_the_process_that_dies(tmp_path: Path) -> None:
+def test_the_lock_is_released_when_its_process_dies(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     process = context.Process(target=_hold, args=(tmp_path, theirs))

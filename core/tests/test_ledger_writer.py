@@ -1,4 +1,4 @@
-"""The named writes: what a sample may become, and what the queries give back."""
+"""The writes of the ledger: state transitions of samples, and results of the queries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rljob.protocol.messages import VersionSpan
 
 @pytest.fixture
 async def ledger(tmp_path: Path) -> AsyncIterator[LedgerWriter]:
-    """A ledger that commits what is queued."""
+    """A ledger with a running commit task."""
     writer = LedgerWriter(tmp_path)
     committing = asyncio.create_task(writer.run())
     yield writer
@@ -43,7 +43,7 @@ def test_a_sample_moves_forward_or_the_commit_fails(tmp_path: Path, before: Stat
             ledger.record_batch(0, ["g0.0"])
         case State.ADMITTED:
             ledger.close()
-            return  # no write gives a sample back to where it began
+            return  # no write returns a sample to its first state
         case _:
             ledger.end_sample("g0.0", after, "reason")
     allowed = before in PREDECESSORS[after]
@@ -73,7 +73,7 @@ async def test_a_write_to_a_sample_that_does_not_exist_ends_the_ledger(tmp_path:
     ledger.close()
 
 
-async def test_open_groups_come_back_with_their_samples_and_completions(ledger: LedgerWriter) -> None:
+async def test_open_groups_are_read_back_with_their_samples_and_completions(ledger: LedgerWriter) -> None:
     ledger.admit_group("g0", Kind.TRAIN, 0, "sums", 0, 0, ["g0.0", "g0.1"])
     ledger.admit_group("g1", Kind.TRAIN, 1, "sums", 1, 0, ["g1.0"])
     record = PayloadRecord("g0.0", 0, 0, bytes(8), bytes(12), bytes(12), [VersionSpan(3, 0, 3)], "stop")
