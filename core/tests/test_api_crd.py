@@ -41,17 +41,17 @@ OWN = [(path, schema) for part in ("spec", "status") for path, schema in fields(
 
 @pytest.mark.parametrize("case", [*GOOD, *FIELDS, *BOUNDS, *UNSUPPORTED], ids=lambda case: case.name)
 def test_rljob_says_what_is_wrong_of_each_case(case: Case):
-    if not case.says:
+    if not case.message:
         validate(changed(case.change))
         return
     with pytest.raises(ManifestError) as caught:
         validate(changed(case.change))
-    assert any(case.says in problem for problem in caught.value.problems), caught.value.problems
+    assert any(case.message in problem for problem in caught.value.problems), caught.value.problems
 
 
 def test_a_case_on_which_the_two_differ_says_why():
     for case in (*FIELDS, *BOUNDS, *UNSUPPORTED):
-        assert case.why or case.server_says == case.says or "unknown field" in case.says, case.name
+        assert case.why or case.server_message == case.message or "unknown field" in case.message, case.name
 
 
 def test_the_committed_files_are_what_the_models_give():
@@ -153,7 +153,7 @@ def test_every_rule_is_a_sentence_without_a_full_stop():
 
 
 def test_every_rule_has_a_case():
-    said = [case.server_says for case in FIELDS if case.server_says]
+    said = [case.server_message for case in FIELDS if case.server_message]
     assert [rule for rule in rules() if not any(words in rule.message for words in said)] == []
 
 
@@ -182,7 +182,7 @@ def test_the_schema_has_every_field_of_the_metadata():
 )
 def test_what_the_api_server_alone_refuses_the_operator_refuses_too(case: Case):
     found = problems_in_a_cluster(validate(changed(case.change)))
-    assert any((case.server_says or "has no image") in problem for problem in found), found
+    assert any((case.server_message or "has no image") in problem for problem in found), found
 
 
 def test_every_change_that_is_tested_is_one_of_a_good_manifest():

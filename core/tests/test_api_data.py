@@ -100,7 +100,7 @@ def test_a_template_is_filled_with_text_and_numbers_and_keeps_doubled_braces():
 @pytest.mark.parametrize(
     ("row", "sentence"),
     [
-        ({"b": 1, "c": 2}, "there is no column 'a', but b, c; name one of them, or rename one with columns"),
+        ({"b": 1, "c": 2}, "there is no column 'a'; there are b, c; name one of them, or rename one with columns"),
         ({"a": None}, "column 'a' holds null; it must hold text or a number"),
         ({"a": [1]}, "column 'a' holds a list; it must hold text or a number"),
         ({"a": {}}, "column 'a' holds a mapping; it must hold text or a number"),

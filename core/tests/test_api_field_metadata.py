@@ -111,7 +111,7 @@ def test_a_run_continues_if_no_field_that_defines_it_differs():
     found = [(path, cause) for path, _, _, cause in run_changes(manifest(), manifest(2, 7))]
     assert found == [
         ("spec.seed", "started with 1, not 7"),
-        ("spec.training.steps", "started with 3, which may grow but not become 2"),
+        ("spec.training.steps", "started with 3, which can only be raised; 2 is lower"),
     ]
 
 

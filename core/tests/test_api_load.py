@@ -87,8 +87,8 @@ def test_the_smallest_manifest_loads(manifest):
             {"spec__models__0__source": "job://../x"},
             "spec.models[0].source: 'job://../x' is not a path inside the stor",
         ),
-        ({"spec__models__0__name": "base"}, "spec.models: none is called 'policy'; name the model to train 'policy'"),
-        ({"spec__tasks__0__reward": "x"}, "spec.tasks[0].reward: there is no reward called 'x' (but exact); add it"),
+        ({"spec__models__0__name": "base"}, "spec.models: no model is named 'policy'; name the model to train"),
+        ({"spec__tasks__0__reward": "x"}, "spec.tasks[0].reward: 'x' is not defined; there are exact; name one"),
         ({"spec__tasks__0__prompt": "hi"}, "spec.tasks[0].prompt: the template names no column; put {question} where"),
         (
             {"spec__tasks__0__data__reasoningGym__config__seed": 1},
@@ -98,7 +98,7 @@ def test_the_smallest_manifest_loads(manifest):
             {"spec__tasks__0__sampling__maxTokens": 4096},
             "spec.tasks[0].sampling.maxTokens: 4096 leaves no room for a prompt in rollouts[0].maxModelLength 4096",
         ),
-        ({"spec__evaluation__tasks": ["x"]}, "spec.evaluation.tasks[0]: there is no task called 'x' (but sums); name"),
+        ({"spec__evaluation__tasks": ["x"]}, "spec.evaluation.tasks[0]: 'x' is not defined; there are sums; name one"),
         ({"spec__evaluation__tasks": []}, "spec.evaluation.tasks: must have at least 1 entry, not 0"),
         ({"spec__algorithm__minibatches": 257}, "spec.algorithm.minibatches: 257 is more than the 256 samples of a b"),
         (
@@ -189,7 +189,7 @@ def _refused(text):
     [
         ("", "the manifest is empty; it begins with apiVersion"),
         ("- a\n", "the manifest is not a mapping; it begins with apiVersion"),
-        ("a: 1\na: 2\n", "line 2, column 1: the key 'a' is there twice; keep one"),
+        ("a: 1\na: 2\n", "line 2, column 1: the key 'a' is used twice; keep one"),
     ],
 )
 def test_text_that_is_no_manifest_is_refused_in_a_sentence(text, sentence):

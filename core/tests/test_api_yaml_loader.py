@@ -76,7 +76,7 @@ def test_quotes_make_text_of_anything():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("a: 1\nb: 2\na: 3\n", "line 3, column 1: the key 'a' is there twice"),
+        ("a: 1\nb: 2\na: 3\n", "line 3, column 1: the key 'a' is used twice"),
         ("a: 1\n---\nb: 2\n", "line 2, column 1: a second document begins"),
         ("a: [1, 2\n", "line 2, column 1: while parsing a flow sequence"),
         ("a:\n\t- 1\n", "line 2, column 1"),

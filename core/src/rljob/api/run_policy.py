@@ -53,7 +53,8 @@ class WeightSync(Model):
     bucket_bytes: Annotated[int, Field(ge=1 << 16, le=1 << 32)] = 16 << 20
     """Size of one broadcast in bytes."""
     timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 60.0
-    """Time limit for updating one engine. After it the update failed; the engine is updated again or restarted."""
+    """Time limit for updating one engine. After this time the update has failed, and the engine is updated again or
+    restarted."""
     probe_tolerance: Annotated[float, Field(gt=0, le=10)] = 1e-4
     """Largest difference between trainer and engine in the log-probability of a probe token (float32: the run stops
     when exceeded; bfloat16: a warning)."""
@@ -82,7 +83,7 @@ class FailurePolicy(Model):
     """Restarts of one role in a run before the run fails. Each ten minutes without a failure take one off the count."""
     hang_seconds: Annotated[float, Field(ge=1, le=86_400), FieldMeta(reader="objects", mutable="never")] = 60.0
     """A process whose event loop has not run for this long (stopped or hung) is killed and restarted. The probes of all
-    pods contain it: another value would restart every pod, so a job in a cluster keeps its own."""
+    pods contain this value, and a change would restart every pod; therefore it is immutable in a cluster."""
     disruption: Annotated[
         Literal["Allow", "Block"], FieldMeta(reader="objects", local="this machine is not drained")
     ] = "Allow"
