@@ -122,7 +122,7 @@ def test_outside_a_cluster_it_says_what_to_give(monkeypatch, tmp_path):
         ({"client-certificate-data": base64.b64encode(b"x").decode(), "client-key-data": "eA=="}, "cannot be used"),
         ({"client-certificate": "none.crt", "client-key": "none.key"}, r"cannot be used: .*none\.crt"),
         ({"exec": {"command": "x"}}, r"user u: exec\.apiVersion: None is not supported; use client\.auth.*/v1 or"),
-        (plugin(""), r"user u: exec\.command: it is missing"),
+        (plugin(""), r"user u: exec\.command: missing"),
     ],
 )
 def test_a_kubeconfig_that_cannot_be_used_is_one_sentence(tmp_path, user, sentence):
@@ -135,8 +135,8 @@ def test_a_kubeconfig_that_cannot_be_used_is_one_sentence(tmp_path, user, senten
     ("text", "sentence"),
     [
         ("contexts: [{", "cannot be read as a kubeconfig"),
-        ("- a list", "this is no kubeconfig; write one"),
-        ("contexts: [{context: {}}]", "this is no kubeconfig"),
+        ("- a list", "is not a kubeconfig; correct it"),
+        ("contexts: [{context: {}}]", "is not a kubeconfig"),
         ("", "current-context is missing; name a context: none"),
         ("current-context: here", "there is no context 'here'; there are none"),
         (
@@ -196,8 +196,8 @@ def test_a_plugin_is_told_what_its_kubeconfig_says(tmp_path):
     ("text", "sentence"),
     [
         ("exit 3", "ended with exit code 3; log in again"),
-        ("echo nonsense", "prints is no ExecCredential of client.authentication.k8s.io/v1"),
-        ("echo '{\"status\": {}}'", "gives neither a token nor a certificate"),
+        ("echo nonsense", "is not an ExecCredential of client.authentication.k8s.io/v1"),
+        ("echo '{\"status\": {}}'", "prints neither a token nor a certificate"),
     ],
 )
 def test_a_plugin_that_gives_nothing_is_one_sentence(tmp_path, text, sentence):

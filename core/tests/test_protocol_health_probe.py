@@ -36,7 +36,7 @@ def ask(*words):
     ],
 )
 def test_a_probe_counts_beats_of_the_container_that_runs_now(beat, alive):
-    assert health_probe.is_alive(beat, started=100.0, now=200.0, patience=20.0) is alive
+    assert health_probe.is_alive(beat, started=100.0, now=200.0, timeout=20.0) is alive
 
 
 @pytest.mark.parametrize(("said", "ready"), [(0.0, False), (90.0, False), (110.0, True)])
@@ -57,10 +57,10 @@ def test_a_part_that_does_not_move_is_seen(place):
 def test_a_part_is_ready_from_when_it_says_so_until_it_takes_it_back(place):
     waits = (1, "the process is starting or stopping")
     assert ask("ready") == waits
-    health_probe.say_ready(True)
+    health_probe.record_ready(True)
     assert ask("ready") == (0, "")
-    health_probe.say_ready(False)
-    health_probe.say_ready(False)
+    health_probe.record_ready(False)
+    health_probe.record_ready(False)
     assert ask("ready") == waits
 
 
@@ -71,12 +71,12 @@ def test_a_file_that_is_just_being_written_says_nothing(place):
 
 def test_without_the_variable_nothing_is_said(monkeypatch):
     monkeypatch.delenv(health_probe.READY, raising=False)
-    health_probe.say_ready(True)
+    health_probe.record_ready(True)
 
 
 def test_a_part_that_cannot_say_it_is_well_all_the_same(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(health_probe.READY, str(tmp_path / "none" / "ready"))
-    health_probe.say_ready(True)
+    health_probe.record_ready(True)
     assert "cannot be written" in capsys.readouterr().err
 
 
