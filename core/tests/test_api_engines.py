@@ -3,7 +3,7 @@
 import pytest
 
 from rljob.api.engine_registry import ENGINES, image_of, refused
-from rljob.manifests.inputs import PARTS
+from rljob.manifests.inputs import COMPONENTS
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_other_arguments_pass(arg):
 
 def test_the_image_of_a_built_in_engine_is_one_of_the_clusters():
     assert image_of("vllm") == "rollout"
-    assert {engine.image for engine in ENGINES.values()} <= {*PARTS}
+    assert {engine.image for engine in ENGINES.values()} <= {*COMPONENTS}
 
 
 def test_a_users_engine_has_neither_image_nor_governed_arguments():
