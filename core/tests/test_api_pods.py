@@ -27,7 +27,7 @@ TEMPLATE = {
 }
 
 
-def test_a_template_of_kubernetes_is_taken_as_it_is(manifest):
+def test_a_valid_template_is_not_changed(manifest):
     manifest["spec"]["trainer"] = {"template": TEMPLATE}
     template = validate(manifest).spec.trainer.template
     assert template == TEMPLATE
@@ -76,7 +76,7 @@ def test_a_template_of_kubernetes_is_taken_as_it_is(manifest):
         ),
     ],
 )
-def test_what_is_wrong_in_a_template_is_named_with_its_path(manifest, template, sentence):
+def test_an_invalid_field_of_a_template_is_refused_with_its_path(manifest, template, sentence):
     manifest["spec"]["rollouts"][0]["template"] = template
     with pytest.raises(ManifestError) as caught:
         validate(manifest)
@@ -84,7 +84,7 @@ def test_what_is_wrong_in_a_template_is_named_with_its_path(manifest, template, 
     assert found.startswith(f"spec.rollouts[0].template.{sentence}")
 
 
-def test_ports_that_are_not_ours_may_be_said(manifest):
+def test_other_ports_are_accepted(manifest):
     ports = [{"containerPort": 8080, "protocol": "UDP"}, {"containerPort": 9000, "name": "debug"}]
     template = {"spec": {"containers": [{"name": "main", "ports": ports}]}}
     manifest["spec"]["rollouts"][0]["template"] = template
