@@ -32,7 +32,7 @@ def immutability(spec: Schema) -> Iterator[CelRule]:
 
 
 def run_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, str]]:
-    """Yield the differences because of which the run of manifest ``old`` cannot continue with manifest ``new``.
+    """Yield the differences that prevent the run of manifest ``old`` from continuing with manifest ``new``.
 
     Yields:
         Path, old value, new value, and the cause: the predicate of a sentence whose subject is the run.

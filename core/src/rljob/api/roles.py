@@ -214,7 +214,7 @@ class Runner(Model):
 
 
 class Coordinator(Model):
-    """Keeps the state of the run: ledger, batches, policy versions. There is one."""
+    """Keeps the state of the run: ledger, batches, policy versions. A job has one coordinator."""
 
     template: PodTemplate | None = None
     """Kubernetes PodTemplateSpec, merged over the pod that rljob creates."""

@@ -18,7 +18,7 @@ class Redundancy(Model):
     """Groups started beyond the admission bound. Groups that a batch does not need wait for the next batch if their
     deadline allows, else they end as `surplus`. This favours short answers."""
     members: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Samples started in each group beyond samplesPerPrompt; the first ones scored form the group."""
+    """Samples started in each group beyond samplesPerPrompt; the first samples with a score form the group."""
 
 
 class Scheduling(Model):
@@ -64,7 +64,7 @@ class Checkpoints(Model):
     """Checkpoints of the trainer, in Hugging Face format with the optimizer state beside them."""
 
     every_steps: Annotated[int, Field(ge=1, le=10_000_000)] = 20
-    """Steps between checkpoints; one more is written after the last step."""
+    """Steps between checkpoints. An additional checkpoint is written after the last step."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 3
     """Number of checkpoints kept."""
 
@@ -80,7 +80,7 @@ class FailurePolicy(Model):
     """Reaction to processes and pods that fail."""
 
     max_restarts: Annotated[int, Field(ge=0, le=1_000_000)] = 20
-    """Restarts of one role in a run before the run fails. Each ten minutes without a failure take one off the count."""
+    """Restarts of a role before the run fails. Each ten minutes without a failure reduce the count by one."""
     hang_seconds: Annotated[float, Field(ge=1, le=86_400), FieldMeta(reader="objects", mutable="never")] = 60.0
     """A process whose event loop has not run for this long (stopped or hung) is killed and restarted. The probes of all
     pods contain this value, and a change would restart every pod; therefore it is immutable in a cluster."""
