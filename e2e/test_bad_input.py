@@ -403,7 +403,7 @@ ROWS: dict[str, tuple[Callable[[World], object], str]] = {
     ),
     "a run of more steps": (
         lambda w: (w.begun(), w.spec["training"].update(steps=1)),
-        r"spec.training.steps: the run in .*run was started with 2, which may grow but not become 1",
+        r"spec.training.steps: the run in .*run was started with 2, which can only be raised; 1 is lower",
     ),
     "a run of another model": (
         lambda w: (w.begun(), shutil.copytree(w.model, w.root / "new"), put("new", "models", 0, "source")(w)),

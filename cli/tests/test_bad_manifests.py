@@ -24,7 +24,7 @@ TEXTS = {
     "a list": ("- a\n- b\n", "the manifest is not a mapping; it begins with apiVersion"),
     "a tab": ("spec:\n\tseed: 1\n", "line 2, column 1: .*found character"),
     "an open bracket": ("spec: [1, 2\n", "line 2, column 1: .*expected"),
-    "a key twice": ("kind: RLJob\nkind: RLJob\n", "line 2, column 1: the key 'kind' is there twice; keep one"),
+    "a key twice": ("kind: RLJob\nkind: RLJob\n", "line 2, column 1: the key 'kind' is used twice; keep one"),
     "two documents": ("kind: RLJob\n---\nkind: RLJob\n", "a second document begins; keep one RLJob in a file"),
     "a key that is no text": ("1: a\n", "the key '1' is not text; put it in quotes"),
     "a tag": ("kind: !!python/object:os.system x\n", "the tag .* has no meaning in a manifest; remove it"),
@@ -56,7 +56,7 @@ SETTINGS = {
         "spec.tracking.tensorboard: must be true or false, not 'yes'",
     ),
     "no task": ("spec.tasks=[]", "spec.tasks: must have at least 1 entry, not 0"),
-    "no model called policy": ("spec.models[policy].name=base", "spec.models: none is called 'policy'; name the model"),
+    "no model called policy": ("spec.models[policy].name=base", "spec.models: no model is named 'policy'"),
     "a name in capitals": (
         "metadata.name=Sums",
         "metadata.name: must consist of lower-case letters, digits and dashes",
@@ -65,7 +65,7 @@ SETTINGS = {
     "an unknown preset": ("spec.algorithm.preset=ppo", "spec.algorithm.preset: must be 'grpo' or 'dr_grpo', not 'ppo'"),
     "an unknown engine": ("spec.rollouts[0].engine=tgi", "spec.rollouts\\[0\\].engine: must be .*vllm.*, not 'tgi'"),
     "an unknown backend": ("spec.trainer.backend=deepspeed", "spec.trainer.backend: must be .*fsdp.*, not 'deepspeed'"),
-    "no such reward": ("spec.tasks[0].reward=none", "spec.tasks\\[0\\].reward: there is no reward called 'none'"),
+    "no such reward": ("spec.tasks[0].reward=none", "spec.tasks\\[0\\].reward: 'none' is not defined"),
     "no such builtin reward": ("spec.rewards[0].builtin=magic", "spec.rewards\\[0\\].builtin: must be .*, not 'magic'"),
     "a reward of nothing": (
         "spec.rewards[0].builtin=null",
@@ -113,7 +113,7 @@ SETTINGS = {
     ),
     "an evaluation of no task": (
         "spec.evaluation.tasks=[none]",
-        "evaluation.tasks\\[0\\]: there is no task called 'none'",
+        "evaluation.tasks\\[0\\]: 'none' is not defined",
     ),
     "pools for no evaluation": (
         "spec.evaluation.engines=dedicated",

@@ -43,7 +43,7 @@ def test_a_new_directory_holds_the_manifest_as_given_and_resolved(directory, man
         ({"seed": "9"}, "spec.seed: the run in DIR was started with 0, not 9; give it that value, or choose another"),
         (
             {"training__steps": "2"},
-            "spec.training.steps: the run in DIR was started with 3, which may grow but not",
+            "spec.training.steps: the run in DIR was started with 3, which can only be raised",
         ),
         (
             {"evaluation": "{problems: 8}"},

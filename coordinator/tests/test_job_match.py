@@ -51,7 +51,7 @@ TRAINING = {"steps": 4, "promptsPerStep": 2, "samplesPerPrompt": 2, "maxStalenes
         ),
         ({"algorithm": {"preset": "dr_grpo"}}, r'^spec\.algorithm\.preset: .*"grpo", not "dr_grpo"'),
         ({"training": TRAINING | {"maxStaleness": 2}}, r"^spec\.training\.maxStaleness: "),
-        ({"training": TRAINING | {"steps": 3}}, r"^spec\.training\.steps: .* with 4, which may grow but not become 3"),
+        ({"training": TRAINING | {"steps": 3}}, r"^spec\.training\.steps: .* with 4, which can only be raised"),
         ({"weightSync": {"timeoutSeconds": 61}}, r"^spec\.weightSync\.timeoutSeconds: .* 60\.0, not 61\.0"),
         ({"rollouts": [{"name": "main", "maxConcurrency": 8}]}, r"^spec\.rollouts\[0\]\.maxConcurrency: "),
     ],
@@ -84,7 +84,7 @@ def test_mutable_fields_may_change_under_a_ledger(tmp_path: Path, changed: Body)
 def test_steps_that_have_grown_do_not_shrink_again(tmp_path: Path) -> None:
     start(tmp_path, written())
     start(tmp_path, written(training=TRAINING | {"steps": 9}))
-    with pytest.raises(ValueError, match="with 9, which may grow but not become 8"):
+    with pytest.raises(ValueError, match="with 9, which can only be raised; 8 is lower"):
         start(tmp_path, written(training=TRAINING | {"steps": 8}))
 
 

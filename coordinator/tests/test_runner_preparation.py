@@ -87,7 +87,7 @@ def test_a_job_that_is_right_has_no_problems_and_nothing_is_written(storage: Pat
         (
             {"prompt": "{problem}"},
             {},
-            "spec.tasks[0].data.jsonl.path: STORAGE/rows.jsonl, line 1: there is no column 'problem', but question, a",
+            "spec.tasks[0].data.jsonl.path: STORAGE/rows.jsonl, line 1: there is no column 'problem'; there are questi",
         ),
         (
             {},

@@ -279,7 +279,7 @@ LINES = "spec.tasks[0].data.jsonl.path: "
         (b"\n \n", "FILE is empty; give one with rows"),
         (
             b'{"q": "a", "answer": 1}',
-            "FILE, line 1: there is no column 'question', but q, answer; name one of",
+            "FILE, line 1: there is no column 'question'; there are q, answer; name",
         ),
         (b'{"question": null, "answer": 1}', "FILE, line 1: column 'question' holds null; it must hold text or a num"),
         (
@@ -306,7 +306,7 @@ def test_what_is_wrong_with_a_line_is_one_sentence_with_file_and_line(
 def test_a_column_that_is_to_be_renamed_must_be_there_though_one_has_the_new_name(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_bytes(b'{"question": "a", "answer": 1}')
-    with pytest.raises(ValueError, match="line 1: there is no column 'zzz', but question, answer; name one of them"):
+    with pytest.raises(ValueError, match="line 1: there is no column 'zzz'; there are question, answer; name one"):
         task_of({"jsonl": {"path": str(path)}, "columns": {"question": "zzz"}}, prompt="{question}")
 
 

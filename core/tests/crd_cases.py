@@ -1,7 +1,8 @@
-"""What a manifest may not say, one case for each rule, and what both are to say of it: rljob where it reads a manifest,
-and the API server where it is given an RLJob. Used by test_api_crd.py here and by e2e/integration/test_crd_rules.py.
+"""Invalid manifests, one case for each rule, with the message of rljob when it loads the manifest, and the message of
+the API server when it receives the RLJob. Used by test_api_crd.py and by e2e/integration/test_crd_rules.py.
 
-Where the API server cannot say it, `why` says the reason; the operator then says it in the job's conditions.
+If the API server cannot check a rule, `why` is the reason; the operator then reports the problem in the job's
+conditions.
 """
 
 from __future__ import annotations
@@ -13,37 +14,37 @@ from typing import Any
 from core.tests.manifests import MANIFEST
 from rljob.api.load import override
 
-LISTED = "a list map: the API server says which entry is there twice"
-SCHEMA = "the schema's own bound: the API server says it in its words"
-UNSEEN = "CEL does not see into mappings of any value"
+LISTED = "a list map: the API server names the duplicate entry"
+SCHEMA = "a bound of the schema: the API server has its own message"
+UNTYPED = "CEL cannot read mappings of untyped values"
 BUDGET = "over CEL's budget"
-GRAMMAR = "the words of another program: CEL cannot ask it"
 KEYS = "a structural schema has no bound for keys"
-WRITTEN_NULL = "null is the same as nothing to the API server, which fills in the default"
-ONLY_IN_A_CLUSTER = "`rljob run` takes it; the operator says it too"
+WRITTEN_NULL = "the API server drops null and fills in the default"
+ONLY_IN_A_CLUSTER = "`rljob run` accepts it; the operator refuses it too"
 
 
 @dataclass(frozen=True)
 class Case:
-    """A change of the smallest manifest (entries as of --set), and part of the sentence about it.
+    """A change of the smallest manifest (entries as for --set), and a part of the message about it.
 
-    ``says``: by rljob; empty: it takes the manifest. ``server``: by the API server, where that differs; empty: it takes
-    it. ``why``: the two differ.
+    ``message``: of rljob; empty: rljob accepts the manifest. ``server``: of the API server if it differs; empty: the
+    API server accepts the manifest. ``why``: reason why the two differ.
     """
 
     name: str
     change: tuple[str, ...]
-    says: str
+    message: str
     server: str | None = None
     why: str = ""
 
     @property
-    def server_says(self) -> str:
-        return self.says if self.server is None else self.server
+    def server_message(self) -> str:
+        """Part of the API server's message; empty: it accepts the manifest."""
+        return self.message if self.server is None else self.server
 
 
 def changed(change: tuple[str, ...]) -> dict[str, Any]:
-    """Return the smallest manifest with ``change`` made in it."""
+    """Return the smallest manifest with ``change`` applied."""
     data = copy.deepcopy(MANIFEST)
     for entry in change:
         override(data, entry)
@@ -59,19 +60,19 @@ _TEMPLATE = "{spec: {containers: [{name: main, image: mine}]}}"
 
 GOOD = [
     Case("the smallest manifest", (), ""),
-    Case("null where something may be left out", ("spec.algorithm.dualClip=null", "spec.evaluation=null"), ""),
-    Case("every preset's fields set by hand", ("spec.algorithm={preset: dr_grpo, clipLow: 0.3, minibatches: 2}",), ""),
-    Case("rows of a file, some held out", (_EXACT, _jsonl("heldOutFraction: 0.2")), ""),
+    Case("null for optional fields", ("spec.algorithm.dualClip=null", "spec.evaluation=null"), ""),
+    Case("fields of a preset set by the user", ("spec.algorithm={preset: dr_grpo, clipLow: 0.3, minibatches: 2}",), ""),
+    Case("rows of a file, a fraction held out", (_EXACT, _jsonl("heldOutFraction: 0.2")), ""),
     Case("rows of two files", (_EXACT, _jsonl("heldOutPath: 'job://other'", "heldOutFraction: 0")), ""),
     Case("braces in a prompt", ("spec.tasks[0].prompt='{{a}} {question}}} {b c:}'",), ""),
     Case("a chat", ("spec.tasks[0].messages=[{role: user, content: '{question}'}]",), ""),
-    Case("a path with dots that lead nowhere", ("spec.models[0].source='job://a/./...b/..c'",), ""),
+    Case("a path with dots that stays in the storage", ("spec.models[0].source='job://a/./...b/..c'",), ""),
     Case(
         "a reward of your own in a cluster",
         (f"spec.rewards=[{{name: exact, template: {_TEMPLATE}, local: {{command: [serve]}}}}]",),
         "",
     ),
-    Case("a reward elsewhere", ("spec.rewards=[{name: exact, url: 'http://scores.example:80/x'}]",), ""),
+    Case("a reward service outside the job", ("spec.rewards=[{name: exact, url: 'http://scores.example:80/x'}]",), ""),
     Case(
         "dedicated evaluation",
         ("spec.evaluation={engines: dedicated}", "spec.rollouts=[{name: a}, {name: b, purpose: evaluation}]"),
@@ -89,7 +90,7 @@ GOOD = [
         "",
     ),
     Case(
-        "a fabric",
+        "RDMA adapters and NCCL variables",
         (
             "spec.trainer={sharedMemory: 16Gi, rdma: {resource: rdma/hca_0, count: 8}, nccl: {NCCL_IB_HCA: mlx5}}",
             "spec.rollouts[0].nccl={TORCH_NCCL_DEBUG: a, FI_PROVIDER: efa}",
@@ -97,33 +98,37 @@ GOOD = [
         "",
     ),
     Case(
-        "the network of nodes",
+        "hostNetwork with addresses of nodes",
         ("spec.trainer.hostNetwork=true", "spec.network.nodes=[{name: all, cidr: 10.0.0.0/8}]"),
         "",
     ),
     Case(
-        "the network of nodes without policies",
+        "hostNetwork without network policies",
         ("spec.rollouts[0].hostNetwork=true", "spec.network.policy=Disabled"),
         "",
     ),
-    Case("peers and addresses", ("spec.network={egress: {policy: Listed, to: [{name: a, cidr: 10.0.0.0/8}]}}",), ""),
+    Case(
+        "listed egress destinations",
+        ("spec.network={egress: {policy: Listed, to: [{name: a, cidr: 10.0.0.0/8}]}}",),
+        "",
+    ),
     Case("the longest name", (f"metadata.name={'a' * 63}",), ""),
 ]
-"""Manifests that both take."""
+"""Manifests that rljob and the API server accept."""
 
 FIELDS = [
     Case(
-        "nothing is called policy",
+        "no model is named policy",
         ("spec.models[0].name=base",),
-        "none is called 'policy'; name the model to train 'policy'",
+        "no model is named 'policy'; name the model to train 'policy'",
     ),
-    Case("no such reward", ("spec.tasks[0].reward=none",), "there is no reward called"),
+    Case("a reward that is not defined", ("spec.tasks[0].reward=none",), "is not defined"),
     Case(
-        "data that the gym cannot score",
+        "data that reasoning_gym cannot score",
         (_jsonl(),),
         "is the builtin reasoning_gym, which scores reasoningGym data only; use another reward",
     ),
-    Case("an evaluation of no task", ("spec.evaluation.tasks=[none]",), "; name one of tasks"),
+    Case("an evaluation task that is not defined", ("spec.evaluation.tasks=[none]",), "; name one of tasks"),
     Case(
         "a task evaluated twice",
         ("spec.evaluation.tasks=[sums, sums]",),
@@ -132,7 +137,7 @@ FIELDS = [
         LISTED,
     ),
     Case(
-        "nothing to do",
+        "neither training nor evaluation",
         ("spec.training.steps=0",),
         "0 only evaluates, and there is no evaluation; add evaluation, or train a step",
     ),
@@ -152,7 +157,7 @@ FIELDS = [
         "dedicated needs a pool with purpose evaluation; set purpose",
     ),
     Case(
-        "a pool for no evaluation",
+        "an evaluation pool without dedicated evaluation",
         ("spec.rollouts=[{name: a}, {name: b, purpose: evaluation}]",),
         "evaluation.engines is not dedicated; set evaluation.engines: dedicated, or purpose: training",
     ),
@@ -162,7 +167,7 @@ FIELDS = [
         "samples of a batch; lower it",
     ),
     Case(
-        "groups of one that are to vary",
+        "nonconstant groups of one sample",
         ("spec.training.samplesPerPrompt=1", "spec.algorithm.groupFilter=nonconstant"),
         "with training.samplesPerPrompt 1 every group is constant and would be rejected; use none, or more samples",
     ),
@@ -182,86 +187,110 @@ FIELDS = [
         "problems of reasoningGym always have question, answer and metadata; remove it",
     ),
     Case(
-        "two ways to hold rows out",
+        "two held-out settings for rows",
         (_EXACT, _jsonl("heldOutPath: 'job://b'", "heldOutFraction: 0.1")),
         "heldOutPath is given too; give one of them",
     ),
     Case(
-        "two ways to hold splits out",
+        "two held-out settings for splits",
         (_EXACT, "spec.tasks[0].data={datasets: {path: 'job://a', heldOutSplit: x, heldOutFraction: 0.1}}"),
         "heldOutSplit is given too; give one of them",
     ),
     Case(
-        "the gym's seed",
+        "the seed of reasoning-gym",
         ("spec.tasks[0].data.reasoningGym.config.seed=1",),
         "governed by the job; remove it and set spec.seed",
         "",
-        UNSEEN,
+        UNTYPED,
     ),
-    Case("the gym's size", ("spec.tasks[0].data.reasoningGym.config.size=1",), "governed by the job", "", UNSEEN),
+    Case(
+        "the size of reasoning-gym",
+        ("spec.tasks[0].data.reasoningGym.config.size=1",),
+        "governed by the job",
+        "",
+        UNTYPED,
+    ),
     Case(
         "two forms of a prompt",
         ("spec.tasks[0].prompt='{question}'", "spec.tasks[0].messagesColumn=chat"),
         "a task has one of prompt, messages, messagesColumn",
     ),
-    Case("a prompt without a problem", ("spec.tasks[0].prompt=hello",), "the template names no column; put {question}"),
+    Case("a prompt without a column", ("spec.tasks[0].prompt=hello",), "the template names no column; put {question}"),
     Case("an open brace", ("spec.tasks[0].prompt='{question'",), "write {{ and }} for literal braces"),
     Case("a single brace", ("spec.tasks[0].prompt='a} {b}'",), "write {{ and }} for literal braces"),
-    Case("a field of a column", ("spec.tasks[0].prompt='{a.b}'",), "write {{ and }} for literal braces"),
-    Case("a column converted", ("spec.tasks[0].prompt='{a!r}'",), "write {{ and }} for literal braces"),
+    Case("an attribute of a column", ("spec.tasks[0].prompt='{a.b}'",), "write {{ and }} for literal braces"),
+    Case("a conversion of a column", ("spec.tasks[0].prompt='{a!r}'",), "write {{ and }} for literal braces"),
     Case(
-        "a chat whose template is none",
+        "a chat with an invalid template",
         ("spec.tasks[0].messages=[{role: user, content: '{'}]",),
         "write {{ and }} for literal braces",
         "",
         BUDGET,
     ),
     Case(
-        "a chat without a problem",
+        "a chat without a column",
         ("spec.tasks[0].messages=[{role: user, content: hello}]",),
         "the template names no column",
         "",
         BUDGET,
     ),
     Case(
-        "a chat that the model ends",
+        "a chat that ends with the assistant",
         ("spec.tasks[0].messages=[{role: user, content: '{a}'}, {role: assistant, content: b}]",),
         "the last message is the assistant's; end with the message that the model answers",
     ),
-    Case("a model far away", ("spec.models[0].source='s3://b/x'",), "cannot be read; write job://PATH for a path"),
-    Case("a path out of the storage", ("spec.models[0].source='job://../x'",), "is not a path inside the storage"),
     Case(
-        "a path out of the storage, later", ("spec.models[0].source='job://a/..'",), "is not a path inside the storage"
+        "a model at a remote URL", ("spec.models[0].source='s3://b/x'",), "cannot be read; write job://PATH for a path"
     ),
-    Case("the root", ("spec.models[0].source='job:///x'",), "is not a path inside the storage"),
-    Case("the storage itself", ("spec.models[0].source='job://./.'",), "is not a path inside the storage"),
-    Case("an initializer outside", ("spec.initializer.command=[a, 'job://../x']",), "is not a path inside the storage"),
+    Case("a path outside the storage", ("spec.models[0].source='job://../x'",), "is not a path inside the storage"),
     Case(
-        "rows outside", (_EXACT, "spec.tasks[0].data={jsonl: {path: 'job://..'}}"), "is not a path inside the storage"
+        "a path outside the storage after a directory",
+        ("spec.models[0].source='job://a/..'",),
+        "is not a path inside the storage",
+    ),
+    Case("an absolute path", ("spec.models[0].source='job:///x'",), "is not a path inside the storage"),
+    Case("the root of the storage", ("spec.models[0].source='job://./.'",), "is not a path inside the storage"),
+    Case(
+        "an initializer path outside the storage",
+        ("spec.initializer.command=[a, 'job://../x']",),
+        "is not a path inside the storage",
     ),
     Case(
-        "splits outside",
+        "rows outside the storage",
+        (_EXACT, "spec.tasks[0].data={jsonl: {path: 'job://..'}}"),
+        "is not a path inside the storage",
+    ),
+    Case(
+        "splits outside the storage",
         (_EXACT, "spec.tasks[0].data={datasets: {path: 'job:///a'}}"),
         "is not a path inside the storage",
     ),
     Case(
-        "a path of a machine",
+        "a model at a local path",
         ("spec.models[0].source=./model",),
         "",
         "is for rljob run; in a cluster put it into the job's storage and write job://PATH",
         ONLY_IN_A_CLUSTER,
     ),
     Case(
-        "rows of a machine",
+        "rows at a local path",
         (_EXACT, "spec.tasks[0].data={parquet: {path: rows.parquet}}"),
         "",
         "is for rljob run; in a cluster put it into the job's storage and write job://PATH",
         ONLY_IN_A_CLUSTER,
     ),
-    Case("a reward of nothing", ("spec.rewards=[{name: exact}]",), "give exactly one of builtin, function, url, local"),
-    Case("a reward of two", ("spec.rewards[0].url=http://a",), "give exactly one of builtin, function, url, local"),
     Case(
-        "a pod for a reward elsewhere",
+        "a reward without a scorer",
+        ("spec.rewards=[{name: exact}]",),
+        "give exactly one of builtin, function, url, local",
+    ),
+    Case(
+        "a reward with two scorers",
+        ("spec.rewards[0].url=http://a",),
+        "give exactly one of builtin, function, url, local",
+    ),
+    Case(
+        "a pod for a reward service outside the job",
         (f"spec.rewards=[{{name: exact, url: 'http://a', template: {_TEMPLATE}}}]",),
         "a service with url has no pod in the job; remove one of them",
     ),
@@ -280,25 +309,25 @@ FIELDS = [
         BUDGET,
     ),
     Case(
-        "an option that a builtin has not",
+        "an unknown option of a builtin",
         (_EXACT, _jsonl(), "spec.rewards[0].config.colum=answer"),
         "spec.rewards[0].config.colum: unknown field; did you mean column?",
         "",
-        UNSEEN,
+        UNTYPED,
     ),
     Case(
-        "a regular expression that is none",
+        "an invalid regular expression",
         (_EXACT, _jsonl(), "spec.rewards[0].config.extract='('"),
         "is not a regular expression",
         "",
-        UNSEEN,
+        UNTYPED,
     ),
     Case(
-        "options of a service elsewhere",
+        "options of a service outside the job",
         ("spec.rewards=[{name: exact, url: 'http://a', config: {column: x}}]",),
         "applies to a builtin or a function only; remove it",
         "",
-        UNSEEN,
+        UNTYPED,
     ),
     Case(
         "an argument that rljob sets",
@@ -307,50 +336,50 @@ FIELDS = [
         "",
         BUDGET,
     ),
-    Case("two storages", ("spec.storage={size: 1Gi, claim: a}",), "a storage has one of size, claim"),
+    Case("storage with size and claim", ("spec.storage={size: 1Gi, claim: a}",), "a storage has one of size, claim"),
     Case(
-        "fewer engines at most than at least",
+        "max engines below min",
         ("spec.rollouts[0].replicas={min: 3, max: 2}",),
         "is less than min",
     ),
-    Case("fewer runners at most than at least", ("spec.runner.replicas={min: 3, max: 2}",), "is less than min"),
-    Case("fewer rewards at most than at least", ("spec.rewards[0].replicas={min: 2, max: 1}",), "is less than min"),
+    Case("max runners below min", ("spec.runner.replicas={min: 3, max: 2}",), "is less than min"),
+    Case("max reward pods below min", ("spec.rewards[0].replicas={min: 2, max: 1}",), "is less than min"),
     Case(
-        "addresses without a list",
+        "destinations without policy Listed",
         ("spec.network.egress.to=[{name: a, cidr: 10.0.0.0/8}]",),
         "policy Any allows all destinations; set policy: Listed, or remove it",
     ),
     Case(
-        "GPUs as adapters",
+        "GPUs as RDMA adapters",
         ("spec.trainer.rdma.resource=nvidia.com/gpu",),
         "nvidia.com/gpu is requested by accelerator; name the resource of the network adapters",
     ),
     Case(
-        "GPUs as an engine's adapters",
+        "GPUs as RDMA adapters of an engine",
         ("spec.rollouts[0].rdma.resource=nvidia.com/gpu",),
         "nvidia.com/gpu is requested by accelerator; name the resource of the network adapters",
     ),
     Case(
-        "a variable of something else",
+        "a variable of another library",
         ("spec.trainer.nccl={PATH: /bin}",),
         "spec.trainer.nccl.PATH: must begin with NCCL_, TORCH_NCCL_, GLOO_, UCX_ or FI_, not 'PATH'; set others in",
         "a name does not begin with NCCL_, TORCH_NCCL_, GLOO_, UCX_ or FI_; set other variables in template",
-        "CEL's messages name no values",
+        "CEL messages contain no values",
     ),
     Case(
-        "an engine's variable of something else",
+        "an engine's variable of another library",
         ("spec.rollouts[0].nccl={PATH: /bin}",),
         "must begin with NCCL_, TORCH_NCCL_, GLOO_, UCX_ or FI_, not 'PATH'; set others in template",
         "a name does not begin with NCCL_, TORCH_NCCL_, GLOO_, UCX_ or FI_; set other variables in template",
-        "CEL's messages name no values",
+        "CEL messages contain no values",
     ),
     Case(
-        "a trainer that policies would keep away",
+        "a trainer with hostNetwork that policies would block",
         ("spec.trainer.hostNetwork=true",),
         "give the addresses of nodes in network.nodes, or set network.policy: Disabled",
     ),
     Case(
-        "engines that policies would keep away",
+        "engines with hostNetwork that policies would block",
         ("spec.rollouts[0].hostNetwork=true",),
         "give the addresses of nodes in network.nodes, or set network.policy: Disabled",
     ),
@@ -362,21 +391,21 @@ FIELDS = [
     Case(
         "rljob's own variables",
         ("spec.trainer.template={spec: {containers: [{name: main, env: [{name: RLJOB_X, value: a}]}]}}",),
-        "variables that begin with RLJOB_ are rljob's own; remove it",
+        "variables that begin with RLJOB_ are reserved for rljob; remove it",
         "",
         BUDGET,
     ),
     Case(
         "rljob's own labels",
         ("spec.trainer.template={metadata: {labels: {rljob.dev/job: x}}}",),
-        "labels that begin with rljob.dev/ are rljob's own; remove it",
+        "labels that begin with rljob.dev/ are reserved for rljob; remove it",
         "",
         BUDGET,
     ),
     Case(
         "rljob's own port",
         ("spec.runner.template={spec: {containers: [{name: side, ports: [{containerPort: 8080}]}]}}",),
-        "port 8080 is rljob's own",
+        "port 8080 is reserved for rljob",
         "",
         BUDGET,
     ),
@@ -390,7 +419,7 @@ FIELDS = [
     Case(
         "a container without a name",
         ("spec.trainer.template={spec: {containers: [{image: a}]}}",),
-        "required; add it (rljob's own container is called main)",
+        "required; add it (the name of rljob's container is main)",
         "Required value",
         SCHEMA,
     ),
@@ -409,21 +438,21 @@ FIELDS = [
         LISTED,
     ),
     Case(
-        "two volumes at one place",
+        "two volumes at one mount path",
         ("spec.runner.template={spec: {containers: [{name: a, volumeMounts: [{mountPath: /a}, {mountPath: /a}]}]}}",),
         "is used twice; give every entry its own mountPath",
         "Duplicate value",
         LISTED,
     ),
     Case(
-        "half a processor as a number",
+        "a CPU limit as a fraction",
         ("spec.trainer.template={spec: {containers: [{name: main, resources: {limits: {cpu: 0.5}}}]}}",),
         "must be a whole number, or text; put it in quotes",
         "resources.limits.cpu",
         SCHEMA,
     ),
     Case(
-        "nothing in a list of a pod",
+        "null in a list of a pod",
         ("spec.runner.template={spec: {containers: [null]}}",),
         "null deletes nothing in a list; remove it",
         "must be of type object",
@@ -443,7 +472,7 @@ FIELDS = [
         'unknown field "spec.trainer.template.spec.container"',
     ),
     Case(
-        "a word where a pod wants a number",
+        "text for a number of a pod",
         ("spec.trainer.template={spec: {terminationGracePeriodSeconds: soon}}",),
         "must be a whole number",
         "must be of type integer",
@@ -467,7 +496,7 @@ FIELDS = [
         )
     ),
 ]
-"""Rules across fields, and rules of one field that no schema of JSON can say."""
+"""Rules across fields, and rules of one field that a JSON schema cannot express."""
 
 BOUNDS = [
     Case("an unknown field", ("spec.sed=1",), "unknown field", 'unknown field "spec.sed"'),
@@ -475,11 +504,27 @@ BOUNDS = [
     Case("text for a number", ("spec.seed='1'",), "must be a whole number", "must be of type integer", SCHEMA),
     Case("a fraction", ("spec.seed=1.5",), "must be a whole number", "must be of type integer", SCHEMA),
     Case(
-        "too small", ("spec.training.steps=-1",), "must be at least 0", "should be greater than or equal to 0", SCHEMA
+        "a number below the minimum",
+        ("spec.training.steps=-1",),
+        "must be at least 0",
+        "should be greater than or equal to 0",
+        SCHEMA,
     ),
-    Case("too large", ("spec.training.maxStaleness=65",), "must be at most 64", "less than or equal to 64", SCHEMA),
-    Case("on the bound", ("spec.algorithm.clipLow=1",), "must be less than 1", "should be less than 1", SCHEMA),
-    Case("no word of it", ("spec.algorithm.preset=ppo",), "must be 'grpo' or", "Unsupported value", SCHEMA),
+    Case(
+        "a number above the maximum",
+        ("spec.training.maxStaleness=65",),
+        "must be at most 64",
+        "less than or equal to 64",
+        SCHEMA,
+    ),
+    Case(
+        "a value on an exclusive bound",
+        ("spec.algorithm.clipLow=1",),
+        "must be less than 1",
+        "should be less than 1",
+        SCHEMA,
+    ),
+    Case("an unknown preset", ("spec.algorithm.preset=ppo",), "must be 'grpo' or", "Unsupported value", SCHEMA),
     Case("an empty list", ("spec.tasks=[]",), "must have at least 1 entry", "should have at least 1 items", SCHEMA),
     Case("three betas", ("spec.trainer.optimizer.betas=[0, 0, 0]",), "must have at most 2", "at most 2 items", SCHEMA),
     Case("one beta", ("spec.trainer.optimizer.betas=[0]",), "required", "should have at least 2 items", SCHEMA),
@@ -489,14 +534,14 @@ BOUNDS = [
     Case("a name in capitals", ("metadata.name=Sums",), "must consist of lower-case letters", "metadata.name", SCHEMA),
     Case("a name with a dot", ("metadata.name=a.b",), "must consist of lower-case letters", "metadata.name", SCHEMA),
     Case("a long name", (f"metadata.name={'a' * 64}",), "must have at most 63", "metadata.name", SCHEMA),
-    Case("a name of two", ("spec.tasks[0].reward='a b'",), "must consist of lower-case", "should match", SCHEMA),
-    Case("an address", ("spec.rewards[0].url=a:80",), "must begin with http://", "should match", SCHEMA),
+    Case("a name with a space", ("spec.tasks[0].reward='a b'",), "must consist of lower-case", "should match", SCHEMA),
+    Case("an invalid URL", ("spec.rewards[0].url=a:80",), "must begin with http://", "should match", SCHEMA),
     Case(
         "a long text", (f"spec.managedBy={'a' * 4097}",), "must have at most 4096", "may not be more than 4096", SCHEMA
     ),
     Case("an empty text", ("spec.managedBy=''",), "is empty; give it a value", "should be at least 1 chars", SCHEMA),
-    Case("a resource", ("spec.trainer.rdma.resource=hca",), "such as rdma/hca", "should match", SCHEMA),
-    Case("an amount", ("spec.storage.size=10 GB",), "must be an amount such as 10Gi", "should match", SCHEMA),
+    Case("an invalid resource", ("spec.trainer.rdma.resource=hca",), "such as rdma/hca", "should match", SCHEMA),
+    Case("an invalid quantity", ("spec.storage.size=10 GB",), "must be an amount such as 10Gi", "should match", SCHEMA),
     Case(
         "many options",
         (f"spec.rewards[0].config={{{', '.join(f'a{i}: 1' for i in range(65))}}}",),
@@ -510,15 +555,17 @@ BOUNDS = [
         KEYS,
     ),
     Case("null for a default", ("spec.seed=null",), "must be a whole number, not null", "", WRITTEN_NULL),
-    Case("null for something needed", ("spec.training=null",), "must be a mapping", "Required value", SCHEMA),
-    Case("nothing for something needed", ("spec={}",), "required; add it", "Required value", SCHEMA),
+    Case("null for a required field", ("spec.training=null",), "must be a mapping", "Required value", SCHEMA),
+    Case("a missing required field", ("spec={}",), "required; add it", "Required value", SCHEMA),
 ]
 """Bounds of single fields: one case for each kind of bound."""
 
 UNSUPPORTED = [
-    Case("what comes later", ("spec.rollouts[0].placement=Colocated",), "not supported yet", "", "the operator's word"),
+    Case(
+        "a planned value", ("spec.rollouts[0].placement=Colocated",), "not supported yet", "", "checked by the operator"
+    ),
 ]
-"""Values that no part acts on yet are the operator's to refuse: the schema has them already."""
+"""Values without support. The schema already accepts them, and the operator refuses them."""
 
 CHANGES = [
     ("spec.suspend=true", ""),
@@ -571,4 +618,4 @@ CHANGES = [
     ("spec.weightSync.inFlight=wait", "spec.weightSync: Invalid value: field is immutable"),
     ("spec.managedBy=other", "spec.managedBy: Invalid value: field is immutable"),
 ]
-"""Change of a job that is there → what the API server says; empty: it is made."""
+"""Change of an existing job → message of the API server; empty: it accepts the change."""

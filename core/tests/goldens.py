@@ -1,6 +1,6 @@
-"""The golden files: what every role is rendered to in a cluster with GPUs and in one without.
+"""The golden files: the rendered objects of every role, in a cluster with GPUs and in a cluster without GPUs.
 
-After a change that is meant, write them anew and read the difference:
+After an intended change, update the files and read the difference:
 
     python -m core.tests.goldens --update
 """
@@ -41,7 +41,7 @@ CONTEXTS = {
 
 
 def texts() -> dict[str, str]:
-    """Return name of a file → what it shall hold."""
+    """Return file name → expected content."""
     job = load(JOB)
     return {
         f"{name}-{role.name}.yaml": to_yaml(role.objects)

@@ -1,4 +1,4 @@
-"""The smallest useful manifest, which tests change one thing of."""
+"""The smallest useful manifest. Tests change single fields of it."""
 
 from typing import Any
 

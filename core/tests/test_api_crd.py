@@ -1,4 +1,4 @@
-"""The CustomResourceDefinitions that follow from the models, without an API server."""
+"""The CustomResourceDefinitions generated from the models, without an API server."""
 
 import json
 import re
@@ -20,13 +20,13 @@ from rljob.manifests.problems import problems as problems_in_a_cluster
 from tools.generate import ROOT, problems
 
 LARGEST = 700 * 1024
-"""Bytes; etcd's limit is 1.5 MiB, and the definition is stored with managed fields beside it."""
+"""Maximum size of a definition in bytes. etcd's limit is 1.5 MiB, which also covers the managed fields."""
 DEFINITIONS = definitions()
 SCHEMA = DEFINITIONS["rljobs"]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 
 
 def fields(schema, path=""):
-    """Yield path and schema of every field, pod templates left out."""
+    """Yield path and schema of every field except pod templates."""
     yield path, schema
     for name, inner in schema.get("properties", {}).items():
         if name != "template":
@@ -40,31 +40,31 @@ OWN = [(path, schema) for part in ("spec", "status") for path, schema in fields(
 
 
 @pytest.mark.parametrize("case", [*GOOD, *FIELDS, *BOUNDS, *UNSUPPORTED], ids=lambda case: case.name)
-def test_rljob_says_what_is_wrong_of_each_case(case: Case):
-    if not case.says:
+def test_rljob_reports_the_problem_of_each_case(case: Case):
+    if not case.message:
         validate(changed(case.change))
         return
     with pytest.raises(ManifestError) as caught:
         validate(changed(case.change))
-    assert any(case.says in problem for problem in caught.value.problems), caught.value.problems
+    assert any(case.message in problem for problem in caught.value.problems), caught.value.problems
 
 
-def test_a_case_on_which_the_two_differ_says_why():
+def test_a_case_with_different_messages_has_a_reason():
     for case in (*FIELDS, *BOUNDS, *UNSUPPORTED):
-        assert case.why or case.server_says == case.says or "unknown field" in case.says, case.name
+        assert case.why or case.server_message == case.message or "unknown field" in case.message, case.name
 
 
-def test_the_committed_files_are_what_the_models_give():
+def test_the_committed_files_match_the_models():
     assert [problem for problem in problems() if "make crds" in problem or "nothing generates" in problem] == []
 
 
-def test_the_chart_of_the_definitions_has_the_version_of_what_they_are_generated_from():
+def test_the_chart_of_the_definitions_has_the_version_of_core():
     project = tomllib.loads((ROOT / "core" / "pyproject.toml").read_text())["project"]
     chart = yaml.safe_load((ROOT / "charts" / "rljob-crds" / "Chart.yaml").read_text())
     assert chart["version"] == chart["appVersion"] == project["version"]
 
 
-def test_a_file_that_differs_is_told_with_the_command_that_mends_it(tmp_path):
+def test_a_file_that_differs_is_reported_with_the_command_that_updates_it(tmp_path):
     (tmp_path / "crds").mkdir()
     (tmp_path / "crds" / "rljob.dev_rljobs.yaml").write_text("old")
     (tmp_path / "crds" / "stray.yaml").write_text("old")
@@ -85,12 +85,12 @@ def test_a_definition_is_small_enough_and_read_the_same_by_every_reader_of_yaml(
     assert yaml.safe_load(written) == definition
 
 
-def test_every_field_of_ours_says_what_it_means():
+def test_every_field_outside_pod_templates_has_a_description():
     undocumented = [path for path, schema in OWN if not path.endswith("[]") and not schema.get("description")]
     assert undocumented == []
 
 
-def test_kubectl_explain_says_what_is_not_supported_yet():
+def test_kubectl_explain_names_values_without_support():
     trainer = SCHEMA["properties"]["spec"]["properties"]["trainer"]["properties"]
     assert trainer["backend"]["description"].endswith("`megatron` is not supported yet.")
 
@@ -108,13 +108,13 @@ def _is_bounded(path, schema):
     return True
 
 
-def test_every_text_list_and_mapping_is_bounded_and_every_number_of_a_person_s():
+def test_every_string_list_and_mapping_and_every_number_of_the_spec_is_bounded():
     assert len(OWN) > 250
     unbounded = [path for path, schema in OWN if not _is_bounded(path, schema)]
     assert not unbounded, ", ".join(unbounded)
 
 
-def test_no_field_that_something_else_governs_has_a_default():
+def test_no_nullable_field_and_no_status_field_has_a_default():
     assert [path for path, schema in OWN if schema.get("nullable") and "default" in schema] == []
     assert [path for path, schema in OWN if path.startswith("status") and "default" in schema] == []
 
@@ -130,7 +130,7 @@ def test_every_list_of_named_entries_is_merged_by_name():
     assert keys["status.conditions"] == ["type"]
 
 
-def test_a_pod_template_requires_nothing_but_keys_and_takes_null_anywhere():
+def test_a_pod_template_requires_only_keys_and_accepts_null_elsewhere():
     template = SCHEMA["properties"]["spec"]["properties"]["trainer"]["properties"]["template"]
     required = {path: schema["required"] for path, schema in fields(template) if "required" in schema}
     lists = {f".spec.{kind}[]": "name" for kind in ("volumes", "containers", "initContainers")}
@@ -153,8 +153,8 @@ def test_every_rule_is_a_sentence_without_a_full_stop():
 
 
 def test_every_rule_has_a_case():
-    said = [case.server_says for case in FIELDS if case.server_says]
-    assert [rule for rule in rules() if not any(words in rule.message for words in said)] == []
+    messages = [case.server_message for case in FIELDS if case.server_message]
+    assert [rule for rule in rules() if not any(message in rule.message for message in messages)] == []
 
 
 def test_every_field_is_immutable_or_has_mutable_metadata():
@@ -180,18 +180,18 @@ def test_the_schema_has_every_field_of_the_metadata():
     [case for case in FIELDS if case.why == ONLY_IN_A_CLUSTER or "image" in case.name],
     ids=lambda case: case.name,
 )
-def test_what_the_api_server_alone_refuses_the_operator_refuses_too(case: Case):
+def test_the_operator_refuses_the_cases_that_only_the_api_server_refuses(case: Case):
     found = problems_in_a_cluster(validate(changed(case.change)))
-    assert any((case.server_says or "has no image") in problem for problem in found), found
+    assert any((case.server_message or "has no image") in problem for problem in found), found
 
 
-def test_every_change_that_is_tested_is_one_of_a_good_manifest():
+def test_every_tested_change_applies_to_the_smallest_manifest():
     for change, _ in CHANGES:
         if "[]" not in change:
             changed((change,))
 
 
-def test_what_cannot_be_said_in_a_structural_schema_is_an_error():
+def test_a_keyword_without_structural_equivalent_is_an_error():
     with pytest.raises(AssertionError, match="no structural schema has multipleOf"):
         structural({"type": "integer", "multipleOf": 2, "title": "Even"}, {}, defaults=True)
     with pytest.raises(AssertionError, match="a union besides null"):

@@ -36,7 +36,7 @@ def manifest(task=None, reward=None):
         ({"extract": "(a"}, "config.extract: '(a' is not a regular expression: missing ), unterminated subpattern"),
     ],
 )
-def test_an_option_of_exact_match_that_cannot_be_is_refused_with_its_path(config, sentence):
+def test_an_invalid_option_of_exact_match_is_refused_with_its_path(config, sentence):
     with pytest.raises(ManifestError) as refused:
         validate(manifest(reward={"builtin": "exact_match", "config": config}))
     (found,) = refused.value.problems
@@ -66,20 +66,20 @@ def test_reasoning_gym_has_no_options_and_scores_its_own_data_only():
         ),
     ],
 )
-def test_a_task_that_cannot_work_is_refused_with_the_path_of_its_field(task, sentence):
+def test_an_invalid_task_is_refused_with_the_path_of_its_field(task, sentence):
     with pytest.raises(ManifestError) as refused:
         validate(manifest(task))
     assert refused.value.problems == [sentence]
 
 
-def test_options_left_out_have_their_defaults():
+def test_omitted_options_have_their_defaults():
     parse = REWARDS["exact_match"].parse
     assert parse({}) == ExactMatchOptions(column="answer", extract=None, ignore_case=False)
     options = parse({"column": "x", "extract": "(a)", "ignoreCase": True})
     assert (options.column, options.extract.pattern, options.ignore_case) == ("x", "(a)", True)
 
 
-def test_relative_paths_of_models_and_data_become_absolute_and_those_in_the_storage_stay():
+def test_relative_paths_of_models_and_data_become_absolute_and_storage_paths_do_not_change():
     data = manifest({"data": {"parquet": {"path": "a/b.parquet", "heldOutPath": "job://held.parquet"}}})
     data["spec"]["models"][0]["source"] = "models/x"
     data["spec"]["tasks"] += [{**data["spec"]["tasks"][0], "name": "t", "data": {"datasets": {"path": "/d"}}}]
@@ -100,13 +100,13 @@ def test_a_template_is_filled_with_text_and_numbers_and_keeps_doubled_braces():
 @pytest.mark.parametrize(
     ("row", "sentence"),
     [
-        ({"b": 1, "c": 2}, "there is no column 'a', but b, c; name one of them, or rename one with columns"),
+        ({"b": 1, "c": 2}, "there is no column 'a'; there are b, c; name one of them, or rename one with columns"),
         ({"a": None}, "column 'a' holds null; it must hold text or a number"),
         ({"a": [1]}, "column 'a' holds a list; it must hold text or a number"),
         ({"a": {}}, "column 'a' holds a mapping; it must hold text or a number"),
     ],
 )
-def test_a_row_that_does_not_fit_a_template_is_told_in_a_sentence(row, sentence):
-    with pytest.raises(ValueError) as told:
+def test_a_row_that_does_not_fit_a_template_is_an_error_with_the_column(row, sentence):
+    with pytest.raises(ValueError) as caught:
         fill("{a}", row)
-    assert str(told.value) == sentence
+    assert str(caught.value) == sentence

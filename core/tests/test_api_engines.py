@@ -3,13 +3,13 @@
 import pytest
 
 from rljob.api.engine_registry import ENGINES, image_of, refused
-from rljob.manifests.inputs import PARTS
+from rljob.manifests.inputs import COMPONENTS
 
 
 @pytest.mark.parametrize(
     "arg", ["--port", "--port=80", "--max_model_len=5", "--max-model-l", "-tp", "--data-parallel-size", "--ssl-keyfile"]
 )
-def test_a_governed_argument_is_refused_with_what_to_do(arg):
+def test_a_governed_argument_is_refused_with_a_remedy(arg):
     (sentence,) = refused("vllm", ["--seed", "1", arg])
     assert sentence.startswith(f"args[2]: {arg!r} is governed by rljob (")
     assert sentence.endswith("; remove it")
@@ -20,9 +20,9 @@ def test_other_arguments_pass(arg):
     assert list(refused("vllm", [arg])) == []
 
 
-def test_the_image_of_a_built_in_engine_is_one_of_the_clusters():
+def test_the_image_of_a_built_in_engine_is_a_component_of_the_cluster_settings():
     assert image_of("vllm") == "rollout"
-    assert {engine.image for engine in ENGINES.values()} <= {*PARTS}
+    assert {engine.image for engine in ENGINES.values()} <= {*COMPONENTS}
 
 
 def test_a_users_engine_has_neither_image_nor_governed_arguments():

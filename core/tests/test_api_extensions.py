@@ -1,4 +1,4 @@
-"""Extension points: loading what a field of the manifest names."""
+"""Extension points: names, references, and loading of implementations."""
 
 from typing import Annotated
 

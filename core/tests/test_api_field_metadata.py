@@ -1,4 +1,4 @@
-"""Metadata of fields: inheritance, groups, and the selections that are made by it."""
+"""Metadata of fields: inheritance, groups, and selections by reader."""
 
 from typing import Annotated
 
@@ -54,7 +54,7 @@ FIELDS = manifest_fields(Whole)
         ("decided.plain", "operator", "always", "no operator"),
         ("decided.withoutPods", "objects", "always", "no operator"),  # the outer reason holds for all fields below
         ("fixed.plain", "objects", "never", ""),
-        ("fixed.shaped", "pods", "always", ""),  # mutability of one reader says nothing about another one
+        ("fixed.shaped", "pods", "always", ""),  # the inherited mutability belongs to the inherited reader
         ("count", "coordinator", "raise", ""),
         ("entries", "components", "never", ""),
         ("entries[].name", "components", "never", ""),
@@ -111,7 +111,7 @@ def test_a_run_continues_if_no_field_that_defines_it_differs():
     found = [(path, cause) for path, _, _, cause in run_changes(manifest(), manifest(2, 7))]
     assert found == [
         ("spec.seed", "started with 1, not 7"),
-        ("spec.training.steps", "started with 3, which may grow but not become 2"),
+        ("spec.training.steps", "started with 3, which can only be raised; 2 is lower"),
     ]
 
 

@@ -13,7 +13,7 @@ from rljob.api.yaml_loader import write_yaml
 
 
 def change(manifest, **values):
-    """Set fields by path: spec__training__steps=5; an int between __ is an index; ... removes."""
+    """Set fields by path: spec__training__steps=5. A number between __ is an index; ... removes the field."""
     for path, value in values.items():
         here = manifest
         *way, last = (int(step) if step.isdecimal() else step for step in path.split("__"))
@@ -87,8 +87,8 @@ def test_the_smallest_manifest_loads(manifest):
             {"spec__models__0__source": "job://../x"},
             "spec.models[0].source: 'job://../x' is not a path inside the stor",
         ),
-        ({"spec__models__0__name": "base"}, "spec.models: none is called 'policy'; name the model to train 'policy'"),
-        ({"spec__tasks__0__reward": "x"}, "spec.tasks[0].reward: there is no reward called 'x' (but exact); add it"),
+        ({"spec__models__0__name": "base"}, "spec.models: no model is named 'policy'; name the model to train"),
+        ({"spec__tasks__0__reward": "x"}, "spec.tasks[0].reward: 'x' is not defined; there are exact; name one"),
         ({"spec__tasks__0__prompt": "hi"}, "spec.tasks[0].prompt: the template names no column; put {question} where"),
         (
             {"spec__tasks__0__data__reasoningGym__config__seed": 1},
@@ -98,7 +98,7 @@ def test_the_smallest_manifest_loads(manifest):
             {"spec__tasks__0__sampling__maxTokens": 4096},
             "spec.tasks[0].sampling.maxTokens: 4096 leaves no room for a prompt in rollouts[0].maxModelLength 4096",
         ),
-        ({"spec__evaluation__tasks": ["x"]}, "spec.evaluation.tasks[0]: there is no task called 'x' (but sums); name"),
+        ({"spec__evaluation__tasks": ["x"]}, "spec.evaluation.tasks[0]: 'x' is not defined; there are sums; name one"),
         ({"spec__evaluation__tasks": []}, "spec.evaluation.tasks: must have at least 1 entry, not 0"),
         ({"spec__algorithm__minibatches": 257}, "spec.algorithm.minibatches: 257 is more than the 256 samples of a b"),
         (
@@ -164,7 +164,7 @@ def test_a_problem_is_one_sentence_that_begins_with_the_path_of_the_field(manife
     assert "\n" not in found
 
 
-def test_every_problem_is_named_at_once(manifest):
+def test_all_problems_are_reported_at_once(manifest):
     change(manifest, spec__training__steps=-1, spec__trainer__foo=1)
     assert [line.partition(":")[0] for line in problems(manifest)] == ["spec.training.steps", "spec.trainer.foo"]
     change(manifest, spec__training__steps=1, spec__trainer=..., spec__tasks__0__reward="x", spec__tasks__0__prompt="")
@@ -189,10 +189,10 @@ def _refused(text):
     [
         ("", "the manifest is empty; it begins with apiVersion"),
         ("- a\n", "the manifest is not a mapping; it begins with apiVersion"),
-        ("a: 1\na: 2\n", "line 2, column 1: the key 'a' is there twice; keep one"),
+        ("a: 1\na: 2\n", "line 2, column 1: the key 'a' is used twice; keep one"),
     ],
 )
-def test_text_that_is_no_manifest_is_refused_in_a_sentence(text, sentence):
+def test_text_without_a_manifest_is_refused_in_one_sentence(text, sentence):
     (found,) = _refused(text)
     assert found.startswith(sentence)
 
@@ -246,7 +246,7 @@ def test_an_override_sets_one_value(manifest, entry, path, value):
         ("spec.seed=[1", "--set spec.seed=[1: line 1, column 3: while parsing a flow sequence"),
     ],
 )
-def test_an_override_that_makes_no_sense_is_refused_in_a_sentence(manifest, entry, sentence):
+def test_an_invalid_override_is_refused_in_one_sentence(manifest, entry, sentence):
     with pytest.raises(ManifestError) as caught:
         override(manifest, entry)
     assert str(caught.value).startswith(sentence)
@@ -258,7 +258,7 @@ def test_an_override_of_an_unknown_field_is_refused_by_validation(manifest):
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_an_explained_manifest_loads_as_the_job_it_explains(manifest, preset):
+def test_an_explained_manifest_loads_as_the_resolved_job(manifest, preset):
     change(manifest, spec__algorithm__preset=preset, spec__evaluation__everySteps=2)
     job = loads(write_yaml(manifest))
     assert loads(explain(job)) == resolve(job)
@@ -274,7 +274,7 @@ def test_a_preset_fills_every_governed_field_but_the_users_own_value_wins(manife
     assert resolve(loads(write_yaml(manifest))).spec.algorithm.clip_high == 0.28
 
 
-def test_the_resolved_job_survives_json_as_parts_read_it(manifest):
+def test_the_resolved_job_survives_json(manifest):
     job = resolve(loads(write_yaml(manifest)))
     assert RLJob.model_validate_json(job.model_dump_json(by_alias=True)) == job
 
@@ -288,7 +288,7 @@ def test_every_field_is_documented_with_its_type():
 
 
 def test_every_field_can_be_set_in_a_file(manifest):
-    """Whatever is written out is read in again under the same name: aliases and loader agree on every field."""
+    """Every field is loaded under the name under which it is dumped: aliases and loader agree."""
     data = to_data(resolve(loads(write_yaml(change(manifest, spec__evaluation__everySteps=1)))))
     assert to_data(validate(json.loads(json.dumps(data)))) == data
 
@@ -334,7 +334,7 @@ def test_a_field_is_explained_by_path_with_or_without_index():
         ("spec.trainer.template={'a\\nb': 1}", r"spec.trainer.template.a\nb: unknown field"),
     ],
 )
-def test_line_ends_in_names_and_values_are_written_out(manifest, change, problem):
+def test_line_ends_in_names_and_values_are_escaped(manifest, change, problem):
     change = change.replace("'", '"')
     with pytest.raises(ManifestError) as caught:
         loads(write_yaml(manifest), [change])

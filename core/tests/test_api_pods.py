@@ -27,7 +27,7 @@ TEMPLATE = {
 }
 
 
-def test_a_template_of_kubernetes_is_taken_as_it_is(manifest):
+def test_a_valid_template_is_not_changed(manifest):
     manifest["spec"]["trainer"] = {"template": TEMPLATE}
     template = validate(manifest).spec.trainer.template
     assert template == TEMPLATE
@@ -39,8 +39,8 @@ def test_a_template_of_kubernetes_is_taken_as_it_is(manifest):
     ("template", "sentence"),
     [
         ({"spec": {"container": []}}, "spec.container: unknown field; did you mean containers?"),
-        ({"spec": {"zz": 1}}, "spec.zz: unknown field; a PodTemplateSpec has none of this name; remove it"),
-        ({"foo": 1}, "foo: unknown field; a PodTemplateSpec has none of this name; remove it"),
+        ({"spec": {"zz": 1}}, "spec.zz: unknown field; a PodTemplateSpec has no such field; remove it"),
+        ({"foo": 1}, "foo: unknown field; a PodTemplateSpec has no such field; remove it"),
         ({"spec": {"containers": {}}}, "spec.containers: must be a list"),
         ({"spec": {"hostNetwork": "yes"}}, "spec.hostNetwork: must be true or false"),
         ({"spec": {"nodeSelector": {"gpu": 1}}}, "spec.nodeSelector.gpu: must be text; put it in quotes"),
@@ -51,7 +51,7 @@ def test_a_template_of_kubernetes_is_taken_as_it_is(manifest):
         ),
         (
             {"spec": {"containers": [{"image": "a"}]}},
-            "spec.containers[0].name: required; add it (rljob's own container",
+            "spec.containers[0].name: required; add it (the name of rljob's container",
         ),
         (
             {"spec": {"restartPolicy": "Never"}},
@@ -59,7 +59,7 @@ def test_a_template_of_kubernetes_is_taken_as_it_is(manifest):
         ),
         (
             {"spec": {"containers": [{"name": "main", "env": [{"name": "RLJOB_TOKEN", "value": "x"}]}]}},
-            "spec.containers[0].env[0]: variables that begin with RLJOB_ are rljob's own; remove it",
+            "spec.containers[0].env[0]: variables that begin with RLJOB_ are reserved for rljob",
         ),
         ({"metadata": {"labels": {"rljob.dev/role": "x"}}}, "metadata.labels.rljob.dev/role: labels that begin with"),
         (
@@ -68,15 +68,15 @@ def test_a_template_of_kubernetes_is_taken_as_it_is(manifest):
         ),
         (
             {"spec": {"containers": [{"name": "side", "ports": [{"containerPort": 9}, {"containerPort": 8080}]}]}},
-            "spec.containers[0].ports[1]: port 8080 is rljob's own, which servers read from RLJOB_LISTEN; remove it",
+            "spec.containers[0].ports[1]: port 8080 is reserved for rljob, whose servers read it from RLJOB_LISTEN",
         ),
         (
             {"spec": {"initContainers": [{"name": "side", "ports": [{"containerPort": 9, "name": "http"}]}]}},
-            "spec.initContainers[0].ports[0].name: http is the name of rljob's own port; choose another",
+            "spec.initContainers[0].ports[0].name: http is the name of rljob's port; choose another",
         ),
     ],
 )
-def test_what_is_wrong_in_a_template_is_named_with_its_path(manifest, template, sentence):
+def test_an_invalid_field_of_a_template_is_refused_with_its_path(manifest, template, sentence):
     manifest["spec"]["rollouts"][0]["template"] = template
     with pytest.raises(ManifestError) as caught:
         validate(manifest)
@@ -84,7 +84,7 @@ def test_what_is_wrong_in_a_template_is_named_with_its_path(manifest, template, 
     assert found.startswith(f"spec.rollouts[0].template.{sentence}")
 
 
-def test_ports_that_are_not_ours_may_be_said(manifest):
+def test_other_ports_are_accepted(manifest):
     ports = [{"containerPort": 8080, "protocol": "UDP"}, {"containerPort": 9000, "name": "debug"}]
     template = {"spec": {"containers": [{"name": "main", "ports": ports}]}}
     manifest["spec"]["rollouts"][0]["template"] = template

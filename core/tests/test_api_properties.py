@@ -1,4 +1,4 @@
-"""Whatever is set in a manifest, it is refused in sentences or survives every way it travels."""
+"""Random values of fields are refused in sentences, or the job survives every serialization."""
 
 import json
 
@@ -57,7 +57,7 @@ def values(schema):
 
 
 def fields(schema, path):
-    """Yield path and schema of every field below ``schema``; of a list its first entry stands for all."""
+    """Yield path and schema of every field below ``schema``; the path of a list's entry has index 0."""
     schema = target(schema)
     if schema.get("type") == "array" and "items" in schema:
         yield from fields(schema["items"], f"{path}[0]")
@@ -70,7 +70,7 @@ FIELDS = {path: values(field) for path, field in fields(SCHEMA["$defs"]["RLJobSp
 
 
 def overrides_of(any_value):
-    """Return a strategy for `--set` entries: of values a field allows, or of ``any_value`` whatever."""
+    """Return a strategy for `--set` entries with valid values, or with values of the strategy ``any_value``."""
     entry = st.sampled_from(sorted(FIELDS)).flatmap(
         lambda path: st.tuples(st.just(path), FIELDS[path] if any_value is None else any_value).map(
             lambda both: f"{both[0]}={json.dumps(both[1], ensure_ascii=False)}"
@@ -81,7 +81,7 @@ def overrides_of(any_value):
 
 @EXAMPLES
 @given(overrides=overrides_of(None), preset=st.sampled_from(sorted(PRESETS)))
-def test_a_job_survives_every_way_it_travels(manifest, overrides, preset):
+def test_a_job_survives_every_serialization(manifest, overrides, preset):
     try:
         job = loads(write_yaml(manifest), [*overrides, f"spec.algorithm.preset={preset}"])
     except ManifestError:
@@ -97,7 +97,7 @@ def test_a_job_survives_every_way_it_travels(manifest, overrides, preset):
 
 @EXAMPLES
 @given(overrides=overrides_of(None) | overrides_of(JSON))
-def test_what_is_refused_is_refused_in_sentences(manifest, overrides):
+def test_invalid_values_are_refused_in_sentences(manifest, overrides):
     try:
         loads(write_yaml(manifest), overrides)
     except ManifestError as error:
@@ -109,6 +109,6 @@ def test_what_is_refused_is_refused_in_sentences(manifest, overrides):
 
 @EXAMPLES
 @given(data=st.dictionaries(st.sampled_from(["apiVersion", "kind", "metadata", "spec", "x"]), JSON) | JSON)
-def test_no_data_whatever_gives_a_traceback(data):
+def test_arbitrary_data_is_refused_without_a_traceback(data):
     with pytest.raises(ManifestError):
         loads(write_yaml(data))

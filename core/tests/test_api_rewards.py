@@ -167,9 +167,7 @@ def test_a_reward_kind_has_options_and_checks_rows(package: None) -> None:
         ({"function": "own_rewards:KIND", "config": {"column": 5}}, ["config.column: must be text, not 5"]),
     ],
 )
-def test_what_is_wrong_with_a_function_is_a_sentence_with_its_field(
-    package: None, reward: dict, expected: list[str]
-) -> None:
+def test_a_problem_of_a_function_is_a_sentence_with_its_field(package: None, reward: dict, expected: list[str]) -> None:
     found = problems(reward)
     assert len(found) == len(expected)
     for sentence, beginning in zip(found, expected, strict=True):
@@ -202,11 +200,11 @@ def test_a_kind_with_an_unknown_source_of_data_is_refused() -> None:
         RewardKind(make="a:b", options=Model, data=["json"])
 
 
-def test_a_reward_with_a_program_of_its_own_is_not_loaded() -> None:
+def test_a_reward_served_by_a_user_s_program_is_not_loaded() -> None:
     assert loaded({"url": "http://a"}) is None and loaded({"local": {"command": ["a"]}}) is None
 
 
 @pytest.mark.parametrize("options", [dict, {"unit": 1}])
-def test_options_that_are_no_model_are_named(options) -> None:
+def test_options_that_are_not_a_model_are_refused(options) -> None:
     with pytest.raises(ValueError, match=r"^options of a RewardKind is .*; name a subclass of rljob.api.base.Model"):
         RewardKind(make="a:b", options=options)

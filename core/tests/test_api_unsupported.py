@@ -1,4 +1,4 @@
-"""A field that a planned feature needs may exist before the feature; its values are refused by name."""
+"""Fields of planned features may exist before the feature. Their unsupported values are refused by name."""
 
 import pytest
 
@@ -56,7 +56,7 @@ def test_every_field_with_unsupported_values_has_an_example():
 
 
 @pytest.mark.parametrize("path", EXAMPLES)
-def test_what_is_not_supported_yet_is_refused_by_name(manifest, path):
+def test_an_unsupported_value_is_refused_by_name(manifest, path):
     value, sentence = EXAMPLES[path]
     assert refusal(with_value(manifest, path, value)).startswith(sentence)
 
@@ -76,7 +76,7 @@ def test_the_default_may_be_written_out(manifest, path, value):
     validate(with_value(manifest, path, value))
 
 
-def test_a_value_to_come_is_known_in_any_case(manifest):
+def test_an_unsupported_value_is_recognized_in_any_case(manifest):
     assert refusal(with_value(manifest, "rollouts[].placement", "colocated")) == (
         "spec.rollouts[0].placement: colocated is not supported yet; remove it or set Separate"
     )
@@ -91,7 +91,7 @@ def test_a_second_model_is_refused(manifest):
     assert refusal(manifest) == "spec.models[1]: a model besides policy (judge) is not supported yet; remove it"
 
 
-def test_the_page_on_fields_says_what_is_not_supported_yet():
+def test_the_page_on_fields_names_unsupported_values():
     known = fields()
     for field in UNSUPPORTED:
         assert "not supported yet" in known[f"spec.{field.name}"].meaning.lower()

@@ -45,14 +45,14 @@ REFUSED = _REFUSED.split()
 
 
 @pytest.mark.parametrize(("text", "value"), ACCEPTED)
-def test_a_plain_scalar_has_the_value_that_kubectl_gives_it(text, value):
+def test_a_plain_scalar_has_the_same_value_as_in_kubectl(text, value):
     read = read_yaml(f"x: {text}\n")["x"]
     assert read == value
     assert isinstance(read, type(value))
 
 
 @pytest.mark.parametrize("text", [*REFUSED, "2026-01-02 10:20:30"])
-def test_a_scalar_that_is_read_differently_elsewhere_is_refused_where_it_is_plain(text):
+def test_a_plain_scalar_that_other_readers_read_differently_is_refused(text):
     with pytest.raises(YamlError, match=r"^line 2, column 4: .*; put it in quotes") as caught:
         read_yaml(f"a: 1\nx: {text}\n")
     assert repr(text) in str(caught.value)
@@ -69,14 +69,14 @@ def test_a_file_mode_is_refused_with_its_decimal_number():
         read_yaml("defaultMode: 0644")
 
 
-def test_quotes_make_text_of_anything():
+def test_a_quoted_scalar_is_text():
     assert read_yaml("a: '5'\nb: \"on\"\nc: !!str 7") == {"a": "5", "b": "on", "c": "7"}
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
-        ("a: 1\nb: 2\na: 3\n", "line 3, column 1: the key 'a' is there twice"),
+        ("a: 1\nb: 2\na: 3\n", "line 3, column 1: the key 'a' is used twice"),
         ("a: 1\n---\nb: 2\n", "line 2, column 1: a second document begins"),
         ("a: [1, 2\n", "line 2, column 1: while parsing a flow sequence"),
         ("a:\n\t- 1\n", "line 2, column 1"),
@@ -92,14 +92,14 @@ def test_quotes_make_text_of_anything():
         ("a" * (1 << 20) + "b", "longer than 1,048,576 bytes"),
     ],
 )
-def test_what_is_no_manifest_yaml_is_refused_in_a_sentence(text, says):
+def test_yaml_that_is_not_a_manifest_is_refused_in_one_sentence(text, message):
     with pytest.raises(YamlError) as caught:
         read_yaml(text)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
 
 
-def test_what_an_alias_repeats_can_be_changed_by_itself():
+def test_each_alias_has_its_own_copy_of_the_value():
     data = read_yaml("a: &a {b: [1]}\nc: *a\n")
     data["c"]["b"].append(2)
     assert data == {"a": {"b": [1]}, "c": {"b": [1, 2]}}
@@ -118,13 +118,13 @@ def test_aliases_cannot_make_a_small_text_large():
         read_yaml("\n".join(lines))
 
 
-def test_an_anchor_that_contains_itself_is_refused_in_plain_words():
+def test_an_anchor_that_contains_itself_is_refused():
     with pytest.raises(YamlError, match=r"^line 1, column 4: an anchor contains an alias of itself"):
         read_yaml("a: &x [1, *x]")
 
 
 def json_equal(value):
-    """The value after kubectl's way through JSON."""
+    """Return the value after kubectl's conversion to JSON."""
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         value = float(value)
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e21:
@@ -143,5 +143,5 @@ values = st.recursive(
 
 
 @given(values)
-def test_what_is_written_is_read_as_the_same(value):
+def test_written_values_are_read_as_the_same_values(value):
     assert read_yaml(write_yaml(value)) == json_equal(value)

@@ -1,4 +1,4 @@
-"""Errors by answer, lines and events of watches, credentials that are replaced, back-off."""
+"""Errors by response, lines and events of watches, replaced credentials, backoff."""
 
 import asyncio
 import random
@@ -33,12 +33,12 @@ from rljob.protocol.backoff import Backoff
         (418, "", errors.ApiError),
     ],
 )
-def test_an_answer_becomes_the_error_it_stands_for(code, reason, kind):
+def test_status_and_reason_select_the_error_class(code, reason, kind):
     error = errors.error_of(code, msgspec.json.encode({"reason": reason, "message": "no"}), "3")
     assert type(error) is kind and error.message == "no" and error.retry_after == 3.0
 
 
-def test_an_answer_of_a_proxy_is_told_as_it_is():
+def test_the_text_of_a_proxy_s_response_is_the_message():
     error = errors.error_of(502, b"<html>bad gateway")
     assert isinstance(error, errors.UnavailableError) and "bad gateway" in error.message
 
@@ -59,7 +59,7 @@ class Stream:
             yield chunk
 
 
-async def test_lines_of_a_watch_are_whole_however_they_arrive():
+async def test_lines_of_a_watch_are_complete_for_any_chunks():
     long = b"x" * 300_000
     chunks = [b'{"a"', b":1}\n", b"\n{}", b"\n" + long[:100_000], long[100_000:], b"\nrest"]
     assert [line async for line in split_lines(Stream(*chunks))] == [b'{"a":1}', b"{}", long]
@@ -94,7 +94,7 @@ async def test_a_rejected_token_is_read_again(tmp_path):
     assert counted == [("get", "401"), ("get", "200"), ("get", "error")]
 
 
-async def test_delays_double_up_to_a_bound_and_begin_again_after_a_success(monkeypatch):
+async def test_delays_double_up_to_a_bound_and_restart_after_a_success(monkeypatch):
     slept = []
 
     async def sleep(seconds):

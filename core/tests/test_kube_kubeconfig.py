@@ -1,4 +1,4 @@
-"""Kubeconfigs: which context is meant, what several files say together, and what cannot be used, in a sentence."""
+"""Kubeconfigs: choice of the context, merging of several files, and messages for unusable files."""
 
 import base64
 import json
@@ -40,7 +40,7 @@ def answer(**status):
     return json.dumps({"kind": "ExecCredential", "status": status})
 
 
-def test_a_kubeconfig_with_a_token_or_its_file_gives_it(tmp_path):
+def test_the_token_is_read_from_the_kubeconfig_or_its_file(tmp_path):
     assert from_kubeconfig(kubeconfig(tmp_path, {"token": "t"})).headers() == {"Authorization": "Bearer t"}
     (tmp_path / "token").write_text("f\n")
     access = from_kubeconfig(kubeconfig(tmp_path, {"tokenFile": "token"}))
@@ -59,7 +59,7 @@ def test_a_token_file_is_read_again_after_a_minute(tmp_path, monkeypatch):
     assert access.headers() == {"Authorization": "Bearer new"}
 
 
-def test_a_context_says_where_who_and_in_which_namespace(tmp_path):
+def test_a_context_has_server_user_and_namespace(tmp_path):
     user = {"token": "t", "as": "jane"}
     access = from_kubeconfig(kubeconfig(tmp_path, user, **{"proxy-url": "http://p:1", "tls-server-name": "n"}))
     assert (access.server, access.context, access.user) == ("http://127.0.0.1:1", "c", "u")
@@ -67,7 +67,7 @@ def test_a_context_says_where_who_and_in_which_namespace(tmp_path):
     assert access.headers() == {"Authorization": "Bearer t", "Impersonate-User": "jane"}
 
 
-def test_of_several_files_the_first_to_say_something_is_right(tmp_path):
+def test_the_first_file_with_a_value_wins(tmp_path):
     one = kubeconfig(tmp_path, {"token": "one"}, name="one/config", context="first")
     two = kubeconfig(tmp_path, {"tokenFile": "token"}, server="http://two:1", name="two/config", context="second")
     config = read([tmp_path / "none", one, two])
@@ -78,7 +78,7 @@ def test_of_several_files_the_first_to_say_something_is_right(tmp_path):
     assert access.headers() == {"Authorization": "Bearer beside its own file"}
 
 
-def test_kubeconfig_and_home_are_looked_at_as_kubectl_does(tmp_path, monkeypatch):
+def test_kubeconfig_and_home_are_read_as_kubectl_does(tmp_path, monkeypatch):
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -91,7 +91,7 @@ def test_kubeconfig_and_home_are_looked_at_as_kubectl_does(tmp_path, monkeypatch
     assert default_access().token == default_access("other").token == "other"
 
 
-def test_in_a_pod_without_a_kubeconfig_it_is_the_service_account(tmp_path, monkeypatch):
+def test_a_pod_without_a_kubeconfig_uses_its_service_account(tmp_path, monkeypatch):
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     monkeypatch.setattr(module, "in_cluster", lambda: in_cluster(tmp_path))
@@ -106,7 +106,7 @@ def test_in_a_pod_without_a_kubeconfig_it_is_the_service_account(tmp_path, monke
         default_access("named")
 
 
-def test_outside_a_cluster_it_says_what_to_give(monkeypatch, tmp_path):
+def test_outside_a_cluster_the_message_names_the_option(monkeypatch, tmp_path):
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(ValueError, match="--kubeconfig"):
         in_cluster()
@@ -122,10 +122,10 @@ def test_outside_a_cluster_it_says_what_to_give(monkeypatch, tmp_path):
         ({"client-certificate-data": base64.b64encode(b"x").decode(), "client-key-data": "eA=="}, "cannot be used"),
         ({"client-certificate": "none.crt", "client-key": "none.key"}, r"cannot be used: .*none\.crt"),
         ({"exec": {"command": "x"}}, r"user u: exec\.apiVersion: None is not supported; use client\.auth.*/v1 or"),
-        (plugin(""), r"user u: exec\.command: it is missing"),
+        (plugin(""), r"user u: exec\.command: missing"),
     ],
 )
-def test_a_kubeconfig_that_cannot_be_used_is_one_sentence(tmp_path, user, sentence):
+def test_an_unusable_kubeconfig_is_refused_in_one_sentence(tmp_path, user, sentence):
     with pytest.raises(ValueError, match=sentence) as caught:
         from_kubeconfig(kubeconfig(tmp_path, user, "https://127.0.0.1:1"))
     assert str(tmp_path / "kubeconfig") in str(caught.value) and "\n" not in str(caught.value)
@@ -135,8 +135,8 @@ def test_a_kubeconfig_that_cannot_be_used_is_one_sentence(tmp_path, user, senten
     ("text", "sentence"),
     [
         ("contexts: [{", "cannot be read as a kubeconfig"),
-        ("- a list", "this is no kubeconfig; write one"),
-        ("contexts: [{context: {}}]", "this is no kubeconfig"),
+        ("- a list", "is not a kubeconfig; correct it"),
+        ("contexts: [{context: {}}]", "is not a kubeconfig"),
         ("", "current-context is missing; name a context: none"),
         ("current-context: here", "there is no context 'here'; there are none"),
         (
@@ -145,19 +145,19 @@ def test_a_kubeconfig_that_cannot_be_used_is_one_sentence(tmp_path, user, senten
         ),
     ],
 )
-def test_a_file_that_is_no_kubeconfig_is_one_sentence(tmp_path, text, sentence):
+def test_a_file_that_is_not_a_kubeconfig_is_refused_in_one_sentence(tmp_path, text, sentence):
     (tmp_path / "kubeconfig").write_text(text)
     with pytest.raises(ValueError, match=sentence) as caught:
         from_kubeconfig(tmp_path / "kubeconfig")
     assert "\n" not in str(caught.value)
 
 
-def test_an_unknown_context_is_told_which_there_are(tmp_path):
+def test_an_unknown_context_is_refused_with_the_known_contexts(tmp_path):
     with pytest.raises(ValueError, match=r"there is no context 'prod'; there are c$"):
         from_kubeconfig(kubeconfig(tmp_path), "prod")
 
 
-def test_a_plugin_gives_the_token_and_runs_once_while_it_lasts(tmp_path):
+def test_a_plugin_runs_once_until_its_token_expires(tmp_path):
     command = script(tmp_path / "login", f"echo x >> {tmp_path}/runs; echo '{answer(token='secret')}'")
     access = from_kubeconfig(kubeconfig(tmp_path, plugin(command)))
     assert access.headers() == access.headers() == {"Authorization": "Bearer secret"}
@@ -168,7 +168,7 @@ def test_a_plugin_gives_the_token_and_runs_once_while_it_lasts(tmp_path):
     assert (tmp_path / "runs").read_text() == "x\nx\n"
 
 
-def test_a_plugin_is_asked_again_when_its_token_has_expired(tmp_path):
+def test_a_plugin_runs_again_when_its_token_has_expired(tmp_path):
     text = answer(token="old", expirationTimestamp="2020-01-01T00:00:00Z")
     command = script(tmp_path / "login", f"echo x >> {tmp_path}/runs; echo '{text}'")
     access = from_kubeconfig(kubeconfig(tmp_path, plugin(command)))
@@ -177,13 +177,14 @@ def test_a_plugin_is_asked_again_when_its_token_has_expired(tmp_path):
     assert (tmp_path / "runs").read_text() == "x\nx\n"
 
 
-def test_a_plugin_is_told_what_its_kubeconfig_says(tmp_path):
+def test_a_plugin_receives_the_settings_of_its_kubeconfig(tmp_path):
     script(
-        tmp_path / "login", f"echo \"$KUBERNETES_EXEC_INFO|$PROFILE|$*\" > {tmp_path}/told; echo '{answer(token='t')}'"
+        tmp_path / "login",
+        f"echo \"$KUBERNETES_EXEC_INFO|$PROFILE|$*\" > {tmp_path}/received; echo '{answer(token='t')}'",
     )
     config = plugin("./login", args=["a b", "c"], env=[{"name": "PROFILE", "value": "p"}], provideClusterInfo=True)
     from_kubeconfig(kubeconfig(tmp_path, config)).headers()
-    info, profile, arguments = (tmp_path / "told").read_text().strip().split("|")
+    info, profile, arguments = (tmp_path / "received").read_text().strip().split("|")
     assert (profile, arguments) == ("p", "a b c")
     assert json.loads(info) == {
         "apiVersion": "client.authentication.k8s.io/v1",
@@ -196,17 +197,17 @@ def test_a_plugin_is_told_what_its_kubeconfig_says(tmp_path):
     ("text", "sentence"),
     [
         ("exit 3", "ended with exit code 3; log in again"),
-        ("echo nonsense", "prints is no ExecCredential of client.authentication.k8s.io/v1"),
-        ("echo '{\"status\": {}}'", "gives neither a token nor a certificate"),
+        ("echo nonsense", "is not an ExecCredential of client.authentication.k8s.io/v1"),
+        ("echo '{\"status\": {}}'", "prints neither a token nor a certificate"),
     ],
 )
-def test_a_plugin_that_gives_nothing_is_one_sentence(tmp_path, text, sentence):
+def test_a_plugin_without_credentials_is_an_error_in_one_sentence(tmp_path, text, sentence):
     access = from_kubeconfig(kubeconfig(tmp_path, plugin(script(tmp_path / "login", text))))
     with pytest.raises(ValueError, match=sentence):
         access.headers()
 
 
-def test_a_plugin_that_is_not_installed_says_how_to(tmp_path):
+def test_a_missing_plugin_is_an_error_with_its_install_hint(tmp_path):
     access = from_kubeconfig(kubeconfig(tmp_path, plugin("no-such-program", installHint="See example.com.\n")))
     with pytest.raises(ValueError, match=r"there is no program no-such-program on the PATH; See example.com\.$"):
         access.headers()

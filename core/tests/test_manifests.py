@@ -1,4 +1,4 @@
-"""What is rendered of any job: names, labels, owners, security, and nothing literal in commands."""
+"""Rendered objects: names, labels, owners, security, requests, and commands without literal paths or ports."""
 
 import itertools
 import json
@@ -40,7 +40,7 @@ def variables(role):
 
 @pytest.fixture
 def long_manifest(manifest):
-    """Every name is as long as a name may be, and they differ in the last character only."""
+    """A manifest in which every name has the maximum length, and names differ only in the last character."""
     spec = manifest["spec"]
     manifest["metadata"]["name"] = LONG
     spec["rollouts"] = [{"name": f"{LONG[:-1]}{i}", "replicas": {"max": 2}} for i in range(3)]
@@ -49,7 +49,7 @@ def long_manifest(manifest):
     return manifest
 
 
-def test_names_of_the_longest_names_are_short_enough_and_differ(long_manifest):
+def test_names_of_objects_are_bounded_and_unique_for_the_longest_names(long_manifest):
     assert len(LONG) == 63
     found = objects(roles(long_manifest, RenderTarget(uid=UID, attempt=10_000)))
     names = [(rendered["kind"], rendered["metadata"]["name"]) for rendered in found]
@@ -60,7 +60,7 @@ def test_names_of_the_longest_names_are_short_enough_and_differ(long_manifest):
     assert all(len(value) <= 63 for value in labels)
 
 
-def test_a_name_is_cut_with_a_hash_of_all_of_it():
+def test_a_long_name_is_cut_with_a_hash_of_the_whole_name():
     assert bounded("short") == "short"
     one, other = bounded("x" * 52 + "a"), bounded("x" * 52 + "b")
     assert len(one) == 52
@@ -93,7 +93,7 @@ def test_the_trainers_master_is_its_first_pod(manifest):
     assert variables(trainer)["RLJOB_MASTER"] == "sums-trainer-4-0.sums-trainer.research.svc.cluster.local"
 
 
-def test_every_object_says_whose_it_is_and_what_it_was_made_of(manifest):
+def test_every_object_has_labels_owner_and_hashes(manifest):
     manifest["spec"]["storage"] = {"retention": "Delete"}
     for role in roles(manifest).values():
         for rendered in role.objects:
@@ -112,7 +112,7 @@ def test_every_object_says_whose_it_is_and_what_it_was_made_of(manifest):
                 assert wanted.items() <= template["labels"].items()
 
 
-def test_a_retained_claim_belongs_to_nobody_and_says_what_it_is_of(manifest):
+def test_a_retained_claim_has_a_spec_hash_and_no_owner(manifest):
     [claim] = roles(manifest)["storage"].objects
     assert "ownerReferences" not in claim["metadata"]
     assert claim["metadata"]["annotations"]["rljob.dev/spec-hash"]
@@ -121,11 +121,11 @@ def test_a_retained_claim_belongs_to_nobody_and_says_what_it_is_of(manifest):
     assert claim["metadata"]["ownerReferences"]
 
 
-def test_without_a_uid_nothing_has_an_owner(manifest):
+def test_without_a_uid_no_object_has_an_owner(manifest):
     assert all("ownerReferences" not in o["metadata"] for o in objects(roles(manifest, RenderTarget())))
 
 
-def test_a_named_claim_is_used_and_none_is_made(manifest):
+def test_a_named_claim_is_used_and_none_is_created(manifest):
     manifest["spec"]["storage"] = {"claim": "mine"}
     found = roles(manifest)
     assert found["storage"].objects == ()
@@ -133,34 +133,32 @@ def test_a_named_claim_is_used_and_none_is_made(manifest):
     assert volumes["rljob-storage"]["persistentVolumeClaim"]["claimName"] == "mine"
 
 
-def test_roles_come_in_the_order_in_which_they_are_made(manifest):
+def test_roles_are_in_order_of_creation(manifest):
     assert [*roles(manifest)] == [
         *("storage", "config", "access", "network", "initializer"),
         *("coordinator", "reward-exact", "runner", "trainer", "rollout-main"),
     ]
 
 
-def _words(value):
-    """Yield the words of every command and argument."""
+def _command_elements(value):
+    """Yield the elements of every command and argument list."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if key in ("command", "args"):
                 yield from inner
             else:
-                yield from _words(inner)
+                yield from _command_elements(inner)
     elif isinstance(value, list):
         for inner in value:
-            yield from _words(inner)
+            yield from _command_elements(inner)
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
-def test_no_command_holds_a_port_a_path_or_an_address(context):
-    words = {
-        *itertools.chain.from_iterable(map(_words, objects({r.name: r for r in render(load(JOB), CONTEXTS[context])})))
-    }
-    assert words == {
+def test_no_command_contains_a_port_a_path_or_an_address(context):
+    rendered = objects({role.name: role for role in render(load(JOB), CONTEXTS[context])})
+    assert {*itertools.chain.from_iterable(map(_command_elements, rendered))} == {
         *("python", "-m", "--"),
-        *(f"rljob.{part}.main" for part in ("coordinator", "runner", "rollout", "rewards")),
+        *(f"rljob.{name}.main" for name in ("coordinator", "runner", "rollout", "rewards")),
         *(
             "rljob.trainer.launch",
             "2",
@@ -170,7 +168,7 @@ def test_no_command_holds_a_port_a_path_or_an_address(context):
             "90",
             "ready",
         ),
-        *("rljob-example-model", "job://model"),  # the user's
+        *("rljob-example-model", "job://model"),  # the initializer's command
     }
 
 
@@ -209,7 +207,7 @@ def test_the_secret_has_a_key_for_each_role(manifest):
     assert made["metadata"]["ownerReferences"]
 
 
-def test_a_container_of_the_users_gets_what_it_needs_to_serve(manifest):
+def test_a_user_s_reward_container_has_image_and_listen_address(manifest):
     template = {"spec": {"containers": [{"name": "main", "image": "judge:1"}, {"name": "side", "image": "a"}]}}
     manifest["spec"]["rewards"].append({"name": "judge", "template": template})
     found = roles(manifest)["reward-judge"]
@@ -220,7 +218,7 @@ def test_a_container_of_the_users_gets_what_it_needs_to_serve(manifest):
     assert [container["terminationMessagePolicy"] for container in containers] == ["FallbackToLogsOnError"] * 2
 
 
-def test_a_reward_elsewhere_has_no_objects_and_the_runner_knows_its_address(manifest):
+def test_a_reward_with_a_url_has_no_objects_and_the_runner_has_its_address(manifest):
     manifest["spec"]["rewards"].append({"name": "far", "url": "http://far:1/x"})
     found = roles(manifest)
     assert "reward-far" not in found
@@ -228,23 +226,23 @@ def test_a_reward_elsewhere_has_no_objects_and_the_runner_knows_its_address(mani
     assert urls == {"exact": "http://sums-reward-exact.default.svc.cluster.local:8080", "far": "http://far:1/x"}
 
 
-def test_accelerators_are_asked_for_where_there_are_any(manifest):
+def test_accelerators_are_requested_in_a_cluster_with_gpus(manifest):
     manifest["spec"]["trainer"] = {"processesPerNode": 4}
     gpu = roles(manifest)
     assert main_of(gpu["trainer"])["resources"]["limits"] == {"nvidia.com/gpu": "4"}
     assert main_of(gpu["rollout-main"])["resources"]["limits"] == {"nvidia.com/gpu": "1"}
     cpu = roles(manifest, RenderTarget(Cluster(accelerator="cpu")))
     assert "limits" not in main_of(cpu["trainer"])["resources"]
-    assert "nvidia.com/gpu" in tainted(gpu["trainer"])
-    assert "nvidia.com/gpu" not in tainted(cpu["trainer"])
+    assert "nvidia.com/gpu" in tolerated(gpu["trainer"])
+    assert "nvidia.com/gpu" not in tolerated(cpu["trainer"])
 
 
 @pytest.mark.parametrize("role", ["trainer", "rollout-main", "runner", "coordinator", "reward-exact"])
-def test_no_pod_is_the_first_to_go_when_a_node_runs_short(manifest, role):
+def test_every_main_container_requests_cpu_and_memory(manifest, role):
     assert main_of(roles(manifest)[role])["resources"]["requests"].keys() == {"cpu", "memory"}
 
 
-def test_a_limit_in_a_template_is_a_request_too(manifest):
+def test_a_limit_in_a_template_replaces_the_request(manifest):
     resources = {"limits": {"memory": "64Gi", "cpu": "8"}, "requests": {"cpu": "4"}}
     template = {"spec": {"containers": [{"name": "main", "resources": resources}]}}
     manifest["spec"]["trainer"] = {"template": template}
@@ -253,17 +251,17 @@ def test_a_limit_in_a_template_is_a_request_too(manifest):
     assert found["limits"] == {"memory": "64Gi", "cpu": "8", "nvidia.com/gpu": "1"}
 
 
-def tainted(role):
-    """Return the taints that a role's pods bear."""
+def tolerated(role):
+    """Return the keys of the taints that a role's pods tolerate."""
     return [toleration["key"] for toleration in pod_of(role)["spec"].get("tolerations", ())]
 
 
-def test_a_trainer_waits_for_its_node_as_long_as_is_usual(manifest):
-    assert tainted(roles(manifest)["trainer"]) == ["nvidia.com/gpu"]
+def test_a_trainer_has_the_default_tolerations_of_a_lost_node(manifest):
+    assert tolerated(roles(manifest)["trainer"]) == ["nvidia.com/gpu"]
 
 
 @pytest.mark.parametrize("role", ["rollout-main", "runner"])
-def test_what_is_cheap_to_replace_is_soon_replaced_when_its_node_is_lost(manifest, role):
+def test_engines_and_runners_are_replaced_soon_after_their_node_is_lost(manifest, role):
     tolerations = pod_of(roles(manifest)[role])["spec"]["tolerations"]
     assert {
         each["key"]: each["tolerationSeconds"] for each in tolerations if each["effect"] == "NoExecute"
@@ -279,7 +277,7 @@ FABRIC = {
 
 @pytest.fixture(params=["trainer", "rollout-main"])
 def fabric(request, manifest):
-    """Renderer of a trainer's or pool's role with more fields of it: ``fabric(hostNetwork=True)``."""
+    """Function that renders the role of trainer or pool with additional fields: ``fabric(hostNetwork=True)``."""
 
     def made(**fields):
         spec = manifest["spec"]
@@ -290,7 +288,7 @@ def fabric(request, manifest):
     return made
 
 
-def test_shared_memory_has_the_bound_that_is_asked_for(fabric):
+def test_shared_memory_has_the_requested_limit(fabric):
     def shm(role):
         return next(v for v in pod_of(role)["spec"]["volumes"] if v["name"] == "shm")["emptyDir"]
 
@@ -298,31 +296,31 @@ def test_shared_memory_has_the_bound_that_is_asked_for(fabric):
     assert shm(fabric(sharedMemory="64Gi")) == {"medium": "Memory", "sizeLimit": "64Gi"}
 
 
-def test_adapters_for_rdma_are_asked_for_beside_the_accelerators(fabric):
+def test_rdma_adapters_are_requested_in_addition_to_accelerators(fabric):
     limits = main_of(fabric(rdma=FABRIC["rdma"]))["resources"]["limits"]
     assert limits == {"nvidia.com/gpu": "1", "rdma/hca": "8"}
 
 
-def test_variables_of_nccl_are_the_pods_and_the_templates_win(fabric):
+def test_nccl_variables_are_in_the_pod_and_the_template_wins(fabric):
     template = {"spec": {"containers": [{"name": "main", "env": [{"name": "NCCL_DEBUG", "value": "INFO"}]}]}}
     found = variables(fabric(nccl=FABRIC["nccl"], template=template))
     assert (found["NCCL_IB_HCA"], found["NCCL_DEBUG"]) == ("mlx5", "INFO")
 
 
-def test_pods_with_a_fabric_stay_restricted(fabric):
+def test_pods_with_rdma_stay_restricted(fabric):
     security = main_of(fabric(**FABRIC))["securityContext"]
     assert security["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_a_pod_on_its_nodes_network_finds_the_coordinator_by_name(fabric, manifest):
+def test_a_pod_with_host_network_uses_the_cluster_dns(fabric, manifest):
     manifest["spec"]["network"] = {"policy": "Disabled"}
     assert "dnsPolicy" not in pod_of(fabric())["spec"]
     pod = pod_of(fabric(hostNetwork=True))["spec"]
     assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
 
 
-def test_trainers_on_one_node_meet_at_ports_of_their_own(manifest):
-    """On the node's network they would meet others', and each attempt has another port, should one be taken."""
+def test_trainers_with_host_network_have_different_rendezvous_ports(manifest):
+    """On the node's network, trainers with one port would join each other. A new attempt avoids a port in use."""
     manifest["spec"]["network"] = {"policy": "Disabled"}
     manifest["spec"]["trainer"] = {"nodes": 2, "hostNetwork": True}
     ports = set()
@@ -336,14 +334,14 @@ def test_trainers_on_one_node_meet_at_ports_of_their_own(manifest):
     assert len(ports) == 4
 
 
-def test_every_attempt_of_every_job_is_a_meeting_of_its_own(manifest):
-    """So that who finds another one's trainer at a port does not count as one of its nodes."""
+def test_every_attempt_of_every_job_has_its_own_rendezvous_id(manifest):
+    """A node that reaches another trainer's port cannot join the rendezvous of that trainer."""
     contexts = [RenderTarget(uid=uid, attempt=attempt) for uid in ("one", "other") for attempt in (1, 2)]
     found = [variables(roles(manifest, context)["trainer"])["RLJOB_RENDEZVOUS_ID"] for context in contexts]
     assert len(set(found)) == 4
 
 
-def test_policies_let_pods_on_the_nodes_network_in_by_the_nodes_addresses(manifest):
+def test_policies_admit_pods_with_host_network_by_the_addresses_of_nodes(manifest):
     manifest["spec"]["trainer"] = {"hostNetwork": True}
     manifest["spec"]["network"] = {"nodes": [{"name": "all", "cidr": "10.1.0.0/16"}], "egress": {"policy": "Listed"}}
     [policy] = [o for o in roles(manifest)["network"].objects if o["metadata"]["name"] == "sums-network-pods"]
@@ -352,28 +350,28 @@ def test_policies_let_pods_on_the_nodes_network_in_by_the_nodes_addresses(manife
     assert policy["spec"]["egress"][0] == {"to": peers}
 
 
-def test_what_pods_are_made_of_restarts_its_role_alone_and_is_not_told_to_parts(manifest):
-    before, told = roles(manifest), json.loads(roles(manifest)["config"].objects[0]["data"]["job.json"])
+def test_a_change_of_rdma_and_nccl_restarts_only_its_role_and_does_not_change_job_json(manifest):
+    before, job_json = roles(manifest), json.loads(roles(manifest)["config"].objects[0]["data"]["job.json"])
     manifest["spec"]["trainer"] = FABRIC
     manifest["spec"]["rollouts"][0] |= FABRIC
     after = roles(manifest)
     assert {n for n in before if before[n].hash != after[n].hash} == {"trainer", "rollout-main"}
-    assert json.loads(after["config"].objects[0]["data"]["job.json"]) == told
+    assert json.loads(after["config"].objects[0]["data"]["job.json"]) == job_json
 
 
 def budgets(found):
     return {o["metadata"]["name"]: o["spec"] for o in objects(found) if o["kind"] == "PodDisruptionBudget"}
 
 
-def test_a_drain_takes_engines_and_rewards_one_at_a_time_and_trainers_as_they_are(manifest):
+def test_a_drain_evicts_engines_and_rewards_one_at_a_time_and_trainers_without_a_budget(manifest):
     found = budgets(roles(manifest))
     assert {*found} == {"sums-rollout-main", "sums-reward-exact"}
     for spec in found.values():
         assert (spec["maxUnavailable"], spec["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
 
 
-def test_a_trainer_that_is_not_to_be_disrupted_has_a_budget_of_all_its_pods(manifest):
-    """In numbers of pods there shall be: of the pods of a Job nothing else can be counted."""
+def test_a_trainer_with_disruption_block_has_a_budget_of_all_its_pods(manifest):
+    """The budget has minAvailable, because Kubernetes does not know the desired number of a Job's pods."""
     manifest["spec"]["trainer"] = {"nodes": 4}
     before = roles(manifest)["trainer"].hash
     manifest["spec"]["failurePolicy"] = {"disruption": "Block"}
@@ -386,16 +384,16 @@ def test_a_trainer_that_is_not_to_be_disrupted_has_a_budget_of_all_its_pods(mani
 
 
 @pytest.mark.parametrize("role", ["trainer", "rollout-main", "runner"])
-def test_a_part_that_nobody_dials_says_itself_whether_it_serves(manifest, role):
+def test_a_process_without_a_server_has_exec_probes(manifest, role):
     main = main_of(roles(manifest)[role])
-    look = ["python", "-m", "rljob.protocol.health_probe"]
-    assert main["readinessProbe"]["exec"]["command"] == [*look, "ready"]
-    assert main["livenessProbe"]["exec"]["command"] == [*look, "alive", "60"]
-    assert "startupProbe" not in main  # before the first beat nothing is killed
+    probe = ["python", "-m", "rljob.protocol.health_probe"]
+    assert main["readinessProbe"]["exec"]["command"] == [*probe, "ready"]
+    assert main["livenessProbe"]["exec"]["command"] == [*probe, "alive", "60"]
+    assert "startupProbe" not in main  # liveness ignores a process before its first heartbeat
 
 
 @pytest.mark.parametrize(("replicas", "gang", "elastic"), [(None, 2, 0), (2, 2, 0), (3, 2, 1), (5, 2, 3)])
-def test_a_pool_beyond_its_least_engines_is_elastic(manifest, replicas, gang, elastic):
+def test_engines_beyond_the_minimum_of_a_pool_are_elastic(manifest, replicas, gang, elastic):
     manifest["spec"]["rollouts"][0]["replicas"] = {"min": 2, "max": 5}
     context = RenderTarget(uid=UID, replicas={} if replicas is None else {"rollout-main": replicas})
     role = roles(manifest, context)["rollout-main"]
@@ -407,7 +405,7 @@ def test_a_pool_beyond_its_least_engines_is_elastic(manifest, replicas, gang, el
     assert not one.items() <= other.items()
 
 
-def test_only_what_may_grow_has_a_scale(manifest):
+def test_only_roles_with_max_above_min_have_a_scale(manifest):
     spec = manifest["spec"]
     assert not [o for o in objects(roles(manifest)) if o["kind"] == "RLJobScale"]
     spec["rollouts"][0]["replicas"] = spec["rewards"][0]["replicas"] = {"min": 1, "max": 2}
@@ -417,21 +415,21 @@ def test_only_what_may_grow_has_a_scale(manifest):
     assert all(entry["replicas"] == 1 and entry["job"] == "sums" for entry in found)
 
 
-def test_job_json_is_a_valid_manifest_without_what_only_the_operator_reads(manifest):
+def test_job_json_is_a_valid_manifest_without_the_fields_of_the_operator(manifest):
     spec = manifest["spec"]
     pod = {"spec": {"containers": [{"name": "main", "image": "a"}]}}
     spec |= {"suspend": True, "ttlSecondsAfterFinished": 5, "network": {"policy": "Disabled"}}
     spec |= {"trainer": {"template": pod, "processesPerNode": 2}, "runner": {"template": pod, "replicas": {"min": 3}}}
     spec["rewards"].append({"name": "judge", "template": pod})
     [config] = roles(manifest)["config"].objects
-    told = json.loads(config["data"]["job.json"])
-    assert told["spec"]["trainer"] == {"processesPerNode": 2}
-    assert told["spec"]["rewards"][1] == {"name": "judge", "template": {}}
-    assert told["spec"].keys() & {"suspend", "ttlSecondsAfterFinished", "network", "runner", "storage"} == set()
+    job_json = json.loads(config["data"]["job.json"])
+    assert job_json["spec"]["trainer"] == {"processesPerNode": 2}
+    assert job_json["spec"]["rewards"][1] == {"name": "judge", "template": {}}
+    assert job_json["spec"].keys() & {"suspend", "ttlSecondsAfterFinished", "network", "runner", "storage"} == set()
     assert RLJob.model_validate_json(config["data"]["job.json"]).spec.training.steps == 3
 
 
-def test_the_initializer_takes_image_and_variables_of_the_trainers_template(manifest):
+def test_the_initializer_inherits_image_and_variables_of_the_trainers_template(manifest):
     main = {
         "name": "main",
         "image": "mine",
@@ -448,7 +446,7 @@ def test_the_initializer_takes_image_and_variables_of_the_trainers_template(mani
     assert "nodeSelector" not in pod_of(found)["spec"]
 
 
-def test_the_initializers_own_template_is_merged_over_what_it_takes_of_the_trainers(manifest):
+def test_the_initializers_template_is_merged_over_the_inherited_fields(manifest):
     main = {"name": "main", "image": "mine", "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]}
     manifest["spec"]["trainer"] = {"template": {"spec": {"containers": [main]}}}
     before = roles(manifest)
@@ -466,10 +464,10 @@ def test_the_initializers_own_template_is_merged_over_what_it_takes_of_the_train
     pod = pod_of(found["initializer"])["spec"]
     assert (pod["nodeSelector"], pod["tolerations"]) == (spec["nodeSelector"], spec["tolerations"])
     assert pod["restartPolicy"] == "Never"
-    assert before["config"].objects == found["config"].objects  # no part is told, so no key of its work changes
+    assert before["config"].objects == found["config"].objects  # job.json is unchanged, so the content key is too
 
 
-def test_what_only_a_machine_has_is_refused_in_a_cluster(manifest):
+def test_local_paths_and_commands_are_refused_in_a_cluster(manifest):
     spec = manifest["spec"]
     assert problems(validate(manifest)) == []
     spec["models"][0]["source"] = "/models/a"
@@ -534,7 +532,7 @@ def test_code_of_a_user_needs_an_image_in_the_template_of_its_role(manifest, rol
     assert problems(resolve(validate(manifest))) == []
 
 
-def test_two_pools_of_which_one_is_called_as_the_other_ones_elastic_engines_are_refused(manifest):
+def test_a_pool_with_the_name_of_another_pool_s_elastic_deployment_is_refused(manifest):
     manifest["spec"]["rollouts"] = [{"name": "main", "replicas": {"max": 2}}, {"name": "main-elastic"}]
     [found] = problems(validate(manifest))
     assert found.startswith("spec.rollouts[1].name: main-elastic is the name of the elastic engines of pool main")
@@ -556,36 +554,36 @@ def test_an_engine_of_the_user_runs_in_the_image_of_its_template(manifest):
 
 
 @pytest.mark.parametrize("field", ["trainer", "rollouts"])
-def test_the_nodes_network_is_no_matter_of_a_template_where_there_is_a_field_for_it(manifest, field):
+def test_host_network_in_a_template_is_refused_for_roles_with_a_field_for_it(manifest, field):
     spec = manifest["spec"]
     role = spec[field][0] if field == "rollouts" else spec.setdefault(field, {})
     role["template"] = {"spec": {"hostNetwork": True}}
     spec["network"] = {"policy": "Disabled"}
     [found] = problems(validate(manifest))
-    place = f"spec.{field}[0]" if field == "rollouts" else f"spec.{field}"
-    assert found == f"{place}.template.spec.hostNetwork: governed by rljob; set {place}.hostNetwork instead"
+    path = f"spec.{field}[0]" if field == "rollouts" else f"spec.{field}"
+    assert found == f"{path}.template.spec.hostNetwork: governed by rljob; set {path}.hostNetwork instead"
 
 
 @pytest.mark.parametrize("shared", ["shareProcessNamespace", "hostPID"])
 @pytest.mark.parametrize("field", ["trainer", "rollouts", "runner"])
-def test_processes_of_others_in_a_container_that_probes_look_into_are_refused(manifest, field, shared):
+def test_a_shared_process_namespace_is_refused_for_roles_with_exec_probes(manifest, field, shared):
     spec = manifest["spec"]
     role = spec[field][0] if field == "rollouts" else spec.setdefault(field, {})
     role["template"] = {"spec": {shared: True}}
     [found] = problems(validate(manifest))
-    place = f"spec.{field}[0]" if field == "rollouts" else f"spec.{field}"
-    assert found.startswith(f"{place}.template.spec.{shared}: the probes of this role need")
+    path = f"spec.{field}[0]" if field == "rollouts" else f"spec.{field}"
+    assert found.startswith(f"{path}.template.spec.{shared}: the probes of this role need")
 
 
 @pytest.mark.parametrize("field", ["runner", "coordinator", "rewards"])
-def test_a_pod_on_its_nodes_network_is_refused_where_network_policies_are(manifest, field):
+def test_host_network_in_a_template_is_refused_with_network_policies(manifest, field):
     spec, template = manifest["spec"], {"spec": {"hostNetwork": True}}
     role = spec[field][0] if field == "rewards" else spec.setdefault(field, {})
     role["template"] = template
     [found] = problems(validate(manifest))
     assert found.startswith(f"spec.{field}{'[0]' if field == 'rewards' else ''}.template.spec.hostNetwork")
-    for enough in ({"policy": "Disabled"}, {"nodes": [{"name": "all", "cidr": "10.1.0.0/16"}]}):
-        spec["network"] = enough
+    for network in ({"policy": "Disabled"}, {"nodes": [{"name": "all", "cidr": "10.1.0.0/16"}]}):
+        spec["network"] = network
         assert problems(validate(manifest)) == []
     spec["network"] = {"policy": "Enabled"}
     template["spec"]["hostNetwork"] = False

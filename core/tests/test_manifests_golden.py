@@ -1,4 +1,4 @@
-"""Every role is rendered as its golden file says (core/tests/goldens.py tells how to write them anew)."""
+"""Every rendered role equals its golden file. core/tests/goldens.py has the command that updates the files."""
 
 import pytest
 
@@ -10,11 +10,11 @@ TEXTS = goldens.texts()
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_a_role_is_rendered_as_its_golden_file_says(name):
-    assert (DIRECTORY / name).read_text() == TEXTS[name], "python -m core.tests.goldens --update writes it anew"
+def test_a_rendered_role_equals_its_golden_file(name):
+    assert (DIRECTORY / name).read_text() == TEXTS[name], "python -m core.tests.goldens --update updates the file"
 
 
-def test_there_is_no_golden_file_of_nothing():
+def test_every_golden_file_belongs_to_a_role():
     found = {path.name for path in DIRECTORY.iterdir()}
     assert found == {*TEXTS, "job.yaml", "merge.yaml"}
 

@@ -1,4 +1,4 @@
-"""A template is merged as core/tests/golden/merge.yaml says."""
+"""Merging of templates follows the rules in core/tests/golden/merge.yaml."""
 
 import copy
 
@@ -30,7 +30,7 @@ def test_labels_and_annotations_merge():
     assert merge(base, template) == {"metadata": {"labels": {"a": "1", "c": "2"}, "annotations": {}}}
 
 
-def test_every_list_that_merges_has_a_rule():
+def test_every_merged_list_has_a_rule():
     def lists(value):
         if isinstance(value, dict):
             for key, inner in value.items():

@@ -1,4 +1,4 @@
-"""Rendering of any job: the same every time; a role's hash follows what its pods depend on and nothing else."""
+"""Rendering is deterministic, and a role's hash depends only on the fields that its pods depend on."""
 
 import copy
 
@@ -57,7 +57,7 @@ def differing(changes):
 
 
 @pytest.mark.parametrize("field", NO_PODS_DEPEND)
-def test_a_change_of_what_no_pod_depends_on_restarts_none(field):
+def test_a_change_that_no_pod_depends_on_restarts_no_pod(field):
     assert differing({field: NO_PODS_DEPEND[field]}) == set()
 
 
@@ -75,41 +75,41 @@ def test_network_policies_are_their_own_role():
 
 
 @pytest.mark.parametrize("role", TEMPLATES)
-def test_a_template_restarts_its_role_alone(role):
+def test_a_template_restarts_only_its_role(role):
     field, value = TEMPLATES[role]
-    # The initializer has the trainer's image; one that has completed is not run again.
+    # The initializer inherits from the trainer's template. A completed initializer does not run again.
     assert differing({field: value}) == ({role, "initializer"} if role == "trainer" else {role})
 
 
-def test_of_the_trainers_template_the_initializer_depends_on_what_it_takes_of_it_alone():
+def test_the_initializer_depends_only_on_the_inherited_fields_of_the_trainers_template():
     assert differing({"trainer": {"template": {"spec": {"nodeSelector": {"zone": "a"}}}}}) == {"trainer"}
 
 
 @pytest.mark.parametrize("field", COORDINATOR_READS)
-def test_what_the_coordinator_alone_reads_restarts_it_alone(field):
+def test_a_field_of_the_coordinator_restarts_only_the_coordinator(field):
     assert differing({field: COORDINATOR_READS[field]}) == {"coordinator", "config"}
 
 
-def test_what_cannot_change_in_a_jobs_life_is_part_of_every_hash():
+def test_an_immutable_field_is_part_of_every_hash():
     assert differing({"seed": 5}) == set(hashes())
 
 
-def test_no_setting_of_the_cluster_and_no_moment_of_the_job_is_part_of_a_hash():
+def test_neither_cluster_settings_nor_the_attempt_are_part_of_a_hash():
     other = Cluster(images=dict.fromkeys(Cluster().images, "other:2"), accelerator="cpu", storage_class="fast")
     assert hashes() == hashes(context=RenderTarget(other, "elsewhere", "another", attempt=5))
 
 
-def test_a_preset_written_out_is_another_input_as_presets_may_change():
+def test_an_expanded_preset_changes_hashes_because_presets_may_change():
     assert differing({"algorithm": {"clipLow": 0.2}}) != set()
 
 
-def test_a_default_that_is_written_is_the_default():
+def test_an_explicit_default_does_not_change_hashes():
     assert (
         differing({"weightSync": {"inFlight": "keep"}, "suspend": False, "runner": {"replicas": {"min": 1}}}) == set()
     )
 
 
-def test_the_hash_of_a_retained_claim_is_of_what_cannot_change():
+def test_the_hash_of_a_retained_claim_covers_the_immutable_fields():
     def of(changes):
         manifest = copy.deepcopy(MANIFEST)
         manifest["spec"] |= changes
@@ -137,7 +137,7 @@ def test_rendering_any_job_twice_gives_the_same(manifest, overrides):
 
 
 @given(st.text("abc-", min_size=1, max_size=200), st.text("abc-", min_size=1, max_size=200))
-def test_names_stay_apart_when_they_are_cut(one, other):
+def test_cut_names_are_unique(one, other):
     assume(one != other)
     assert bounded(one) != bounded(other)
     assert max(len(bounded(one)), len(bounded(other))) <= NAME_LIMIT

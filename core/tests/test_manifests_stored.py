@@ -1,6 +1,6 @@
-"""Hashes of jobs as the API server has stored them: with every default of the CRD of their day written out.
+"""Hashes of jobs as the API server has stored them: with every default of the CRD at that time.
 
-An upgrade changes no pod of a running job as long as the hashes of the job stay the same
+An upgrade changes no pod of a running job as long as the hashes of the job do not change
 (docs/decisions/0013-operator-writes.md). The stored manifest and the hashes are of v1alpha1 and never change.
 """
 
@@ -34,8 +34,8 @@ HASHES = {
     "claim": "052c4378b7922d3a",
 }
 WARNING = (
-    "an upgrade to this version would restart this role of every job that runs: a default, or what is hashed, has "
-    "changed; give a new default to new API versions only (never to v1alpha1), or leave the field out of the hash"
+    "an upgrade to this version would restart this role of every running job: a default, or the set of hashed fields, "
+    "has changed; give a new default to new API versions only (never to v1alpha1), or leave the field out of the hash"
 )
 
 
@@ -62,7 +62,7 @@ def hashes(manifest: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("role", HASHES)
-def test_the_hash_of_a_stored_job_stays(role):
+def test_the_hash_of_a_stored_job_does_not_change(role):
     assert hashes(read(STORED))[role] == HASHES[role], WARNING
 
 
@@ -70,15 +70,15 @@ def test_every_role_of_the_stored_job_has_a_frozen_hash():
     assert HASHES.keys() == hashes(read(STORED)).keys()
 
 
-def test_what_the_api_server_stores_has_the_hashes_of_what_the_user_wrote():
+def test_the_stored_job_has_the_same_hashes_as_the_users_job():
     schema = crd.rljob()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     manifest = read(JOB)
     filled = stored(schema, manifest)
-    assert filled["spec"]["weightSync"] != manifest["spec"].get("weightSync")  # it does fill them in
+    assert filled["spec"]["weightSync"] != manifest["spec"].get("weightSync")  # the defaults were filled in
     assert hashes(filled) == hashes(manifest)
 
 
-def test_a_default_that_differs_from_the_stored_one_is_seen():
+def test_a_changed_default_changes_the_hash():
     manifest = read(STORED)
     manifest["spec"]["weightSync"]["timeoutSeconds"] = 61.0
     assert hashes(manifest)["trainer"] != HASHES["trainer"]

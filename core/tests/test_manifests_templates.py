@@ -1,4 +1,4 @@
-"""Every field of a pod template: a cluster's pods have it, and one machine uses it or says that it has no effect."""
+"""Every field of a pod template is in the cluster's pods. On one machine it is applied, or a warning names it."""
 
 import copy
 
@@ -27,7 +27,7 @@ def target(schema):
 
 
 def properties(*path):
-    """Return the fields of what is at ``path`` of a PodTemplateSpec."""
+    """Return the fields of the object at ``path`` of a PodTemplateSpec."""
     here = SCHEMA
     for step in path:
         here = target(target(here)["properties"][step])
@@ -60,7 +60,7 @@ def pod(found, role):
 
 
 def contains(whole, part):
-    """Return whether ``part`` is in ``whole``, whatever else is."""
+    """Return whether ``whole`` contains ``part``."""
     if isinstance(part, dict):
         return isinstance(whole, dict) and all(key in whole and contains(whole[key], part[key]) for key in part)
     if isinstance(part, list):
@@ -82,7 +82,7 @@ def _wrong_in_the_pod(role, fields):
         if not contains(rendered, value):
             wrong.append(f"{role}: spec.{field}: {value} is not in {rendered}")
         if not any(f"spec.{field}" in note for note in field_support.warnings(found)):
-            wrong.append(f"{role}: spec.{field}: no note says that it has no effect")
+            wrong.append(f"{role}: spec.{field}: no warning names it")
     return wrong
 
 
@@ -99,7 +99,7 @@ def _wrong_in_the_main_container(role, fields):
             wrong.append(f"{role}: containers[main].{field}: {value} is not in {main.get(field)}")
         noted = any(f"{field} of main" in note for note in field_support.warnings(found))
         if noted == (field in field_support.HONOURED_IN_MAIN):
-            wrong.append(f"{role}: containers[main].{field}: honoured and noted, or neither")
+            wrong.append(f"{role}: containers[main].{field}: applied and noted, or neither")
     return wrong
 
 
@@ -109,7 +109,7 @@ def test_every_field_of_the_pod_is_in_the_cluster_and_has_no_effect_on_one_machi
     assert not wrong, "\n".join(wrong)
 
 
-def test_every_field_of_the_main_container_is_in_the_cluster_and_honoured_or_noted_on_one_machine():
+def test_every_field_of_the_main_container_is_in_the_cluster_and_applied_or_noted_on_one_machine():
     assert len(_fields("spec", "containers")) > 15
     wrong = _wrong_in_the_main_container("trainer", _fields("spec", "containers"))
     assert not wrong, "\n".join(wrong)
@@ -117,7 +117,7 @@ def test_every_field_of_the_main_container_is_in_the_cluster_and_honoured_or_not
 
 @pytest.mark.parametrize("role", TEMPLATED)
 def test_the_template_of_every_role_is_merged(role):
-    """The merge is one function: of each kind of field one is enough, a value, a mapping, a list and a keyed list."""
+    """One field of each kind (value, mapping, list, keyed list) is sufficient, because the merge is one function."""
     of_the_pod = ["priorityClassName", "nodeSelector", "tolerations", "volumes"]
     of_the_container = ["env", "image", "resources", "volumeMounts"]
     wrong = _wrong_in_the_pod(role, of_the_pod) + _wrong_in_the_main_container(role, of_the_container)

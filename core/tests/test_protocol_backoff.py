@@ -1,4 +1,4 @@
-"""Waits between attempts."""
+"""Exponential backoff between attempts."""
 
 import asyncio
 import random
@@ -6,7 +6,7 @@ import random
 from rljob.protocol.backoff import Backoff
 
 
-def test_waits_double_up_to_the_last_and_begin_again_after_a_success(monkeypatch):
+def test_waits_double_up_to_the_last_and_restart_after_a_success(monkeypatch):
     monkeypatch.setattr(random, "uniform", lambda low, high: high)
     backoff = Backoff(0.5, 3.0)
     assert [backoff.next() for _ in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
@@ -14,7 +14,7 @@ def test_waits_double_up_to_the_last_and_begin_again_after_a_success(monkeypatch
     assert backoff.next() == 0.5
 
 
-def test_a_wait_is_cut_by_half_at_most():
+def test_a_wait_is_shortened_by_half_at_most():
     assert all(1.0 <= Backoff(2.0, 2.0).next() <= 2.0 for _ in range(100))
 
 

@@ -1,4 +1,4 @@
-"""Names of checkpoints, and the check of weights that loads nothing."""
+"""Names of checkpoints, and the check of weights by header and length."""
 
 import json
 
@@ -15,7 +15,7 @@ def safetensors(length=4, cut=0, metadata=None):
     return data[: len(data) - cut]
 
 
-def test_names_go_both_ways_and_temporary_directories_have_no_step():
+def test_step_and_directory_name_convert_and_temporary_directories_have_no_step():
     for step in (0, 20, 999_999, 1_000_000):
         assert step_of(directory_name(step)) == step
     assert directory_name(20) == "step-000020"
@@ -50,7 +50,7 @@ def test_damaged_weights_are_recognized_by_header_and_length(tmp_path, data, pro
     assert damage(path) == problem
 
 
-def test_the_header_says_what_the_tensors_are(tmp_path):
+def test_the_header_has_the_metadata_of_the_tensors(tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_bytes(safetensors(metadata={"format": "pt"}))
     assert read_header(path) == {"a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}

@@ -1,7 +1,8 @@
-"""A part's link to the coordinator, against a real WebSocket server in the same process."""
+"""A process's link to the coordinator, with a real WebSocket server in the same process."""
 
 import asyncio
 import contextlib
+import itertools
 
 import msgspec
 import pytest
@@ -26,7 +27,7 @@ REGISTER = RegisterRunner("r", 8, [])
 
 
 class Server:
-    """A coordinator of one connection at a time; connections wait in ``sockets``, frames in ``frames``."""
+    """A coordinator for one connection at a time. ``sockets`` queues connections, ``frames`` received frames."""
 
     def __init__(self):
         self.sockets = asyncio.Queue()
@@ -64,7 +65,7 @@ async def server(monkeypatch):
 
 @contextlib.asynccontextmanager
 async def linked(server, register=lambda: [REGISTER]):
-    """A link whose messages are read into a queue."""
+    """Yield a link whose incoming messages are in the queue ``received``."""
     link = CoordinatorLink(server.url, "runner", "secret", ToRunner, register)
     link.received = asyncio.Queue()
 
@@ -80,12 +81,12 @@ async def linked(server, register=lambda: [REGISTER]):
         await asyncio.wait([link.reading])
 
 
-async def test_the_registration_is_the_first_thing_sent(server):
+async def test_the_registration_is_sent_first(server):
     async with linked(server, lambda: [REGISTER, TrajectoryScored("g1.0", 1.0, {}, "2", 1)]):
         assert await server.frames.get() == [REGISTER, TrajectoryScored("g1.0", 1.0, {}, "2", 1)]
 
 
-async def test_messages_arrive_in_order_both_ways_and_those_of_one_moment_share_a_frame(server):
+async def test_messages_arrive_in_order_and_messages_of_one_loop_iteration_share_a_frame(server):
     async with linked(server) as link:
         socket = await server.sockets.get()
         await server.frames.get()
@@ -97,7 +98,7 @@ async def test_messages_arrive_in_order_both_ways_and_those_of_one_moment_share_
         assert [await link.received.get(), await link.received.get()] == [Cancel(["a"]), AckTrajectories(["b"])]
 
 
-async def test_many_messages_are_cut_into_frames(server):
+async def test_many_messages_are_split_into_frames(server):
     async with linked(server) as link:
         await server.frames.get()
         for i in range(MESSAGES_PER_FRAME + 1):
@@ -106,12 +107,11 @@ async def test_many_messages_are_cut_into_frames(server):
         assert len(await server.frames.get()) == 1
 
 
-async def test_after_a_break_it_connects_again_and_says_everything_again(server):
-    said = []
+async def test_after_a_disconnect_the_link_reconnects_and_registers_again(server):
+    connects = itertools.count(1)
 
     def register():
-        said.append(len(said))
-        return [RegisterRunner("r", 8, [f"lease{len(said)}"])]
+        return [RegisterRunner("r", 8, [f"lease{next(connects)}"])]
 
     async with linked(server, register) as link:
         first = await server.sockets.get()
@@ -124,14 +124,14 @@ async def test_after_a_break_it_connects_again_and_says_everything_again(server)
         assert not second.closed
 
 
-async def test_what_is_sent_without_a_connection_is_dropped(server):
+async def test_a_message_without_a_connection_is_dropped(server):
     link = CoordinatorLink(server.url, "runner", "secret", ToRunner, lambda: [REGISTER])
     link.send(TrajectoryScored("g1.0", 1.0, {}, "", 1))
     assert not link.connected
     assert link._outbox == []
 
 
-async def test_a_coordinator_that_is_not_up_yet_is_tried_again(server):
+async def test_an_unavailable_coordinator_is_retried(server):
     server.status = 503
     async with linked(server) as link:
         while server.sockets.empty() and not link.reading.done():
@@ -141,21 +141,21 @@ async def test_a_coordinator_that_is_not_up_yet_is_tried_again(server):
 
 
 @pytest.mark.parametrize("status", [401, 403])
-async def test_a_refused_token_ends_the_link(server, status):
+async def test_a_rejected_token_ends_the_link(server, status):
     server.status = status
     async with linked(server) as link:
         with pytest.raises(RefusedError, match=f"rejected this process's token \\(HTTP {status}\\)"):
             await link.reading
 
 
-async def test_a_fatal_refusal_ends_the_link_and_another_only_is_logged(server, caplog):
+async def test_a_fatal_reject_ends_the_link_and_any_other_reject_is_logged(server, caplog):
     async with linked(server) as link:
         socket = await server.sockets.get()
         await socket.send_bytes(encode_frame([Reject("too many trajectories", fatal=False), Cancel(["a"])]))
         assert await link.received.get() == Cancel(["a"])
         assert "too many trajectories" in caplog.text
-        await socket.send_bytes(encode_frame([Reject("a newer incarnation is there", fatal=True)]))
-        with pytest.raises(RefusedError, match="a newer incarnation is there"):
+        await socket.send_bytes(encode_frame([Reject("a newer incarnation is registered", fatal=True)]))
+        with pytest.raises(RefusedError, match="a newer incarnation is registered"):
             await link.reading
 
 
@@ -167,7 +167,7 @@ async def test_a_coordinator_of_another_protocol_ends_the_link(server):
             await link.reading
 
 
-async def test_a_message_that_cannot_be_encoded_is_its_senders_error(server):
+async def test_the_sender_of_a_message_gets_its_encoding_error(server):
     async with linked(server) as link:
         await server.frames.get()
         with pytest.raises(TypeError, match="object"):
@@ -176,7 +176,7 @@ async def test_a_message_that_cannot_be_encoded_is_its_senders_error(server):
         assert await server.frames.get() == [TrajectoryScored("g1.0", 1.0, {}, "", 1)]
 
 
-async def test_frames_stay_below_the_limit_whatever_they_hold(server, monkeypatch):
+async def test_frames_stay_below_the_size_limit(server, monkeypatch):
     monkeypatch.setattr("rljob.protocol.messages.MAX_FRAME_BYTES", 4000)
     async with linked(server) as link:
         await server.frames.get()

@@ -1,4 +1,4 @@
-"""What a part reads from its environment, in a pod and on one machine."""
+"""Settings that a process reads from its environment, in a pod and on one machine."""
 
 import json
 
@@ -9,7 +9,7 @@ from rljob.protocol.environment import read_environment
 
 @pytest.fixture
 def variables(manifest, tmp_path, monkeypatch):
-    """The variables that every part is told."""
+    """The variables that every process has."""
     path = tmp_path / "job.json"
     path.write_text(json.dumps(manifest))
     for name in ("RLJOB_TOKEN", "RLJOB_TOKEN_FILE", "RLJOB_INSTANCE"):
@@ -19,11 +19,11 @@ def variables(manifest, tmp_path, monkeypatch):
     return monkeypatch
 
 
-def test_a_job_that_is_not_expanded_yet_is_expanded_by_its_parts(variables):
+def test_a_job_that_is_not_resolved_is_resolved_by_the_process(variables):
     assert read_environment().job.spec.algorithm.advantage == "group_normalized"
 
 
-def test_a_token_is_read_from_a_file_or_given(variables, tmp_path):
+def test_a_token_is_read_from_a_file_or_the_environment(variables, tmp_path):
     assert read_environment().token == ""
     variables.setenv("RLJOB_TOKEN", "given")
     assert read_environment().token == "given"
@@ -32,14 +32,14 @@ def test_a_token_is_read_from_a_file_or_given(variables, tmp_path):
     assert read_environment().token == "of-the-secret"
 
 
-def test_a_part_knows_its_pod(variables):
+def test_the_environment_has_the_name_of_the_pod(variables):
     assert read_environment().instance == ""
     variables.setenv("RLJOB_INSTANCE", "sums-rollout-main-x")
     assert read_environment().instance == "sums-rollout-main-x"
 
 
 @pytest.mark.parametrize("variable", ["RLJOB_JOB", "RLJOB_TOKEN_FILE"])
-def test_a_file_that_is_not_there_is_said_with_its_variable(variables, tmp_path, variable):
+def test_a_missing_file_is_reported_with_its_variable(variables, tmp_path, variable):
     variables.setenv(variable, str(tmp_path / "nothing"))
     with pytest.raises(ValueError, match=f"{variable}: .*nothing cannot be read: No such file"):
         read_environment()

@@ -1,4 +1,4 @@
-"""Probes of a part that serves nobody read the files that it touches, and those of the container that runs now only."""
+"""Probes of a process without a server read its files, and ignore files of the previous container."""
 
 import os
 import subprocess
@@ -11,16 +11,16 @@ from rljob.protocol import health_probe
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
-    """Where the part says things; both variables name files there."""
+def directory(tmp_path, monkeypatch):
+    """Directory of the process's files. Both variables name files in it."""
     monkeypatch.setenv(health_probe.HEARTBEAT, str(tmp_path / "beat"))
     monkeypatch.setenv(health_probe.READY, str(tmp_path / "ready"))
     return tmp_path
 
 
-def ask(*words):
-    """Return exit code and sentence of the probe's program."""
-    command = [sys.executable, "-m", "rljob.protocol.health_probe", *words]
+def probe(*arguments):
+    """Return exit code and message of the probe's program."""
+    command = [sys.executable, "-m", "rljob.protocol.health_probe", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.returncode, done.stderr.strip()
 
@@ -28,64 +28,64 @@ def ask(*words):
 @pytest.mark.parametrize(
     ("beat", "alive"),
     [
-        (0.0, True),  # it has not begun to serve
-        (90.0, True),  # of the container before
+        (0.0, True),  # the process does not serve yet
+        (90.0, True),  # of the previous container
         (150.0, False),
         (181.0, True),
-        (500.0, True),  # the clock went back
+        (500.0, True),  # the clock was set back
     ],
 )
-def test_a_probe_counts_beats_of_the_container_that_runs_now(beat, alive):
-    assert health_probe.is_alive(beat, started=100.0, now=200.0, patience=20.0) is alive
+def test_a_liveness_probe_ignores_heartbeats_of_the_previous_container(beat, alive):
+    assert health_probe.is_alive(beat, started=100.0, now=200.0, timeout=20.0) is alive
 
 
-@pytest.mark.parametrize(("said", "ready"), [(0.0, False), (90.0, False), (110.0, True)])
-def test_what_the_container_before_said_does_not_make_a_part_ready(said, ready):
-    assert health_probe.is_ready(said, started=100.0) is ready
+@pytest.mark.parametrize(("recorded", "ready"), [(0.0, False), (90.0, False), (110.0, True)])
+def test_a_readiness_probe_ignores_the_previous_container(recorded, ready):
+    assert health_probe.is_ready(recorded, started=100.0) is ready
 
 
-def test_a_part_that_does_not_move_is_seen(place):
-    assert ask("alive", "20") == (0, "")
-    (place / "beat").touch()
-    assert ask("alive", "20") == (0, "")
+def test_a_process_without_heartbeat_is_not_alive(directory):
+    assert probe("alive", "20") == (0, "")
+    (directory / "beat").touch()
+    assert probe("alive", "20") == (0, "")
     late = (health_probe._node_started() + health_probe._first_process_started() + time.time()) / 2
-    os.utime(place / "beat", (late, late))
-    code, said = ask("alive", "0.1")
-    assert (code, "no heartbeat for" in said) == (1, True)
+    os.utime(directory / "beat", (late, late))
+    code, message = probe("alive", "0.1")
+    assert (code, "no heartbeat for" in message) == (1, True)
 
 
-def test_a_part_is_ready_from_when_it_says_so_until_it_takes_it_back(place):
-    waits = (1, "the process is starting or stopping")
-    assert ask("ready") == waits
-    health_probe.say_ready(True)
-    assert ask("ready") == (0, "")
-    health_probe.say_ready(False)
-    health_probe.say_ready(False)
-    assert ask("ready") == waits
+def test_a_process_is_ready_while_it_has_recorded_so(directory):
+    not_ready = (1, "the process is starting or stopping")
+    assert probe("ready") == not_ready
+    health_probe.record_ready(True)
+    assert probe("ready") == (0, "")
+    health_probe.record_ready(False)
+    health_probe.record_ready(False)
+    assert probe("ready") == not_ready
 
 
-def test_a_file_that_is_just_being_written_says_nothing(place):
-    (place / "ready").touch()
-    assert ask("ready")[0] == 1
+def test_an_incomplete_file_does_not_count_as_ready(directory):
+    (directory / "ready").touch()
+    assert probe("ready")[0] == 1
 
 
-def test_without_the_variable_nothing_is_said(monkeypatch):
+def test_without_the_variable_nothing_is_recorded(monkeypatch):
     monkeypatch.delenv(health_probe.READY, raising=False)
-    health_probe.say_ready(True)
+    health_probe.record_ready(True)
 
 
-def test_a_part_that_cannot_say_it_is_well_all_the_same(tmp_path, monkeypatch, capsys):
+def test_a_failure_to_record_is_reported_and_raises_no_error(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(health_probe.READY, str(tmp_path / "none" / "ready"))
-    health_probe.say_ready(True)
+    health_probe.record_ready(True)
     assert "cannot be written" in capsys.readouterr().err
 
 
-def test_what_is_no_question_is_refused():
-    assert ask("well?")[0] == 1
+def test_unknown_arguments_are_refused():
+    assert probe("unknown")[0] == 1
 
 
-def test_a_probe_imports_next_to_nothing():
-    """It is started every few seconds in every pod."""
+def test_a_probe_imports_few_modules():
+    """The kubelet starts a probe every few seconds in every pod."""
     program = (
         "import sys; before = set(sys.modules); import rljob.protocol.health_probe; print(*set(sys.modules) - before)"
     )

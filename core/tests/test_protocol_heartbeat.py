@@ -1,4 +1,4 @@
-"""A part touches its heartbeat while its event loop runs, and only then."""
+"""A process touches its heartbeat only while its event loop runs."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from rljob.protocol.health_probe import HEARTBEAT
 
 
 async def test_the_file_is_touched_while_the_loop_runs(tmp_path, monkeypatch):
-    path = tmp_path / "part"
+    path = tmp_path / "heartbeat"
     monkeypatch.setenv(HEARTBEAT, str(path))
     monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.001)
     with heartbeat.beating():
@@ -17,11 +17,11 @@ async def test_the_file_is_touched_while_the_loop_runs(tmp_path, monkeypatch):
         while path.stat().st_mtime_ns == first:
             await asyncio.sleep(0.001)
     await asyncio.sleep(0)
-    assert len(asyncio.all_tasks()) == 1, "nothing touches it any more"
+    assert len(asyncio.all_tasks()) == 1, "the heartbeat task has ended"
 
 
-async def test_a_file_that_cannot_be_touched_is_said_once_and_hurts_nobody(tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv(HEARTBEAT, str(tmp_path / "none" / "part"))
+async def test_a_file_that_cannot_be_touched_is_logged_once_and_raises_no_error(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv(HEARTBEAT, str(tmp_path / "none" / "heartbeat"))
     monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.0)
     with heartbeat.beating():
         for _ in range(10):

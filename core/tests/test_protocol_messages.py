@@ -1,4 +1,4 @@
-"""Messages survive their way, and what is not of the protocol is refused."""
+"""Messages survive encoding, and frames outside the protocol are refused."""
 
 import typing
 
@@ -18,7 +18,7 @@ UNIONS = {name: value for name, value in vars(messages).items() if name.startswi
 
 
 def example(kind):
-    """A value of a type, by its annotations."""
+    """Return a value of a type, by its annotations."""
     origin = typing.get_origin(kind)
     if origin is list:
         return [example(typing.get_args(kind)[0])] * 2
@@ -30,12 +30,12 @@ def example(kind):
 
 
 @pytest.mark.parametrize("name", UNIONS)
-def test_every_message_survives_its_way(name):
+def test_every_message_survives_encoding(name):
     sent = [example(kind) for kind in typing.get_args(UNIONS[name])]
     assert frame_decoder(UNIONS[name]).decode(encode_frame(sent)) == sent
 
 
-def test_both_ends_have_three_kinds_of_messages():
+def test_there_is_a_union_of_messages_for_each_direction_of_each_role():
     assert set(UNIONS) == {"FromAgent", "ToAgent", "FromTrainer", "ToTrainer", "FromRunner", "ToRunner"}
     for name, union in UNIONS.items():
         assert (Reject in typing.get_args(union)) == name.startswith("To")
@@ -57,23 +57,23 @@ def test_every_message_is_of_a_union():
         msgspec.msgpack.encode("text"),
         msgspec.msgpack.encode([["Unknown", 1]]),
         msgspec.msgpack.encode([["Abort", "not a list", False]]),
-        encode_frame([example(messages.Completions)]),  # goes the other way
+        encode_frame([example(messages.Completions)]),  # a message of the other direction
     ],
 )
-def test_what_is_not_of_the_protocol_is_refused(frame):
+def test_a_frame_outside_the_protocol_is_refused(frame):
     with pytest.raises(msgspec.MsgspecError):
         frame_decoder(messages.ToAgent).decode(frame)
 
 
-def test_a_message_says_what_it_is_on_the_wire():
-    """Frozen: parts of one run may be of two releases."""
+def test_a_message_has_its_type_on_the_wire():
+    """Frozen: processes of one run may be of two releases."""
     message = Generate(RequestId("g17.3", 0, 1), b"\x01\0\0\0", SamplingParams(1.0, 48, [2], 99))
     assert msgspec.msgpack.decode(encode_frame([message])) == [
         ["Generate", ["g17.3", 0, 1], b"\x01\0\0\0", [1.0, 48, [2], 99]]
     ]
 
 
-def test_a_request_for_scores_survives_its_way():
+def test_a_request_for_scores_survives_encoding():
     request = ScoreRequest(
         [ScoreItem("g1.0", "sums", "1+1\n", "2", "stop", {"question": "1+1", "metadata": {"a": [1]}})]
     )
@@ -91,10 +91,10 @@ def test_a_status_of_a_newer_coordinator_is_read():
             decode_status(bad)
 
 
-def test_a_tenth_of_the_questions_is_held_out_for_good():
+def test_a_tenth_of_the_questions_is_held_out():
     held_out = [is_held_out(f"What is {i} + {i}?") for i in range(5000)]
     assert abs(sum(held_out) / 5000 - HELD_OUT_SHARE) < 0.02
-    # Frozen: another rule would put questions of a running job's training into its evaluation.
+    # Frozen: another rule would move training questions of a running job to its evaluation.
     assert [i for i in range(60) if held_out[i]] == [1, 8, 18, 40, 46, 48, 53]
 
 
@@ -103,7 +103,7 @@ def test_any_question_has_a_split(question):
     assert is_held_out(question) == is_held_out(question)
 
 
-def test_a_part_without_its_environment_says_so(monkeypatch):
+def test_a_missing_variable_is_an_error_with_its_name(monkeypatch):
     monkeypatch.delenv("RLJOB_JOB", raising=False)
     with pytest.raises(ValueError, match="RLJOB_JOB is not set; rljob run"):
         read_environment()
@@ -113,4 +113,4 @@ def test_a_path_is_in_the_storage_or_plain(tmp_path):
     here = ComponentEnvironment(None, tmp_path, "", "", "[::1]:80", "", "")
     assert here.path("job://a/b") == tmp_path / "a" / "b"
     assert str(here.path("/models/x")) == "/models/x"
-    assert (here.listen_host, here.listen_port) == ("::1", 80)  # as sockets take it
+    assert (here.listen_host, here.listen_port) == ("::1", 80)  # without brackets, as sockets expect

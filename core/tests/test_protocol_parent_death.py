@@ -1,4 +1,4 @@
-"""Processes that die with their parents."""
+"""Processes that end when their parent process ends."""
 
 import signal
 import subprocess

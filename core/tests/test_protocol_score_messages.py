@@ -1,4 +1,4 @@
-"""The rewards of turns: what they add up to, and what is refused."""
+"""The rewards of turns: their sum, and invalid rewards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FINITE = st.floats(-1e6, 1e6)
         (2, -1.0, [1], [1.0, -2.0]),
     ],
 )
-def test_the_last_turn_gets_what_no_turn_was_given(
+def test_the_last_turn_gets_the_rest_of_the_reward(
     turns: int, reward: float, given_rewards: list[float], credited: list[float]
 ) -> None:
     assert credit_turns(turns, reward, given_rewards) == credited
@@ -62,7 +62,7 @@ def test_a_sum_that_is_not_the_reward_is_found(turn_rewards: list[float]) -> Non
         (2, 1e308, [-1e308], "not finite"),
     ],
 )
-def test_rewards_that_cannot_be_are_refused_in_a_sentence(
+def test_invalid_rewards_are_refused_in_one_sentence(
     turns: int, reward: float, given_rewards: list[float], sentence: str
 ) -> None:
     with pytest.raises(ValueError, match=sentence):

@@ -28,7 +28,7 @@ def _pending(pid):
     return sum(int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigPnd:", "ShdPnd:")))
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="namespaces are root's")
+@pytest.mark.skipif(os.getuid() != 0, reason="a PID namespace needs root")
 @pytest.mark.parametrize(("first", "ends"), [(HANDLED, True), ("pass", False)])
 def test_the_first_process_of_a_container_ends_at_once_while_it_loads(first, ends):
     with first_process(LOADS.format(first=first)) as started:
@@ -37,12 +37,12 @@ def test_the_first_process_of_a_container_ends_at_once_while_it_loads(first, end
         os.kill(child, signal.SIGTERM)
         if ends:
             assert started.wait(60) == 128 + signal.SIGTERM
-        else:  # without a handler the signal is dropped: it does not even wait
+        else:  # without a handler the signal is dropped, and it is not pending
             assert _pending(child) == 0
             os.kill(child, signal.SIGKILL)
 
 
-def test_elsewhere_a_signal_does_what_it_always_does():
+def test_outside_pid_1_the_signal_handler_does_not_change():
     before = signal.getsignal(signal.SIGTERM)
     end_on_sigterm()
     assert signal.getsignal(signal.SIGTERM) is before
@@ -50,7 +50,7 @@ def test_elsewhere_a_signal_does_what_it_always_does():
 
 @pytest.fixture
 def library(tmp_path, monkeypatch):
-    """A library that imports another, which says so, and uses it in a function."""
+    """A library that imports another library and uses it in a function. The other one counts its imports."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "heavy_one.py").write_text(
         "import sys\nsys.heavy_imports = getattr(sys, 'heavy_imports', 0) + 1\nx = 5\n"
@@ -72,7 +72,7 @@ def test_a_module_is_imported_once_when_it_is_used_first(library):
     assert sys.heavy_imports == 1 and heavy_one.x == 5
 
 
-def test_what_is_there_already_stays(library):
+def test_a_loaded_module_is_not_replaced(library):
     import heavy_one
 
     with lazy_imports("heavy_one"):
@@ -80,7 +80,7 @@ def test_what_is_there_already_stays(library):
     assert sys.modules["heavy_one"] is heavy_one and light_one.h is heavy_one
 
 
-def test_what_it_has_not_is_an_attribute_error(library):
+def test_a_missing_attribute_is_an_attribute_error(library):
     with lazy_imports("heavy_one"):
         import light_one
     with pytest.raises(AttributeError, match="heavy_one"):
@@ -103,5 +103,5 @@ def test_what_it_has_not_is_an_attribute_error(library):
         ("first:29500", ("first", "29500")),
     ],
 )
-def test_an_address_is_taken_apart(address: str, parts: tuple[str, str]) -> None:
+def test_an_address_is_split_into_host_and_port(address: str, parts: tuple[str, str]) -> None:
     assert host_and_port(address) == parts

@@ -1,4 +1,4 @@
-"""The wire format of weights, and shards of a batch: rules that two parts follow apart from each other."""
+"""The wire format of weights, and the shards of a batch: rules that two processes apply independently."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,14 +48,14 @@ def test_shards_are_a_partition_in_batch_order(tokens, ranks):
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=60), st.integers(1, 8))
-def test_shards_differ_by_one_sample_at_most_in_tokens_and_are_empty_only_for_want_of_samples(tokens, ranks):
+def test_shards_differ_by_one_sample_at_most_and_are_empty_only_without_enough_samples(tokens, ranks):
     shards = assign(tokens, ranks)
     loads = [sum(tokens[i] for i in shard) for shard in shards]
     assert max(loads) - min(loads) <= max(tokens)
     assert sum(not shard for shard in shards) == max(0, ranks - len(tokens))
 
 
-def test_the_longest_sample_goes_where_there_is_most_room():
+def test_the_longest_sample_goes_to_the_shard_with_the_fewest_tokens():
     assert assign([5, 1, 4, 2], 2) == [[0, 1], [2, 3]]
     assert assign([3, 3, 3], 1) == [[0, 1, 2]]
     assert assign([], 2) == [[], []]

@@ -93,7 +93,7 @@ ROWS: dict[str, Outcome] = {
         c.initialized, ["make-other", "job://model"], given(initializer={"command": ["make-model", "job://model"]})
     ),
     "spec.initializer.template": Shows(c.prepared, POD, given(initializer={"command": ["make-model", "job://model"]})),
-    "spec.models.name": Refused("base", "none is called 'policy'"),
+    "spec.models.name": Refused("base", "no model is named 'policy'"),
     "spec.models.source": Shows(c.trained, "job://other-model"),
     "spec.models.placement": Changed("service"),
     "spec.training.steps": Shows(c.told, 3),

@@ -56,8 +56,8 @@ NAME   READY   STEP   PROGRESS   TRAINER   ROLLOUT   REWARD   STALENESS   AGE
 sums                                                                      NOW
 """
 SCALE = """
-NAME                JOB    ROLE           WANTED   PODS   AGE
-sums-rollout-main   sums   rollout-main   2        1      NOW
+NAME                JOB    ROLE           DESIRED   PODS   AGE
+sums-rollout-main   sums   rollout-main   2         1      NOW
 """
 
 

@@ -14,10 +14,12 @@ from rljob.api.load import validate
 from rljob.api.pod_models import SCHEMA
 from tools.cluster.client import ApiError
 
-OPERATOR_S = [case.says for case in (*FIELDS, *BOUNDS) if not case.server_says and case.why not in (KEYS, WRITTEN_NULL)]
-OPERATOR_S += ["not supported yet", "in a cluster", "rljob's own"]
+OPERATOR_S = [
+    case.message for case in (*FIELDS, *BOUNDS) if not case.server_message and case.why not in (KEYS, WRITTEN_NULL)
+]
+OPERATOR_S += ["not supported yet", "in a cluster", "reserved for rljob", "the name of rljob's"]
 """Parts of the sentences that the operator says in the API server's place."""
-CLUSTER_S = [case.server_says for case in FIELDS if case.why == ONLY_IN_A_CLUSTER and case.server_says]
+CLUSTER_S = [case.server_message for case in FIELDS if case.why == ONLY_IN_A_CLUSTER and case.server_message]
 PROMPTS = st.text("{}{}ab.!:[] \n", max_size=10).map(lambda text: f"spec.tasks[0].prompt={json.dumps(text)}")
 PLACES = st.text("./a:\n", max_size=6).map(lambda text: f"spec.models[0].source={json.dumps('job://' + text)}")
 CHANGES = st.tuples(overrides_of(None), st.one_of(st.just([]), PROMPTS.map(lambda p: [p]), PLACES.map(lambda p: [p])))

@@ -40,16 +40,16 @@ def jobs(cluster, namespace):
 
 @pytest.mark.parametrize("case", [*GOOD, *FIELDS, *BOUNDS, *UNSUPPORTED], ids=lambda case: case.name)
 def test_the_api_server_says_what_is_wrong_of_each_case(cluster, jobs, case: Case):
-    if not case.server_says:
+    if not case.server_message:
         cluster.api.post(jobs, changed(case.change), **DRY)
         return
     with pytest.raises(ApiError) as caught:
         cluster.api.post(jobs, changed(case.change), **DRY)
     assert caught.value.code in (400, 422)
-    assert case.server_says in refusal(caught.value)
+    assert case.server_message in refusal(caught.value)
 
 
-LEFT = [case for case in (*FIELDS, *BOUNDS, *UNSUPPORTED) if not case.server_says and case.why != WRITTEN_NULL]
+LEFT = [case for case in (*FIELDS, *BOUNDS, *UNSUPPORTED) if not case.server_message and case.why != WRITTEN_NULL]
 
 
 @pytest.mark.parametrize("case", LEFT, ids=lambda case: case.name)
@@ -58,7 +58,7 @@ def test_what_the_api_server_cannot_say_the_operator_finds_when_it_reads_the_job
     [seen] = msgspec.json.decode(json.dumps(cluster.api.list(jobs)), type=list[SeenJob])
     manifest = read_manifest(seen)
     found = manifest.problems if manifest.job is None else problems(manifest.job)
-    assert any((case.says or "has no image") in problem for problem in found), found
+    assert any((case.message or "has no image") in problem for problem in found), found
 
 
 @pytest.mark.parametrize(("change", "says"), CHANGES, ids=[f"{change[:60]}" for change, _ in CHANGES])

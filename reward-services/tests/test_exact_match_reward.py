@@ -29,5 +29,5 @@ def test_the_last_answer_is_compared_with_the_column(config, completion, problem
 
 
 def test_a_row_without_the_column_is_told_with_its_columns():
-    with pytest.raises(ValueError, match="there is no column 'answer', but question"):
+    with pytest.raises(ValueError, match="there is no column 'answer'; there are question"):
         ExactMatchReward(parse({}), [])(completion="", problem={"question": "?"})

@@ -8,7 +8,7 @@ import signal
 
 import aiohttp
 
-from rljob.protocol.health_probe import say_ready
+from rljob.protocol.health_probe import record_ready
 from rljob.protocol.heartbeat import beating
 from rljob.runner.driver import RunnerDriver
 from rljob.runner.leased_trajectory import TaskRuntime
@@ -65,14 +65,14 @@ async def serve(prepared: Prepared, reward_urls: dict[str, str]) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, work.cancel)
         log.info("runner of %s serves %s", environment.job.metadata.name, environment.coordinator)
-        say_ready(True)
+        record_ready(True)
         try:
             with beating():
                 await work
         except asyncio.CancelledError:
             log.info("stopped by a signal")
         finally:
-            say_ready(False)
+            record_ready(False)
             runner.close()
             for task in reachable:
                 task.cancel()

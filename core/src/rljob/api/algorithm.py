@@ -23,7 +23,7 @@ class Algorithm(Model):
     package."""
     aggregation: Annotated[str, Extension(AGGREGATIONS)] | None = None
     """`token_mean`: sum over the tokens of the global batch divided by their number. `token_sum_constant`: divided
-    by samples of the batch times the task's maxTokens instead, so that long answers are not weighted down. Or
+    by samples of the batch times the task's maxTokens instead, so that long answers are not down-weighted. Or
     `module:function` of your own package."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] | None = None
     """ε_low: the ratio is clipped below at 1 − ε_low."""

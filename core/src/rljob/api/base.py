@@ -21,7 +21,7 @@ Label = Annotated[str, StringConstraints(max_length=317)]
 Labels = Annotated[dict[Label, Annotated[str, StringConstraints(max_length=63)]], Field(max_length=64)]
 """Labels to match or to set."""
 Variable = Annotated[str, StringConstraints(pattern=r"^(NCCL|TORCH_NCCL|GLOO|UCX|FI)_[A-Z0-9_]+$", max_length=63)]
-"""Name of an environment variable of NCCL or of a library below it."""
+"""Name of an environment variable of NCCL or of a library that NCCL uses."""
 Collectives = Annotated[dict[Variable, Text], Field(max_length=64)]
 """Environment variables of the libraries that transfer tensors between processes."""
 ResourceName = Annotated[
@@ -36,7 +36,7 @@ Url = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+", max_length=
 
 
 class Model(BaseModel):
-    """Base class of the manifest's models: camelCase aliases, unknown fields refused."""
+    """Base class of the manifest's models: camelCase aliases; unknown fields are refused."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,

@@ -1,7 +1,8 @@
-"""Validation across fields of a manifest as CEL rules for the API server; :mod:`rljob.api.validation` in Python.
+"""CEL rules of the API server across fields of a manifest. :mod:`rljob.api.validation` has the rules in Python.
 
-CEL has a cost budget, estimated from the bounds of lists and strings. Rules that exceed it, or that CEL cannot express,
-are reported by the operator in the job's conditions. core/tests/crd_cases.py has one case for every rule of both.
+CEL has a cost budget, estimated from the bounds of lists and strings. The operator checks the rules that exceed the
+budget or that CEL cannot express, and reports violations in the job's conditions. core/tests/crd_cases.py has one case
+for each CEL rule and each Python rule.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from rljob.api.tasks import SOURCES
 
 @dataclass(frozen=True)
 class CelRule:
-    """A rule of CEL.
+    """A CEL validation rule.
 
-    ``at``: path of its schema, with [] for the entries of a list; ``self`` is the value there. ``field``: the invalid
-    field below it (.steps). Messages contain no values: computing them in CEL would exceed the budget.
+    ``at``: path of the rule's schema, with [] for the entries of a list; ``self`` is the value at this path. ``field``:
+    path of the invalid field below ``at`` (.steps). Messages contain no values: computing them in CEL would exceed the
+    budget.
     """
 
     at: str
@@ -32,7 +34,7 @@ def rules() -> Iterator[CelRule]:
     """Yield every rule for new and changed RLJobs."""
     yield from _spec()
     yield from _tasks()
-    yield from _places()
+    yield from _locations()
     yield from _services()
     yield from _settings()
 
@@ -44,13 +46,13 @@ def _spec() -> Iterator[CelRule]:
     yield CelRule(
         "spec",
         "self.models.exists(model, model.name == 'policy')",
-        "none is called 'policy'; name the model to train 'policy'",
+        "no model is named 'policy'; name the model to train 'policy'",
         ".models",
     )
     yield CelRule(
         "spec",
         "self.tasks.all(task, self.rewards.exists(reward, reward.name == task.reward))",
-        "there is no reward called as in a task; add it to rewards",
+        "the reward of a task is not defined; add it to rewards",
         ".tasks",
     )
     yield from _data_of_builtins()
@@ -58,7 +60,7 @@ def _spec() -> Iterator[CelRule]:
         "spec",
         f"!{evaluated} || !has(self.evaluation.tasks) || "
         "self.evaluation.tasks.all(name, self.tasks.exists(task, task.name == name))",
-        "there is no task of one of these names; name one of tasks",
+        "one of these tasks is not defined; name one of tasks",
         ".evaluation.tasks",
     )
     yield CelRule(
@@ -96,7 +98,7 @@ def _spec() -> Iterator[CelRule]:
         "spec",
         "!has(self.algorithm.minibatches) || "
         "self.algorithm.minibatches <= self.training.promptsPerStep * self.training.samplesPerPrompt",
-        "there are more than samples of a batch; lower it",
+        "is more than the samples of a batch; lower it",
         ".algorithm.minibatches",
     )
     yield CelRule(
@@ -148,7 +150,7 @@ def _tasks() -> Iterator[CelRule]:
         )
     yield CelRule(
         "spec.tasks[]",
-        _most_one_of("prompt", "messages", "messagesColumn"),
+        _at_most_one_of("prompt", "messages", "messagesColumn"),
         "a task has one of prompt, messages, messagesColumn",
     )
     yield CelRule(
@@ -168,8 +170,8 @@ def _tasks() -> Iterator[CelRule]:
     )
 
 
-def _places() -> Iterator[CelRule]:
-    """Yield rules for locations of models and files. In a cluster they must be in the job's storage."""
+def _locations() -> Iterator[CelRule]:
+    """Yield rules for locations of models and files. In a cluster these locations must be in the job's storage."""
     for at in (
         "spec.models[].source",
         *(f"spec.tasks[].data.{table}.{field}" for table in ("jsonl", "parquet") for field in ("path", "heldOutPath")),
@@ -202,7 +204,7 @@ def _services() -> Iterator[CelRule]:
     forms = ("builtin", "function", "url", "local")
     yield CelRule(
         "spec.rewards[]",
-        f"{_most_one_of(*forms)} && ({' || '.join(f'has(self.{escaped(form)})' for form in (*forms, 'template'))})",
+        f"{_at_most_one_of(*forms)} && ({' || '.join(f'has(self.{escaped(form)})' for form in (*forms, 'template'))})",
         "give exactly one of builtin, function, url, local",
     )
     yield CelRule(
@@ -258,14 +260,14 @@ def _fabric() -> Iterator[CelRule]:
             f"self.all(name, {known})",
             f"a name does not begin with {', '.join(prefixes[:-1])} or {prefixes[-1]}; set other variables in template",
         )
-    strangers = "self.network.policy == 'Enabled' && self.network.nodes.size() == 0"
-    for field, some in (
+    no_node_addresses = "self.network.policy == 'Enabled' && self.network.nodes.size() == 0"
+    for field, uses_host_network in (
         (".trainer.hostNetwork", "self.trainer.hostNetwork"),
         (".rollouts", "self.rollouts.exists(pool, pool.hostNetwork)"),
     ):
         yield CelRule(
             "spec",
-            f"!({strangers} && {some})",
+            f"!({no_node_addresses} && {uses_host_network})",
             "network policies would block pods with hostNetwork; give the addresses of nodes "
             "in network.nodes, or set network.policy: Disabled",
             field,
@@ -288,5 +290,5 @@ def _given(fields: tuple[str, ...]) -> str:
     return f"[{', '.join(f'has(self.{escaped(field)})' for field in fields)}]"
 
 
-def _most_one_of(*fields: str) -> str:
+def _at_most_one_of(*fields: str) -> str:
     return f"{_given(fields)}.filter(given, given).size() <= 1"

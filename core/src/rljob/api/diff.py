@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 LONGEST_VALUE = 80
+"""Maximum length of a value in a message, in characters."""
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -30,12 +31,12 @@ def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, 
 
 
 def format_value(value: Any) -> str:
-    """Return a value for a message: JSON, cut when it is long."""
+    """Return a value for a message: JSON, cut after ``LONGEST_VALUE`` characters."""
     return shortened(json.dumps(value, ensure_ascii=False))
 
 
 def shortened(text: str) -> str:
-    """Return ``text``, cut when it is longer than ``LONGEST_VALUE``."""
+    """Return ``text``, cut after ``LONGEST_VALUE`` characters."""
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
 
 
@@ -49,7 +50,7 @@ def _by_name(entries: list[Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class NonDefault:
-    """A field whose value differs from its default; ``path`` as in messages: rollouts[0].hosts."""
+    """A field whose value differs from its default; ``path`` has indices: rollouts[0].hosts."""
 
     path: str
     value: Any
@@ -57,7 +58,7 @@ class NonDefault:
 
 
 def non_defaults(model: BaseModel, pattern: str) -> Iterator[NonDefault]:
-    """Yield the fields of ``model`` that match ``pattern`` (``rollouts[].hosts``) and are not at their default."""
+    """Yield the fields of ``model`` that match ``pattern`` (``rollouts[].hosts``) and differ from their default."""
     head, _, rest = pattern.partition(".")
     alias = head.removesuffix("[]")
     name, field = next((name, field) for name, field in type(model).model_fields.items() if field.alias == alias)

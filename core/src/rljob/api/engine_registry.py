@@ -1,4 +1,4 @@
-"""Built-in inference engines: what admission, rendering and the command line need to know of each.
+"""Built-in inference engines: the entries that validation, rendering and the command line read.
 
 The operator and the CLI read these entries without importing an adapter. To add an engine, write its folder in
 ``rollout-image/src/rljob/rollout/adapters`` and add an entry to ENGINES. A user's own engine (``module:class``) has no
@@ -19,11 +19,11 @@ class Engine:
     """One built-in engine.
 
     Args:
-        adapter: module:attribute of its adapter, a :class:`rljob.rollout.adapters.base.Adapter`.
-        image: component whose image its pods run, a key of :attr:`rljob.manifests.inputs.Cluster.images`.
-        governed: argument of its server → why it is refused in `args`, or what to set instead. A trailing star
-            matches any ending.
-        cpu_cache_bytes: size of its KV cache on a machine without a GPU if `kvCacheBytes` is not set.
+        adapter: module:attribute of the engine's adapter, a :class:`rljob.rollout.adapters.base.Adapter`.
+        image: component whose image the engine's pods run, a key of :attr:`rljob.manifests.inputs.Cluster.images`.
+        governed: argument of the engine's server → reason why `args` must not contain it, or the field to set instead.
+            A trailing star matches any suffix.
+        cpu_cache_bytes: size of the KV cache on a machine without a GPU if `kvCacheBytes` is not set.
     """
 
     adapter: str
@@ -55,7 +55,7 @@ ENGINES: Mapping[str, Engine] = {
             "--disable-uvicorn-access-log": "always on",
             "--headless": ONE_WORKER,
             "--max-num-batched-tokens": "rljob decides by the device",
-            "--middleware": "rljob's own guards the server",
+            "--middleware": "rljob's own middleware authenticates requests",
             "--nnodes": ONE_WORKER,
             "--no-disable-*": "rljob sets it",
             "--no-enable-chunked-prefill": "rljob decides by the device",
@@ -74,7 +74,7 @@ ENGINES: Mapping[str, Engine] = {
             "--tokens-only": "--enable-scale-out is on instead",
             "--uds": "the server listens on loopback",
             "--weight-transfer-config": "rljob sends the weights",
-            "--worker-extension-cls": "rljob's own receives the weights",
+            "--worker-extension-cls": "rljob's own extension receives the weights",
             "-dp": ONE_WORKER,
             "-pp": ONE_WORKER,
             "-tp": ONE_WORKER,
@@ -86,7 +86,7 @@ ENGINES: Mapping[str, Engine] = {
 
 
 def image_of(engine: str) -> str:
-    """Return the component whose image the pods of an engine run; empty: the image of the pool's template."""
+    """Return the component whose image the pods of an engine run; empty: they run the image of the pool's template."""
     return ENGINES[engine].image if engine in ENGINES else ""
 
 
@@ -96,17 +96,17 @@ def cpu_cache_bytes(engine: str) -> int:
 
 
 def refused(engine: str, args: Sequence[str]) -> Iterator[str]:
-    """Yield ``args[i]: sentence`` for every argument that rljob sets, written in full or abbreviated."""
+    """Yield ``args[i]: sentence`` for every argument that rljob sets, in full or abbreviated form."""
     governed_args = ENGINES[engine].governed if engine in ENGINES else {}
     for index, arg in enumerate(args):
         name = arg.partition("=")[0].partition(".")[0].replace("_", "-")
-        for governed, instead in governed_args.items():
-            if _means(name, governed):
-                yield f"args[{index}]: {arg!r} is governed by rljob ({instead}); remove it"
+        for governed, reason in governed_args.items():
+            if _matches(name, governed):
+                yield f"args[{index}]: {arg!r} is governed by rljob ({reason}); remove it"
                 break
 
 
-def _means(name: str, governed: str) -> bool:
+def _matches(name: str, governed: str) -> bool:
     if governed.endswith("*") and name.startswith(governed.removesuffix("*")):
         return True
     abbreviated = name.startswith("--") and len(name) >= SHORTEST_ABBREVIATION and governed.startswith(name)

@@ -1,4 +1,4 @@
-"""Errors of a manifest as sentences: path of the field, cause, remedy."""
+"""Error messages of an invalid manifest: path of the field, cause, remedy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ManifestError(ValueError):
 
 
 def sentences(error: ValidationError, root: type[BaseModel]) -> list[str]:
-    """Return one sentence for each problem in ``error``, a validation error of ``root``."""
+    """Return one message for each problem in ``error``, a validation error of ``root``."""
     return [line for detail in error.errors(include_url=False) for line in sentences_of(detail, root)]
 
 
@@ -55,22 +55,22 @@ def model_at(location: Sequence[str | int], root: type[BaseModel]) -> type[BaseM
 
 
 def sentences_of(detail: ErrorDetails, root: type[BaseModel]) -> list[str]:
-    """Return the sentences of one problem in a validation error of ``root``."""
+    """Return the messages of one problem in a validation error of ``root``."""
     path = path_text([part for part in detail["loc"] if part != KEY])
-    if detail["type"] == "value_error":  # raised by our validators: lines of "field: cause"
+    if detail["type"] == "value_error":  # raised by validators of the manifest: lines of "field: cause"
         return [f"{path}.{line}" if path else line for line in str(detail["ctx"]["error"]).splitlines()]
     if detail["type"] == "extra_forbidden":
         return [f"{path}: {_unknown(detail['loc'], root)}"]
-    if detail["type"] in ("literal_error", "extension") and (refusal := _not_yet(detail, root)):
+    if detail["type"] in ("literal_error", "extension") and (refusal := _unsupported(detail, root)):
         return [f"{path}: {refusal}"]
-    wording = WORDING.get(detail["type"])
-    if wording is None:
+    cause = CAUSES.get(detail["type"])
+    if cause is None:
         message = detail["msg"]
         return [f"{path}: {message[0].lower()}{message[1:]}"]
-    return [f"{path}: {wording(detail.get('ctx', {}), detail['input'])}{_instead_of_null(detail, root)}"]
+    return [f"{path}: {cause(detail.get('ctx', {}), detail['input'])}{_remedy_of_null(detail, root)}"]
 
 
-def _instead_of_null(detail: ErrorDetails, root: type[BaseModel]) -> str:
+def _remedy_of_null(detail: ErrorDetails, root: type[BaseModel]) -> str:
     """Return the remedy for a null value; empty for other values."""
     if detail["input"] is not None:
         return ""
@@ -82,7 +82,7 @@ def _instead_of_null(detail: ErrorDetails, root: type[BaseModel]) -> str:
     return "; leave it out for its default" if optional else "; give it a value"
 
 
-def _not_yet(detail: ErrorDetails, root: type[BaseModel]) -> str | None:
+def _unsupported(detail: ErrorDetails, root: type[BaseModel]) -> str | None:
     model = model_at(detail["loc"][:-1], root)
     defaults = {field.alias: field.default for field in model.model_fields.values()} if model else {}
     default = defaults.get(str(detail["loc"][-1]))
@@ -97,14 +97,14 @@ def _unknown(location: Sequence[str | int], root: type[BaseModel]) -> str:
     close = difflib.get_close_matches(key, folded, n=1)
     if close:
         return f"unknown field; did you mean {folded[close[0]]}?"
-    return f"unknown field; there are {_list(names, 'and')}" if names else "unknown field; remove it"
+    return f"unknown field; there are {_enumerate(names)}" if names else "unknown field; remove it"
 
 
-def _list(words: Sequence[str], last: str) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
+def _enumerate(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _shown(value: Any) -> str:
+def _format_input(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -121,53 +121,54 @@ def _entries(count: int) -> str:
     return f"{count} entry" if count == 1 else f"{count} entries"
 
 
-def _bound(text: str) -> Callable[[dict[str, Any], Any], str]:
-    return lambda ctx, value: f"must be {text.format(**ctx)}, not {_shown(value)}"
+def _must_be(text: str) -> Callable[[dict[str, Any], Any], str]:
+    return lambda ctx, value: f"must be {text.format(**ctx)}, not {_format_input(value)}"
 
 
 def _not_text(ctx: dict[str, Any], value: Any) -> str:
     quote = isinstance(value, int | float) and value is not None
-    return f"must be text, not {_shown(value)}{'; put it in quotes' if quote else ''}"
+    return f"must be text, not {_format_input(value)}{'; put it in quotes' if quote else ''}"
 
 
 def _pattern(ctx: dict[str, Any], value: Any) -> str:
     if "http" in ctx["pattern"]:
-        return f"must begin with http:// or https:// and a host, not {_shown(value)}"
+        return f"must begin with http:// or https:// and a host, not {_format_input(value)}"
     if "kMGTPE" in ctx["pattern"]:
-        return f"must be an amount such as 10Gi, not {_shown(value)}"
+        return f"must be an amount such as 10Gi, not {_format_input(value)}"
     if "NCCL" in ctx["pattern"]:
-        return f"must begin with NCCL_, TORCH_NCCL_, GLOO_, UCX_ or FI_, not {_shown(value)}; set others in template"
+        shown = _format_input(value)
+        return f"must begin with NCCL_, TORCH_NCCL_, GLOO_, UCX_ or FI_, not {shown}; set others in template"
     if "A-Za-z" in ctx["pattern"]:
-        return f"must be a resource of nodes such as rdma/hca, not {_shown(value)}"
+        return f"must be a resource of nodes such as rdma/hca, not {_format_input(value)}"
     if "/" in ctx["pattern"]:
-        return f"must be a range of addresses such as 10.0.0.0/8, not {_shown(value)}"
+        return f"must be a range of addresses such as 10.0.0.0/8, not {_format_input(value)}"
     characters = "digits and underscores" if "_" in ctx["pattern"] else "digits and dashes, first a letter"
-    return f"must consist of lower-case letters, {characters}, not {_shown(value)}"
+    return f"must consist of lower-case letters, {characters}, not {_format_input(value)}"
 
 
-WORDING: dict[str, Callable[[dict[str, Any], Any], str]] = {
+CAUSES: dict[str, Callable[[dict[str, Any], Any], str]] = {
     "missing": lambda ctx, value: "required; add it",
-    "greater_than_equal": _bound("at least {ge:.10g}"),
-    "greater_than": _bound("more than {gt:.10g}"),
-    "less_than_equal": _bound("at most {le:.10g}"),
-    "less_than": _bound("less than {lt:.10g}"),
-    "literal_error": lambda ctx, value: f"must be {ctx['expected']}, not {_shown(value)}",
-    "int_type": _bound("a whole number"),
-    "int_from_float": _bound("a whole number"),
-    "int_parsing_size": _bound("a whole number of a usual size"),
-    "float_type": _bound("a number"),
-    "bool_type": _bound("true or false"),
+    "greater_than_equal": _must_be("at least {ge:.10g}"),
+    "greater_than": _must_be("more than {gt:.10g}"),
+    "less_than_equal": _must_be("at most {le:.10g}"),
+    "less_than": _must_be("less than {lt:.10g}"),
+    "literal_error": lambda ctx, value: f"must be {ctx['expected']}, not {_format_input(value)}",
+    "int_type": _must_be("a whole number"),
+    "int_from_float": _must_be("a whole number"),
+    "int_parsing_size": _must_be("a whole number with fewer digits"),
+    "float_type": _must_be("a number"),
+    "bool_type": _must_be("true or false"),
     "string_type": _not_text,
     "string_too_long": lambda ctx, value: f"must have at most {ctx['max_length']} characters, not {len(value)}",
     "string_too_short": lambda ctx, value: "is empty; give it a value",
     "string_pattern_mismatch": _pattern,
-    "list_type": _bound("a list"),
-    "tuple_type": _bound("a list"),
-    "dict_type": _bound("a mapping"),
-    "model_type": _bound("a mapping"),
-    "model_attributes_type": _bound("a mapping"),
+    "list_type": _must_be("a list"),
+    "tuple_type": _must_be("a list"),
+    "dict_type": _must_be("a mapping"),
+    "model_type": _must_be("a mapping"),
+    "model_attributes_type": _must_be("a mapping"),
     "too_short": lambda ctx, value: f"must have at least {_entries(ctx['min_length'])}, not {ctx['actual_length']}",
     "too_long": lambda ctx, value: f"must have at most {_entries(ctx['max_length'])}, not {ctx['actual_length']}",
-    "finite_number": _bound("a finite number"),
+    "finite_number": _must_be("a finite number"),
 }
-"""Error type of pydantic → function of context and value that returns the cause."""
+"""Error type of pydantic → function (context, value) that returns the cause."""

@@ -21,8 +21,8 @@ from rljob.api.yaml_loader import write_yaml
 class FieldDoc:
     """One field of the manifest.
 
-    ``kind`` is its type and bounds in words, ``default`` its default in words (empty: it is required).
-    ``change``: whether it may change after creation. ``local``: its effect on one machine (empty: as in a cluster).
+    ``kind``: text of type and bounds. ``default``: text of the default; empty: the field is required.
+    ``change``: whether the field may change after creation. ``local``: effect on one machine; empty: as in a cluster.
     """
 
     path: str
@@ -34,17 +34,17 @@ class FieldDoc:
 
     @property
     def summary(self) -> str:
-        """Type and default in a few words."""
+        """Type and default."""
         return f"{self.kind}; {self.default or 'required'}"
 
 
 def explain(job: RLJob) -> str:
-    """Return ``job`` as YAML with presets and defaults expanded; it loads as the same job."""
+    """Return ``job`` as YAML with presets and defaults expanded. Loading the YAML gives the same job."""
     return write_yaml(to_data(resolve(job)))
 
 
 def to_data(job: RLJob) -> dict[str, Any]:
-    """Return ``job`` as JSON's types under the names of the manifest."""
+    """Return ``job`` as JSON types under the field names of the manifest."""
     return job.model_dump(mode="json", by_alias=True)
 
 
@@ -101,8 +101,8 @@ def manifest_page() -> str:
         "manifest with presets and defaults expanded. A null default means that a preset or another field decides.",
         "",
         "*May change*: whether the field of an RLJob in a cluster may change after creation (`partly`: see the fields",
-        "below it). The same fields may change when a run is resumed on one machine, and those without effect there.",
-        "*On one machine*: the effect under `rljob run` if it is not the same as in a cluster.",
+        "below it). When a run is resumed on one machine, the same fields and fields without effect there may change.",
+        "*On one machine*: the effect under `rljob run` if it differs from the effect in a cluster.",
         "",
         "| field | type; default | meaning | may change | on one machine |",
         "|---|---|---|---|---|",
@@ -121,7 +121,7 @@ def manifest_page() -> str:
 
 
 CHANGE = {"never": "no", "always": "yes", "raise": "can only be raised", "partly": "partly"}
-"""Mutability in words."""
+"""Mutability → text of the column *may change*."""
 
 
 def _walk(model: dict[str, Any], definitions: dict[str, Any], prefix: str) -> Iterator[tuple[str, str, str, str]]:
@@ -130,7 +130,7 @@ def _walk(model: dict[str, Any], definitions: dict[str, Any], prefix: str) -> It
         path = f"{prefix}{name}"
         target = _target(schema, definitions)
         default = "" if name in model.get("required", []) else f"default {_default(schema)}"
-        # pydantic leaves a description out where it equals the one of the type.
+        # pydantic omits the description of a field if it equals the description of the field's type.
         meaning = schema.get("description") or target.get("description", "")
         yield path, _kind(schema, definitions), default, meaning
         if "properties" in target:
@@ -138,7 +138,7 @@ def _walk(model: dict[str, Any], definitions: dict[str, Any], prefix: str) -> It
 
 
 def _support(field: ManifestField | None) -> str:
-    """Return which values of a field are not supported yet, in words. None: all are supported."""
+    """Return a sentence about values that are not supported yet; empty if ``field`` is None."""
     if field is None or field.unsupported is True:
         return "Not supported yet, except the default." if field else ""
     names = [f"`{value}`" for value in field.unsupported]
@@ -146,7 +146,7 @@ def _support(field: ManifestField | None) -> str:
 
 
 def _local(field: ManifestField) -> str:
-    """Return the effect of a field on one machine in words; empty: as in a cluster."""
+    """Return the text of a field's effect on one machine; empty: as in a cluster."""
     if field.local:
         return f"no effect: {field.local}"
     return f"only {field.local_part}" if field.local_part else ""
@@ -163,7 +163,7 @@ def _target(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, An
 
 
 def _kind(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
-    """Return type and bounds in words."""
+    """Return the text of type and bounds."""
     if "anyOf" in schema:
         return f"{_kind(schema['anyOf'][0], definitions)}, or null"
     if "const" in schema:
@@ -181,8 +181,8 @@ def _kind(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
 
 
 def _bounds(schema: dict[str, Any]) -> str:
-    words = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    bounds = [f" {sign} {schema[key]:,}" for key, sign in words.items() if key in schema]
+    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    bounds = [f" {sign} {schema[key]:,}" for key, sign in signs.items() if key in schema]
     return " and".join(bounds)
 
 

@@ -48,7 +48,7 @@ class Extension:
     """Annotation of a string field that names an implementation.
 
     ``registry``: the built-in implementations. ``planned``: names that :mod:`rljob.api.unsupported` refuses by name
-    until the registry has them. ``references``: whether module:attribute is valid too.
+    until the registry has them. ``references``: whether module:attribute is also valid.
     """
 
     registry: Collection[str]
@@ -113,7 +113,7 @@ def load(registry: Registry, value: str, field: str) -> Any:
     """Import and return the implementation that a field of the manifest names.
 
     Args:
-        registry: of the field.
+        registry: the built-in implementations of the field.
         value: name of a built-in implementation, or module:attribute.
         field: path of the field, for errors.
 
@@ -123,7 +123,7 @@ def load(registry: Registry, value: str, field: str) -> Any:
     module, _, path = registry.get(value, value).partition(":")
     try:
         found: Any = importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # a user's module may raise anything, and may end with sys.exit()
+    except (Exception, SystemExit) as error:  # a user's module may raise any exception, and may call sys.exit()
         raise ValueError(
             f"{field}: module {module} cannot be imported ({type(error).__name__}: {error}); install its package where "
             "this process runs (in a cluster: in the image of its template)"
@@ -136,5 +136,5 @@ def load(registry: Registry, value: str, field: str) -> Any:
 
 
 def is_async(found: Any) -> bool:
-    """Return whether a function, or an object that is called like one, is async."""
+    """Return whether a function, or a callable object, is async."""
     return inspect.iscoroutinefunction(found) or inspect.iscoroutinefunction(type(found).__call__)

@@ -1,10 +1,10 @@
-"""Metadata of the manifest's fields: who reads a field, whether it may change, its effect on one machine, its support.
+"""Metadata of the manifest's fields: reader, mutability, effect on one machine, unsupported values.
 
-A field is annotated with a :class:`FieldMeta` in its model, or its type is (PodTemplate). :func:`manifest_fields` walks
+A field of a model, or its type (PodTemplate), is annotated with a :class:`FieldMeta`. :func:`manifest_fields` walks
 the models once; everything that depends on a field's reader, mutability, local effect or support is derived from it:
 
 - the transition rules of the CRD (:mod:`rljob.api.immutable`) and the check that a run belongs to a job,
-- the refusal of what is not supported yet (:mod:`rljob.api.unsupported`),
+- the refusal of values that are not supported yet (:mod:`rljob.api.unsupported`),
 - the hashes of roles and the content of job.json (:mod:`rljob.manifests.hashes`),
 - the content key of the initializer (:mod:`rljob.protocol.initializer_stamp`),
 - the warnings of `rljob run` (:mod:`rljob.local.field_support`) and the columns of docs/manifest.md.
@@ -24,29 +24,29 @@ from pydantic.fields import FieldInfo
 from rljob.api.extensions import Extension
 
 Reader: TypeAlias = Literal["operator", "objects", "pods", "coordinator", "components"]
-"""Who reads a field:
+"""The reader of a field:
 
-- ``operator``: the operator or `rljob run` decides by it what to do; no Kubernetes object depends on it.
+- ``operator``: the operator or `rljob run` bases decisions on it; no Kubernetes object depends on it.
 - ``objects``: shapes Kubernetes objects of the job other than the pods of one role. A change restarts no pod.
 - ``pods``: shapes the pods of one role. A change restarts these pods.
 - ``coordinator``: the coordinator. A change restarts the coordinator only.
-- ``components``: any process may read it, and results of the run may depend on it. It defines the run.
+- ``components``: any process may read it, and results of the run may depend on it. The field defines the run.
 """
 Mutability: TypeAlias = Literal["never", "always", "raise"]
 """``raise``: the number can only be raised."""
 Unsupported: TypeAlias = tuple[str, ...] | Literal[True]
-"""Values that are not supported yet; True: every value but the default."""
+"""Values that are not supported yet; True: every value except the default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FieldMeta:
-    """Annotation of a field. What is left out holds as in the field above; a field without any is of ``components``.
+    """Annotation of a field. Omitted attributes are those of the parent field; the default reader is ``components``.
 
-    ``mutable``: by default ``never`` for a field of ``components``, ``always`` for other readers.
-    ``local``: reason why the field has no effect under `rljob run`, for itself and all fields below it.
-    ``local_part``: the part of the value that `rljob run` applies, where it does not apply all of it.
-    ``unsupported``: for the field itself and all fields below it. Planned names of an extension point are unsupported
-    without it.
+    ``mutable``: by default ``never`` for the reader ``components``, ``always`` for other readers.
+    ``local``: reason why the field and all fields below it have no effect under `rljob run`.
+    ``local_part``: the part of the value that `rljob run` applies, if it does not apply the whole value.
+    ``unsupported``: applies to the field and all fields below it. Planned names of an extension point are unsupported
+    without this attribute.
     """
 
     reader: Reader | None = None
@@ -61,9 +61,10 @@ class ManifestField:
     """A field of the manifest with its complete metadata.
 
     ``path``: spec.rollouts[].replicas.max; [] stands for the entries of a list.
-    ``reader``, ``mutable``: of a field with fields below it: theirs if they agree; else its own reader, and ``partly``.
-    ``group``: it has fields below it.
-    ``embedded``: it is a mapping that always exists, so that its fields are compared with their defaults one by one.
+    ``reader``, ``mutable``: for a field with fields below it, their common value; if they differ, the field's own
+    reader, and ``partly``.
+    ``group``: the field has fields below it.
+    ``embedded``: the field is a mapping that always exists; its fields are compared with their defaults one by one.
     """
 
     path: str
@@ -82,7 +83,7 @@ class ManifestField:
 
     @property
     def defines_run(self) -> bool:
-        """Whether another value makes it another run: a run with another value is refused, and never resumed."""
+        """Whether the value is part of the run's identity: a run is never resumed with another value."""
         return self.reader == "components"
 
 
@@ -92,12 +93,12 @@ Fields: TypeAlias = Mapping[str, ManifestField]
 
 @functools.cache
 def manifest_fields(model: type[BaseModel]) -> Fields:
-    """Return all fields of ``model`` and below it; paths begin at ``model``."""
+    """Return all fields of ``model`` and of the models below it; paths begin at ``model``."""
     return {field.path: field for field in _walk(model, "", FieldMeta(reader="components"))}
 
 
 def field_at(fields: Fields, path: str) -> ManifestField:
-    """Return the innermost field of a path with indices: of spec.tasks[0].data.columns.a it is the one of columns."""
+    """Return the innermost field on a path with indices. For spec.tasks[0].data.columns.a it is columns."""
     known = re.sub(r"\[\d+\]", "[]", path)
     while known and known not in fields:
         known = known.removesuffix("[]") if known.endswith("[]") else known.rpartition(".")[0]
@@ -105,7 +106,7 @@ def field_at(fields: Fields, path: str) -> ManifestField:
 
 
 def outermost(fields: Fields, holds: Callable[[ManifestField], Any]) -> Iterator[ManifestField]:
-    """Yield the fields for which ``holds``, without those below another; of embedded mappings the fields below."""
+    """Yield the outermost fields for which ``holds``; instead of an embedded mapping, the fields below it."""
     found: list[str] = []
     for path, field in fields.items():
         if holds(field) and not field.embedded and not path.startswith(tuple(found)):
@@ -117,10 +118,10 @@ def select(value: Mapping[str, Any], fields: Fields, readers: Collection[Reader]
     """Return the fields in ``value`` that one of ``readers`` reads.
 
     Args:
-        value: a model as data, under the names of the manifest.
-        fields: of that model.
-        readers: embedded mappings without a field of these readers are left out.
-        path: of ``value`` in ``fields``.
+        value: data of a model, under the field names of the manifest.
+        fields: fields of this model.
+        readers: embedded mappings without a field of these readers are omitted.
+        path: path of ``value`` in ``fields``.
     """
     kept: dict[str, Any] = {}
     for name, inner in value.items():
@@ -167,24 +168,24 @@ def _walk(model: type[BaseModel], prefix: str, inherited: FieldMeta) -> Iterator
 def _annotations(info: FieldInfo) -> Iterator[Any]:
     """Yield the metadata of a field, then of its type."""
     yield from info.metadata
-    waiting = [info.annotation]
-    while waiting:
-        annotation = waiting.pop()
+    pending = [info.annotation]
+    while pending:
+        annotation = pending.pop()
         if get_origin(annotation) is Annotated:
             yield from get_args(annotation)[1:]
-            waiting.append(get_args(annotation)[0])
+            pending.append(get_args(annotation)[0])
         else:
-            waiting += [inner for inner in get_args(annotation) if get_origin(inner) or isinstance(inner, type)]
+            pending += [inner for inner in get_args(annotation) if get_origin(inner) or isinstance(inner, type)]
 
 
 def _inherit(inherited: FieldMeta, own: Sequence[FieldMeta]) -> FieldMeta:
-    """Return the metadata of a field: the first of ``own`` that has a value, else what the field above has."""
+    """Return the metadata of a field: per attribute the first value in ``own``, else the value of the parent field."""
     if not own:
         return inherited
     reader = next((meta.reader for meta in own if meta.reader), None)
     return FieldMeta(
         reader=reader or inherited.reader,
-        # Mutability that was stated for one reader says nothing about another one.
+        # The inherited mutability belongs to the inherited reader.
         mutable=next((meta.mutable for meta in own if meta.mutable), None if reader else inherited.mutable),
         local=inherited.local or next((meta.local for meta in own if meta.local), ""),
         local_part=next((meta.local_part for meta in own if meta.local_part), ""),

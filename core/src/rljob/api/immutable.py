@@ -1,8 +1,8 @@
 """Mutability of fields: the transition rules of the CRD, and the check that a manifest belongs to a run.
 
 A field that may not change after creation has a CEL transition rule on the API server. A run, on one machine or in a
-cluster, belongs to a manifest with the same values of all fields that define the run. The latter are fewer: a claim of
-another size stores the same run, but the operator creates a job's claim only once.
+cluster, belongs to a manifest with the same values of all fields that define the run. Fewer fields define the run than
+are immutable: a claim of another size stores the same run, but the operator creates a job's claim only once.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ def immutability(spec: Schema) -> Iterator[CelRule]:
 
 
 def run_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, str]]:
-    """Yield the differences that forbid the run of manifest ``old`` to continue as ``new``, both as data.
+    """Yield the differences that prevent the run of manifest ``old`` from continuing with manifest ``new``.
 
     Yields:
-        Path, old value, new value, and the cause as the end of a sentence that begins with the run.
+        Path, old value, new value, and the cause: the predicate of a sentence whose subject is the run.
     """
     fields = manifest_fields(RLJob)
     for path, was, now in differences(old, new):
         field = field_at(fields, path)
         if field.mutable == "raise":
             if now < was:
-                yield path, was, now, f"started with {was}, which may grow but not become {now}"
+                yield path, was, now, f"started with {was}, which can only be raised; {now} is lower"
         elif field.defines_run:
             yield path, was, now, f"started with {format_value(was)}, not {format_value(now)}"
 

@@ -1,4 +1,4 @@
-"""Fields of a manifest that concern the Kubernetes cluster. `rljob run` prints which of them have no effect."""
+"""Fields of a manifest that concern the Kubernetes cluster. `rljob run` prints the fields that have no effect."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NO_PODS = "there are no pods to place"
 
 
 class Storage(Model):
-    """The job's storage, where `job://PATH` points to; for `rljob run` the run directory."""
+    """The job's storage, which contains the paths `job://PATH`. For `rljob run` it is the run directory."""
 
     size: Quantity | None = None
     """Size of the job's PersistentVolumeClaim. Default: the cluster setting."""
@@ -59,7 +59,7 @@ class Topology(Model):
     """Topology-aware placement of the gang's pods."""
 
     key: Annotated[Label, Field(min_length=1)]
-    """Node label; all pods of the gang run on nodes with the same value of it."""
+    """Key of a node label. All pods of the gang run on nodes with the same value of this label."""
 
 
 class Peer(Model):
@@ -68,7 +68,7 @@ class Peer(Model):
     name: Name
     """Name of this entry."""
     namespace_labels: Labels = {}
-    """Labels of their namespace. Default: the job's own namespace."""
+    """Labels of the pods' namespace. Default: the job's own namespace."""
     pod_labels: Labels = {}
     """Labels of the pods. Default: all pods of the namespace."""
 
@@ -101,4 +101,4 @@ class Network(Model):
     egress: Egress = Egress()
     """Outgoing connections."""
     nodes: Annotated[list[Destination], Field(max_length=64)] = []
-    """Addresses of nodes. Pods with `hostNetwork` use their node's address; policies admit them only by this list."""
+    """Addresses of nodes. Pods with `hostNetwork` use their node's address; only this list lets policies admit them."""

@@ -25,7 +25,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RLJob:
         overrides: each ``PATH=VALUE``, for example ``spec.training.steps=5``; see :func:`override`.
 
     Raises:
-        ManifestError: the file cannot be read or is no valid manifest, or an override does not fit it.
+        ManifestError: the file cannot be read or is not a valid manifest, or an override does not fit it.
     """
     source = str(path)
     try:
@@ -40,27 +40,31 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RLJob:
 
 
 def loads(text: str, overrides: Sequence[str] = (), source: str = "") -> RLJob:
-    """Return the job of a manifest's text. Errors name ``source``. Raises as :func:`load`."""
+    """Return the job of a manifest's text. Errors name ``source``.
+
+    Raises:
+        ManifestError: as :func:`load`.
+    """
     try:
         data = read_yaml(text)
     except YamlError as error:
         raise ManifestError([str(error)], source) from None
     if not isinstance(data, dict):
-        what = "is empty" if data is None else "is not a mapping"
-        raise ManifestError([f"the manifest {what}; it begins with apiVersion: rljob.dev/v1alpha1"], source)
+        cause = "is empty" if data is None else "is not a mapping"
+        raise ManifestError([f"the manifest {cause}; it begins with apiVersion: rljob.dev/v1alpha1"], source)
     for entry in overrides:
         override(data, entry)
     return validate(data, source)
 
 
 def validate(data: dict[str, Any], source: str = "") -> RLJob:
-    """Return the job in ``data`` from :func:`read_yaml`. Types are JSON's; no value is converted.
+    """Return the job in ``data`` from :func:`read_yaml`. Types are JSON types; no value is converted.
 
     Raises:
-        ManifestError: with every problem found.
+        ManifestError: the manifest is invalid; the error contains every problem.
     """
     try:
-        # Strict and from JSON: "5" is no number, as for the API server; by_name off: snake_case is unknown to it too.
+        # As on the API server: "5" is not a number (strict), and snake_case is unknown (by_name off).
         job = RLJob.model_validate_json(json.dumps(data), strict=True, by_alias=True, by_name=False)
     except ValidationError as error:
         raise ManifestError(sentences(error, RLJob), source) from None
@@ -78,11 +82,11 @@ def override(data: dict[str, Any], entry: str) -> None:
 
     Args:
         data: the manifest from :func:`read_yaml`.
-        entry: ``PATH=VALUE``. A list's entry is chosen by index or by its name: ``spec.tasks[0].weight=2`` or
+        entry: ``PATH=VALUE``. An entry of a list is chosen by index or by name: ``spec.tasks[0].weight=2`` or
             ``spec.tasks[sums].weight=2``. VALUE is YAML. Missing mappings on the path are created.
 
     Raises:
-        ManifestError: the path or the value is invalid; validation is a later step.
+        ManifestError: the path or the value is invalid. The manifest itself is validated later.
     """
     path, equals, text = entry.partition("=")
     steps = _parse_path(path)
@@ -94,8 +98,8 @@ def override(data: dict[str, Any], entry: str) -> None:
         raise ManifestError([f"--set {entry}: {error}"]) from None
     here: Any = data
     for i, step in enumerate(steps):
-        place = f"--set {entry}: {_written(steps[:i]) or 'the manifest'}"
-        key = _key(here, step, place)
+        where = f"--set {entry}: {_path_text(steps[:i]) or 'the manifest'}"
+        key = _key(here, step, where)
         if i == len(steps) - 1:
             here[key] = value
             return
@@ -105,7 +109,7 @@ def override(data: dict[str, Any], entry: str) -> None:
 
 
 _Step = tuple[str, bool]
-"""Text of one step of a path, and whether it is in brackets."""
+"""Text of one step of a path, and whether the step is in brackets."""
 
 
 def _parse_path(path: str) -> list[_Step]:
@@ -119,12 +123,12 @@ def _parse_path(path: str) -> list[_Step]:
     return steps
 
 
-def _written(steps: Sequence[_Step]) -> str:
+def _path_text(steps: Sequence[_Step]) -> str:
     return "".join(f"[{text}]" if bracketed else f".{text}" for text, bracketed in steps).lstrip(".")
 
 
-def _key(here: Any, step: _Step, place: str) -> Any:
-    """Return the key or index of ``step`` in ``here``."""
+def _key(here: Any, step: _Step, where: str) -> Any:
+    """Return the key or index of ``step`` in ``here``. ``where`` begins the message of an error."""
     text, bracketed = step
     if bracketed and isinstance(here, list):
         names = [entry.get("name") if isinstance(entry, dict) else None for entry in here]
@@ -133,11 +137,11 @@ def _key(here: Any, step: _Step, place: str) -> Any:
         if text.isdecimal() and int(text) < len(here):
             return int(text)
         known = ", ".join(str(name) for name in names if name is not None)
-        raise ManifestError([f"{place}: has no entry [{text}]; there are {len(here)}{f': {known}' if known else ''}"])
+        raise ManifestError([f"{where}: has no entry [{text}]; there are {len(here)}{f': {known}' if known else ''}"])
     if not bracketed and isinstance(here, dict):
         return text
     if isinstance(here, list):
-        raise ManifestError([f"{place}: is a list; choose an entry by index or name, for example [0]"])
+        raise ManifestError([f"{where}: is a list; choose an entry by index or name, for example [0]"])
     if isinstance(here, dict):
-        raise ManifestError([f"{place}: is a mapping; write .{text}"])
-    raise ManifestError([f"{place}: is a single value and has no {text}"])
+        raise ManifestError([f"{where}: is a mapping; write .{text}"])
+    raise ManifestError([f"{where}: is a single value and has no {text}"])

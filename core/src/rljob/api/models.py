@@ -1,8 +1,8 @@
 """The manifest: RLJob as pydantic models.
 
 Field names are camelCase in a manifest and snake_case here. Unknown fields are refused with their path. A field
-that a preset or another field governs is nullable here and filled by :func:`rljob.api.resolve.resolve` only, so that
-a user's own value can always be distinguished from an expanded one.
+that a preset or another field governs is nullable here. Only :func:`rljob.api.resolve.resolve` fills it, so that a
+user's value can always be distinguished from an expanded value.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rljob.api.validation import problems
 
 API_VERSION: Literal["rljob.dev/v1alpha1"] = "rljob.dev/v1alpha1"
 NO_CLUSTER = "there is no cluster"
-STAYS = "the run directory stays and is served by no coordinator after the end"
+KEPT = "the run directory is kept, and the coordinator ends with the run"
 
 
 class Metadata(Model):
@@ -45,7 +45,8 @@ class Metadata(Model):
 
 
 class Initializer(Model):
-    """A command that runs once, writing to the job's storage, before any other role starts; cached by its content."""
+    """A command that writes to the job's storage. It runs once, before any other role starts. Its result is cached by
+    the inputs."""
 
     command: Annotated[list[Text], Field(min_length=1, max_length=64)]
     """Command and arguments. `job://PATH` in an argument becomes a path in the job's storage. Its environment
@@ -59,7 +60,7 @@ class ModelSource(Model):
     """A model that the job uses."""
 
     name: Name
-    """Name that rollouts refer to; the trained model is called `policy`."""
+    """Name that rollouts refer to. The trained model has the name `policy`."""
     source: Annotated[Text, Field(min_length=1)]
     """Hugging Face directory: `job://PATH` in the job's storage, or a path (for `rljob run` only)."""
     placement: Annotated[Literal["trainer", "service"] | None, FieldMeta(unsupported=True)] = None
@@ -92,7 +93,7 @@ class RLJobSpec(Model):
     initializer: Initializer | None = None
     """Command that runs once before the other roles start."""
     models: Annotated[list[ModelSource], Field(min_length=1, max_length=64)]
-    """The models. One is called `policy` and is trained."""
+    """The models. The one with the name `policy` is trained."""
     training: Training
     """Size and length of training."""
     scheduling: Scheduling = Scheduling()
@@ -126,7 +127,7 @@ class RLJobSpec(Model):
     )
     """NetworkPolicies of the job."""
     suspend: Annotated[bool, FieldMeta(reader="operator")] = False
-    """Stop the run gracefully and keep its state; no pods or processes run until this is false again."""
+    """Stop the run gracefully and keep its state. No pods or processes run until this field is false again."""
     suspend_grace_seconds: Annotated[float, Field(ge=0, le=86_400), FieldMeta(reader="operator")] = 120.0
     """Time limit for the checkpoint that a suspended run writes before it stops."""
     failure_policy: Annotated[FailurePolicy, FieldMeta(reader="operator")] = FailurePolicy()
@@ -136,12 +137,10 @@ class RLJobSpec(Model):
     ] = None
     """The run fails after running for this long. Default: no limit."""
     ttl_seconds_after_finished: Annotated[
-        Annotated[int, Field(ge=0, le=2**31 - 1)] | None, FieldMeta(reader="operator", local=STAYS)
+        Annotated[int, Field(ge=0, le=2**31 - 1)] | None, FieldMeta(reader="operator", local=KEPT)
     ] = None
     """The RLJob is deleted this long after its end. Default: never."""
-    keep_coordinator_seconds: Annotated[int, Field(ge=0, le=2**31 - 1), FieldMeta(reader="operator", local=STAYS)] = (
-        3600
-    )
+    keep_coordinator_seconds: Annotated[int, Field(ge=0, le=2**31 - 1), FieldMeta(reader="operator", local=KEPT)] = 3600
     """How long the coordinator serves status, samples and metrics after the end of the run."""
     managed_by: Annotated[
         Annotated[Text, Field(min_length=1)] | None,

@@ -1,6 +1,6 @@
 """Pod templates: Kubernetes' PodTemplateSpec with all fields optional.
 
-pod_template.json holds its schema (Kubernetes 1.33, without descriptions; tools/make_pod_schema.py writes it).
+pod_template.json contains the schema (Kubernetes 1.33, without descriptions; tools/make_pod_schema.py writes it).
 A role's template is merged over the pod that rljob renders, by the API's merge keys; the main container is `main`.
 """
 
@@ -22,7 +22,7 @@ PORT = 8080
 """Port of every rljob server in its pod."""
 PORT_NAME = "http"
 READERS_PORT = PORT + 1
-"""Port of the coordinator's read-only API, on loopback only: for port forwarding."""
+"""Port of the coordinator's read-only API for port forwarding; it listens on loopback only."""
 SCHEMA: dict[str, Any] = json.loads((files("rljob.api") / "pod_template.json").read_bytes())
 """JSON schema of a PodTemplateSpec."""
 LIST_KEYS = {
@@ -34,7 +34,7 @@ LIST_KEYS = {
 }
 """List → merge key of its entries, as on the API server."""
 MARK = "x-rljob-pod-template"
-"""JSON schema keyword that the CustomResourceDefinition replaces by :data:`SCHEMA`."""
+"""JSON schema keyword for which the CustomResourceDefinition has :data:`SCHEMA`."""
 OWN_LABELS = "rljob.dev/"
 OWN_VARIABLES = "RLJOB_"
 
@@ -49,8 +49,12 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
 
 
 def _check(template: dict[str, Any]) -> dict[str, Any]:
-    """Return ``template``. Raises ValueError with lines of ``path: sentence``, like the manifest's other validators."""
-    found = list(_mismatches(template, SCHEMA, "")) or list(_unkeyed(template, "")) or list(_governed(template))
+    """Return ``template``.
+
+    Raises:
+        ValueError: the template is invalid; one line ``path: sentence`` for each problem.
+    """
+    found = list(_mismatches(template, SCHEMA, "")) or list(_key_problems(template, "")) or list(_governed(template))
     if found:
         raise ValueError("\n".join(map(on_one_line, found)))
     return template
@@ -80,9 +84,9 @@ def _mismatches(value: Any, schema: dict[str, Any], path: str) -> Iterator[str]:
         if isinstance(value, bool) or not isinstance(value, int | str):
             yield f"{path.removeprefix('.')}: must be a whole number, or text; put it in quotes"
         return
-    kind, wording = _KINDS[schema["type"]]
+    kind, description = _KINDS[schema["type"]]
     if not isinstance(value, kind) or (isinstance(value, bool) and schema["type"] != "boolean"):
-        yield f"{path.removeprefix('.')}: must be {wording}"
+        yield f"{path.removeprefix('.')}: must be {description}"
     elif isinstance(value, list):
         for i, entry in enumerate(value):
             if entry is None:
@@ -97,28 +101,28 @@ def _mismatches(value: Any, schema: dict[str, Any], path: str) -> Iterator[str]:
                 yield from _mismatches(entry, schema["additionalProperties"], f"{path}.{key}")
             else:
                 close = difflib.get_close_matches(key, known, n=1)
-                said = f"did you mean {close[0]}?" if close else "a PodTemplateSpec has none of this name; remove it"
-                yield f"{path.removeprefix('.')}{'.' if path else ''}{key}: unknown field; {said}"
+                remedy = f"did you mean {close[0]}?" if close else "a PodTemplateSpec has no such field; remove it"
+                yield f"{path.removeprefix('.')}{'.' if path else ''}{key}: unknown field; {remedy}"
 
 
-def _unkeyed(value: Any, path: str) -> Iterator[str]:
+def _key_problems(value: Any, path: str) -> Iterator[str]:
     """Yield the entries of lists in LIST_KEYS without a key or with a duplicate key."""
     if isinstance(value, list):
         for i, entry in enumerate(value):
-            yield from _unkeyed(entry, f"{path}[{i}]")
+            yield from _key_problems(entry, f"{path}[{i}]")
     elif isinstance(value, dict):
         for field, inner in value.items():
             here = f"{path}.{field}"
-            yield from _unkeyed(inner, here)
+            yield from _key_problems(inner, here)
             if field in LIST_KEYS and isinstance(inner, list):
-                yield from _without_key(inner, LIST_KEYS[field], here.removeprefix("."), field)
+                yield from _entries_without_key(inner, LIST_KEYS[field], here.removeprefix("."), field)
 
 
-def _without_key(entries: list[dict[str, Any]], key: str, path: str, field: str) -> Iterator[str]:
+def _entries_without_key(entries: list[dict[str, Any]], key: str, path: str, field: str) -> Iterator[str]:
     keys = [entry.get(key) for entry in entries]
     for i, found in enumerate(keys):
         if found is None:
-            hint = f" (rljob's own container is called {MAIN})" if "ontainers" in field else ""
+            hint = f" (the name of rljob's container is {MAIN})" if "ontainers" in field else ""
             yield f"{path}[{i}].{key}: required; add it{hint}"
         elif found in keys[:i]:
             yield f"{path}[{i}].{key}: {found!r} is used twice; give every entry its own {key}"
@@ -129,7 +133,7 @@ def _governed(template: dict[str, Any]) -> Iterator[str]:
     for kind in ("labels", "annotations"):
         for key in (template.get("metadata") or {}).get(kind) or {}:
             if key.startswith(OWN_LABELS):
-                yield f"metadata.{kind}.{key}: {kind} that begin with {OWN_LABELS} are rljob's own; remove it"
+                yield f"metadata.{kind}.{key}: {kind} that begin with {OWN_LABELS} are reserved for rljob; remove it"
     spec = template.get("spec") or {}
     if "restartPolicy" in spec:
         yield "spec.restartPolicy: governed by rljob, which restarts processes itself; remove it"
@@ -139,18 +143,18 @@ def _governed(template: dict[str, Any]) -> Iterator[str]:
             for j, variable in enumerate(container.get("env") or []):
                 if str(variable.get("name", "")).startswith(OWN_VARIABLES):
                     yield (
-                        f"spec.{kind}[{i}].env[{j}]: variables that begin with {OWN_VARIABLES} are rljob's own; "
+                        f"spec.{kind}[{i}].env[{j}]: variables that begin with {OWN_VARIABLES} are reserved for rljob; "
                         "remove it"
                     )
 
 
 def _ports(path: str, container: dict[str, Any]) -> Iterator[str]:
-    """Yield ports of any container that conflict with rljob's own."""
+    """Yield the ports of a container that conflict with rljob's port."""
     for j, port in enumerate(container.get("ports") or []):
         if port.get("containerPort") == PORT and port.get("protocol") in (None, "TCP"):
             yield (
-                f"{path}.ports[{j}]: port {PORT} is rljob's own, which servers read from RLJOB_LISTEN; remove it, or "
-                "use another"
+                f"{path}.ports[{j}]: port {PORT} is reserved for rljob, whose servers read it from RLJOB_LISTEN; "
+                "remove it, or use another"
             )
         elif port.get("name") == PORT_NAME:
-            yield f"{path}.ports[{j}].name: {PORT_NAME} is the name of rljob's own port; choose another"
+            yield f"{path}.ports[{j}].name: {PORT_NAME} is the name of rljob's port; choose another"

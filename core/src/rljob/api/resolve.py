@@ -16,7 +16,7 @@ IN_STORAGE = "job://"
 
 
 def resolve(job: RLJob) -> RLJob:
-    """Return a copy of ``job`` in which every field governed by a preset or another field has its value."""
+    """Return a copy of ``job`` in which every field that a preset or another field governs has its value."""
     resolved = job.model_copy(deep=True)
     algorithm = resolved.spec.algorithm
     for field, value in PRESETS[algorithm.preset].items():
@@ -44,7 +44,7 @@ def in_storage(text: str, storage: Path) -> str:
 def with_absolute_paths(job: RLJob, base: Path) -> RLJob:
     """Return a copy of ``job`` in which relative paths of models and data are absolute, relative to ``base``.
 
-    So processes and later runs find the same files from any working directory.
+    With absolute paths, processes and later runs find the same files from any working directory.
     """
     absolute = job.model_copy(deep=True)
     for model in absolute.spec.models:

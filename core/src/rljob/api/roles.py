@@ -22,12 +22,12 @@ class Replicas(Model):
     """Number of replicas of a role."""
 
     min: Annotated[int, Field(ge=1, le=1024), FieldMeta(reader="objects")] = 1
-    """Minimum, and the number started first."""
+    """Minimum, and initial number."""
     max: Annotated[
         Annotated[int, Field(ge=1, le=1024)] | None,
-        FieldMeta(reader="objects", local="as many as min are started"),
+        FieldMeta(reader="objects", local="min processes are started"),
     ] = None
-    """Maximum when there is more work. Default: `min`."""
+    """Maximum that `kubectl scale` and autoscalers may set. Default: `min`."""
 
 
 class LocalCommand(Model):
@@ -49,7 +49,7 @@ class Reward(Model):
     ] = None
     function: Reference | None = None
     """Reward of your own package as `module:attribute`: a function as in the reward SDK, or a `RewardKind` with
-    options. In a cluster the image in `template` has the package."""
+    options. In a cluster the image in `template` must have the package."""
     config: Annotated[dict[Text, Any], Field(max_length=64, description=option_docs())] = {}
     url: Url | None = None
     """Address of a service outside the job; samples are posted to URL/v1/score."""
@@ -63,7 +63,7 @@ class Reward(Model):
     processes: Annotated[int, Field(ge=1, le=256)] = 1
     """Worker processes per pod that score samples."""
     timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 10.0
-    """Time limit for scoring one sample. After it the sample counts as failed, and its worker is replaced."""
+    """Time limit for scoring one sample. After this time the sample counts as failed, and its worker is replaced."""
 
     @property
     def served_by_rljob(self) -> bool:
@@ -138,7 +138,7 @@ class Trainer(Model):
     nccl: Annotated[Collectives, FieldMeta(reader="pods")] = {}
     """Environment variables of NCCL and related libraries: `NCCL_*`, `TORCH_NCCL_*`, `GLOO_*`, `UCX_*`, `FI_*`."""
     host_network: Annotated[bool, FieldMeta(reader="pods", local=NETWORK)] = False
-    """Pods use the network of their node, as some fabrics need. NetworkPolicies admit them by `network.nodes` only."""
+    """Pods use the network of their node, as some fabrics need. NetworkPolicies admit them only by `network.nodes`."""
     template: PodTemplate | None = None
     """Kubernetes PodTemplateSpec, merged over the pods that rljob creates."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -185,7 +185,7 @@ class Rollout(Model):
     nccl: Annotated[Collectives, FieldMeta(reader="pods")] = {}
     """Environment variables of NCCL and related libraries: `NCCL_*`, `TORCH_NCCL_*`, `GLOO_*`, `UCX_*`, `FI_*`."""
     host_network: Annotated[bool, FieldMeta(reader="pods", local=NETWORK)] = False
-    """Pods use the network of their node, as some fabrics need. NetworkPolicies admit them by `network.nodes` only."""
+    """Pods use the network of their node, as some fabrics need. NetworkPolicies admit them only by `network.nodes`."""
     template: PodTemplate | None = None
     """Kubernetes PodTemplateSpec, merged over the pods that rljob creates."""
     purpose: Literal["training", "evaluation"] = "training"
@@ -205,7 +205,7 @@ class Rollout(Model):
 
 
 class Runner(Model):
-    """Drives trajectories: renders prompts, requests answers and has them scored."""
+    """Drives trajectories: renders prompts, requests answers and requests scores."""
 
     replicas: Replicas = Replicas()
     """Processes; in a cluster pods."""
@@ -214,7 +214,7 @@ class Runner(Model):
 
 
 class Coordinator(Model):
-    """Keeps the state of the run: ledger, batches, policy versions. There is one."""
+    """Keeps the state of the run: ledger, batches, policy versions. A job has one coordinator."""
 
     template: PodTemplate | None = None
     """Kubernetes PodTemplateSpec, merged over the pod that rljob creates."""

@@ -18,7 +18,7 @@ class Redundancy(Model):
     """Groups started beyond the admission bound. Groups that a batch does not need wait for the next batch if their
     deadline allows, else they end as `surplus`. This favours short answers."""
     members: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Samples started in each group beyond samplesPerPrompt; the first ones scored form the group."""
+    """Samples started in each group beyond samplesPerPrompt; the first samples with a score form the group."""
 
 
 class Scheduling(Model):
@@ -53,7 +53,8 @@ class WeightSync(Model):
     bucket_bytes: Annotated[int, Field(ge=1 << 16, le=1 << 32)] = 16 << 20
     """Size of one broadcast in bytes."""
     timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 60.0
-    """Time limit for updating one engine. After it the update failed; the engine is updated again or restarted."""
+    """Time limit for updating one engine. After this time the update has failed, and the engine is updated again or
+    restarted."""
     probe_tolerance: Annotated[float, Field(gt=0, le=10)] = 1e-4
     """Largest difference between trainer and engine in the log-probability of a probe token (float32: the run stops
     when exceeded; bfloat16: a warning)."""
@@ -63,7 +64,7 @@ class Checkpoints(Model):
     """Checkpoints of the trainer, in Hugging Face format with the optimizer state beside them."""
 
     every_steps: Annotated[int, Field(ge=1, le=10_000_000)] = 20
-    """Steps between checkpoints; one more is written after the last step."""
+    """Steps between checkpoints. An additional checkpoint is written after the last step."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 3
     """Number of checkpoints kept."""
 
@@ -79,10 +80,10 @@ class FailurePolicy(Model):
     """Reaction to processes and pods that fail."""
 
     max_restarts: Annotated[int, Field(ge=0, le=1_000_000)] = 20
-    """Restarts of one role in a run before the run fails. Each ten minutes without a failure take one off the count."""
+    """Restarts of a role before the run fails. Each ten minutes without a failure reduce the count by one."""
     hang_seconds: Annotated[float, Field(ge=1, le=86_400), FieldMeta(reader="objects", mutable="never")] = 60.0
     """A process whose event loop has not run for this long (stopped or hung) is killed and restarted. The probes of all
-    pods contain it: another value would restart every pod, so a job in a cluster keeps its own."""
+    pods contain this value, and a change would restart every pod; therefore it is immutable in a cluster."""
     disruption: Annotated[
         Literal["Allow", "Block"], FieldMeta(reader="objects", local="this machine is not drained")
     ] = "Allow"

@@ -1,8 +1,7 @@
 """Converts pydantic's JSON schema to a structural schema, the OpenAPI subset of a CustomResourceDefinition.
 
-A structural schema has no references, no unions, one type everywhere and no closed objects (the API server itself
-refuses or drops unknown fields). A keyword that is not translated here is an error, so that no bound of a model is lost
-on the API server.
+A structural schema has no references, no unions, one type per value and no closed objects (the API server itself
+refuses or drops unknown fields). An unknown keyword is an error, so that no bound of a model is lost on the API server.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ _ORDER = (
 _KEPT = {"type", "format", "enum", "pattern", "minLength", "maxLength", "minItems", "maxItems", "maxProperties"}
 _KEPT |= {"minimum", "maximum"}
 _DROPPED = {"examples", "title", "propertyNames", "$defs"}
-"""`propertyNames`: not available in a structural schema; the operator's validation checks the bound of keys."""
+"""`propertyNames`: a structural schema does not have it; the operator's validation checks the bounds of keys."""
 
 
 def structural(schema: Schema, definitions: dict[str, Schema], *, defaults: bool) -> Schema:
     """Return the structural schema of ``schema``.
 
     Args:
-        schema: of a model or field, by alias.
-        definitions: its ``$defs``.
-        defaults: whether defaults are kept. A nullable field never has one: a preset or another field governs it, and
-            a server-side default could not be distinguished from a user's value.
+        schema: schema of a model or field, by alias.
+        definitions: the ``$defs`` of the schema.
+        defaults: whether defaults are kept. A nullable field never has a default: a preset or another field governs it,
+            and a server-side default could not be distinguished from a user's value.
     """
     found: Schema = {}
     for key, value in schema.items():
@@ -52,8 +51,8 @@ def structural(schema: Schema, definitions: dict[str, Schema], *, defaults: bool
             kind, null = value
             assert null == {"type": "null"}, f"a union besides null: {value}"
             found = structural(kind, definitions, defaults=defaults) | found
-            # The API server refuses null in an enum. It drops null of a field that is not nullable and has no default,
-            # which has the same effect.
+            # The API server refuses null in an enum. It drops null from a field that is not nullable and has no
+            # default, which has the same effect.
             found |= {} if "enum" in found else {"nullable": True}
         elif key == "prefixItems":
             assert all(item == value[0] for item in value), f"a tuple of several types: {value}"
@@ -81,12 +80,13 @@ def structural(schema: Schema, definitions: dict[str, Schema], *, defaults: bool
 
 
 def ordered(schema: Schema) -> Schema:
-    """Return ``schema`` with its keywords in the order in which they are written."""
+    """Return ``schema`` with its keywords in the order of :data:`_ORDER`."""
     return {key: schema[key] for key in sorted(schema, key=_ORDER.index)}
 
 
 def pod_template() -> Schema:
-    """Return the structural schema of a PodTemplateSpec: nothing required but keys of lists, null anywhere deletes."""
+    """Return the structural schema of a PodTemplateSpec. Only keys of lists are required; any other field may be null,
+    which deletes it."""
     return _inlined(pod_models.SCHEMA, "template")
 
 
@@ -117,7 +117,7 @@ def _listed(schema: Schema) -> Schema:
 
 
 def _inlined(schema: Schema, field: str) -> Schema:
-    """Return a schema of pod_template.json with its references resolved; ``field`` is where it is used."""
+    """Return a schema of pod_template.json with its references resolved. ``field``: name of the schema's field."""
     if "$ref" in schema:
         schema = pod_models.SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]]
     found = dict(schema)
@@ -138,12 +138,12 @@ def _inlined(schema: Schema, field: str) -> Schema:
 
 
 def _deletable(schema: Schema, field: str = "") -> Schema:
-    """Return the schema of a field that null deletes; fields that rljob governs cannot be deleted."""
+    """Return the schema of a field, nullable unless rljob governs the field. Null deletes a field."""
     return schema if field == "restartPolicy" else ordered(schema | {"nullable": True})
 
 
 def _with_key(item: Schema, key: str) -> Schema:
     """Return an item of a list map, whose key is required and never null."""
     properties = dict(item["properties"])
-    properties[key] = {word: value for word, value in properties[key].items() if word != "nullable"}
+    properties[key] = {keyword: value for keyword, value in properties[key].items() if keyword != "nullable"}
     return ordered(item | {"required": [key], "properties": properties})

@@ -11,7 +11,7 @@ from rljob.api.base import Model, Name, Text
 from rljob.api.extensions import LOOPS, Extension
 
 SOURCES = ("reasoningGym", "jsonl", "parquet", "datasets")
-"""Fields of `TaskData` of which a task has exactly one."""
+"""Fields of `TaskData`. A task has exactly one of them."""
 
 
 class ReasoningGym(Model):
@@ -29,7 +29,7 @@ class Table(Model):
     path: Annotated[Text, Field(min_length=1)]
     """The file: `job://PATH` in the job's storage, or a path (for `rljob run` only)."""
     held_out_path: Annotated[Text, Field(min_length=1)] | None = None
-    """A second file with the held-out split; then all rows of `path` are used for training."""
+    """A second file with the held-out split. With it, all rows of `path` are used for training."""
     held_out_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Without a held-out file, this fraction of the rows is held out, selected by the hash of the prompt, so that equal
     prompts are in the same split. Default: 0.1, or 0 with `heldOutPath`."""
@@ -45,7 +45,7 @@ class DatasetsDirectory(Model):
     split: Annotated[Text, Field(min_length=1)] | None = None
     """Split to train on if the directory has splits. Default: `train` if it exists."""
     held_out_split: Annotated[Text, Field(min_length=1)] | None = None
-    """Split to evaluate on; then all rows of `split` are used for training."""
+    """Split to evaluate on. With it, all rows of `split` are used for training."""
     held_out_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None
     """As in `jsonl`; 0 with `heldOutSplit`."""
     shuffle: bool = True
@@ -56,7 +56,7 @@ class TaskData(Model):
     """Source of the prompts of a task: exactly one."""
 
     reasoning_gym: ReasoningGym | None = None
-    """Generated problems, without end. The hash of the question decides whether a problem is held out."""
+    """Generated problems, unlimited in number. The hash of the question decides whether a problem is held out."""
     jsonl: Table | None = None
     """A file with one JSON object per line."""
     parquet: Table | None = None
@@ -120,7 +120,7 @@ class Evaluation(Model):
     """Evaluation on held-out problems with a fixed policy version."""
 
     every_steps: Annotated[int, Field(ge=0, le=10_000_000)] = 0
-    """Steps between evaluations, in addition to those before the first and after the last step. 0: only those two."""
+    """Steps between evaluations, in addition to those before the first and after the last step. 0: no others."""
     tasks: Annotated[list[Name], Field(min_length=1, max_length=64)] | None = None
     """Tasks to evaluate. Default: all."""
     problems: Annotated[int, Field(ge=1, le=1_000_000)] = 256
@@ -129,4 +129,4 @@ class Evaluation(Model):
     """`shared`: on the engines of training, which pauses. `dedicated`: on the pools with `purpose: evaluation`, while
     training continues."""
     temperature: Annotated[float, Field(gt=0, le=10)] | None = None
-    """Softmax temperature of evaluation. Default: that of the task."""
+    """Softmax temperature of evaluation. Default: the task's temperature."""

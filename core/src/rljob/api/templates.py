@@ -11,10 +11,10 @@ _KINDS = {type(None): "null", list: "a list", dict: "a mapping"}
 
 
 def columns_of(template: str) -> set[str]:
-    """Return the columns a template names.
+    """Return the columns that a template names.
 
     Raises:
-        ValueError: it is not a template; with the cause.
+        ValueError: the text is not a template; the message is the cause.
     """
     names = set()
     try:
@@ -34,7 +34,7 @@ def fill(template: str, row: Mapping[str, Any]) -> str:
     """Return ``template`` with its columns replaced by the values of ``row``.
 
     Raises:
-        ValueError: the row lacks a column, or the column holds neither text nor a number; with its name.
+        ValueError: the row lacks a column, or a column contains neither text nor a number. The message names it.
     """
     parts = []
     for text, name in _parsed(template):
@@ -45,10 +45,10 @@ def fill(template: str, row: Mapping[str, Any]) -> str:
 
 
 def text_of(row: Mapping[str, Any], column: str) -> str:
-    """Return the value of a column as text; numbers, true and false as Python writes them.
+    """Return the value of a column as text. Numbers and booleans are formatted by Python's ``str``.
 
     Raises:
-        ValueError: the row lacks the column, or it holds neither text nor a number.
+        ValueError: the row lacks the column, or the column contains neither text nor a number.
     """
     value = value_of(row, column)
     if not isinstance(value, str | int | float):
@@ -63,13 +63,15 @@ def value_of(row: Mapping[str, Any], column: str) -> Any:
         ValueError: the row lacks the column.
     """
     if column not in row:
-        there = ", ".join(row) or "none"
-        raise ValueError(f"there is no column {column!r}, but {there}; name one of them, or rename one with columns")
+        known = ", ".join(row) or "none"
+        raise ValueError(
+            f"there is no column {column!r}; there are {known}; name one of them, or rename one with columns"
+        )
     return row[column]
 
 
 def kind_of(value: Any) -> str:
-    """Return the kind of a value that is neither text nor a number, in words."""
+    """Return the type of a value that is neither text nor a number, for a message."""
     return _KINDS.get(type(value), f"a {type(value).__name__}")
 
 

@@ -1,6 +1,6 @@
-"""Refuses by name, and never ignores, values of the manifest that are not supported yet.
+"""Refuses values of the manifest that are not supported yet. They are never ignored; each message names the value.
 
-Which values these are is metadata of the fields (:mod:`rljob.api.field_metadata`).
+The metadata of a field (:mod:`rljob.api.field_metadata`) lists its unsupported values.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def unsupported(spec: RLJobSpec) -> Iterator[str]:
 
 
 def near_miss(location: Sequence[str | int], value: Any, known: str, default: Any, root: type[BaseModel]) -> str | None:
-    """Return the refusal of a misspelt unsupported value (colocated for Colocated), or None.
+    """Return the message for an unsupported value in the wrong case (colocated for Colocated), or None.
 
     Args:
-        location: of the field below ``root``, as in pydantic's errors.
-        value: none of the field's values.
-        known: the field's values, each in single quotes.
-        default: of the field.
+        location: location of the field below ``root``, as in pydantic's errors.
+        value: invalid value of the field.
+        known: valid values of the field, each in single quotes.
+        default: default of the field.
         root: the model that was validated.
     """
     path = "".join("[]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
@@ -53,10 +53,10 @@ def near_miss(location: Sequence[str | int], value: Any, known: str, default: An
 
 
 def sentence(value: Any, default: Any) -> str:
-    """Return the refusal of ``value`` where only ``default`` is supported."""
-    shown = f"{on_one_line(str(value))} is " if isinstance(value, str | int) else ""
-    instead = f" or set {default}" if default is not None and shown else ""
-    return f"{shown}not supported yet; remove it{instead}"
+    """Return the message for the unsupported ``value`` of a field with ``default``."""
+    subject = f"{on_one_line(str(value))} is " if isinstance(value, str | int) else ""
+    instead = f" or set {default}" if default is not None and subject else ""
+    return f"{subject}not supported yet; remove it{instead}"
 
 
 def on_one_line(text: str) -> str:

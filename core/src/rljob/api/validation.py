@@ -1,4 +1,4 @@
-"""Validation across fields of a manifest. RLJobSpec's validator calls it after each field alone is valid."""
+"""Validation across fields of a manifest. The validator of RLJobSpec calls it once every single field is valid."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ def _names(spec: RLJobSpec) -> Iterator[str]:
 
 def _models(spec: RLJobSpec) -> Iterator[str]:
     if "policy" not in {model.name for model in spec.models}:
-        yield "models: none is called 'policy'; name the model to train 'policy'"
+        yield "models: no model is named 'policy'; name the model to train 'policy'"
     for i, model in enumerate(spec.models):
-        yield from _place(f"models[{i}].source", model.source)
+        yield from _location(f"models[{i}].source", model.source)
     for i, text in enumerate(spec.initializer.command if spec.initializer else []):
         if text.startswith("job://"):
-            yield from _place(f"initializer.command[{i}]", text)
+            yield from _location(f"initializer.command[{i}]", text)
 
 
 def _initializer(spec: RLJobSpec) -> Iterator[str]:
-    """Its command is immutable and part of the content key; a template is neither."""
+    """Refuse a command in the initializer's template: initializer.command is immutable and part of the content key."""
     containers = ((spec.initializer.template or {}).get("spec") or {}).get("containers") if spec.initializer else []
     for i, container in enumerate(containers or []):
         for field in ("command", "args"):
@@ -69,7 +69,7 @@ def _initializer(spec: RLJobSpec) -> Iterator[str]:
                 )
 
 
-def _place(field: str, text: str) -> Iterator[str]:
+def _location(field: str, text: str) -> Iterator[str]:
     """Check the location of a model or a file: job://PATH or a path."""
     scheme, mark, rest = text.partition("://")
     if not mark:
@@ -86,13 +86,13 @@ def _tasks(spec: RLJobSpec) -> Iterator[str]:
     for i, task in enumerate(spec.tasks):
         if task.reward not in rewards:
             yield (
-                f"tasks[{i}].reward: there is no reward called {task.reward!r} (but {', '.join(rewards)}); "
-                "add it to rewards"
+                f"tasks[{i}].reward: {task.reward!r} is not defined; there are {', '.join(rewards)}; "
+                "name one of them, or add it to rewards"
             )
-        about_data = list(_data(f"tasks[{i}].data", task.data))
-        yield from about_data
+        data_problems = list(_data(f"tasks[{i}].data", task.data))
+        yield from data_problems
         builtin = rewards[task.reward].builtin if task.reward in rewards else None
-        if builtin is not None and not about_data and not REWARDS[builtin].accepts(task.data.sources):
+        if builtin is not None and not data_problems and not REWARDS[builtin].accepts(task.data.sources):
             yield (
                 f"tasks[{i}].reward: {task.reward!r} is the builtin {builtin}, which scores "
                 f"{REWARDS[builtin].accepted} data only; use another reward"
@@ -105,7 +105,7 @@ def _evaluation(spec: RLJobSpec) -> Iterator[str]:
     chosen = (spec.evaluation.tasks or []) if spec.evaluation is not None else []
     for i, name in enumerate(chosen):
         if name not in known:
-            yield f"evaluation.tasks[{i}]: there is no task called {name!r} (but {', '.join(known)}); name one of tasks"
+            yield f"evaluation.tasks[{i}]: {name!r} is not defined; there are {', '.join(known)}; name one of tasks"
         elif name in chosen[:i]:
             yield f"evaluation.tasks[{i}]: {name!r} is named twice; name it once"
     if spec.training.steps == 0 and spec.evaluation is None:
@@ -115,8 +115,8 @@ def _evaluation(spec: RLJobSpec) -> Iterator[str]:
 def _data(path: str, data: TaskData) -> Iterator[str]:
     given = data.sources
     if len(given) != 1:
-        said = f"{' and '.join(given)} are given" if given else "no source is given"
-        yield f"{path}: {said}; give exactly one of {', '.join(SOURCES)}"
+        cause = f"{' and '.join(given)} are given" if given else "no source is given"
+        yield f"{path}: {cause}; give exactly one of {', '.join(SOURCES)}"
     gym = data.reasoning_gym
     if gym is not None and "seed" in gym.config:
         yield f"{path}.reasoningGym.config.seed: governed by the job; remove it and set spec.seed"
@@ -126,12 +126,12 @@ def _data(path: str, data: TaskData) -> Iterator[str]:
         yield f"{path}.columns: problems of reasoningGym always have question, answer and metadata; remove it"
     for name, table in (("jsonl", data.jsonl), ("parquet", data.parquet)):
         if table is not None:
-            yield from _place(f"{path}.{name}.path", table.path)
-            yield from _place(f"{path}.{name}.heldOutPath", table.held_out_path or "")
+            yield from _location(f"{path}.{name}.path", table.path)
+            yield from _location(f"{path}.{name}.heldOutPath", table.held_out_path or "")
             if table.held_out_path is not None and table.held_out_fraction:
                 yield f"{path}.{name}.heldOutFraction: heldOutPath is given too; give one of them"
     if data.datasets is not None:
-        yield from _place(f"{path}.datasets.path", data.datasets.path)
+        yield from _location(f"{path}.datasets.path", data.datasets.path)
         if data.datasets.held_out_split is not None and data.datasets.held_out_fraction:
             yield f"{path}.datasets.heldOutFraction: heldOutSplit is given too; give one of them"
 
@@ -161,8 +161,8 @@ def _reward(path: str, reward: Reward) -> Iterator[str]:
     given = {"builtin": reward.builtin, "function": reward.function, "url": reward.url, "local": reward.local}
     forms = [name for name, value in given.items() if value is not None]
     if len(forms) > 1 or (not forms and reward.template is None):
-        said = f"{' and '.join(forms)} are given" if forms else "no scorer is given"
-        yield f"{path}: {said}; give exactly one of {', '.join(given)}"
+        cause = f"{' and '.join(forms)} are given" if forms else "no scorer is given"
+        yield f"{path}: {cause}; give exactly one of {', '.join(given)}"
     elif reward.url is not None and reward.template is not None:
         yield f"{path}.template: a service with url has no pod in the job; remove one of them"
     elif reward.builtin is not None:

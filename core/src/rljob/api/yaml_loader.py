@@ -1,7 +1,7 @@
-"""YAML of manifests: read so that ``rljob run`` and ``kubectl apply`` get the same values from the same text.
+"""Reads YAML of manifests so that ``rljob run`` and ``kubectl apply`` get the same values from the same text.
 
-kubectl reads with sigs.k8s.io/yaml (YAML 1.1 in part, then JSON). A plain scalar on which versions of YAML or kubectl
-disagree is refused with its line: ``on``, ``0777``, ``0x10``, ``1_000``, ``1:30``, ``2026-01-02``, ``<<``. The one
+kubectl reads with sigs.k8s.io/yaml (YAML 1.1 in part, then JSON). A plain scalar that versions of YAML, or kubectl,
+read differently is refused with its line: ``on``, ``0777``, ``0x10``, ``1_000``, ``1:30``, ``2026-01-02``, ``<<``. The
 exception is a float without a point (``3e-4``): YAML 1.2 and kubectl read a number, and so does this loader.
 Keys are text and unique. As in JSON, a whole float is a whole number: ``1e3`` is 1000.
 """
@@ -16,18 +16,19 @@ import yaml
 
 MAX_BYTES = 1 << 20
 MAX_VALUES = 100_000
-LONGEST_SHOWN = 60
+LONGEST_SCALAR = 60
+"""Maximum length of a scalar in a message, in characters."""
 INT64 = range(-(2**63), 2**63)
-"""Whole numbers of Kubernetes; others are floats there."""
-_JSON_WRITES_WHOLE_BELOW = 1e21  # Go's encoding/json writes a whole float below this without a point
+"""Range of integers in Kubernetes; larger numbers are floats there."""
+_JSON_WRITES_WHOLE_BELOW = 1e21  # Go's encoding/json encodes a whole float below this bound without a point
 
 _STANDARD, _PLAIN = "tag:yaml.org,2002:", "tag:rljob.dev,2026:"
-"""Prefixes of tags: an explicit one such as !!int is refused, the tag of a plain scalar is not."""
+"""Prefixes of tags. An explicit tag such as !!int is refused; the tag of a plain scalar is not."""
 _REFUSED: dict[str, tuple[str, str]] = {
     r"y|Y|yes|Yes|YES|on|On|ON": ("is true to kubectl and text in YAML 1.2", "write true"),
     r"n|N|no|No|NO|off|Off|OFF": ("is false to kubectl and text in YAML 1.2", "write false"),
     r"[-+]?0[0-9_]+(\.[0-9_]*)?([eE][-+]?[0-9]+)?": (
-        "has a leading zero, which some readers of YAML take for octal",
+        "has a leading zero, which some readers of YAML interpret as octal",
         "leave out leading zeros",
     ),
     r"(?!_)[-+]?_*0_*([xX][0-9a-fA-F_]+|[bB][01_]+|[oO][0-7_]+)": (
@@ -44,7 +45,7 @@ _REFUSED: dict[str, tuple[str, str]] = {
     r"<<": ("merges mappings in YAML 1.1 and is text in YAML 1.2", "write the fields out"),
     r"=": ("has a special meaning in YAML 1.1", ""),
 }
-"""Plain scalar, as a regular expression → why it is refused, and what to do besides putting it in quotes."""
+"""Regular expression of a plain scalar → cause of the refusal, and a remedy besides quotes."""
 _KINDS = {
     kind: re.compile(rf"(?:{pattern})\Z")
     for kind, pattern in {
@@ -55,19 +56,19 @@ _KINDS = {
         "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?",
     }.items()
 }
-"""Kind of a plain scalar → its pattern; the first that matches counts, and text is what is left."""
+"""Kind of a plain scalar → its pattern. The first match counts; a scalar without a match is text."""
 
 
 class YamlError(ValueError):
-    """The text is not YAML of a manifest. The message is one sentence, with line and column where they are known."""
+    """The text is not YAML of a manifest. The message is one sentence, with line and column if known."""
 
 
 def read_yaml(text: str) -> Any:
-    """Return the one document of ``text`` as dicts with text keys, lists, text, numbers, booleans and None.
+    """Return the only document in ``text`` as dicts with text keys, lists, text, numbers, booleans and None.
 
     Raises:
-        YamlError: not YAML, no document or several, a duplicate key, a scalar that kubectl or another version of YAML
-            reads differently, a tag or value that JSON cannot hold, or too large.
+        YamlError: the text is not YAML or too large, or it has several documents, a duplicate key, a scalar that
+            kubectl or another version of YAML reads differently, or a tag or value that JSON cannot represent.
     """
     if len(text.encode()) > MAX_BYTES:
         raise YamlError(f"the text is longer than {MAX_BYTES:,} bytes, the maximum of a manifest")
@@ -84,7 +85,7 @@ def read_yaml(text: str) -> Any:
 
 
 def write_yaml(data: Any) -> str:
-    """Return YAML which :func:`read_yaml` reads as ``data``."""
+    """Return YAML that :func:`read_yaml` reads as ``data``."""
     return yaml.dump(data, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -94,17 +95,17 @@ def _sentence(error: yaml.MarkedYAMLError) -> str:
     if "expected a single document" in (error.context or ""):
         return f"{where}a second document begins; keep one RLJob in a file"
     if "recursive" in (error.problem or ""):
-        return f"{where}an anchor contains an alias of itself, so the text has no end; write the values out"
+        return f"{where}an anchor contains an alias of itself, so its value is infinite; write the values out"
     return where + " ".join(filter(None, (error.context, error.problem)))
 
 
 def _check_size(data: Any) -> None:
     """Refuse aliases that make a small text large."""
-    pending, seen = [data], 0
+    pending, count = [data], 0
     while pending:
         value = pending.pop()
-        seen += 1
-        if seen > MAX_VALUES:
+        count += 1
+        if count > MAX_VALUES:
             raise YamlError(f"there are more than {MAX_VALUES:,} values once aliases are expanded")
         if isinstance(value, dict):
             pending.extend(value.values())
@@ -113,7 +114,7 @@ def _check_size(data: Any) -> None:
 
 
 def _without_aliases(data: Any) -> Any:
-    """Return a copy in which the value of an alias is a copy too: one can be changed without the others."""
+    """Return a copy in which every alias has its own copy of the value, so that each can be changed alone."""
     if isinstance(data, dict):
         return {key: _without_aliases(value) for key, value in data.items()}
     if isinstance(data, list):
@@ -122,18 +123,18 @@ def _without_aliases(data: Any) -> Any:
 
 
 def _quote(text: str) -> str:
-    return repr(text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 1]}…")
+    return repr(text if len(text) <= LONGEST_SCALAR else f"{text[: LONGEST_SCALAR - 1]}…")
 
 
 def _as_json(value: float) -> int | float:
-    """Return a whole float as an int, as kubectl does on its way through JSON."""
+    """Return a whole float as an int, as kubectl does when it converts YAML to JSON."""
     if value.is_integer() and abs(value) < _JSON_WRITES_WHOLE_BELOW:
         return int(value)
     return value
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with the scalars above, and mappings whose keys are text and unique."""
+    """SafeLoader with the scalars of :data:`_KINDS`, and mappings whose keys are text and unique."""
 
     yaml_implicit_resolvers = {None: [(_PLAIN + kind, pattern) for kind, pattern in _KINDS.items()]}
 
@@ -141,10 +142,10 @@ class _Loader(yaml.SafeLoader):
         return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
     def _refused(self, node: yaml.Node) -> Any:
-        why, instead = next(found for pattern, found in _REFUSED.items() if re.fullmatch(pattern, node.value))
+        cause, remedy = next(found for pattern, found in _REFUSED.items() if re.fullmatch(pattern, node.value))
         if re.fullmatch(r"0[0-7]+", node.value):  # such as defaultMode: 0644
-            why, instead = "is octal to kubectl", f"write the decimal number {int(node.value, 8)}"
-        raise self._error(node, f"{_quote(node.value)} {why}; put it in quotes{f', or {instead}' if instead else ''}")
+            cause, remedy = "is octal to kubectl", f"write the decimal number {int(node.value, 8)}"
+        raise self._error(node, f"{_quote(node.value)} {cause}; put it in quotes{f', or {remedy}' if remedy else ''}")
 
     def _number(self, node: yaml.Node) -> int | float:
         value = float(node.value)
@@ -166,7 +167,7 @@ class _Loader(yaml.SafeLoader):
                 key_text = f"{key_node.value!r}" if isinstance(key_node, yaml.ScalarNode) else "a list or mapping"
                 raise self._error(key_node, f"the key {key_text} is not text; put it in quotes")
             if key in seen:
-                raise self._error(key_node, f"the key {key!r} is there twice; keep one")
+                raise self._error(key_node, f"the key {key!r} is used twice; keep one")
             seen.add(key)
         return self.construct_mapping(node, deep=True)
 
@@ -188,7 +189,7 @@ _Loader.yaml_constructors = {
 
 
 class Dumper(yaml.SafeDumper):
-    """SafeDumper that quotes exactly the text which :func:`read_yaml` would not read as itself."""
+    """SafeDumper that quotes only text that :func:`read_yaml` would otherwise not read as the same text."""
 
     yaml_implicit_resolvers = {None: [(_STANDARD + kind, pattern) for kind, pattern in _KINDS.items()]}
 
@@ -204,7 +205,7 @@ def _represent_number(dumper: yaml.SafeDumper, value: float) -> yaml.Node:
     number = _as_json(float(value)) if isinstance(value, float) or value not in INT64 else value
     if isinstance(number, int):
         return dumper.represent_scalar(f"{_STANDARD}int", repr(number))
-    # 1.0e-06 for 1e-06: to readers of YAML 1.1, Python's among them, the latter is text.
+    # 1.0e-06 for 1e-06: readers of YAML 1.1, for example PyYAML, read 1e-06 as text.
     mantissa, mark, exponent = repr(number).partition("e")
     mantissa += ".0" if mark and "." not in mantissa else ""
     return dumper.represent_scalar(f"{_STANDARD}float", mantissa + mark + exponent)

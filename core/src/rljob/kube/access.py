@@ -12,7 +12,7 @@ from rljob.kube.plugin import Plugin
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TOKEN_SECONDS = 60.0
-"""A token file is read again after this time: the kubelet replaces it before it expires."""
+"""A token file is read again after this time, because the kubelet replaces the token before it expires."""
 
 
 @dataclass
@@ -20,7 +20,7 @@ class Access:
     """Address and credentials of an API server."""
 
     server: str
-    """Such as https://10.0.0.1:443; may end with a path."""
+    """URL, for example https://10.0.0.1:443; it may end with a path."""
     tls: ssl.SSLContext | None = None
     """None for plain HTTP."""
     token_file: Path | None = None
@@ -32,11 +32,11 @@ class Access:
     server_name: str = ""
     """Name in the server's certificate, if it differs from the host of ``server``."""
     proxy: str = ""
-    """Such as http://proxy:3128; empty: from the environment."""
+    """URL, for example http://proxy:3128; empty: the proxy of the environment."""
     context: str = ""
-    """Of the kubeconfig; empty in a pod."""
+    """Context of the kubeconfig; empty in a pod."""
     user: str = ""
-    """Of the kubeconfig."""
+    """User of the kubeconfig, for messages."""
     namespace: str = ""
     """Default namespace."""
     authority_file: Path | None = None
@@ -53,7 +53,7 @@ class Access:
 
         Raises:
             OSError: the token cannot be read.
-            ValueError: the plugin gives no credentials.
+            ValueError: the plugin returns no credentials.
         """
         now = time.monotonic()
         if self.token_file is not None and (self._read_at is None or now - self._read_at > TOKEN_SECONDS):
@@ -64,19 +64,19 @@ class Access:
         return headers | {"Impersonate-User": self.impersonated} if self.impersonated else headers
 
     def security(self) -> ssl.SSLContext | None:
-        """Return the TLS context for new connections: ``tls``, with the plugin's certificate if it gives one."""
+        """Return the TLS context for new connections: ``tls``, with the plugin's certificate if there is one."""
         if self.tls is not None and self.plugin is not None:
             self.plugin.present_certificate(self.tls)
         return self.tls
 
     def forget_credentials(self) -> None:
-        """Read the token file, or run the plugin, again before the next request: the credentials were rejected."""
+        """Read the token file, or run the plugin, again before the next request. Call it after a rejected request."""
         self._read_at = None
         if self.plugin is not None:
             self.plugin.forget()
 
     def reload_authority(self) -> bool:
-        """Read ``authority_file`` again: the server's certificate was rejected. Return whether it has changed."""
+        """Read ``authority_file`` again, after a rejected server certificate. Return whether the file has changed."""
         if self.authority_file is None:
             return False
         before = self.tls.get_ca_certs(binary_form=True) if self.tls is not None else []
@@ -91,7 +91,7 @@ def in_cluster(directory: Path = SERVICE_ACCOUNT) -> Access:
     """Return the access of this pod's service account.
 
     Raises:
-        ValueError: this is no pod, or it has no service account.
+        ValueError: the process is not in a pod, or the pod has no service account.
     """
     server = in_cluster_server()
     if server is None:
@@ -102,7 +102,7 @@ def in_cluster(directory: Path = SERVICE_ACCOUNT) -> Access:
 
 
 def in_cluster_server() -> str | None:
-    """Return the address of the API server that the kubelet puts into the environment; None outside a pod."""
+    """Return the address of the API server from the environment that the kubelet sets; None outside a pod."""
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     return f"https://{f'[{host}]' if ':' in host else host}:{port}" if host else None
 

@@ -1,7 +1,7 @@
-"""Asynchronous client of the Kubernetes API (aiohttp): one request, one watch, one pool of connections.
+"""Asynchronous client of the Kubernetes API (aiohttp): requests, watches, and one pool of connections.
 
-Answers are bytes: the caller decodes the fields that it needs. Nothing is retried here: what may be retried depends on
-the request, and the caller knows it.
+Responses are bytes; the caller decodes the fields that it needs. This client never retries: whether a retry is safe
+depends on the request, which the caller knows.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from rljob.kube.errors import UnavailableError, error_of
 from rljob.kube.watch import split_lines
 
 STALL_SECONDS = 100.0
-"""A watch without a byte for this time is dead: the API server sends bookmarks about once a minute."""
+"""A watch without a byte for this time is broken: the API server sends bookmarks about once a minute."""
 CONNECT_SECONDS = 10.0
 CLOSING_SECONDS = 0.1
-"""TLS connections end a little later than they are closed; aiohttp's documentation recommends a short sleep."""
+"""TLS connections end shortly after ``close()`` returns; aiohttp's documentation recommends a short sleep."""
 UNAUTHORIZED = 401
 FIRST_ERROR = 400
 _CONNECTION_ERRORS = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
@@ -32,12 +32,12 @@ def _no_count(verb: str, code: str) -> None:
 
 
 class ApiClient:
-    """Requests to one API server. Connections are opened when needed; :meth:`close` ends them.
+    """Requests to one API server. Connections are opened on demand; :meth:`close` closes them.
 
     Args:
         access: address and credentials.
         agent: value of the header User-Agent.
-        count: called with verb and HTTP status ("error" if no answer came) after every request.
+        count: called with verb and HTTP status ("error" if there is no response) after every request.
     """
 
     def __init__(self, access: Access, agent: str, *, count: Callable[[str, str], None] = _no_count) -> None:
@@ -69,19 +69,19 @@ class ApiClient:
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
     ) -> bytes:
-        """Send one request and return the body of the answer.
+        """Send one request and return the body of the response.
 
         Args:
-            verb: of Kubernetes (get, list, create, …), for metrics and errors.
-            method: of HTTP.
+            verb: Kubernetes verb (get, list, create, …), for metrics and errors.
+            method: HTTP method.
             path: see :meth:`rljob.kube.resource_kinds.Resource.path`.
-            query: parameters; empty values are left out.
-            timeout: for the whole request.
-            body: encoded as JSON.
-            content_type: of ``body``.
+            query: parameters; empty values are omitted.
+            timeout: limit for the whole request.
+            body: object, which is encoded as JSON.
+            content_type: content type of ``body``.
 
         Raises:
-            ApiError: see :func:`rljob.kube.errors.error_of`; UnavailableError if no answer comes.
+            ApiError: see :func:`rljob.kube.errors.error_of`; UnavailableError if there is no response.
         """
         try:
             async with self._open(method, path, query, timeout, body, content_type) as response:
@@ -96,17 +96,17 @@ class ApiClient:
     async def watch(
         self, path: str, query: Mapping[str, str], *, version: str, seconds: int, stall_seconds: float | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the lines of a watch, each an event (see :mod:`rljob.kube.watch`).
+        """Yield the lines of a watch. Each line is an event (see :mod:`rljob.kube.watch`).
 
         Args:
-            path: of a collection.
+            path: path of a collection.
             query: selectors.
-            version: resourceVersion to watch from.
-            seconds: after this time the server ends the watch.
-            stall_seconds: longest time without a byte; STALL_SECONDS if None.
+            version: resourceVersion at which the watch starts.
+            seconds: time after which the server ends the watch.
+            stall_seconds: maximum time without a byte; STALL_SECONDS if None.
 
         Raises:
-            ApiError: the watch is refused, or breaks off.
+            ApiError: the API server refuses the watch, or the connection is lost.
         """
         query = {
             "watch": "true",
@@ -159,7 +159,7 @@ class ApiClient:
 
     def _refused(self, response: aiohttp.ClientResponse, body: bytes) -> Exception:
         if response.status == UNAUTHORIZED:
-            self._access.forget_credentials()  # the token may have been replaced before its end
+            self._access.forget_credentials()  # the token may have been replaced before it expired
         return error_of(response.status, body, response.headers.get("Retry-After"))
 
     async def _unavailable(
@@ -168,6 +168,6 @@ class ApiClient:
         if not counted:
             self._count(verb, "error")
         if isinstance(error, aiohttp.ClientConnectorCertificateError) and self._access.reload_authority():
-            await self.close()  # the next request trusts the certificate authority of now
-        what = str(error) or type(error).__name__
-        return UnavailableError(0, "", f"{verb} {path}: no answer from the API server: {what}")
+            await self.close()  # the next request uses the new certificate authority
+        cause = str(error) or type(error).__name__
+        return UnavailableError(0, "", f"{verb} {path}: no answer from the API server: {cause}")

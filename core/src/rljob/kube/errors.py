@@ -1,4 +1,4 @@
-"""Errors of requests to the Kubernetes API, by what a caller can do about them."""
+"""Errors of requests to the Kubernetes API. Each class stands for one reaction of a caller."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 import msgspec
 
 LONGEST_TEXT = 200
-"""Characters of an answer that is no Status."""
+"""Maximum length of the message if a response is not a Status, in characters."""
 
 
 class ApiError(Exception):
     """The API server refused a request, or did not answer.
 
     Args:
-        code: HTTP status; 0 if no answer came.
-        reason: of the Status, such as AlreadyExists.
-        message: of the Status.
-        retry_after: seconds that the server asks to wait; 0 if it does not ask.
-        details: of the Status.
+        code: HTTP status; 0 if there is no response.
+        reason: reason of the Status, for example AlreadyExists.
+        message: message of the Status.
+        retry_after: value of Retry-After in seconds; 0 if the response has none.
+        details: details of the Status.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class TooManyRequestsError(ApiError):
 
 
 class UnavailableError(ApiError):
-    """No answer, or an error of the server: the request may have been executed or not."""
+    """There is no response, or a server error. The request may have been executed or not."""
 
 
 class AccessError(Exception):
@@ -98,12 +98,12 @@ class _Status(msgspec.Struct):
 
 
 def error_of(code: int, body: bytes, retry_after: str | None = None) -> ApiError:
-    """Return the error for an answer.
+    """Return the error for a response.
 
     Args:
         code: HTTP status of at least 400, or the code of an ERROR event of a watch.
-        body: of the answer: usually a Status; any text if a proxy wrote it.
-        retry_after: value of the header Retry-After, seconds.
+        body: body of the response, usually a Status; any text if a proxy sent the response.
+        retry_after: value of the header Retry-After, in seconds.
     """
     try:
         status = msgspec.json.decode(body, type=_Status)

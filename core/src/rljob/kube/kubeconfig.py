@@ -20,8 +20,9 @@ from rljob.kube.access import Access, in_cluster
 from rljob.kube.plugin import Plugin, load_certificate
 
 UNSUPPORTED = ("auth-provider", "username", "as-groups", "as-user-extra", "as-uid")
-NONE = "there is no kubeconfig: {} does not exist; copy the cluster's there, or name it in KUBECONFIG"
-MOST_NAMED = 8
+NO_KUBECONFIG = "there is no kubeconfig: {} does not exist; copy the cluster's there, or name it in KUBECONFIG"
+MAX_NAMES = 8
+"""Maximum number of names in a message."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Kubeconfig:
     """clusters, users, contexts → name → entry."""
 
     def add(self, path: Path) -> None:
-        """Merge a file; existing entries stay.
+        """Merge a file. Entries of earlier files win.
 
         Raises:
             ValueError: the file cannot be read.
@@ -53,13 +54,13 @@ class Kubeconfig:
             found = list(_entries(data, path.parent))
             self.current = self.current or str(data.get("current-context") or "")
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            what = str(getattr(error, "strerror", None) or error).splitlines()[0].lower()
-            raise ValueError(f"{path}: cannot be read as a kubeconfig: {what}") from None
+            cause = str(getattr(error, "strerror", None) or error).splitlines()[0].lower()
+            raise ValueError(f"{path}: cannot be read as a kubeconfig: {cause}") from None
         except (KeyError, TypeError, AttributeError):
-            raise ValueError(f"{path}: this is no kubeconfig; write one, or name another in KUBECONFIG") from None
+            raise ValueError(f"{path}: is not a kubeconfig; correct it, or name another file in KUBECONFIG") from None
         self.files.append(path)
-        for what, name, entry in found:
-            self.entries.setdefault(what, {}).setdefault(name, entry)
+        for section, name, entry in found:
+            self.entries.setdefault(section, {}).setdefault(name, entry)
 
     @property
     def source(self) -> str:
@@ -67,7 +68,7 @@ class Kubeconfig:
         return ":".join(map(str, self.files))
 
     def access(self, context: str = "") -> Access:
-        """Return the access of a context; empty: the current one.
+        """Return the access of a context; empty: the current context.
 
         Raises:
             ValueError: the context, its cluster or its user is missing or cannot be used.
@@ -92,25 +93,27 @@ class Kubeconfig:
         except ValueError as error:
             raise ValueError(f"{self.source}: user {chosen['user']}: {error}") from None
 
-    def _named(self, what: str, context: dict[str, Any], name: str) -> Entry:
-        wanted = context.get(what.removesuffix("s"))
-        found = self.entries.get(what, {}).get(str(wanted))
-        if found is None or (what == "clusters" and not found.data.get("server")):
+    def _named(self, section: str, context: dict[str, Any], name: str) -> Entry:
+        """Return the cluster or user that a context names. ``name``: name of the context."""
+        wanted = context.get(section.removesuffix("s"))
+        found = self.entries.get(section, {}).get(str(wanted))
+        if found is None or (section == "clusters" and not found.data.get("server")):
             raise ValueError(
-                f"{self.source}: {what}[{wanted}] is missing, which context {name} names; correct the kubeconfig"
+                f"{self.source}: {section}[{wanted}] is missing, which context {name} names; correct the kubeconfig"
             )
         return found
 
 
 def _entries(data: dict[str, Any], directory: Path) -> Iterator[tuple[str, str, Entry]]:
-    for what in ("clusters", "users", "contexts"):
-        for entry in data.get(what) or []:
-            yield what, str(entry["name"]), Entry(dict(entry.get(what.removesuffix("s")) or {}), directory)
+    """Yield section, name and entry."""
+    for section in ("clusters", "users", "contexts"):
+        for entry in data.get(section) or []:
+            yield section, str(entry["name"]), Entry(dict(entry.get(section.removesuffix("s")) or {}), directory)
 
 
 def _listed(names: dict[str, Entry]) -> str:
     found = sorted(names)
-    return ", ".join(found[:MOST_NAMED]) + (", …" if len(found) > MOST_NAMED else "") or "none"
+    return ", ".join(found[:MAX_NAMES]) + (", …" if len(found) > MAX_NAMES else "") or "none"
 
 
 def _access(cluster: Entry, user: Entry, context: str, chosen: dict[str, Any]) -> Access:
@@ -153,19 +156,19 @@ def read(paths: Sequence[Path]) -> Kubeconfig:
     """Return the merged files of ``paths``; missing files are skipped.
 
     Raises:
-        ValueError: all are missing, or one cannot be read.
+        ValueError: all files are missing, or a file cannot be read.
     """
     config = Kubeconfig()
     for path in paths:
         if path.exists():
             config.add(path)
     if not config.files:
-        raise ValueError(NONE.format(" and ".join(map(str, paths))))
+        raise ValueError(NO_KUBECONFIG.format(" and ".join(map(str, paths))))
     return config
 
 
 def from_kubeconfig(path: Path, context: str = "") -> Access:
-    """Return the access of a context in one file; empty: the current one.
+    """Return the access of a context in one file; empty: the current context.
 
     Raises:
         ValueError: the file cannot be used.
@@ -183,7 +186,7 @@ def default_access(context: str = "") -> Access:
     """Return the access that kubectl uses: from a kubeconfig, or this pod's service account if there is none.
 
     Raises:
-        ValueError: neither exists, or the context is missing or cannot be used.
+        ValueError: neither a kubeconfig nor a service account exists, or the context is missing or cannot be used.
     """
     paths = default_paths()
     pod = "KUBERNETES_SERVICE_HOST" in os.environ

@@ -21,9 +21,9 @@ from typing import Any
 
 VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 RUN_SECONDS = 600.0
-"""Time-out of the program: the user may have to log in with a browser."""
-EARLY_SECONDS = 10.0
-"""A credential is replaced this long before it expires: the request takes time, and clocks differ."""
+"""Timeout of the program; a user may have to log in with a browser."""
+EXPIRY_MARGIN_SECONDS = 10.0
+"""A credential is replaced this long before it expires, because a request takes time and clocks differ."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Plugin:
     Args:
         config: ``users[].user.exec``.
         cluster: ``clusters[].cluster``, passed to the program if provideClusterInfo is set.
-        directory: of the kubeconfig; a relative command starts there.
+        directory: directory of the kubeconfig; a relative command is a path in it.
 
     Raises:
         ValueError: the configuration cannot be used.
@@ -56,31 +56,31 @@ class Plugin:
             raise ValueError(f"exec.apiVersion: {self._version} is not supported; use {' or '.join(VERSIONS)}")
         command = str(config.get("command") or "")
         if not command:
-            raise ValueError("exec.command: it is missing; name the program that gives credentials")
+            raise ValueError("exec.command: missing; name the program that prints credentials")
         self._command = str(directory / command) if os.sep in command else command
-        self._known: Credential | None = None
+        self._cached: Credential | None = None
         self._presented = ""
 
     def credential(self) -> Credential:
-        """Return the credential; run the program if there is none or it expires.
+        """Return the credential. Run the program if there is no credential or it expires.
 
         Raises:
-            ValueError: the program gives none; the message names the program and the kubeconfig's installHint.
+            ValueError: the program prints no credential. The message names the program and the installHint.
         """
-        if self._known is None or time.time() > self._known.expires - EARLY_SECONDS:
-            self._known = self._run()
-        return self._known
+        if self._cached is None or time.time() > self._cached.expires - EXPIRY_MARGIN_SECONDS:
+            self._cached = self._run()
+        return self._cached
 
     def forget(self) -> None:
-        """Drop the credential, which the server rejected: the next call runs the program again."""
-        self._known = None
+        """Drop the credential after the server rejected it. The next call runs the program again."""
+        self._cached = None
 
     def present_certificate(self, tls: ssl.SSLContext) -> None:
-        """Load the certificate into ``tls``, if the program gives one."""
-        given = self.credential()
-        if given.certificate and given.certificate != self._presented:
-            load_certificate(tls, f"{given.certificate}\n{given.key}".encode())
-            self._presented = given.certificate
+        """Load the certificate into ``tls`` if the program prints one."""
+        credential = self.credential()
+        if credential.certificate and credential.certificate != self._presented:
+            load_certificate(tls, f"{credential.certificate}\n{credential.key}".encode())
+            self._presented = credential.certificate
 
     def _run(self) -> Credential:
         program = shutil.which(self._command)
@@ -93,11 +93,11 @@ class Plugin:
                 [program, *map(str, self._config.get("args") or [])],
                 env={**os.environ, **self._variables(interactive)},
                 stdin=None if interactive else subprocess.DEVNULL,
-                stdout=subprocess.PIPE,  # stderr goes to the user: it tells how to log in
+                stdout=subprocess.PIPE,  # stderr goes to the user, because it explains how to log in
                 timeout=RUN_SECONDS,
             )
         except subprocess.TimeoutExpired:
-            raise ValueError(f"exec: {self._command} gave no credentials within {RUN_SECONDS:.0f} s") from None
+            raise ValueError(f"exec: {self._command} printed no credentials within {RUN_SECONDS:.0f} s") from None
         except OSError as error:
             raise ValueError(f"exec: {self._command} cannot be run: {error.strerror}") from None
         if done.returncode != 0:
@@ -124,9 +124,11 @@ class Plugin:
                 datetime.fromisoformat(until).timestamp() if until else float("inf"),
             )
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise ValueError(f"exec: what {self._command} prints is no ExecCredential of {self._version}") from None
+            raise ValueError(
+                f"exec: the output of {self._command} is not an ExecCredential of {self._version}"
+            ) from None
         if not (found.token or (found.certificate and found.key)):
-            raise ValueError(f"exec: {self._command} gives neither a token nor a certificate with its key")
+            raise ValueError(f"exec: {self._command} prints neither a token nor a certificate with its key")
         return found
 
 
@@ -134,7 +136,7 @@ def load_certificate(tls: ssl.SSLContext, chain: bytes) -> None:
     """Load a client certificate into ``tls``. ``chain``: certificate and key (PEM).
 
     Raises:
-        OSError: it cannot be used.
+        OSError: certificate or key cannot be used.
     """
     with tempfile.NamedTemporaryFile() as file:  # the ssl module reads certificates from files only
         file.write(chain)

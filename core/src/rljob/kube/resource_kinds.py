@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
-"""Server-side apply. JSON is a subset of YAML."""
+"""Content type of server-side apply. JSON bodies are valid, because JSON is a subset of YAML."""
 
 
 @dataclass(frozen=True)
@@ -14,12 +14,12 @@ class Resource:
     """One kind of namespaced object."""
 
     group: str
-    """Empty for the core group."""
+    """API group; empty for the core group."""
     version: str
     plural: str
     kind: str
     pods: bool = False
-    """A workload: a controller creates pods for it."""
+    """Whether the kind is a workload: a controller creates pods for it."""
 
     @property
     def api_version(self) -> str:
@@ -27,7 +27,7 @@ class Resource:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """Return the path of an object; without ``name`` that of the collection, without ``namespace`` of all."""
+        """Return the path of an object; without ``name``, of a collection; without ``namespace``, in all namespaces."""
         parts = ["apis", self.group, self.version] if self.group else ["api", self.version]
         parts += ["namespaces", namespace, self.plural] if namespace else [self.plural]
         return "/" + "/".join([*parts, *filter(None, (name, subresource))])

@@ -1,6 +1,6 @@
-"""Synchronous client of the Kubernetes API (http.client) for short-lived programs: it imports in milliseconds.
+"""Synchronous client of the Kubernetes API (http.client) for short-lived programs. It imports in milliseconds.
 
-One connection for each request. Proxies are used as kubectl uses them.
+Each request has its own connection. Proxies are used as kubectl uses them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from rljob.kube.errors import AccessError, ApiError, TooManyRequestsError, Unaut
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 30.0
 TRIES = 3
-LONGEST_WAIT_SECONDS = 5.0
+MAX_RETRY_SECONDS = 5.0
 """Upper bound of Retry-After."""
 KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
-"""Followed logs may be silent for hours; a lost peer is noticed within a minute."""
+"""Followed logs may have no output for hours. TCP keepalive detects a lost peer within a minute."""
 
 Object = dict[str, Any]
 
@@ -42,10 +42,10 @@ class SyncApiClient:
     def request(
         self, method: str, path: str, query: Mapping[str, str] | None = None, body: Object | None = None, kind: str = ""
     ) -> Object:
-        """Send a request and return the object in the answer. ``kind``: content type of ``body``.
+        """Send a request and return the object in the response. ``kind``: content type of ``body``.
 
         Raises:
-            ApiError: the API server refuses; UnavailableError if no answer comes.
+            ApiError: the API server refuses the request; UnavailableError if there is no response.
             AccessError: there are no usable credentials.
         """
         with self.open(method, path, query, body, kind) as answer:
@@ -65,10 +65,10 @@ class SyncApiClient:
         kind: str = "",
         timeout: float | None = ANSWER_SECONDS,
     ) -> http.client.HTTPResponse:
-        """Send a request and return the answer, which the caller closes. ``timeout``: seconds without a byte.
+        """Send a request and return the response, which the caller closes. ``timeout``: maximum seconds without a byte.
 
         Raises:
-            as :meth:`request`.
+            ApiError, AccessError: as :meth:`request`.
         """
         url = f"{self.path(path)}?{urlencode(query)}" if query else self.path(path)
         data = None if body is None else json.dumps(body).encode()
@@ -93,13 +93,13 @@ class SyncApiClient:
         raise AssertionError("the last try returns or raises")
 
     def _may_retry(self, refused: ApiError, tries: int) -> bool:
-        """Return whether a retry may succeed; sleep before a retry that the server delays."""
+        """Return whether a retry may succeed. Sleep for the time of Retry-After before such a retry."""
         if isinstance(refused, UnauthorizedError) and self.access.plugin is not None and tries == 0:
-            self.access.forget_credentials()  # they may have been revoked before their end
+            self.access.forget_credentials()  # the credentials may have been revoked before they expired
             return True
-        if not isinstance(refused, TooManyRequestsError):  # only these are known not to have been handled
+        if not isinstance(refused, TooManyRequestsError):  # any other request may have been executed
             return False
-        time.sleep(min(refused.retry_after or 1.0, LONGEST_WAIT_SECONDS))
+        time.sleep(min(refused.retry_after or 1.0, MAX_RETRY_SECONDS))
         return True
 
     def path(self, path: str) -> str:
@@ -122,7 +122,7 @@ class SyncApiClient:
             raise AccessError(f"user {self.access.user} of {self.access.place}: {error}") from None
 
     def dial(self) -> socket.socket:
-        """Return an open connection (with TLS), on which the caller speaks HTTP or upgrades to another protocol.
+        """Return an open connection (with TLS), on which the caller uses HTTP or upgrades to another protocol.
 
         Raises:
             UnavailableError: the API server cannot be reached.
@@ -147,13 +147,13 @@ class SyncApiClient:
         proxy = urlsplit(self._proxy())
         if proxy.scheme not in ("", "http"):
             known = f"{proxy.scheme}://{proxy.hostname}"  # without a password
-            raise AccessError(f"the proxy {known} cannot be used: only http:// ones can; set proxy-url")
+            raise AccessError(f"the proxy {known} is not supported; set proxy-url to an http:// proxy")
         host, port = self._address.hostname or "", self._address.port or (80 if tls is None else 443)
-        near = (proxy.hostname or host, proxy.port or 80) if proxy.scheme else (host, port)
+        peer = (proxy.hostname or host, proxy.port or 80) if proxy.scheme else (host, port)
         if tls is None:
-            connection = http.client.HTTPConnection(*near, timeout=CONNECT_SECONDS)
+            connection = http.client.HTTPConnection(*peer, timeout=CONNECT_SECONDS)
         else:
-            connection = _NamedHTTPSConnection(*near, tls, self.access.server_name or host)
+            connection = _NamedHTTPSConnection(*peer, tls, self.access.server_name or host)
         if proxy.scheme:
             connection.set_tunnel(host, port, _authorization(proxy))
         return connection
@@ -172,9 +172,9 @@ class SyncApiClient:
             raise AccessError(f"user {self.access.user} of {self.access.place}: {error}") from None
 
     def _proxy(self) -> str:
-        """Return the URL of the proxy: from the kubeconfig, else from the environment unless the host is excepted."""
+        """Return the URL of the proxy from the kubeconfig, else from the environment unless NO_PROXY has the host."""
         host = self._address.hostname or ""
-        if self.access.proxy or _is_loopback(host) or _is_excepted(host):
+        if self.access.proxy or _is_loopback(host) or _is_excluded(host):
             found = self.access.proxy
         else:
             found = urllib.request.getproxies().get(self._address.scheme, "")
@@ -182,12 +182,12 @@ class SyncApiClient:
 
 
 def unavailable(error: Exception) -> UnavailableError:
-    """Return the error for a connection that fails; raise it ``from`` the cause."""
+    """Return the error for a failed connection. The caller raises it ``from`` the cause."""
     return UnavailableError(0, "", f"no answer from the API server: {error or type(error).__name__}")
 
 
 class _NamedHTTPSConnection(http.client.HTTPSConnection):
-    """HTTPS whose certificate names ``name``, which may differ from the host."""
+    """HTTPS connection that expects a certificate for ``name``, which may differ from the host."""
 
     def __init__(self, host: str, port: int, tls: ssl.SSLContext, name: str) -> None:
         super().__init__(host, port, timeout=CONNECT_SECONDS, context=tls)
@@ -205,15 +205,15 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _is_excepted(host: str) -> bool:
-    """Return whether NO_PROXY names a host, or a network with this address."""
+def _is_excluded(host: str) -> bool:
+    """Return whether NO_PROXY contains a host, or a network with the host's address."""
     if urllib.request.proxy_bypass(host):
         return True
     for entry in urllib.request.getproxies().get("no", "").split(","):
         try:
             if ipaddress.ip_address(host) in ipaddress.ip_network(entry.strip(), strict=False):
                 return True
-        except ValueError:  # a name, or no network
+        except ValueError:  # the host or the entry is a name
             continue
     return False
 

@@ -1,4 +1,4 @@
-"""The format of watches: a body of lines, each one JSON event."""
+"""The format of a watch: a body of lines, each with one JSON event."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _event = msgspec.json.Decoder(WatchEvent)
 
 
 class Chunks(Protocol):
-    """The part of aiohttp.StreamReader that is needed."""
+    """The part of aiohttp.StreamReader that :func:`split_lines` needs."""
 
     def iter_any(self) -> AsyncIterator[bytes]:
         """Yield bytes as they arrive."""
@@ -36,8 +36,8 @@ def decode_event(line: bytes) -> WatchEvent:
     """Return the event in a line.
 
     Raises:
-        ApiError: it is an ERROR event; GoneError if the resource version is too old.
-        msgspec.MsgspecError: it is no event.
+        ApiError: the line is an ERROR event; GoneError if the resource version is too old.
+        msgspec.MsgspecError: the line is not an event.
     """
     event = _event.decode(line)
     if event.type == "ERROR":
@@ -46,7 +46,7 @@ def decode_event(line: bytes) -> WatchEvent:
 
 
 async def split_lines(stream: Chunks) -> AsyncGenerator[bytes, None]:
-    """Yield lines of any length: StreamReader.readline limits them to 128 KiB, and an object may have 1.5 MiB."""
+    """Yield lines of any length. StreamReader.readline limits a line to 128 KiB, but an object may have 1.5 MiB."""
     parts: list[bytes] = []
     async for chunk in stream.iter_any():
         *ends, rest = chunk.split(b"\n")

@@ -1,4 +1,4 @@
-"""RLJob to Kubernetes objects: a pure function."""
+"""Renders an RLJob as Kubernetes objects, by pure functions."""
 
 from rljob.manifests.hashes import spec_hash
 from rljob.manifests.names import secret_name

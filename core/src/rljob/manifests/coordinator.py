@@ -1,6 +1,6 @@
-"""The coordinator: a StatefulSet of one pod behind a Service, and the account with which it watches its own RLJob.
+"""The coordinator: a StatefulSet of one pod behind a Service, and its ServiceAccount.
 
-With the Kubernetes API the coordinator may read its own RLJob and write its status.
+The ServiceAccount may read the coordinator's own RLJob and write its status, and nothing else.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ def coordinator(ctx: RenderContext) -> RenderedRole:
     """Return the coordinator's role."""
     job = ctx.job
     template = job.spec.coordinator.template
-    role = ctx.identity("coordinator", own=template)
+    role = ctx.role_key("coordinator", own=template)
     name = ctx.name("coordinator")
     pod = PodSettings(
         role,
         image="coordinator",
         command=["python", "-m", "rljob.coordinator.main"],
         variables={
-            "RLJOB_NAMESPACE": ctx.context.namespace,
+            "RLJOB_NAMESPACE": ctx.target.namespace,
             "RLJOB_JOB_NAME": job.metadata.name,
-            "RLJOB_JOB_UID": ctx.context.uid,
+            "RLJOB_JOB_UID": ctx.target.uid,
         },
         token="coordinator",
         token_file=TOKENS_FILE,
         serves=True,
         probes=http_probes(job.spec.failure_policy.hang_seconds),
         resources=RESOURCES,
-        more={"serviceAccountName": name, "automountServiceAccountToken": True},
+        spec_fields={"serviceAccountName": name, "automountServiceAccountToken": True},
         template=template,
     )
     ports = [{"name": PORT_NAME, "port": PORT, "targetPort": PORT, "protocol": "TCP"}]
@@ -60,14 +60,14 @@ def coordinator(ctx: RenderContext) -> RenderedRole:
 
 
 def access(ctx: RenderContext) -> RenderedRole:
-    """Return the role of the coordinator's account."""
-    role, name = ctx.identity("access"), ctx.name("coordinator")
+    """Return the role of the coordinator's ServiceAccount."""
+    role, name = ctx.role_key("access"), ctx.name("coordinator")
     group, own = ctx.job.api_version.partition("/")[0], [ctx.job.metadata.name]
     rules = [
         {"apiGroups": [group], "resources": ["rljobs"], "resourceNames": own, "verbs": ["get", "list", "watch"]},
         {"apiGroups": [group], "resources": ["rljobs/status"], "resourceNames": own, "verbs": ["get", "patch"]},
     ]
-    subject = {"kind": "ServiceAccount", "name": name, "namespace": ctx.context.namespace}
+    subject = {"kind": "ServiceAccount", "name": name, "namespace": ctx.target.namespace}
     binding = {"roleRef": {"apiGroup": RBAC, "kind": "Role", "name": name}, "subjects": [subject]}
     objects = (
         ctx.object(role, "ServiceAccount", name, {"automountServiceAccountToken": False}),

@@ -1,7 +1,7 @@
 """Roles that run as Deployments: reward services, the runner, pools of engines.
 
-A reward with a url runs elsewhere and has no objects. A pool is two Deployments: the minimum of engines, which belongs
-to the gang, and the elastic ones that the RLJobScale asks for beyond it.
+A reward with a url runs outside the job and has no objects. A pool has two Deployments: the minimum of engines, which
+belongs to the gang, and the elastic engines that the RLJobScale requests in addition.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from rljob.manifests.inputs import Object
 from rljob.manifests.names import role_name
 from rljob.manifests.pods import PodSettings, file_probes, http_probes, pod_template, service_url, socket_probes
 from rljob.manifests.render_context import RenderContext, RenderedRole, RoleKey
-from rljob.manifests.resources import ELASTIC, GANG, lost_node, near_the_gang, resources, tier
+from rljob.manifests.resources import ELASTIC, GANG, gang_affinity, lost_node_tolerations, resources, tier_label
 
 PROGRESS_DEADLINE_SECONDS = 3600
-"""Large models load slowly."""
+"""Deadline for the progress of a Deployment. It is long because large models load slowly."""
 
 
 def replicas_of(ctx: RenderContext, role: RoleKey, replicas: Replicas) -> int:
     """Return the desired pods of a role."""
-    return ctx.context.replicas.get(role.name, replicas.min)
+    return ctx.target.replicas.get(role.name, replicas.min)
 
 
 def deployment(
@@ -35,23 +35,23 @@ def deployment(
     name: str,
     replicas: int,
     template: Object,
-    more_labels: dict[str, str] | None = None,
+    extra_labels: dict[str, str] | None = None,
 ) -> Object:
-    """Return a Deployment; ``more_labels`` distinguish its pods from another Deployment of the same role."""
+    """Return a Deployment. ``extra_labels`` distinguish its pods from those of another Deployment of the role."""
     spec = {
         "replicas": replicas,
         "revisionHistoryLimit": 1,
         "progressDeadlineSeconds": PROGRESS_DEADLINE_SECONDS,
-        # No surge: accelerators and quotas have no room for another pod.
+        # No surge: there may be no accelerator or quota for an additional pod.
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "25%"}},
-        "selector": {"matchLabels": ctx.selector(role) | (more_labels or {})},
+        "selector": {"matchLabels": ctx.selector(role) | (extra_labels or {})},
         "template": template,
     }
-    return ctx.object(role, "Deployment", name, {"spec": spec}, api="apps/v1", labels=more_labels)
+    return ctx.object(role, "Deployment", name, {"spec": spec}, api="apps/v1", labels=extra_labels)
 
 
 def scale(ctx: RenderContext, role: RoleKey, replicas: Replicas) -> list[Object]:
-    """Return the RLJobScale of a role with max > min. Its replicas are initial values that autoscalers change."""
+    """Return the RLJobScale of a role with max > min. Its replicas are an initial value that autoscalers change."""
     if replicas.max is None or replicas.max <= replicas.min:
         return []
     body = {"spec": {"job": ctx.job.metadata.name, "role": role.name, "replicas": replicas.min}}
@@ -62,8 +62,8 @@ def scale(ctx: RenderContext, role: RoleKey, replicas: Replicas) -> list[Object]
 def disruption_budget(ctx: RenderContext, role: RoleKey, min_available: int | None = None) -> Object:
     """Return a PodDisruptionBudget with maxUnavailable 1: a drain evicts one pod at a time.
 
-    With ``min_available`` that number must stay available. Pods of a Job need this form, because Kubernetes does not
-    know their desired number and would refuse every eviction.
+    With ``min_available`` this number of pods must remain available. Pods of a Job need this form, because Kubernetes
+    does not know their desired number and would refuse every eviction.
     """
     bound = {"maxUnavailable": 1} if min_available is None else {"minAvailable": min_available}
     body: dict[str, Any] = {
@@ -80,7 +80,7 @@ def reward(ctx: RenderContext, service: Reward) -> RenderedRole | None:
     """Return the role of a reward; None if it runs outside the job."""
     if service.url is not None:
         return None
-    role = ctx.identity("reward", service.name, own=service.template)
+    role = ctx.role_key("reward", service.name, own=service.template)
     name = ctx.name(role.name)
     replicas = replicas_of(ctx, role, service.replicas)
     ports = [{"name": PORT_NAME, "port": PORT, "targetPort": PORT, "protocol": "TCP"}]
@@ -100,16 +100,16 @@ def reward_url(ctx: RenderContext, service: Reward) -> str:
 
 def _reward_pod(ctx: RenderContext, role: RoleKey, service: Reward) -> PodSettings:
     hang_seconds = ctx.job.spec.failure_policy.hang_seconds
-    ours = service.served_by_rljob
+    by_rljob = service.served_by_rljob
     return PodSettings(
         role,
-        image="rewards" if ours else "",
-        command=["python", "-m", "rljob.rewards.main"] if ours else (),
+        image="rewards" if by_rljob else "",
+        command=["python", "-m", "rljob.rewards.main"] if by_rljob else (),
         variables={"RLJOB_NAME": service.name},
         writes=False,
         serves=True,
-        probes=http_probes(hang_seconds) if ours else socket_probes(),
-        resources=RESOURCES if ours else {},
+        probes=http_probes(hang_seconds) if by_rljob else socket_probes(),
+        resources=RESOURCES if by_rljob else {},
         template=service.template,
     )
 
@@ -117,7 +117,7 @@ def _reward_pod(ctx: RenderContext, role: RoleKey, service: Reward) -> PodSettin
 def runner(ctx: RenderContext) -> RenderedRole:
     """Return the runner's role."""
     spec = ctx.job.spec
-    role = ctx.identity("runner", own=spec.runner.template)
+    role = ctx.role_key("runner", own=spec.runner.template)
     replicas = replicas_of(ctx, role, spec.runner.replicas)
     pod = PodSettings(
         role,
@@ -127,7 +127,7 @@ def runner(ctx: RenderContext) -> RenderedRole:
         token="runner",
         probes=file_probes(spec.failure_policy.hang_seconds),
         resources=RESOURCES,
-        more={"tolerations": lost_node()},
+        spec_fields={"tolerations": lost_node_tolerations()},
         template=spec.runner.template,
     )
     objects = (
@@ -139,36 +139,40 @@ def runner(ctx: RenderContext) -> RenderedRole:
 
 def rollout(ctx: RenderContext, pool: Rollout) -> RenderedRole:
     """Return the role of a pool."""
-    role = ctx.identity("rollout", pool.name, own=of_pods(pool))
+    role = ctx.role_key("rollout", pool.name, own=of_pods(pool))
     total = replicas_of(ctx, role, pool.replicas)
-    least = min(total, pool.replicas.min)
-    objects = [_pool_deployment(ctx, role, pool, GANG, least)]
+    minimum = min(total, pool.replicas.min)
+    objects = [_pool_deployment(ctx, role, pool, GANG, minimum)]
     if pool.replicas.max is not None and pool.replicas.max > pool.replicas.min:
-        objects.append(_pool_deployment(ctx, role, pool, ELASTIC, total - least))
+        objects.append(_pool_deployment(ctx, role, pool, ELASTIC, total - minimum))
     objects += [disruption_budget(ctx, role), *scale(ctx, role, pool.replicas)]
     return RenderedRole(role.name, role.kind, role.hash, tuple(objects), desired=total)
 
 
 def _pool_deployment(ctx: RenderContext, role: RoleKey, pool: Rollout, which: str, replicas: int) -> Object:
-    asked = resources(ctx, pool, _devices(pool))
+    requested = resources(ctx, pool, _devices(pool))
     pod = PodSettings(
         role,
         image=image_of(pool.engine),
         command=["python", "-m", "rljob.rollout.main"],
-        variables={"RLJOB_NAME": pool.name, **asked.variables},
+        variables={"RLJOB_NAME": pool.name, **requested.variables},
         token="agent",
-        volumes=asked.volumes,
+        volumes=requested.volumes,
         probes=file_probes(ctx.job.spec.failure_policy.hang_seconds),
-        resources=asked.resources,
-        more={"tolerations": [*lost_node(), *asked.tolerations], **asked.more, **near_the_gang(ctx, which)},
-        labels=tier(which),
+        resources=requested.resources,
+        spec_fields={
+            "tolerations": [*lost_node_tolerations(), *requested.tolerations],
+            **requested.spec_fields,
+            **gang_affinity(ctx, which),
+        },
+        labels=tier_label(which),
         template=pool.template,
     )
     name = ctx.name(role.name, *([ELASTIC] if which == ELASTIC else []))
-    return deployment(ctx, role, name, replicas, pod_template(ctx, pod), tier(which))
+    return deployment(ctx, role, name, replicas, pod_template(ctx, pod), tier_label(which))
 
 
 def _devices(pool: Rollout) -> int:
     """Return the number of accelerators per pod."""
-    cut = pool.parallelism
-    return max(1, cut.tensor * cut.pipeline * cut.data // pool.hosts)
+    sizes = pool.parallelism
+    return max(1, sizes.tensor * sizes.pipeline * sizes.data // pool.hosts)

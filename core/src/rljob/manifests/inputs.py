@@ -1,6 +1,6 @@
-"""Inputs of rendering besides the job: the cluster's settings, and the moment in the job's life.
+"""Inputs of rendering besides the job: the cluster settings, and the state of the job (attempt, replicas).
 
-The settings are the chart's values, which the operator reads from a file; for `rljob render` a user writes the file.
+The settings are values of the chart, which the operator reads from a file. For `rljob render` a user writes the file.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from rljob.api.errors import sentences
 Object: TypeAlias = dict[str, Any]
 """A Kubernetes object as JSON."""
 
-PARTS = ("coordinator", "runner", "trainer", "rollout", "rewards")
-"""Images; the initializer runs in the trainer image. Those of engines are named in :mod:`rljob.api.engine_registry`."""
+COMPONENTS = ("coordinator", "runner", "trainer", "rollout", "rewards")
+"""Components with an image. The initializer runs in the trainer image; :mod:`rljob.api.engine_registry` has the images
+of engines."""
 
 
 @dataclass(frozen=True)
 class Cluster:
     """Cluster settings: the chart's values, which the operator reads from a file."""
 
-    images: Mapping[str, str] = field(default_factory=lambda: {part: f"rljob-{part}" for part in PARTS})
+    images: Mapping[str, str] = field(default_factory=lambda: {name: f"rljob-{name}" for name in COMPONENTS})
     """Component → image."""
     image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = ""
     image_pull_secrets: tuple[str, ...] = ()
@@ -37,7 +38,7 @@ class Cluster:
     storage_size: str = "10Gi"
     """Size of claims of jobs that set none."""
     access_modes: tuple[str, ...] = ("ReadWriteMany",)
-    """Access modes of claims; pods on several nodes share a job's storage."""
+    """Access modes of claims. The default lets pods on several nodes share a job's storage."""
     accelerator: Literal["nvidia", "cpu"] = "nvidia"
     """Device type of `accelerator: {kind: auto}`."""
     gang: Literal["none"] = "none"
@@ -46,7 +47,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class RenderTarget:
-    """Where and when a job is rendered."""
+    """Cluster, namespace and state for which a job is rendered."""
 
     cluster: Cluster = Cluster()
     namespace: str = "default"
@@ -55,10 +56,10 @@ class RenderTarget:
     attempt: int = 1
     """Attempt of the trainer."""
     replicas: Mapping[str, int] = field(default_factory=dict)
-    """Role → pods, between its min and max; min for roles that are missing."""
+    """Role → desired pods, between min and max of the role. Roles that are not in it have min."""
 
 
-_Word = Annotated[str, StringConstraints(min_length=1, max_length=253)]
+_ShortText = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 AccessMode = Literal["ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod"]
 _Defaults = Cluster()
 
@@ -66,11 +67,11 @@ _Defaults = Cluster()
 class Images(Model):
     """Component → image."""
 
-    coordinator: _Word = _Defaults.images["coordinator"]
-    runner: _Word = _Defaults.images["runner"]
-    trainer: _Word = _Defaults.images["trainer"]
-    rollout: _Word = _Defaults.images["rollout"]
-    rewards: _Word = _Defaults.images["rewards"]
+    coordinator: _ShortText = _Defaults.images["coordinator"]
+    runner: _ShortText = _Defaults.images["runner"]
+    trainer: _ShortText = _Defaults.images["trainer"]
+    rollout: _ShortText = _Defaults.images["rollout"]
+    rewards: _ShortText = _Defaults.images["rewards"]
 
 
 class ClusterSettings(Model):
@@ -78,8 +79,8 @@ class ClusterSettings(Model):
 
     images: Images = Images()
     image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = _Defaults.image_pull_policy
-    image_pull_secrets: Annotated[tuple[_Word, ...], Field(max_length=64)] = ()
-    domain: _Word = _Defaults.domain
+    image_pull_secrets: Annotated[tuple[_ShortText, ...], Field(max_length=64)] = ()
+    domain: _ShortText = _Defaults.domain
     storage_class: Annotated[str, Field(max_length=253)] = _Defaults.storage_class
     storage_size: Quantity = _Defaults.storage_size
     access_modes: Annotated[tuple[AccessMode, ...], Field(min_length=1, max_length=4)] = ("ReadWriteMany",)
@@ -91,14 +92,14 @@ def read_cluster(data: Mapping[str, Any]) -> Cluster:
     """Return the settings in ``data``, whose keys are camelCase as in a file.
 
     Raises:
-        ValueError: one line per problem: the setting and the cause.
+        ValueError: the settings are invalid; one line per problem, with the setting and the cause.
     """
     try:
         read = ClusterSettings.model_validate_json(json.dumps(data), strict=True, by_alias=True, by_name=False)
     except ValidationError as error:
         raise ValueError("\n".join(sentences(error, ClusterSettings))) from None
     return Cluster(
-        images={part: getattr(read.images, part) for part in PARTS},
+        images={name: getattr(read.images, name) for name in COMPONENTS},
         image_pull_policy=read.image_pull_policy,
         image_pull_secrets=read.image_pull_secrets,
         domain=read.domain,

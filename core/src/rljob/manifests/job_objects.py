@@ -1,6 +1,6 @@
-"""Objects that every job has once and that run nothing: the storage's claim, and the ConfigMap with job.json.
+"""Objects of a job without pods: the claim of the storage, and the ConfigMap with job.json.
 
-job.json is the manifest as the job's processes read it.
+job.json is the manifest that the job's processes read.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ KEY = "job.json"
 
 
 def storage(ctx: RenderContext) -> RenderedRole:
-    """Return the storage's role. A retained claim has no owner: deleting a job never deletes a trained model."""
+    """Return the storage's role. A retained claim has no owner, so deleting a job never deletes a trained model."""
     wanted, cluster = ctx.job.spec.storage, ctx.cluster
-    role = ctx.identity("storage")
+    role = ctx.role_key("storage")
     if wanted.claim is not None:
         return RenderedRole(role.name, role.kind, role.hash, ())
     spec: dict[str, Any] = {
@@ -43,10 +43,10 @@ def storage(ctx: RenderContext) -> RenderedRole:
 
 
 def job_json(job: RLJob, inputs: Inputs) -> str:
-    """Return the user's fields, not expanded, without those that only the operator reads.
+    """Return job.json: the user's fields, not expanded, without the fields that only the operator reads.
 
-    Processes expand it (:func:`rljob.api.resolve.resolve`), and defaults are left out, so that a process of an older
-    release never gets a field that a newer operator filled in.
+    Processes expand it (:func:`rljob.api.resolve.resolve`). Defaults are omitted, so that a process of an older release
+    never receives a field that a newer operator filled in.
     """
     content: dict[str, Any] = {
         "apiVersion": job.api_version,
@@ -59,6 +59,6 @@ def job_json(job: RLJob, inputs: Inputs) -> str:
 
 def config(ctx: RenderContext) -> RenderedRole:
     """Return the role of the job's configuration."""
-    role = ctx.identity("config", own=ctx.inputs.parts)
+    role = ctx.role_key("config", own=ctx.inputs.parts)
     data = {"data": {KEY: job_json(ctx.job, ctx.inputs)}}
     return RenderedRole(role.name, role.kind, role.hash, (ctx.object(role, "ConfigMap", ctx.name("job"), data),))

@@ -1,6 +1,6 @@
 """Roles that run as Jobs: the initializer and the trainer.
 
-The initializer runs in the trainer's image and completes before any pod with an accelerator is created. The trainer is
+The initializer runs in the trainer's image and completes before any pod with an accelerator is created. The trainer has
 an Indexed Job for each attempt, which fails as a whole, and a headless Service for the names of its pods.
 """
 
@@ -16,23 +16,23 @@ from rljob.manifests.hashes import digest, of_pods
 from rljob.manifests.names import dns_name
 from rljob.manifests.pods import PodSettings, file_probes, pod_template
 from rljob.manifests.render_context import RenderContext, RenderedRole
-from rljob.manifests.resources import GANG, near_the_gang, resources, tier
+from rljob.manifests.resources import GANG, gang_affinity, resources, tier_label
 from rljob.protocol.environment import MASTER, NODE_RANK, NODES, RENDEZVOUS_ID, SEED
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 
 HOST_PORTS = range(20_000, 30_000)
-"""Host ports, below the NodePort range and the kernel's ephemeral range."""
+"""Ports of the rendezvous with hostNetwork, below the NodePort range and the kernel's ephemeral range."""
 RANK_FIELD = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 RETRIES = 3
-OF_THE_TRAINERS_MAIN = ("image", "imagePullPolicy", "env", "envFrom")
+INHERITED_FIELDS = ("image", "imagePullPolicy", "env", "envFrom")
 
 
 def trainer(ctx: RenderContext) -> RenderedRole:
     """Return the trainer's role for the context's attempt."""
-    spec, attempt = ctx.job.spec.trainer, str(ctx.context.attempt)
-    role = ctx.identity("trainer", own=of_pods(spec))
+    spec, attempt = ctx.job.spec.trainer, str(ctx.target.attempt)
+    role = ctx.role_key("trainer", own=of_pods(spec))
     service, name = ctx.name("trainer"), ctx.name("trainer", attempt)
-    asked = resources(ctx, spec, spec.processes_per_node)
+    requested = resources(ctx, spec, spec.processes_per_node)
     pod = PodSettings(
         role,
         image="trainer",
@@ -40,22 +40,22 @@ def trainer(ctx: RenderContext) -> RenderedRole:
         variables={
             NODES: str(spec.nodes),
             MASTER: _master(ctx, f"{name}-0.{service}"),
-            RENDEZVOUS_ID: digest(ctx.context.uid, name),
-            **asked.variables,
+            RENDEZVOUS_ID: digest(ctx.target.uid, name),
+            **requested.variables,
         },
         fields={NODE_RANK: RANK_FIELD},
         token="trainer",
-        volumes=asked.volumes,
+        volumes=requested.volumes,
         probes=file_probes(ctx.job.spec.failure_policy.hang_seconds),
-        resources=asked.resources,
-        more={
+        resources=requested.resources,
+        spec_fields={
             "restartPolicy": "Never",
             "subdomain": service,
-            **({"tolerations": [*asked.tolerations]} if asked.tolerations else {}),
-            **asked.more,
-            **near_the_gang(ctx, GANG),
+            **({"tolerations": [*requested.tolerations]} if requested.tolerations else {}),
+            **requested.spec_fields,
+            **gang_affinity(ctx, GANG),
         },
-        labels={names.ATTEMPT: attempt, **tier(GANG)},
+        labels={names.ATTEMPT: attempt, **tier_label(GANG)},
         template=spec.template,
     )
     headless = {
@@ -86,15 +86,15 @@ def trainer(ctx: RenderContext) -> RenderedRole:
 
 
 def _master(ctx: RenderContext, pod: str) -> str:
-    """Return the rendezvous address of the trainer's nodes: their first pod.
+    """Return the rendezvous address of the trainer's nodes: the first pod.
 
-    With hostNetwork the default port may be in use on the node. A port in use costs one attempt, and the next attempt
-    has another port.
+    With hostNetwork the default port may be in use on the node. If the port is in use, the attempt fails, and the next
+    attempt has another port.
     """
-    name = dns_name(pod, ctx.context.namespace, ctx.cluster.domain)
+    name = dns_name(pod, ctx.target.namespace, ctx.cluster.domain)
     if not ctx.job.spec.trainer.host_network:
         return name
-    number = int(digest(ctx.context.uid, pod), 16) % len(HOST_PORTS)
+    number = int(digest(ctx.target.uid, pod), 16) % len(HOST_PORTS)
     return f"{name}:{HOST_PORTS[number]}"
 
 
@@ -114,15 +114,15 @@ def initializer(ctx: RenderContext) -> RenderedRole | None:
     spec = ctx.job.spec
     if spec.initializer is None:
         return None
-    inherited, own = _of_the_trainers(spec.trainer.template), spec.initializer.template
-    # Only the trainer's if there is no other, so that hashes of existing jobs stay stable.
-    role = ctx.identity("initializer", own=inherited if own is None else [inherited, own])
+    inherited, own = _inherited_from_trainer(spec.trainer.template), spec.initializer.template
+    # Without a template of its own, the hash covers the inherited fields only: hashes of existing jobs stay stable.
+    role = ctx.role_key("initializer", own=inherited if own is None else [inherited, own])
     pod = PodSettings(
         role,
         image="trainer",
         command=["python", "-m", "rljob.trainer.initialize", "--", *spec.initializer.command],
         variables={SEED: str(spec.seed)},
-        more={"restartPolicy": "Never"},
+        spec_fields={"restartPolicy": "Never"},
         template=own,
         inherited=inherited,
     )
@@ -142,9 +142,9 @@ def initializer(ctx: RenderContext) -> RenderedRole | None:
     return RenderedRole(role.name, role.kind, role.hash, (job,), desired=1)
 
 
-def _of_the_trainers(template: dict[str, Any] | None) -> dict[str, Any]:
+def _inherited_from_trainer(template: dict[str, Any] | None) -> dict[str, Any]:
     """Return the fields that the initializer inherits from the trainer's template: image, pull settings, variables."""
-    main = {key: value for key, value in main_container(template).items() if key in OF_THE_TRAINERS_MAIN}
+    main = {key: value for key, value in main_container(template).items() if key in INHERITED_FIELDS}
     spec: dict[str, Any] = {"containers": [{"name": MAIN, **main}]}
     secrets = ((template or {}).get("spec") or {}).get("imagePullSecrets")
     return {"spec": spec | ({"imagePullSecrets": secrets} if secrets else {})}

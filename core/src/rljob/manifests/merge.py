@@ -1,9 +1,9 @@
 """Merges a role's pod template over the pod that rljob renders: Kubernetes' strategic merge, by the API's merge keys.
 
-Maps merge. Lists of :data:`KEYS` merge entry by entry, and new entries are appended. Everything else (scalars, command,
-args, tolerations) is replaced. null deletes; an entry that has only its key left is deleted.
-Of fields that exclude each other (a variable's value and valueFrom, a volume's source, what a probe does) the
-template's wins.
+Maps are merged. Lists of :data:`KEYS` are merged entry by entry, and new entries are appended. Other values (scalars,
+command, args, tolerations) are replaced. Null deletes a value; an entry with only its key left is deleted.
+If fields exclude each other (value and valueFrom of a variable, the source of a volume, the handler of a probe), the
+template's field wins.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _VALUES = frozenset({"value", "valueFrom"})
 
 
 def merge(base: dict[str, Any], template: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return ``base`` with ``template`` merged over it; neither is changed, the result shares parts of both."""
+    """Return ``base`` with ``template`` merged over it. Both stay unchanged; the result shares values with them."""
     return _maps(base, template or {}, "")
 
 
@@ -69,15 +69,15 @@ def _identity(entry: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[Any, ...
 
 
 def _excluded(key: str, over: Mapping[str, Any], field: str) -> bool:
-    """Return whether the template sets a field that excludes our ``key``."""
+    """Return whether the template sets a field that excludes the base's ``key``."""
     if key in over:
         return False
-    said = {name for name, value in over.items() if value is not None}
+    given = {name for name, value in over.items() if value is not None}
     if field == "env":
-        return key in _VALUES and bool(said & _VALUES)
+        return key in _VALUES and bool(given & _VALUES)
     if field == "volumes":
-        return key != "name" and bool(said - {"name"})
-    return key in _HANDLERS and bool(said & _HANDLERS)
+        return key != "name" and bool(given - {"name"})
+    return key in _HANDLERS and bool(given & _HANDLERS)
 
 
 def _without_nulls(value: Any) -> Any:

@@ -1,5 +1,5 @@
-"""Names, labels and annotations of a job's objects and pods. They follow from the job alone, so that creating an object
-twice creates the same one.
+"""Names, labels and annotations of a job's objects and pods. They depend on the job alone, so that creating an object
+again has the same name.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Deployments with the same selector adopt each other's pods."""
 ROLE_HASH = "rljob.dev/role-hash"
 """Annotation: hash of the manifest fields that the role's pods depend on."""
 RENDERED_HASH = "rljob.dev/rendered-hash"
-"""Annotation: hash of the object as it was rendered."""
+"""Annotation: hash of the rendered object."""
 SPEC_HASH = "rljob.dev/spec-hash"
-"""Annotation of a claim: hash of the immutable fields. A later job of the same name takes over a retained claim
-only if the hashes are equal."""
+"""Annotation of a claim: hash of the immutable fields. A later job of the same name reuses a retained claim only if the
+hashes are equal."""
 
 
 def bounded(name: str, limit: int = NAME_LIMIT) -> str:
-    """Return ``name``; a longer name is cut and ends with a hash of the whole name, so that names stay unique."""
+    """Return ``name``. A longer name is cut and ends with a hash of the whole name, so that names are unique."""
     if len(name) <= limit:
         return name
     digest = hashlib.blake2b(name.encode(), digest_size=_HASH_BYTES).hexdigest()
@@ -36,7 +36,7 @@ def bounded(name: str, limit: int = NAME_LIMIT) -> str:
 
 
 def role_name(kind: str, entry: str = "") -> str:
-    """Return the name of a role, which is a label too: ``trainer``, ``rollout-POOL``, ``reward-NAME``."""
+    """Return the name of a role, which is also a label value: ``trainer``, ``rollout-POOL``, ``reward-NAME``."""
     return bounded(f"{kind}-{entry}", LABEL_LIMIT) if entry else kind
 
 
@@ -46,12 +46,12 @@ def object_name(job: str, *rest: str) -> str:
 
 
 def secret_name(job: str, uid: str) -> str:
-    """Return the name of the Secret of a job's tokens; another job of the same name has another one."""
+    """Return the name of the Secret of a job's tokens. Another job of the same name has another Secret."""
     return object_name(job, "tokens", *([uid[:8]] if uid else []))
 
 
 def claim_name(job: str, given: str | None = None) -> str:
-    """Return the name of the claim of a job's storage: the one ``given`` in the manifest, or its own."""
+    """Return the name of the claim of a job's storage. ``given``: the claim that the manifest names, if any."""
     return given or object_name(job, "storage")
 
 

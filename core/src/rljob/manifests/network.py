@@ -1,7 +1,7 @@
 """NetworkPolicies of a job.
 
 Pods of the job may connect to each other on all ports, because weight groups use dynamic ports. Pods with hostNetwork
-have their node's address and no policy selects them: their connections are admitted from network.nodes, and
+have their node's address, and no policy selects them: connections from them are admitted by network.nodes, and
 connections to them are not restricted.
 """
 
@@ -16,14 +16,14 @@ from rljob.manifests.inputs import Object
 from rljob.manifests.render_context import RenderContext, RenderedRole, RoleKey
 
 API_PORTS = (443, 6443)
-"""Ports of the Kubernetes API: of its Service and of its servers; their addresses are unknown here."""
-NAME_SERVICE_PORT = 53
+"""Ports of the Kubernetes API: of its Service and of its servers. Rendering does not know their addresses."""
+DNS_PORT = 53
 
 
 def network(ctx: RenderContext) -> RenderedRole:
-    """Return the role of the network policies; it has no objects with `policy: Disabled`."""
+    """Return the role of the network policies. With `policy: Disabled` it has no objects."""
     spec = ctx.job.spec.network
-    role = ctx.identity("network", own=ctx.inputs.written.get("network"))
+    role = ctx.role_key("network", own=ctx.inputs.written.get("network"))
     objects: list[Object] = []
     if spec.policy == "Enabled":
         objects.append(_policy(ctx, role, "pods", "", _pods(ctx)))
@@ -44,7 +44,7 @@ def _pods(ctx: RenderContext) -> dict[str, Any]:
     spec: dict[str, Any] = {"policyTypes": ["Ingress"], "ingress": [{"from": own}]}
     egress = ctx.job.spec.network.egress
     if egress.policy == "Listed":
-        dns = [{"port": NAME_SERVICE_PORT, "protocol": protocol} for protocol in ("UDP", "TCP")]
+        dns = [{"port": DNS_PORT, "protocol": protocol} for protocol in ("UDP", "TCP")]
         listed = [{"to": [_range(destination)]} for destination in egress.to]
         spec["policyTypes"].append("Egress")
         spec["egress"] = [{"to": own}, {"ports": dns}, *listed]
@@ -52,7 +52,7 @@ def _pods(ctx: RenderContext) -> dict[str, Any]:
 
 
 def _coordinator(ctx: RenderContext) -> dict[str, Any]:
-    """Return the additional policy of the coordinator; empty if there is none."""
+    """Return the spec of the coordinator's additional policy; empty if there is none."""
     wanted = ctx.job.spec.network
     spec: dict[str, Any] = {"policyTypes": []}
     if wanted.allow_from:

@@ -1,8 +1,8 @@
-"""The pod that every role has in common, its probes, and the user's template merged over it.
+"""The pod template of every role, its probes, and the user's template merged over it.
 
 Pods meet the restricted Pod Security Standard: no root, no privileges, a read-only root file system with an emptyDir at
-/tmp. Commands and arguments hold no port, path or address: processes read them from RLJOB_* variables, which
-`rljob run` fills differently.
+/tmp. Commands and arguments contain no port, path or address: processes read them from RLJOB_* variables, which
+`rljob run` sets to other values.
 
 Loading may take any time: no probe kills a process before it serves for the first time. After that, a process whose
 event loop has not run for failurePolicy.hangSeconds is killed.
@@ -28,7 +28,7 @@ USER = 65532
 JOB_DIRECTORY = "/etc/rljob/job"
 STORAGE_DIRECTORY = "/var/lib/rljob"
 TOKEN_DIRECTORY = "/etc/rljob/token"
-LIFE_DIRECTORY = "/run/rljob"
+PROBE_DIRECTORY = "/run/rljob"
 TOKEN_FILE = "token"
 TOKENS_FILE = "tokens.json"
 GRACE_SECONDS = 30
@@ -41,7 +41,7 @@ PROBE_TIMEOUT_SECONDS = 10
 EXEC_PROBE_TIMEOUT_SECONDS = 30
 """Timeout of an exec probe: an overloaded node starts a program slowly."""
 LIVENESS_FAILURES = 3
-"""Exec probe failures in a row until a container is killed."""
+"""Number of consecutive exec probe failures until a container is killed."""
 
 
 Volume = tuple[dict[str, Any], str]
@@ -54,22 +54,22 @@ class PodSettings:
 
     role: RoleKey
     image: str
-    """Component whose image it runs; empty: the template's image."""
+    """Component whose image the pod runs; empty: the template's image."""
     command: Sequence[str] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
     fields: Mapping[str, str] = field(default_factory=dict)
     """Variable → field path of the pod."""
     token: str = ""
-    """Key of the job's Secret that is mounted."""
+    """Key of the job's Secret that is mounted; empty: none."""
     token_file: str = TOKEN_FILE
     volumes: Sequence[Volume] = ()
     writes: bool = True
-    """Whether it may write to the job's storage."""
+    """Whether the pod may write to the job's storage."""
     serves: bool = False
-    """Whether it listens on rljob's port."""
+    """Whether the process listens on rljob's port."""
     probes: Mapping[str, Any] = field(default_factory=dict)
     resources: Mapping[str, Any] = field(default_factory=dict)
-    more: Mapping[str, Any] = field(default_factory=dict)
+    spec_fields: Mapping[str, Any] = field(default_factory=dict)
     """Additional fields of the PodSpec."""
     labels: Mapping[str, str] = field(default_factory=dict)
     template: Mapping[str, Any] | None = None
@@ -85,19 +85,19 @@ def pod_template(ctx: RenderContext, pod: PodSettings) -> Object:
         "annotations": {names.ROLE_HASH: pod.role.hash},
     }
     merged = merge(merge({"metadata": metadata, "spec": _spec(ctx, pod)}, pod.inherited), pod.template)
-    _yield_requests(merged, pod)
+    _drop_replaced_requests(merged, pod)
     for container in (*merged["spec"]["containers"], *merged["spec"].get("initContainers", ())):
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     return merged
 
 
-def _yield_requests(merged: Object, pod: PodSettings) -> None:
-    """Remove our request of a resource if the template sets only its limit, which then is the request too."""
-    said = main_container(dict(pod.template or {})).get("resources") or {}
-    limits, requests = said.get("limits") or {}, said.get("requests") or {}
+def _drop_replaced_requests(merged: Object, pod: PodSettings) -> None:
+    """Remove rljob's request of a resource if the template sets only its limit, which is then also the request."""
+    own = main_container(dict(pod.template or {})).get("resources") or {}
+    limits, requests = own.get("limits") or {}, own.get("requests") or {}
     main = next(each for each in merged["spec"]["containers"] if each["name"] == MAIN)
-    if ours := main.get("resources", {}).get("requests"):
-        kept = {name: value for name, value in ours.items() if name not in limits or name in requests}
+    if rendered := main.get("resources", {}).get("requests"):
+        kept = {name: value for name, value in rendered.items() if name not in limits or name in requests}
         main["resources"] = {**main["resources"], "requests": kept}
 
 
@@ -108,7 +108,7 @@ def coordinator_url(ctx: RenderContext) -> str:
 
 def service_url(ctx: RenderContext, service: str) -> str:
     """Return the address of a service of the job."""
-    return f"http://{dns_name(service, ctx.context.namespace, ctx.cluster.domain)}:{PORT}"
+    return f"http://{dns_name(service, ctx.target.namespace, ctx.cluster.domain)}:{PORT}"
 
 
 def _spec(ctx: RenderContext, pod: PodSettings) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def _spec(ctx: RenderContext, pod: PodSettings) -> dict[str, Any]:
         "terminationGracePeriodSeconds": GRACE_SECONDS,
         "containers": [_container(ctx, pod, volumes)],
         "volumes": [volume for volume, _ in volumes],
-        **pod.more,
+        **pod.spec_fields,
     }
     if ctx.job.spec.scheduling.priority_class_name:
         spec["priorityClassName"] = ctx.job.spec.scheduling.priority_class_name
@@ -167,8 +167,8 @@ def _environment(ctx: RenderContext, pod: PodSettings) -> list[dict[str, Any]]:
     values = {
         "RLJOB_JOB": f"{JOB_DIRECTORY}/{KEY}",
         "RLJOB_STORAGE": STORAGE_DIRECTORY,
-        "RLJOB_HEARTBEAT": f"{LIFE_DIRECTORY}/heartbeat",
-        "RLJOB_READY": f"{LIFE_DIRECTORY}/ready",
+        "RLJOB_HEARTBEAT": f"{PROBE_DIRECTORY}/heartbeat",
+        "RLJOB_READY": f"{PROBE_DIRECTORY}/ready",
         "RLJOB_COORDINATOR": coordinator_url(ctx),
     }
     if pod.serves:
@@ -176,7 +176,7 @@ def _environment(ctx: RenderContext, pod: PodSettings) -> list[dict[str, Any]]:
     if pod.token:
         variable = "RLJOB_TOKENS" if pod.token_file == TOKENS_FILE else "RLJOB_TOKEN_FILE"
         values[variable] = f"{TOKEN_DIRECTORY}/{pod.token_file}"
-    # HOME and USER: images have no entry for this user, and libraries read both.
+    # Images have no passwd entry for this user, and libraries read HOME and USER.
     values |= {**pod.variables, "HOME": "/tmp", "USER": "rljob"}
     fields = {"RLJOB_HOST": "status.podIP", "RLJOB_INSTANCE": "metadata.name", **pod.fields}
     return [
@@ -191,12 +191,12 @@ def _volumes(ctx: RenderContext, pod: PodSettings) -> list[Volume]:
     volumes: list[Volume] = [
         ({"name": "rljob-job", "configMap": {"name": ctx.name("job"), "defaultMode": READABLE}}, JOB_DIRECTORY),
         ({"name": "rljob-storage", "persistentVolumeClaim": {"claimName": claim}}, STORAGE_DIRECTORY),
-        ({"name": "rljob-life", "emptyDir": {}}, LIFE_DIRECTORY),
+        ({"name": "rljob-life", "emptyDir": {}}, PROBE_DIRECTORY),
         ({"name": "tmp", "emptyDir": {}}, "/tmp"),
     ]
     if pod.token:
         secret = {
-            "secretName": secret_name(job.metadata.name, ctx.context.uid),
+            "secretName": secret_name(job.metadata.name, ctx.target.uid),
             "items": [{"key": pod.token, "path": pod.token_file}],
             "defaultMode": READABLE,
         }
@@ -205,45 +205,45 @@ def _volumes(ctx: RenderContext, pod: PodSettings) -> list[Volume]:
 
 
 def http_probes(hang_seconds: float) -> dict[str, Any]:
-    """Return the probes of an rljob server: answering /healthz means alive."""
-    look = {"httpGet": {"path": "/healthz", "port": PORT_NAME}}
+    """Return the probes of an rljob server. A server that answers /healthz is alive."""
+    alive = {"httpGet": {"path": "/healthz", "port": PORT_NAME}}
     ready = {"httpGet": {"path": "/readyz", "port": PORT_NAME}}
-    often = {"periodSeconds": PROBE_START_SECONDS, "timeoutSeconds": PROBE_TIMEOUT_SECONDS}
+    timing = {"periodSeconds": PROBE_START_SECONDS, "timeoutSeconds": PROBE_TIMEOUT_SECONDS}
     return {
-        "startupProbe": {**look, **often, "failureThreshold": NO_FAILURE_LIMIT},
-        "livenessProbe": _liveness(look, math.ceil(hang_seconds / PROBE_PERIOD_SECONDS)),
-        "readinessProbe": {**ready, **often},
+        "startupProbe": {**alive, **timing, "failureThreshold": NO_FAILURE_LIMIT},
+        "livenessProbe": _liveness(alive, math.ceil(hang_seconds / PROBE_PERIOD_SECONDS)),
+        "readinessProbe": {**ready, **timing},
     }
 
 
 def file_probes(hang_seconds: float) -> dict[str, Any]:
-    """Return the probes of a process without a server: a program in its container reads the files that it touches.
+    """Return the probes of a process without a server: a program in its container reads the process's files.
 
-    A pod is ready when its own process can work, independent of other processes: so a drain evicts one engine after
-    the other, and a restart of the coordinator makes no engine unready.
+    A pod is ready when its own process can work, independent of other processes. Therefore a drain evicts one engine
+    after the other, and a restart of the coordinator makes no engine unready.
 
-    Liveness needs three failures in a row: after the clock is set forward every heartbeat is old until the next one,
-    and a probe that a busy node cannot start in time counts as failed.
+    The liveness probe needs three consecutive failures: when the clock is set forward, every heartbeat is old until the
+    next one, and a probe that a busy node cannot start in time counts as failed.
     """
     command = ["python", "-m", "rljob.protocol.health_probe"]
-    often = {"periodSeconds": PROBE_PERIOD_SECONDS, "timeoutSeconds": EXEC_PROBE_TIMEOUT_SECONDS}
+    timing = {"periodSeconds": PROBE_PERIOD_SECONDS, "timeoutSeconds": EXEC_PROBE_TIMEOUT_SECONDS}
     alive = {"exec": {"command": [*command, "alive", f"{hang_seconds:g}"]}}
     ready = {"exec": {"command": [*command, "ready"]}}
     return {
-        "livenessProbe": {**alive, **often, "failureThreshold": LIVENESS_FAILURES},
-        "readinessProbe": {**ready, **often, "failureThreshold": 1},
+        "livenessProbe": {**alive, **timing, "failureThreshold": LIVENESS_FAILURES},
+        "readinessProbe": {**ready, **timing, "failureThreshold": 1},
     }
 
 
 def socket_probes() -> dict[str, Any]:
-    """Return the probes of a user's server: only that it listens."""
+    """Return the probes of a user's server: readiness only, which means that the server listens."""
     ready = {"tcpSocket": {"port": PORT_NAME}}
     return {"readinessProbe": {**ready, "periodSeconds": PROBE_START_SECONDS, "timeoutSeconds": PROBE_TIMEOUT_SECONDS}}
 
 
-def _liveness(look: dict[str, Any], failures: int) -> dict[str, Any]:
+def _liveness(alive: dict[str, Any], failures: int) -> dict[str, Any]:
     return {
-        **look,
+        **alive,
         "periodSeconds": PROBE_PERIOD_SECONDS,
         "timeoutSeconds": PROBE_TIMEOUT_SECONDS,
         "failureThreshold": max(1, failures),

@@ -11,29 +11,29 @@ from rljob.manifests.resources import ELASTIC
 
 
 def problems(job: RLJob) -> list[str]:
-    """Return one sentence for each field that is not possible in a cluster."""
+    """Return one message for each field with a value that is invalid in a cluster."""
     return [*_paths(job), *_user_code(job), *_rewards(job), *_pools(job), *_host_network(job), *_processes(job)]
 
 
 def _paths(job: RLJob) -> Iterator[str]:
-    places: dict[str, str | None] = {f"models[{i}].source": model.source for i, model in enumerate(job.spec.models)}
+    locations: dict[str, str | None] = {f"models[{i}].source": model.source for i, model in enumerate(job.spec.models)}
     for i, task in enumerate(job.spec.tasks):
         for kind, table in (("jsonl", task.data.jsonl), ("parquet", task.data.parquet)):
             if table is not None:
-                places[f"tasks[{i}].data.{kind}.path"] = table.path
-                places[f"tasks[{i}].data.{kind}.heldOutPath"] = table.held_out_path
+                locations[f"tasks[{i}].data.{kind}.path"] = table.path
+                locations[f"tasks[{i}].data.{kind}.heldOutPath"] = table.held_out_path
         if task.data.datasets is not None:
-            places[f"tasks[{i}].data.datasets.path"] = task.data.datasets.path
-    for field, place in places.items():
-        if place is not None and not place.startswith("job://"):
+            locations[f"tasks[{i}].data.datasets.path"] = task.data.datasets.path
+    for field, location in locations.items():
+        if location is not None and not location.startswith("job://"):
             yield (
-                f"spec.{field}: {place!r} is a path of one machine, which is for rljob run; in a cluster put it into "
-                "the job's storage and write job://PATH"
+                f"spec.{field}: {location!r} is a path of one machine, which is for rljob run; in a cluster put it "
+                "into the job's storage and write job://PATH"
             )
 
 
 def _user_code(job: RLJob) -> Iterator[str]:
-    """Code of a user's own package needs an image that has the package, in the template of the role that loads it."""
+    """Check that a role which loads code of a user's own package has an image with the package in its template."""
     spec = job.spec
     trainer = {f"algorithm.{name}": getattr(spec.algorithm, name) for name in ("advantage", "objective", "aggregation")}
     trainer["trainer.backend"] = spec.trainer.backend
@@ -68,28 +68,28 @@ def _rewards(job: RLJob) -> Iterator[str]:
 def _pools(job: RLJob) -> Iterator[str]:
     names = {pool.name for pool in job.spec.rollouts}
     for i, pool in enumerate(job.spec.rollouts):
-        grown = pool.name.removesuffix(f"-{ELASTIC}")
-        if grown != pool.name and grown in names:
+        other = pool.name.removesuffix(f"-{ELASTIC}")
+        if other != pool.name and other in names:
             yield (
-                f"spec.rollouts[{i}].name: {pool.name} is the name of the elastic engines of pool {grown}; "
+                f"spec.rollouts[{i}].name: {pool.name} is the name of the elastic engines of pool {other}; "
                 "choose another name"
             )
 
 
 def _host_network(job: RLJob) -> Iterator[str]:
-    """Pods with hostNetwork have their node's address, which a policy for the job's pods does not admit."""
+    """Check hostNetwork in templates: such pods have their node's address, which policies for the job's pods block."""
     spec = job.spec
-    typed = {"trainer": spec.trainer.template}
-    typed |= {f"rollouts[{i}]": pool.template for i, pool in enumerate(spec.rollouts)}
-    for field, template in typed.items():
-        if _on_the_nodes_network(template):
+    with_field = {"trainer": spec.trainer.template}
+    with_field |= {f"rollouts[{i}]": pool.template for i, pool in enumerate(spec.rollouts)}
+    for field, template in with_field.items():
+        if _has_host_network(template):
             yield f"spec.{field}.template.spec.hostNetwork: governed by rljob; set spec.{field}.hostNetwork instead"
     if spec.network.policy == "Disabled" or spec.network.nodes:
         return
     others = {"runner": spec.runner.template, "coordinator": spec.coordinator.template}
     others |= {f"rewards[{i}]": reward.template for i, reward in enumerate(spec.rewards)}
     for field, template in others.items():
-        if _on_the_nodes_network(template):
+        if _has_host_network(template):
             yield (
                 f"spec.{field}.template.spec.hostNetwork: network policies would block such pods; give the "
                 "addresses of nodes in network.nodes, set network.policy: Disabled, or remove it"
@@ -97,18 +97,18 @@ def _host_network(job: RLJob) -> Iterator[str]:
 
 
 def _processes(job: RLJob) -> Iterator[str]:
-    """A probe ignores files older than PID 1, which must therefore be the container's own first process."""
+    """Check that PID 1 is the container's own first process, because a probe ignores files older than PID 1."""
     spec = job.spec
-    ours = {"trainer": spec.trainer.template, "runner": spec.runner.template}
-    ours |= {f"rollouts[{i}]": pool.template for i, pool in enumerate(spec.rollouts)}
-    for field, template in ours.items():
+    probed = {"trainer": spec.trainer.template, "runner": spec.runner.template}
+    probed |= {f"rollouts[{i}]": pool.template for i, pool in enumerate(spec.rollouts)}
+    for field, template in probed.items():
         for shared in ("shareProcessNamespace", "hostPID"):
             if ((template or {}).get("spec") or {}).get(shared):
                 yield (
-                    f"spec.{field}.template.spec.{shared}: the probes of this role need its container to have "
-                    "processes of its own; remove it"
+                    f"spec.{field}.template.spec.{shared}: the probes of this role need a process namespace of "
+                    "its own for the container; remove it"
                 )
 
 
-def _on_the_nodes_network(template: dict[str, Any] | None) -> bool:
+def _has_host_network(template: dict[str, Any] | None) -> bool:
     return bool(((template or {}).get("spec") or {}).get("hostNetwork"))

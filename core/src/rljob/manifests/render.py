@@ -19,21 +19,21 @@ from rljob.manifests.network import network
 from rljob.manifests.render_context import RenderContext, RenderedRole, RoleKey
 
 TOKEN_ROLES = ("trainer", "agent", "runner")
-"""Roles with a token of their own. Each is a key of the Secret; a pod mounts one key."""
+"""Roles with their own token. Each role is a key of the Secret; a pod mounts one key."""
 ALL_TOKENS = "coordinator"
 """Key of the Secret: JSON of role → token, for the coordinator."""
 
 
-def render(job: RLJob, context: RenderTarget) -> tuple[RenderedRole, ...]:
+def render(job: RLJob, target: RenderTarget) -> tuple[RenderedRole, ...]:
     """Return the roles of a job with their objects, in order of creation. Callers must not modify the objects.
 
     The Secret of the tokens is separate, because tokens are random: see :func:`secret`.
 
     Args:
-        job: as the user wrote it, not resolved, and without :func:`~rljob.manifests.problems.problems`.
-        context: cluster settings, namespace, attempt, replicas.
+        job: the user's job, not resolved, without :func:`~rljob.manifests.problems.problems`.
+        target: cluster settings, namespace, UID, attempt, replicas.
     """
-    ctx = RenderContext(job, context, Inputs(job))
+    ctx = RenderContext(job, target, Inputs(job))
     spec = job.spec
     roles = [
         storage(ctx),
@@ -50,22 +50,22 @@ def render(job: RLJob, context: RenderTarget) -> tuple[RenderedRole, ...]:
     return tuple(role for role in roles if role is not None)
 
 
-def secret(job: RLJob, context: RenderTarget, data: Mapping[str, str]) -> Object:
+def secret(job: RLJob, target: RenderTarget, data: Mapping[str, str]) -> Object:
     """Return the Secret of a job's tokens.
 
     Args:
         job: the job.
-        context: where it is.
-        data: token of each of :data:`TOKEN_ROLES`, and :data:`ALL_TOKENS`.
+        target: namespace and UID of the job.
+        data: key → value: the token of each role in :data:`TOKEN_ROLES`, and the value of :data:`ALL_TOKENS`.
     """
     assert data.keys() == {*TOKEN_ROLES, ALL_TOKENS}
     role = RoleKey("tokens", "")
     body = {"type": "Opaque", "immutable": True, "stringData": dict(data)}
-    ctx = RenderContext(job, context, Inputs(job))
-    return ctx.object(role, "Secret", secret_name(job.metadata.name, context.uid), body)
+    ctx = RenderContext(job, target, Inputs(job))
+    return ctx.object(role, "Secret", secret_name(job.metadata.name, target.uid), body)
 
 
-class _Lines(Dumper):
+class _BlockDumper(Dumper):
     """Writes multi-line text in block style."""
 
 
@@ -73,9 +73,11 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 
-_Lines.add_representer(str, _represent_text)
+_BlockDumper.add_representer(str, _represent_text)
 
 
 def to_yaml(objects: Iterable[Object]) -> str:
     """Return one YAML document per object, for kubectl and for reading."""
-    return yaml.dump_all(objects, Dumper=_Lines, sort_keys=False, allow_unicode=True, width=120, explicit_start=True)
+    return yaml.dump_all(
+        objects, Dumper=_BlockDumper, sort_keys=False, allow_unicode=True, width=120, explicit_start=True
+    )

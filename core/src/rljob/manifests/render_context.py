@@ -1,4 +1,4 @@
-"""What the renderers of all roles share: the job, where it is rendered, and how an object is assembled."""
+"""Types that the renderers of all roles share: the key of a role, its rendered objects, and the context."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rljob.manifests.names import object_name, role_name
 
 @dataclass(frozen=True)
 class RoleKey:
-    """A role, and the hash of its inputs. ``entry``: name of its pool or reward."""
+    """A role, and the hash of its inputs. ``entry``: name of the role's pool or reward; empty for other roles."""
 
     kind: str
     hash: str
@@ -32,7 +32,7 @@ class RenderedRole:
 
     ``name``: storage, config, access, network, initializer, coordinator, runner, trainer, rollout-POOL, reward-NAME.
     ``kind``: the name without POOL and NAME.
-    ``hash``: of the manifest fields that the role's pods depend on (inputs, never the output; without replicas).
+    ``hash``: hash of the manifest fields that the role's pods depend on (inputs, never the output; without replicas).
     """
 
     name: str
@@ -45,19 +45,19 @@ class RenderedRole:
 
 @dataclass(frozen=True)
 class RenderContext:
-    """The job that is rendered, with its cluster and its hashes."""
+    """The job that is rendered, the target for which it is rendered, and the inputs of its hashes."""
 
     job: RLJob
-    context: RenderTarget
+    target: RenderTarget
     inputs: Inputs
 
     @property
     def cluster(self) -> Cluster:
         """Settings of the cluster."""
-        return self.context.cluster
+        return self.target.cluster
 
-    def identity(self, kind: str, entry: str = "", own: Any = None) -> RoleKey:
-        """Return the key of a role; ``own`` are the role's own fields, such as its template."""
+    def role_key(self, kind: str, entry: str = "", own: Any = None) -> RoleKey:
+        """Return the key of a role. ``own``: the role's own fields, for example its template."""
         return RoleKey(kind, self.inputs.role(kind, entry, own), entry)
 
     def name(self, *rest: str) -> str:
@@ -87,17 +87,22 @@ class RenderContext:
         """Return an object of ``role``: ``body`` with identity, labels, owner and the two hashes.
 
         Args:
-            owned: whether it is deleted with the job.
-            annotations: additional ones.
-            labels: additional ones.
+            role: role of the object.
+            kind: kind of the object.
+            name: name of the object.
+            body: fields besides apiVersion, kind and metadata.
+            api: apiVersion of the object.
+            owned: whether the object is deleted with the job.
+            annotations: additional annotations.
+            labels: additional labels.
         """
         metadata: dict[str, Any] = {
             "name": name,
-            "namespace": self.context.namespace,
+            "namespace": self.target.namespace,
             "labels": self.labels(role) | (labels or {}),
             "annotations": annotations or {},
         }
-        if owned and self.context.uid:
+        if owned and self.target.uid:
             metadata["ownerReferences"] = [self._owner()]
         rendered: Object = {"apiVersion": api, "kind": kind, "metadata": metadata, **body}
         own = {names.ROLE_HASH: role.hash, names.RENDERED_HASH: rendered_hash(rendered)}
@@ -109,7 +114,7 @@ class RenderContext:
             "apiVersion": self.job.api_version,
             "kind": self.job.kind,
             "name": self.job.metadata.name,
-            "uid": self.context.uid,
+            "uid": self.target.uid,
             "controller": True,
             "blockOwnerDeletion": True,
         }

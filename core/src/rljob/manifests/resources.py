@@ -1,8 +1,7 @@
-"""What pods of the trainer and of engines request besides what every pod has: accelerators, shared memory, network
-adapters, and a place near the gang.
+"""Requests of the pods of trainer and engines: accelerators, shared memory, network adapters, affinity to the gang.
 
-The gang is the trainer and the minimum of engines of each pool: none of them is of use without the others.
-Pods stay restricted. CAP_IPC_LOCK, which guides to RDMA add, has no effect for processes that do not run as root: the
+The gang consists of the trainer and the minimum of engines of each pool. None of them can work without the others.
+Pods remain restricted. Guides to RDMA add CAP_IPC_LOCK, but it has no effect for processes that do not run as root: the
 limit of the container runtime decides how much memory they may lock.
 """
 
@@ -19,7 +18,7 @@ from rljob.manifests.pods import Volume
 from rljob.manifests.render_context import RenderContext
 
 REQUESTS = {"cpu": "250m", "memory": "1Gi"}
-"""Minimum for any model. Pods without requests are evicted first when a node runs out of memory."""
+"""Minimum requests for any model. Pods without requests are evicted first when a node runs out of memory."""
 LOST_NODE_SECONDS = 30
 """Stateless pods are replaced this long after their node is lost (Kubernetes' default is five minutes)."""
 GANG = "gang"
@@ -28,13 +27,13 @@ ELASTIC = "elastic"
 
 @dataclass(frozen=True)
 class Resources:
-    """Of a pod: resources and variables of its main container, volumes, tolerations, additional PodSpec fields."""
+    """Requests of a pod: resources and variables of the main container, volumes, tolerations, other PodSpec fields."""
 
     resources: Mapping[str, Any] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     volumes: Sequence[Volume] = ()
     tolerations: Sequence[Mapping[str, Any]] = ()
-    more: Mapping[str, Any] = field(default_factory=dict)
+    spec_fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 def resources(ctx: RenderContext, role: Trainer | Rollout, devices: int) -> Resources:
@@ -48,11 +47,11 @@ def resources(ctx: RenderContext, role: Trainer | Rollout, devices: int) -> Reso
         volumes=[_shared_memory(role.shared_memory)],
         tolerations=taints,
         # Without this policy the pod uses only its node's name server, which cannot resolve the coordinator.
-        more={"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if role.host_network else {},
+        spec_fields={"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if role.host_network else {},
     )
 
 
-def lost_node() -> list[dict[str, Any]]:
+def lost_node_tolerations() -> list[dict[str, Any]]:
     """Return the tolerations of a pod that is replaced soon after its node is lost."""
     return [
         {
@@ -82,21 +81,21 @@ def _shared_memory(bound: str | None) -> Volume:
     return {"name": "shm", "emptyDir": source}, "/dev/shm"
 
 
-def tier(which: str) -> dict[str, str]:
+def tier_label(which: str) -> dict[str, str]:
     """Return the label that distinguishes gang pods from elastic pods."""
     return {names.TIER: which}
 
 
-def near_the_gang(ctx: RenderContext, which: str) -> dict[str, Any]:
+def gang_affinity(ctx: RenderContext, which: str) -> dict[str, Any]:
     """Return the PodSpec fields that implement scheduling.topology.
 
-    Gang pods require the same topology domain; elastic pods prefer it, so that they do not affect the gang's placement.
+    Gang pods require the same topology domain. Elastic pods prefer it, so that they do not affect the gang's placement.
     """
     topology = ctx.job.spec.scheduling.topology
     if topology is None:
         return {}
     term = {
-        "labelSelector": {"matchLabels": names.selector(ctx.job.metadata.name) | tier(GANG)},
+        "labelSelector": {"matchLabels": names.selector(ctx.job.metadata.name) | tier_label(GANG)},
         "topologyKey": topology.key,
     }
     if which == GANG:

@@ -1,1 +1,2 @@
-"""The protocol between processes: message types, framing, the reconnecting link, the wire format of weights."""
+"""The protocol between processes: message types, framing, the reconnecting connection to the coordinator, the wire
+format of weights, and the environment of a process."""

@@ -1,4 +1,4 @@
-"""Waits between attempts."""
+"""Exponential backoff between attempts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ FIRST_SECONDS, LAST_SECONDS = 0.5, 30.0
 
 
 class Backoff:
-    """Waits that double from ``first`` to ``last`` seconds. Each is cut at random by up to a half, so that clients that
-    failed together do not come back together."""
+    """Waits that double from ``first`` to ``last`` seconds.
+
+    A random factor of 0.5 to 1 shortens each wait, so that clients that failed together do not retry together.
+    """
 
     def __init__(self, first: float = FIRST_SECONDS, last: float = LAST_SECONDS) -> None:
         self._first = first
@@ -24,7 +26,7 @@ class Backoff:
         return seconds
 
     def reset(self) -> None:
-        """Begin at ``first`` again, after a success."""
+        """Restart the waits at ``first``. Call it after a success."""
         self._seconds = self._first
 
     async def wait(self) -> None:

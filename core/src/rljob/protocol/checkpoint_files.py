@@ -1,8 +1,8 @@
-"""Names of a checkpoint's files, and whether its weights are complete, without loading them.
+"""Names of a checkpoint's files, and checks of a checkpoint that do not load its weights.
 
 The trainer writes STORAGE/checkpoints/step-NNNNNN: a Hugging Face directory with the optimizer's state beside it. It
-writes under a temporary name and renames, so a directory with the final name and :data:`STATE_FILE` is complete.
-Read by the trainer, the command line and the audit.
+writes under a temporary name and then renames, so a directory with the final name and :data:`STATE_FILE` is complete.
+The trainer, the command line and the audit use this module.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 DIRECTORY = "checkpoints"
-"""In the storage."""
+"""Directory of all checkpoints in the job's storage."""
 CONFIGURATION_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 WEIGHTS_PATTERN = "*.safetensors"
 OPTIMIZER_FILE = "trainer/optimizer.safetensors"
-"""In a directory of its own: engines take every *.safetensors of a model's directory for weights."""
+"""It is in a subdirectory, because engines load every *.safetensors of a model's directory as weights."""
 STATE_FILE = "trainer.json"
 
 MAX_HEADER_BYTES = 100_000_000
@@ -27,18 +27,18 @@ _LENGTH_BYTES = 8
 
 
 def directory_name(step: int) -> str:
-    """Return the name of the directory of a step's checkpoint, for example step-000020."""
+    """Return the name of the checkpoint directory of a step, for example step-000020."""
     return f"step-{step:06d}"
 
 
 def step_of(name: str) -> int | None:
-    """Return the step of a checkpoint's directory; None if ``name`` is not one, as of a temporary directory."""
+    """Return the step of a checkpoint directory; None for other names, for example that of a temporary directory."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """Return whether a directory with the final name holds a checkpoint."""
+    """Return whether a directory with a final name contains a complete checkpoint."""
     return (checkpoint / STATE_FILE).is_file()
 
 
@@ -51,12 +51,12 @@ def complete_checkpoints(checkpoints: Path) -> dict[int, Path]:
 def read_header(path: Path) -> dict[str, Any]:
     """Return tensor name → dtype, shape and offsets, from the header of a safetensors file.
 
-    The file is the length of a JSON header (eight bytes, little-endian), the header, and the bytes of the tensors
+    The file consists of the length of a JSON header (eight bytes, little-endian), the header, and the tensors' bytes
     (https://huggingface.co/docs/safetensors).
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it does not begin with a header.
+        ValueError: the file does not begin with a header.
     """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
@@ -68,7 +68,7 @@ def read_header(path: Path) -> dict[str, Any]:
 
 
 def damage(path: Path) -> str:
-    """Return what is wrong with a safetensors file, by its header and length alone; empty when they agree.
+    """Return the defect of a safetensors file; empty if header and length agree. Only these two are checked.
 
     Raises:
         OSError: the file cannot be read.

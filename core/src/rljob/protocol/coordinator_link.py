@@ -1,9 +1,9 @@
-"""Connection of a process to the coordinator: one WebSocket, which reconnects after every break.
+"""Connection of a process to the coordinator: one WebSocket, which reconnects after every disconnect.
 
 Used by agents, runners and trainer rank 0. ``register`` is called on every connect, and the messages that it returns
-are sent first: the registration, then everything not yet acknowledged. Messages sent while the link is down are
-dropped, because the next registration repeats them. Sends are batched: all messages of one event loop iteration share a
-frame. A message is encoded when it is queued, so that an encoding error is raised in its sender, not in the link.
+are sent first: the registration, then every message that is not acknowledged yet. Messages sent while the link is
+disconnected are dropped, because the next registration repeats them. Sends are batched: all messages of one event loop
+iteration share a frame. A message is encoded when it is queued, so that its sender gets an encoding error.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 FIRST_BACKOFF_SECONDS = 0.05
 LAST_BACKOFF_SECONDS = 2.0
 PING_SECONDS = 20.0
-"""Both ends ping at this interval, and treat a connection without an answer as broken."""
+"""Both peers send pings at this interval, and close a connection without an answer."""
 
 
 class RefusedError(Exception):
-    """The coordinator rejects this process; reconnecting does not help."""
+    """The coordinator rejects this process permanently; a retry has the same result."""
 
 
 class CoordinatorLink:
@@ -38,8 +38,8 @@ class CoordinatorLink:
         url: address of the coordinator, for example http://127.0.0.1:8000.
         role: agent, trainer or runner.
         token: the role's token.
-        incoming: union of the messages it receives, for example ToAgent.
-        register: returns the messages to send first on every connect.
+        incoming: union of the messages that the process receives, for example ToAgent.
+        register: function that returns the messages to send first on every connect.
     """
 
     def __init__(self, url: str, role: str, token: str, incoming: Any, register: Callable[[], list[Any]]) -> None:
@@ -52,20 +52,20 @@ class CoordinatorLink:
         self.connected = False
 
     def send(self, message: Any) -> None:
-        """Queue ``message``; dropped when not connected (see module).
+        """Queue ``message``. Without a connection it is dropped (see the module's docstring).
 
         Raises:
-            TypeError: it holds what msgpack cannot.
+            TypeError: msgpack cannot encode the message.
         """
         if self.connected:
             self._outbox.append(encode(message))
             self._wake.set()
 
     async def messages(self) -> AsyncIterator[Any]:
-        """Yield incoming messages without end, reconnecting with back-off.
+        """Yield incoming messages forever, and reconnect with backoff.
 
         Raises:
-            RefusedError: the coordinator answered Reject(fatal=True) or HTTP 401.
+            RefusedError: the coordinator answered Reject(fatal=True) or HTTP 401 or 403, or sent an undecodable frame.
         """
         backoff = Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS)
         async with aiohttp.ClientSession(headers=self._headers) as session:
@@ -99,12 +99,12 @@ class CoordinatorLink:
                 try:
                     batch = self._decoder.decode(frame.data)
                 except (msgspec.DecodeError, msgspec.ValidationError) as error:
-                    raise RefusedError(f"the coordinator speaks another version of the protocol: {error}") from None
+                    raise RefusedError(f"the coordinator uses another version of the protocol: {error}") from None
                 for message in batch:
                     if isinstance(message, Reject):
                         if message.fatal:
                             raise RefusedError(message.reason)
-                        log.warning("refused: %s", message.reason)
+                        log.warning("rejected: %s", message.reason)
                     else:
                         yield message
         finally:
@@ -121,5 +121,5 @@ class CoordinatorLink:
                     frame, self._outbox = self._outbox[:count], self._outbox[count:]
                     await socket.send_bytes(encode_frame(frame))
         except (aiohttp.ClientError, OSError) as error:
-            log.info("connection to the coordinator broke while sending: %s", error)
+            log.info("connection to the coordinator lost while sending: %s", error)
             await socket.close()

@@ -14,15 +14,15 @@ from rljob.api.resolve import resolve
 from rljob.protocol.startup import host_and_port
 
 SEED = "RLJOB_SEED"
-"""Of the initializer: spec.seed."""
+"""Variable of the initializer: spec.seed."""
 LOG_LEVEL = "RLJOB_LOG_LEVEL"
-"""Of any component, set by a user."""
+"""Variable of any component, set by a user."""
 NODES, NODE_RANK = "RLJOB_NODES", "RLJOB_NODE_RANK"
-"""Of the trainer: number of nodes, and which of them this one is, from 0."""
+"""Variables of the trainer: number of nodes, and rank of this node, from 0."""
 MASTER = "RLJOB_MASTER"
-"""Of a trainer of several nodes: the first one, HOST or HOST:PORT."""
+"""Variable of a trainer with several nodes: address of the first node, HOST or HOST:PORT."""
 RENDEZVOUS_ID = "RLJOB_RENDEZVOUS_ID"
-"""Of the trainer: unique to this attempt of this job, so that ranks recognize each other."""
+"""Variable of the trainer: unique to this attempt of this job, so that ranks of other attempts cannot join."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class ComponentEnvironment:
 
     RLJOB_JOB: file of the resolved manifest (JSON). RLJOB_STORAGE: the job's storage (a directory; ``job://PATH`` is
     PATH in it). RLJOB_COORDINATOR: address of the coordinator. RLJOB_TOKEN: the role's token. RLJOB_LISTEN: host:port
-    a server listens on (:8080: all addresses, of IPv4 and IPv6). RLJOB_NAME: name of the pool or reward of the
+    on which a server listens (:8080: all addresses, of IPv4 and IPv6). RLJOB_NAME: name of the pool or reward of the
     process. RLJOB_TOKENS (coordinator only): file of role → token, JSON. RLJOB_REWARD_URLS (runner only): JSON of
     reward → address. RLJOB_HOST: address at which other processes reach this one (weight groups), without brackets.
     RLJOB_INSTANCE: name of the pod. RLJOB_TOKEN_FILE: file with the role's token, instead of RLJOB_TOKEN.
@@ -69,7 +69,7 @@ class ComponentEnvironment:
 
 
 def read_environment() -> ComponentEnvironment:
-    """Return this process's :class:`ComponentEnvironment`; the job is resolved, whether its file is or not.
+    """Return this process's :class:`ComponentEnvironment`; the job is resolved, even if its file is not.
 
     Raises:
         ValueError: RLJOB_JOB or RLJOB_STORAGE is not set, or a file that a variable names cannot be read.

@@ -1,6 +1,6 @@
-"""Exit codes of components, of the command line and of the checks before a start."""
+"""Exit codes of components, of the command line and of preflight checks."""
 
 FAILURE = 1
-"""A failure in progress. Starting again may help."""
+"""A failure during the run. A restart may succeed."""
 CONFIGURATION_ERROR = 2
-"""Wrong input or configuration, nothing was started. Starting again would end the same."""
+"""Wrong input or configuration; nothing was started. A restart has the same result."""

@@ -1,11 +1,11 @@
-"""Exec probes of processes without a server, answered from the files that the process touches.
+"""Exec probes of processes without a server. A probe reads the files that the process writes.
 
-It starts every few seconds in every pod, so it imports few modules:
+The kubelet starts a probe every few seconds in every pod, so this module imports few modules:
 
-    python -m rljob.protocol.health_probe alive SECONDS     whether its event loop has run within SECONDS
-    python -m rljob.protocol.health_probe ready             whether it can do its work
+    python -m rljob.protocol.health_probe alive SECONDS     whether the process's event loop has run within SECONDS
+    python -m rljob.protocol.health_probe ready             whether the process can do its work
 
-Files outlive a container that restarts in its pod, so files older than the container are ignored.
+The files remain when a container restarts in its pod, so a probe ignores files older than the container.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ HEARTBEAT = "RLJOB_HEARTBEAT"
 READY = "RLJOB_READY"
 
 
-def say_ready(ready: bool) -> None:
-    """Record whether this process is ready, in the file of RLJOB_READY: it exists while the process is ready, and holds
-    the seconds since the boot of the node, a clock that is never set. Does nothing when the variable is not set."""
+def record_ready(ready: bool) -> None:
+    """Record in the file of RLJOB_READY whether this process is ready. Do nothing if the variable is not set.
+
+    The file exists while the process is ready, and contains the time of the call in seconds since the boot of the node.
+    This clock is never set.
+    """
     path = os.environ.get(READY)
     if not path:
         return
@@ -34,21 +37,26 @@ def say_ready(ready: bool) -> None:
         sys.stderr.write(f"{path} cannot be written: {error}\n")
 
 
-def is_alive(beat: float, started: float, now: float, patience: float) -> bool:
-    """Whether a process counts as alive.
+def is_alive(beat: float, started: float, now: float, timeout: float) -> bool:
+    """Return whether a process counts as alive.
 
     Args:
-        beat: wall clock of its last heartbeat; 0 when there is none.
-        started: wall clock of its start; an older heartbeat is of the previous container, whose files are kept.
-        now: wall clock.
-        patience: maximum of seconds without a heartbeat.
+        beat: Unix time of the last heartbeat; 0 if there is none.
+        started: Unix time of the process's start. An older heartbeat is from the previous container.
+        now: Unix time.
+        timeout: maximum time without a heartbeat, in seconds.
     """
-    return beat <= started or now - beat <= patience
+    return beat <= started or now - beat <= timeout
 
 
-def is_ready(said: float, started: float) -> bool:
-    """Whether a process is ready that recorded it at ``said`` (0: not recorded) and started at ``started``."""
-    return said > started
+def is_ready(recorded: float, started: float) -> bool:
+    """Return whether a process is ready.
+
+    Args:
+        recorded: time at which the process recorded that it is ready, in seconds since boot; 0: not recorded.
+        started: time of the process's start, in seconds since boot.
+    """
+    return recorded > started
 
 
 def _last_beat() -> float:
@@ -58,10 +66,10 @@ def _last_beat() -> float:
         return 0.0
 
 
-def _said_ready() -> float:
+def _ready_time() -> float:
     try:
         return float(Path(os.environ[READY]).read_text())
-    except (KeyError, OSError, ValueError):  # ValueError: it is being written
+    except (KeyError, OSError, ValueError):  # ValueError: the file is being written
         return 0.0
 
 
@@ -72,19 +80,19 @@ def _first_process_started() -> float:
 
 
 def _node_started() -> float:
-    """Return the boot time of the node as wall clock."""
+    """Return the boot time of the node as Unix time."""
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def main() -> None:
-    """Answer by the exit code: 0 yes, 1 no, with a sentence."""
+    """Exit with 0 if the process is alive or ready, else with 1 and a message on stderr."""
     match sys.argv[1:]:
-        case ["alive", patience]:
+        case ["alive", timeout]:
             beat = _last_beat()
-            if not is_alive(beat, _node_started() + _first_process_started(), time.time(), float(patience)):
+            if not is_alive(beat, _node_started() + _first_process_started(), time.time(), float(timeout)):
                 sys.exit(f"no heartbeat for {time.time() - beat:.0f} s")
         case ["ready"]:
-            if not is_ready(_said_ready(), _first_process_started()):
+            if not is_ready(_ready_time(), _first_process_started()):
                 sys.exit("the process is starting or stopping")
         case _:
             sys.exit("usage: python -m rljob.protocol.health_probe alive SECONDS | ready")

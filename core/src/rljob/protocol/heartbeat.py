@@ -1,8 +1,8 @@
 """A process's heartbeat: its event loop touches the file named by RLJOB_HEARTBEAT.
 
-By the age of that file its supervisor (on one machine the local supervisor, in a cluster rljob.protocol.health_probe)
-detects a process whose event loop does not run: stopped, deadlocked, or blocked by work that does not belong in an
-event loop. The heartbeat begins when the process serves, not before: loading may take any time.
+The supervisor (on one machine the local supervisor, in a cluster rljob.protocol.health_probe) reads the age of this
+file and detects a process whose event loop does not run: it is stopped, deadlocked, or blocked by work that does not
+belong in an event loop. The heartbeat begins when the process starts to serve, because loading may take any time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BEAT_SECONDS = 0.3
 
 @contextlib.contextmanager
 def beating() -> Iterator[None]:
-    """While inside, the running event loop touches the file of RLJOB_HEARTBEAT; does nothing when that is not set."""
+    """Touch the file of RLJOB_HEARTBEAT from the running event loop inside the context. Do nothing if it is not set."""
     path = os.environ.get(HEARTBEAT)
     task = asyncio.get_running_loop().create_task(_beat(Path(path))) if path else None
     try:
@@ -35,13 +35,13 @@ def beating() -> Iterator[None]:
 
 
 async def _beat(path: Path) -> None:
-    silent = False
+    warned = False
     while True:
         try:
             path.touch()
-            silent = False
+            warned = False
         except OSError as error:  # the process itself works; the reader of the file decides
-            if not silent:
+            if not warned:
                 log.warning("%s cannot be touched: %s", path, error)
-            silent = True
+            warned = True
         await asyncio.sleep(BEAT_SECONDS)

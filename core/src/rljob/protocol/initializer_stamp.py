@@ -1,7 +1,7 @@
-"""The content key of a job's initializer, and the stamp that it leaves in the storage.
+"""The content key of a job's initializer, and the stamp that the initializer writes to the storage.
 
-The stamp (initializer.json) holds the key of the result, and `used` once the run has read the result. Then the result
-belongs to the run and the initializer does not run again, even if the manifest changes.
+The stamp (initializer.json) contains the key of the result, and `used` once the run has read the result. From then on
+the result belongs to the run, and the initializer does not run again even if the manifest changes.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ MAX_PROGRAM_BYTES = 16 << 20
 
 
 def content_key(job: RLJob) -> str:
-    """Return a digest of everything that the initializer's result depends on: its program, and what defines the run.
+    """Return a digest of the inputs of the initializer's result: the program, and the fields that define the run.
 
     Args:
-        job: resolved.
+        job: a resolved job.
     """
     assert job.spec.initializer is not None
     spec = select(to_data(job)["spec"], manifest_fields(RLJobSpec), ["components"])
@@ -42,7 +42,7 @@ def content_key(job: RLJob) -> str:
 
 
 def done(storage: Path, key: str) -> bool:
-    """Whether the storage holds the result of ``key``, or a result that a run already uses."""
+    """Return whether the storage contains the result of ``key``, or a result that the run already uses."""
     stamp = read(storage)
     return bool(stamp.get("used")) or stamp.get("key") == key
 
@@ -53,21 +53,21 @@ def mark_done(storage: Path, key: str) -> None:
 
 
 def mark_used(storage: Path) -> None:
-    """Record that the run uses the initializer's result. Does nothing without an initializer."""
+    """Record that the run uses the initializer's result. Do nothing without an initializer."""
     stamp = read(storage)
     if stamp and not stamp.get("used"):
         _write(storage, stamp | {"used": True})
 
 
 def mark_unused(storage: Path) -> None:
-    """Record that the result is unused after all: the run was refused before its first step."""
+    """Record that the run does not use the result, because the run was refused before its first step."""
     stamp = read(storage)
     if stamp:
         _write(storage, stamp | {"used": False})
 
 
 def read(storage: Path) -> dict[str, Any]:
-    """Return the stamp; empty when there is none."""
+    """Return the stamp; empty if there is none."""
     try:
         stamp = json.loads((storage / STAMP).read_bytes())
     except (OSError, ValueError):

@@ -11,20 +11,20 @@ _libc = ctypes.CDLL(None, use_errno=True)  # loaded on import: nothing may be lo
 
 
 def set_parent_death_signal() -> None:
-    """Have the kernel kill this process when the thread that forked it ends. Safe between fork and exec.
+    """Make the kernel kill this process when the thread that forked it ends. Safe between fork and exec.
 
     Raises:
-        OSError: the kernel rejects it.
+        OSError: the kernel rejects the request.
     """
     if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl rejects PR_SET_PDEATHSIG")
 
 
 def die_with_parent(parent: int) -> None:
-    """Have this process killed when ``parent``, its parent process, dies; at once if ``parent`` is dead already.
+    """Make the kernel kill this process when its parent process ``parent`` dies; at once if ``parent`` is dead already.
 
     Raises:
-        OSError: the kernel rejects it.
+        OSError: the kernel rejects the request.
     """
     set_parent_death_signal()
     if os.getppid() != parent:

@@ -27,7 +27,7 @@ class ScoreItem(msgspec.Struct):
     completion: str  # the last answer as generated, without special tokens
     finish: str  # stop | length
     problem: dict[str, Any]  # the row of the task's data; for reasoning-gym: question, answer, metadata
-    turns: list[ScoreTurn] = []  # of a sample with several turns: all that followed the prompt, in order
+    turns: list[ScoreTurn] = []  # of a sample with several turns: all text after the prompt, in order
 
 
 class ScoreRequest(msgspec.Struct):
@@ -56,12 +56,12 @@ class ScoreReply(msgspec.Struct):
 
 
 def credit_turns(turns: int, reward: float, turn_rewards: Sequence[float] = ()) -> list[float]:
-    """Return the reward of every turn of a sample. They add up to the sample's reward (see :func:`add_up`).
+    """Return the reward of every turn of a sample. The sum is the sample's reward (see :func:`add_up`).
 
     Args:
         turns: number of turns.
-        reward: of the sample.
-        turn_rewards: of its first turns; the last turn gets the rest of ``reward``.
+        reward: reward of the sample.
+        turn_rewards: rewards of the first turns; the last turn gets the rest of ``reward``.
 
     Raises:
         ValueError: there is no turn, there are more rewards than turns, or a reward is not finite.
@@ -88,7 +88,7 @@ def credit_turns(turns: int, reward: float, turn_rewards: Sequence[float] = ()) 
 def add_up(turn_rewards: Sequence[float], reward: float) -> bool:
     """Return whether the rewards of a sample's turns are finite and add up to its reward, except for rounding.
 
-    The reward is what the sample was given. The sum of its turns' rewards may differ in the last digits.
+    ``reward`` is the reward that the sample received. The sum of the turns' rewards may differ in the last digits.
     """
     if not all(map(math.isfinite, (*turn_rewards, reward))):
         return False

@@ -1,4 +1,4 @@
-"""What a process needs while it starts, before its libraries are loaded: SIGTERM, --check, lazy imports, HOST:PORT.
+"""Functions that a process calls before it loads its libraries: SIGTERM, --check, lazy imports, HOST:PORT.
 
 Imports nothing outside the standard library.
 """
@@ -19,12 +19,13 @@ from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 
 FIRST_PROCESS = 1
 CHECK_REPORT = "RLJOB_CHECK_REPORT"
-"""Of a process with --check: file that receives the problems. Logs and what a user's modules print stay on stderr."""
+"""Variable of a process with --check: file for the problems. Logs and output of a user's modules remain on stderr."""
 
 
 def end_on_sigterm() -> None:
-    """Let SIGTERM end this process while it loads, even as PID 1 of a container, which ignores signals without a
-    handler: the pod would take its whole grace period to end.
+    """Let SIGTERM end this process while it loads, even as PID 1 of a container.
+
+    PID 1 ignores signals without a handler, so the pod would use its whole grace period to end.
 
     No state is lost, because a loading process has none. Call it before all imports; a later handler replaces it.
     """
@@ -35,8 +36,8 @@ def end_on_sigterm() -> None:
 def report_problems(find: Callable[[], Iterable[str]]) -> int:
     """Write the problems that ``find`` yields, one per line; return the exit code.
 
-    They go to the file that RLJOB_CHECK_REPORT names, which exists only after a completed check; to stderr if it is not
-    set. A ValueError or OSError that ``find`` raises is a problem too.
+    The problems are written to the file that RLJOB_CHECK_REPORT names, or to stderr if it is not set. The file exists
+    only after a completed check. A ValueError or OSError that ``find`` raises is a problem too.
     """
     problems: list[str] = []
     try:
@@ -53,7 +54,7 @@ def report_problems(find: Callable[[], Iterable[str]]) -> int:
 
 
 class _LazyModule(ModuleType):
-    """Placeholder of a module until an attribute of it is read."""
+    """Placeholder of a module until one of its attributes is read."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(self.__name__), name)
@@ -61,10 +62,10 @@ class _LazyModule(ModuleType):
 
 @contextmanager
 def lazy_imports(*names: str) -> Iterator[None]:
-    """Give modules that are imported inside the context placeholders of these top-level modules, which load on first
-    use.
+    """Replace these top-level modules by placeholders for modules that are imported inside the context. A placeholder
+    loads its module on first use.
 
-    importlib's LazyLoader is not enough: importing a submodule makes it load at once.
+    importlib's LazyLoader is not sufficient: it loads a module as soon as a submodule is imported.
     """
     lazy = {name: _LazyModule(name) for name in names if name not in sys.modules}
     sys.modules.update(lazy)

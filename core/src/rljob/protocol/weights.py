@@ -1,15 +1,16 @@
 """Wire format of weights, the same on both sides of a weight group.
 
-A group is one sender (rank 0) and the workers of one engine. Its members rendezvous in a TCPStore of the sender, under
-the key prefix ``group``, a nonce. A round in it is:
+A group consists of one sender (rank 0) and the workers of one engine. The members rendezvous in a TCPStore of the
+sender, under the key prefix ``group``, a nonce. A round in a group consists of:
 
-1. The buckets, each one broadcast from rank 0. Tensors travel in the order of their metadata as one uint8 stream: each
-   contiguous, little-endian, nothing between them. A bucket is the run of whole tensors that first reaches
+1. The buckets, each one broadcast from rank 0. Tensors are sent in the order of their metadata as one uint8 stream,
+   contiguous, little-endian, without padding. A bucket is the run of whole tensors that first reaches
    ``bucket_bytes``; the last one may be shorter.
 2. Receipts: each worker, in the order of ranks, broadcasts the 32 bytes of its digest once it has loaded everything.
    Without them a sender could not distinguish received bytes from bytes in the socket of a crashed worker.
 
-The digest is blake3 over the buckets in order, so it does not depend on the cuts; in messages it is written as hex.
+The digest is blake3 over the buckets in order, so it does not depend on the bucket boundaries. Messages contain it as
+hex.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from typing import Any
 from rljob.api.roles import Rollout
 from rljob.protocol.backoff import Backoff
 from rljob.protocol.coordinator_link import CoordinatorLink
-from rljob.protocol.health_probe import say_ready
+from rljob.protocol.health_probe import record_ready
 from rljob.protocol.messages import (
     Abort,
     AckCompletions,
@@ -99,7 +99,7 @@ class Agent:
         LEAVING_SECONDS."""
         if self._state == "starting":
             return
-        say_ready(False)
+        record_ready(False)
         self._set_state("leaving")
         self._requests.hold()
         self._requests.abort(self._requests.in_hand(), discard=False)
@@ -174,7 +174,7 @@ class Agent:
         self._replace_requested = asyncio.get_running_loop().create_future()
         self._requests.attach(engine.client)
         self._state = "ready"
-        say_ready(True)
+        record_ready(True)
         for message in self._register():
             self._link.send(message)
         ended = asyncio.create_task(engine.wait_ended())
@@ -188,7 +188,7 @@ class Agent:
             for update in self._updates:
                 update.cancel()
             self._requests.detach()
-            say_ready(False)
+            record_ready(False)
             self._set_state("starting")
         reason, own_fault = (ended.result(), True) if ended.done() else self._replace_requested.result()
         if own_fault and not served:

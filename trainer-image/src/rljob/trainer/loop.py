@@ -19,7 +19,7 @@ from rljob.api.extensions import BACKENDS, load
 from rljob.api.models import RLJob
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
-from rljob.protocol.health_probe import say_ready
+from rljob.protocol.health_probe import record_ready
 from rljob.protocol.initializer_stamp import mark_used
 from rljob.protocol.messages import (
     Checkpoint,
@@ -114,7 +114,7 @@ class TrainerLoop:
 
     def run(self) -> int:
         """Execute commands until Stop; return the exit code."""
-        say_ready(True)  # of the pod: its other ranks have loaded too, or all ranks fail
+        record_ready(True)  # of the pod: its other ranks have loaded too, or all ranks fail
         if self._world.rank != 0:
             return self._execute_until_stop()
         self._coordinator.start()

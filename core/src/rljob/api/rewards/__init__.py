@@ -1,7 +1,7 @@
 """Rewards that ship with rljob: one module and one line of :data:`REWARDS` each.
 
-The manifest, the CRD, the documentation, the runner and the reward service read this registry; no other module knows a
-built-in reward by name. A reward of a user's own package is a function or a :class:`RewardKind` that
+The manifest, the CRD, the documentation, the runner and the reward service read this registry; no other module names a
+built-in reward. A reward of a user's own package is a function or a :class:`RewardKind` that
 ``spec.rewards[].function`` names.
 """
 

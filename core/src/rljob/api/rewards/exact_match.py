@@ -23,7 +23,7 @@ def check_row(row: Row, options: ExactMatchOptions) -> None:
     """Check that the row has an answer.
 
     Raises:
-        ValueError: the row lacks the column, or it holds neither text nor a number.
+        ValueError: the row lacks the column, or the column contains neither text nor a number.
     """
     text_of(row, options.column)
 

@@ -1,4 +1,4 @@
-"""What a reward declares apart from its scorer: options, data, rows, and where its factory is.
+"""Declaration of a reward without its scorer: options, accepted data, row check, and the reference to its factory.
 
 The API, the operator and the runner read a :class:`RewardKind` without importing the scorer, which may need libraries
 that only the reward service has.
@@ -32,17 +32,17 @@ class NoOptions(Model):
 
 @dataclass(frozen=True)
 class RewardKind:
-    """A reward with options, restrictions on data, or a set-up. ``spec.rewards[].function`` may name one.
+    """A reward with options, restrictions on data, or a factory. ``spec.rewards[].function`` may name a RewardKind.
 
-    ``make(options, tasks)`` returns the scorer; ``tasks`` are those of the job that use the reward. The reward service
-    calls it once, before it listens. ``options``: model of ``config``. ``data``: sources whose rows the reward scores;
-    None: all. ``row_check(row, options)`` raises ValueError if the reward cannot score a row; the runner calls it for
-    rows before the run. ``summary``: one sentence for the documentation.
+    ``make(options, tasks)`` returns the scorer; ``tasks`` are the job's tasks that use the reward. The reward service
+    calls ``make`` once, before it listens. ``options``: model of ``config``. ``data``: sources whose rows the reward
+    scores; None: all. ``row_check(row, options)`` raises ValueError if the reward cannot score a row; the runner calls
+    it for rows before the run. ``summary``: one sentence for the documentation.
 
     ``make`` and ``row_check`` may be module:attribute of a module that is imported only by the process that needs it.
 
     Raises:
-        ValueError: ``data`` contains an unknown source, or ``options`` is no Model.
+        ValueError: ``data`` contains an unknown source, or ``options`` is not a Model.
     """
 
     make: str | Callable[[Any, Sequence[Task]], Scorer]
@@ -64,11 +64,11 @@ class RewardKind:
 
     @property
     def accepted(self) -> str:
-        """Accepted sources of data in words: jsonl or parquet."""
+        """Text of the accepted sources: jsonl or parquet."""
         return " or ".join(source for source in SOURCES if self.data is None or source in self.data)
 
     def parse(self, config: Mapping[str, Any]) -> Model:
-        """Return the options in ``config``; types are JSON's, as in the manifest.
+        """Return the options in ``config``. Types are JSON types, as in the manifest.
 
         Raises:
             pydantic.ValidationError: an option is unknown, invalid or missing.
@@ -82,8 +82,8 @@ class RewardKind:
         except ValidationError as error:
             for detail in error.errors(include_url=False):
                 if detail["type"] in ("value_error", "assertion_error"):  # raised by a validator of the model itself
-                    place = path_text(["config", *detail["loc"]])
-                    yield f"{place}: {on_one_line(str(detail['ctx']['error']))}"
+                    path = path_text(["config", *detail["loc"]])
+                    yield f"{path}: {on_one_line(str(detail['ctx']['error']))}"
                 else:
                     yield from (f"config.{sentence}" for sentence in sentences_of(detail, self.options))
 

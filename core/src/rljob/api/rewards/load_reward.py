@@ -1,6 +1,6 @@
-"""Loads the code that ``builtin`` or ``function`` of a reward names, and checks what only this code knows.
+"""Loads the code that ``builtin`` or ``function`` of a reward names, and checks options and data against this code.
 
-The reward service and the runner call :func:`load_reward` in their preflight and at their start.
+The reward service and the runner call :func:`load_reward` in their preflight and at startup.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class LoadedReward:
     """A reward of a job with its valid options.
 
-    ``field``: of the manifest, with the reference: spec.rewards[0].function. ``name``: of the reward. ``tasks``: those
-    that use the reward.
+    ``field``: manifest field with the reference: spec.rewards[0].function. ``name``: name of the reward. ``tasks``: the
+    tasks that use the reward.
     """
 
     field: str
@@ -36,7 +36,7 @@ class LoadedReward:
 
     @property
     def plain_function(self) -> Scorer | None:
-        """The scorer, where ``function`` names a plain function."""
+        """The scorer if ``function`` names a plain function, else None."""
         return self.kind.make.scorer if isinstance(self.kind.make, _PlainFunction) else None
 
     def row_check(self) -> Callable[[Row], None] | None:
@@ -54,7 +54,7 @@ class LoadedReward:
                 check(row, self.options)
             except ValueError as error:
                 raise ValueError(f"reward {self.name} cannot score the row: {error}") from error
-            except Exception as error:  # a user's function may raise anything: a sentence for the user
+            except Exception as error:  # a user's function may raise any exception; the user gets one sentence
                 raise ValueError(
                     f"the row check of reward {self.name} raised {type(error).__name__}: {error}; raise ValueError "
                     "for a row that the reward cannot score"
@@ -66,7 +66,7 @@ class LoadedReward:
         """Return the function that makes the scorer.
 
         Raises:
-            ValueError: it cannot be imported.
+            ValueError: the function cannot be imported.
         """
         make: Callable[[Model, Sequence[Task]], Scorer] = self._imported(self.kind.make)
         return make
@@ -80,7 +80,7 @@ class LoadedReward:
         factory = self.factory()
         try:
             return factory(self.options, self.tasks)
-        except Exception as error:  # a user's factory may raise anything: a sentence for the user
+        except Exception as error:  # a user's factory may raise any exception; the user gets one sentence
             raise ValueError(
                 f"{self.field}: the reward cannot be made ({type(error).__name__}: {error}); correct it or its config"
             ) from error
@@ -100,11 +100,11 @@ class _PlainFunction:
 
 
 def load_reward(spec: RLJobSpec, i: int) -> LoadedReward | None:
-    """Return reward ``i`` of a job; None if it is served by a program or a service of the user's own.
+    """Return reward ``i`` of a job; None if a program or a service of the user serves it.
 
     Raises:
-        ValueError: the code cannot be imported, or options or data do not fit it; one line for each problem, which
-            begins with the field. Its cause is an ImportError where this process has no such package.
+        ValueError: the code cannot be imported, or options or data do not fit it. The message has one line for each
+            problem, which begins with the field. ``__cause__`` is an ImportError if this process lacks the package.
     """
     reward, where = spec.rewards[i], f"spec.rewards[{i}]"
     if reward.builtin is not None:
@@ -123,12 +123,12 @@ def load_reward(spec: RLJobSpec, i: int) -> LoadedReward | None:
 
 
 def _as_kind(found: Any, reward: Reward, where: str) -> RewardKind:
-    """Return what ``function`` names as a RewardKind; a plain function is a scorer without options."""
+    """Return the object that ``function`` names as a RewardKind. A plain function is a scorer without options."""
     if isinstance(found, RewardKind):
         return found
     if inspect.isclass(found) or not callable(found):
-        what = "a class" if inspect.isclass(found) else f"of type {type(found).__name__}"
-        raise ValueError(f"{where}.function: {reward.function} is {what}; name a function or a RewardKind")
+        kind = "a class" if inspect.isclass(found) else f"of type {type(found).__name__}"
+        raise ValueError(f"{where}.function: {reward.function} is {kind}; name a function or a RewardKind")
     if reward.config:
         raise ValueError(
             f"{where}.config: {reward.function} is a function, which has no options; remove config, or name a "
