@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.table import Table
 
 from rljob.api.explain import to_data
+from rljob.api.job_status import EvaluationResult
 from rljob.api.yaml_loader import write_yaml
 from rljob.cli import cluster_commands
 from rljob.cli.cluster_commands import Context, Namespace
@@ -21,7 +21,7 @@ from rljob.local.evaluation import evaluated_model, evaluation_job, place
 from rljob.local.local_run import run_job
 from rljob.local.run_directory import RunDirectory
 from rljob.local.screen import RunOutput, Terminal, screen_for
-from rljob.protocol.run_status import EvaluationResult
+from rljob.protocol.run_status import status_data
 
 Step = Annotated[
     int | None, typer.Option("--step", min=0, help="The checkpoint's step. Default: the newest.", show_default=False)
@@ -77,12 +77,11 @@ def evaluate(
     job = job_checks.prepare(job, RunDirectory(where), report)
     run_job(job, write_yaml(to_data(job)).encode(), where, screen_for(RunOutput(stderr=True), live=True))
     status = RunDirectory(where).status()
-    results = status.evaluations if status is not None else []
     if output is Format.JSON:
-        data = {"step": step, "directory": str(where), "results": msgspec.to_builtins(results)}
-        typer.echo(json.dumps(data, ensure_ascii=False))
+        results = status_data(status)["evaluations"] if status is not None else []
+        typer.echo(json.dumps({"step": step, "directory": str(where), "results": results}, ensure_ascii=False))
     else:
-        Terminal().print(_table(step, results))
+        Terminal().print(_table(step, status.evaluations if status is not None else []))
 
 
 def _table(step: int, results: list[EvaluationResult]) -> Table:

@@ -11,9 +11,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rljob.api.job_status import EvaluationResult
 from rljob.local.plot import PLOT
 from rljob.local.snapshot import ComponentState, RunSnapshot
-from rljob.protocol.run_status import EvaluationResult, RunStatus
+from rljob.protocol.run_status import RunStatus
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 MAX_EXITS = 4

@@ -35,7 +35,7 @@ def read_witnesses(storage: Path) -> Witnesses:
     newest = max((int(match[1]) for match in names if match), default=0)
     try:
         status = decode_status((storage / "status.json").read_bytes())
-    except (OSError, msgspec.MsgspecError):  # it is for people, and the next start writes it again
+    except (OSError, ValueError):  # it is for people, and the next start writes it again
         return Witnesses("", 0, newest)
     return Witnesses(status.state, status.progress.step, newest)
 
