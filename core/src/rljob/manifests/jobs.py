@@ -115,8 +115,7 @@ def initializer(ctx: RenderContext) -> RenderedRole | None:
     if spec.initializer is None:
         return None
     inherited, own = _of_the_trainers(spec.trainer.template), spec.initializer.template
-    # Only the trainer's if there is no other, so that hashes of existing jobs stay stable.
-    role = ctx.identity("initializer", own=inherited if own is None else [inherited, own])
+    role = ctx.identity("initializer", own=[inherited, own])
     pod = PodSettings(
         role,
         image="trainer",
