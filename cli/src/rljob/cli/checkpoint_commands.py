@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from rljob.api.explain import to_data
-from rljob.api.job_status import EvaluationResult
 from rljob.api.yaml_loader import write_yaml
 from rljob.cli import cluster_commands
 from rljob.cli.cluster_commands import Context, Namespace
-from rljob.cli.options import RUN_HELP, Format, LocalRunName, Output, Overrides, complete_runs, report
+from rljob.cli.options import RUN_HELP, Format, LocalRunName, Output, Overrides, complete_runs, print_json, report
 from rljob.local import checkpoints, find_run, job_checks
 from rljob.local.errors import CliError
 from rljob.local.evaluation import evaluated_model, evaluation_job, place
 from rljob.local.local_run import run_job
 from rljob.local.run_directory import RunDirectory
 from rljob.local.screen import RunOutput, Terminal, screen_for
+from rljob.local.snapshot_view import evaluation_table
 from rljob.protocol.run_status import status_data
 
 Step = Annotated[
@@ -79,16 +77,6 @@ def evaluate(
     status = RunDirectory(where).status()
     if output is Format.JSON:
         results = status_data(status)["evaluations"] if status is not None else []
-        typer.echo(json.dumps({"step": step, "directory": str(where), "results": results}, ensure_ascii=False))
+        print_json({"step": step, "directory": str(where), "results": results})
     else:
-        Terminal().print(_table(step, status.evaluations if status is not None else []))
-
-
-def _table(step: int, results: list[EvaluationResult]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column(f"step {step}")
-    for heading in ("accuracy", "mean reward", "problems"):
-        table.add_column(heading, justify="right")
-    for result in results:
-        table.add_row(result.task, f"{result.accuracy:.3f}", f"{result.mean_reward:.3f}", f"{result.problems:,}")
-    return table
+        Terminal().print(evaluation_table(step, status.evaluations if status is not None else []))
