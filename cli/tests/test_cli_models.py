@@ -8,13 +8,14 @@ import pytest
 
 from cli.tests.fakes.launcher import SUCCEEDED, status
 from rljob.api.errors import ManifestError
+from rljob.api.job_status import Metric, Queue
 from rljob.api.load import validate
 from rljob.api.resolve import resolve
 from rljob.local import checkpoints, evaluation
 from rljob.local.errors import CliError
 from rljob.local.process_usage import ProcessUsageMeter
 from rljob.local.run_directory import RunDirectory
-from rljob.protocol.run_status import ComponentStatus, Metric, Queue, encode_status
+from rljob.protocol.run_status import ComponentStatus, encode_status
 
 _HEADER = b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
 WEIGHTS = len(_HEADER).to_bytes(8, "little") + _HEADER + b"01234567"

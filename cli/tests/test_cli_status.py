@@ -10,12 +10,13 @@ import time
 import pytest
 
 from cli.tests.fakes.launcher import SUCCEEDED, status
+from rljob.api.job_status import CheckpointStatus
 from rljob.api.load import validate
 from rljob.api.resolve import resolve
 from rljob.local.run_directory import RunDirectory
 from rljob.local.snapshot import take_snapshot
 from rljob.local.snapshot_view import plain_lines
-from rljob.protocol.run_status import CheckpointStatus, RunStatus
+from rljob.protocol.run_status import RunStatus
 
 
 @pytest.fixture

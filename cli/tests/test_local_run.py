@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from cli.tests.fakes.launcher import FAKES, SUCCEEDED, status
-from rljob.protocol.run_status import CheckpointStatus, decode_status, encode_status
+from rljob.api.job_status import CheckpointStatus
+from rljob.protocol.run_status import decode_status, encode_status
 
 
 def until_none_is_left(launcher):

@@ -241,7 +241,7 @@ while True:
         break
 '''
 async def main():
-    await processes.start(processes.Command("writer", [sys.executable, "-c", writer]), Path("{tmp_path}"))
+    await processes.start(processes.ProcessCommand("writer", [sys.executable, "-c", writer]), Path("{tmp_path}"))
     await asyncio.sleep(60)
 asyncio.run(main())
 """

@@ -2,19 +2,20 @@ import io
 
 from rich.console import Console
 
+from rljob.api.job_status import EvaluationResult, Metric, Progress
 from rljob.local import screen
 from rljob.local.process_usage import Usage
 from rljob.local.screen import LiveScreen, PlainScreen, screen_for
 from rljob.local.snapshot import ComponentState, RunSnapshot
 from rljob.local.snapshot_view import clock, draw, draw_usage, one_line, plain_lines, sparkline, summary
-from rljob.protocol.run_status import ComponentStatus, EvaluationResult, HistoryPoint, Metric, Progress, RunStatus
+from rljob.protocol.run_status import ComponentStatus, HistoryPoint, RunStatus
 
 
 def running(step=2, state="Running", message=""):
     return RunStatus(
         state=state,
         message=message,
-        progress=Progress(step, 10, 20.0, 80.0),
+        progress=Progress(step, 10, seconds=20.0, eta_seconds=80.0),
         metrics=[Metric("staleness/max", 1.0)],
         evaluations=[EvaluationResult(0, "sums", 0.25, 64, 0.25)],
         history=[HistoryPoint(i, 0.1 + 0.1 * i, 0.5, 4321.0, float(i)) for i in range(step)],

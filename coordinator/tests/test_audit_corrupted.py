@@ -15,12 +15,13 @@ import msgspec
 import pytest
 from ledgers import alter, ask, batch_of, copy, make_run, payload_at
 
+from rljob.api.job_status import Progress
 from rljob.ledger.audit import PROPERTIES, audit
 from rljob.ledger.payload_record import PayloadRecord, payload_digest
 from rljob.ledger.reader import NoRunError
 from rljob.ledger.segments import HEADER, Segments
 from rljob.protocol.messages import VersionSpan
-from rljob.protocol.run_status import Progress, RunStatus, encode_status
+from rljob.protocol.run_status import RunStatus, encode_status
 
 DATABASE = "the ledger is a sound database"
 REFERENCES = "all references are valid"

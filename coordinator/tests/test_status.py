@@ -145,3 +145,5 @@ async def test_a_step_has_the_same_metrics_in_status_and_metrics_jsonl_also_afte
     assert world.run.progress.points == before.points
     assert world.run.progress.summary() == before.summary()
     assert status_of(world.run).progress.seconds >= before.points[-1].seconds
+    world.run.progress.last_step[f"trainer/{'x' * 99}"] = 1.0
+    assert {metric.name for metric in status_of(world.run).metrics} == set(shown), "the CRD permits no longer name"

@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 from world import job
 
-from rljob.api.job_status import RunState
+from rljob.api.job_status import EngineStatus, EvaluationResult, Metric, Progress, Queue, RunState
 from rljob.coordinator import rljob_client
 from rljob.coordinator.rljob_client import JobRef, RLJobView, job_ref_from_environment
 from rljob.coordinator.status_report import status_of
 from rljob.coordinator.status_sync import APPLY_SECONDS, ApplyThrottle, StatusSync
-from rljob.protocol.run_status import EngineStatus, EvaluationResult, Metric, Progress, Queue, RunStatus, run_fields
+from rljob.protocol.run_status import RunStatus, run_fields
 
+RUN_STATE = TypeAdapter(RunState)
 HERE = JobRef("https://127.0.0.1:1", "default", "sums", "uid", Path())
 
 
@@ -74,16 +76,18 @@ async def test_engines_in_status_draining_are_drained(new_world: Any, tmp_path: 
 
 
 def fields(**more: Any) -> dict[str, Any]:
-    return run_fields(RunStatus(**({"state": "Running", "progress": Progress(1, 4, 10.0, 20.0)} | more)))
+    return run_fields(
+        RunStatus(**({"state": "Running", "progress": Progress(1, 4, seconds=10.0, eta_seconds=20.0)} | more))
+    )
 
 
 @pytest.mark.parametrize(
     ("changed", "at_once", "later"),
     [
         ({}, False, False),
-        ({"progress": Progress(1, 4, 99.0, 1.0)}, False, False),
+        ({"progress": Progress(1, 4, seconds=99.0, eta_seconds=1.0)}, False, False),
         ({"metrics": [Metric("seconds/training", 99.0)]}, False, False),
-        ({"progress": Progress(2, 4, 10.0, 20.0)}, False, True),
+        ({"progress": Progress(2, 4, seconds=10.0, eta_seconds=20.0)}, False, True),
         ({"queues": [Queue("waiting", 1)]}, False, True),
         ({"engines": [EngineStatus("a", 1)]}, False, True),
         ({"message": "waiting for the trainer to connect"}, False, True),
@@ -128,18 +132,18 @@ def test_a_status_that_another_client_overwrote_is_applied_again(state: str | No
 async def test_the_applied_fields_match_the_schema_of_status_run(new_world: Any, tmp_path: Path) -> None:
     world = await running_world(new_world, tmp_path)
     status = status_of(world.run)
-    applied = RunState.model_validate(run_fields(status))
+    applied = RUN_STATE.validate_python(run_fields(status))
     assert applied.progress.text == f"{world.run.version}/6 {100 * world.run.version // 6}%"
     assert applied.staleness and applied.engines[0].name == "engine-0.0"
-    assert RunState.model_validate(run_fields(RunStatus("Failed", "X", "m" * 9999))).message == "m" * 4096
+    assert RUN_STATE.validate_python(run_fields(RunStatus("Failed", "X", "m" * 9999))).message == "m" * 4096
     ugly = [Metric("loss", float("nan")), *(Metric(f"m{i}", 1.0) for i in range(99))]
-    assert len(RunState.model_validate(run_fields(RunStatus("Running", metrics=ugly))).metrics) == 64
+    assert len(RUN_STATE.validate_python(run_fields(RunStatus("Running", metrics=ugly))).metrics) == 64
 
 
 def test_the_first_and_the_newest_evaluations_outlive_the_coordinator() -> None:
     results = [EvaluationResult(version, "sums", 0.5, 16, 0.5) for version in range(99)]
     few, many = (
-        RunState.model_validate(run_fields(RunStatus("Running", evaluations=some))) for some in (results[:2], results)
+        RUN_STATE.validate_python(run_fields(RunStatus("Running", evaluations=some))) for some in (results[:2], results)
     )
     assert [result.version for result in few.evaluations] == [0, 1]
     assert [result.version for result in many.evaluations] == [*range(32), *range(67, 99)]

@@ -24,13 +24,13 @@ HASHES = {
     "config": "2fd97c46c91d7281",
     "access": "5a4419a51fba3aae",
     "network": "cd088f22e2a4a4fe",
-    "initializer": "0be8a3e05cb041c9",
+    "initializer": "7a9f8a016d3a33a3",
     "coordinator": "f8aeaa1a1ae2006c",
     "reward-gym": "67c3e8e004c4459c",
     "reward-judge": "e13dfa065fddbd7d",
     "runner": "5a4ddd2cb2afbd74",
-    "trainer": "c41cfe78e531d44e",
-    "rollout-main": "da2d023b09c2b8c4",
+    "trainer": "49ecb674bd8788ec",
+    "rollout-main": "1882c8daaade1722",
     "claim": "052c4378b7922d3a",
 }
 WARNING = (

@@ -23,6 +23,7 @@ import torch
 
 from coordinator.tests import world as coordinators_world
 from rljob.api.extensions import BACKENDS, load
+from rljob.api.job_status import Progress
 from rljob.api.models import RLJob
 from rljob.cli.options import default_directory
 from rljob.coordinator import serve
@@ -37,7 +38,7 @@ from rljob.local.processes import Interrupt, ProcessCommand
 from rljob.local.run_directory import ROLES, RunDirectory
 from rljob.protocol import initializer_stamp, messages
 from rljob.protocol.environment import ComponentEnvironment
-from rljob.protocol.run_status import Progress, RunStatus
+from rljob.protocol.run_status import RunStatus
 from rljob.protocol.score_messages import ScoreItem
 from rljob.rewards import sdk
 from rljob.rewards.evaluate import RewardEvaluator

@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 from msgspec.structs import force_setattr
+from pydantic import TypeAdapter
 
 from rljob.api.job_status import RLJobStatus, RunState
 from rljob.api.models import RLJob
@@ -26,6 +27,7 @@ from rljob.operator.plan import Observed, Plan, Ref
 from rljob.operator.planning import Rendering, plan
 from rljob.operator.planning.timestamps import instant
 
+RUN_STATE = TypeAdapter(RunState)
 BEGIN = 1_800_000_000.0
 SPEC: dict[str, Any] = {
     "models": [{"name": "policy", "source": "job://model"}],
@@ -236,7 +238,7 @@ class World:
     def tell(self, **run: Any) -> None:
         """Have the coordinator apply status.run."""
         run.setdefault("observed_generation", self.generation)
-        self.status = self.status.model_copy(update={"run": RunState.model_validate(run)})
+        self.status = self.status.model_copy(update={"run": RUN_STATE.validate_python(run)})
 
     # what tests ask
 

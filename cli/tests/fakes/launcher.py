@@ -12,17 +12,11 @@ from unittest import mock
 
 import pytest
 
+from rljob.api.job_status import CheckpointStatus, EvaluationResult, Progress
 from rljob.api.yaml_loader import write_yaml
 from rljob.cli.main import main
 from rljob.local import process_cleanup, processes
-from rljob.protocol.run_status import (
-    CheckpointStatus,
-    EvaluationResult,
-    HistoryPoint,
-    Progress,
-    RunStatus,
-    encode_status,
-)
+from rljob.protocol.run_status import HistoryPoint, RunStatus, encode_status
 
 FAKES = Path(__file__).parent
 

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
-from rich.table import Table
 
 from rljob.api.explain import to_data
 from rljob.api.yaml_loader import write_yaml
 from rljob.cli import cluster_commands
 from rljob.cli.cluster_commands import Context, Namespace
-from rljob.cli.options import RUN_HELP, Format, LocalRunName, Output, Overrides, complete_runs, report
+from rljob.cli.options import RUN_HELP, Format, LocalRunName, Output, Overrides, complete_runs, print_json, report
 from rljob.local import checkpoints, find_run, job_checks
 from rljob.local.errors import CliError
 from rljob.local.evaluation import evaluated_model, evaluation_job, place
 from rljob.local.local_run import run_job
 from rljob.local.run_directory import RunDirectory
 from rljob.local.screen import RunOutput, Terminal, screen_for
-from rljob.protocol.run_status import EvaluationResult
+from rljob.local.snapshot_view import evaluation_table
+from rljob.protocol.run_status import status_data
 
 Step = Annotated[
     int | None, typer.Option("--step", min=0, help="The checkpoint's step. Default: the newest.", show_default=False)
@@ -77,19 +75,8 @@ def evaluate(
     job = job_checks.prepare(job, RunDirectory(where), report)
     run_job(job, write_yaml(to_data(job)).encode(), where, screen_for(RunOutput(stderr=True), live=True))
     status = RunDirectory(where).status()
-    results = status.evaluations if status is not None else []
     if output is Format.JSON:
-        data = {"step": step, "directory": str(where), "results": msgspec.to_builtins(results)}
-        typer.echo(json.dumps(data, ensure_ascii=False))
+        results = status_data(status)["evaluations"] if status is not None else []
+        print_json({"step": step, "directory": str(where), "results": results})
     else:
-        Terminal().print(_table(step, results))
-
-
-def _table(step: int, results: list[EvaluationResult]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column(f"step {step}")
-    for heading in ("accuracy", "mean reward", "problems"):
-        table.add_column(heading, justify="right")
-    for result in results:
-        table.add_row(result.task, f"{result.accuracy:.3f}", f"{result.mean_reward:.3f}", f"{result.problems:,}")
-    return table
+        Terminal().print(evaluation_table(step, status.evaluations if status is not None else []))

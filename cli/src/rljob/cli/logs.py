@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +13,7 @@ from rich.text import Text
 
 from rljob.cli import cluster_commands
 from rljob.cli.cluster_commands import Context, Namespace
-from rljob.cli.options import RUN_HELP, Format, Output, complete_components, report
+from rljob.cli.options import RUN_HELP, Format, Output, complete_components, print_json, report
 from rljob.local import find_run, log_reader
 from rljob.local.log_reader import Line
 from rljob.local.run_directory import RunDirectory
@@ -80,7 +79,7 @@ def _run_and_components(names: list[str]) -> tuple[RunDirectory, list[str]]:
 
 def _as_json(line: Line) -> None:
     at = datetime.fromtimestamp(line.time).astimezone().isoformat(timespec="milliseconds")
-    typer.echo(json.dumps({"time": at, "component": line.component, "line": line.text}, ensure_ascii=False))
+    print_json({"time": at, "component": line.component, "line": line.text})
 
 
 class _Prefixed:

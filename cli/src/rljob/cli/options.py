@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -90,3 +92,8 @@ def report(message: str) -> None:
     """Print an error to stderr."""
     for line in message.splitlines():
         typer.echo(f"rljob: {line}", err=True)
+
+
+def print_json(data: Mapping[str, Any]) -> None:
+    """Print one JSON object on a line."""
+    typer.echo(json.dumps(data, ensure_ascii=False))

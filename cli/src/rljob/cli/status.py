@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable
 from typing import Annotated
@@ -12,7 +11,7 @@ import typer
 
 from rljob.cli import cluster_commands
 from rljob.cli.cluster_commands import Context, Namespace
-from rljob.cli.options import Format, Output, RunName
+from rljob.cli.options import Format, Output, RunName, print_json
 from rljob.local import find_run
 from rljob.local.errors import CliError
 from rljob.local.screen import LiveScreen, Terminal
@@ -70,7 +69,7 @@ def _refreshed(take: Callable[[], RunSnapshot], before: RunSnapshot) -> RunSnaps
 
 def _print(snapshot: RunSnapshot, output: Format, console: Terminal) -> None:
     if output is Format.JSON:
-        typer.echo(json.dumps(snapshot.data(), ensure_ascii=False))
+        print_json(snapshot.data())
     elif console.is_terminal:
         console.print(draw(snapshot, console.width))
     else:

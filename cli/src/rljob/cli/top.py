@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections.abc import Callable, Iterator
 from typing import Annotated
@@ -12,7 +11,7 @@ import typer
 
 from rljob.cli import cluster_commands
 from rljob.cli.cluster_commands import Context, Namespace
-from rljob.cli.options import Format, Output, RunName
+from rljob.cli.options import Format, Output, RunName, print_json
 from rljob.local import find_run
 from rljob.local.errors import CliError
 from rljob.local.process_usage import ProcessUsageMeter, Usage
@@ -43,7 +42,7 @@ def top(
     frames = _frames(_source(run, context, namespace), count if live else count or 1, seconds)
     if output is Format.JSON:
         for snapshot in frames:
-            typer.echo(json.dumps(snapshot.data(), ensure_ascii=False))
+            print_json(snapshot.data())
     elif live and count is None:
         with LiveScreen(console, draw_usage) as screen:
             for snapshot in frames:

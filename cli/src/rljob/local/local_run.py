@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import msgspec
 
 from rljob.api.models import RLJob
 from rljob.local import commands, processes, run_initializer
@@ -287,7 +286,7 @@ async def _get_status(session: aiohttp.ClientSession, url: str) -> RunStatus | N
     try:
         async with session.get(f"{url}/v1/status") as response:
             return decode_status(await response.read()) if response.status == 200 else None
-    except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError):
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
         return None
 
 

@@ -13,15 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from rljob.local import run_initializer
 from rljob.local.commands import HOST
 from rljob.local.errors import CliError
 from rljob.local.process_usage import Usage
 from rljob.local.processes import describe_restart, last_line, log_path
 from rljob.local.run_directory import MANIFEST, RunDirectory
-from rljob.protocol.run_status import RunStatus, decode_status
+from rljob.protocol.run_status import RunStatus, decode_status, status_data
 
 ANSWER_SECONDS = 5.0
 INITIALIZING = "running the initializer"
@@ -93,7 +91,7 @@ class RunSnapshot:
             "state": self.state,
             "message": self.message,
             "components": [_component_data(component) for component in self.components],
-            "status": msgspec.to_builtins(self.status),
+            "status": status_data(self.status) if self.status is not None else None,
         }
 
 
@@ -215,5 +213,5 @@ def _ask(directory: RunDirectory) -> RunStatus | None:
     try:
         with _opener.open(f"http://{HOST}:{port}/v1/status", timeout=ANSWER_SECONDS) as answer:
             return decode_status(answer.read())
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, ValueError):
         return None

@@ -1,4 +1,5 @@
-"""Renders a run's snapshot: panel and lines of `rljob run` and `rljob status`, tables of `rljob top`, the summary."""
+"""Renders a run's snapshot: panel and lines of `rljob run` and `rljob status`, tables of `rljob top` and
+`rljob evaluate`, the summary."""
 
 from __future__ import annotations
 
@@ -11,9 +12,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rljob.api.job_status import EvaluationResult
 from rljob.local.plot import PLOT
 from rljob.local.snapshot import ComponentState, RunSnapshot
-from rljob.protocol.run_status import EvaluationResult, RunStatus
+from rljob.protocol.run_status import RunStatus
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 MAX_EXITS = 4
@@ -152,7 +154,8 @@ def _exits(snapshot: RunSnapshot) -> list[str]:
     """Return how components and engine servers that were restarted ended last."""
     found = [f"{component.name} {component.last_exit}" for component in snapshot.components if component.last_exit]
     connected = snapshot.status.components if snapshot.status else []
-    return found + [f"engine of {agent.instance}: {agent.message}" for agent in connected if agent.message]
+    agents = [component for component in connected if component.role == "agent" and component.message]
+    return found + [f"engine of {agent.instance}: {agent.message}" for agent in agents]
 
 
 def _by_task(status: RunStatus) -> list[list[EvaluationResult]]:
@@ -217,6 +220,14 @@ def _flow(status: RunStatus) -> Table:
             table.add_row(f"seconds {name.removeprefix(ACTIVITY).replace('_', ' ')}", f"{value:,.0f}")
     if "tokens_per_second" in metrics:
         table.add_row("tokens/s", f"{metrics['tokens_per_second']:,.0f}")
+    return table
+
+
+def evaluation_table(step: int, results: Sequence[EvaluationResult]) -> Table:
+    """Return the table of `rljob evaluate`: the results of the checkpoint of ``step``, by task."""
+    table = _table(f"step {step}", "accuracy", "mean reward", "problems")
+    for result in results:
+        table.add_row(result.task, f"{result.accuracy:.3f}", f"{result.mean_reward:.3f}", f"{result.problems:,}")
     return table
 
 

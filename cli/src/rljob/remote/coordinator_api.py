@@ -14,7 +14,7 @@ from rljob.api.pod_models import READERS_PORT
 from rljob.kube.sync_client import Object
 from rljob.local.errors import CliError
 from rljob.manifests.names import claim_name
-from rljob.protocol.run_status import NOTE_HEADER
+from rljob.protocol.run_status import NOTE_HEADER, RunStatus, status_from
 from rljob.remote import forwarding
 from rljob.remote.api import FORBIDDEN, UNAUTHORIZED, ApiRefusedError
 from rljob.remote.lookup import COORDINATOR, Namespace, conditions, holds, is_active
@@ -61,13 +61,24 @@ class CoordinatorApi:
             with contextlib.suppress(msgspec.MsgspecError):
                 if sentence := msgspec.json.decode(data, type=_Error).error:
                     raise CliError(sentence, 2) from None
-            raise CliError(
-                f"the coordinator of {self._name} is of another version of rljob; use the command line of that version"
-            ) from None
+            raise self._other_version() from None
         except msgspec.DecodeError:
             raise CoordinatorUnavailableError(
                 f"the coordinator of {self._name} broke off in the middle of its answer; try again"
             ) from None
+
+    def status(self) -> RunStatus:
+        """Return the status of the run. Raises as :meth:`ask`."""
+        data, _ = self.ask("/v1/status", dict[str, Any])
+        try:
+            return status_from(data)
+        except ValueError:
+            raise self._other_version() from None
+
+    def _other_version(self) -> CliError:
+        return CliError(
+            f"the coordinator of {self._name} is of another version of rljob; use the command line of that version"
+        )
 
     @contextlib.contextmanager
     def open(self, path: str, /, **query: Any) -> Iterator[http.client.HTTPResponse]:

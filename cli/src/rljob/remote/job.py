@@ -6,12 +6,10 @@ import time
 from collections.abc import Sequence
 from datetime import datetime
 
-import msgspec
-
 from rljob.kube.sync_client import Object
 from rljob.local.errors import CliError
 from rljob.local.snapshot import ComponentState, RunSnapshot
-from rljob.protocol.run_status import RunStatus
+from rljob.protocol.run_status import RunStatus, status_from
 from rljob.remote.api import FORBIDDEN, ApiRefusedError
 from rljob.remote.coordinator_api import CoordinatorApi, CoordinatorUnavailableError
 from rljob.remote.lookup import Namespace, conditions, holds, is_active, namespace
@@ -60,7 +58,7 @@ class RemoteJob:
         status, note = None, ""
         try:
             coordinator = CoordinatorApi(self.namespace, body, SNAPSHOT_SECONDS)
-            status, _ = coordinator.ask("/v1/status", RunStatus)
+            status = coordinator.status()
         except CoordinatorUnavailableError as error:
             note = error.sentence if recorded and is_active(body) else ""
         except ApiRefusedError as error:
@@ -68,7 +66,7 @@ class RemoteJob:
                 raise
             note = f"from the RLJob, without rewards and components of the coordinator: {error.sentence}"
         if status is None and recorded:
-            status = msgspec.convert(recorded, RunStatus)
+            status = status_from(recorded)
         return job_snapshot(self.namespace, body, status, note)
 
     def claim(self) -> str:

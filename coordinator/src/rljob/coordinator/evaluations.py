@@ -12,11 +12,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
+from rljob.api.job_status import EvaluationResult
 from rljob.api.models import RLJobSpec
 from rljob.coordinator.trajectory import Trajectory
 from rljob.ledger.states import Kind, State
 from rljob.ledger.writer import LedgerWriter
-from rljob.protocol.run_status import EvaluationResult
 from rljob.scheduling.groups import Sample, make_group
 
 log = logging.getLogger(__name__)

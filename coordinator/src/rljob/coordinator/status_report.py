@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rljob.coordinator.connection import Connection
-from rljob.coordinator.run import Run
-from rljob.coordinator.weight_publisher import TrainerSession
-from rljob.protocol.run_status import (
+from rljob.api.job_status import (
+    METRIC_NAME_LENGTH,
     CheckpointStatus,
-    ComponentStatus,
     EngineStatus,
-    HistoryPoint,
     Metric,
     PolicyStatus,
     Progress,
     Queue,
-    RunStatus,
     State,
 )
+from rljob.coordinator.connection import Connection
+from rljob.coordinator.run import Run
+from rljob.coordinator.weight_publisher import TrainerSession
+from rljob.protocol.run_status import ComponentStatus, HistoryPoint, RunStatus
 
 MOST_POINTS = 512
 """Of the history that the status carries; metrics.jsonl has every step."""
@@ -35,7 +34,11 @@ def status_of(run: Run) -> RunStatus:
         message=message or _waiting_for(run),
         incarnation=trainer.session.incarnation,
         progress=Progress(
-            run.version, steps, run.progress.seconds, run.progress.eta(run.version, steps), _share(run.version, steps)
+            step=run.version,
+            steps=steps,
+            text=_share(run.version, steps),
+            seconds=run.progress.seconds,
+            eta_seconds=run.progress.eta(run.version, steps),
         ),
         policy=PolicyStatus(
             weights.published, weights.lineage, weights.digests.get((weights.lineage, weights.published), "")
@@ -53,11 +56,12 @@ def status_of(run: Run) -> RunStatus:
 
 
 def _metrics(run: Run) -> dict[str, float]:
+    """Return the metrics of the status. Longer names, which a status does not permit, are only in metrics.jsonl."""
     progress = run.progress
     metrics = progress.summary() | progress.watches.seconds()
     if run.over and progress.points:
         metrics["tokens_per_second"] = progress.tokens_per_second(len(progress.points))  # of the whole run
-    return metrics
+    return {name: value for name, value in metrics.items() if len(name) <= METRIC_NAME_LENGTH}
 
 
 def thinned(points: Sequence[HistoryPoint]) -> list[HistoryPoint]:

@@ -1,20 +1,32 @@
 """`status` of an RLJob: the state of a job in a cluster. The coordinator writes `run`, the operator all other fields.
 
-After a restart the operator reads its own decisions from here only. `RunState` repeats
-rljob.protocol.run_status.RunStatus with bounds and descriptions for the CRD; a test of the coordinator checks that they
-agree."""
+After a restart the operator reads its own decisions from here only. `RunState` is also the base class of
+rljob.protocol.run_status.RunStatus, the status that the coordinator serves. The classes of `run` are dataclasses:
+pydantic checks bounds when it reads them, and the coordinator creates them without checks."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
+from pydantic.alias_generators import to_camel
 
 from rljob.api.base import Model, Name, Text
 
 Time = Annotated[str, Field(max_length=63, json_schema_extra={"format": "date-time"})]
 """A time stamp: 2026-01-31T12:00:00Z."""
 Count = Annotated[int, Field(ge=0)]
+METRIC_NAME_LENGTH = 63
+MOST_ENTRIES = {"queues": 64, "metrics": 64, "engines": 1024}
+"""Maximum of some lists of `run`."""
+MOST_EVALUATIONS = 64
+"""Maximum in `run`, which remains after the coordinator is deleted: half the first, half the newest."""
+State: TypeAlias = Literal["Starting", "Running", "Evaluating", "Finishing", "Succeeded", "Suspended", "Failed"]
+"""Starting: no batch can be made yet (engines or trainer missing). Running: between the first batch and the last.
+Evaluating: only evaluation is active. Finishing: the last checkpoint and evaluation. The other three are final, and the
+coordinator keeps serving them. Suspended: a user requested it, all state is durable, and the run continues when its
+processes start again."""
 
 
 class Condition(Model):
@@ -85,22 +97,33 @@ class Attempt(Model):
     """Why the previous attempt ended; empty for the first one and after a suspension."""
 
 
-class RunProgress(Model):
+class StatusPart:
+    """Base class of the parts of `run`: camelCase aliases. A reader ignores unknown fields, so it reads the status of a
+    newer coordinator."""
+
+    __pydantic_config__ = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+
+@dataclass
+class Progress(StatusPart):
     """Progress of the run."""
 
     step: Count = 0
-    """Applied batches."""
+    """Applied batches: the version of the policy."""
     steps: Count = 0
     """training.steps."""
     text: Annotated[str, Field(max_length=63)] = ""
     """Text for the printer column: 12/50 24%."""
     seconds: Annotated[float, Field(ge=0)] = 0
-    """Wall-clock seconds that the run has been active."""
+    """Wall-clock seconds that the run has been active, over all starts of the coordinator."""
     eta_seconds: float = -1
     """Estimated wall-clock seconds left; -1: unknown, or the run is not active."""
 
 
-class RunPolicy(Model):
+@dataclass
+class PolicyStatus(StatusPart):
     """The newest published policy version."""
 
     version: int = -1
@@ -111,34 +134,38 @@ class RunPolicy(Model):
     """blake3 digest of the weights' bytes in wire order."""
 
 
-class RunCheckpoint(Model):
+@dataclass
+class CheckpointStatus(StatusPart):
     """The newest durable checkpoint."""
 
     step: int = -1
     """-1: none."""
     path: Text = ""
-    """Path in the job's storage."""
+    """Path in the job's storage, in Hugging Face format."""
 
 
-class RunQueue(Model):
+@dataclass
+class Queue(StatusPart):
     """Number of samples or groups in one state."""
 
     name: Annotated[str, Field(max_length=63)]
-    """State of the samples or groups."""
+    """State of the samples or groups, for example generating, scoring, ready."""
     value: Count
     """Their number."""
 
 
-class RunMetric(Model):
-    """Current value of a metric."""
+@dataclass
+class Metric(StatusPart):
+    """Value of a metric: of the last step, or of now (tokens_per_second, seconds_training)."""
 
-    name: Annotated[str, Field(max_length=63)]
-    """Name of the metric."""
+    name: Annotated[str, Field(max_length=METRIC_NAME_LENGTH)]
+    """Name of the metric, as in metrics.jsonl: reward/mean, staleness/max, trainer/loss."""
     value: float
     """Its value."""
 
 
-class RunEngine(Model):
+@dataclass
+class EngineStatus(StatusPart):
     """An engine connected to the coordinator."""
 
     name: Annotated[str, Field(max_length=253)]
@@ -149,8 +176,9 @@ class RunEngine(Model):
     """It is in `status.draining` and has no requests left."""
 
 
-class RunEvaluation(Model):
-    """Result of one task on held-out problems with one policy version."""
+@dataclass
+class EvaluationResult(StatusPart):
+    """Result of one task on held-out problems with one policy version; the first is before training, the last after."""
 
     version: Count
     """Policy version; 0 is before training."""
@@ -166,10 +194,11 @@ class RunEvaluation(Model):
     """Problems that could not be scored, counted as reward 0."""
 
 
-class RunState(Model):
+@dataclass
+class RunState(StatusPart):
     """State of the run. Written by the coordinator only."""
 
-    state: Literal["Starting", "Running", "Evaluating", "Finishing", "Succeeded", "Suspended", "Failed"]
+    state: State
     """State of the run; the last three are final until the run is resumed."""
     reason: Annotated[str, Field(max_length=63)] = ""
     """Reason in CamelCase, when Failed."""
@@ -177,21 +206,21 @@ class RunState(Model):
     """Explanation for users."""
     incarnation: Count = 0
     """Incarnation of the trainer."""
-    progress: RunProgress = RunProgress()
+    progress: Progress = field(default_factory=Progress)
     """Progress."""
-    policy: RunPolicy = RunPolicy()
+    policy: PolicyStatus = field(default_factory=PolicyStatus)
     """The newest published policy version."""
-    last_checkpoint: RunCheckpoint = RunCheckpoint()
+    last_checkpoint: CheckpointStatus = field(default_factory=CheckpointStatus)
     """The newest durable checkpoint."""
     staleness: Annotated[str, Field(max_length=63)] = ""
     """Mean/maximum staleness of the last batch, for the printer column: 0.8/1."""
-    queues: Annotated[list[RunQueue], Field(max_length=64)] = []
+    queues: Annotated[list[Queue], Field(max_length=MOST_ENTRIES["queues"])] = field(default_factory=list)
     """Samples and groups by state."""
-    metrics: Annotated[list[RunMetric], Field(max_length=64)] = []
+    metrics: Annotated[list[Metric], Field(max_length=MOST_ENTRIES["metrics"])] = field(default_factory=list)
     """Current metrics."""
-    engines: Annotated[list[RunEngine], Field(max_length=1024)] = []
+    engines: Annotated[list[EngineStatus], Field(max_length=MOST_ENTRIES["engines"])] = field(default_factory=list)
     """Connected engines."""
-    evaluations: Annotated[list[RunEvaluation], Field(max_length=64)] = []
+    evaluations: Annotated[list[EvaluationResult], Field(max_length=MOST_EVALUATIONS)] = field(default_factory=list)
     """Evaluation results: the first and the newest."""
     observed_generation: Count = 0
     """Generation of the spec that the coordinator has acted on (suspend)."""

@@ -37,7 +37,7 @@ def read_run_files(storage: Path) -> RunFiles:
     newest = max((int(match[1]) for match in names if match), default=0)
     try:
         status = decode_status((storage / "status.json").read_bytes())
-    except (OSError, msgspec.MsgspecError):  # missing or damaged: only users read it, and the next start rewrites it
+    except (OSError, ValueError):  # missing or damaged: only users read it, and the next start rewrites it
         return RunFiles("", 0, newest)
     return RunFiles(status.state, status.progress.step, newest)
 

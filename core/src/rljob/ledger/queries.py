@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from rljob.api.job_status import EvaluationResult
 from rljob.ledger.payload_record import PayloadRecord, decode_record
 from rljob.ledger.segments import Location
 from rljob.ledger.states import OPEN, REJECTED, State, quoted
 from rljob.ledger.store import Store
-from rljob.protocol.run_status import EvaluationResult
 
 Query = Callable[..., list[sqlite3.Row]]
 """Store.query or LedgerReader.rows."""

@@ -12,12 +12,12 @@ from array import array
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from rljob.api.job_status import EvaluationResult
 from rljob.ledger.payload_record import INT32, PayloadRecord, encode_record, payload_digest
 from rljob.ledger.queries import first_needed_segment, samples_of_batch
 from rljob.ledger.segments import Location
 from rljob.ledger.states import PREDECESSORS, Kind, State, quoted
 from rljob.ledger.store import Store, now
-from rljob.protocol.run_status import EvaluationResult
 
 
 class LedgerWriter(Store):

@@ -20,8 +20,6 @@ from rljob.api.roles import Rollout, Trainer
 
 _JSON = msgspec.json.Encoder(order="deterministic")
 _BYTES = 8
-LAST = ("scheduling", "trainer", "rollouts", "rewards")
-"""Last fields of job.json. Their order is part of the rendered hash of the ConfigMap, so it stays as it is."""
 
 
 def digest(*values: Any) -> str:
@@ -58,15 +56,10 @@ class Inputs:
         return digest(kind, name, self._coordinator if kind == "coordinator" else self.lasting, *own)
 
 
-def of_pods(entry: Trainer | Rollout) -> Any:
-    """Return what the pods of a trainer or pool depend on besides job.json, for :meth:`Inputs.role`.
-
-    Hash only the template if no other field shapes the pods, so that hashes of existing jobs stay stable.
-    """
+def of_pods(entry: Trainer | Rollout) -> dict[str, Any]:
+    """Return what the pods of a trainer or pool depend on besides job.json, for :meth:`Inputs.role`."""
     written = entry.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    written.pop("template", None)
-    placed = select(written, manifest_fields(type(entry)), ["pods"])
-    return {"template": entry.template, **placed} if placed else entry.template
+    return select(written, manifest_fields(type(entry)), ["pods"])
 
 
 def spec_hash(job: RLJob) -> str:
@@ -77,9 +70,6 @@ def spec_hash(job: RLJob) -> str:
 def _read_by(written: Mapping[str, Any], *readers: Reader) -> dict[str, Any]:
     """Return the fields of a spec that processes of ``readers`` read."""
     parts = select(written, manifest_fields(RLJobSpec), readers)
-    for field in LAST:
-        if field in parts:
-            parts[field] = parts.pop(field)
     for reward in parts["rewards"]:
         if not reward.keys() & {"builtin", "function", "url", "local"}:
             reward["template"] = {}  # the user's container scores

@@ -115,8 +115,7 @@ def initializer(ctx: RenderContext) -> RenderedRole | None:
     if spec.initializer is None:
         return None
     inherited, own = _inherited_from_trainer(spec.trainer.template), spec.initializer.template
-    # Without a template of its own, the hash covers the inherited fields only: hashes of existing jobs stay stable.
-    role = ctx.role_key("initializer", own=inherited if own is None else [inherited, own])
+    role = ctx.role_key("initializer", own=[inherited, own])
     pod = PodSettings(
         role,
         image="trainer",

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rljob.api.job_status import RunEngine, RunState
+from rljob.api.job_status import EngineStatus, RunState
 from rljob.manifests.inputs import Object
 from rljob.manifests.names import selector_text
 from rljob.manifests.render_context import RenderedRole
@@ -186,11 +186,11 @@ def _replicas(child: Child) -> int:
     return int(child.body.get("spec", {}).get("replicas", 1))
 
 
-def _engines(run: RunState | None) -> dict[str, RunEngine]:
+def _engines(run: RunState | None) -> dict[str, EngineStatus]:
     return {engine.name: engine for engine in run.engines} if run else {}
 
 
-def _idle(engine: RunEngine | None) -> bool:
+def _idle(engine: EngineStatus | None) -> bool:
     return engine is None or engine.drained
 
 
