@@ -70,7 +70,7 @@ cluster: setup ## Start a real Kubernetes cluster on this machine; installs rljo
 	@$(BIN)/python -m tools.cluster start $(if $(TAG),--tag '$(TAG)') $(if $(CONTEXT),--context '$(CONTEXT)')
 
 .PHONY: cluster-down
-cluster-down: setup ## Stop that cluster and remove all its files
+cluster-down: setup ## Stop that cluster and remove its files except the images
 	@$(BIN)/python -m tools.cluster stop
 
 .PHONY: programs
