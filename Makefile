@@ -9,10 +9,10 @@ PYTEST_ARGS ?=
 DISTRIBUTIONS := $(patsubst %/pyproject.toml,%,$(sort $(wildcard */pyproject.toml)))
 SOURCES := $(addsuffix /src,$(DISTRIBUTIONS))
 BIN := .venv/bin
-# The first Python of at least 3.11; python3 unless that is older.
+# The first interpreter with version 3.11 or later; python3 is tried first.
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
-# Named by the content of what it follows from, so that nothing is done again while that is unchanged.
+# The name contains a hash of the files that determine the installation, so `make setup` does nothing while they are unchanged.
 STAMP := .venv/setup-$(shell cat requirements/*.txt $(addsuffix /pyproject.toml,$(DISTRIBUTIONS)) | sha256sum | cut -c1-16)
 
 .PHONY: help
@@ -23,7 +23,7 @@ help: ## List the commands
 setup: $(STAMP) ## Install everything into .venv (the other commands do this first)
 
 $(STAMP):
-	@test -n "$(PYTHON)" || { echo "rljob needs Python 3.11 or later, and there is none on the PATH" >&2; exit 2; }
+	@test -n "$(PYTHON)" || { echo "rljob needs Python 3.11 or later; the PATH contains none" >&2; exit 2; }
 	requirements/system.sh "$(PYTHON)"
 	test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/uv.txt
@@ -37,7 +37,7 @@ quickstart: setup ## Train a tiny language model by reinforcement learning, live
 	$(BIN)/rljob run examples/quickstart.yaml --set spec.seed=$(SEED) --run-dir runs/quickstart-seed-$(SEED)
 
 .PHONY: test
-test: setup ## Run the checks and all tests that need no Kubernetes programs (PYTEST_ARGS: only these tests, one process)
+test: setup ## Run the checks and all tests that need no Kubernetes programs (PYTEST_ARGS: only these tests, in one process)
 	@$(BIN)/python -m tools.run_tests machine $(PYTEST_ARGS)
 
 .PHONY: test-cluster
@@ -70,7 +70,7 @@ cluster: setup ## Start a real Kubernetes cluster on this machine; installs rljo
 	@$(BIN)/python -m tools.cluster start $(if $(TAG),--tag '$(TAG)') $(if $(CONTEXT),--context '$(CONTEXT)')
 
 .PHONY: cluster-down
-cluster-down: setup ## Stop that cluster and remove all its files
+cluster-down: setup ## Stop that cluster and remove its files except the images
 	@$(BIN)/python -m tools.cluster stop
 
 .PHONY: programs

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Sees to what pip cannot install. Usage: requirements/system.sh PYTHON
+# Checks for the system packages that pip cannot install. Usage: requirements/system.sh PYTHON
 #   libnuma.so.1           vLLM's CPU build loads it
-#   venv                   Debian keeps Python's own module in a package
-#   C compiler, Python.h   pycosat (reasoning-gym needs it) is published as source only
-# Missing Debian packages are installed by root; anybody else is told their names.
+#   venv                   Debian has this module of Python in a separate package
+#   C compiler, Python.h   pycosat (a dependency of reasoning-gym) is published as source only
+# As root, it installs missing Debian packages; as another user, it prints their names and exits with code 1.
 set -eu
 python=$1
 version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')

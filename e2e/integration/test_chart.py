@@ -193,7 +193,7 @@ def test_a_second_release_for_the_same_namespaces_is_refused(cluster, release, n
     other = cluster.namespace()
     for values in ((), ("--set", f"watchNamespaces={{{other}}}")):
         said = helm("install", "second", str(CHART), "-n", other, *values, code=1)
-        assert f"the release {namespace}/{namespace} looks after the RLJobs of all namespaces already" in said
+        assert f"the release {namespace}/{namespace} serves the RLJobs of all namespaces already" in said
     assert not cluster.api.exists(cluster.api.path("apps/v1", "Deployment", other, "second-operator"))
     cluster.api.delete(f"/api/v1/namespaces/{other}")
 
@@ -203,9 +203,9 @@ def test_releases_with_namespaces_of_their_own_do_not_meet(cluster, helm):
     helm("install", "first", str(CHART), "-n", one, "--set", f"watchNamespaces={{{one}}}")
     helm("install", "second", str(CHART), "-n", other, "--set", f"watchNamespaces={{{other}}}")
     said = helm("upgrade", "second", str(CHART), "-n", other, "--set", f"watchNamespaces={{{other},{one}}}", code=1)
-    assert f"the release {one}/first looks after the RLJobs of {one} already" in said
+    assert f"the release {one}/first serves the RLJobs of {one} already" in said
     said = helm("upgrade", "second", str(CHART), "-n", other, "--reset-values", code=1)
-    assert f"the release {one}/first looks after the RLJobs of {one} already" in said
+    assert f"the release {one}/first serves the RLJobs of {one} already" in said
     for name, where in (("first", one), ("second", other)):
         helm("uninstall", name, "-n", where)
         cluster.api.delete(f"/api/v1/namespaces/{where}")

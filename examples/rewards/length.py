@@ -1,6 +1,6 @@
-"""A reward of one's own: a right answer is worth 1, and every character costs a hundredth.
+"""An example of a user's reward: 1 for a right answer, minus 0.01 for each character.
 
-`function: examples.rewards.length:reward` in a manifest names it. As a program, it serves the reward by itself.
+A manifest names it with `function: examples.rewards.length:reward`. Run as a program, this file serves the reward.
 """
 
 

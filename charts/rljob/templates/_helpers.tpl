@@ -1,4 +1,4 @@
-{{- /* Name of what the release makes: rljob-operator when the release is called rljob, as the page on Kubernetes does. */ -}}
+{{- /* Name of the release's objects: rljob-operator if the release is called rljob, as in docs/kubernetes.md. */ -}}
 {{- define "rljob.name" -}}
 {{- printf "%s-operator" (trunc 43 .Release.Name | trimSuffix "-") -}}
 {{- end -}}
@@ -7,7 +7,7 @@
 {{- default (include "rljob.name" .) .Values.serviceAccount.name -}}
 {{- end -}}
 
-{{- /* Names of objects of the whole cluster: two releases in two namespaces must not meet. */ -}}
+{{- /* Name of cluster-scoped objects. It contains the namespace, so that releases in two namespaces do not conflict. */ -}}
 {{- define "rljob.clusterName" -}}
 {{- printf "%s:%s" .Release.Namespace (include "rljob.name" .) -}}
 {{- end -}}
@@ -26,7 +26,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end -}}
 
-{{- /* An image by the name that it has in the values, with registry and tag where it says none: (dict "root" $ "part" "trainer"). */ -}}
+{{- /* The image that the values give for a part; registry and tag are added if it has none: (dict "root" $ "part" "trainer"). */ -}}
 {{- define "rljob.image" -}}
 {{- $images := .root.Values.images -}}
 {{- $image := get $images .part -}}
@@ -42,7 +42,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- $image -}}
 {{- end -}}
 
-{{- /* What the operator reads: rljob.operator.config. */ -}}
+{{- /* Settings of the operator, which rljob.operator.config reads. */ -}}
 {{- define "rljob.settings" -}}
 {{- $images := dict -}}
 {{- range $part := list "coordinator" "runner" "trainer" "rollout" "rewards" -}}
