@@ -21,7 +21,7 @@ import pytest
 
 from e2e.fakes.harness import make_job, run_harness
 from e2e.fakes.model import write_model
-from e2e.pods.job import RESTRICTED, Job
+from e2e.pods.job import RESTRICTED, WAIT_FOR_SIGTERM, Job
 from rljob.cli.main import main
 from tools.cluster.client import API
 from tools.cluster.node import Node
@@ -38,7 +38,7 @@ UNPACK = """
 import base64, io, sys, tarfile
 tarfile.open(fileobj=io.BytesIO(base64.b64decode(sys.stdin.read()))).extractall("/storage")
 """
-IDLE = ["python", "-c", "import signal; print('idle', flush=True); signal.sigwait([signal.SIGTERM])"]
+IDLE = ["python", "-c", f"print('idle', flush=True)\n{WAIT_FOR_SIGTERM}"]
 
 pytestmark = pytest.mark.timeout(240)
 

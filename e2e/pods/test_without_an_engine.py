@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from e2e.pods.job import RESTRICTED, Job, quickstart
+from e2e.pods.job import RESTRICTED, WAIT_FOR_SIGTERM, Job, quickstart
 from tools.cluster.client import Object
 from tools.cluster.node import Cluster
 
@@ -38,10 +38,9 @@ def job_in(node: Cluster, namespace: str, **spec: Any) -> Job:
 
 def idle() -> Object:
     """Return fields of the spec of a job whose trainer, engines and runner are there and do nothing."""
-    wait = "import signal; signal.sigwait([signal.SIGTERM])"
     fine = {"exec": {"command": ["true"]}}
     probes = {"livenessProbe": fine, "readinessProbe": fine}
-    container = {"name": "main", "command": ["python", "-c", wait], **probes}
+    container = {"name": "main", "command": ["python", "-c", WAIT_FOR_SIGTERM], **probes}
     template = {"spec": {"containers": [container]}}
     spec = quickstart()["spec"]
     rollouts = [spec["rollouts"][0] | {"template": template}]
