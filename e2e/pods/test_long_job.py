@@ -211,7 +211,7 @@ def test_rollouts_scale_back_to_one_and_no_prompt_is_lost(job: Job) -> None:
 
 
 def test_suspend_frees_every_pod_and_resume_continues_from_the_checkpoint(job: Job) -> None:
-    continues(job)
+    continues(job, 30)  # nothing trains while it is suspended, and the last test waits for all steps that are left
     job.change(suspend=True)
     job.has_reason("Suspended", "Suspended", REPLACED_SECONDS)
     job.until(lambda: not job.pods(), 60, "all pods to be gone")
