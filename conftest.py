@@ -45,6 +45,9 @@ LONGEST_FIRST = (
     "e2e/integration/test_operator_life.py",
     "e2e/integration/test_operator_faults_others.py",
     "e2e/integration/test_operator_faults.py",
+    "e2e/pods/test_long_job.py",
+    "e2e/pods/test_cli_in_a_cluster.py",
+    "e2e/pods/test_without_an_engine.py",
 )
 """Files of a quarter of a minute and more; the others fill the gaps."""
 

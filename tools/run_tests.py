@@ -10,7 +10,8 @@ python -m tools.run_tests cluster [PYTEST_ARG...]   everything that does
     API server  the tests on a real API server, on three processes with one API server each: they wait more than they
                 compute. The images are built at the same time, with low priority.
     images      waits for the images
-    pods        the tests in pods of a real cluster, alone
+    pods        the tests in pods of a real cluster, on two processes that share it and take a file at a time:
+                they wait more than they compute
     tools       the tests of tools/cluster that need these programs
 
 The tests of a folder in tools/ run only if the folder, or another file that they depend on, has changed since they last
@@ -31,6 +32,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
+from tools.cluster.node import MachineError, NoClusterError, NotAllowedError, chosen, install
+from tools.cluster.node.system import CommandError
+
 ROOT = Path(__file__).parents[1]
 CHECKS = ("lint", "types", "layers")
 API_SERVER, PODS = "e2e/integration", "e2e/pods"
@@ -39,9 +43,10 @@ TOOLS = {
     "tools/cluster": ("tools/images/layout.py", "crds/*.yaml", "charts/**/*"),
 }
 """Folders whose tests run only after a change → patterns of the files outside the folder that these tests depend on."""
-WORKERS, API_SERVERS = 2, 3
+WORKERS, API_SERVERS, POD_WORKERS = 2, 3, 2
 NEEDS_KUBERNETES = "apiserver or cluster"
 NOTHING_SELECTED = 5  # pytest's exit code
+NO_CLUSTER = (MachineError, NoClusterError, NotAllowedError, CommandError, install.InstallError, TimeoutError)
 NICENESS = 10
 LAST_LINES = 60
 IGNORED = ("__pycache__", ".egg-info")
@@ -106,11 +111,22 @@ def _cluster(phases: Phases, arguments: Sequence[str]) -> None:
             # Test by test, because every process has its own control plane.
             phases.run("API server", lambda: _pytest(*_spread(API_SERVERS, "loadgroup"), API_SERVER))
             if phases.run("images", lambda: _wait(images, log)):
-                phases.run("pods", lambda: _pytest(PODS))
+                phases.run("pods", _pods)
         finally:
             images.terminate()
             images.wait()
     _if_changed(phases, "cluster", "tools/cluster", "-m", NEEDS_KUBERNETES)
+
+
+def _pods() -> bool:
+    """Run the tests in pods on one cluster, which is started before the first process and stopped after the last."""
+    try:
+        with chosen() as cluster:
+            install.from_layout(cluster)  # here, because the minutes of a first unpacking are not a test's time
+            return _pytest(*_spread(POD_WORKERS, "loadfile"), PODS)
+    except NO_CLUSTER as error:
+        _print(str(error))
+        return False
 
 
 def _if_changed(phases: Phases, target: str, folder: str, *arguments: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from e2e.pods.told import told
+from e2e.pods.turns import installing, turn
 from tools.cluster.node import Cluster, chosen, install
 from tools.cluster.node.install import Installation
 
@@ -39,6 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, N
 def node() -> Iterator[Cluster]:
     """The real cluster: the one that runs (`make cluster`), or one that is started for these tests and stopped.
 
+    Several processes need one that runs: tools/run_tests.py starts it before them and stops it after the last of them.
     RLJOB_E2E_CONTEXT names the context of another one, for tests, that is used instead.
     """
     with chosen() as cluster:
@@ -48,7 +50,17 @@ def node() -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def installed(node: Cluster) -> Installation:
     """The operator and its types, installed by helm, with all images of rljob in the cluster."""
-    return install.from_layout(node)
+    with installing():
+        return install.from_layout(node)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Run a test marked ``alone`` while no other process runs one on the cluster; the wait is not the test's time."""
+    if not item.path.is_relative_to(HERE) or "node" not in getattr(item, "fixturenames", ()):
+        return (yield)
+    with turn(alone=item.get_closest_marker("alone") is not None):
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

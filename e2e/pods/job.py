@@ -19,6 +19,16 @@ from tools.cluster.node import Cluster
 QUICKSTART = Path(__file__).parents[2] / "examples/quickstart.yaml"
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 """Labels of a namespace that takes no other pods."""
+WAIT_FOR_SIGTERM = """
+import signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+sys.exit(128 + signal.sigwait([signal.SIGTERM]))
+"""
+"""Program of an idle container. It blocks SIGTERM first: the kernel drops an unblocked signal without a handler in the
+first process of a container, and the pod would take its whole grace period, 30 s, to end. The exit code is not 0, as
+that of the trainer: a Kubernetes Job would take 0 for a complete training."""
+IDLE_RESOURCES = {"requests": {"cpu": "10m", "memory": "32Mi"}}
+"""Resources of an idle container: room on the node is for the jobs that train at the same time."""
 GPU_ROLES = ("trainer", "rollout-main")
 CHILDREN = (*list(VERSIONS)[1:], "Service", "ConfigMap", "Secret", "ServiceAccount", "PersistentVolumeClaim", "Pod")
 """Kinds that a job consists of."""

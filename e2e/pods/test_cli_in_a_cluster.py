@@ -21,7 +21,7 @@ import pytest
 
 from e2e.fakes.harness import make_job, run_harness
 from e2e.fakes.model import write_model
-from e2e.pods.job import RESTRICTED, Job
+from e2e.pods.job import IDLE_RESOURCES, RESTRICTED, WAIT_FOR_SIGTERM, Job
 from rljob.cli.main import main
 from tools.cluster.client import API
 from tools.cluster.node import Node
@@ -38,7 +38,7 @@ UNPACK = """
 import base64, io, sys, tarfile
 tarfile.open(fileobj=io.BytesIO(base64.b64decode(sys.stdin.read()))).extractall("/storage")
 """
-IDLE = ["python", "-c", "import signal; print('idle', flush=True); signal.sigwait([signal.SIGTERM])"]
+IDLE = ["python", "-c", f"print('idle', flush=True)\n{WAIT_FOR_SIGTERM}"]
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -110,7 +110,8 @@ def manifest(name: str, image: str, claim: str) -> dict[str, Any]:
     """Return an RLJob whose trainer and engines only wait."""
     body: dict[str, Any] = make_job().model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
     fine = {"exec": {"command": ["true"]}}
-    container = {"name": "main", "image": image, "command": IDLE, "livenessProbe": fine, "readinessProbe": fine}
+    probes = {"livenessProbe": fine, "readinessProbe": fine}
+    container = {"name": "main", "image": image, "command": IDLE, "resources": IDLE_RESOURCES, **probes}
     template = {"spec": {"containers": [container]}}
     spec = body["spec"]
     spec["trainer"] = spec.get("trainer", {}) | {"template": template}

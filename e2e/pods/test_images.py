@@ -36,7 +36,7 @@ PYTHON_SECONDS = 0.055
 """That Python takes to start with asyncio and ssl, where nothing is slower than it should be."""
 SCRIPT = """
 import importlib.util, json, os, resource, shutil, subprocess, sys
-heavy, programs, main, service = json.loads(sys.argv[1])
+heavy, programs, main, service, repeats = json.loads(sys.argv[1])
 def there(module):
     try:
         return importlib.util.find_spec(module) is not None
@@ -47,7 +47,7 @@ def seconds_of(program):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-tries = [(seconds_of("import asyncio, ssl")[1], *seconds_of(f"import {service}")) for _ in range(3)]
+tries = [(seconds_of("import asyncio, ssl")[1], *seconds_of(f"import {service}")) for _ in range(repeats)]
 done = tries[0][1]
 outside = {name: value for name, value in os.environ.items() if not name.startswith("KUBERNETES_")}
 started = subprocess.run([sys.executable, "-m", main], env=outside, capture_output=True, text=True)
@@ -210,7 +210,8 @@ def test_an_image_works_in_a_restricted_pod_and_is_light_where_it_should_be(
     component: str, node: Cluster, references: dict[str, str]
 ):
     namespace = node.namespace("images", {"pod-security.kubernetes.io/enforce": "restricted"})
-    told = [json.dumps([HEAVY_MODULES, PROGRAMS, *MAINS[component]])]
+    repeats = 3 if component in LIGHT else 1  # only the light ones must start within a time
+    told = [json.dumps([HEAVY_MODULES, PROGRAMS, *MAINS[component], repeats])]
     node.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(pod(component, references[component], told)))
     wait = ("--for=jsonpath={.status.phase}=Succeeded", f"pod/{component}", "--timeout=120s")
     node.kubectl("wait", "-n", namespace, *wait)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from e2e.pods.job import RESTRICTED, Job, quickstart
+from e2e.pods.job import IDLE_RESOURCES, RESTRICTED, WAIT_FOR_SIGTERM, Job, quickstart
 from tools.cluster.client import Object
 from tools.cluster.node import Cluster
 
@@ -38,10 +38,9 @@ def job_in(node: Cluster, namespace: str, **spec: Any) -> Job:
 
 def idle() -> Object:
     """Return fields of the spec of a job whose trainer, engines and runner are there and do nothing."""
-    wait = "import signal; signal.sigwait([signal.SIGTERM])"
     fine = {"exec": {"command": ["true"]}}
     probes = {"livenessProbe": fine, "readinessProbe": fine}
-    container = {"name": "main", "command": ["python", "-c", wait], **probes}
+    container = {"name": "main", "command": ["python", "-c", WAIT_FOR_SIGTERM], "resources": IDLE_RESOURCES, **probes}
     template = {"spec": {"containers": [container]}}
     spec = quickstart()["spec"]
     rollouts = [spec["rollouts"][0] | {"template": template}]
@@ -118,6 +117,7 @@ def test_a_finished_job_is_removed_after_its_ttl_and_its_claim_stays(node: Clust
     job.until_gone(60, "PersistentVolumeClaim/quickstart-storage")
 
 
+@pytest.mark.alone
 def test_a_node_drain_ends_and_the_job_continues_when_there_is_a_node_again(node: Cluster, namespace: str) -> None:
     job = job_in(node, namespace, **idle())
     all_up(job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import runpy
 import subprocess
 import sys
@@ -17,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The make targets that ran; all pass."""
+    """The make targets that ran; all pass. No cluster is started."""
     targets: list[str] = []
 
     def make(*asked: str) -> bool:
@@ -25,6 +26,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return True
 
     monkeypatch.setattr(run_tests, "_make", make)
+    monkeypatch.setattr(run_tests, "chosen", contextlib.nullcontext)
+    monkeypatch.setattr(run_tests.install, "from_layout", lambda cluster: None)
     return targets
 
 
@@ -70,6 +73,18 @@ def test_a_failed_build_is_shown_and_the_pods_are_not_tried(tried, monkeypatch, 
     assert run_tests.main(["cluster"]) == 1
     assert "e2e/pods" not in tried
     assert "the cause\n" in capsys.readouterr().out
+
+
+def test_a_cluster_that_does_not_start_fails_the_pods_and_the_run_continues(tried, monkeypatch, capsys):
+    def chosen() -> None:
+        raise run_tests.MachineError("the cause")
+
+    images_that_exit_with(0, monkeypatch)
+    monkeypatch.setattr(run_tests, "chosen", chosen)
+    assert run_tests.main(["cluster"]) == 1
+    assert tried == ["e2e/integration", "tools/cluster"]
+    assert "the cause\n" in (out := capsys.readouterr().out)
+    assert [line.split()[2:] for line in out.splitlines() if line.startswith("pods")] == [["failed"]]
 
 
 def test_tools_that_have_not_changed_since_their_tests_passed_are_skipped(tried, made, capsys):
