@@ -1,5 +1,6 @@
 """How the agent speaks to vLLM: against a server that answers as vLLM 0.32 does."""
 
+import importlib.util
 import json
 from array import array
 
@@ -183,6 +184,14 @@ async def test_scores_are_those_of_the_sequences_own_tokens(server, client):
         ]
     }
     assert await client.score([7, 8, 9]) == [-1.5, -2.5]
+
+
+def test_modules_that_vllm_loads_by_name_exist(tmp_path):
+    command = VllmAdapter(Rollout(name="main"), tmp_path).launch(1234, "secret").command
+    for option in ("--worker-extension-cls", "--middleware"):
+        module = command[command.index(option) + 1].rpartition(".")[0]
+        assert importlib.util.find_spec(module) is not None
+    assert importlib.util.find_spec(command[command.index("-m") + 1]) is not None
 
 
 def test_the_key_is_in_the_environment_and_the_manifest_in_the_arguments(tmp_path):

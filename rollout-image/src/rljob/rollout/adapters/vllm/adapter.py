@@ -77,7 +77,7 @@ class VllmAdapter:
             "--logprobs-mode": "processed_logprobs",
             "--generation-config": "vllm",  # a model's own defaults must not change the sampling
             "--weight-transfer-config": json.dumps({"backend": "rljob"}),
-            "--worker-extension-cls": f"{PACKAGE}.receiver.WorkerExtension",
+            "--worker-extension-cls": f"{PACKAGE}.weight_transfer.WorkerExtension",
             "--middleware": f"{RequireVllmKey.__module__}.{RequireVllmKey.__name__}",
             "--uvicorn-log-level": "warning",
         }
