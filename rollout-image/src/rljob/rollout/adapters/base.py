@@ -253,14 +253,3 @@ def unpack_ints(packed: bytes) -> list[int]:
     numbers = array("i")
     numbers.frombytes(packed)
     return numbers.tolist()
-
-
-def version_label(update: PrepareWeights) -> str:
-    """Return the text under which an engine that labels its weights serves those of ``update``."""
-    return f"{update.lineage}.{update.version}"
-
-
-def labelled_version(label: str) -> int:
-    """Return the policy version of a :func:`version_label`; INITIAL_VERSION for any other text."""
-    number = label.rpartition(".")[2]
-    return int(number) if number.isdigit() else INITIAL_VERSION

@@ -12,13 +12,7 @@ from typing import Any
 import msgspec
 
 from rljob.protocol.messages import PrepareWeights, SamplingParams, VersionSpan
-from rljob.rollout.adapters.base import (
-    EngineError,
-    GenerationOutput,
-    labelled_version,
-    unpack_ints,
-    version_label,
-)
+from rljob.rollout.adapters.base import INITIAL_VERSION, EngineError, GenerationOutput, unpack_ints
 from rljob.rollout.adapters.http_client import EngineHttp
 
 GENERATE = "/inference/v1/generate"
@@ -113,7 +107,7 @@ class VllmClient:
             choice.token_ids,
             [entry.logprob for entry in choice.logprobs.content],
             [
-                VersionSpan(labelled_version(each.version), each.start, each.end)
+                VersionSpan(_labelled_version(each.version), each.start, each.end)
                 for each in choice.weight_versions or ()
             ],
             choice.finish_reason,
@@ -150,7 +144,7 @@ class VllmClient:
             "shapes": [meta.shape for meta in update.parameters],
             "timeout_seconds": seconds,
         }
-        version = version_label(update)
+        version = _version_label(update)
         await self._http.post("/start_weight_update")
         await self._http.post("/update_weights", {"update_info": info})
         await self._http.post("/finish_weight_update", {"weight_version": version})
@@ -175,3 +169,14 @@ class VllmClient:
         reply = await self._http.call(GENERATE, body, _score_reply)
         positions = zip(token_ids, reply.prompt_logprobs, strict=True)
         return [entry[str(token)].logprob for token, entry in positions if entry is not None]
+
+
+def _version_label(update: PrepareWeights) -> str:
+    """Return the label under which vLLM serves the weights of ``update``."""
+    return f"{update.lineage}.{update.version}"
+
+
+def _labelled_version(label: str) -> int:
+    """Return the policy version of a :func:`_version_label`; INITIAL_VERSION for any other label."""
+    number = label.rpartition(".")[2]
+    return int(number) if number.isdigit() else INITIAL_VERSION
