@@ -11,7 +11,6 @@ import urllib.request
 import msgspec
 import numpy as np
 import zstandard
-from numpy.typing import NDArray
 
 from rljob.protocol.backoff import Backoff
 from rljob.protocol.messages import BatchSample, SampleTokens, Train
@@ -104,7 +103,8 @@ def check_shard(shard: list[SampleTokens], samples: list[BatchSample], indices: 
 
 
 def _row(tokens: SampleTokens, scalars: BatchSample) -> Row:
-    mask_L = _mask(tokens, scalars.total_tokens)
+    _check_segments(tokens, scalars.total_tokens)
+    mask_L = np.frombuffer(tokens.loss_mask, np.uint8).astype(np.bool_)
     row = Row(
         np.frombuffer(tokens.token_ids, "<i4").astype(np.int64),
         np.frombuffer(tokens.logprobs, "<f4").astype(np.float32),
@@ -122,18 +122,16 @@ def _row(tokens: SampleTokens, scalars: BatchSample) -> Row:
     return row
 
 
-def _mask(tokens: SampleTokens, length: int) -> NDArray[np.bool_]:
-    """Return where the model wrote.
+def _check_segments(tokens: SampleTokens, length: int) -> None:
+    """Check that the segments cover ``length`` tokens in order.
 
     Raises:
-        UnrecoverableError: the segments do not cover ``length`` tokens in order.
+        UnrecoverableError: they do not.
     """
-    mask_L, end = np.zeros(length, np.bool_), 0
+    end = 0
     for segment in tokens.segments:
         if segment.start != end or not segment.start <= segment.end <= length:
             raise UnrecoverableError(f"sample {tokens.sample}: its segments do not cover its tokens in order")
-        mask_L[segment.start : segment.end] = segment.kind == "model"
         end = segment.end
     if end != length:
         raise UnrecoverableError(f"sample {tokens.sample}: its segments do not cover the {length} tokens of the batch")
-    return mask_L
