@@ -1,7 +1,7 @@
 """Client of a vLLM server.
 
-Uses its native routes: /inference/v1/generate (token ids in; token ids, log-probabilities and weight versions out) and
-those of its development mode for pausing and changing weights.
+Uses vLLM's native routes: /inference/v1/generate (token ids in; token ids, log-probabilities and weight versions out)
+and the routes of its development mode that pause the engine and update weights.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rljob.rollout.adapters.base import INITIAL_VERSION, EngineError, Generation
 from rljob.rollout.adapters.http_client import EngineHttp
 
 GENERATE = "/inference/v1/generate"
-PAUSE_MODES = {  # inFlight -> vLLM's mode, whether the KV cache is computed again
+PAUSE_MODES = {  # inFlight → (vLLM's mode, whether vLLM clears the KV cache)
     "keep": ("keep", True),
     "keepStaleCache": ("keep", False),
     "abort": ("abort", True),
@@ -66,13 +66,13 @@ class VllmClient:
     """A running vLLM server; see :class:`~rljob.rollout.adapters.base.EngineClient`. Needs a running event loop.
 
     Args:
-        url: of the server, without a slash at the end.
+        url: of the server, without a trailing slash.
         key: of this start of the server.
     """
 
     def __init__(self, url: str, key: str) -> None:
         self._http = EngineHttp("vLLM", url, key)
-        self._version = "default"  # vLLM's label of the weights it starts with
+        self._version = "default"  # vLLM's label of the initial weights
 
     async def close(self) -> None:
         """Close all connections."""
@@ -91,7 +91,7 @@ class VllmClient:
         body = {
             "request_id": request,
             "token_ids": unpack_ints(token_ids),
-            "cache_salt": self._version,  # prefixes that older weights computed are not for new requests
+            "cache_salt": self._version,  # new requests must not use cached prefixes of older weights
             "sampling_params": {
                 "temperature": sampling.temperature,
                 "max_tokens": sampling.max_tokens,
@@ -114,12 +114,12 @@ class VllmClient:
         )
 
     async def abort(self, requests: Sequence[str]) -> None:
-        """Stop requests; vLLM prefixes the names of this route's requests."""
+        """Stop requests; vLLM adds a prefix to the names of requests on this route."""
         body = {"request_ids": [f"generate-tokens-{request}" for request in requests]}
         await self._http.post("/inference/v1/abort_requests", body)
 
     async def join(self, update: PrepareWeights, seconds: float) -> None:
-        """Join the update's weight group; the receiver leaves the one before by itself."""
+        """Join the update's weight group; the receiver leaves the previous group."""
         info = {
             "transport": update.transport,
             "group": update.group,
