@@ -65,7 +65,7 @@ BROKEN = {
         "holds no weights (model.safetensors is missing)",
     ),
     "weights cut off": (cut, "model.safetensors is truncated or not a safetensors file"),
-    "weights empty": (lambda model: (model / "model.safetensors").write_bytes(b""), "model.safetensors is cut off"),
+    "weights empty": (lambda model: (model / "model.safetensors").write_bytes(b""), "model.safetensors is truncated"),
     "a file of several missing": (index({"w": "model-00001.safetensors"}), "model-00001.safetensors is missing"),
     "a broken index": (index([]), "model.safetensors.index.json cannot be read"),
     "another vocabulary": (edit(vocab_size=99), "embed_tokens.weight is [61, 32] where config.json says [99, 32]"),
@@ -190,6 +190,6 @@ def test_the_check_prints_sentences_and_exits_2_without_importing_torch(job, tmp
     cut(model)
     done = run_check(job, tmp_path, model)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"spec.models[0].source: {model}/model.safetensors is cut off")
+    assert done.stderr.startswith(f"spec.models[0].source: {model}/model.safetensors is truncated")
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "storage").exists()
