@@ -219,7 +219,7 @@ ROWS: dict[str, tuple[Callable[[World], object], str]] = {
     ),
     "a model of no known kind": (
         lambda w: other_config(w, model_type="abacus"),
-        r"source: .*model_type 'abacus' is no caus",
+        r"source: .*model_type 'abacus' is not a caus",
     ),
     "a model without weights": (
         lambda w: (w.model / "model.safetensors").unlink(),

@@ -1,4 +1,4 @@
-"""A runner against a coordinator and a reward service that the test plays, over real connections."""
+"""A runner against a fake coordinator and a fake reward service, over real connections."""
 
 import asyncio
 import os
@@ -50,10 +50,10 @@ MAX_TOKENS = 20
 
 
 class FakeCoordinator:
-    """Takes connections and keeps what is said on them; drives with :meth:`send`."""
+    """Accepts connections and queues the received messages; the test sends messages with :meth:`send`."""
 
     def __init__(self) -> None:
-        self.heard: asyncio.Queue[Any] = asyncio.Queue()
+        self.received: asyncio.Queue[Any] = asyncio.Queue()
         self.socket: web.WebSocketResponse | None = None
         self._decoder = frame_decoder(FromRunner)
 
@@ -64,15 +64,15 @@ class FakeCoordinator:
         async for frame in socket:
             if frame.type is WSMsgType.BINARY:
                 for message in self._decoder.decode(frame.data):
-                    self.heard.put_nowait(message)
+                    self.received.put_nowait(message)
         return socket
 
     async def send(self, *messages: Any) -> None:
         assert self.socket is not None
         await self.socket.send_bytes(encode_frame(list(messages)))
 
-    async def hear(self, kind: type) -> Any:
-        message = await self.heard.get()
+    async def receive(self, kind: type) -> Any:
+        message = await self.received.get()
         assert isinstance(message, kind), message
         return message
 
@@ -82,7 +82,7 @@ class FakeCoordinator:
 
 
 class FakeReward:
-    """Rewards an answer with its length; ``gate`` holds requests back, ``error`` is said about every sample."""
+    """Rewards an answer with its length. ``gate`` blocks replies; ``error`` is the error of every sample."""
 
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
@@ -141,7 +141,7 @@ class Stage:
         self._runtimes = runtimes
 
     def use(self, loop: Loop) -> None:
-        """Have trajectories that are leased from now on driven by ``loop``."""
+        """Use ``loop`` for trajectories that are leased from now on."""
         self._runtimes["sums"] = replace(self._runtimes["sums"], loop=loop)
 
 
@@ -164,20 +164,20 @@ async def stage(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
     async with TestServer(app) as server, ClientSession() as session:
         url = str(server.make_url("/"))
         client = RewardClient(Reward(name="sums", builtin="reasoning_gym"), url, session)
-        book = PromptCache({"sums": Rows()}, PromptMaker({"sums": task}, Letters()))
+        prompts = PromptCache({"sums": Rows()}, PromptMaker({"sums": task}, Letters()))
         runtime = TaskRuntime(task, single_turn, client, MAX_MODEL_LENGTH, evaluation_temperature=0.25)
         runtimes = {"sums": runtime}
-        runner = RunnerDriver(url, "secret", runtimes, book, Letters(), {"sums": 7})  # type: ignore[arg-type]
+        runner = RunnerDriver(url, "secret", runtimes, prompts, Letters(), {"sums": 7})  # type: ignore[arg-type]
         serving = asyncio.create_task(runner.run())
         yield Stage(coordinator, reward, serving, runtimes)
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         runner.close()
         await client.close()
-        book.close()
+        prompts.close()
 
 
-def drive(
+def lease(
     sample: str = "g0.0", row: int = 3, turns: list[TurnTokens] | None = None, split: str = "train"
 ) -> LeaseTrajectory:
     return LeaseTrajectory(sample=sample, task="sums", row=row, split=split, turns=turns or [])
@@ -187,12 +187,12 @@ def turn(prompt: str = "xxx=", text: str = "hello", finish: str = "stop", number
     return TurnTokens(turn=number, prompt=Letters().encode(prompt), token_ids=Letters().encode(text), finish=finish)
 
 
-async def test_a_trajectory_goes_from_lease_to_score(stage: Stage) -> None:
+async def test_a_leased_trajectory_is_generated_and_scored(stage: Stage) -> None:
     coordinator = stage.coordinator
-    registration = await coordinator.hear(RegisterRunner)
+    registration = await coordinator.receive(RegisterRunner)
     assert registration.driving == [] and registration.capacity > 0 and registration.held_out == {"sums": 7}
-    await coordinator.send(drive())
-    need = await coordinator.hear(GenerateRequest)
+    await coordinator.send(lease())
+    need = await coordinator.receive(GenerateRequest)
     assert need == GenerateRequest(
         sample="g0.0",
         turn=0,
@@ -202,7 +202,7 @@ async def test_a_trajectory_goes_from_lease_to_score(stage: Stage) -> None:
         stop_token_ids=[0],
     )
     await coordinator.send(GenerateResult("g0.0", turn(finish="length")))
-    assert await coordinator.hear(TrajectoryScored) == TrajectoryScored("g0.0", 5.0, {"length": 1.0}, "hello", 1)
+    assert await coordinator.receive(TrajectoryScored) == TrajectoryScored("g0.0", 5.0, {"length": 1.0}, "hello", 1)
     assert stage.reward.items == [
         {
             "sample": "g0.0",
@@ -216,151 +216,151 @@ async def test_a_trajectory_goes_from_lease_to_score(stage: Stage) -> None:
     ]
 
 
-async def test_the_held_out_split_is_asked_for_by_name_and_answered_at_its_own_temperature(stage: Stage) -> None:
-    await stage.coordinator.hear(RegisterRunner)
-    await stage.coordinator.send(drive("e20.3.0", split="heldOut"))
-    assert (await stage.coordinator.hear(GenerateRequest)).temperature == 0.25
+async def test_a_held_out_problem_is_generated_at_the_evaluation_temperature(stage: Stage) -> None:
+    await stage.coordinator.receive(RegisterRunner)
+    await stage.coordinator.send(lease("e20.3.0", split="heldOut"))
+    assert (await stage.coordinator.receive(GenerateRequest)).temperature == 0.25
     await stage.coordinator.send(GenerateResult("e20.3.0", turn()))
-    await stage.coordinator.hear(TrajectoryScored)
+    await stage.coordinator.receive(TrajectoryScored)
     assert stage.reward.items[0]["problem"]["answer"] == "heldOut"
 
 
 async def test_a_long_prompt_leaves_less_room_for_the_answer(stage: Stage) -> None:
-    await stage.coordinator.hear(RegisterRunner)
-    await stage.coordinator.send(drive(row=21))
-    assert (await stage.coordinator.hear(GenerateRequest)).max_tokens == MAX_MODEL_LENGTH - 22
+    await stage.coordinator.receive(RegisterRunner)
+    await stage.coordinator.send(lease(row=21))
+    assert (await stage.coordinator.receive(GenerateRequest)).max_tokens == MAX_MODEL_LENGTH - 22
 
 
 async def test_a_prompt_that_leaves_no_room_fails_its_trajectory(stage: Stage) -> None:
-    await stage.coordinator.hear(RegisterRunner)
-    await stage.coordinator.send(drive(row=31))
-    assert "maxModelLength" in (await stage.coordinator.hear(TrajectoryFailed)).reason
+    await stage.coordinator.receive(RegisterRunner)
+    await stage.coordinator.send(lease(row=31))
+    assert "maxModelLength" in (await stage.coordinator.receive(TrajectoryFailed)).reason
 
 
 async def test_turns_of_an_earlier_lease_are_not_generated_again(stage: Stage) -> None:
-    await stage.coordinator.hear(RegisterRunner)
-    await stage.coordinator.send(drive(turns=[turn()]))
-    assert (await stage.coordinator.hear(TrajectoryScored)).text == "hello"
+    await stage.coordinator.receive(RegisterRunner)
+    await stage.coordinator.send(lease(turns=[turn()]))
+    assert (await stage.coordinator.receive(TrajectoryScored)).text == "hello"
 
 
 async def test_a_turn_of_another_context_fails_its_trajectory(stage: Stage) -> None:
-    await stage.coordinator.hear(RegisterRunner)
-    await stage.coordinator.send(drive(turns=[turn(prompt="yyy=")]))
-    assert "another context" in (await stage.coordinator.hear(TrajectoryFailed)).reason
+    await stage.coordinator.receive(RegisterRunner)
+    await stage.coordinator.send(lease(turns=[turn(prompt="yyy=")]))
+    assert "another context" in (await stage.coordinator.receive(TrajectoryFailed)).reason
 
 
 async def test_a_repeated_lease_changes_nothing_and_repeats_a_result(stage: Stage) -> None:
     coordinator = stage.coordinator
-    await coordinator.hear(RegisterRunner)
-    await coordinator.send(drive(), drive())
-    await coordinator.hear(GenerateRequest)
-    await coordinator.send(drive(), GenerateResult("g0.0", turn()), GenerateResult("g0.0", turn()))
-    first = await coordinator.hear(TrajectoryScored)
-    await coordinator.send(drive())
-    assert await coordinator.hear(TrajectoryScored) == first
+    await coordinator.receive(RegisterRunner)
+    await coordinator.send(lease(), lease())
+    await coordinator.receive(GenerateRequest)
+    await coordinator.send(lease(), GenerateResult("g0.0", turn()), GenerateResult("g0.0", turn()))
+    first = await coordinator.receive(TrajectoryScored)
+    await coordinator.send(lease())
+    assert await coordinator.receive(TrajectoryScored) == first
     assert len(stage.reward.items) == 1
 
 
-async def test_a_repeated_lease_that_brings_the_turn_answers_the_question(stage: Stage) -> None:
-    await stage.coordinator.hear(RegisterRunner)
-    await stage.coordinator.send(drive())
-    await stage.coordinator.hear(GenerateRequest)
-    await stage.coordinator.send(drive(turns=[turn()]))
-    await stage.coordinator.hear(TrajectoryScored)
+async def test_a_repeated_lease_with_the_turn_answers_the_pending_request(stage: Stage) -> None:
+    await stage.coordinator.receive(RegisterRunner)
+    await stage.coordinator.send(lease())
+    await stage.coordinator.receive(GenerateRequest)
+    await stage.coordinator.send(lease(turns=[turn()]))
+    await stage.coordinator.receive(TrajectoryScored)
 
 
-async def test_after_a_break_everything_unacknowledged_is_said_again(stage: Stage) -> None:
+async def test_unacknowledged_messages_are_sent_again_after_a_reconnect(stage: Stage) -> None:
     coordinator = stage.coordinator
-    await coordinator.hear(RegisterRunner)
-    await coordinator.send(drive("g0.0", turns=[turn()]))
-    scored = await coordinator.hear(TrajectoryScored)
-    await coordinator.send(drive("g0.1"))
-    need = await coordinator.hear(GenerateRequest)
-    await coordinator.send(drive("g0.2", row=31))
-    failed = await coordinator.hear(TrajectoryFailed)
+    await coordinator.receive(RegisterRunner)
+    await coordinator.send(lease("g0.0", turns=[turn()]))
+    scored = await coordinator.receive(TrajectoryScored)
+    await coordinator.send(lease("g0.1"))
+    need = await coordinator.receive(GenerateRequest)
+    await coordinator.send(lease("g0.2", row=31))
+    failed = await coordinator.receive(TrajectoryFailed)
     await coordinator.hang_up()
-    assert (await coordinator.hear(RegisterRunner)).driving == ["g0.0", "g0.1", "g0.2"]
-    assert [await coordinator.hear(object) for _ in range(3)] == [scored, need, failed]
+    assert (await coordinator.receive(RegisterRunner)).driving == ["g0.0", "g0.1", "g0.2"]
+    assert [await coordinator.receive(object) for _ in range(3)] == [scored, need, failed]
 
 
-async def test_what_happens_while_the_link_is_down_is_said_after_it(stage: Stage) -> None:
+async def test_a_result_made_while_disconnected_is_sent_after_the_reconnect(stage: Stage) -> None:
     coordinator = stage.coordinator
-    await coordinator.hear(RegisterRunner)
+    await coordinator.receive(RegisterRunner)
     stage.reward.gate.clear()
-    await coordinator.send(drive(turns=[turn()]))
+    await coordinator.send(lease(turns=[turn()]))
     await until(lambda: len(stage.reward.items) == 1)
     await coordinator.hang_up()
     stage.reward.gate.set()
-    assert (await coordinator.hear(RegisterRunner)).driving == ["g0.0"]
-    assert (await coordinator.hear(TrajectoryScored)).sample == "g0.0"
+    assert (await coordinator.receive(RegisterRunner)).driving == ["g0.0"]
+    assert (await coordinator.receive(TrajectoryScored)).sample == "g0.0"
 
 
 async def test_an_acknowledged_result_is_forgotten(stage: Stage) -> None:
     coordinator = stage.coordinator
-    await coordinator.hear(RegisterRunner)
-    await coordinator.send(drive("g0.0", turns=[turn()]))
-    await coordinator.hear(TrajectoryScored)
-    await coordinator.send(AckTrajectories(["g0.0", "g7.7"]), drive("g0.1"))
-    await coordinator.hear(GenerateRequest)
+    await coordinator.receive(RegisterRunner)
+    await coordinator.send(lease("g0.0", turns=[turn()]))
+    await coordinator.receive(TrajectoryScored)
+    await coordinator.send(AckTrajectories(["g0.0", "g7.7"]), lease("g0.1"))
+    await coordinator.receive(GenerateRequest)
     await coordinator.hang_up()
-    assert (await coordinator.hear(RegisterRunner)).driving == ["g0.1"]
+    assert (await coordinator.receive(RegisterRunner)).driving == ["g0.1"]
 
 
-async def test_a_cancelled_trajectory_is_dropped_wherever_it_is(stage: Stage) -> None:
+async def test_a_cancelled_trajectory_is_dropped_in_every_state(stage: Stage) -> None:
     coordinator = stage.coordinator
-    await coordinator.hear(RegisterRunner)
-    await coordinator.send(drive("g0.0"))
-    await coordinator.hear(GenerateRequest)
+    await coordinator.receive(RegisterRunner)
+    await coordinator.send(lease("g0.0"))
+    await coordinator.receive(GenerateRequest)
     stage.reward.gate.clear()
-    await coordinator.send(drive("g0.1", turns=[turn()]))
+    await coordinator.send(lease("g0.1", turns=[turn()]))
     await until(lambda: len(stage.reward.items) == 1)
-    await coordinator.send(Cancel(["g0.0", "g0.1", "g7.7"]), GenerateResult("g0.0", turn()), drive("g0.2"))
+    await coordinator.send(Cancel(["g0.0", "g0.1", "g7.7"]), GenerateResult("g0.0", turn()), lease("g0.2"))
     stage.reward.gate.set()
-    assert (await coordinator.hear(GenerateRequest)).sample == "g0.2"
+    assert (await coordinator.receive(GenerateRequest)).sample == "g0.2"
     await coordinator.hang_up()
-    assert (await coordinator.hear(RegisterRunner)).driving == ["g0.2"]
+    assert (await coordinator.receive(RegisterRunner)).driving == ["g0.2"]
 
 
 async def test_a_sample_that_cannot_be_scored_fails_and_the_next_is_scored(stage: Stage) -> None:
     coordinator = stage.coordinator
-    await coordinator.hear(RegisterRunner)
+    await coordinator.receive(RegisterRunner)
     stage.reward.error = "took too long"
-    await coordinator.send(drive("g0.0", turns=[turn()]))
-    assert await coordinator.hear(TrajectoryFailed) == TrajectoryFailed("g0.0", "took too long")
+    await coordinator.send(lease("g0.0", turns=[turn()]))
+    assert await coordinator.receive(TrajectoryFailed) == TrajectoryFailed("g0.0", "took too long")
     stage.reward.error = ""
-    await coordinator.send(drive("g0.1", turns=[turn()]))
-    await coordinator.hear(TrajectoryScored)
+    await coordinator.send(lease("g0.1", turns=[turn()]))
+    await coordinator.receive(TrajectoryScored)
 
 
 async def test_a_problem_that_cannot_be_made_fails_its_trajectory(stage: Stage) -> None:
-    await stage.coordinator.hear(RegisterRunner)
-    await stage.coordinator.send(drive(row=13))
-    assert (await stage.coordinator.hear(TrajectoryFailed)).reason == "RuntimeError: no such problem"
+    await stage.coordinator.receive(RegisterRunner)
+    await stage.coordinator.send(lease(row=13))
+    assert (await stage.coordinator.receive(TrajectoryFailed)).reason == "RuntimeError: no such problem"
 
 
-async def test_a_row_that_cannot_be_had_fails_its_trajectory_in_its_own_words(stage: Stage) -> None:
-    await stage.coordinator.hear(RegisterRunner)
-    await stage.coordinator.send(drive(row=14))
-    assert (await stage.coordinator.hear(TrajectoryFailed)).reason == "the file was changed"
+async def test_the_error_of_a_row_is_the_reason_of_its_failed_trajectory(stage: Stage) -> None:
+    await stage.coordinator.receive(RegisterRunner)
+    await stage.coordinator.send(lease(row=14))
+    assert (await stage.coordinator.receive(TrajectoryFailed)).reason == "the file was changed"
 
 
 async def test_an_unknown_task_fails_its_trajectory(stage: Stage) -> None:
-    await stage.coordinator.hear(RegisterRunner)
-    await stage.coordinator.send(msgspec.structs.replace(drive(), task="poems"))
-    assert "no task poems" in (await stage.coordinator.hear(TrajectoryFailed)).reason
+    await stage.coordinator.receive(RegisterRunner)
+    await stage.coordinator.send(msgspec.structs.replace(lease(), task="poems"))
+    assert "no task poems" in (await stage.coordinator.receive(TrajectoryFailed)).reason
 
 
 async def test_a_fatal_refusal_ends_the_runner(stage: Stage) -> None:
-    await stage.coordinator.hear(RegisterRunner)
+    await stage.coordinator.receive(RegisterRunner)
     await stage.coordinator.send(Reject("no such run", fatal=True))
     with pytest.raises(RefusedError, match="no such run"):
         await stage.serving
 
 
-async def test_the_text_for_people_is_cut(stage: Stage) -> None:
-    await stage.coordinator.hear(RegisterRunner)
-    await stage.coordinator.send(drive(turns=[turn(text="y" * 5000)]))
-    scored = await stage.coordinator.hear(TrajectoryScored)
+async def test_the_displayed_text_is_truncated(stage: Stage) -> None:
+    await stage.coordinator.receive(RegisterRunner)
+    await stage.coordinator.send(lease(turns=[turn(text="y" * 5000)]))
+    scored = await stage.coordinator.receive(TrajectoryScored)
     assert (len(scored.text), scored.reward) == (4096, 5000)
 
 
@@ -403,7 +403,7 @@ async def start(environment: dict[str, str]) -> asyncio.subprocess.Process:
     )
 
 
-async def test_a_manifest_that_cannot_work_ends_the_process_with_2_and_a_sentence(
+async def test_an_invalid_manifest_ends_the_process_with_2_and_a_message(
     manifest: Callable[..., dict[str, str]],
 ) -> None:
     process = await start(manifest(dataset="chain_sums"))
@@ -412,7 +412,7 @@ async def test_a_manifest_that_cannot_work_ends_the_process_with_2_and_a_sentenc
     assert b"did you mean 'chain_sum'?" in errors and b"Traceback" not in errors
 
 
-async def test_the_process_registers_and_stops_when_told(
+async def test_the_process_registers_and_stops_on_sigterm(
     manifest: Callable[..., dict[str, str]], tmp_path: Path
 ) -> None:
     from tokenizers import Tokenizer, decoders, models
@@ -427,21 +427,21 @@ async def test_the_process_registers_and_stops_when_told(
     app.router.add_get("/v1/connect/runner", coordinator.connect)
     async with TestServer(app) as server:
         process = await start(manifest() | {"RLJOB_COORDINATOR": str(server.make_url("/"))})
-        await coordinator.hear(RegisterRunner)
+        await coordinator.receive(RegisterRunner)
         process.send_signal(signal.SIGTERM)
         await process.communicate()
     assert process.returncode == 0
 
 
-async def test_a_lease_of_another_attempt_takes_the_place_of_the_one_before(stage: Stage) -> None:
+async def test_a_lease_of_another_attempt_replaces_the_previous_lease(stage: Stage) -> None:
     coordinator = stage.coordinator
-    await coordinator.hear(RegisterRunner)
-    await coordinator.send(drive(turns=[turn()]))
-    assert (await coordinator.hear(TrajectoryScored)).attempt == 0
-    await coordinator.send(msgspec.structs.replace(drive(), attempt=2))
-    assert (await coordinator.hear(GenerateRequest)).attempt == 2
+    await coordinator.receive(RegisterRunner)
+    await coordinator.send(lease(turns=[turn()]))
+    assert (await coordinator.receive(TrajectoryScored)).attempt == 0
+    await coordinator.send(msgspec.structs.replace(lease(), attempt=2))
+    assert (await coordinator.receive(GenerateRequest)).attempt == 2
     await coordinator.send(GenerateResult("g0.0", turn(text="hi")))
-    scored = await coordinator.hear(TrajectoryScored)
+    scored = await coordinator.receive(TrajectoryScored)
     assert (scored.attempt, scored.reward) == (2, 2.0)
 
 
@@ -449,7 +449,7 @@ async def test_a_lease_of_another_attempt_takes_the_place_of_the_one_before(stag
 
 
 async def three_turns(context: Context) -> Score:
-    """Ask three times, the second time after an observation; the first turn has a reward."""
+    """Generate three turns, the second one after an observation; the first turn has a reward."""
     tokens = context.prompt.token_ids
     for number in range(3):
         turn = await context.generate(tokens)
@@ -467,17 +467,17 @@ TURNS = [
 ]
 
 
-async def test_a_loop_of_three_turns_asks_for_each_with_all_that_came_before(stage: Stage) -> None:
+async def test_each_request_of_a_loop_of_three_turns_has_the_whole_context(stage: Stage) -> None:
     coordinator = stage.coordinator
     stage.use(three_turns)
-    await coordinator.hear(RegisterRunner)
-    await coordinator.send(drive())
+    await coordinator.receive(RegisterRunner)
+    await coordinator.send(lease())
     for answer in TURNS:
-        need = await coordinator.hear(GenerateRequest)
+        need = await coordinator.receive(GenerateRequest)
         assert (need.turn, need.prompt) == (answer.turn, answer.prompt)
         assert need.max_tokens == min(MAX_TOKENS, MAX_MODEL_LENGTH - len(answer.prompt) // 4)
         await coordinator.send(GenerateResult("g0.0", answer))
-    scored = await coordinator.hear(TrajectoryScored)
+    scored = await coordinator.receive(TrajectoryScored)
     assert (scored.reward, scored.turn_rewards, scored.text) == (2.25, [0.25, 0.0, 2.0], "ok")
     (item,) = stage.reward.items
     assert (item["prompt"], item["completion"], item["finish"]) == ("xxx=", "ok", "length")
@@ -490,34 +490,34 @@ async def test_a_loop_of_three_turns_asks_for_each_with_all_that_came_before(sta
 
 
 @pytest.mark.parametrize("known", [1, 2, 3])
-async def test_a_runner_that_takes_a_trajectory_over_generates_only_what_is_missing(stage: Stage, known: int) -> None:
+async def test_a_second_runner_generates_only_the_missing_turns(stage: Stage, known: int) -> None:
     coordinator = stage.coordinator
     stage.use(three_turns)
-    await coordinator.hear(RegisterRunner)
-    await coordinator.send(drive(turns=TURNS[:known]))
+    await coordinator.receive(RegisterRunner)
+    await coordinator.send(lease(turns=TURNS[:known]))
     for answer in TURNS[known:]:
-        assert (await coordinator.hear(GenerateRequest)).turn == answer.turn
+        assert (await coordinator.receive(GenerateRequest)).turn == answer.turn
         await coordinator.send(GenerateResult("g0.0", answer))
-    scored = await coordinator.hear(TrajectoryScored)
+    scored = await coordinator.receive(TrajectoryScored)
     assert (scored.reward, scored.turn_rewards) == (2.25, [0.25, 0.0, 2.0])
 
 
 async def test_a_request_for_a_later_turn_is_repeated_after_a_break(stage: Stage) -> None:
     coordinator = stage.coordinator
     stage.use(three_turns)
-    await coordinator.hear(RegisterRunner)
-    await coordinator.send(drive(turns=TURNS[:1]))
-    need = await coordinator.hear(GenerateRequest)
+    await coordinator.receive(RegisterRunner)
+    await coordinator.send(lease(turns=TURNS[:1]))
+    need = await coordinator.receive(GenerateRequest)
     await coordinator.hang_up()
-    await coordinator.hear(RegisterRunner)
-    assert await coordinator.hear(GenerateRequest) == need
+    await coordinator.receive(RegisterRunner)
+    assert await coordinator.receive(GenerateRequest) == need
     await coordinator.send(GenerateResult("g0.0", TURNS[0]), GenerateResult("g0.0", TURNS[1]))
-    assert (await coordinator.hear(GenerateRequest)).turn == 2
+    assert (await coordinator.receive(GenerateRequest)).turn == 2
 
 
 async def forgets_its_answer(context: Context) -> Score:
     first = await context.generate(context.prompt.token_ids)
-    text = context.decode(first.token_ids).upper()  # what the model wrote is encoded again: other tokens
+    text = context.decode(first.token_ids).upper()  # encoding the model's text again gives other tokens
     await context.generate(context.prompt.token_ids + context.encode(text))
     raise AssertionError("this is not reached")
 
@@ -637,19 +637,19 @@ async def test_an_error_of_a_loop_fails_its_sample_and_no_other(
 ) -> None:
     monkeypatch.setattr(leased_trajectory.log, "disabled", True)  # xdist cannot send a log with half a character
     coordinator = stage.coordinator
-    await coordinator.hear(RegisterRunner)
+    await coordinator.receive(RegisterRunner)
     stage.use(loop)
-    await coordinator.send(drive("g0.0", turns=turns))
-    while isinstance(failed := await coordinator.heard.get(), GenerateRequest):
+    await coordinator.send(lease("g0.0", turns=turns))
+    while isinstance(failed := await coordinator.received.get(), GenerateRequest):
         pass
     assert isinstance(failed, TrajectoryFailed) and failed.sample == "g0.0" and reason in failed.reason
     stage.use(single_turn)
-    await coordinator.send(drive("g0.1", turns=[turn()]))
-    assert (await coordinator.hear(TrajectoryScored)).sample == "g0.1"
+    await coordinator.send(lease("g0.1", turns=[turn()]))
+    assert (await coordinator.receive(TrajectoryScored)).sample == "g0.1"
 
 
 @pytest.mark.parametrize("own", [[], [-0.4, 0.4]])
-async def test_the_reward_that_a_loop_returns_is_sent_as_it_is(stage: Stage, own: list[float]) -> None:
+async def test_the_reward_that_a_loop_returns_is_sent_unchanged(stage: Stage, own: list[float]) -> None:
     async def two_turns(context: Context) -> Score:
         first = await context.generate(context.prompt.token_ids)
         await context.generate(first.prompt + first.token_ids + context.encode("no;"))
@@ -658,22 +658,22 @@ async def test_the_reward_that_a_loop_returns_is_sent_as_it_is(stage: Stage, own
         return Score(context.sample, 1.0, turn_rewards=[-0.4])
 
     stage.use(two_turns)
-    await stage.coordinator.hear(RegisterRunner)
-    await stage.coordinator.send(drive(turns=TURNS[:2]))
-    scored = await stage.coordinator.hear(TrajectoryScored)
+    await stage.coordinator.receive(RegisterRunner)
+    await stage.coordinator.send(lease(turns=TURNS[:2]))
+    scored = await stage.coordinator.receive(TrajectoryScored)
     assert scored.reward == 1.0 and scored.turn_rewards[0] == -0.4
 
 
 async def test_numbers_of_numpy_are_sent_and_the_last_answer_is_the_text(stage: Stage) -> None:
     numbers = {"reward": np.float32(0.5), "metrics": {"length": np.int64(3)}, "turn_rewards": [np.float32(0.5)]}
     stage.use(returns(**numbers))
-    await stage.coordinator.hear(RegisterRunner)
-    await stage.coordinator.send(drive(turns=TURNS[:1]))
-    scored = await stage.coordinator.hear(TrajectoryScored)
+    await stage.coordinator.receive(RegisterRunner)
+    await stage.coordinator.send(lease(turns=TURNS[:1]))
+    scored = await stage.coordinator.receive(TrajectoryScored)
     assert (scored.reward, scored.metrics, scored.text) == (0.5, {"length": 3.0}, "hello")
 
 
-async def test_a_loop_sees_how_much_room_is_left_and_may_end_before_there_is_none(stage: Stage) -> None:
+async def test_a_loop_reads_its_remaining_room_and_may_end_early(stage: Stage) -> None:
     rooms = []
 
     async def until_full(context: Context) -> Score:
@@ -686,13 +686,13 @@ async def test_a_loop_sees_how_much_room_is_left_and_may_end_before_there_is_non
         return Score(context.sample, 0.5, turn_rewards=[0.25])
 
     stage.use(until_full)
-    await stage.coordinator.hear(RegisterRunner)
-    await stage.coordinator.send(drive())
+    await stage.coordinator.receive(RegisterRunner)
+    await stage.coordinator.send(lease())
     for number in range(4):
-        need = await stage.coordinator.hear(GenerateRequest)
+        need = await stage.coordinator.receive(GenerateRequest)
         assert need.max_tokens == min(MAX_TOKENS, MAX_MODEL_LENGTH - len(need.prompt) // 4)
         result = TurnTokens(number, need.prompt, Letters().encode("sixsix"), "stop")
         await stage.coordinator.send(GenerateResult("g0.0", result))
-    scored = await stage.coordinator.hear(TrajectoryScored)
+    scored = await stage.coordinator.receive(TrajectoryScored)
     assert rooms == [28, 22, 15, 8, 1]
     assert (scored.reward, scored.turn_rewards) == (0.5, [0.25, 0.0, 0.0, 0.25])

@@ -114,8 +114,8 @@ def test_a_model_without_chat_template_is_refused_for_chats(tmp_path: Path) -> N
         ChatTemplate(write_model(tmp_path, None, False))
 
 
-def test_a_template_that_is_no_jinja_is_refused_with_its_line(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"line 2 of the chat template is no jinja: Encountered unknown tag 'if_'"):
+def test_an_invalid_template_is_refused_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"line 2 of the chat template is not valid jinja: .* unknown tag 'if_'"):
         ChatTemplate(write_model(tmp_path, "\n{% if_ %}", False))
 
 
@@ -128,7 +128,7 @@ def test_a_template_that_is_no_jinja_is_refused_with_its_line(tmp_path: Path) ->
         ("{{ 1 / 0 }}", "division by zero"),
     ],
 )
-def test_what_a_template_refuses_is_told(tmp_path: Path, template: str, reason: str) -> None:
+def test_the_error_of_a_chat_template_is_reported(tmp_path: Path, template: str, reason: str) -> None:
     with pytest.raises(ValueError) as refused:
         ChatTemplate(write_model(tmp_path, template, False)).render([{"role": "system", "content": "a"}])
     assert str(refused.value) == f"the model's chat template refuses the messages: {reason}"

@@ -1,4 +1,4 @@
-"""Rows of a task are the same on every runner and at every start."""
+"""Rows of reasoning-gym tasks are the same on every runner and at every start."""
 
 import msgspec
 import pytest
@@ -15,7 +15,7 @@ def questions(source: ReasoningGymSource, split: str, rows: int) -> list[str]:
     return [source.problem(split, row)["question"] for row in range(rows)]
 
 
-def test_a_row_does_not_depend_on_the_source_or_on_the_rows_asked_before() -> None:
+def test_a_row_does_not_depend_on_the_source_or_on_earlier_reads() -> None:
     source = ReasoningGymSource(SUMS, 7, WHERE)
     assert questions(source, "train", 20) == questions(ReasoningGymSource(SUMS, 7, WHERE), "train", 20)
     assert source.problem("train", 3) == ReasoningGymSource(SUMS, 7, WHERE).problem("train", 3)

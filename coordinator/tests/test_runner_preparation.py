@@ -1,4 +1,4 @@
-"""What keeps a runner from starting is said before the run: --check and the start look at the same things."""
+"""Problems that prevent a start are reported before the run: --check and the start make the same checks."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def environment(storage: Path, task: dict | None = None, **spec: object) -> Comp
     return ComponentEnvironment(job, storage, "", "", "", "", "")
 
 
-def test_a_job_that_is_right_has_no_problems_and_nothing_is_written(storage: Path) -> None:
-    assert check(environment(storage, evaluation={}), DataReaders(), made_later=False) == []
+def test_a_valid_job_has_no_problems_and_nothing_is_written(storage: Path) -> None:
+    assert check(environment(storage, evaluation={}), DataReaders(), will_initialize=False) == []
     assert sorted(path.name for path in storage.iterdir()) == ["model", "rows.jsonl"]
 
 
@@ -78,7 +78,7 @@ def test_a_job_that_is_right_has_no_problems_and_nothing_is_written(storage: Pat
         ),
         ({"loop": "no_such.module:loop"}, {}, "spec.tasks[0].loop: module no_such.module cannot be imported ("),
         ({"loop": "json:loop"}, {}, "spec.tasks[0].loop: module json has no attribute loop; correct 'json:loop'"),
-        ({"loop": "json:dumps"}, {}, "spec.tasks[0].loop: json:dumps is no async function; define it as async def loo"),
+        ({"loop": "json:dumps"}, {}, "spec.tasks[0].loop: json:dumps is not an async function; define it as async def"),
         (
             {"messages": [{"role": "user", "content": "{question}"}]},
             {},
@@ -101,10 +101,8 @@ def test_a_job_that_is_right_has_no_problems_and_nothing_is_written(storage: Pat
         ),
     ],
 )
-def test_what_is_wrong_is_a_sentence_that_begins_with_the_field(
-    storage: Path, task: dict, spec: dict, sentence: str
-) -> None:
-    found = check(environment(storage, task, **spec), DataReaders(), made_later=False)
+def test_each_problem_begins_with_its_field(storage: Path, task: dict, spec: dict, sentence: str) -> None:
+    found = check(environment(storage, task, **spec), DataReaders(), will_initialize=False)
     assert len(found) == bool(sentence)
     assert "".join(found).startswith(sentence.replace("STORAGE", str(storage)))
 
@@ -154,7 +152,7 @@ def test_rows_are_checked_by_the_reward_of_a_user_s_own_package(
     rows = [{"question": "1 + 1 =", "answer": "2", "number": number} for number in (1, 12, *range(8))]
     (storage / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     rewards = [{"name": "right", "function": "own_rewards:KIND"} | reward]
-    found = check(environment(storage, rewards=rewards), DataReaders(), made_later=False)
+    found = check(environment(storage, rewards=rewards), DataReaders(), will_initialize=False)
     assert len(found) == bool(sentence)
     assert "".join(found).startswith(sentence.replace("STORAGE", str(storage)))
 
@@ -174,7 +172,7 @@ def test_generated_problems_are_checked_by_their_reward_too(storage: Path, packa
     rewards = [{"name": "right", "function": "own_rewards:KIND", "config": {"column": "question"}}]
     task = {"data": {"reasoningGym": {"dataset": "chain_sum"}}}
     readers = DataReaders(reasoning_gym=lambda data, seed, where: Generated())
-    (found,) = check(environment(storage, task, rewards=rewards), readers, made_later=False)
+    (found,) = check(environment(storage, task, rewards=rewards), readers, will_initialize=False)
     assert re.match(r"spec.tasks\[0\]: reward right cannot score the row: .* has more than one digit", found)
 
 
@@ -187,10 +185,10 @@ def test_a_runner_without_the_package_of_a_reward_starts_and_does_not_check_rows
     assert "rows are not checked by reward right: spec.rewards[0].function: module not_installed_here" in caplog.text
 
 
-def test_every_task_and_the_model_are_looked_at_though_one_is_wrong(storage: Path) -> None:
+def test_all_tasks_and_the_model_are_checked_even_if_one_is_invalid(storage: Path) -> None:
     (storage / "model" / "config.json").write_text("{}")
     tasks = [{"name": name, "data": {"jsonl": {"path": f"job://{name}"}}, "reward": "right"} for name in ("one", "two")]
-    found = check(environment(storage, tasks=tasks), DataReaders(), made_later=False)
+    found = check(environment(storage, tasks=tasks), DataReaders(), will_initialize=False)
     assert [line.partition(": ")[0] for line in found] == [
         "spec.models[0].source",
         "spec.tasks[0].data.jsonl.path",
@@ -198,21 +196,21 @@ def test_every_task_and_the_model_are_looked_at_though_one_is_wrong(storage: Pat
     ]
 
 
-def test_a_chat_template_that_refuses_the_first_prompts_is_told(storage: Path) -> None:
+def test_a_chat_template_that_rejects_the_first_prompts_is_reported(storage: Path) -> None:
     (storage / "model" / "chat_template.jinja").write_text("{{ raise_exception('no') }}")
     messages = {"messages": [{"role": "user", "content": "{question}"}]}
-    assert check(environment(storage, messages), DataReaders(), made_later=False) == [
+    assert check(environment(storage, messages), DataReaders(), will_initialize=False) == [
         "spec.tasks[0]: the model's chat template refuses the messages: no"
     ]
 
 
-def test_what_the_initializer_makes_is_left_out_of_a_check(tmp_path: Path) -> None:
+def test_files_that_the_initializer_makes_are_not_checked(tmp_path: Path) -> None:
     nothing_there = environment(tmp_path)
-    assert check(nothing_there, DataReaders(), made_later=True) == []
-    assert len(check(nothing_there, DataReaders(), made_later=False)) == 2
+    assert check(nothing_there, DataReaders(), will_initialize=True) == []
+    assert len(check(nothing_there, DataReaders(), will_initialize=False)) == 2
 
 
-def test_a_start_notes_the_data_and_a_later_one_is_refused_when_it_has_changed(storage: Path) -> None:
+def test_a_start_records_the_data_and_a_later_start_with_changed_data_is_refused(storage: Path) -> None:
     prepare(environment(storage), DataReaders())
     prepare(environment(storage), DataReaders())
     (storage / "rows.jsonl").write_text(json.dumps(ROWS[0]))
@@ -222,7 +220,7 @@ def test_a_start_notes_the_data_and_a_later_one_is_refused_when_it_has_changed(s
     with pytest.raises(ValueError) as refused:
         prepare(environment(storage), DataReaders())
     assert str(refused.value).startswith(sentence)
-    assert check(environment(storage), DataReaders(), made_later=False) == [str(refused.value)]
+    assert check(environment(storage), DataReaders(), will_initialize=False) == [str(refused.value)]
 
 
 def run_check(job: ComponentEnvironment, storage: Path | None) -> subprocess.CompletedProcess[str]:
@@ -245,13 +243,13 @@ def run_check(job: ComponentEnvironment, storage: Path | None) -> subprocess.Com
     )
 
 
-def test_the_check_prints_a_sentence_a_line_ends_with_2_and_imports_no_more_than_it_needs(storage: Path) -> None:
+def test_the_check_prints_one_problem_per_line_exits_with_2_and_imports_only_what_it_needs(storage: Path) -> None:
     done = run_check(environment(storage, {"prompt": "{problem}"}), storage)
     assert (done.returncode, done.stdout.strip()) == (2, "[]")
     assert done.stderr.count("\n") == 1 and "there is no column 'problem'" in done.stderr
 
 
-def test_the_check_of_a_job_without_storage_looks_at_what_there_is(storage: Path) -> None:
+def test_the_check_of_a_job_without_storage_checks_files_outside_the_storage(storage: Path) -> None:
     done = run_check(environment(storage, {"data": {"jsonl": {"path": str(storage / "rows.jsonl")}}}), None)
     assert (done.returncode, done.stderr) == (0, "")
     done = run_check(environment(storage, {"data": {"jsonl": {"path": str(storage / "none.jsonl")}}}), None)
@@ -295,12 +293,12 @@ def test_an_async_callable_is_a_loop(user_package: None, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("none", "is no async function"),
-        ("cls", "is no async function"),
-        ("not_async", "is no async function"),
+        ("none", "is not an async function"),
+        ("cls", "is not an async function"),
+        ("not_async", "is not an async function"),
         ("no_argument", "does not take one argument"),
     ],
 )
-def test_what_cannot_be_awaited_with_a_context_is_no_loop(user_package: None, name: str, reason: str) -> None:
+def test_a_loop_must_be_an_async_function_of_one_argument(user_package: None, name: str, reason: str) -> None:
     with pytest.raises(ValueError, match=rf"^spec.tasks\[0\].loop: user_package:{name} {reason}"):
         load_loop(f"user_package:{name}", "spec.tasks[0].loop")

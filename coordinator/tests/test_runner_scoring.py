@@ -1,4 +1,4 @@
-"""Asking a reward service for scores, whatever it does."""
+"""Requests to a reward service that is healthy, unavailable or failing."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ def reply(items: list[dict]) -> web.Response:
 
 
 class FakeService:
-    """Answers with ``answer``; holds requests back while ``gate`` is closed."""
+    """Answers with ``answer``; blocks replies while ``gate`` is cleared."""
 
     def __init__(self) -> None:
         self.requests: list[list[dict]] = []
@@ -74,7 +74,9 @@ async def test_a_request_holds_at_most_64_samples(client: RewardClient, service:
     assert sorted(len(request) for request in service.requests) == [22, 64, 64]
 
 
-async def test_samples_gather_while_all_requests_are_out(client: RewardClient, service: FakeService) -> None:
+async def test_samples_wait_and_share_a_request_while_all_requests_are_in_flight(
+    client: RewardClient, service: FakeService
+) -> None:
     service.gate.clear()
     tasks = []
     for i in range(6):
@@ -85,7 +87,7 @@ async def test_samples_gather_while_all_requests_are_out(client: RewardClient, s
     assert [len(request) for request in service.requests] == [1, 1, 4]
 
 
-async def test_a_service_that_is_away_is_asked_until_it_answers_and_logged_once(
+async def test_requests_to_an_unavailable_service_are_repeated_and_logged_once(
     client: RewardClient, service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
     failures = iter([503, 429, 502])
@@ -144,7 +146,7 @@ async def test_a_service_that_restarts_loses_nothing(monkeypatch: pytest.MonkeyP
         ),
     ],
 )
-async def test_nonsense_fails_the_sample_it_is_about_and_no_other(
+async def test_an_invalid_reply_fails_its_sample_and_no_other(
     client: RewardClient, service: FakeService, broken: Answer
 ) -> None:
     service.answer = lambda items: broken(items) if any(i["sample"] == "g0.1" for i in items) else reply(items)
@@ -170,7 +172,7 @@ def _break(request: web.Request) -> web.Response:
         pytest.param(_break, "reward sums answered HTTP 500: Internal Server Error, 3 times on", id="answers 500"),
     ],
 )
-async def test_a_sample_over_which_the_service_breaks_three_times_alone_has_failed_and_no_other(
+async def test_a_sample_fails_after_three_isolated_failures_of_the_service(
     client: RewardClient, service: FakeService, fault: Callable[[web.Request], web.Response], reason: str
 ) -> None:
     service.fault = lambda items: fault if any(i["sample"] == "g0.1" for i in items) else None
@@ -180,10 +182,10 @@ async def test_a_sample_over_which_the_service_breaks_three_times_alone_has_fail
     assert [len(request) for request in service.requests] == [3, 1, 1, 1, 1, 1, 1]
 
 
-async def test_a_sample_that_kills_the_service_takes_no_other_with_it(
+async def test_a_sample_that_kills_the_service_fails_no_other_sample(
     service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All requests that are out break when the service dies: only what it was asked about alone is to blame."""
+    """All requests in flight fail when the service dies; an isolated request identifies the sample that kills it."""
     monkeypatch.setattr(scoring, "FIRST_BACKOFF_SECONDS", 0.001)
     monkeypatch.setattr(scoring, "LAST_BACKOFF_SECONDS", 0.001)
     monkeypatch.setattr(scoring, "ITEMS_PER_REQUEST", 1)
@@ -210,16 +212,16 @@ async def test_a_sample_that_kills_the_service_takes_no_other_with_it(
     assert [i for i, score in enumerate(scores) if score.error] == [1]
 
 
-async def test_a_service_that_hangs_over_a_sample_fails_it(
+async def test_a_sample_on_which_the_service_hangs_fails(
     client: RewardClient, service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scoring, "SPARE_SECONDS", -9.99)  # with the reward's own ten seconds: 10 ms for one sample
+    monkeypatch.setattr(scoring, "EXTRA_SECONDS", -9.99)  # with the reward's own ten seconds: 10 ms for one sample
     service.gate.clear()
     score = await client.score(item("g0.0"))
     assert score.error == "reward sums did not answer within 0 s, 3 times on this sample alone"
 
 
-async def test_a_service_that_breaks_once_loses_nothing(client: RewardClient, service: FakeService) -> None:
+async def test_a_service_that_fails_once_loses_no_sample(client: RewardClient, service: FakeService) -> None:
     faults = iter([_hang_up, _break])
     service.fault = lambda items: next(faults, None)
     scores = await asyncio.gather(*(client.score(item(f"g0.{i}")) for i in range(3)))
@@ -227,7 +229,7 @@ async def test_a_service_that_breaks_once_loses_nothing(client: RewardClient, se
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 413, 422])
-async def test_a_service_that_refuses_fails_the_sample_with_what_it_said(
+async def test_the_message_of_a_refused_request_is_the_error_of_its_sample(
     client: RewardClient, service: FakeService, status: int
 ) -> None:
     service.answer = lambda items: web.Response(status=status, text="no,\nthanks")
@@ -239,7 +241,7 @@ async def test_a_sample_that_cannot_be_sent_fails(client: RewardClient) -> None:
     assert score.error.startswith("the sample cannot be sent to reward sums:")
 
 
-async def test_a_service_is_waited_for_at_the_start_and_that_is_said_once(
+async def test_the_start_waits_for_the_service_and_logs_it_once(
     client: RewardClient, service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
     states = iter([503, 502, 404])

@@ -1,4 +1,4 @@
-"""Rows of files as problems: every one of them once a pass, held-out ones never in training, the same everywhere."""
+"""Rows of files as problems: each training row once per pass, no held-out row in training, same in every process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rljob.runner.data.table import TableSource, draw_order
 
 
 def unpacked(packed: Path) -> Path:
-    """Return a copy of a directory in which what is kept as base64 text is as the library wrote it."""
+    """Return a copy of a directory with its base64 files decoded to the files that the library wrote."""
     directory = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, directory)
     shutil.copytree(packed, directory, dirs_exist_ok=True)
@@ -97,7 +97,7 @@ def test_all_orders_of_three_rows_are_about_equally_likely() -> None:
     assert len(orders) == 6 and all(140 < count < 260 for count in orders.values())
 
 
-def test_an_order_mixes_what_lies_together() -> None:
+def test_an_order_separates_neighbouring_rows() -> None:
     key = pass_key(1, "sums", "train", 0)
     order = [shuffled(place, 1000, key) for place in range(1000)]
     assert sum(abs(one - next_) < 10 for one, next_ in itertools.pairwise(order)) < 40
@@ -124,7 +124,7 @@ def test_every_training_row_comes_once_a_pass_and_no_held_out_one_ever(
     in_file_order = [row["question"] for row in rows if row["question"] not in held]
     assert (passes[0] == in_file_order) is not shuffle
     assert (passes[0] == passes[1]) is not shuffle
-    assert questions(source, "heldOut", held_out, held_out) == held, "held-out rows begin anew in the same order"
+    assert questions(source, "heldOut", held_out, held_out) == held, "held-out rows repeat in the same order"
 
 
 def test_equal_prompts_fall_on_one_side(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_equal_prompts_fall_on_one_side(tmp_path: Path) -> None:
     assert len(train) + len(held) == 40 and not train & held
 
 
-def test_another_file_of_held_out_rows_leaves_all_of_the_first_to_training(tmp_path: Path) -> None:
+def test_with_a_file_of_held_out_rows_all_other_rows_are_for_training(tmp_path: Path) -> None:
     held = write_lines(tmp_path / "b", [{"question": "held", "answer": "x"}])
     source = task_of({"jsonl": {"path": str(write_lines(tmp_path / "a", numbers(20))), "heldOutPath": str(held)}})
     assert (source.size("train"), source.size("heldOut")) == (20, 1)
@@ -146,13 +146,11 @@ def test_another_file_of_held_out_rows_leaves_all_of_the_first_to_training(tmp_p
     ]
 
 
-def test_training_rows_that_ask_what_is_held_out_are_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_training_rows_with_a_held_out_prompt_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     one, two = write_lines(tmp_path / "a", numbers(20)), write_lines(tmp_path / "b", numbers(23)[17:])
     task_of({"jsonl": {"path": str(one), "heldOutPath": str(two)}})
     (record,) = caplog.records
-    assert record.message == f"spec.tasks[0].data.jsonl.heldOutPath: 3 rows of {one} ask what is held out too"
+    assert record.message == f"spec.tasks[0].data.jsonl.heldOutPath: 3 rows of {one} have a prompt that is held out too"
 
 
 def test_another_seed_and_another_task_draw_other_orders(tmp_path: Path) -> None:
@@ -212,9 +210,7 @@ def test_a_file_of_many_rows_is_kept_as_eight_bytes_a_row(tmp_path: Path) -> Non
     assert sum(array.itemsize * len(array) for array in kept) == 8 * 2000
 
 
-def test_parquet_rows_are_read_by_row_groups_of_which_the_last_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_read_parquet_row_groups_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"question": str(i), "when": None, "tags": ["a", "b"], "meta": {"n": i}} for i in range(50)]
     table = ParquetRows(write_parquet(tmp_path / "a", rows), "w")
     assert [found.row for found in table.rows()] == rows
@@ -224,7 +220,7 @@ def test_parquet_rows_are_read_by_row_groups_of_which_the_last_are_kept(
     assert table.read(30) == rows[30] and len(table._kept) == 1
 
 
-def test_what_json_lacks_becomes_text(tmp_path: Path) -> None:
+def test_types_that_json_lacks_become_text(tmp_path: Path) -> None:
     import datetime
     import decimal
 
@@ -263,7 +259,7 @@ def test_a_datasets_task_trains_on_one_split_and_holds_out_another() -> None:
     assert (source.size("train"), source.size("heldOut")) == (12, 3)
 
 
-# --- what is wrong --------------------------------------------------------------------------------------------------
+# --- errors -------------------------------------------------------------------------------------------------------
 
 LINES = "spec.tasks[0].data.jsonl.path: "
 
@@ -292,9 +288,7 @@ LINES = "spec.tasks[0].data.jsonl.path: "
         ),
     ],
 )
-def test_what_is_wrong_with_a_line_is_one_sentence_with_file_and_line(
-    tmp_path: Path, text: bytes, sentence: str
-) -> None:
+def test_an_invalid_line_is_reported_with_file_and_line(tmp_path: Path, text: bytes, sentence: str) -> None:
     path = tmp_path / "data.jsonl"
     path.write_bytes(text)
     with pytest.raises(ValueError) as refused:
@@ -303,7 +297,7 @@ def test_what_is_wrong_with_a_line_is_one_sentence_with_file_and_line(
     assert "\n" not in str(refused.value)
 
 
-def test_a_column_that_is_to_be_renamed_must_be_there_though_one_has_the_new_name(tmp_path: Path) -> None:
+def test_a_renamed_column_must_exist_even_if_another_has_the_new_name(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_bytes(b'{"question": "a", "answer": 1}')
     with pytest.raises(ValueError, match="line 1: there is no column 'zzz'; there are question, answer; name one"):
@@ -318,10 +312,10 @@ def test_a_column_that_is_to_be_renamed_must_be_there_though_one_has_the_new_nam
         ({}, "column 'chat' holds a mapping; it must hold a chat"),
         ([{"role": "user"}], "column 'chat', message 1: must be a mapping of role and content, both text"),
         ([{"role": "user", "content": ["a"]}], "column 'chat', message 1: must be a mapping of role and content"),
-        ([{"role": "assistant", "content": "a"}], "column 'chat': the last message is the assistant's; end with what"),
+        ([{"role": "assistant", "content": "a"}], "column 'chat': the last message is the assistant's; end the chat"),
     ],
 )
-def test_what_is_wrong_with_a_chat_is_one_sentence(tmp_path: Path, value: object, sentence: str) -> None:
+def test_an_invalid_chat_is_reported_with_file_and_line(tmp_path: Path, value: object, sentence: str) -> None:
     path = write_lines(tmp_path / "a", [{"chat": value}])
     with pytest.raises(ValueError) as refused:
         task_of({"jsonl": {"path": str(path)}}, reward={"url": "http://a"}, messagesColumn="chat")
@@ -329,14 +323,14 @@ def test_what_is_wrong_with_a_chat_is_one_sentence(tmp_path: Path, value: object
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path, kind: str) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path, kind: str) -> None:
     with pytest.raises(ValueError, match=rf"^spec.tasks\[0\].data.{kind}.path: there is no file /none; correct"):
         task_of({kind: {"path": "/none"}})
     with pytest.raises(ValueError, match=rf"^spec.tasks\[0\].data.{kind}.path: .* is a directory; name a file"):
         task_of({kind: {"path": str(tmp_path)}})
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(
-        ValueError, match=rf"^spec.tasks\[0\].data.{kind}.path: .*/pipe is no file of data; name a file"
+        ValueError, match=rf"^spec.tasks\[0\].data.{kind}.path: .*/pipe is not a regular file; name a file"
     ):
         task_of({kind: {"path": str(tmp_path / "pipe")}})
 
@@ -376,19 +370,19 @@ def test_a_directory_that_holds_no_such_split_is_refused(data: dict, sentence: s
     assert str(refused.value).startswith(f"spec.tasks[0].data.datasets.{sentence}")
 
 
-def test_a_task_of_which_all_rows_are_held_out_is_refused(tmp_path: Path) -> None:
+def test_a_task_with_only_held_out_rows_is_refused(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a", numbers(1) * 3)
     with pytest.raises(ValueError, match=r"all 3 rows of .*/a are held out; lower heldOutFraction"):
         task_of({"jsonl": {"path": str(path), "heldOutFraction": 0.999999}})
 
 
-def test_a_task_without_held_out_rows_says_so_when_it_is_evaluated(tmp_path: Path) -> None:
+def test_evaluating_a_task_without_held_out_rows_is_an_error(tmp_path: Path) -> None:
     source = task_of({"jsonl": {"path": str(write_lines(tmp_path / "a", numbers(3))), "heldOutFraction": 0}})
     with pytest.raises(ValueError, match=r"^spec.*path: no row of .*/a is held out, and the evaluation needs some"):
         source.problem("heldOut", 0)
 
 
-def test_a_file_that_is_written_to_under_a_run_gives_no_more_rows(tmp_path: Path) -> None:
+def test_reading_a_file_that_changed_during_the_run_is_an_error(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a", numbers(3))
     source = task_of({"jsonl": {"path": str(path), "heldOutFraction": 0}})
     with path.open("a") as file:
@@ -400,7 +394,7 @@ def test_a_file_that_is_written_to_under_a_run_gives_no_more_rows(tmp_path: Path
 # --- the same data at every start -----------------------------------------------------------------------------------
 
 
-def test_a_run_is_held_to_the_files_it_began_with(tmp_path: Path) -> None:
+def test_a_changed_data_file_is_reported(tmp_path: Path) -> None:
     one, two = write_lines(tmp_path / "a", numbers(3)), write_lines(tmp_path / "b", numbers(4))
     files = [("spec.a", one), ("spec.b", two)]
     assert digests.changed(tmp_path, files) == []

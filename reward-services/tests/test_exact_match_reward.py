@@ -28,6 +28,6 @@ def test_the_last_answer_is_compared_with_the_column(config, completion, problem
     assert (score, metrics["answered"]) == expected
 
 
-def test_a_row_without_the_column_is_told_with_its_columns():
+def test_the_error_of_a_missing_column_lists_the_columns():
     with pytest.raises(ValueError, match="there is no column 'answer'; there are question"):
         ExactMatchReward(parse({}), [])(completion="", problem={"question": "?"})

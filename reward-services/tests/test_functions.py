@@ -1,4 +1,4 @@
-"""Rewards of a user's own package: the reference in the manifest is all that the service needs."""
+"""Rewards of a user's package: the service needs only the reference in the manifest."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def start(directory: Path, job: RLJob, *arguments: str, **variables: str) -> sub
         ({"function": "own_rewards:PRICED", "config": {"price": 0.25}}, [(0.75, {}), (-0.5, {})]),
     ],
 )
-def test_a_function_of_one_s_own_package_is_served(
+def test_a_function_of_a_user_package_is_served(
     tmp_path: Path, package: None, unused_tcp_port: int, reward: dict, scores: list
 ) -> None:
     service = start(
@@ -139,7 +139,7 @@ def test_a_function_of_one_s_own_package_is_served(
         ({"function": "own_rewards:ELSEWHERE"}, "function: module own_rewards has no attribute none; correct"),
     ],
 )
-def test_what_cannot_be_served_is_one_sentence_of_the_check(package: None, reward: dict, sentence: str) -> None:
+def test_the_check_reports_a_reward_that_cannot_be_served(package: None, reward: dict, sentence: str) -> None:
     right = {"name": "right", "function": "own_rewards:PRICED"}
     (found,) = function_problems(job(right, {"name": "own"} | reward).spec)
     assert found.startswith(f"spec.rewards[1].{sentence}")
@@ -161,13 +161,13 @@ def test_a_factory_that_cannot_be_imported_is_found_by_the_check(package: None, 
         ("own_rewards:NOT_CALLABLE", [], "spec.rewards[0].function: reward own is of type int, which is not callable"),
     ],
 )
-def test_check_and_start_end_with_exit_code_2_and_the_sentence(
+def test_check_and_start_exit_with_code_2_and_the_problem(
     tmp_path: Path, package: None, function: str, arguments: list[str], sentence: str
 ) -> None:
     service = start(tmp_path, job({"name": "own", "function": function}), *arguments, RLJOB_NAME="own")
-    _, said = service.communicate(timeout=100)
+    _, errors = service.communicate(timeout=100)
     assert service.returncode == 2
-    assert sentence in said
+    assert sentence in errors
 
 
 @pytest.mark.parametrize("name", REWARDS)

@@ -1,4 +1,4 @@
-"""The service as a process: the one test here that waits for reasoning-gym's import."""
+"""The service as a process. Only these tests wait for the import of reasoning-gym."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ def start(
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
 
-def wait_until(service: subprocess.Popen[str], words: str) -> None:
-    """Return when the service has logged ``words``."""
+def wait_until(service: subprocess.Popen[str], text: str) -> None:
+    """Return when the service has logged ``text``."""
     assert service.stderr is not None
     for line in service.stderr:
-        if words in line:
+        if text in line:
             return
     pytest.fail(f"the service ended with exit code {service.wait()}")
 
 
-def test_the_service_scores_and_leaves_nothing_behind(tmp_path, unused_tcp_port):
+def test_the_service_scores_and_ends_its_workers(tmp_path, unused_tcp_port):
     service = start(tmp_path, "right", unused_tcp_port)
     try:
         wait_until(service, "Uvicorn running")
@@ -82,15 +82,15 @@ def test_the_service_scores_and_leaves_nothing_behind(tmp_path, unused_tcp_port)
         service.communicate()
 
 
-def test_a_name_that_is_no_reward_of_the_job_ends_the_service_with_a_sentence(tmp_path):
+def test_a_name_that_is_not_a_reward_of_the_job_is_an_error(tmp_path):
     service = start(tmp_path, "wrong")
-    _, told = service.communicate(timeout=100)
+    _, errors = service.communicate(timeout=100)
     assert service.returncode == 2
-    assert "RLJOB_NAME is 'wrong', which is no reward of the job; name one of them" in told
+    assert "RLJOB_NAME is 'wrong', which is not a reward of the job; name one of them" in errors
 
 
-def test_a_function_of_one_s_own_is_a_service_in_ten_lines(tmp_path, unused_tcp_port):
-    listen = f":{unused_tcp_port}"  # as in a pod, which may have an address of one family alone
+def test_the_example_program_serves_its_function(tmp_path, unused_tcp_port):
+    listen = f":{unused_tcp_port}"  # as in a pod, which may have only an IPv4 or only an IPv6 address
     service = start(tmp_path, "own", program=[str(EXAMPLE)], RLJOB_LISTEN=listen)
     try:
         wait_until(service, "Uvicorn running")
@@ -123,8 +123,8 @@ serve(reward)
 
 
 @pytest.mark.parametrize("pod", ["", "sums-reward-own-x"])
-def test_a_service_in_a_pod_that_is_to_end_finishes_what_it_was_asked(tmp_path, unused_tcp_port, pod):
-    """On one machine nobody waits for it: the next start is asked again."""
+def test_after_sigterm_a_service_in_a_pod_finishes_received_samples(tmp_path, unused_tcp_port, pod):
+    """On one machine the service ends at once; the runner repeats the request after the next start."""
     (tmp_path / "slow.py").write_text(SLOW)
     service = start(tmp_path, "own", unused_tcp_port, [str(tmp_path / "slow.py")], RLJOB_INSTANCE=pod)
     try:

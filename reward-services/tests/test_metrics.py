@@ -1,4 +1,4 @@
-"""docs/monitoring.md lists the metrics that the service has."""
+"""docs/monitoring.md lists all metrics of the service."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rljob.rewards.metrics import REGISTRY
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "monitoring.md"
 
 
-def test_the_page_on_monitoring_has_every_metric_with_its_type() -> None:
+def test_docs_list_every_metric_with_its_type() -> None:
     table = PAGE.read_text().partition("| metric of a reward service |")[2].partition("\n\n")[0]
     rows = [[cell.strip(" `") for cell in line.split("|")[1:4]] for line in table.splitlines()[2:]]
     served = {

@@ -25,7 +25,7 @@ def item(sample: str, completion: str = "") -> ScoreItem:
 
 
 def score(item: ScoreItem) -> Score:
-    """The reward is the worker's process id; some answers are harmful."""
+    """Return the worker's process id as the reward; some completions hang, sleep or crash."""
     if item.completion == HANG:
         while True:
             pass
@@ -44,38 +44,38 @@ def gone(pid: int) -> bool:
     return False
 
 
-async def test_verdicts_come_in_the_order_asked_for():
+async def test_scores_have_the_order_of_the_items():
     async with Pool(score, "r", processes=2, timeout_seconds=10) as pool:
         names = [f"g{i}.0" for i in range(200)]
-        assert [verdict.sample for verdict in await pool.score([item(name) for name in names])] == names
+        assert [result.sample for result in await pool.score([item(name) for name in names])] == names
 
 
-async def test_requests_at_once_share_all_workers():
+async def test_concurrent_requests_share_all_workers():
     async with Pool(score, "r", processes=2, timeout_seconds=10) as pool:
-        verdicts = await asyncio.gather(*(pool.score([item(f"g{r}.{i}") for i in range(50)]) for r in range(4)))
-    assert [[v.sample for v in some] for some in verdicts] == [[f"g{r}.{i}" for i in range(50)] for r in range(4)]
-    assert len({v.reward for some in verdicts for v in some}) == 2
+        results = await asyncio.gather(*(pool.score([item(f"g{r}.{i}") for i in range(50)]) for r in range(4)))
+    assert [[v.sample for v in some] for some in results] == [[f"g{r}.{i}" for i in range(50)] for r in range(4)]
+    assert len({v.reward for some in results for v in some}) == 2
 
 
-async def test_a_sample_that_overruns_costs_itself_alone():
+async def test_a_sample_that_times_out_affects_no_other():
     before = metrics.TIMEOUTS._value.get()
     async with Pool(score, "slow", processes=1, timeout_seconds=2) as pool:
         first, bad, *rest = await pool.score([item("a"), item("b", HANG), item("c"), item("d")])
     assert bad == Score("b", 0.0, {}, "reward slow took longer than 2 s")
     assert [(v.sample, v.error) for v in (first, *rest)] == [("a", ""), ("c", ""), ("d", "")]
-    assert first.reward != rest[0].reward == rest[1].reward, "the worker was to be replaced, once"
+    assert first.reward != rest[0].reward == rest[1].reward, "the worker is replaced once"
     assert gone(int(first.reward))
     assert metrics.TIMEOUTS._value.get() == before + 1
 
 
 async def test_the_limit_is_for_each_sample_not_for_a_chunk():
     async with Pool(score, "r", processes=1, timeout_seconds=2) as pool:
-        verdicts = await pool.score([item(f"g{i}.0", NAP) for i in range(22)])
-    assert [v.error for v in verdicts] == [""] * 22
-    assert len({v.reward for v in verdicts}) == 1, "together they took longer than the limit, each did not"
+        results = await pool.score([item(f"g{i}.0", NAP) for i in range(22)])
+    assert [v.error for v in results] == [""] * 22
+    assert len({v.reward for v in results}) == 1, "all together exceed the limit, none does alone"
 
 
-async def test_a_sample_that_kills_its_worker_is_tried_twice_and_is_an_error_then():
+async def test_a_sample_that_kills_its_worker_twice_is_an_error():
     before = metrics.CRASHES._value.get()
     async with Pool(score, "crash", processes=1, timeout_seconds=10) as pool:
         bad, good = await pool.score([item("a", DIE), item("b")])
@@ -84,7 +84,7 @@ async def test_a_sample_that_kills_its_worker_is_tried_twice_and_is_an_error_the
     assert metrics.CRASHES._value.get() == before + 2
 
 
-async def test_a_worker_that_is_killed_while_idle_costs_nothing():
+async def test_an_idle_worker_that_is_killed_is_replaced():
     async with Pool(score, "r", processes=1, timeout_seconds=10) as pool:
         (first,) = await pool.score([item("a")])
         os.kill(int(first.reward), signal.SIGKILL)
@@ -92,37 +92,37 @@ async def test_a_worker_that_is_killed_while_idle_costs_nothing():
     assert second.error == "" and second.reward != first.reward
 
 
-async def test_a_request_that_is_given_up_is_not_scored():
+async def test_a_cancelled_request_is_not_scored():
     async with Pool(score, "r", processes=1, timeout_seconds=2) as pool:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
                 await pool.score([item("a", HANG), *(item(f"b{i}", HANG) for i in range(1000))])
-        (verdict,) = await pool.score([item("c")])
-    assert verdict.error == ""
+        (result,) = await pool.score([item("c")])
+    assert result.error == ""
 
 
-async def test_closing_the_pool_ends_workers_that_are_stuck():
+async def test_closing_the_pool_kills_hanging_workers():
     before = psutil.Process().children()
     async with Pool(score, "r", processes=2, timeout_seconds=60) as pool:
-        (verdict,) = await pool.score([item("a")])
+        (result,) = await pool.score([item("a")])
         stuck = asyncio.create_task(pool.score([item("b", HANG), item("c", HANG)]))
         await asyncio.sleep(0)
         assert len(psutil.Process().children()) == len(before) + 2
     stuck.cancel()
-    assert gone(int(verdict.reward))
-    assert psutil.Process().children() == before, "one is left, if only to be reaped"
+    assert gone(int(result.reward))
+    assert psutil.Process().children() == before, "all workers have ended and are reaped"
 
 
 def test_workers_die_with_a_service_that_is_killed():
-    told, tell = os.pipe()
+    reading, writing = os.pipe()
     service = os.fork()
     if service == 0:
         pid, connection = fork_worker(score)
         connection.sendall(b'[{"sample":"a","task":"","prompt":"","completion":"hang","finish":"","problem":{}}]\n')
-        os.write(tell, str(pid).encode())
+        os.write(writing, str(pid).encode())
         signal.pause()
-    worker = os.pidfd_open(int(os.read(told, 20)))
-    assert select.select([worker], [], [], 0)[0] == [], "the worker was to be alive"
+    worker = os.pidfd_open(int(os.read(reading, 20)))
+    assert select.select([worker], [], [], 0)[0] == [], "the worker is alive"
     os.kill(service, signal.SIGKILL)
     os.waitpid(service, 0)
     try:

@@ -34,7 +34,7 @@ def test_only_full_marks_are_rewarded(reward, completion, expected):
     assert (score, metrics["partial"]) == (expected[0], pytest.approx(expected[1], abs=0.05))
 
 
-def test_the_dataset_judges_by_the_task_s_own_config():
+def test_the_dataset_scores_with_the_config_of_the_task():
     rows = create_dataset("puzzle24", seed=1, size=1, min_value=1, max_value=4)
     narrow, wide = (
         ReasoningGymReward(NoOptions(), [task("puzzle24", min_value=1, max_value=high)]) for high in (4, 10)

@@ -22,7 +22,7 @@ def test_a_reward_gets_the_fields_it_names():
     assert evaluate(reward, "right", ITEM) == Score("g0.0", 1.0, {}, "")
 
 
-def test_a_reward_that_takes_anything_gets_everything():
+def test_a_reward_with_variable_keywords_gets_all_fields():
     def reward(*, completion, **rest):
         return float(sorted(rest) == ["finish", "problem", "prompt", "task"])
 
@@ -34,17 +34,17 @@ async def _later(completion):
 
 
 @pytest.mark.parametrize(
-    "reward, told",
+    "reward, error",
     [
         (lambda text: 1.0, "reward mine asks for 'text'; there are prompt, completion, finish, problem, task, by name"),
         (lambda completion, /: 1.0, "reward mine asks for 'completion'; there are prompt"),
         (_later, "reward mine is async; write a plain function"),
     ],
 )
-def test_a_function_that_cannot_be_a_reward_is_refused_before_it_is_called(reward, told):
+def test_a_function_that_cannot_be_a_reward_is_refused_before_it_is_called(reward, error):
     with pytest.raises(ValueError) as refused:
         RewardEvaluator(reward, "mine")
-    assert str(refused.value).startswith(told)
+    assert str(refused.value).startswith(error)
 
 
 def test_numbers_beside_the_reward_become_metrics():
@@ -52,28 +52,28 @@ def test_numbers_beside_the_reward_become_metrics():
 
 
 @pytest.mark.parametrize("answer", [0.25, numpy.float32(0.25), (numpy.float64(0.25), {"more": numpy.int64(1)})])
-def test_numbers_of_any_library_are_taken(answer):
+def test_numbers_of_any_library_are_accepted(answer):
     assert evaluate(lambda **_: answer, "r", ITEM).reward == 0.25
 
 
 @pytest.mark.parametrize(
-    "answer, told",
+    "answer, error",
     [
-        (float("nan"), "answered nan as reward"),
-        (float("inf"), "answered inf as reward"),
+        (float("nan"), "returned nan as reward"),
+        (float("inf"), "returned inf as reward"),
         (10**400, "as reward"),
-        ("1.0", "answered '1.0' as reward"),
-        (None, "answered None as reward"),
-        ([1.0], "answered [1.0] as reward"),
-        ({"reward": 1.0}, "answered {'reward': 1.0} as reward"),
-        ((1.0, 2.0), "answered (1.0, 2.0) as reward"),
-        ((float("nan"), {}), "answered nan as reward"),
-        ((1.0, {"partial": float("nan")}), "answered nan as partial"),
+        ("1.0", "returned '1.0' as reward"),
+        (None, "returned None as reward"),
+        ([1.0], "returned [1.0] as reward"),
+        ({"reward": 1.0}, "returned {'reward': 1.0} as reward"),
+        ((1.0, 2.0), "returned (1.0, 2.0) as reward"),
+        ((float("nan"), {}), "returned nan as reward"),
+        ((1.0, {"partial": float("nan")}), "returned nan as partial"),
     ],
 )
-def test_what_is_no_finite_number_is_an_error_of_the_sample(answer, told):
+def test_a_result_that_is_not_finite_is_an_error_of_the_sample(answer, error):
     score = evaluate(lambda **_: answer, "mine", ITEM)
-    assert score.error.startswith("reward mine answered") and told in score.error
+    assert score.error.startswith("reward mine returned") and error in score.error
     assert score.reward == 0.0 and score.metrics == {}
 
 

@@ -34,7 +34,7 @@ async def test_a_request_without_items_is_answered(client):
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"items":[{"sample":1}]}', b'{"items":[{}]}', b"\xff"])
-async def test_a_malformed_body_is_refused_in_one_sentence(client, body):
+async def test_a_malformed_body_is_rejected_with_the_reason(client, body):
     answer = await client.post("/v1/score", content=body)
     assert answer.status_code == 422
     assert answer.text.startswith("the body is not a ScoreRequest: ") and answer.text.count("\n") == 1

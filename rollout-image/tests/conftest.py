@@ -1,4 +1,4 @@
-"""A coordinator that only listens and says what a test tells it to."""
+"""A fake coordinator that records messages and sends those of the test."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from rljob.protocol.messages import Completions, EngineHeartbeat, FromAgent, enc
 
 
 class FakeCoordinator:
-    """Serves /v1/connect/agent. ``received`` holds everything but heartbeats, completions one by one."""
+    """Serves /v1/connect/agent. ``received`` holds all messages except heartbeats."""
 
     def __init__(self):
         self.received = []
@@ -39,12 +39,12 @@ class FakeCoordinator:
         for socket in list(self._sockets):
             await socket.close()
 
-    async def say(self, *messages):
+    async def send(self, *messages):
         for socket in self._sockets:
             await socket.send_bytes(encode_frame(list(messages)))
 
     async def until(self, matches: Callable, seconds=60.0):
-        """Return the first received message that matches; it is taken out of ``received``."""
+        """Remove the first matching message from ``received`` and return it, waiting for it if needed."""
         async with asyncio.timeout(seconds):
             while True:
                 for message in self.received:
@@ -98,7 +98,7 @@ async def coordinator():
 
 @pytest.fixture(scope="session")
 def manifest():
-    """Return a resolved manifest whose policy is at PATH, as the JSON a request_id reads."""
+    """Return a function that makes the JSON of a manifest whose policy is at ``model_path``."""
 
     def build(model_path, **rollout):
         return json.dumps(

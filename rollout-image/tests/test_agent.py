@@ -1,4 +1,4 @@
-"""The agent between a coordinator and an engine, neither of them real."""
+"""The agent with a fake coordinator and a fake engine."""
 
 import asyncio
 
@@ -28,26 +28,26 @@ from rljob.rollout.supervisor import EngineStartError
 
 
 class FakeEngine:
-    """Server process and client in one. Requests wait until ``finish`` is called."""
+    """Server process and client in one. Requests wait until ``finish`` is set."""
 
-    def __init__(self, starts=True, hopeless=False):
+    def __init__(self, starts=True, permanent=False):
         self.client = self
-        self.starts, self.hopeless, self.alive = starts, hopeless, True
+        self.starts, self.permanent, self.alive = starts, permanent, True
         self.fail = set()
         self.calls = []
         self.prompts = []
         self.ended = asyncio.get_running_loop().create_future()
-        self.go_on = asyncio.Event()
+        self.finish = asyncio.Event()
 
     async def wait_healthy(self):
         if not self.starts:
-            raise EngineStartError("it cannot start: no such model", "last words", self.hopeless)
+            raise EngineStartError("it cannot start: no such model", "last lines", self.permanent)
 
     async def wait_ended(self):
         return await asyncio.shield(self.ended)
 
     def last_lines(self):
-        return "last words"
+        return "last lines"
 
     def explain(self, end):
         return f"{end}: for a reason"
@@ -61,7 +61,7 @@ class FakeEngine:
 
     def die(self):
         self.alive = False
-        self.go_on.set()
+        self.finish.set()
         if not self.ended.done():
             self.ended.set_result("the engine server was killed by SIGKILL")
 
@@ -73,14 +73,14 @@ class FakeEngine:
 
     async def generate(self, request, token_ids, sampling):
         self.prompts.append(token_ids)
-        await self.go_on.wait()
+        await self.finish.wait()
         if not self.alive:
             raise EngineGoneError("gone")
         return GenerationOutput(b"\1\0\0\0", b"\0\0\0\0", [], "length")
 
     async def abort(self, requests):
         self.calls.append("abort")
-        self.go_on.set()
+        self.finish.set()
 
     async def join(self, update, seconds):
         self._step("join")
@@ -125,15 +125,15 @@ class World:
     async def registered(self):
         return await self.coordinator.next(RegisterEngine, seconds=60)
 
-    async def say(self, *messages):
-        await self.coordinator.say(*messages)
+    async def send(self, *messages):
+        await self.coordinator.send(*messages)
 
     async def update(self, version=0, instance="", number=1):
         probe = Probe([], [])
-        order = PrepareWeights(
+        message = PrepareWeights(
             number, 0, version, f"g{number}", "127.0.0.1", 1, 2, "gloo", 1, [], probe, "keep", 5.0, instance
         )
-        await self.say(order)
+        await self.send(message)
 
     async def in_service(self):
         registration = await self.registered()
@@ -141,8 +141,8 @@ class World:
         await self.coordinator.next(WeightAck, seconds=60)
         return registration
 
-    async def said(self):
-        """Return once the agent has taken in all that was said: it answers an order that fails at once."""
+    async def wait_handled(self):
+        """Return when the agent has handled all messages sent so far: it answers an update that fails at once."""
         self.engine.fail.add("join")
         await self.update(number=99)
         await self.coordinator.until(lambda m: isinstance(m, WeightFailed) and m.update == 99, 60)
@@ -154,7 +154,7 @@ class World:
                 await asyncio.sleep(0)
 
 
-def ask(name):
+def request(name):
     return Generate(RequestId(name, 0, 0), name.encode(), SamplingParams(1.0, 5, [], 1))
 
 
@@ -172,45 +172,45 @@ async def world(coordinator, quick):
     await asyncio.wait([world.running])
 
 
-async def test_a_new_engine_registers_without_weights_and_runs_nothing_before_it_has_some(world):
+async def test_a_new_engine_registers_without_weights_and_runs_no_request_before_it_has_weights(world):
     registration = await world.registered()
     assert (registration.pool, registration.max_concurrency, registration.running) == ("main", 2, [])
     assert (registration.lineage, registration.version, registration.digest) == (-1, -1, "")
-    await world.say(ask("a"))
-    await world.said()
+    await world.send(request("a"))
+    await world.wait_handled()
     assert world.engine.prompts == []
     await world.update(version=3)
     ack = await world.coordinator.next(WeightAck, 5)
     assert (ack.version, ack.digest, ack.probe_error) == (3, "d1", -1)
-    await world.say(ask("b"))
+    await world.send(request("b"))
     await world.prompts(1)
     assert world.engine.prompts == [b"b"]
 
 
-async def test_after_a_reconnect_it_says_what_it_serves_has_in_hand_and_has_finished(world):
+async def test_after_a_reconnect_it_reports_its_weights_running_and_finished_requests(world):
     first = await world.in_service()
-    await world.say(ask("a"))
+    await world.send(request("a"))
     await world.prompts(1)
-    world.engine.go_on.set()
+    world.engine.finish.set()
     done = await world.coordinator.completion(RequestId("a", 0, 0))
-    world.engine.go_on.clear()
-    await world.say(ask("b"))
+    world.engine.finish.clear()
+    await world.send(request("b"))
     await world.prompts(2)
     await world.coordinator.disconnect()
     again = await world.registered()
     assert (again.instance, again.version, again.digest) == (first.instance, 0, "d1")
     assert again.running == [RequestId("b", 0, 0)]
     assert (await world.coordinator.next(Completions, 5)).items == [done]
-    await world.say(AckCompletions([done.request_id]))
-    await world.said()
+    await world.send(AckCompletions([done.request_id]))
+    await world.wait_handled()
     await world.coordinator.disconnect()
     await world.registered()
     assert not [m for m in world.coordinator.received if isinstance(m, Completions)]
 
 
-async def test_a_dead_server_is_replaced_under_a_new_instance_with_nothing_in_hand(world):
+async def test_a_dead_server_is_replaced_by_a_new_instance_without_requests(world):
     first = await world.in_service()
-    await world.say(ask("a"))
+    await world.send(request("a"))
     await world.prompts(1)
     world.engine.die()
     second = await world.registered()
@@ -221,25 +221,25 @@ async def test_a_dead_server_is_replaced_under_a_new_instance_with_nothing_in_ha
     assert "starting" in [beat.state for beat in world.coordinator.heartbeats]
     await world.update()
     await world.coordinator.next(WeightAck, 5)
-    await world.say(ask("a"))
+    await world.send(request("a"))
     await world.prompts(1)
 
 
-async def test_an_update_meant_for_the_server_before_is_ignored(world):
+async def test_an_update_for_the_previous_server_is_ignored(world):
     await world.registered()
     await world.update(instance="main-gone")
-    await world.said()
+    await world.wait_handled()
     assert world.engine.calls.count("receive") == 0
 
 
-async def test_mixed_weights_are_never_claimed_nor_used(world):
+async def test_mixed_weights_are_neither_reported_nor_used(world):
     registration = await world.in_service()
     world.engine.fail = {"receive"}
     await world.update(version=1, number=2)
     failed = await world.coordinator.next(WeightFailed, 5)
     assert (failed.update, failed.reason) == (2, "receive failed")
     assert world.engine.calls.count("resume") == 1  # that of the first update
-    await world.say(ask("a"))
+    await world.send(request("a"))
     await world.coordinator.disconnect()
     again = await world.registered()
     assert (again.instance, again.version, again.digest) == (registration.instance, -1, "")
@@ -247,7 +247,7 @@ async def test_mixed_weights_are_never_claimed_nor_used(world):
     world.engine.fail = set()
     await world.update(version=1, number=3)
     await world.coordinator.next(WeightAck, 5)
-    await world.say(ask("b"))
+    await world.send(request("b"))
     await world.prompts(1)
 
 
@@ -261,29 +261,29 @@ async def test_a_failed_update_of_a_dead_engine_replaces_it(world):
 
 async def test_the_coordinator_can_have_the_engine_replaced(world):
     first = await world.in_service()
-    await world.say(RestartEngine("three updates failed"))
+    await world.send(RestartEngine("three updates failed"))
     assert (await world.registered()).instance != first.instance
     assert not world.engines[0].alive
 
 
-async def deaths(coordinator, count):
+async def crashes(coordinator, count):
     return [await coordinator.next(EngineCrashed, 5) for _ in range(count)]
 
 
-async def test_an_engine_that_cannot_start_ends_the_agent_and_the_coordinator_knows_why(quick, coordinator):
+async def test_an_engine_that_cannot_start_ends_the_agent_and_the_reason_is_sent(quick, coordinator):
     world = World(coordinator, starts=False)
     with pytest.raises(ExceptionGroup) as failure:
         await world.running
     assert failure.group_contains(EngineStartError, match="no such model")
     assert len(world.engines) == agent_module.FAILED_STARTS
-    (last,) = await deaths(world.coordinator, 1)
-    assert (last.pool, last.reason, last.last_lines) == ("main", "it cannot start: no such model", "last words")
+    (last,) = await crashes(world.coordinator, 1)
+    assert (last.pool, last.reason, last.last_lines) == ("main", "it cannot start: no such model", "last lines")
     assert last.starting
     assert not [m for m in world.coordinator.received if isinstance(m, RegisterEngine)]
 
 
 async def test_an_engine_that_refuses_its_settings_is_not_started_again(quick, coordinator):
-    world = World(coordinator, starts=False, hopeless=True)
+    world = World(coordinator, starts=False, permanent=True)
     with pytest.raises(ExceptionGroup) as failure:
         await world.running
     assert failure.group_contains(EngineStartError, match="no such model")
@@ -296,56 +296,56 @@ async def test_an_engine_that_always_dies_before_it_serves_ends_the_agent(world)
         world.engine.die()
     with pytest.raises(ExceptionGroup) as failure:
         await world.running
-    assert failure.group_contains(EngineStartError, match="SIGKILL .it had not served anything")
-    assert [(died.restarts, died.starting) for died in await deaths(world.coordinator, 3)] == [
+    assert failure.group_contains(EngineStartError, match="SIGKILL .it had not received weights yet")
+    assert [(died.restarts, died.starting) for died in await crashes(world.coordinator, 3)] == [
         (1, True),
         (2, True),
         (3, True),
     ]
 
 
-async def test_a_death_in_service_is_told_with_its_cause_also_after_a_reconnect(world, monkeypatch):
+async def test_a_crash_is_reported_with_its_cause_also_after_a_reconnect(world, monkeypatch):
     await world.in_service()
     monkeypatch.setattr(world.agent, "_start_engine", asyncio.Event().wait)
-    await world.say(ask("a"))
+    await world.send(request("a"))
     await world.prompts(1)
     world.engine.alive = False
-    world.engine.go_on.set()  # the request fails: the engine inside the server is dead
-    (died,) = await deaths(world.coordinator, 1)
+    world.engine.finish.set()  # the request fails: the engine inside the server is dead
+    (died,) = await crashes(world.coordinator, 1)
     assert died.reason == "the engine inside the server is dead: for a reason" and not died.starting
     await world.coordinator.disconnect()
-    assert await deaths(world.coordinator, 1) == [died]
+    assert await crashes(world.coordinator, 1) == [died]
     assert not [m for m in world.coordinator.received if isinstance(m, RegisterEngine)]
 
 
 async def test_abort_reaches_the_engine(world):
     await world.in_service()
-    await world.say(ask("a"))
+    await world.send(request("a"))
     await world.prompts(1)
-    await world.say(Abort([RequestId("a", 0, 0)], discard=False))
+    await world.send(Abort([RequestId("a", 0, 0)], discard=False))
     await world.coordinator.completion(RequestId("a", 0, 0))
     assert world.engine.calls.count("abort") == 1
 
 
-async def test_an_agent_that_is_told_to_end_hands_back_what_it_has_and_takes_nothing_more(world):
+async def test_a_leaving_agent_hands_back_its_requests_and_accepts_no_more(world):
     await world.in_service()
-    await world.say(ask("a"), ask("b"), ask("c"))  # the last one waits, as two fit
+    await world.send(request("a"), request("b"), request("c"))  # two run, the last one waits
     await world.prompts(2)
     leaving = asyncio.create_task(world.agent.leave())
     for sample in "abc":
         await world.coordinator.completion(RequestId(sample, 0, 0))
     assert world.coordinator.heartbeats[-1].state == "leaving"
-    await world.say(ask("d"))
+    await world.send(request("d"))
     assert not leaving.done()
-    await world.say(AckCompletions([RequestId(sample, 0, 0) for sample in "abc"]))
+    await world.send(AckCompletions([RequestId(sample, 0, 0) for sample in "abc"]))
     await asyncio.wait_for(leaving, 60)
     assert len(world.engine.prompts) == 2
 
 
-async def test_an_agent_that_has_nobody_to_hand_back_to_leaves_at_once(world, monkeypatch):
+async def test_an_agent_without_a_connection_leaves_at_once(world, monkeypatch):
     monkeypatch.setattr(agent_module, "LEAVING_SECONDS", 1000.0)
     await world.in_service()
-    await world.say(ask("a"))
+    await world.send(request("a"))
     await world.prompts(1)
     await world.coordinator.stop()
     while world.agent._link.connected:
@@ -353,7 +353,7 @@ async def test_an_agent_that_has_nobody_to_hand_back_to_leaves_at_once(world, mo
     await asyncio.wait_for(world.agent.leave(), 60)
 
 
-async def test_an_engine_says_which_pod_it_is_in(coordinator):
+async def test_the_registration_names_the_pod(coordinator):
     agent = Agent(Rollout(name="main"), None, coordinator.url, "t", "sums-rollout-main-x")
     agent._state = "ready"
     (registration, _) = agent._register()
@@ -362,12 +362,12 @@ async def test_an_engine_says_which_pod_it_is_in(coordinator):
 
 @pytest.fixture
 def ready(tmp_path, monkeypatch):
-    """File that is there while the pod of the agent is ready."""
+    """File that exists while the agent's pod is ready."""
     monkeypatch.setenv(READY, str(tmp_path / "ready"))
     return tmp_path / "ready"
 
 
-async def test_a_pod_is_ready_while_its_engine_is_well_whether_or_not_it_has_weights(ready, world):
+async def test_a_pod_is_ready_while_its_engine_is_healthy_with_or_without_weights(ready, world):
     await world.registered()
     assert ready.exists()
     await world.update()
@@ -376,13 +376,13 @@ async def test_a_pod_is_ready_while_its_engine_is_well_whether_or_not_it_has_wei
     world.engine.die()
     while ready.exists():
         await asyncio.sleep(0)
-    while not ready.exists():  # the next one
+    while not ready.exists():  # until the next server is healthy
         await asyncio.sleep(0.01)
 
 
-async def test_an_agent_that_leaves_says_first_that_it_serves_no_more(ready, world):
+async def test_a_leaving_agent_becomes_unready_first(ready, world):
     await world.in_service()
-    await world.say(ask("a"))
+    await world.send(request("a"))
     await world.prompts(1)
     leaving = asyncio.create_task(world.agent.leave())
     await asyncio.sleep(0)

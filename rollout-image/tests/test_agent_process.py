@@ -1,4 +1,4 @@
-"""How an agent's process ends."""
+"""Exit codes and messages of an agent's process."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,9 +17,9 @@ ENDS = [
 ]
 
 
-@pytest.mark.parametrize(("error", "code", "words"), ENDS)
-def test_an_agent_that_gives_up_says_why_and_ends_with_the_code_that_says_whether_a_restart_helps(
-    error, code, words, monkeypatch, caplog
+@pytest.mark.parametrize(("error", "code", "reason"), ENDS)
+def test_a_failed_agent_logs_the_reason_and_its_exit_code_tells_whether_a_restart_helps(
+    error, code, reason, monkeypatch, caplog
 ):
     async def run():
         raise ExceptionGroup("of the agent's tasks", [error])
@@ -31,4 +31,4 @@ def test_an_agent_that_gives_up_says_why_and_ends_with_the_code_that_says_whethe
     with pytest.raises(SystemExit) as end:
         entry.main()
     assert end.value.code == code
-    assert words in caplog.text
+    assert reason in caplog.text

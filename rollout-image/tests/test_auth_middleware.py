@@ -1,4 +1,4 @@
-"""Every route of a server needs its key."""
+"""All routes of a server require its key."""
 
 import pytest
 
@@ -19,7 +19,7 @@ async def ask(headers, kind="http"):
     return bool(served), sent
 
 
-async def test_the_right_key_is_let_through():
+async def test_a_request_with_the_key_is_served():
     assert await ask([(b"host", b"x"), (b"authorization", b"Bearer right")]) == (True, [])
 
 
@@ -30,7 +30,7 @@ async def test_anything_else_is_401(headers):
     assert sent[0]["status"] == 401
 
 
-async def test_websockets_need_it_too_and_the_servers_own_events_do_not():
+async def test_websockets_need_the_key_and_lifespan_events_do_not():
     served, sent = await ask([], kind="websocket")
     assert (served, sent[0]["type"]) == (False, "websocket.close")
     assert (await ask([], kind="lifespan"))[0]

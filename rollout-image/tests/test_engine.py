@@ -75,14 +75,14 @@ class Trainer:
         self.updates = 0
 
     def change(self):
-        """Make the next version."""
+        """Change the weights to the next version."""
         self.version += 1
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.02)
 
     def logprobs(self, tokens):
-        """Log-probability of each token but the first."""
+        """Return the log-probability of each token but the first."""
         with torch.no_grad():
             logits = self.model(torch.tensor([tokens])).logits[0, :-1]
         chosen = torch.tensor(tokens[1:]).unsqueeze(-1)
@@ -132,7 +132,7 @@ class Run:
         return await self.carry_out(self.trainer.prepare(self.engine, **how))
 
     async def carry_out(self, message):
-        await self.coordinator.say(message)
+        await self.coordinator.send(message)
         sent = await asyncio.to_thread(self.trainer.sender.send, self.engine, self.trainer.tensors())
         ack = await self.coordinator.next(WeightAck)
         assert (ack.update, ack.version) == (message.update, message.version)
@@ -200,7 +200,7 @@ async def test_logprobs_equal_the_trainers_and_tokens_are_of_one_version(run):
     prompts = [[3, 1, 4, 1, 5], [9, 2, 6], list(range(100, 140))]
     for temperature in (1.0, 0.5):
         messages = [run.request(prompt, 30, temperature) for prompt in prompts]
-        await run.coordinator.say(*messages)
+        await run.coordinator.send(*messages)
         for prompt, message in zip(prompts, messages, strict=True):
             done = await run.coordinator.completion(message.request_id)
             assert done.finish == "length"
@@ -213,7 +213,7 @@ async def test_logprobs_equal_the_trainers_and_tokens_are_of_one_version(run):
 async def test_more_prompt_tokens_than_a_step_takes_are_served(run):
     """On CPU a seeded request whose prompt is cut into chunks would kill the engine."""
     messages = [run.request([i, *range(300)], 5) for i in range(32)]
-    await run.coordinator.say(*messages)
+    await run.coordinator.send(*messages)
     for message in messages:
         assert (await run.coordinator.completion(message.request_id)).finish == "length"
 
@@ -221,32 +221,32 @@ async def test_more_prompt_tokens_than_a_step_takes_are_served(run):
 async def test_the_same_seed_gives_the_same_tokens(run):
     first, second = run.request([1, 2, 3], 20), run.request([1, 2, 3], 20)
     second.sampling.seed = first.sampling.seed
-    await run.coordinator.say(first, second)
+    await run.coordinator.send(first, second)
     a, b = await run.coordinator.completion(first.request_id), await run.coordinator.completion(second.request_id)
     assert a.token_ids == b.token_ids
 
 
 async def test_a_stop_token_ends_and_belongs_to_the_answer(run):
     message = run.request([1, 2, 3], 200, stop=range(160, 320))
-    await run.coordinator.say(message)
+    await run.coordinator.send(message)
     done = await run.coordinator.completion(message.request_id)
     tokens = ints(done.token_ids)
     assert done.finish == "stop"
     assert tokens[-1] >= 160 and all(token < 160 for token in tokens[:-1])
 
 
-async def test_a_prompt_that_is_too_long_fails_for_good(run):
+async def test_a_prompt_that_is_too_long_fails_permanently(run):
     message = run.request(list(range(1, 300)) * 4, 10)
-    await run.coordinator.say(message)
+    await run.coordinator.send(message)
     failed = await run.coordinator.next(GenerationFailed)
     assert (failed.request_id, failed.permanent) == (message.request_id, True)
 
 
-async def test_abort_gives_back_what_was_generated(run):
+async def test_abort_returns_the_generated_tokens(run):
     message = run.request([1, 2, 3], 1000)
-    await run.coordinator.say(message)
-    await asyncio.sleep(0.3)  # let it write some tokens: nothing tells when it does
-    await run.coordinator.say(Abort([message.request_id], discard=False))
+    await run.coordinator.send(message)
+    await asyncio.sleep(0.3)  # time to generate some tokens; no event reports them
+    await run.coordinator.send(Abort([message.request_id], discard=False))
     done = await run.coordinator.completion(message.request_id, seconds=60)
     assert done.finish == "abort"
     assert 0 < len(ints(done.token_ids)) < 1000
@@ -262,8 +262,8 @@ async def test_weights_change_while_requests_are_in_flight(run, in_flight):
     run.trainer.change()
     update = run.trainer.prepare(run.engine, in_flight=in_flight)
     last = run.request([*shared, len(prompts)], 1)
-    await run.coordinator.say(*messages, last)
-    await run.coordinator.completion(last.request_id)  # the engine takes them in order: all others have begun
+    await run.coordinator.send(*messages, last)
+    await run.coordinator.completion(last.request_id)  # the engine accepts requests in order: all others have started
     await run.carry_out(update)
     for prompt, message in zip(prompts, messages, strict=True):
         done = await run.coordinator.completion(message.request_id)
@@ -279,21 +279,21 @@ async def test_weights_change_while_requests_are_in_flight(run, in_flight):
                 assert len(tokens) < IN_FLIGHT_TOKENS
             case "wait":
                 assert (done.finish, len(tokens), versions) == ("length", IN_FLIGHT_TOKENS, [before])
-        if in_flight == "keep":  # what was written after the update is by the new weights over the whole prefix
+        if in_flight == "keep":  # tokens after the update use the new weights over the whole prefix
             expected = run.trainer.logprobs([*prompt, *tokens])[len(prompt) - 1 :]
             cut = done.spans[1].start
             pairs = list(zip(floats(done.logprobs), expected, strict=True))
             assert max(abs(a - b) for a, b in pairs[cut:]) <= TOLERANCE
             assert max(abs(a - b) for a, b in pairs[:cut]) > 0.01
-    await run.coordinator.say(AckCompletions([message.request_id for message in [*messages, last]]))
+    await run.coordinator.send(AckCompletions([message.request_id for message in [*messages, last]]))
     fresh = run.request(shared, 20)
-    await run.coordinator.say(fresh)
+    await run.coordinator.send(fresh)
     done = await run.coordinator.completion(fresh.request_id)
     assert done.spans == [VersionSpan(run.trainer.version, 0, 20)]
     run.check(shared, done)
 
 
-async def test_every_route_of_the_server_asks_for_its_key(run):
+async def test_every_route_of_the_server_requires_its_key(run):
     import aiohttp
 
     port = next(c.laddr.port for c in run.server().net_connections() if c.status == "LISTEN")
@@ -344,9 +344,9 @@ async def test_a_sender_that_ends_in_the_middle_fails_the_update_and_the_next_on
         group, port = (await asyncio.to_thread(sender.stdout.readline)).split()
         message = run.trainer.prepare(run.engine, timeout=20 if fate == "killed" else 2)
         message.group, message.port, message.bucket_bytes = group, int(port), 20_000
-        await run.coordinator.say(in_flight)
+        await run.coordinator.send(in_flight)
         await asyncio.sleep(0.1)
-        await run.coordinator.say(message)
+        await run.coordinator.send(message)
         assert await asyncio.to_thread(sender.stdout.readline) == "in the middle\n"
         if fate == "killed":
             sender.kill()
@@ -354,7 +354,7 @@ async def test_a_sender_that_ends_in_the_middle_fails_the_update_and_the_next_on
         sender.kill()
     assert failed.update == message.update
     queued = run.request([1, 2, 3], 10)
-    await run.coordinator.say(queued)
+    await run.coordinator.send(queued)
     with pytest.raises(TimeoutError):  # it must not generate with half of the new weights
         await run.coordinator.completion(queued.request_id, seconds=0.5)
     await run.update(fresh=True)
@@ -365,16 +365,16 @@ async def test_a_sender_that_ends_in_the_middle_fails_the_update_and_the_next_on
     assert done.spans == [VersionSpan(before + 1, 0, 10)]
 
 
-async def test_an_engine_that_cannot_join_goes_on_as_it_was(run):
+async def test_an_engine_that_cannot_join_continues_unchanged(run):
     run.trainer.change()
     message = run.trainer.prepare(run.engine, fresh=True, timeout=1.5)
     message.group = "not the nonce"
-    await run.coordinator.say(message)
+    await run.coordinator.send(message)
     failed = await run.coordinator.next(WeightFailed, seconds=60)
     assert failed.update == message.update
     still = run.request([1, 2, 3], 10)
-    await run.coordinator.say(still)
-    done = await run.coordinator.completion(still.request_id, seconds=60)  # nothing was loaded: it continues unchanged
+    await run.coordinator.send(still)
+    done = await run.coordinator.completion(still.request_id, seconds=60)  # no weights were loaded
     assert done.spans == [VersionSpan(run.trainer.version - 1, 0, 10)]
     with pytest.raises(WeightTransferError):
         run.trainer.sender.close(run.engine)
@@ -404,16 +404,16 @@ async def test_the_interface(engine, check):
 async def test_a_killed_server_is_back_in_service_once_it_has_weights(run, engine):
     lost = run.request([1, 2, 3], IN_FLIGHT_TOKENS)
     kept = run.request([1, 2, 3], 5)
-    await run.coordinator.say(kept)
+    await run.coordinator.send(kept)
     await run.coordinator.completion(kept.request_id)
-    await run.coordinator.say(lost)
+    await run.coordinator.send(lost)
     old = run.engine
     server = run.server()
     family = [server, *server.children(recursive=True)]
     await asyncio.sleep(0.2)
     await a_dead_server_is_gone(engine, lambda: server.send_signal(signal.SIGKILL))
     died = await run.coordinator.next(EngineCrashed, seconds=60)
-    # Now and then the engine core, cut off, says that it is dead before the server's end is seen.
+    # Sometimes a request reports that the engine core is dead before the agent sees the exit of the server.
     assert died.reason.startswith(("the engine server was killed by SIGKILL", "the engine inside the server is dead"))
     assert not died.starting
     registration = await run.registered()
@@ -422,29 +422,29 @@ async def test_a_killed_server_is_back_in_service_once_it_has_weights(run, engin
     assert (await run.coordinator.completion(kept.request_id)).request_id == kept.request_id  # repeated
     assert not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     await run.update()
-    await run.coordinator.say(lost)
+    await run.coordinator.send(lost)
     done = await run.coordinator.completion(lost.request_id)
     assert len(ints(done.token_ids)) == IN_FLIGHT_TOKENS
 
 
-async def test_settings_that_vllm_refuses_end_the_agent_with_a_sentence(run, tmp_path, manifest, make_coordinator):
+async def test_settings_that_vllm_refuses_end_the_agent_with_the_reason(run, tmp_path, manifest, make_coordinator):
     coordinator = make_coordinator()
     await coordinator.start()
     text = manifest(run.model_path, maxModelLength=4 * LONGEST)
     environment = agent_environment(tmp_path, coordinator.url, text)
     command = (sys.executable, "-m", "rljob.rollout.main")
     agent = await asyncio.create_subprocess_exec(*command, env=environment, stderr=subprocess.PIPE)
-    _, said = await agent.communicate()
+    _, log = await agent.communicate()
     await coordinator.stop()
     assert agent.returncode == 2
-    last = said.decode().splitlines()[-1]
+    last = log.decode().splitlines()[-1]
     assert "rollouts: pool 'main' cannot start its engine: the engine server exited with code 2: User-specified" in last
     died = await coordinator.next(EngineCrashed, seconds=60)
     assert died.starting and "max_model_len (4096) is greater than" in died.reason
 
 
 async def test_no_server_outlives_a_killed_agent(run, tmp_path, manifest, make_coordinator):
-    """Last: it ends the shared engine's agent, by the hardest signal."""
+    """Keep this test last: it kills the agent of the shared engine."""
     server = run.server()
     family = [server, *server.children(recursive=True)]
     assert len(family) >= 2

@@ -1,4 +1,4 @@
-"""Why a server ended, from logs of real servers."""
+"""Diagnosis of a server's exit, with log lines of real servers."""
 
 import pytest
 
@@ -40,18 +40,18 @@ def test_the_first_error_is_the_one_named(lines, error):
     assert first_error(lines, LOG_PREFIX) == error
 
 
-def test_a_long_error_is_cut():
+def test_a_long_error_is_truncated():
     assert len(first_error([f"ValueError: {'x' * 10_000}"])) < 600
 
 
-def test_how_it_ended():
+def test_an_exit_is_described():
     assert describe_end(3, False) == "the engine server exited with code 3"
     assert describe_end(-9, False) == "the engine server was killed by SIGKILL"
     assert "was killed by SIGKILL (memory ran out: lower rollouts.kvCacheBytes" in describe_end(-9, True)
     assert describe_end(-11, True) == "the engine server was killed by SIGSEGV (a memory fault)"
 
 
-def test_kills_are_counted_where_the_kernel_says(tmp_path, monkeypatch):
+def test_oom_kills_are_read_from_the_kernel(tmp_path, monkeypatch):
     assert oom_kills() >= 0
     (tmp_path / "vmstat").write_text("nr_free_pages 7\noom_kill 3\n")
     monkeypatch.setattr(exit_diagnosis, "VMSTAT", tmp_path / "vmstat")

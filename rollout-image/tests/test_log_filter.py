@@ -26,7 +26,7 @@ def test_only_warnings_about_layers_without_weights_are_expected(tied, message, 
     assert is_reload_warning(record, tied) is not logged
 
 
-def test_a_logger_drops_what_the_last_call_named(caplog):
+def test_a_later_call_replaces_the_filter(caplog):
     logger = logging.getLogger("test-of-drop-records")
     drop_records(logger.name, lambda record: "one" in record.msg)
     drop_records(logger.name, lambda record: "two" in record.msg)

@@ -52,7 +52,7 @@ def test_a_sequence_longer_than_the_model_is_refused(environment, tmp_path):
         ({"text_config": None, "max_position_embeddings": "x"}, None),
     ],
 )
-def test_the_longest_sequence_is_read_where_it_is_plain(tmp_path, configuration, longest):
+def test_the_longest_sequence_is_read_unless_positions_are_scaled(tmp_path, configuration, longest):
     (tmp_path / "config.json").write_text(json.dumps(configuration))
     assert preflight.longest_sequence(tmp_path) == longest
 
@@ -64,20 +64,20 @@ def test_an_engine_that_is_not_installed_is_named(environment, monkeypatch):
 
 
 @pytest.mark.parametrize(("code", "found"), [(2, ["unrecognized arguments: --foo"]), (0, []), (1, [])])
-def test_vllm_is_asked_about_arguments(environment, monkeypatch, code, found):
-    asked = []
+def test_vllm_checks_its_arguments(environment, monkeypatch, code, found):
+    commands = []
 
     def run(command, **options):
-        asked.append(command[1:])
+        commands.append(command[1:])
         return subprocess.CompletedProcess(
             command, code, "", "usage: …\nmain.py: error: unrecognized arguments: --foo\n"
         )
 
     monkeypatch.setattr(vllm_adapter.subprocess, "run", run)
     problems = list(preflight.check(environment(args=["--foo", "1"])))
-    assert asked == [["-m", "rljob.rollout.adapters.vllm.check_arguments", "--foo", "1"]]
+    assert commands == [["-m", "rljob.rollout.adapters.vllm.check_arguments", "--foo", "1"]]
     assert len(problems) == len(found)
-    assert all(f"spec.rollouts[0].args: vLLM refuses them ({words}" in problems[0] for words in found)
+    assert all(f"spec.rollouts[0].args: vLLM refuses them ({error}" in problems[0] for error in found)
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def acme(tmp_path, monkeypatch):
         ("acme_nowhere:Good", "spec.rollouts[0].engine: module acme_nowhere cannot be imported"),
         (
             "acme_engines:Nothing",
-            "spec.rollouts[0].engine: acme_engines:Nothing is no engine adapter, it has no problems",
+            "spec.rollouts[0].engine: acme_engines:Nothing is not an engine adapter, it has no problems",
         ),
         ("os.path:join", "spec.rollouts[0].engine: os.path:join cannot be called with (pool, model) (TypeError"),
     ],
@@ -150,7 +150,7 @@ def test_an_agent_whose_engine_cannot_be_loaded_ends_with_code_2(environment, mo
 @pytest.mark.engine
 @pytest.mark.timeout(300)
 def test_the_real_vllm_knows_its_arguments(environment):
-    """And no others: see e2e/test_bad_input.py. Each time it is asked it takes ten seconds."""
+    """e2e/test_bad_input.py has an argument that vLLM refuses; each check takes 10 s."""
     assert list(preflight.check(environment(args=["--block-size", "32"]))) == []
 
 

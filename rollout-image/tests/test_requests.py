@@ -1,4 +1,4 @@
-"""The agent's table of requests, with an engine that does what a test says."""
+"""The agent's table of requests, with a fake engine."""
 
 import asyncio
 
@@ -27,7 +27,7 @@ class FakeEngine:
     def __init__(self):
         self.requests = {}  # token ids → future
         self.aborted = []
-        self.deaf_to_aborts = 0
+        self.ignored_aborts = 0
 
     async def generate(self, request, token_ids, sampling):
         self.requests[token_ids] = (request, asyncio.get_running_loop().create_future())
@@ -35,8 +35,8 @@ class FakeEngine:
 
     async def abort(self, names):
         self.aborted.append(sorted(names))
-        if self.deaf_to_aborts:
-            self.deaf_to_aborts -= 1
+        if self.ignored_aborts:
+            self.ignored_aborts -= 1
             return
         for request, future in self.requests.values():
             if request in names and not future.done():
@@ -65,11 +65,11 @@ class Bench:
     async def check(self):
         return self.alive
 
-    def ask(self, name, attempt=0):
+    def request(self, name, attempt=0):
         self.table.generate(Generate(request_id(name, attempt), name.encode(), SamplingParams(1.0, 5, [], 1)))
 
     async def settle(self):
-        for _ in range(10):  # what has ended is taken in
+        for _ in range(10):  # tasks that have ended are handled
             await asyncio.sleep(0)
         while self.table._flush_due:
             await asyncio.sleep(requests.FLUSH_SECONDS)
@@ -89,7 +89,7 @@ def bench():
 
 async def test_no_more_than_max_concurrency_run_and_a_free_slot_is_filled_at_once(bench):
     for name in "abc":
-        bench.ask(name)
+        bench.request(name)
     await asyncio.sleep(0)
     assert set(bench.engine.requests) == {b"a", b"b"}
     assert (bench.table.running, bench.table.waiting) == (2, 1)
@@ -99,9 +99,9 @@ async def test_no_more_than_max_concurrency_run_and_a_free_slot_is_filled_at_onc
     assert set(bench.engine.requests) == {b"b", b"c"}
 
 
-async def test_what_ends_together_is_one_message(bench):
-    bench.ask("a")
-    bench.ask("b")
+async def test_completions_that_end_together_share_a_message(bench):
+    bench.request("a")
+    bench.request("b")
     await asyncio.sleep(0)
     bench.engine.end(b"a")
     bench.engine.end(b"b")
@@ -112,13 +112,13 @@ async def test_what_ends_together_is_one_message(bench):
 
 
 async def test_a_repeated_request_runs_once_and_its_completion_is_repeated_until_acknowledged(bench):
-    bench.ask("a")
-    bench.ask("a")
+    bench.request("a")
+    bench.request("a")
     await asyncio.sleep(0)
     assert (bench.table.running, bench.table.waiting) == (1, 0)
     bench.engine.end(b"a")
     await bench.settle()
-    bench.ask("a")
+    bench.request("a")
     await bench.settle()
     assert bench.completions() == [(request_id("a"), "length")] * 2
     assert [item.request_id for m in bench.table.unacknowledged() for item in m.items] == [request_id("a")]
@@ -128,45 +128,45 @@ async def test_a_repeated_request_runs_once_and_its_completion_is_repeated_until
 
 
 async def test_another_attempt_is_another_request(bench):
-    bench.ask("a")
-    bench.ask("a", attempt=1)
+    bench.request("a")
+    bench.request("a", attempt=1)
     await asyncio.sleep(0)
-    assert bench.table.in_hand() == [request_id("a"), request_id("a", 1)]
+    assert bench.table.unfinished() == [request_id("a"), request_id("a", 1)]
 
 
-async def test_an_aborted_request_ends_with_what_it_has(bench):
+async def test_an_aborted_request_ends_with_its_tokens_so_far(bench):
     for name in "abc":
-        bench.ask(name)
+        bench.request(name)
     await asyncio.sleep(0)
     bench.table.abort([request_id("a"), request_id("c"), request_id("unknown")], discard=False)
     await bench.settle()
     assert sorted(bench.completions(), key=str) == [(request_id("a"), "abort"), (request_id("c"), "abort")]
     waiting = next(item for m in bench.sent for item in m.items if item.request_id == request_id("c"))
     assert (waiting.token_ids, waiting.spans) == (b"", [])
-    assert bench.table.in_hand() == [request_id("b")]
+    assert bench.table.unfinished() == [request_id("b")]
 
 
-async def test_nothing_is_said_of_a_discarded_request(bench):
+async def test_a_discarded_request_sends_no_message(bench):
     for name in "abcd":
-        bench.ask(name)
+        bench.request(name)
     await asyncio.sleep(0)
     bench.engine.end(b"b")
     await bench.settle()
     bench.sent.clear()
     bench.table.abort([request_id("a"), request_id("b"), request_id("d")], discard=True)
-    assert bench.table.in_hand() == [request_id("c")]
+    assert bench.table.unfinished() == [request_id("c")]
     await bench.settle()
     assert bench.sent == []
     assert bench.table.unacknowledged() == []
 
 
-async def test_a_request_discarded_and_wanted_again_runs_anew(bench):
-    bench.ask("a")
+async def test_a_discarded_request_that_is_repeated_runs_again(bench):
+    bench.request("a")
     await asyncio.sleep(0)
-    bench.engine.deaf_to_aborts = 1
+    bench.engine.ignored_aborts = 1
     bench.table.abort([request_id("a")], discard=True)
     old = bench.engine.requests[b"a"]
-    bench.ask("a")
+    bench.request("a")
     await asyncio.sleep(0)
     assert bench.engine.requests[b"a"] is not old
     old[1].set_result(GenerationOutput(b"old!", LOGPROBS, [], "abort"))
@@ -178,8 +178,8 @@ async def test_a_request_discarded_and_wanted_again_runs_anew(bench):
 
 async def test_an_abort_that_overtakes_its_request_is_repeated(bench, monkeypatch):
     monkeypatch.setattr(requests, "ABORT_AGAIN_SECONDS", 0.001)
-    bench.engine.deaf_to_aborts = 2
-    bench.ask("a")
+    bench.engine.ignored_aborts = 2
+    bench.request("a")
     await asyncio.sleep(0)
     bench.table.abort([request_id("a")], discard=False)
     while not bench.completions():
@@ -187,9 +187,9 @@ async def test_an_abort_that_overtakes_its_request_is_repeated(bench, monkeypatc
     assert len(bench.engine.aborted) == 3
 
 
-async def test_a_bad_request_fails_for_good_and_frees_its_slot(bench):
+async def test_a_bad_request_fails_permanently_and_frees_its_slot(bench):
     for name in "abc":
-        bench.ask(name)
+        bench.request(name)
     await asyncio.sleep(0)
     bench.engine.end(b"a", BadRequestError("too long"))
     await bench.settle()
@@ -198,7 +198,7 @@ async def test_a_bad_request_fails_for_good_and_frees_its_slot(bench):
 
 
 async def test_a_request_that_a_living_engine_failed_is_given_back(bench):
-    bench.ask("a")
+    bench.request("a")
     await asyncio.sleep(0)
     bench.engine.end(b"a", EngineGoneError("hiccup"))
     await bench.settle()
@@ -207,7 +207,7 @@ async def test_a_request_that_a_living_engine_failed_is_given_back(bench):
 
 async def test_any_exception_of_an_engine_s_client_gives_the_request_back(bench, monkeypatch):
     monkeypatch.setattr(requests, "ABORT_AGAIN_SECONDS", 0.001)
-    bench.ask("a")
+    bench.request("a")
     await asyncio.sleep(0)
 
     async def abort(names):
@@ -222,9 +222,9 @@ async def test_any_exception_of_an_engine_s_client_gives_the_request_back(bench,
     assert [task.exception() for task in bench.tasks] == [None, None]
 
 
-async def test_what_a_dead_engine_had_is_dropped_without_a_word_but_not_what_is_finished(bench):
+async def test_requests_of_a_dead_engine_are_dropped_silently_and_completions_are_kept(bench):
     for name in "abcd":
-        bench.ask(name)
+        bench.request(name)
     await asyncio.sleep(0)
     bench.engine.end(b"a")
     await bench.settle()
@@ -235,18 +235,18 @@ async def test_what_a_dead_engine_had_is_dropped_without_a_word_but_not_what_is_
     bench.table.detach()
     await bench.settle()
     assert bench.sent == []
-    assert bench.table.in_hand() == []
+    assert bench.table.unfinished() == []
     assert [item.request_id for m in bench.table.unacknowledged() for item in m.items] == [request_id("a")]
     again = FakeEngine()
     bench.table.attach(again)
-    bench.ask("b")
+    bench.request("b")
     await asyncio.sleep(0)
     assert set(again.requests) == {b"b"}
 
 
 async def test_nothing_enters_a_held_engine(bench):
     bench.table.hold()
-    bench.ask("a")
+    bench.request("a")
     await asyncio.sleep(0)
     assert (bench.engine.requests, bench.table.waiting) == ({}, 1)
     bench.table.release()
@@ -255,7 +255,7 @@ async def test_nothing_enters_a_held_engine(bench):
 
 
 async def test_the_table_is_empty_once_everything_is_acknowledged(bench):
-    bench.ask("a")
+    bench.request("a")
     empty = asyncio.create_task(bench.table.wait_empty())
     await asyncio.sleep(0)
     bench.engine.end(b"a")
@@ -271,7 +271,7 @@ def completion(name, tokens):
     )
 
 
-def test_completions_are_cut_into_messages_far_below_a_frames_limit():
+def test_completions_are_split_into_messages_far_below_a_frames_limit():
     longest = requests.MESSAGE_BYTES // 8
     sizes = [10, longest // 2, longest // 2, longest, 3 * longest, 0, 1, *[1000] * 500]
     completions = [completion(str(i), tokens) for i, tokens in enumerate(sizes)]

@@ -1,4 +1,4 @@
-"""The engine's server as a process, with small Python programs in its place."""
+"""The engine's server process, with small Python programs as servers."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ SLEEPER = "import subprocess, sys, time; subprocess.Popen(['sleep', '99']); prin
 
 
 class FakeAdapter:
-    """Starts a Python program; its client says healthy once ``healthy`` is set."""
+    """Starts a Python program; its client is healthy once ``is_healthy`` is set."""
 
     def __init__(self, program, environment=None):
         self.program, self.environment = program, environment or {}
@@ -45,19 +45,19 @@ async def test_a_server_that_does_not_start_is_reported_with_its_last_lines():
         await engine.wait_healthy()
     assert failure.value.last_lines.endswith("line 99\nno such model")
     assert "line 3\n" not in failure.value.last_lines
-    assert not failure.value.hopeless
+    assert not failure.value.permanent
     await engine.kill()
 
 
-async def test_a_server_that_refuses_its_settings_is_hopeless_and_its_error_named():
+async def test_a_server_that_refuses_its_settings_fails_permanently_with_its_error():
     engine = await EngineProcess.start(FakeAdapter("import sys; print('serve.py: error: no --foo'); sys.exit(2)"))
     with pytest.raises(EngineStartError, match=r"exited with code 2: no --foo") as failure:
         await engine.wait_healthy()
-    assert failure.value.hopeless
+    assert failure.value.permanent
     await engine.kill()
 
 
-async def test_an_error_of_long_ago_is_not_why_a_server_died(monkeypatch):
+async def test_an_old_error_does_not_explain_the_end_of_a_server(monkeypatch):
     program = (
         "import sys; print('ValueError: a bad request', flush=True); sys.stdin.read(); __import__('time').sleep(99)"
     )
@@ -84,7 +84,7 @@ async def test_a_full_disk_under_the_log_does_not_stop_the_server(monkeypatch):
     await engine.kill()
 
 
-async def test_nothing_is_left_of_a_killed_server(capfd):
+async def test_killing_a_server_kills_all_its_processes(capfd):
     adapter = FakeAdapter(SLEEPER)
     engine = await EngineProcess.start(adapter)
     server = psutil.Process(engine.pid)
@@ -98,10 +98,10 @@ async def test_nothing_is_left_of_a_killed_server(capfd):
     await engine.kill()
     assert await engine.wait_ended() == "the engine server was killed by SIGKILL"
     assert not psutil.wait_procs(family, timeout=60)[1]
-    assert "ready" in capfd.readouterr().err  # what it says is passed on
+    assert "ready" in capfd.readouterr().err  # its output is forwarded
 
 
-async def test_a_stopped_server_may_say_goodbye():
+async def test_a_stopped_server_can_exit_by_itself():
     program = (
         "import signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
@@ -115,26 +115,26 @@ async def test_a_stopped_server_may_say_goodbye():
     assert await engine.wait_ended() == "the engine server exited with code 0"
 
 
-async def test_its_environment_and_its_scratch_directory(monkeypatch):
+async def test_the_environment_and_temporary_directory_of_a_server(monkeypatch):
     monkeypatch.setenv("TAKEN_AWAY", "1")
     program = "import os; print(os.environ.get('TAKEN_AWAY'), os.environ['GIVEN'], os.environ['TMPDIR'])"
     engine = await EngineProcess.start(FakeAdapter(program, {"TAKEN_AWAY": None, "GIVEN": "2"}))
     await engine.wait_ended()
     with pytest.raises(EngineStartError):
         await engine.wait_healthy()
-    taken, given, scratch = engine.last_lines().split()
+    taken, given, directory = engine.last_lines().split()
     assert (taken, given) == ("None", "2")
-    assert os.path.isdir(scratch)
+    assert os.path.isdir(directory)
     await engine.kill()
-    assert not os.path.exists(scratch)
+    assert not os.path.exists(directory)
 
 
-async def test_a_program_that_does_not_exist_is_hopeless(monkeypatch):
+async def test_a_missing_program_fails_permanently(monkeypatch):
     adapter = FakeAdapter("")
     monkeypatch.setattr(adapter, "launch", lambda port, key: Launch(["/no/such/program"], {}))
     with pytest.raises(EngineStartError, match=r"cannot be started: .*'/no/such/program'") as failure:
         await EngineProcess.start(adapter)
-    assert failure.value.hopeless
+    assert failure.value.permanent
 
 
 AGENT = """

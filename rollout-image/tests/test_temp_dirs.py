@@ -1,4 +1,4 @@
-"""Directories of servers whose agent was killed."""
+"""Temporary directories of servers whose agent was killed."""
 
 import os
 import tempfile
@@ -19,7 +19,7 @@ def make_old(directory):
     os.utime(directory / temp_dirs.LOCK, (1, 1))
 
 
-def test_a_directory_goes_with_its_owner_or_with_the_next_server(temporary):
+def test_a_directory_is_removed_by_its_owner_or_at_the_next_start(temporary):
     alive, dead, young = ServerTempDir(), ServerTempDir(), ServerTempDir()
     for owner in (dead, young):
         owner._lock.close()  # as the kernel does when a process dies

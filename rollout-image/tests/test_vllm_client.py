@@ -1,5 +1,6 @@
-"""How the agent speaks to vLLM: against a server that answers as vLLM 0.32 does."""
+"""Requests of the agent to vLLM, against a fake server that answers like vLLM 0.32."""
 
+import importlib.util
 import json
 from array import array
 
@@ -16,7 +17,7 @@ SAMPLING = SamplingParams(0.7, 9, [2], 11)
 
 
 class FakeVllm:
-    """Answers every POST with ``answer`` and remembers it."""
+    """Answers every request with ``answer`` and records the request."""
 
     def __init__(self):
         self.answer, self.status, self.calls = {}, 200, []
@@ -87,7 +88,7 @@ async def test_an_abort_before_the_first_token_has_no_tokens(server, client):
     assert (output.token_ids, output.logprobs, output.spans, output.finish) == (b"", b"", [], "abort")
 
 
-async def test_tokens_of_weights_that_no_update_brought_have_version_minus_one(server, client):
+async def test_tokens_of_the_initial_weights_have_version_minus_one(server, client):
     choice = {
         "token_ids": [7],
         "finish_reason": "length",
@@ -98,26 +99,26 @@ async def test_tokens_of_weights_that_no_update_brought_have_version_minus_one(s
     assert (await client.generate("5", b"\1\0\0\0", SAMPLING)).spans == [VersionSpan(-1, 0, 1)]
 
 
-async def test_aborting_uses_the_name_vllm_gives_the_request(server, client):
+async def test_aborting_uses_vllms_name_of_the_request(server, client):
     await client.abort(["5", "6"])
     (call,) = server.calls
     assert call[:2] == ("/inference/v1/abort_requests", {"request_ids": ["generate-tokens-5", "generate-tokens-6"]})
 
 
 @pytest.mark.parametrize(("status", "kind"), [(400, BadRequestError), (404, BadRequestError), (500, EngineGoneError)])
-async def test_refusals_and_failures_are_told_apart(server, client, status, kind):
+async def test_refusals_and_failures_raise_different_errors(server, client, status, kind):
     server.status, server.answer = status, {"error": {"message": "because"}}
     with pytest.raises(kind, match=f"vLLM answered {status}.*because"):
         await client.generate("5", b"\1\0\0\0", SAMPLING)
 
 
-async def test_an_answer_that_makes_no_sense_is_a_failure(server, client):
+async def test_an_invalid_reply_is_a_failure(server, client):
     server.answer = {"choices": [{"token_ids": ["x"]}]}
     with pytest.raises(EngineGoneError, match="cannot be read"):
         await client.generate("5", b"\1\0\0\0", SAMPLING)
 
 
-async def test_nobody_there_is_a_failure():
+async def test_an_absent_server_is_a_failure():
     client = VllmClient("http://127.0.0.1:9", "k")
     with pytest.raises(EngineGoneError, match="does not answer"):
         await client.resume()
@@ -135,7 +136,7 @@ async def test_nobody_there_is_a_failure():
         ("wait", "mode=wait&clear_cache=true"),
     ],
 )
-async def test_how_each_way_to_treat_sequences_in_flight_is_asked_for(server, client, in_flight, query):
+async def test_each_in_flight_mode_has_its_pause_request(server, client, in_flight, query):
     await client.pause(in_flight)
     assert server.calls[0][0] == f"/pause?{query}"
 
@@ -166,7 +167,7 @@ async def test_new_requests_do_not_share_cached_prefixes_with_older_weights(serv
     assert salts == ["default", "2.9"]
 
 
-async def test_the_digest_is_what_all_workers_received(server, client):
+async def test_the_digest_must_be_equal_on_all_workers(server, client):
     server.answer = {"results": ["d1", "d1"]}
     assert await client.digest() == "d1"
     server.answer = {"results": ["d1", "d2"]}
@@ -185,12 +186,20 @@ async def test_scores_are_those_of_the_sequences_own_tokens(server, client):
     assert await client.score([7, 8, 9]) == [-1.5, -2.5]
 
 
+def test_modules_that_vllm_loads_by_name_exist(tmp_path):
+    command = VllmAdapter(Rollout(name="main"), tmp_path).launch(1234, "secret").command
+    for option in ("--worker-extension-cls", "--middleware"):
+        module = command[command.index(option) + 1].rpartition(".")[0]
+        assert importlib.util.find_spec(module) is not None
+    assert importlib.util.find_spec(command[command.index("-m") + 1]) is not None
+
+
 def test_the_key_is_in_the_environment_and_the_manifest_in_the_arguments(tmp_path):
     pool = Rollout(name="main", max_concurrency=10, max_model_length=100, args=["--seed", "5"])
     launch = VllmAdapter(pool, tmp_path).launch(1234, "secret")
     assert launch.environment["VLLM_API_KEY"] == "secret"
     assert "secret" not in launch.command
-    words = " ".join(launch.command)
+    command = " ".join(launch.command)
     for part in (f"--model {tmp_path}", "--port 1234", "--max-num-seqs 18", "--max-model-len 100", "--dtype float32"):
-        assert part in words
-    assert words.endswith("--seed 5")
+        assert part in command
+    assert command.endswith("--seed 5")

@@ -54,7 +54,7 @@ def engine():
     return FakeEngine()
 
 
-async def test_the_steps_in_their_order_and_the_answer(engine):
+async def test_an_update_runs_its_steps_in_order_and_returns_the_ack(engine):
     ack = await WeightUpdater(engine).run(order())
     assert engine.calls == ["join", "pause", "receive", "resume", "digest", "score", "score"]
     assert (ack.update, ack.lineage, ack.version, ack.digest, ack.probe_error) == (1, 0, 7, "d1", 0.25)
@@ -73,7 +73,7 @@ async def test_without_a_probe_the_error_is_minus_one(engine):
 
 
 @pytest.mark.parametrize("step", ["join", "pause"])
-async def test_what_fails_before_anything_was_loaded_lets_the_engine_go_on(engine, step):
+async def test_an_engine_resumes_after_a_failure_before_loading(engine, step):
     updater = WeightUpdater(engine)
     engine.broken[step] = EngineGoneError("no")
     with pytest.raises(UpdateError, match="no"):
@@ -118,7 +118,7 @@ async def test_a_step_that_takes_too_long_fails_the_update(engine, monkeypatch, 
     assert ("resume" in engine.calls) != tainted
 
 
-async def test_a_probe_of_another_length_is_no_agreement(engine):
+async def test_a_probe_of_another_length_fails_the_update(engine):
     with pytest.raises(UpdateError, match="differ in length"):
         await WeightUpdater(engine).run(order(probe=Probe([[1, 2, 3]], [[-1.0]])))
 

@@ -1,4 +1,4 @@
-"""A tiny model, batches for it, a world of one rank, and a stand-in for the coordinator."""
+"""A tiny model, batches for it, a world of one rank, and a fake coordinator."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_job(source: Path, **spec: object) -> RLJob:
-    """Return a resolved job; ``spec`` replaces or adds entries of the manifest's spec."""
+    """Return a resolved job; ``spec`` replaces or adds fields of the manifest's spec."""
     manifest = {
         "metadata": {"name": "tiny"},
         "spec": {
@@ -76,7 +76,7 @@ def make_job(source: Path, **spec: object) -> RLJob:
 
 @pytest.fixture
 def job(model_directory: Path) -> Callable[..., RLJob]:
-    """Maker of jobs, see :func:`make_job`."""
+    """See :func:`make_job`."""
     return lambda **spec: make_job(model_directory, **spec)
 
 
@@ -121,13 +121,13 @@ def make_batch(
 
 @pytest.fixture
 def batch() -> Callable[..., tuple[Train, list[SampleTokens]]]:
-    """Maker of batches, see :func:`make_batch`."""
+    """See :func:`make_batch`."""
     return make_batch
 
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    """A world of this process alone."""
+    """A world of one rank: this process."""
     torch.set_num_threads(1)
     alone = join_world()
     make_deterministic(alone.device)
@@ -136,22 +136,22 @@ def world() -> Iterator[World]:
     torch.use_deterministic_algorithms(False)
 
 
-class StandIn:
-    """A coordinator that sends the test's commands and keeps the trainer's messages."""
+class FakeCoordinator:
+    """A fake coordinator that sends the test's commands and queues the trainer's messages."""
 
     token = "secret"
 
     def __init__(self) -> None:
         self.batches: dict[int, tuple[m.Train, list[m.SampleTokens]]] = {}
         self.incarnation = 0
-        self.heard: asyncio.Queue[Any] = asyncio.Queue()
+        self.received: asyncio.Queue[Any] = asyncio.Queue()
         self.socket: web.WebSocketResponse | None = None
         self.pulls: list[tuple[int, int, int]] = []
-        self.answers: list[int] = []  # HTTP status of the next pulls; when empty they are served
+        self.answers: list[int] = []  # HTTP statuses of the next pulls; if empty, pulls are served
         self.url = ""
 
     @asynccontextmanager
-    async def serve(self) -> AsyncIterator[StandIn]:
+    async def serve(self) -> AsyncIterator[FakeCoordinator]:
         app = web.Application()
         app.router.add_get("/v1/connect/trainer", self._connect)
         app.router.add_get("/v1/batches/{step}/shards/{rank}", self._shard)
@@ -173,7 +173,7 @@ class StandIn:
         decoder = m.frame_decoder(m.FromTrainer)
         async for frame in self.socket:
             for message in decoder.decode(frame.data):
-                self.heard.put_nowait(message)
+                self.received.put_nowait(message)
         return self.socket
 
     async def _shard(self, request: web.Request) -> web.Response:
@@ -189,47 +189,47 @@ class StandIn:
         mine = assign([s.total_tokens for s in train.samples], size)[rank]
         return web.Response(body=zstandard.compress(msgspec.msgpack.encode([tokens[i] for i in mine])))
 
-    async def tell(self, *commands: Any) -> None:
+    async def send(self, *commands: Any) -> None:
         await self.socket.send_bytes(m.encode_frame(list(commands)))
 
-    async def hear(self, kind: type) -> Any:
+    async def receive(self, kind: type) -> Any:
         """Return the next message, which must be of ``kind``."""
-        message = await asyncio.wait_for(self.heard.get(), WAIT_SECONDS)
+        message = await asyncio.wait_for(self.received.get(), WAIT_SECONDS)
         assert isinstance(message, kind), message
         return message
 
     async def admit(self, run_step: int = 0) -> m.RegisterTrainer:
-        """Take a registration of a new process and answer it."""
-        registration = await self.hear(m.RegisterTrainer)
+        """Receive the registration of a new process and answer it."""
+        registration = await self.receive(m.RegisterTrainer)
         assert registration.incarnation == 0
         self.incarnation += 1
-        await self.tell(m.TrainerRegistered(self.incarnation, run_step))
+        await self.send(m.TrainerRegistered(self.incarnation, run_step))
         return registration
 
     async def train(self, step: int) -> m.StepDone:
         train, _ = self.batches[step]
-        await self.tell(msgspec.structs.replace(train, incarnation=self.incarnation))
-        done = await self.hear(m.StepDone)
+        await self.send(msgspec.structs.replace(train, incarnation=self.incarnation))
+        done = await self.receive(m.StepDone)
         assert done.step == step
         return done
 
     async def digest(self) -> str:
-        await self.tell(m.SendWeights(self.incarnation, 1, []))
-        sent = await self.hear(m.WeightsSent)
+        await self.send(m.SendWeights(self.incarnation, 1, []))
+        sent = await self.receive(m.WeightsSent)
         assert (sent.incarnation, sent.update, sent.engine) == (self.incarnation, 1, "")
         return sent.digest
 
 
 @pytest.fixture
-async def coordinator() -> AsyncIterator[StandIn]:
-    """A serving :class:`StandIn`."""
-    async with StandIn().serve() as serving:
+async def coordinator() -> AsyncIterator[FakeCoordinator]:
+    """A serving :class:`FakeCoordinator`."""
+    async with FakeCoordinator().serve() as serving:
         yield serving
 
 
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
-    """Starter of trainer processes: ``start(coordinator, job, ranks)``."""
+    """Function that starts trainer processes: ``start(coordinator, job, ranks)``."""
     started: list[asyncio.subprocess.Process] = []
 
     async def starter(coordinator: Any, job: RLJob, ranks: int = 1) -> list[asyncio.subprocess.Process]:

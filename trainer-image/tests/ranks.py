@@ -44,5 +44,5 @@ def _child(rank: int, size: int, port: int, pipe: Any, work: Callable[..., Any],
         make_deterministic(world.device)
         pipe.send(("", work(world, *arguments)))
         leave_world()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the parent's assertion shows it
+    except Exception as error:  # noqa: BLE001 - any error; the parent's assertion shows it
         pipe.send((repr(error), None))

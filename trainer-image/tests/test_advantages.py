@@ -1,4 +1,4 @@
-"""Advantages: published anchors, and what must hold for any rewards."""
+"""Advantages: published values, and properties for any rewards."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_advantages_equal_the_published_anchor(kind, positive, negative):
     np.testing.assert_allclose(advantages(kind, ANCHOR, ["g"] * 8), expected, atol=5e-7)
 
 
-def test_a_group_of_one_keeps_its_reward_when_normalized_and_says_nothing_when_centered():
+def test_a_group_of_one_keeps_its_reward_when_normalized_and_is_zero_when_centered():
     assert advantages("group_normalized", [0.7], ["g"]) == [0.7]
     assert advantages("group_centered", [0.7], ["g"]) == [0.0]
 
@@ -51,7 +51,7 @@ def test_a_constant_group_has_no_advantage(kind):
 
 @pytest.mark.parametrize("kind", ADVANTAGES)
 @given(rewards=rewards, others=rewards)
-def test_groups_do_not_touch_each_other_wherever_their_members_are(kind, rewards, others):
+def test_advantages_of_a_group_do_not_depend_on_other_groups(kind, rewards, others):
     alone = advantages(kind, rewards, ["a"] * len(rewards))
     names = ["a"] * len(rewards) + ["b"] * len(others)
     order = np.random.default_rng(0).permutation(len(names))

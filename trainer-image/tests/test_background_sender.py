@@ -1,4 +1,4 @@
-"""Sending beside training, with a sender that the test controls."""
+"""Sending in the background, with a fake sender that the test controls."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ PROBE = Probe([[1, 2]], [[-1.0]])
 
 @dataclass
 class FakeSender:
-    """Blocks in ``send`` until the test lets the engine go on."""
+    """Blocks in ``send`` until the test sets the event of the engine."""
 
     events: queue.Queue[tuple[Any, ...]] = field(default_factory=queue.Queue)
-    doors: dict[str, threading.Event] = field(default_factory=dict)
+    finished: dict[str, threading.Event] = field(default_factory=dict)
     error: Exception | None = None
 
     def open(self, engine: str, fresh: bool) -> Rendezvous:
         self.events.put(("open", engine, fresh))
-        self.doors[engine] = threading.Event()
+        self.finished[engine] = threading.Event()
         return Rendezvous("nonce", "127.0.0.1", 1, 2)
 
     def send(self, engine: str, named_tensors: Any) -> str:
         if self.error is not None:
             raise self.error
-        assert self.doors[engine].wait(60)
+        assert self.finished[engine].wait(60)
         return digest(named_tensors)
 
     def close(self, engine: str) -> None:
@@ -61,25 +61,25 @@ def publisher(sender, posted) -> BackgroundSender:
     return BackgroundSender(sender, "gloo", posted.put)
 
 
-def order(*engines: str, update: int = 4) -> SendWeights:
+def command(*engines: str, update: int = 4) -> SendWeights:
     return SendWeights(2, update, [EngineTarget(engine, True) for engine in engines])
 
 
-def test_with_no_engines_the_digest_is_answered(publisher, posted):
-    publisher.publish(order(), WEIGHTS, PROBE)
+def test_without_engines_the_digest_is_posted(publisher, posted):
+    publisher.publish(command(), WEIGHTS, PROBE)
     sent = posted.get(timeout=60)
     assert isinstance(sent, WeightsSent)
     assert (sent.engine, sent.digest, sent.error, sent.update) == ("", digest(WEIGHTS), "", 4)
 
 
-def test_each_engine_is_told_where_its_group_is_and_ends_on_its_own(publisher, sender, posted):
-    publisher.publish(order("a", "b"), WEIGHTS, PROBE)
+def test_each_engine_has_its_own_group_and_end(publisher, sender, posted):
+    publisher.publish(command("a", "b"), WEIGHTS, PROBE)
     ready = {message.engine: message for message in (posted.get(timeout=60), posted.get(timeout=60))}
     assert ready.keys() == {"a", "b"}
     assert all(isinstance(message, WeightGroupReady) and message.probe == PROBE for message in ready.values())
     assert [(meta.name, meta.dtype, meta.shape) for meta in ready["a"].parameters] == [("w", "float32", [2, 3])]
     for engine in ("b", "a"):  # a slow engine does not delay others
-        sender.doors[engine].set()
+        sender.finished[engine].set()
         sent = posted.get(timeout=60)
         assert (sent.engine, sent.digest, sent.error, sent.incarnation) == (engine, digest(WEIGHTS), "", 2)
 
@@ -87,40 +87,40 @@ def test_each_engine_is_told_where_its_group_is_and_ends_on_its_own(publisher, s
 @pytest.mark.parametrize("error", [WeightTransferError("it died"), ZeroDivisionError("a bug")])
 def test_a_failed_send_is_reported(publisher, sender, posted, error):
     sender.error = error
-    publisher.publish(order("a"), WEIGHTS, PROBE)
+    publisher.publish(command("a"), WEIGHTS, PROBE)
     assert isinstance(posted.get(timeout=60), WeightGroupReady)
     sent = posted.get(timeout=60)
     assert str(error) in sent.error and sent.digest == ""
 
 
 def test_a_cancelled_send_is_answered_once_and_at_once(publisher, sender, posted):
-    publisher.publish(order("a"), WEIGHTS, PROBE)
+    publisher.publish(command("a"), WEIGHTS, PROBE)
     assert isinstance(posted.get(timeout=60), WeightGroupReady)
     publisher.cancel(CancelSend(2, 4, "a"))
     assert posted.get(timeout=60).error == "cancelled"
     assert sender.events.get(timeout=60)[0] == "open" and sender.events.get(timeout=60) == ("close", "a")
-    sender.doors["a"].set()
-    publisher.publish(order(update=5), WEIGHTS, PROBE)
+    sender.finished["a"].set()
+    publisher.publish(command(update=5), WEIGHTS, PROBE)
     assert posted.get(timeout=60).update == 5
     assert posted.empty()
 
 
 def test_a_send_can_be_cancelled_before_it_begins(publisher, sender, posted):
     publisher.cancel(CancelSend(2, 4, "a"))
-    publisher.publish(order("a"), WEIGHTS, PROBE)
+    publisher.publish(command("a"), WEIGHTS, PROBE)
     sent = posted.get(timeout=60)
     assert (sent.engine, sent.error) == ("a", "cancelled")
     assert sender.events.empty()
 
 
-def test_after_a_reconnect_earlier_sends_are_not_heard_of_again(publisher, sender, posted):
-    publisher.publish(order("a"), WEIGHTS, PROBE)
+def test_after_a_reconnect_earlier_sends_are_not_answered(publisher, sender, posted):
+    publisher.publish(command("a"), WEIGHTS, PROBE)
     assert isinstance(posted.get(timeout=60), WeightGroupReady)
     publisher.forget()
-    door = sender.doors["a"]
-    publisher.publish(order("a", update=5), WEIGHTS, PROBE)
+    finished = sender.finished["a"]
+    publisher.publish(command("a", update=5), WEIGHTS, PROBE)
     assert posted.get(timeout=60).update == 5
-    door.set()
-    sender.doors["a"].set()
+    finished.set()
+    sender.finished["a"].set()
     assert posted.get(timeout=60).update == 5
     assert posted.empty()

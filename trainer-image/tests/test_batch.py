@@ -49,7 +49,7 @@ def test_minibatches_hold_every_sample_once_and_whole_groups_while_there_are_eno
         assert sum(map(len, owners)) == len(sizes)
 
 
-def test_positions_predict_the_token_after_them_and_padding_counts_for_nothing():
+def test_positions_predict_the_next_token_and_padding_is_masked():
     short = Row(np.array([5, 6, 7]), np.array([0, 0, -1], np.float32), np.array([False, False, True]), np.zeros(3))
     long = Row(
         np.array([1, 2, 3, 4]), np.array([0, -2, 0, -3], np.float32), np.array([False, True, False, True]), np.zeros(4)
@@ -63,7 +63,7 @@ def test_positions_predict_the_token_after_them_and_padding_counts_for_nothing()
     assert micro.temperature_B.tolist() == [1.0, 0.5]
 
 
-def test_prompts_cost_no_logits_and_nothing_to_do_is_one_token_of_no_weight():
+def test_prompts_need_no_logits_and_an_empty_microbatch_has_no_weight():
     prompt = Row(np.arange(6), np.zeros(6, np.float32), np.arange(6) >= 5, np.zeros(6))
     assert collate([prompt], [1.0], CPU).keep_K.tolist() == [4]
     empty = collate([], [], CPU)

@@ -1,4 +1,4 @@
-"""Checkpoints: complete or not there at all, wherever the process dies."""
+"""Checkpoints: complete or absent, wherever the process dies."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_newest_complete_checkpoint_is_found(tmp_path):
     assert checkpoints.newest() is None
     for step in (9, 100, 20):
         write(checkpoints, step, value=step)
-    (checkpoints.directory / "step-000200").mkdir()  # nothing in it
+    (checkpoints.directory / "step-000200").mkdir()  # empty
     path, found = checkpoints.newest()
     assert (path, found.step) == (tmp_path / "checkpoints" / "step-000100", 100)
     assert load_file(path / "model.safetensors")["w"].tolist() == [[100.0] * 3] * 2
@@ -86,7 +86,7 @@ def test_a_crash_at_any_point_leaves_a_complete_checkpoint_or_none(tmp_path, mon
 
 @pytest.fixture
 def room():
-    """Setter of the longest file, in bytes, that this process can write: as a full disk, without one."""
+    """Function that limits the size of files, in bytes, that this process can write, to simulate a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
@@ -95,7 +95,7 @@ def room():
 
 
 @pytest.mark.parametrize("size", [0, 1, 150])  # the configuration, the state and the weights do not fit
-def test_a_checkpoint_that_does_not_fit_leaves_nothing_and_can_be_tried_again(tmp_path, room, size):
+def test_a_checkpoint_that_does_not_fit_leaves_no_files_and_can_be_retried(tmp_path, room, size):
     checkpoints = CheckpointStore(tmp_path)
     checkpoints.claim(1)
     write(checkpoints, 1)
@@ -114,7 +114,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_nothing_and_can_be_tried_again(tm
     assert names(checkpoints) == {"step-000001", "step-000002"}
 
 
-def test_an_error_of_the_disk_that_is_not_want_of_room_is_not_hidden(tmp_path, monkeypatch):
+def test_other_errors_of_the_disk_are_raised(tmp_path, monkeypatch):
     def broken(path):
         raise OSError(errno.EIO, "Input/output error")
 
@@ -167,7 +167,7 @@ def test_a_damaged_state_is_named(tmp_path):
         read_state(tmp_path)
 
 
-def test_what_cannot_be_deleted_yet_stops_nothing_and_goes_later(tmp_path, monkeypatch, caplog):
+def test_a_directory_that_cannot_be_deleted_yet_is_deleted_later(tmp_path, monkeypatch, caplog):
     """NFS keeps a directory in which a file is open: a user exports the checkpoint."""
     checkpoints = CheckpointStore(tmp_path)
     for step in (1, 2, 3):
@@ -182,7 +182,7 @@ def test_what_cannot_be_deleted_yet_stops_nothing_and_goes_later(tmp_path, monke
     checkpoints.remove([2])
     CheckpointStore(tmp_path).clean()
     assert not checkpoints.has(1) and not checkpoints.has(2) and checkpoints.has(3)
-    assert caplog.text.count("cannot be deleted yet") == 2  # once each time that a trainer lives
+    assert caplog.text.count("cannot be deleted yet") == 2  # once per trainer process
     monkeypatch.setattr(os, "rmdir", delete)
     checkpoints.remove([])
     assert sorted(path.name for path in checkpoints.directory.iterdir() if path.is_dir()) == ["step-000003"]

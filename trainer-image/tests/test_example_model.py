@@ -53,7 +53,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("1 - 9 - 9 + 2 - 0", "1-9=-8;-8-9=-17;-17+2=-15;-15-0=-15;<answer>-15</answer>"),
     ],
 )
-def test_the_teacher_works_problems_out_and_tells_bare_results(expression, working):
+def test_worked_answers_show_steps_and_bare_answers_only_results(expression, working):
     assert example_problems.worked_answer(expression) == working
     assert example_problems.bare_answer(expression) == working[working.index("<answer>") :]
 
@@ -67,7 +67,7 @@ def test_problems_are_the_task_s_own_but_never_held_out_ones():
     assert set(terms) == {2, 3, 4, 5}
 
 
-def test_for_a_task_whose_data_is_a_file_sums_are_taught_as_they_are():
+def test_a_task_with_a_file_as_data_is_trained_on_default_sums():
     data = {"jsonl": {"path": "sums.jsonl"}}
     of_a_file = Task.model_validate({"name": "sums", "prompt": "{terms}?", "data": data, "reward": "sums"})
     drawn = example_problems.draw_problems(of_a_file, seed=1)
@@ -75,7 +75,7 @@ def test_for_a_task_whose_data_is_a_file_sums_are_taught_as_they_are():
     assert list(itertools.islice(drawn, 20)) == list(itertools.islice(plain, 20))
 
 
-def test_a_chat_is_not_taught():
+def test_a_chat_is_refused():
     chat = task().model_copy(update={"prompt": None})
     with pytest.raises(ValueError, match="is a chat; this initializer teaches plain prompts only"):
         next(example_problems.draw_problems(chat, seed=1))
@@ -146,12 +146,12 @@ def test_a_tokenizer_that_autotokenizer_would_ruin_is_never_written(tmp_path, mo
         return tokenizer
 
     monkeypatch.setattr(example, "train_tokenizer", whitespace_tokenizer)
-    with pytest.raises(ValueError, match="otherwise than the one trained"):
+    with pytest.raises(ValueError, match="differently from the trained one"):
         example.build(tmp_path / "model", task(), seed=3, recipe=TINY)
     assert not (tmp_path / "model").exists()
 
 
-def test_only_answers_are_learned_from():
+def test_only_answers_have_a_loss():
     ids_BT, mask_BT = example.pad([([5, 6], [7, 8, 0]), ([5], [7])])
     assert ids_BT.tolist() == [[5, 6, 7, 8, 0], [5, 7, 0, 0, 0]]
     assert mask_BT.int().tolist() == [[0, 0, 1, 1, 1], [0, 1, 0, 0, 0]]
@@ -163,7 +163,7 @@ def test_only_answers_are_learned_from():
     assert loss.item() == pytest.approx(-sum(expected).item() / 4, abs=1e-5)
 
 
-def test_the_warm_start_learns():
+def test_the_warm_up_lowers_the_loss():
     torch.manual_seed(0)
     model = example.make_model(end=0)
     batch = example.pad([([5, 6], [7, 8, 0]), ([6, 5], [8, 7, 0])])
@@ -172,7 +172,7 @@ def test_the_warm_start_learns():
     assert example.answer_loss(model, *batch).item() < before / 10
 
 
-def test_the_command_reads_the_job_and_refuses_one_it_cannot_teach(job, tmp_path, monkeypatch):
+def test_the_command_reads_the_job_and_refuses_unsupported_jobs(job, tmp_path, monkeypatch):
     data = {"reasoningGym": {"dataset": "leg_counting"}}
     made = job(tasks=[{"name": "legs", "data": data, "reward": "sums"}])
     (tmp_path / "job.json").write_text(made.model_dump_json(by_alias=True))

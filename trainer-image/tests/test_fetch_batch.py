@@ -1,4 +1,4 @@
-"""A shard that does not fit the scalars is refused; the client waits for a coordinator that is away."""
+"""A shard that does not match the scalars is rejected; the client waits for an unavailable coordinator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rljob.trainer.errors import SupersededError, UnrecoverableError
 from rljob.trainer.fetch_batch import SERVER_ERRORS, check_shard, decode_shard, pull_shard
 
 
-def test_a_shard_survives_the_wire(batch):
+def test_a_shard_is_decoded_unchanged(batch):
     train, samples = batch()
     data = zstandard.compress(msgspec.msgpack.encode(samples))
     rows = check_shard(decode_shard(data, 1 << 20), train.samples, list(range(len(samples))))
@@ -26,7 +26,7 @@ def test_a_shard_survives_the_wire(batch):
 
 
 @pytest.mark.parametrize("data", [b"", b"no zstd", zstandard.compress(b"no msgpack"), zstandard.compress(b"\x91\x01")])
-def test_what_is_not_a_shard_is_refused(data):
+def test_data_that_is_not_a_shard_is_refused(data):
     with pytest.raises(UnrecoverableError, match="cannot be read"):
         decode_shard(data, 1 << 20)
 
@@ -124,7 +124,7 @@ def test_a_row_of_several_turns_has_the_mask_of_all_answers_and_their_rewards():
 @pytest.mark.parametrize(
     ("empty", "rewards"), [(0, [0, 0, 0.5, 1.0, 2.0]), (1, [0, 0, 1.5, 2.0]), (2, [0, 0, 0.5, 0, 3.0])]
 )
-def test_the_reward_of_a_turn_without_tokens_goes_to_a_token_that_the_model_wrote(empty, rewards):
+def test_the_reward_of_a_turn_without_tokens_is_assigned_to_a_token_of_the_model(empty, rewards):
     segments, end = [Segment("prompt", 0, 2)], 2
     for turn, reward in enumerate((0.5, 1.0, 2.0)):
         written = (1, 2, 1)[turn] if turn != empty else 0
@@ -133,7 +133,7 @@ def test_the_reward_of_a_turn_without_tokens_goes_to_a_token_that_the_model_wrot
     assert row_of(segments).rewards_L.tolist() == rewards
 
 
-def test_a_sample_in_which_the_model_wrote_nothing_has_no_rewards_of_tokens():
+def test_a_sample_without_tokens_of_the_model_has_no_rewards():
     assert not row_of([Segment("prompt", 0, 3), Segment("model", 3, 3, 1.0)]).rewards_L.any()
 
 
@@ -147,7 +147,7 @@ def impatient(monkeypatch) -> None:
     monkeypatch.setattr(module, "FIRST_BACKOFF_SECONDS", 0.0)
 
 
-async def test_a_shard_is_pulled_however_long_the_coordinator_is_away(batch, coordinator, impatient):
+async def test_a_pull_is_retried_while_the_coordinator_is_unavailable(batch, coordinator, impatient):
     coordinator.batches, coordinator.incarnation = {0: batch()}, 1
     coordinator.answers = [503] * 30 + [500] * SERVER_ERRORS
     rows = await asyncio.to_thread(pull, coordinator, coordinator.batches[0][0])
@@ -159,9 +159,7 @@ async def test_a_shard_is_pulled_however_long_the_coordinator_is_away(batch, coo
     ("answers", "error"),
     [([409], SupersededError), ([404], UnrecoverableError), ([500] * (SERVER_ERRORS + 1), UnrecoverableError)],
 )
-async def test_a_coordinator_that_will_never_serve_a_shard_is_not_asked_for_ever(
-    batch, coordinator, impatient, answers, error
-):
+async def test_a_pull_ends_if_the_coordinator_never_serves_the_shard(batch, coordinator, impatient, answers, error):
     coordinator.batches, coordinator.answers = {0: batch()}, list(answers)
     with pytest.raises(error):
         await asyncio.to_thread(pull, coordinator, coordinator.batches[0][0])

@@ -1,4 +1,4 @@
-"""The initializer of a job in a cluster, as the process that its pod runs."""
+"""The initializer of a job in a cluster, run as the process of its pod."""
 
 import json
 import os
@@ -17,7 +17,7 @@ mkdir -p "$1" && echo made >> "$1/times" && echo "$RLJOB_SEED $RLJOB_STORAGE" > 
 
 
 class Pod:
-    """Runs the initializer over the same storage."""
+    """Runs the initializer several times with the same storage."""
 
     def __init__(self, directory):
         self.storage = directory / "storage"
@@ -46,8 +46,8 @@ class Pod:
 
     def run(self, *arguments):
         process = self.start(*(arguments or ("--", *self.spec["initializer"]["command"])))
-        _, said = process.communicate(timeout=100)
-        return process.returncode, said
+        _, log = process.communicate(timeout=100)
+        return process.returncode, log
 
     def times(self):
         return (self.storage / "model" / "times").read_text().count("made")
@@ -61,12 +61,12 @@ def pod(tmp_path):
 def test_it_runs_once(pod):
     assert pod.run()[0] == 0
     assert (pod.storage / "model" / "seen").read_text() == f"5 {pod.storage}\n"
-    code, said = pod.run()
-    assert code == 0 and "the storage holds what the initializer makes" in said
+    code, log = pod.run()
+    assert code == 0 and "the storage holds the result of the initializer" in log
     assert pod.times() == 1
 
 
-def test_it_runs_again_when_it_makes_something_else_and_nobody_works_with_it(pod):
+def test_it_runs_again_if_its_inputs_changed_and_no_run_has_used_its_result(pod):
     assert pod.run()[0] == 0
     pod.spec["seed"] = 6
     assert pod.run()[0] == 0
@@ -77,32 +77,32 @@ def test_it_runs_again_when_it_makes_something_else_and_nobody_works_with_it(pod
     assert pod.times() == 2
 
 
-def test_one_that_fails_is_run_again(pod):
+def test_it_runs_again_after_a_failure(pod):
     pod.write("#!/bin/sh\necho out of memory >&2; exit 3\n")
-    code, said = pod.run()
-    assert code == 3 and said.endswith("the initializer exited with code 3\n")
+    code, log = pod.run()
+    assert code == 3 and log.endswith("the initializer exited with code 3\n")
     pod.write(MAKE)
     assert pod.run()[0] == 0
     assert pod.times() == 1
 
 
 @pytest.mark.parametrize(
-    ("program", "said"),
+    ("program", "log"),
     [
         ("#!/bin/sh\n", "spec.models[0].source: the initializer left no directory"),
         ("#!/no/such/shell\n", "spec.initializer.command: "),
     ],
 )
-def test_what_no_restart_mends_is_a_configuration_error(pod, program, said):
+def test_a_permanent_failure_is_a_configuration_error(pod, program, log):
     pod.write(program)
     code, err = pod.run()
-    assert code == 2 and said in err
+    assert code == 2 and log in err
 
 
 @pytest.mark.parametrize("arguments", [("make-model",), ("--",), ("",)])
-def test_it_is_told_how_to_call_it(pod, arguments):
-    code, said = pod.run(*arguments)
-    assert code == 2 and "usage" in said
+def test_wrong_arguments_print_the_usage(pod, arguments):
+    code, log = pod.run(*arguments)
+    assert code == 2 and "usage" in log
 
 
 def test_a_signal_reaches_the_command(pod):

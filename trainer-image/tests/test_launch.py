@@ -1,4 +1,4 @@
-"""The ranks of a node, as real processes: how the whole ends when one of them does."""
+"""The ranks of a node as real processes: the launcher ends when one of them ends."""
 
 from __future__ import annotations
 
@@ -53,22 +53,22 @@ async def launch(tmp_path: Path):
             await process.wait()
 
 
-FAKE = "import sys; from rljob.trainer import launch; launch.KILL_SECONDS = 0.3; launch.REPORT_SECONDS = {words}; "
+FAKE = "import sys; from rljob.trainer import launch; launch.KILL_SECONDS = 0.3; launch.REPORT_SECONDS = {seconds}; "
 RANK = "import os, signal, sys, time; rank = int(os.environ['RANK']); "
 
 
-SAY_PID = r"os.write(1, b'%d\n' % os.getpid())"  # in one write: ranks share a pipe
+PRINT_PID = r"os.write(1, b'%d\n' % os.getpid())"  # in one write: ranks share a pipe
 
 
-def fake(program: str, words: float = 0.5, nodes: Nodes = Nodes(), **variables: str) -> subprocess.Popen[str]:
+def fake(program: str, seconds: float = 0.5, nodes: Nodes = Nodes(), **variables: str) -> subprocess.Popen[str]:
     """Start a launcher of two ranks that run ``program``."""
     command = [sys.executable, "-S", "-c", RANK + program]
-    text = FAKE.format(words=words) + f"sys.exit(launch.launch({command!r}, 2, launch.{nodes!r}))"
+    text = FAKE.format(seconds=seconds) + f"sys.exit(launch.launch({command!r}, 2, launch.{nodes!r}))"
     given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": os.environ | variables}
     return subprocess.Popen([sys.executable, "-c", text], **given)
 
 
-OTHER_SPEAKS_LATER = "rank or sys.exit(1); time.sleep(0.1); sys.exit(2)"
+OTHER_FAILS_LATER = "rank or sys.exit(1); time.sleep(0.1); sys.exit(2)"
 
 
 @pytest.mark.parametrize(
@@ -79,17 +79,17 @@ OTHER_SPEAKS_LATER = "rank or sys.exit(1); time.sleep(0.1); sys.exit(2)"
         ("sys.exit(2) if rank else time.sleep(99)", 2),
         ("sys.exit(1) if rank else time.sleep(99)", 1),
         ("os.kill(os.getpid(), signal.SIGKILL) if rank else time.sleep(99)", 1),
-        (OTHER_SPEAKS_LATER, 2),  # the other says why, a moment later
+        (OTHER_FAILS_LATER, 2),  # the other rank fails a moment later
         ("signal.signal(signal.SIGTERM, signal.SIG_IGN); sys.exit(2) if rank else time.sleep(99)", 2),
     ],
 )
-def test_the_whole_ends_as_its_ranks_do(program, code):
-    with fake(program, words=60.0 if program == OTHER_SPEAKS_LATER else 0.5) as launcher:
+def test_the_launcher_exits_with_the_code_of_its_ranks(program, code):
+    with fake(program, seconds=60.0 if program == OTHER_FAILS_LATER else 0.5) as launcher:
         assert launcher.wait(60) == code
 
 
 @pytest.mark.parametrize(
-    ("said", "nodes"),
+    ("variables", "nodes"),
     [
         ({}, Nodes()),
         (
@@ -99,30 +99,30 @@ def test_the_whole_ends_as_its_ranks_do(program, code):
         ({"NODES": "4", "NODE_RANK": "3", "MASTER": "first:7"}, Nodes(4, 3, "first:7")),
     ],
 )
-def test_a_node_knows_which_one_it_is(said, nodes):
-    assert nodes_of({f"RLJOB_{name}": value for name, value in said.items()}) == nodes
+def test_the_nodes_are_read_from_the_environment(variables, nodes):
+    assert nodes_of({f"RLJOB_{name}": value for name, value in variables.items()}) == nodes
 
 
 def test_the_ranks_of_several_nodes_meet_at_the_first_one():
     assert Nodes(2, 1, "first").address() == ("first", 29500)
-    assert Nodes(2, 0, "first:7").address() == ("localhost", 7)  # the cluster may not know its name yet
+    assert Nodes(2, 0, "first:7").address() == ("localhost", 7)  # the cluster's DNS may not have its name yet
     assert Nodes(2, 1, "[fd00::1]:7").address() == ("fd00::1", 7)
     assert Nodes(1, 0, "first:7").address()[0] == "127.0.0.1"
 
 
 @pytest.mark.parametrize(
-    ("said", "sentence"),
+    ("variables", "sentence"),
     [
         ({"RLJOB_NODES": "2", "RLJOB_NODE_RANK": "2", "RLJOB_MASTER": "a"}, "RLJOB_NODE_RANK: 2 is not one of 2 nodes"),
         ({"RLJOB_NODES": "2"}, "RLJOB_MASTER is not set, and there are 2 nodes"),
     ],
 )
-def test_nodes_that_make_no_sense_are_refused(said, sentence):
+def test_contradicting_node_variables_are_refused(variables, sentence):
     with pytest.raises(ValueError, match=sentence):
-        nodes_of(said)
+        nodes_of(variables)
 
 
-def test_the_launcher_beats_where_rank_0_is_not(tmp_path):
+def test_the_launcher_writes_the_heartbeat_on_nodes_without_rank_0(tmp_path):
     beat = tmp_path / "beat"
     with fake("time.sleep(99)", nodes=Nodes(2, 1, "first:7"), RLJOB_HEARTBEAT=str(beat)) as launcher:
         for _ in range(2):
@@ -134,14 +134,14 @@ def test_the_launcher_beats_where_rank_0_is_not(tmp_path):
 
 @pytest.fixture
 def rank():
-    """A rank that does nothing."""
+    """A rank that sleeps."""
     with subprocess.Popen(["sleep", "99"]) as process:
         yield process
         process.kill()
 
 
 def beats(monkeypatch, beat, rank, nodes):
-    """Return what has the launcher beat now if it is to, and returns whether it did."""
+    """Return a function that polls the launcher's heartbeat and returns whether it was written."""
     monkeypatch.setenv("RLJOB_HEARTBEAT", str(beat))
     monkeypatch.setattr(launch_module, "BEAT_SECONDS", 0.0)
     beating = launch_module._beats([rank], nodes)
@@ -155,25 +155,25 @@ def beats(monkeypatch, beat, rank, nodes):
     return has_beaten
 
 
-def test_the_launcher_does_not_beat_while_a_rank_is_stopped(tmp_path, monkeypatch, rank):
-    has_beaten, seen = beats(monkeypatch, tmp_path / "beat", rank, Nodes(2, 1, "first:7")), psutil.Process(rank.pid)
-    for blow, stopped in ((signal.SIGSTOP, True), (signal.SIGCONT, False)):
-        rank.send_signal(blow)
-        while (seen.status() == psutil.STATUS_STOPPED) != stopped or seen.status() == psutil.STATUS_DISK_SLEEP:
+def test_the_launcher_writes_no_heartbeat_while_a_rank_is_stopped(tmp_path, monkeypatch, rank):
+    has_beaten, process = beats(monkeypatch, tmp_path / "beat", rank, Nodes(2, 1, "first:7")), psutil.Process(rank.pid)
+    for number, stopped in ((signal.SIGSTOP, True), (signal.SIGCONT, False)):
+        rank.send_signal(number)
+        while (process.status() == psutil.STATUS_STOPPED) != stopped or process.status() == psutil.STATUS_DISK_SLEEP:
             time.sleep(0.01)
         assert has_beaten() != stopped
 
 
-def test_the_launcher_does_not_beat_for_rank_0(tmp_path, monkeypatch, rank):
-    """Rank 0 does so itself, and a launcher that is well says nothing of it."""
+def test_the_launcher_writes_no_heartbeat_for_rank_0(tmp_path, monkeypatch, rank):
+    """Rank 0 writes its own heartbeat; that of the launcher would hide a rank 0 that hangs."""
     has_beaten = beats(monkeypatch, tmp_path / "beat", rank, Nodes(2, 0, "first:7"))
     assert not has_beaten()
 
 
-def test_gloo_is_told_the_interface_of_the_nodes_address_and_a_persons_word_wins(monkeypatch):
+def test_gloo_gets_the_interface_of_the_nodes_address_unless_a_user_sets_it(monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     assert interface_of("127.0.0.1") == "lo"
-    assert interface_of("::1") == ""  # gloo goes by the node's name
+    assert interface_of("::1") == ""  # gloo uses the address of the node's name
     assert interface_of("192.0.2.1") == ""
     assert Nodes(2, 1, "first", "127.0.0.1").variables() == {"GLOO_SOCKET_IFNAME": "lo"}
     assert Nodes(2, 1, "first", "192.0.2.1").variables() == {}
@@ -183,7 +183,7 @@ def test_gloo_is_told_the_interface_of_the_nodes_address_and_a_persons_word_wins
 
 
 def test_a_signal_ends_all_ranks(tmp_path):
-    program = f"signal.signal(signal.SIGTERM, signal.SIG_IGN); {SAY_PID}; time.sleep(99)"
+    program = f"signal.signal(signal.SIGTERM, signal.SIG_IGN); {PRINT_PID}; time.sleep(99)"
     with fake(program) as launcher:
         ranks = [psutil.Process(int(launcher.stdout.readline())) for _ in range(2)]
         launcher.terminate()
@@ -191,7 +191,7 @@ def test_a_signal_ends_all_ranks(tmp_path):
         assert not psutil.wait_procs(ranks, timeout=60)[1]
 
 
-def test_a_trainer_ended_by_a_signal_does_not_say_that_the_training_is_complete():
+def test_a_trainer_ended_by_a_signal_does_not_exit_with_0():
     program = "from rljob.trainer import main; import time; main._end_on_signal(); print(flush=True); time.sleep(99)"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as trainer:
         trainer.stdout.readline()
@@ -200,13 +200,15 @@ def test_a_trainer_ended_by_a_signal_does_not_say_that_the_training_is_complete(
 
 
 @pytest.mark.timeout(300)
-async def test_a_configuration_error_of_a_rank_is_that_of_the_whole(tmp_path, job, coordinator, launch):
+async def test_a_configuration_error_of_a_rank_is_the_exit_code_of_the_launcher(tmp_path, job, coordinator, launch):
     nothing = {"name": "policy", "source": str(tmp_path / "nothing")}
-    process = await launch(coordinator, job(models=[nothing]), processes=1)  # two that are fakes: see above
+    process = await launch(
+        coordinator, job(models=[nothing]), processes=1
+    )  # the tests above cover two ranks, with fakes
     assert await process.wait() == 2
 
 
-KILLS_NOBODY = """
+KILLS_NO_RANK = """
 import sys
 from rljob.trainer import launch
 launch.KILL_SECONDS = 1e6
@@ -217,13 +219,13 @@ sys.exit(launch.launch([sys.executable, "-m", "rljob.trainer.main"], int(sys.arg
 @pytest.mark.timeout(300)
 async def test_two_ranks_in_the_middle_of_a_step_end_by_themselves(job, batch, coordinator, launch):
     coordinator.batches = {0: batch()}
-    process = await launch(coordinator, job(), program=("-c", KILLS_NOBODY))
+    process = await launch(coordinator, job(), program=("-c", KILLS_NO_RANK))
     await coordinator.admit()
     await coordinator.train(0)
     ranks = psutil.Process(process.pid).children()
     assert len(ranks) == 2
     coordinator.answers = [503] * 1000
-    await coordinator.tell(m.Train(1, 1, coordinator.batches[0][0].samples, False))
+    await coordinator.send(m.Train(1, 1, coordinator.batches[0][0].samples, False))
     while (1, 0, 2) not in coordinator.pulls:
         await asyncio.sleep(0.01)
     process.terminate()
@@ -261,7 +263,7 @@ process_group._rendezvous(int(os.environ["RANK"]), 2)
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_a_node_that_waits_for_the_others_ends_when_it_is_told_to(rank):
+def test_a_node_that_waits_for_other_nodes_ends_on_sigterm(rank):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     variables = {"RANK": rank, "MASTER_ADDR": "localhost" if rank == "0" else "first.invalid", "MASTER_PORT": str(port)}
@@ -278,7 +280,7 @@ def test_a_node_that_waits_for_the_others_ends_when_it_is_told_to(rank):
 
 
 def listens(port: int) -> bool:
-    """Return whether a process listens at a port; a connection would be one of those it waits for."""
+    """Return whether a process listens on a port. A test connection would count as one of the ranks it waits for."""
     return any(
         each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in psutil.net_connections(kind="tcp")
     )

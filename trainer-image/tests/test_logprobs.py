@@ -34,7 +34,7 @@ def test_values_and_gradients_are_those_of_a_log_softmax(rows, positions, chunk,
     (gradient,) = torch.autograd.grad((ours * weights).sum(), logits)
     theirs = expected(logits, targets, temperatures)
     (reference,) = torch.autograd.grad((theirs * weights).sum(), logits)
-    # What float32 can do: an ulp or so of the largest logit there is after the temperature.
+    # Resolution of float32: about one ulp of the largest logit after the temperature.
     largest = (logits.detach().abs() / temperatures[:, None, None]).flatten().tolist()
     error = 8 * torch.finfo(torch.float32).eps * max([1.0, *largest])
     torch.testing.assert_close(ours.double(), theirs, rtol=1e-6, atol=error)

@@ -1,4 +1,4 @@
-"""Objectives and aggregation against a reference in plain Python, and the mistakes that public code makes."""
+"""Objectives and aggregation against a reference in plain Python, and known mistakes of public code."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_every_token_has_the_objective_of_the_paper(tokens, dual):
 
 
 @given(st.lists(st.tuples(logprob, logprob, advantage), min_size=1, max_size=20), st.floats(1.01, 10))
-def test_a_dual_clip_bounds_what_a_bad_sample_can_cost(tokens, dual):
+def test_a_dual_clip_bounds_the_objective_of_a_bad_sample(tokens, dual):
     new, old, advantages = (list(column) for column in zip(*tokens, strict=True))
     values = objective([[x] for x in new], [[x] for x in old], advantages, dual).values_BK
     for value, a in zip(values[:, 0].tolist(), advantages, strict=True):
@@ -91,13 +91,13 @@ def test_ratios_do_not_grow_with_the_length_of_a_sequence():
     assert values.max().item() == pytest.approx(1.1, rel=1e-6)
 
 
-def test_an_absurd_log_ratio_stays_finite():
+def test_an_extreme_log_ratio_stays_finite():
     values = objective([[0.0, -1e4]], [[-1e4, 0.0]], [-1.0]).values_BK
     assert torch.isfinite(values).all()
     assert values[0, 0].item() == pytest.approx(-math.exp(20))
 
 
-def test_what_the_mask_excludes_cannot_count():
+def test_masked_positions_have_no_effect():
     """Mistake 1: a token mean whose numerator ignores the mask."""
     values = torch.tensor([[1.0, float("nan")], [3.0, 1e30]], requires_grad=True)
     mask = torch.tensor([[True, False], [True, False]])
@@ -107,7 +107,7 @@ def test_what_the_mask_excludes_cannot_count():
     assert values.grad.tolist() == [[0.5, 0.0], [2.0, 0.0]]
 
 
-def test_a_row_without_tokens_counts_for_nothing_whatever_its_values_are():
+def test_a_row_without_tokens_has_no_effect():
     values = torch.tensor([[float("inf")], [2.0]], requires_grad=True)
     total = masked_sum(values, torch.tensor([[False], [True]]), torch.tensor([0.0, 1.0]))
     total.backward()

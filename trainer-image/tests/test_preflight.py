@@ -1,4 +1,4 @@
-"""A problem of a model's directory or of a machine is a sentence before torch is imported."""
+"""Problems of a model's directory or a machine are reported without importing torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rljob.trainer import model_directory, preflight
 
 @pytest.fixture
 def model(tmp_path: Path, model_directory: Path) -> Path:
-    """A copy to break."""
+    """A copy of the model that the test modifies."""
     return Path(shutil.copytree(model_directory, tmp_path / "model"))
 
 
@@ -57,15 +57,15 @@ BROKEN = {
         "holds no Hugging Face model (config.json is missing)",
     ),
     "config not JSON": (lambda model: (model / "config.json").write_text("{"), "config.json cannot be read"),
-    "config a list": (lambda model: (model / "config.json").write_text("[]"), "it is no JSON object"),
-    "unknown kind": (edit(model_type="qwen99"), "model_type 'qwen99' is no causal language model"),
-    "no kind": (edit(model_type=None), "model_type None is no causal language model"),
+    "config a list": (lambda model: (model / "config.json").write_text("[]"), "it is not a JSON object"),
+    "unknown kind": (edit(model_type="qwen99"), "model_type 'qwen99' is not a causal language model"),
+    "no kind": (edit(model_type=None), "model_type None is not a causal language model"),
     "no weights": (
         lambda model: (model / "model.safetensors").unlink(),
         "holds no weights (model.safetensors is missing)",
     ),
-    "weights cut off": (cut, "model.safetensors is cut off or no safetensors file"),
-    "weights empty": (lambda model: (model / "model.safetensors").write_bytes(b""), "model.safetensors is cut off"),
+    "weights cut off": (cut, "model.safetensors is truncated or not a safetensors file"),
+    "weights empty": (lambda model: (model / "model.safetensors").write_bytes(b""), "model.safetensors is truncated"),
     "a file of several missing": (index({"w": "model-00001.safetensors"}), "model-00001.safetensors is missing"),
     "a broken index": (index([]), "model.safetensors.index.json cannot be read"),
     "another vocabulary": (edit(vocab_size=99), "embed_tokens.weight is [61, 32] where config.json says [99, 32]"),
@@ -87,7 +87,7 @@ def test_a_good_model_has_no_problems(model):
     (model / "model.safetensors").rename(model / "model-1.safetensors")
     index({"a": "model-1.safetensors", "b": "model-1.safetensors"})(model)
     assert list(model_directory.problems(model)) == []
-    (model / "pytorch_model.bin").touch()  # not looked into
+    (model / "pytorch_model.bin").touch()  # not checked
     assert list(model_directory.problems(model)) == []
 
 
@@ -99,7 +99,7 @@ def test_the_kinds_are_those_that_transformers_knows():
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """Maker of a machine with so many GPUs."""
+    """Function that simulates a machine with a number of GPUs."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(preflight, "DEVICES", tmp_path / "dev")
     (tmp_path / "dev").mkdir()
@@ -127,7 +127,7 @@ def test_devices_are_counted(job, machine, monkeypatch):
     assert "this machine has 1" in check(job(trainer={"processesPerNode": 2}))[0]
 
 
-def test_a_model_that_the_initializer_makes_later_is_left_out(job, machine, tmp_path):
+def test_a_model_that_the_initializer_makes_is_not_checked(job, machine, tmp_path):
     later = job(models=[{"name": "policy", "source": "job://model"}])
     assert check(later, tmp_path) == []
     (tmp_path / "model").mkdir()
@@ -190,6 +190,6 @@ def test_the_check_prints_sentences_and_exits_2_without_importing_torch(job, tmp
     cut(model)
     done = run_check(job, tmp_path, model)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"spec.models[0].source: {model}/model.safetensors is cut off")
+    assert done.stderr.startswith(f"spec.models[0].source: {model}/model.safetensors is truncated")
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "storage").exists()

@@ -1,4 +1,4 @@
-"""Several ranks on gloo give what one gives, and a checkpoint does not depend on their number."""
+"""Several ranks on gloo give the same results as one rank, and a checkpoint does not depend on their number."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def compare(results: list[Any], alone: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_ranks_give_the_parameters_and_figures_of_one(model_directory, job, batch, size):
+def test_ranks_give_the_parameters_and_metrics_of_one_rank(model_directory, job, batch, size):
     made = job(trainer={"microbatchTokens": 60, "optimizer": OPTIMIZER_SETTINGS})
     steps = [batch(seed, step=seed) for seed in range(2)]
     (alone,) = on_ranks(1, train, model_directory, made, steps)
@@ -77,7 +77,7 @@ def save(world: World, source: Path, job: RLJob, steps: list[Any], storage: Path
 
 
 def resume(world: World, job: RLJob, step: Any, storage: Path) -> Any:
-    """Return weights and moments as loaded, then what one more step makes of them."""
+    """Return weights and moments as loaded, then after one more step."""
     checkpoint, _ = CheckpointStore(storage).newest()
     backend = FsdpBackend(checkpoint, job.spec.trainer, world)
     backend.load(checkpoint)

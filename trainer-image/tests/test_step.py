@@ -114,7 +114,7 @@ ALGORITHMS = {
     "dr_grpo": {"preset": "dr_grpo"},
     "minibatches": {"preset": "grpo", "ratio": "proximal", "minibatches": 3, "clipHigh": 0.28},
 }
-# Key biases have no gradient but rounding, which AdamW would blow up: a large epsilon keeps the comparison meaningful.
+# Gradients of key biases are only rounding, which AdamW would amplify: a large epsilon keeps the comparison meaningful.
 OPTIMIZER = {"learningRate": 1e-3, "maxGradNorm": 0.05, "weightDecay": 0.1, "epsilon": 1e-3}
 
 
@@ -140,7 +140,7 @@ def shards(train: Train, shard: list[SampleTokens]) -> dict:
 
 
 def as_sampled(source: str, train: Train, shard: list[SampleTokens], error: float = 0.0) -> list[SampleTokens]:
-    """Return the shard with the engine's log-probabilities as the model gives them, off by ``error`` in one token."""
+    """Return the shard with the model's log-probabilities as the engine's, off by ``error`` in one token."""
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     result = []
     for tokens, sample in zip(shard, train.samples, strict=True):
@@ -217,7 +217,7 @@ def flat(train: Train, shard: list[SampleTokens], source: str) -> tuple[torch.Te
     return torch.cat(old), torch.cat(behavior).double()
 
 
-def test_the_figures_say_what_happened(model_directory, world, job, batch):
+def test_the_metrics_equal_those_of_a_plain_model(model_directory, world, job, batch):
     train, shard = batch()
     made = job(trainer={"microbatchTokens": 60, "optimizer": OPTIMIZER})
     backend = FsdpBackend(model_directory, made.spec.trainer, world)
@@ -264,7 +264,7 @@ def test_the_figures_say_what_happened(model_directory, world, job, batch):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_advantages_said_are_those_that_were_used(model_directory, world, job, batch, algorithm):
+def test_the_reported_advantages_are_the_used_ones(model_directory, world, job, batch, algorithm):
     made = job(algorithm=ALGORITHMS[algorithm], trainer={"microbatchTokens": 60})
     train, shard = batch()
     backend = FsdpBackend(model_directory, made.spec.trainer, world)
@@ -282,7 +282,7 @@ def stepped(model_directory, world, made, train, shard, functions, monkeypatch) 
     return result, digest(backend.named_tensors())
 
 
-def test_nan_where_the_model_did_not_write_changes_nothing(model_directory, world, job, batch, monkeypatch):
+def test_nan_outside_the_models_tokens_has_no_effect(model_directory, world, job, batch, monkeypatch):
     train, shard = batch()
     made = job(trainer={"optimizer": OPTIMIZER})
 
@@ -330,7 +330,7 @@ def test_an_empty_answer_has_no_weight_and_does_not_break_a_mean_by_sample(
 
     result, _ = stepped(model_directory, world, made, train, shard, {"aggregation": aggregation}, monkeypatch)
     assert np.isfinite(result.metrics["loss"]) and result.metrics["grad_norm"] > 0
-    np.testing.assert_allclose(  # of the empty answer too: the audit compares all samples
+    np.testing.assert_allclose(  # including the empty answer: the audit compares all samples
         result.advantages_N, reference_advantages(made.spec.algorithm, train), rtol=1e-6
     )
 

@@ -1,4 +1,4 @@
-"""The trainer as a process, driven by a stand-in for the coordinator that speaks the real messages."""
+"""The trainer as a process, driven by a fake coordinator with the real messages."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ async def test_a_killed_trainer_resumes_from_its_checkpoint_and_replays_to_the_s
     coordinator.answers = [503, 500]  # the coordinator is restarting: the pull is repeated
     await coordinator.train(1)
 
-    await coordinator.tell(m.Checkpoint(1, 2, []))
-    assert (await coordinator.hear(m.Checkpointed)).path == "checkpoints/step-000002"
+    await coordinator.send(m.Checkpoint(1, 2, []))
+    assert (await coordinator.receive(m.Checkpointed)).path == "checkpoints/step-000002"
     await coordinator.train(2)
     await coordinator.train(3)
     after_four = await coordinator.digest()
@@ -58,18 +58,18 @@ async def test_a_killed_trainer_resumes_from_its_checkpoint_and_replays_to_the_s
     (process,) = await start(coordinator, made)
     assert (await coordinator.admit(4)).step == 2
     await coordinator.train(2)
-    await coordinator.tell(m.SendWeights(1, 9, []))  # a lower incarnation's: dropped, digest() hears no update 9
+    await coordinator.send(m.SendWeights(1, 9, []))  # of a lower incarnation: dropped, digest() receives no update 9
     await coordinator.train(3)
     assert await coordinator.digest() == after_four
 
-    await coordinator.socket.close()  # the connection breaks: training is not disturbed
-    again = await coordinator.hear(m.RegisterTrainer)
+    await coordinator.socket.close()  # the connection breaks; training continues
+    again = await coordinator.receive(m.RegisterTrainer)
     assert (again.incarnation, again.step) == (2, 4)
-    repeated = await coordinator.hear(m.StepDone)
+    repeated = await coordinator.receive(m.StepDone)
     assert (repeated.incarnation, repeated.step) == (2, 3) and "loss" in repeated.metrics
-    await coordinator.tell(m.TrainerRegistered(2, 4), m.Checkpoint(2, 4, [2]))
-    await coordinator.hear(m.Checkpointed)
-    await coordinator.tell(m.Stop("done"))
+    await coordinator.send(m.TrainerRegistered(2, 4), m.Checkpoint(2, 4, [2]))
+    await coordinator.receive(m.Checkpointed)
+    await coordinator.send(m.Stop("done"))
     assert await asyncio.wait_for(process.wait(), WAIT_SECONDS) == 0
 
     kept = tmp_path / "storage" / "checkpoints" / "step-000004"
@@ -79,7 +79,7 @@ async def test_a_killed_trainer_resumes_from_its_checkpoint_and_replays_to_the_s
 
 
 def receive(ready: m.WeightGroupReady, bucket_bytes: int) -> str:
-    """Join the group as an engine would and take all weights; return the digest of what came."""
+    """Join the group like an engine and receive all weights; return their digest."""
     tcp = dist.TCPStore(ready.address, ready.port, is_master=False, wait_for_workers=False)
     group = dist.ProcessGroupGloo(dist.PrefixStore(ready.group, tcp), 1, ready.world_size, timedelta(seconds=20))
     hasher = blake3.blake3()
@@ -91,51 +91,49 @@ def receive(ready: m.WeightGroupReady, bucket_bytes: int) -> str:
     return hasher.hexdigest()
 
 
-async def test_an_engine_that_joins_after_the_next_step_gets_the_weights_it_was_promised(
-    job, batch, coordinator, start
-):
+async def test_an_engine_that_joins_after_the_next_step_gets_the_weights_of_its_update(job, batch, coordinator, start):
     made = job()
     coordinator.batches = {0: batch()}
     (process,) = await start(coordinator, made)
     await coordinator.admit()
     promised = await coordinator.digest()
-    await coordinator.tell(m.SendWeights(1, 2, [m.EngineTarget("late", False)]))
-    ready = await coordinator.hear(m.WeightGroupReady)
+    await coordinator.send(m.SendWeights(1, 2, [m.EngineTarget("late", False)]))
+    ready = await coordinator.receive(m.WeightGroupReady)
     await coordinator.train(0)
     assert await asyncio.to_thread(receive, ready, made.spec.weight_sync.bucket_bytes) == promised
-    sent = await coordinator.hear(m.WeightsSent)
+    sent = await coordinator.receive(m.WeightsSent)
     assert (sent.update, sent.engine, sent.digest, sent.error) == (2, "late", promised, "")
     assert await coordinator.digest() != promised
-    await coordinator.tell(m.Reject("the run is someone else's", fatal=True))
+    await coordinator.send(m.Reject("the run is someone else's", fatal=True))
     assert await asyncio.wait_for(process.wait(), WAIT_SECONDS) == 2
 
 
-async def test_two_ranks_train_while_an_engine_is_awaited_and_say_why_they_cannot_go_on(job, batch, coordinator, start):
+async def test_two_ranks_train_while_a_send_waits_and_report_a_bad_batch(job, batch, coordinator, start):
     coordinator.batches = {step: batch(seed=step, step=step) for step in range(3)}
     processes = await start(coordinator, job(), ranks=2)
     await coordinator.admit()
     await coordinator.train(0)
     assert sorted(coordinator.pulls) == [(0, 0, 2), (0, 1, 2)]
 
-    await coordinator.tell(m.SendWeights(1, 7, [m.EngineTarget("engine-that-never-joins", True)]))
-    ready = await coordinator.hear(m.WeightGroupReady)
+    await coordinator.send(m.SendWeights(1, 7, [m.EngineTarget("engine-that-never-joins", True)]))
+    ready = await coordinator.receive(m.WeightGroupReady)
     assert (ready.update, ready.transport, ready.world_size) == (7, "gloo", 2)
     assert "lm_head.weight" not in {meta.name for meta in ready.parameters}
     await coordinator.train(1)
-    await coordinator.tell(m.CancelSend(1, 7, ready.engine))
-    assert (await coordinator.hear(m.WeightsSent)).error == "cancelled"
+    await coordinator.send(m.CancelSend(1, 7, ready.engine))
+    assert (await coordinator.receive(m.WeightsSent)).error == "cancelled"
 
     train, tokens = coordinator.batches[2]
     broken = [msgspec.structs.replace(entry, segments=[]) for entry in tokens]
     coordinator.batches[2] = (train, broken)
-    await coordinator.tell(train)
-    failed = await coordinator.hear(m.TrainerFailed)
+    await coordinator.send(train)
+    failed = await coordinator.receive(m.TrainerFailed)
     assert failed.incarnation == 1 and "do not cover" in failed.reason
-    await coordinator.tell(m.Stop("the run failed"))
+    await coordinator.send(m.Stop("the run failed"))
     assert [await asyncio.wait_for(process.wait(), WAIT_SECONDS) for process in processes] == [2, 2]
 
 
-def test_without_its_environment_the_trainer_says_so_and_exits_with_2(monkeypatch, caplog):
+def test_without_its_environment_the_trainer_exits_with_2(monkeypatch, caplog):
     monkeypatch.delenv("RLJOB_JOB", raising=False)
     with pytest.raises(SystemExit) as exit:
         main()
@@ -158,24 +156,24 @@ def test_a_damaged_checkpoint_is_named(tmp_path, model_directory, job, world, na
         TrainerLoop(environment, world)
 
 
-async def test_a_trainer_on_a_full_disk_waits_for_room_and_says_so(tmp_path, job, batch, coordinator, start):
+async def test_a_trainer_on_a_full_disk_waits_and_reports_it(tmp_path, job, batch, coordinator, start):
     coordinator.batches = {0: batch()}
     (process,) = await start(coordinator, job())
     await coordinator.admit()
     await coordinator.train(0)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
-    await coordinator.tell(m.Checkpoint(1, 1, []))
-    waits = await coordinator.hear(m.TrainerBlocked)
+    await coordinator.send(m.Checkpoint(1, 1, []))
+    waits = await coordinator.receive(m.TrainerBlocked)
     assert f"the checkpoint of step 1 does not fit the disk of {tmp_path}/storage/checkpoints" in waits.reason
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert await coordinator.hear(m.TrainerBlocked) == m.TrainerBlocked(1, "")
-    await coordinator.hear(m.Checkpointed)
+    assert await coordinator.receive(m.TrainerBlocked) == m.TrainerBlocked(1, "")
+    await coordinator.receive(m.Checkpointed)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
     coordinator.batches = {1: batch(step=1)}
     await coordinator.train(1)
-    await coordinator.tell(m.Checkpoint(1, 2, [1]))
-    await coordinator.hear(m.TrainerBlocked)
-    await coordinator.tell(m.Stop("the run failed"))
+    await coordinator.send(m.Checkpoint(1, 2, [1]))
+    await coordinator.receive(m.TrainerBlocked)
+    await coordinator.send(m.Stop("the run failed"))
     assert await asyncio.wait_for(process.wait(), WAIT_SECONDS) == 0
     kept = {path.name for path in (tmp_path / "storage" / "checkpoints").iterdir() if path.is_dir()}
     assert kept == {"step-000001"}

@@ -1,5 +1,5 @@
-"""Two nodes with a network of their own each, as pods have it: the second knows the first by a name that comes late,
-and each one's own name stands for loopback, as on the nodes of clusters (hostNetwork)."""
+"""Two nodes in separate network namespaces, like pods: the DNS name of the first node appears late for the second,
+and each node's own name resolves to loopback, as on nodes of clusters (hostNetwork)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NODE = """
 import subprocess, sys
 from rljob.trainer import launch
 rank, directory = int(sys.argv[1]), sys.argv[2]
-sys.stdin.readline()  # the cable is there
+sys.stdin.readline()  # wait until the cable exists
 def run(*words): subprocess.run(words, check=True)
 run("mount", "--bind", f"{directory}/hosts{rank}", "/etc/hosts")
 run("hostname", f"node{rank}")
@@ -45,7 +45,7 @@ def until(what):
     while not what():
         assert all(node.poll() is None for node in nodes)
         time.sleep(0.02)
-def waits():  # by a name that it does not know yet
+def waits():  # rank 1, for a name that does not resolve yet
     try:
         with open(f"{directory}/log1") as log:
             return "waiting for rank 0" in log.read()
@@ -77,8 +77,8 @@ finally:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.skipif(os.getuid() != 0 or not shutil.which("ip"), reason="networks are root's, and made with iproute2")
-def test_two_machines_meet_by_a_name_that_comes_late(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.getuid() != 0 or not shutil.which("ip"), reason="network namespaces need root and iproute2")
+def test_two_machines_join_by_a_name_that_appears_late(tmp_path: Path) -> None:
     for name, text in {"rank.py": RANK, "node.py": NODE, "machines.py": MACHINES}.items():
         (tmp_path / name).write_text(text)
     for rank in range(2):
@@ -104,4 +104,4 @@ def test_two_machines_meet_by_a_name_that_comes_late(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     # Both write to one pipe, unbuffered: a line's end may come after the other's line.
     assert sorted(re.findall(r"rank \d of \d: [\d.]+\d", done.stdout)) == ["rank 0 of 2: 3.0", "rank 1 of 2: 3.0"]
-    assert "retry" not in done.stderr  # torch's own waiting for a name is pages of it
+    assert "retry" not in done.stderr  # torch's own wait for a name would log many retries

@@ -1,4 +1,4 @@
-"""Rows in which the model writes several segments: (prompt, model, observation, model), against plain torch."""
+"""Rows with several segments of the model: (prompt, model, observation, model), against plain torch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def two_turns(seed: int) -> tuple[Train, dict[int, Row], list[list[int]]]:
 
 
 def turn_returns(inputs: AdvantageInputs) -> dict[int, np.ndarray]:
-    """The reward from each token on, half as much from one token to the next."""
+    """Return of each token: the sum of rewards from it on, discounted by 0.5 per token."""
     result = {}
     for i, rewards_L in inputs.rewards.items():
         total, values = 0.0, np.zeros(len(rewards_L))
@@ -81,7 +81,7 @@ def gradients_of(backend: FsdpBackend) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("budget", [1, 60, 10_000])
 @pytest.mark.parametrize("advantage", ["group_centered", "mine:turn_returns"])
-def test_only_what_the_model_wrote_is_trained_on(model_directory, world, job, monkeypatch, budget, advantage):
+def test_only_the_models_tokens_are_trained_on(model_directory, world, job, monkeypatch, budget, advantage):
     monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(turn_returns=turn_returns))
     train, rows, ends = two_turns(budget)
     made = job(algorithm={"advantage": "group_centered"})
@@ -104,7 +104,7 @@ def test_only_what_the_model_wrote_is_trained_on(model_directory, world, job, mo
     np.testing.assert_allclose(result.advantages_N, means, rtol=1e-6, atol=1e-7)
 
 
-def test_rewards_arrive_at_the_last_token_that_the_model_wrote_up_to_the_end_of_their_segment():
+def test_the_reward_of_a_segment_is_assigned_to_the_models_last_token_up_to_its_end():
     mask = np.array([False, True, True, False, True, False])
 
     def rewards(*turns: tuple[int, float]) -> list[float]:

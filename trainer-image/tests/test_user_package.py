@@ -186,7 +186,7 @@ class OneReplica(Bigrams):
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package ``mine`` that this process and those it starts can import."""
+    """A package ``mine`` that this process and its children can import."""
     directory = tmp_path / "packages" / "mine"
     directory.mkdir(parents=True)
     (directory / "algorithms.py").write_text(ALGORITHMS)
@@ -302,8 +302,8 @@ async def test_a_backend_trains_checkpoints_and_resumes(tmp_path, package, job, 
     done = await coordinator.train(0)
     assert done.metrics["bigrams_largest"] > 0 and done.metrics["entropy"] == pytest.approx(np.log(61), rel=1e-6)
     await coordinator.train(1)
-    await coordinator.tell(m.Checkpoint(1, 2, []))
-    await coordinator.hear(m.Checkpointed)
+    await coordinator.send(m.Checkpoint(1, 2, []))
+    await coordinator.receive(m.Checkpointed)
     await coordinator.train(2)
     after_three = await coordinator.digest()
     process.kill()
@@ -328,12 +328,12 @@ async def test_ranks_of_one_replica_pull_the_same_shard_and_train_as_one_rank(
         assert coordinator.pulls == [(0, 0, 1)] * ranks
         metrics = {name: value for name, value in done.metrics.items() if name not in OF_THE_MACHINE}
         results.append((metrics, done.advantages, await coordinator.digest()))
-        await coordinator.tell(m.Stop("done"))
+        await coordinator.send(m.Stop("done"))
         assert [await process.wait() for process in processes] == [0] * ranks
         shutil.rmtree(tmp_path / "storage")
     assert results[0] == results[1]
 
 
-async def test_a_reference_that_is_not_there_ends_the_trainer_with_2(package, job, coordinator, start):
+async def test_an_invalid_reference_ends_the_trainer_with_2(package, job, coordinator, start):
     (process,) = await start(coordinator, job(algorithm={"advantage": "mine.algorithms:absent"}))
     assert await asyncio.wait_for(process.wait(), 50) == 2

@@ -1,4 +1,4 @@
-"""Sending weights: what arrives, and that a peer that is dead, stopped or absent costs the timeout at most."""
+"""Sending weights: the received bytes, and the time limit with a dead, stopped or absent peer."""
 
 import multiprocessing
 import os
@@ -22,7 +22,7 @@ from rljob.transfer.rounds import describe, digest
 
 torch.set_num_threads(1)
 LONGER_THAN_A_TEST = 1000.0
-"""Timeout of a group whose send must end by its own deadline: pytest ends a test that waits for this one."""
+"""Timeout of a group whose send must end by its own deadline; the time limit of the test is shorter."""
 
 
 def tensors(scale=1.0):
@@ -40,7 +40,7 @@ def sender(seconds=60.0, bucket_bytes=50_000, host="127.0.0.1"):
 
 
 class Peer:
-    """The engine's side, by the book of rljob.protocol.weights."""
+    """The engine's side of the wire format in rljob.protocol.weights."""
 
     def __init__(self, info, seconds=60.0, seen_from="127.0.0.1"):
         store = dist.PrefixStore(
@@ -97,7 +97,7 @@ def test_every_byte_arrives_in_order_and_the_digest_is_the_receivers(host):
     assert sent == blake3.blake3(plain).hexdigest()
 
 
-def test_the_digest_does_not_depend_on_how_the_stream_is_cut():
+def test_the_digest_does_not_depend_on_the_bucket_size():
     digests = set()
     for bucket_bytes in (1, 40_000, 1 << 30):
         out = sender(bucket_bytes=bucket_bytes)
@@ -108,7 +108,7 @@ def test_the_digest_does_not_depend_on_how_the_stream_is_cut():
     assert digests == {digest(tensors())}
 
 
-def test_an_engine_that_never_joins_costs_the_timeout_and_no_more():
+def test_a_send_to_an_engine_that_never_joins_ends_by_the_timeout():
     out = sender(LONGER_THAN_A_TEST)
     first = out.open("e", fresh=False)
     out._timeout = 1.0
@@ -139,9 +139,9 @@ def _join_and_wait(info, ready):
     time.sleep(60)
 
 
-@pytest.mark.parametrize("blow", [signal.SIGSTOP, signal.SIGKILL])
-def test_a_peer_that_is_stopped_or_killed_makes_send_raise(blow):
-    """A stopped one when the time of the send is over, a killed one at once: its send has more time than this test."""
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_peer_that_is_stopped_or_killed_makes_send_raise(number):
+    """With a stopped peer by the timeout; with a killed peer at once, because its send has more time than this test."""
     out = sender(LONGER_THAN_A_TEST)
     info = out.open("e", fresh=False)
     context = multiprocessing.get_context("fork")
@@ -150,8 +150,8 @@ def test_a_peer_that_is_stopped_or_killed_makes_send_raise(blow):
     peer.start()
     try:
         out.send("e", tensors())
-        os.kill(peer.pid, blow)
-        out._timeout = 1.0 if blow == signal.SIGSTOP else LONGER_THAN_A_TEST
+        os.kill(peer.pid, number)
+        out._timeout = 1.0 if number == signal.SIGSTOP else LONGER_THAN_A_TEST
         with pytest.raises(WeightTransferError):
             out.send("e", tensors())
         with pytest.raises(WeightTransferError, match="no weight group"):
@@ -161,7 +161,7 @@ def test_a_peer_that_is_stopped_or_killed_makes_send_raise(blow):
         peer.join()
 
 
-def test_one_engine_that_hangs_does_not_hold_up_another():
+def test_an_engine_that_hangs_does_not_delay_another():
     out = sender()
     absent, present = out.open("absent", fresh=False), out.open("present", fresh=False)
     waiting = in_thread(lambda: out.send("absent", tensors()))
@@ -178,7 +178,7 @@ def _sockets():
 
 @pytest.fixture
 def forked():
-    """Starter of processes."""
+    """Function that forks processes."""
     started = []
 
     def start(target, *args):
@@ -215,28 +215,28 @@ def test_groups_of_engines_that_are_gone_are_closed_with_their_sockets(forked):
 def _join_and_freeze(info):
     torch.set_num_threads(1)
     peer = Peer(info)
-    peer.broadcast(torch.empty(120_000, dtype=torch.uint8), 0)  # the first bucket, then no more
+    peer.broadcast(torch.empty(120_000, dtype=torch.uint8), 0)  # receives only the first bucket
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def test_an_engine_that_stops_in_mid_update_costs_the_other_nothing(forked):
-    said = queue.Queue()
-    publisher = BackgroundSender(sender(), "gloo", said.put)
-    order = SendWeights(1, 7, [EngineTarget("frozen", True), EngineTarget("well", True)])
-    large = [*tensors(), ("e", torch.zeros(8 << 20))]  # more than sockets hold
-    publisher.publish(order, large, Probe([], []))
-    ready = {message.engine: message for message in (said.get(timeout=60), said.get(timeout=60))}
+def test_an_engine_that_stops_during_an_update_does_not_affect_another(forked):
+    posted = queue.Queue()
+    publisher = BackgroundSender(sender(), "gloo", posted.put)
+    command = SendWeights(1, 7, [EngineTarget("frozen", True), EngineTarget("healthy", True)])
+    large = [*tensors(), ("e", torch.zeros(8 << 20))]  # more than the socket buffers hold
+    publisher.publish(command, large, Probe([], []))
+    ready = {message.engine: message for message in (posted.get(timeout=60), posted.get(timeout=60))}
     stopped = forked(_join_and_freeze, ready["frozen"])
-    peer = Peer(ready["well"])
+    peer = Peer(ready["healthy"])
     hasher = blake3.blake3()
-    for bucket in plan_buckets(ready["well"].parameters, 50_000):
-        size = sum(parameter_bytes(ready["well"].parameters[i]) for i in bucket)
+    for bucket in plan_buckets(ready["healthy"].parameters, 50_000):
+        size = sum(parameter_bytes(ready["healthy"].parameters[i]) for i in bucket)
         buffer = torch.empty(size, dtype=torch.uint8)
         peer.broadcast(buffer, 0)
         hasher.update(buffer.numpy().tobytes())
     peer.broadcast(torch.frombuffer(bytearray(hasher.digest()), dtype=torch.uint8), 1)
-    well = said.get(timeout=60)
-    assert (well.engine, well.digest, well.error) == ("well", digest(large), "")
-    stopped.kill()  # else it would take the minute of its send to fail
-    frozen = said.get(timeout=60)
+    healthy = posted.get(timeout=60)
+    assert (healthy.engine, healthy.digest, healthy.error) == ("healthy", digest(large), "")
+    stopped.kill()  # otherwise its send fails only after a minute
+    frozen = posted.get(timeout=60)
     assert frozen.engine == "frozen" and "did not receive the weights" in frozen.error

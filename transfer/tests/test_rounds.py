@@ -1,4 +1,4 @@
-"""Rounds and the engine's receiver, over gloo between two threads."""
+"""Rounds and the receiver, over gloo between two threads."""
 
 import threading
 import time
@@ -12,7 +12,7 @@ from rljob.transfer.weight_group import SENDER_RANK, WeightGroup, host_rendezvou
 
 torch.set_num_threads(1)
 LONGER_THAN_A_TEST = 1000.0
-"""Timeout of a group whose operation must end by its own deadline: pytest ends a test that waits for this one."""
+"""Timeout of a group whose operation must end by its own deadline; the time limit of the test is shorter."""
 
 
 def tensors(scale=1.0):
@@ -26,7 +26,7 @@ def tensors(scale=1.0):
 
 
 class Engine:
-    """A receiver that keeps what it loads."""
+    """A receiver that stores the loaded tensors."""
 
     def __init__(self):
         self.receiver = WeightReceiver("cpu")
@@ -57,7 +57,7 @@ def group():
         (member.leave if isinstance(member, WeightReceiver) else member.abandon)()
 
 
-def test_describe_names_types_and_shapes_and_refuses_what_cannot_travel():
+def test_describe_returns_types_and_shapes_and_rejects_unsupported_types():
     metas = describe(tensors())
     assert [(m.name, m.dtype, m.shape) for m in metas] == [
         ("a", "float32", [300, 100]),
@@ -70,7 +70,7 @@ def test_describe_names_types_and_shapes_and_refuses_what_cannot_travel():
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 40_000, 1 << 30])
-def test_an_engine_loads_what_was_sent_whatever_the_buckets(group, bucket_bytes):
+def test_an_engine_loads_the_sent_tensors_for_any_bucket_size(group, bucket_bytes):
     sender, engine = group(bucket_bytes)
     for scale in (1.0, 2.0):  # the group serves the next update too
         expected = tensors(scale)
@@ -88,7 +88,7 @@ def test_a_receiver_that_did_not_join_refuses_to_receive():
         WeightReceiver("cpu").receive(describe(tensors()), lambda pairs: None, 1.0)
 
 
-def test_a_sender_that_sends_nothing_costs_the_timeout_and_the_receiver_leaves(group):
+def test_a_receiver_leaves_when_the_sender_sends_nothing_until_the_timeout(group):
     _sender, engine = group(50_000, LONGER_THAN_A_TEST)
     with pytest.raises(RuntimeError):
         engine.receiver.receive(describe(tensors()), engine.load, 0.3)

@@ -12,7 +12,7 @@ from rljob.transfer.weight_group import WeightGroup, host_rendezvous, listen
 
 torch.set_num_threads(1)
 LONGER_THAN_A_TEST = 1000.0
-"""Timeout of a group whose operation must end by its own deadline: pytest ends a test that waits for this one."""
+"""Timeout of a group whose operation must end by its own deadline; the time limit of the test is shorter."""
 
 
 def joined(seconds=60.0, host="127.0.0.1"):
@@ -28,7 +28,7 @@ def joined(seconds=60.0, host="127.0.0.1"):
     return sender, members["worker"]
 
 
-def test_where_its_own_address_cannot_be_had_it_listens_on_all_of_both_families():
+def test_it_listens_on_all_addresses_if_the_machine_does_not_own_the_host():
     with listen("192.0.2.1") as listener:
         for host in ("127.0.0.1", "::1"):
             socket.create_connection((host, listener.getsockname()[1]), 1.0).close()
@@ -50,7 +50,7 @@ def test_members_know_their_rank_and_broadcast_from_any_of_them(host):
     worker.abandon()
 
 
-def test_joining_a_group_whose_sender_never_joins_costs_the_timeout():
+def test_joining_a_group_without_a_sender_ends_by_the_timeout():
     rendezvous, _store = host_rendezvous("127.0.0.1", 2, LONGER_THAN_A_TEST)
     with pytest.raises(RuntimeError):
         WeightGroup.join(rendezvous, 1, "gloo", 0.5)
@@ -66,7 +66,7 @@ def test_a_broadcast_whose_root_sends_nothing_ends_by_its_deadline():
     worker.abandon()
 
 
-def test_an_abandoned_member_refuses_to_broadcast_and_its_sockets_end():
+def test_an_abandoned_member_refuses_to_broadcast_and_closes_its_sockets():
     def sockets():
         return sum(connection.status != "NONE" for connection in psutil.Process().net_connections("tcp"))
 
@@ -75,7 +75,7 @@ def test_an_abandoned_member_refuses_to_broadcast_and_its_sockets_end():
     assert sockets() > before
     for member in (sender, worker):
         member.abandon()
-        member.abandon()  # again is harmless
+        member.abandon()  # idempotent
         with pytest.raises(RuntimeError, match="abandoned"):
             member.broadcast(torch.zeros(4), 0, time.monotonic() + 60)
     deadline = time.monotonic() + 60
@@ -84,7 +84,7 @@ def test_an_abandoned_member_refuses_to_broadcast_and_its_sockets_end():
     assert sockets() <= before
 
 
-def test_abandoning_wakes_a_broadcast_that_waits():
+def test_abandoning_ends_a_waiting_broadcast():
     sender, worker = joined(LONGER_THAN_A_TEST)
     errors = []
 

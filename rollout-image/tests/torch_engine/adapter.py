@@ -27,20 +27,20 @@ class TorchEngine:
         self._model = model
 
     def problems(self) -> Iterator[str]:
-        """Yield one problem for each argument: the server has none."""
+        """Yield one problem for each argument: the server accepts no arguments."""
         yield from (f"args[{i}]: {arg!r} is unknown; remove it" for i, arg in enumerate(self._pool.args))
 
     def launch(self, port: int, key: str) -> Launch:
         """Return the command of the server."""
         command = [sys.executable, "-m", "torch_engine.server", self._model, port, self._pool.max_model_length]
-        return Launch([str(word) for word in command], {KEY_VARIABLE: key})
+        return Launch([str(part) for part in command], {KEY_VARIABLE: key})
 
     def connect(self, port: int, key: str) -> TorchClient:
         """Return a client of the server."""
         return TorchClient(f"http://127.0.0.1:{port}", key)
 
     def find_error(self, lines: Iterable[str]) -> str:
-        """Return Python's exception."""
+        """Return the Python exception in the log."""
         return first_error(lines)
 
 

@@ -1,7 +1,7 @@
 """Server and receiver of the torch engine: python -m torch_engine.server MODEL PORT LENGTH.
 
 Its model has two matrices, ``embedding`` and ``output`` [vocabulary, width]: the logits of a position are ``output``
-times tanh of a decaying sum of the embeddings before. MODEL is a directory with a model.safetensors.
+times tanh of a decaying sum of the embeddings up to the position. MODEL is a directory with a model.safetensors.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Server:
                 if body.request in self.aborted:
                     finish = "abort"
                     break
-                # The last tokens decide: older ones have decayed below the resolution of float32.
+                # Only the last 64 tokens matter: older tokens have decayed below the resolution of float32.
                 distribution = self.logprobs(tokens[-64:], sampling.temperature)[-1]
                 token = int(torch.multinomial(distribution.exp(), 1, generator=generator))
                 tokens.append(token)
@@ -159,7 +159,7 @@ async def check_key(request: web.Request, handler: Callable[[web.Request], Await
 
 
 def route(call: Callable[[bytes], Awaitable[Any]]) -> Callable[[web.Request], Awaitable[web.Response]]:
-    """Return a handler that answers with the JSON of what ``call`` returns."""
+    """Return a handler that answers with the result of ``call`` as JSON."""
 
     async def handle(request: web.Request) -> web.Response:
         return web.Response(body=msgspec.json.encode(await call(await request.read())))

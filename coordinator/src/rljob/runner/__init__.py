@@ -1,1 +1,1 @@
-"""Drives trajectories: leases in, generation and rewards asked for, results out."""
+"""Drives trajectories: receives leases, requests generation and rewards, returns results."""

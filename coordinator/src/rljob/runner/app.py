@@ -1,4 +1,4 @@
-"""Assembles a runner from what was prepared, and serves until a signal."""
+"""Builds a runner from its prepared parts and serves the coordinator until a signal."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ async def serve(prepared: Prepared, reward_urls: dict[str, str]) -> None:
         reward_urls: reward → address of its service.
 
     Raises:
-        RefusedError: the coordinator refuses this runner for good.
+        RefusedError: the coordinator rejects this runner permanently.
         ValueError: a reward has no address.
     """
     environment, spec = prepared.environment, prepared.environment.job.spec
     for reward in spec.rewards:
         if reward.name not in reward_urls:
-            raise ValueError(f"RLJOB_REWARD_URLS: there is no address of reward {reward.name!r}; add it")
+            raise ValueError(f"RLJOB_REWARD_URLS: reward {reward.name!r} has no address; add one")
     prompts = PromptCache(prepared.sources, prepared.maker)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         rewards = {reward.name: RewardClient(reward, reward_urls[reward.name], session) for reward in spec.rewards}
         length = model_length(spec)
-        hot = spec.evaluation.temperature if spec.evaluation is not None else None
+        evaluation_temperature = spec.evaluation.temperature if spec.evaluation is not None else None
         runtimes = {
             task.name: TaskRuntime(
                 task,
                 prepared.loops[task.name],
                 rewards[task.reward],
                 length,
-                hot or task.sampling.temperature,
+                evaluation_temperature or task.sampling.temperature,
             )
             for task in spec.tasks
         }
@@ -70,7 +70,7 @@ async def serve(prepared: Prepared, reward_urls: dict[str, str]) -> None:
             with beating():
                 await work
         except asyncio.CancelledError:
-            log.info("stopped by a signal")
+            log.info("stopping: received a signal")
         finally:
             record_ready(False)
             runner.close()

@@ -1,8 +1,8 @@
-"""A model's chat template: messages to text, as transformers' ``apply_chat_template`` does it, without transformers.
+"""Renders messages to text with a model's chat template, without importing transformers.
 
-The same text comes out as from ``apply_chat_template(messages, tokenize=False, add_generation_prompt=True)``: same
-environment, filters and variables (transformers.utils.chat_template_utils; a test compares the two). Templates come
-with models, so they run in jinja2's sandbox.
+The text equals that of ``apply_chat_template(messages, tokenize=False, add_generation_prompt=True)`` of transformers:
+the environment, filters and variables are the same (transformers.utils.chat_template_utils; a test compares the two).
+Templates come with models and are not trusted, so they run in jinja2's sandbox.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ChatTemplate:
     """The chat template of a model directory.
 
     Raises:
-        ValueError: the model has none, or it is no jinja template.
+        ValueError: the model has no chat template, or its template is not valid jinja.
     """
 
     def __init__(self, model: Path) -> None:
@@ -41,22 +41,22 @@ class ChatTemplate:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(
-                f"{model}: line {error.lineno} of the chat template is no jinja: {error.message}"
+                f"{model}: line {error.lineno} of the chat template is not valid jinja: {error.message}"
             ) from None
         named = read_object(model / "special_tokens_map.json") | config
         self._tokens = {name: _text(named[name]) for name in SPECIAL_TOKENS if named.get(name) is not None}
 
     def render(self, messages: Messages) -> str:
-        """Return the prompt that asks for the answer to ``messages``.
+        """Return ``messages`` as text, with the generation prompt at the end.
 
         Raises:
-            ValueError: the template refuses them.
+            ValueError: the template rejects the messages.
         """
         try:
             return self._template.render(
                 messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._tokens
             )
-        except Exception as error:  # a template may do anything that a program may; told as the prompt's error
+        except Exception as error:  # a template is a program and may raise anything; it is the prompt's error
             raise ValueError(f"the model's chat template refuses the messages: {error}") from error
 
 
@@ -64,7 +64,7 @@ def _source(model: Path, config: dict[str, Any]) -> str | None:
     if (model / "chat_template.jinja").is_file():
         return (model / "chat_template.jinja").read_text(encoding="utf-8")
     source = config.get("chat_template")
-    if isinstance(source, list):  # several, by name
+    if isinstance(source, list):  # several templates by name
         source = {entry["name"]: entry["template"] for entry in source}.get("default")
     return source if isinstance(source, str) else None
 
@@ -84,9 +84,9 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class _Generation(jinja2.ext.Extension):
-    """{% generation %} … {% endgeneration %} marks what an assistant wrote; for a prompt it means nothing."""
+    """{% generation %} … {% endgeneration %} marks text of the assistant; it has no effect on a prompt."""
 
-    tags = {"generation"}  # noqa: RUF012 jinja2 declares it so
+    tags = {"generation"}  # noqa: RUF012 jinja2 declares the attribute like this
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)

@@ -8,12 +8,12 @@ A loop is an async function with one argument, the :class:`Context` of a traject
         second = await context.generate(context.prompt.token_ids + first.token_ids + observation)
         return await context.score(context.decode(second.token_ids), second.finish)
 
-A context is a concatenation of token ids. What the model wrote is never decoded and encoded again: the context of each
-turn starts with the context of the turn before and its answer. The tokens added after them are the observation.
+A context is a concatenation of token ids. Tokens of the model are never decoded and encoded again: the context of each
+turn starts with the context and the answer of the previous turn. The tokens added after them are the observation.
 
-A runner can die. Then the loop runs again in another runner, and turns that were generated before are answered from the
-ledger. So a loop must make the same calls again: it depends on its context alone, not on a clock or on unseeded random
-numbers. What a loop raises fails its sample, not the run.
+If a runner dies, the loop runs again in another runner, and turns that were generated before are replayed from the
+ledger. A loop must therefore make the same calls again: it depends on its context alone, not on a clock or on unseeded
+random numbers. An exception of a loop fails its sample, not the run.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from rljob.runner.prompts import Prompt
 
 
 class TrajectoryError(Exception):
-    """The trajectory cannot be finished; the message is the reason that is recorded."""
+    """The trajectory cannot be finished; the message is recorded as the reason."""
 
 
 class Context(Protocol):
-    """One trajectory as its loop drives it."""
+    """One trajectory, driven by its loop."""
 
     @property
     def sample(self) -> str:
-        """Id of the sample: the same when the loop runs again, so a seed can be derived from it."""
+        """Id of the sample. It is the same when the loop runs again, so a seed can be derived from it."""
 
     @property
     def prompt(self) -> Prompt:
@@ -48,37 +48,38 @@ class Context(Protocol):
         """Generate the next turn.
 
         Args:
-            token_ids: the whole context (int32 bytes): in the first turn what the model is given, in each later turn
-                the context before, the answer to it, and an observation, which may be empty.
+            token_ids: the whole context (int32 bytes). In the first turn, the input of the model; in each later turn,
+                the previous context, its answer, and an observation, which may be empty.
 
         Returns:
             The answer: ``token_ids``, and ``finish``: stop (the model ended it) | length (it reached the task's
             sampling.maxTokens, or maxModelLength).
 
         Raises:
-            TrajectoryError: the context does not start with the turn before, it leaves no room for an answer, or the
+            TrajectoryError: the context does not start with the previous turn, it leaves no room for an answer, or the
                 turn was generated from another context before the runner died.
         """
 
     def encode(self, text: str) -> bytes:
-        """Return the token ids (int32 bytes) of an observation. Special tokens of the tokenizer that are named in
-        ``text`` are encoded as such; none is added."""
+        """Return the token ids (int32 bytes) of an observation. Special tokens of the tokenizer in ``text`` are encoded
+        as special tokens; no special token is added."""
 
     def decode(self, token_ids: bytes) -> str:
         """Return the text of token ids, without special tokens."""
 
     def reward(self, value: float) -> None:
-        """Add ``value`` to the sample's reward, credited to the turn generated last.
+        """Add ``value`` to the sample's reward and credit it to the last generated turn.
 
         Raises:
             TrajectoryError: no turn has been generated, or ``value`` is not finite.
         """
 
     async def score(self, completion: str, finish: str) -> Score:
-        """Return the score that the task's reward gives.
+        """Return the score from the task's reward.
 
-        The reward also receives the text of all turns if there are several. A loop may return another score, made with
-        ``Score(sample=context.sample, reward=…, turn_rewards=[…])``. Rewards added by :meth:`reward` come on top.
+        The reward also receives the text of all turns if there are several. A loop may return another score instead,
+        made with ``Score(sample=context.sample, reward=…, turn_rewards=[…])``. Rewards of :meth:`reward` are added to
+        it.
 
         Args:
             completion: the answer to score.

@@ -1,4 +1,4 @@
-"""The trajectories of a runner: leased by the coordinator, kept until it acknowledges their results."""
+"""The trajectories of a runner: leased by the coordinator and kept until it acknowledges their results."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ CAPACITY = 4096
 
 
 class RunnerDriver:
-    """All leased trajectories.
+    """Receives the coordinator's messages and holds all leased trajectories.
 
     Args:
         url: address of the coordinator.
         token: the role's token.
-        runtimes: task name → what its trajectories need.
-        prompts: makes prompts.
+        runtimes: task name → task, loop and reward of its trajectories.
+        prompts: cache of prompts.
         codec: the policy's tokenizer.
-        held_out: task name → rows of its held-out split, for splits that end.
+        held_out: task name → number of rows of its held-out split; tasks with endless splits are absent.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class RunnerDriver:
         """Serve the coordinator until cancelled.
 
         Raises:
-            RefusedError: the coordinator refuses this runner permanently.
+            RefusedError: the coordinator rejects this runner permanently.
         """
         async for message in self._link.messages():
             match message:
@@ -64,7 +64,7 @@ class RunnerDriver:
                     self._lease(message)
                 case GenerateResult(sample=sample, result=turn):
                     if sample in self._trajectories:
-                        self._trajectories[sample].take(turn)
+                        self._trajectories[sample].receive_turn(turn)
                 case AckTrajectories(samples=samples):
                     for sample in samples:
                         self._acknowledge(sample)
@@ -73,7 +73,7 @@ class RunnerDriver:
                         self._cancel(sample)
 
     def close(self) -> None:
-        """Stop all trajectories; the coordinator leases them again."""
+        """Cancel all trajectories; the coordinator leases them again."""
         for trajectory in self._trajectories.values():
             trajectory.cancel()
 
@@ -91,7 +91,7 @@ class RunnerDriver:
             known = None
         if known is not None:
             for turn in lease.turns:
-                known.take(turn)
+                known.receive_turn(turn)
             if known.finished:
                 self._link.send(known.pending)
         elif lease.task not in self._runtimes or lease.split not in SPLITS:

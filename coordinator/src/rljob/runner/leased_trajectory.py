@@ -1,4 +1,4 @@
-"""A leased trajectory: runs its loop, and keeps the message that the coordinator has not acknowledged."""
+"""A leased trajectory: runs its loop and keeps the message that the coordinator has not acknowledged yet."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _decoder = frame_decoder(FromRunner)
 
 @dataclass(frozen=True)
 class TaskRuntime:
-    """What the trajectories of a task need."""
+    """Task, loop and reward of a task's trajectories, and their limits."""
 
     task: Task
     loop: Loop
     reward: RewardClient
-    max_model_length: int  # tokens, that an engine takes
-    evaluation_temperature: float  # of held-out problems
+    max_model_length: int  # tokens of the longest sequence that an engine accepts
+    evaluation_temperature: float  # sampling temperature of held-out problems
 
 
 class LeasedTrajectory:
@@ -51,7 +51,7 @@ class LeasedTrajectory:
 
     Args:
         lease: sample, row, and the turns that were generated before.
-        runtime: of its task.
+        runtime: of the lease's task.
         prompts: shared by all trajectories.
         codec: the policy's tokenizer.
         send: sends a message to the coordinator.
@@ -71,42 +71,42 @@ class LeasedTrajectory:
         self._codec = codec
         self._send = send
         self._recorded = {turn.turn: turn for turn in lease.turns}
-        self._turns: list[TurnTokens] = []  # that this loop has
-        self._credits: list[float] = []  # of turns, by :meth:`reward`
+        self._turns: list[TurnTokens] = []  # that this run of the loop has received
+        self._credits: list[float] = []  # reward of each turn from :meth:`reward`
         self._generating = False
         self._cancelled = False
-        self._need: GenerateRequest | None = None
+        self._request: GenerateRequest | None = None
         self._answer: asyncio.Future[TurnTokens] | None = None
         self._result: TrajectoryScored | TrajectoryFailed | None = None
         self._prompt: Prompt | None = None
-        self._work = asyncio.create_task(self._run())
+        self._task = asyncio.create_task(self._run())
 
     @property
     def attempt(self) -> int:
-        """Of the lease."""
+        """Attempt number of the lease."""
         return self._lease.attempt
 
     @property
     def pending(self) -> GenerateRequest | TrajectoryScored | TrajectoryFailed | None:
-        """Message to repeat after a reconnect."""
-        return self._result or self._need
+        """The message to send again after a reconnect."""
+        return self._result or self._request
 
     @property
     def finished(self) -> bool:
         """Whether the trajectory has its result."""
         return self._result is not None
 
-    def take(self, turn: TurnTokens) -> None:
-        """Take a generated turn; one that is not waited for is ignored."""
-        if self._need is not None and turn.turn == self._need.turn and self._answer and not self._answer.done():
+    def receive_turn(self, turn: TurnTokens) -> None:
+        """Accept a generated turn; a turn that the loop does not wait for is ignored."""
+        if self._request is not None and turn.turn == self._request.turn and self._answer and not self._answer.done():
             self._answer.set_result(turn)
 
     def cancel(self) -> None:
-        """Stop: the trajectory is no longer wanted."""
+        """Cancel the loop; no result is sent."""
         self._cancelled = True
-        self._work.cancel()
+        self._task.cancel()
 
-    # --- the loop's interface; see rljob.runner.context.Context ------------------------------------------------------
+    # --- interface of the loop; see rljob.runner.context.Context ------------------------------------------------------
 
     @property
     def sample(self) -> str:
@@ -137,7 +137,7 @@ class LeasedTrajectory:
                 f"the context of turn {number} does not start with the context and the answer of turn {number - 1}; "
                 "append observations to those token ids"
             )
-        turn = self._recorded.get(number) or await self._ask(number, token_ids)
+        turn = self._recorded.get(number) or await self._request_turn(number, token_ids)
         if turn.prompt != token_ids:
             raise TrajectoryError(
                 f"turn {number} was generated from another context than the one it has now; a loop that runs again "
@@ -164,7 +164,7 @@ class LeasedTrajectory:
         self._credits[-1] += float(value)
 
     async def score(self, completion: str, finish: str) -> Score:
-        """Return the score that the task's reward gives."""
+        """Return the score from the task's reward."""
         if not isinstance(completion, str):
             raise TrajectoryError(f"the loop gives a completion of type {type(completion).__name__} to score, not text")
         item = ScoreItem(
@@ -178,7 +178,7 @@ class LeasedTrajectory:
         )
         return await self._runtime.reward.score(item)
 
-    # --- inside -----------------------------------------------------------------------------------------------------
+    # --- private ----------------------------------------------------------------------------------------------------
 
     @property
     def _sequence(self) -> bytes:
@@ -186,7 +186,7 @@ class LeasedTrajectory:
         return self._turns[-1].prompt + self._turns[-1].token_ids if self._turns else b""
 
     def _texts(self) -> list[ScoreTurn]:
-        """Return the text of what followed the context of the first turn."""
+        """Return the text of the turns and observations after the context of the first turn."""
         texts: list[ScoreTurn] = []
         before = b""
         for number, turn in enumerate(self._turns):
@@ -200,10 +200,10 @@ class LeasedTrajectory:
     async def _make_prompt(self) -> Prompt:
         try:
             return await self._prompts.prompt(self._lease.task, self._lease.split, self._lease.row)
-        except ValueError as error:  # of the row, or of the chat template: already a sentence
+        except ValueError as error:  # from the row or the chat template: the message is ready for users
             raise TrajectoryError(str(error)) from error
 
-    async def _ask(self, number: int, token_ids: bytes) -> TurnTokens:
+    async def _request_turn(self, number: int, token_ids: bytes) -> TurnTokens:
         sampling, length = self._runtime.task.sampling, len(token_ids) // 4
         limit = self._runtime.max_model_length
         room = limit - length
@@ -212,7 +212,7 @@ class LeasedTrajectory:
                 f"the context of turn {number} has {length} tokens, maxModelLength is {limit}; "
                 "raise it or make prompts shorter"
             )
-        self._need = GenerateRequest(
+        self._request = GenerateRequest(
             sample=self._lease.sample,
             turn=number,
             prompt=token_ids,
@@ -224,10 +224,10 @@ class LeasedTrajectory:
             attempt=self._lease.attempt,
         )
         self._answer = asyncio.get_running_loop().create_future()
-        self._generating = True  # for ever, if the loop cancels it: the coordinator waits for this turn
-        self._send(self._need)
+        self._generating = True  # stays True if the loop cancels this call: the coordinator waits for this turn
+        self._send(self._request)
         turn = await self._answer
-        self._generating, self._need = False, None
+        self._generating, self._request = False, None
         return turn
 
     async def _run(self) -> None:
@@ -244,7 +244,7 @@ class LeasedTrajectory:
         except (
             Exception,
             SystemExit,
-        ) as error:  # a problem or loop may raise anything: it fails one sample, not the run
+        ) as error:  # a source or a loop may raise anything; only its sample fails
             log.exception("sample %s failed", lease.sample)
             self._fail(f"{type(error).__name__}: {error}")
         else:
@@ -254,7 +254,7 @@ class LeasedTrajectory:
         """Return the result of a trajectory whose loop returned ``score``.
 
         Raises:
-            TrajectoryError: the loop returned no score, an error, or numbers that are not finite.
+            TrajectoryError: the loop returned something other than a Score, an error, or a number that is not finite.
         """
         if not isinstance(score, Score):
             raise TrajectoryError(f"its loop returned {type(score).__name__}, not a Score")
@@ -290,17 +290,17 @@ class LeasedTrajectory:
             attempt=lease.attempt,
             turn_rewards=[] if single else credited,
         )
-        try:  # a result that cannot be sent fails here, not in the connection of all trajectories
+        try:  # a result that cannot be encoded must fail here, not in the connection that all trajectories share
             _decoder.decode(encode_frame([result]))
         except (TypeError, ValueError, msgspec.MsgspecError) as error:
             raise TrajectoryError(f"its result cannot be sent: {error}") from error
         return result
 
     def _fail(self, reason: str) -> None:
-        text = reason.encode(errors="replace").decode()  # a message of any exception can be sent
+        text = reason.encode(errors="replace").decode()  # lone surrogates in an exception message cannot be encoded
         self._finish(TrajectoryFailed(self._lease.sample, text, self._lease.attempt))
 
     def _finish(self, result: TrajectoryScored | TrajectoryFailed) -> None:
-        self._need = None
+        self._request = None
         self._result = result
         self._send(result)

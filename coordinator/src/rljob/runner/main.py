@@ -1,4 +1,4 @@
-"""Entry point of the runner: rljob-runner. With ``--check`` it only says what would keep it from starting."""
+"""Entry point of the runner: rljob-runner. With ``--check`` it only prints the problems that would prevent a start."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Serve the coordinator that the environment names; exit 2 when the configuration cannot work."""
-    if (
-        os.environ.get("PYTHONHASHSEED") != "0"
-    ):  # some datasets iterate over sets of strings; see data.reasoning_gym_source
+    """Serve the coordinator that the environment names; exit with code 2 if the configuration is invalid."""
+    # Some datasets iterate over sets of strings; see data.reasoning_gym_source.
+    if os.environ.get("PYTHONHASHSEED") != "0":
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     if sys.argv[1:] == ["--check"]:
@@ -49,20 +48,20 @@ def _check() -> int:
     from rljob.protocol.startup import report_problems
     from rljob.runner.setup import check
 
-    logging.disable()  # what is only a warning is in the log of the start
+    logging.disable()  # a check prints problems only; the runner logs its warnings when it starts
     storage = os.environ.get("RLJOB_STORAGE")
-    os.environ["RLJOB_STORAGE"] = storage or os.devnull  # in which there is nothing
+    os.environ["RLJOB_STORAGE"] = storage or os.devnull  # a path below which no file exists
 
     def find() -> list[str]:
         environment = read_environment()
-        made_later = not storage or environment.job.spec.initializer is not None
-        return check(environment, find_readers(environment.job), made_later)
+        will_initialize = not storage or environment.job.spec.initializer is not None
+        return check(environment, find_readers(environment.job), will_initialize)
 
     return report_problems(find)
 
 
 def find_readers(job: RLJob) -> DataReaders:
-    """Return what reads the data of ``job``; of what takes long to import only what it needs."""
+    """Return the readers that the data of ``job`` needs; only these are imported, because some imports take seconds."""
     from rljob.runner.data.readers import DataReaders
 
     kinds = {kind for task in job.spec.tasks for kind, source in task.data if source is not None}

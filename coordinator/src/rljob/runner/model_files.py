@@ -9,10 +9,10 @@ import msgspec
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; empty when there is no such file.
+    """Return the JSON object in a file; empty if the file does not exist.
 
     Raises:
-        ValueError: it holds something else.
+        ValueError: the file cannot be read or does not hold a JSON object.
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])

@@ -1,4 +1,4 @@
-"""What a row asks: a plain text, or the messages of a chat, not rendered yet."""
+"""The content of a row's prompt: plain text, or chat messages that are not rendered yet."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ Messages: TypeAlias = list[dict[str, Any]]
 
 
 def content_of(task: Task, row: dict[str, Any]) -> str | Messages:
-    """Return what ``row`` asks under the prompt, messages or messagesColumn of a resolved task.
+    """Return the prompt content of ``row``, by the prompt, messages or messagesColumn of a resolved task.
 
     Raises:
-        ValueError: the row lacks a column, or holds something else in it; the sentence says which.
+        ValueError: the row lacks a column, or the column holds another type; the message names the column.
     """
     if task.messages is not None:
         return [{"role": message.role, "content": fill(message.content, row)} for message in task.messages]
     if task.messages_column is not None:
         return _chat(row, task.messages_column)
-    assert task.prompt is not None, "a resolved task has one of three"
+    assert task.prompt is not None, "a resolved task has prompt, messages or messagesColumn"
     return fill(task.prompt, row)
 
 
 def identity(content: str | Messages) -> str:
-    """Return the text by which equal prompts are known, whatever the model's chat template is."""
+    """Return a text that is equal for equal prompts. It does not depend on the model's chat template."""
     if isinstance(content, str):
         return content
     return "\x1e".join(f"{message['role']}\x1f{message['content']}" for message in content)
@@ -41,5 +41,5 @@ def _chat(row: dict[str, Any], column: str) -> Messages:
         if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"column {column!r}, message {i + 1}: must be a mapping of role and content, both text")
     if messages[-1]["role"] == "assistant":
-        raise ValueError(f"column {column!r}: the last message is the assistant's; end with what it is to answer")
+        raise ValueError(f"column {column!r}: the last message is the assistant's; end the chat with what to answer")
     return messages

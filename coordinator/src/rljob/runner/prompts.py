@@ -1,4 +1,4 @@
-"""The prompts of trajectories: rows turned into token ids, once for all samples of a group."""
+"""The prompts of trajectories: token ids of rows, computed once for all samples of a group."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ KEPT = 4096
 
 
 class Encoder(Protocol):
-    """Makes token ids (int32 bytes) of text."""
+    """Encodes text as token ids (int32 bytes)."""
 
     def encode(self, text: str, special: bool = True) -> bytes:
-        """Return the token ids of a prompt; not ``special``: it has its special tokens already."""
+        """Return the token ids of a prompt; ``special=False`` if the text already has its special tokens."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the model is given for one row."""
+    """The model's input for one row."""
 
     problem: dict[str, Any]
     text: str
@@ -34,10 +34,12 @@ class Prompt:
 
 @dataclass(frozen=True)
 class PromptMaker:
-    """Makes prompts of rows.
+    """Makes prompts from rows.
 
-    ``tasks`` are the job's by name, ``encoder`` is the policy's tokenizer; ``chat`` its chat template, which tasks
-    without messages do not need.
+    Args:
+        tasks: the job's tasks by name.
+        encoder: the policy's tokenizer.
+        chat: the policy's chat template; None if no task has messages.
     """
 
     tasks: dict[str, Task]
@@ -48,22 +50,22 @@ class PromptMaker:
         """Return the prompt of a row.
 
         Raises:
-            ValueError: the row does not fit the task, or the chat template refuses it.
+            ValueError: the row does not fit the task, or the chat template rejects the messages.
         """
         content = content_of(self.tasks[task], problem)
         if isinstance(content, str):
             return Prompt(problem, content, self.encoder.encode(content))
-        assert self.chat is not None, "a task with messages is refused without a chat template"
+        assert self.chat is not None, "setup rejects a task with messages if the model has no chat template"
         text = self.chat.render(content)
         return Prompt(problem, text, self.encoder.encode(text, special=False))
 
 
 class PromptCache:
-    """Makes prompts in one thread, as some datasets take a quarter of a second for a problem, and keeps the last ones.
+    """Makes prompts in one thread, because some datasets take 0.25 s for a problem; keeps the last KEPT prompts.
 
     Args:
         sources: task name → its source.
-        maker: makes prompts of rows.
+        maker: makes prompts from rows.
     """
 
     def __init__(self, sources: dict[str, Source], maker: PromptMaker) -> None:
@@ -73,7 +75,7 @@ class PromptCache:
         self._kept: OrderedDict[tuple[str, str, int], asyncio.Future[Prompt]] = OrderedDict()
 
     async def prompt(self, task: str, split: str, row: int) -> Prompt:
-        """Return the prompt of a row; whatever its source raises is raised to all who wait and not kept."""
+        """Return the prompt of a row. An error of its source is raised to all waiting callers and is not cached."""
         key = (task, split, row)
         made = self._kept.get(key)
         if made is None:
@@ -84,13 +86,13 @@ class PromptCache:
         else:
             self._kept.move_to_end(key)
         try:
-            return await asyncio.shield(made)  # one trajectory's cancellation is none of the other members' business
+            return await asyncio.shield(made)  # cancelling one trajectory must not cancel the other members
         except Exception:  # re-raised; a source may raise anything
             self._kept.pop(key, None)
             raise
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _make(self, task: str, split: str, row: int) -> Prompt:

@@ -1,6 +1,6 @@
-"""Opens what a runner needs and checks it, before anything runs.
+"""Opens and checks the data, model, rewards and loops of a runner before the run.
 
-`--check` examines what a start needs, except files that the initializer has not made yet.
+`--check` makes the same checks as a start, except for files that the initializer has not made yet.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ FIRST_ROWS = 4
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a runner needs: data, tokenizer, prompts, loops."""
+    """The opened parts of a runner: data, tokenizer, prompts and loops."""
 
     environment: ComponentEnvironment
     sources: dict[str, Source]
     codec: TextCodec
     maker: PromptMaker
-    loops: dict[str, Loop]  # of each task
+    loops: dict[str, Loop]  # by task name
 
 
 def prepare(environment: ComponentEnvironment, readers: DataReaders) -> Prepared:
     """Open every task's data and loop and the policy's tokenizer, check them, and record digests of the data.
 
     Raises:
-        ValueError: the manifest or the data cannot work; one line for each problem.
+        ValueError: the manifest or the data is invalid; one line for each problem.
     """
-    found = _Preparation(environment, readers, made_later=False)
+    found = _Preparation(environment, readers, will_initialize=False)
     if found.problems:
         raise ValueError("\n".join(found.problems))
     assert found.codec is not None
@@ -58,21 +58,21 @@ def prepare(environment: ComponentEnvironment, readers: DataReaders) -> Prepared
     )
 
 
-def check(environment: ComponentEnvironment, readers: DataReaders, made_later: bool) -> list[str]:
-    """Return one sentence for each problem that keeps a runner from starting. Writes nothing.
+def check(environment: ComponentEnvironment, readers: DataReaders, will_initialize: bool) -> list[str]:
+    """Return one sentence for each problem that prevents a start of the runner. Writes nothing.
 
     Args:
         environment: of the component.
         readers: those that the job needs.
-        made_later: whether missing files in the storage will be made before the run.
+        will_initialize: whether missing files in the storage will be made before the run; they are not checked.
     """
-    return _Preparation(environment, readers, made_later).problems
+    return _Preparation(environment, readers, will_initialize).problems
 
 
 class _Preparation:
-    """What was opened, and its problems; arguments as for :func:`check`."""
+    """The opened parts and the problems found; arguments as for :func:`check`."""
 
-    def __init__(self, environment: ComponentEnvironment, readers: DataReaders, made_later: bool) -> None:
+    def __init__(self, environment: ComponentEnvironment, readers: DataReaders, will_initialize: bool) -> None:
         self.spec = resolve(environment.job).spec
         self.tasks = {task.name: task for task in self.spec.tasks}
         self.problems: list[str] = []
@@ -82,21 +82,21 @@ class _Preparation:
         self.chat: ChatTemplate | None = None
         self._environment = environment
         self._readers = readers
-        self._made_later = made_later
+        self._will_initialize = will_initialize
         self._row_checks: dict[str, RowCheck | None] = {}
         self._open_model()
         for i in range(len(self.spec.rewards)):
             self._load_reward(i)
         for i, task in enumerate(self.spec.tasks):
-            with self._noting():
+            with self._collecting_problems():
                 self.loops[task.name] = load_loop(task.loop, f"spec.tasks[{i}].loop")
             self._open_task(i, task)
-        with self._noting():
+        with self._collecting_problems():
             self.problems += digests.changed(environment.storage, self.files)
 
     @property
     def files(self) -> list[tuple[str, Path]]:
-        """Every data file, with the field of the manifest that names it."""
+        """Each data file, with the field of the manifest that names it."""
         tables = [source for source in self.sources.values() if isinstance(source, TableSource)]
         by_path = {path: where for table in reversed(tables) for where, path in reversed(table.files)}
         return [(where, path) for path, where in by_path.items()]
@@ -104,9 +104,9 @@ class _Preparation:
     def _open_model(self) -> None:
         i, source = next((i, model.source) for i, model in enumerate(self.spec.models) if model.name == "policy")
         path = self._environment.path(source)
-        if self._comes_later(source):
+        if self._made_by_initializer(source):
             return
-        with self._noting(f"spec.models[{i}].source: "):
+        with self._collecting_problems(f"spec.models[{i}].source: "):
             self.codec = TextCodec(path)
             if any(task.prompt is None for task in self.spec.tasks):
                 self.chat = ChatTemplate(path)
@@ -114,10 +114,9 @@ class _Preparation:
     def _load_reward(self, i: int) -> None:
         """Load the row check of a reward.
 
-        Only the reward service needs the package of a function. Where this process has no such package, rows are not
-        checked.
+        Only the reward service needs the package of a function. If the package is missing here, rows are not checked.
         """
-        with self._noting():
+        with self._collecting_problems():
             try:
                 loaded = load_reward(self.spec, i)
                 self._row_checks[self.spec.rewards[i].name] = loaded.row_check() if loaded is not None else None
@@ -127,10 +126,10 @@ class _Preparation:
                 log.warning("rows are not checked by reward %s: %s", self.spec.rewards[i].name, error)
 
     def _open_task(self, i: int, task: Task) -> None:
-        if any(map(self._comes_later, _paths(task.data))):
+        if any(map(self._made_by_initializer, _paths(task.data))):
             return
         where, row_check = f"spec.tasks[{i}]", self._row_checks.get(task.reward)
-        with self._noting():
+        with self._collecting_problems():
             source = open_source(
                 task, row_check, self.spec.seed, f"{where}.data", self._readers, self._environment.path
             )
@@ -138,14 +137,14 @@ class _Preparation:
             for split in ("train", "heldOut") if self._evaluated(task) else ("train",):
                 rows = min(FIRST_ROWS, source.size(split) or FIRST_ROWS)
                 problems = [source.problem(split, row) for row in range(rows)]
-                with self._noting(f"{where}: "):
-                    if row_check is not None and not isinstance(source, TableSource):  # a table has checked all rows
+                with self._collecting_problems(f"{where}: "):
+                    if row_check is not None and not isinstance(source, TableSource):  # it has checked all its rows
                         for problem in problems:
                             row_check(problem)
                     self._check_prompts(task, problems)
 
     def _check_prompts(self, task: Task, problems: list[dict[str, Any]]) -> None:
-        """Check the first prompts of a split, if the model exists."""
+        """Check the contents of a split's first rows, and their prompts if the model exists."""
         for problem in problems:
             content_of(task, problem)
         if self.codec is None or (task.prompt is None and self.chat is None):
@@ -171,12 +170,12 @@ class _Preparation:
     def _evaluated(self, task: Task) -> bool:
         return self.spec.evaluation is not None and task.name in (self.spec.evaluation.tasks or [])
 
-    def _comes_later(self, source: str) -> bool:
-        return self._made_later and source.startswith(IN_STORAGE) and not self._environment.path(source).exists()
+    def _made_by_initializer(self, source: str) -> bool:
+        return self._will_initialize and source.startswith(IN_STORAGE) and not self._environment.path(source).exists()
 
     @contextmanager
-    def _noting(self, prefix: str = "") -> Iterator[None]:
-        """Add an error raised inside to the problems, and continue."""
+    def _collecting_problems(self, prefix: str = "") -> Iterator[None]:
+        """Add an error that is raised inside to the problems and continue."""
         try:
             yield
         except (ValueError, OSError) as error:
@@ -184,7 +183,8 @@ class _Preparation:
 
 
 def model_length(spec: RLJobSpec) -> int:
-    """Return the longest sequence in tokens that some engine of every purpose (training, evaluation) takes."""
+    """Return the smaller of the longest sequences, in tokens, that the engines of each purpose (training, evaluation)
+    accept."""
     longest: dict[str, int] = {}
     for rollout in spec.rollouts:
         longest[rollout.purpose] = max(rollout.max_model_length, longest.get(rollout.purpose, 0))
@@ -192,7 +192,7 @@ def model_length(spec: RLJobSpec) -> int:
 
 
 def _paths(data: TaskData) -> list[str]:
-    """Return the files and directories a task reads."""
+    """Return the files and directories that a task reads."""
     tables = [table for table in (data.jsonl, data.parquet) if table is not None]
     paths = [path for table in tables for path in (table.path, table.held_out_path) if path is not None]
     return paths + ([data.datasets.path] if data.datasets is not None else [])

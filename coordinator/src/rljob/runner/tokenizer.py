@@ -1,12 +1,12 @@
-"""Text to token ids and back, by the policy's tokenizer.json alone: no transformers, no torch.
+"""Encodes and decodes text with the policy's tokenizer.json, without transformers or torch.
 
-Prompts get exactly what the tokenizer's own post-processor adds (a beginning-of-sequence token where the model wants
-one); a rendered chat gets nothing, as chat templates write such tokens themselves. Completions are decoded without
-special tokens. Token ids are int32 bytes, as on the wire.
+A plain prompt gets exactly the special tokens that the tokenizer's post-processor adds (for example a
+beginning-of-sequence token). A rendered chat gets none, because chat templates write these tokens themselves.
+Completions are decoded without special tokens. Token ids are int32 bytes, as on the wire.
 
-Text is never re-tokenized, so ids need not come back as the same ids. What a tokenizer must survive is text → ids →
-text with its content: rewards and people read what comes back. Case, accents, white space and Unicode forms may change
-(uncased and normalising tokenizers are sane); letters, digits and signs may not be lost.
+Text is never re-tokenized, so ids → text → ids need not give the same ids. Text → ids → text must keep the content,
+because rewards and users read the decoded text. Case, accents, white space and Unicode forms may change (tokenizers
+that lowercase or normalize are valid); letters, digits and signs must not be lost.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class TextCodec:
     """Tokenizer and stop tokens of a model directory in Hugging Face format.
 
     Raises:
-        ValueError: the directory lacks tokenizer.json, or it is not one, or no stop token is named anywhere, or it has
-            more tokens than the model, or a stop token is none of the model's.
+        ValueError: tokenizer.json is missing or invalid or has more tokens than the model, the model names no stop
+            token, or a stop token is outside the model's vocabulary.
     """
 
     def __init__(self, model: Path) -> None:
@@ -41,8 +41,8 @@ class TextCodec:
         try:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises bare Exception
-            raise ValueError(f"{path} is no tokenizer: {error}; write it with save_pretrained") from error
-        self._tokenizer.no_truncation()  # some files ask for it; a prompt is taken whole or not at all
+            raise ValueError(f"{path} is not a tokenizer: {error}; write it with save_pretrained") from error
+        self._tokenizer.no_truncation()  # some files enable truncation; a prompt must not be cut
         self._tokenizer.no_padding()
         self._path = path
         config = read_object(model / "config.json")
@@ -50,19 +50,19 @@ class TextCodec:
         self._check_size(model, config)
 
     def encode(self, text: str, special: bool = True) -> bytes:
-        """Return the token ids of a prompt, with what the tokenizer adds to every text unless not ``special``."""
+        """Return the token ids of a prompt; with ``special``, the special tokens of the post-processor are added."""
         return array("i", self._tokenizer.encode(text, add_special_tokens=special).ids).tobytes()
 
     def decode(self, token_ids: bytes) -> str:
-        """Return the text of a completion, special tokens left out."""
+        """Return the text of a completion without special tokens."""
         text: str = self._tokenizer.decode(array("i", token_ids).tolist(), skip_special_tokens=True)
         return text
 
     def check_round_trip(self, texts: Iterable[str]) -> None:
-        """Check that the content of some prompts survives; log a warning when the form of one does not.
+        """Check that encoding and decoding keep the content of some prompts; log a warning if the form of one changes.
 
         Raises:
-            ValueError: the tokenizer loses some of it.
+            ValueError: the tokenizer loses content.
         """
         changed = {}
         for text in texts:
@@ -103,7 +103,7 @@ def _stop_token_ids(model: Path, config: dict[str, Any]) -> list[int]:
 
 
 def _content(text: str) -> str:
-    """Return the letters, digits and signs of ``text`` whatever their case, accents and Unicode form."""
+    """Return the letters, digits and signs of ``text``, without case, accents and differences of Unicode form."""
     plain = unicodedata.normalize("NFKD", text.casefold())
     return "".join(character for character in plain if unicodedata.category(character)[0] not in "MZC")
 

@@ -1,4 +1,4 @@
-"""Turns the result of a reward into the score of a sample: every sample gets a reward or an error."""
+"""Evaluates a reward on samples: each sample gets a reward or an error."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class RewardEvaluator:
     """Scores samples by one reward; never raises.
 
     Args:
-        scorer: called with keyword arguments: those of :data:`FIELDS` that it names, all if it takes ``**_``.
-            Returns a number, or a number and a mapping of more numbers by name.
+        scorer: called with the keyword arguments of :data:`FIELDS` that it names, or with all if it takes ``**_``.
+            Returns a number, or a number and a mapping of names to further numbers.
         name: of the reward, for errors.
-        field: of the manifest that names the scorer, for errors; empty: a program of the user's own made it.
+        field: field of the manifest that names the scorer, for errors; empty if a user's program passes the scorer.
 
     Raises:
-        ValueError: it cannot be called so; the sentence names the cause.
+        ValueError: the scorer cannot be called like this; the message names the cause.
     """
 
     def __init__(self, scorer: Scorer, name: str, field: str = "") -> None:
@@ -40,13 +40,13 @@ class RewardEvaluator:
         """Return the score of ``item``."""
         try:
             result: Any = self._scorer(**{field: getattr(item, field) for field in self._fields})
-        except Exception as error:  # noqa: BLE001 user code raises anything; a sample that cannot be scored is data
+        except Exception as error:  # noqa: BLE001 user code may raise anything; the error is the result of the sample
             return error_score(item, f"reward {self._name} raised {type(error).__name__}: {error}")
         reward, metrics = result if _is_pair(result) else (result, {})
         for key, value in {"reward": reward, **metrics}.items():
             if not _is_number(value):
                 return error_score(
-                    item, f"reward {self._name} answered {value!r} as {key}; it must answer a finite number"
+                    item, f"reward {self._name} returned {value!r} as {key}; it must return a finite number"
                 )
         return Score(item.sample, float(reward), {str(key): float(value) for key, value in metrics.items()}, "")
 
@@ -60,7 +60,9 @@ def _fields_of(scorer: Any, name: str) -> tuple[str, ...]:
     if not callable(scorer):
         raise ValueError(f"reward {name} is of type {type(scorer).__name__}, which is not callable; use a function")
     if is_async(scorer):
-        raise ValueError(f"reward {name} is async; write a plain function, worker processes call it side by side")
+        raise ValueError(
+            f"reward {name} is async; write a plain function, worker processes already call it concurrently"
+        )
     parameters = inspect.signature(scorer).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return FIELDS
@@ -81,7 +83,7 @@ def _is_pair(result: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Return whether ``value`` is a finite number; numpy's and the like count."""
+    """Return whether ``value`` is a finite number, of Python, NumPy or a similar library."""
     try:
         return math.isfinite(value)
     except (TypeError, OverflowError, ValueError):

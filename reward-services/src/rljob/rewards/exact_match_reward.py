@@ -16,7 +16,7 @@ class ExactMatchReward:
 
     Args:
         options: the reward's ``config``.
-        tasks: not needed; every factory of a reward receives them.
+        tasks: unused; every factory of a reward receives them.
     """
 
     def __init__(self, options: ExactMatchOptions, tasks: Sequence[Task]) -> None:
@@ -26,7 +26,7 @@ class ExactMatchReward:
         """Return reward and metric.
 
         Raises:
-            ValueError: the row lacks the column, or it holds neither text nor a number.
+            ValueError: the row lacks the column, or the column holds neither text nor a number.
         """
         expected, answer = text_of(problem, self._options.column), self._extract(completion)
         if answer is None:

@@ -1,5 +1,5 @@
-"""Entry point of the service of a builtin or a function: rljob-reward. With ``--check`` it prints what would keep the
-functions of a job from being served."""
+"""Entry point of the service of a built-in reward or a function: rljob-reward. With ``--check`` it prints the problems
+that prevent serving the functions of a job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Serve the reward called RLJOB_NAME; exit code 2 if the job has no such reward, or it cannot be made."""
+    """Serve the reward called RLJOB_NAME; exit with code 2 if the job has no such reward, or it cannot be made."""
     if sys.argv[1:] == ["--check"]:
         sys.exit(_check())
     from rljob.protocol.startup import end_on_sigterm
@@ -52,7 +52,8 @@ def _check() -> int:
 def function_problems(spec: RLJobSpec, name: str = "") -> Iterator[str]:
     """Yield one sentence for each reason why function ``name`` of the job, or any function of it, cannot be served.
 
-    Factories of a RewardKind are imported and not called: they may take long. Validation has checked builtins.
+    Factories of a RewardKind are imported but not called, because calls may be slow. Validation has checked built-in
+    rewards.
     """
     from rljob.api.rewards.load_reward import load_reward
     from rljob.rewards.evaluate import RewardEvaluator
@@ -73,7 +74,7 @@ def function_problems(spec: RLJobSpec, name: str = "") -> Iterator[str]:
 
 
 def make_evaluator(spec: RLJobSpec, i: int) -> RewardEvaluator:
-    """Return the evaluator of reward ``i`` of a job, a builtin or a function.
+    """Return the evaluator of reward ``i`` of a job, a built-in reward or a function.
 
     Raises:
         ValueError: the reward is neither, or it cannot be made.
@@ -83,7 +84,9 @@ def make_evaluator(spec: RLJobSpec, i: int) -> RewardEvaluator:
 
     loaded = load_reward(spec, i)
     if loaded is None:
-        raise ValueError(f"spec.rewards[{i}]: {spec.rewards[i].name} is no builtin or function; start its own program")
+        raise ValueError(
+            f"spec.rewards[{i}]: {spec.rewards[i].name} is not a builtin or a function; start its own program"
+        )
     return RewardEvaluator(loaded.make_scorer(), loaded.name, loaded.field)
 
 

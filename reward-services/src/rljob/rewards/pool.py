@@ -2,7 +2,7 @@
 
 A sample that exceeds the limit gets an error, its worker is replaced, and the samples behind it are scored by the new
 worker. A sample whose worker exits is tried once more, because another sample may be the cause; then it gets an error
-too. So no reward can stop the service or spoil another sample.
+too. Therefore no reward can stop the service or affect another sample.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from rljob.rewards.worker import fork_worker
 log = logging.getLogger(__name__)
 
 CHUNK = 32  # maximum number of samples that a worker receives at a time
-GRACE_SECONDS = 0.05  # to read a score that arrived in time while the service itself was not scheduled
-LONGEST_LINE = 16 << 20
+GRACE_SECONDS = 0.05  # to read a score that arrived in time although the service was not scheduled
+MAX_LINE_BYTES = 16 << 20
 TRIES = 2
 
 _encoder = msgspec.json.Encoder()
@@ -52,7 +52,7 @@ class _Worker:
         self.chunk: deque[_Job] = deque()
 
     async def connect(self) -> None:
-        self._reader, self._writer = await asyncio.open_unix_connection(sock=self._socket, limit=LONGEST_LINE)
+        self._reader, self._writer = await asyncio.open_unix_connection(sock=self._socket, limit=MAX_LINE_BYTES)
 
     def give(self, chunk: deque[_Job]) -> None:
         assert self._writer is not None
@@ -71,7 +71,8 @@ class _Worker:
             return b""
 
     def end(self) -> str:
-        """Kill the process if it has not exited; return how it ended. An exiting process keeps its own status."""
+        """Kill the process if it has not exited; return how it ended. The status of a process that is already exiting
+        does not change."""
         (self._writer or self._socket).close()
         os.kill(self._pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
@@ -115,7 +116,7 @@ class Pool:
             self._queue.put_nowait(job)
         try:
             return [await job.result for job in jobs]
-        finally:  # without a client, samples that are not started are dropped
+        finally:  # if the client is gone, samples that have not started are dropped
             for job in jobs:
                 job.result.cancel()
 
@@ -134,7 +135,7 @@ class Pool:
                     self._queue.put_nowait(job)
 
     async def _work(self, worker: _Worker) -> bool:
-        """Score chunk after chunk until a sample exceeds the limit (True) or the worker exits (False)."""
+        """Score chunks until a sample exceeds the limit (return True) or the worker exits (return False)."""
         while True:
             worker.give(await self._take_chunk())
             while worker.chunk:
@@ -185,7 +186,7 @@ def _answer(job: _Job, score: Score) -> None:
 
 
 def _end_process(task: asyncio.Task[None]) -> None:
-    """End the service if a task of the pool failed: without it requests would hang. The service is started again."""
+    """End the service if a task of the pool failed: requests would hang without it. The service is restarted."""
     if not task.cancelled() and task.exception() is not None:
         log.critical("a task of the reward's pool failed", exc_info=task.exception())
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,18 +1,18 @@
-"""The reward SDK: what a reward is, and :func:`serve` for a program of one's own.
+"""The reward SDK: the interface of a reward, and :func:`serve` for a user's own program.
 
 A reward is a plain function of one finished sample:
 
     def reward(completion, problem):
         return float(problem["answer"] in completion)
 
-Its parameters name what it needs: ``prompt`` and ``completion`` (text, as given to and written by the model),
+Its parameters name the fields it needs: ``prompt`` (text, the input of the model), ``completion`` (text, its output),
 ``finish`` (stop | length), ``problem`` (the row of the task's data, its columns renamed), ``task`` (name). It returns a
 number, or a number and a mapping of other numbers, which become metrics. An exception, nan, a hang or a crash is
 recorded as the sample's error. Worker processes, forked after the module is loaded, call the function.
 
 ``spec.rewards[].function: my_package.rewards:reward`` serves the function. A :class:`rljob.api.rewards.RewardKind` in
-its place adds options, a check of rows, or a set-up. A program that serves a function by itself, for ``local``,
-``template`` or ``url``, ends with ``serve(reward)``.
+its place adds options, a row check, or a factory. A program that serves a function by itself, for ``local``,
+``template`` or ``url``, calls ``serve(reward)`` at its end.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from rljob.rewards.pool import Pool
 from rljob.rewards.server import build_app
 
 DRAIN_SECONDS = 20
-"""Maximum time for the samples in work after SIGTERM in a pod; the pod's grace period is longer. On one machine the
-runner sends these samples again to the next start."""
+"""Maximum time to finish received samples after SIGTERM in a pod; the pod's grace period is longer. On one machine the
+service does not wait: the runner sends these samples again after the next start."""
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def serve(reward: Scorer) -> None:
     """Serve ``reward`` until SIGTERM, as the reward of the job that started this program.
 
-    Its entry in the manifest sets the number of worker processes and the time limit of a sample. Started by hand, for a
-    reward with ``url``, the program serves at RLJOB_LISTEN (HOST:PORT) with one process. Exits with 2 if the function
-    cannot be a reward.
+    The entry in the manifest sets the number of worker processes and the time limit per sample. A program that a user
+    starts, for a reward with ``url``, serves at RLJOB_LISTEN (HOST:PORT) with one process. Exits with code 2 if the
+    function cannot be a reward.
     """
     end_on_sigterm()
     logging.basicConfig(level=os.environ.get(LOG_LEVEL, "INFO"), format=FORMAT)
@@ -65,16 +65,16 @@ def reward_of(environment: ComponentEnvironment) -> Reward:
     """Return the entry of the manifest that this process serves.
 
     Raises:
-        ValueError: RLJOB_NAME is no reward of the job.
+        ValueError: RLJOB_NAME is not a reward of the job.
     """
     for reward in environment.job.spec.rewards:
         if reward.name == environment.name:
             return reward
-    raise ValueError(f"RLJOB_NAME is {environment.name!r}, which is no reward of the job; name one of them")
+    raise ValueError(f"RLJOB_NAME is {environment.name!r}, which is not a reward of the job; name one of them")
 
 
 def run(evaluator: RewardEvaluator, reward: Reward, listen: str) -> None:
-    """Serve ``evaluator`` at ``listen`` (HOST:PORT) until SIGTERM, and then finish the samples received before it.
+    """Serve ``evaluator`` at ``listen`` (HOST:PORT) until SIGTERM, then finish the samples received before it.
 
     Args:
         evaluator: scores one sample in a worker process.
@@ -82,7 +82,7 @@ def run(evaluator: RewardEvaluator, reward: Reward, listen: str) -> None:
         listen: address.
     """
     host, port = host_and_port(listen)
-    # While it serves, uvicorn has its own handler, and raises the signal again afterwards: a regular end.
+    # uvicorn has its own handler while it serves and raises the signal again afterwards; then exit with code 0.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     pool = Pool(evaluator, reward.name, reward.processes, reward.timeout_seconds)
     uvicorn.run(

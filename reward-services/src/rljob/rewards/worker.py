@@ -1,8 +1,8 @@
 """A worker process: scores the samples that it receives over its socket, one at a time.
 
-Workers are forked from the service after the reward is loaded: that takes milliseconds where importing takes seconds.
-The service sends lines of JSON, each a list of ScoreItem. The worker answers each item with one line, its Score, as
-soon as it is known. So the service always knows which sample is being scored.
+Workers are forked from the service after the reward is loaded: a fork takes milliseconds, an import seconds. The
+service sends lines of JSON, each a list of ScoreItem. The worker answers each item immediately with one line, its
+Score, so the service always knows which sample is being scored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _encoder = msgspec.json.Encoder()
 def fork_worker(score: Callable[[ScoreItem], Score]) -> tuple[int, socket.socket]:
     """Start a worker; return its process id and the service's side of its socket.
 
-    Call it from the main thread: the kernel kills the worker when the thread that forked it ends.
+    Call it on the main thread: the kernel kills the worker when the thread that forked it ends.
     """
     service = os.getpid()
     ours, theirs = socket.socketpair()
@@ -40,7 +40,7 @@ def fork_worker(score: Callable[[ScoreItem], Score]) -> tuple[int, socket.socket
         serve(theirs, score)
         os._exit(0)
     except BaseException:  # no exception may reach the copy of the service's event loop
-        log.exception("a reward worker ends")
+        log.exception("a reward worker failed")
     finally:
         os._exit(1)
 
@@ -54,15 +54,16 @@ def serve(connection: socket.socket, score: Callable[[ScoreItem], Score]) -> Non
 
 
 def _leave_service(service: int, keep: int) -> None:
-    """Drop what a fork inherits: signal handlers, other workers' sockets, clients' connections.
+    """Drop inherited signal handlers, sockets of other workers and connections of clients.
 
-    Closes all files but standard input, output, error and ``keep``, so that a file that the service closes is closed.
+    Closes all files except standard input, output, error and ``keep``: a copy in the worker would keep a file open that
+    the service has closed.
     """
     set_parent_death_signal()
     if os.getppid() != service:  # the service exited before the line above
         os._exit(1)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the service ends its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the service ends its workers
     os.closerange(3, keep)
     os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))

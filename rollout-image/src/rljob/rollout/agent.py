@@ -1,15 +1,15 @@
 """The agent of one engine: its link to the coordinator, and the lifecycle of its server.
 
 The agent is in one of three states. *starting*: there is no server, or it is not healthy yet; the coordinator receives
-heartbeats and the reason why the server before ended, but no registration. *ready*: registered; it runs requests once
-it has sent a WeightAck. *updating*: an update is in progress, or failed and left the engine paused for the next one.
+heartbeats and the reason why the previous server ended, but no registration. *ready*: registered; it runs requests once
+it has sent a WeightAck. *updating*: an update is in progress, or it failed and left the engine paused for the next one.
 
 On SIGTERM the agent is *leaving*: it accepts no request and aborts those it has, so that another engine continues from
 their tokens.
 
-A server that dies is started again with back-off, under a new instance without weights. Its requests are dropped: the
-new registration lists none as running. A Generate sent to the old instance is ignored for the same reason: the
-coordinator takes it back when it reads the registration.
+A server that dies is restarted with back-off, as a new instance without weights. Its requests are dropped: the new
+registration lists no running request, so the coordinator dispatches them again. A Generate that was sent to the old
+instance is ignored for the same reason: the coordinator takes it back when it reads the registration.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from rljob.rollout.weight_update import GRACE_SECONDS, UpdateError, WeightUpdate
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 5.0
-FLUSH_SECONDS = 0.3  # for a message to leave before the agent ends
+FLUSH_SECONDS = 0.3  # time to send a message before the agent exits
 LEAVING_SECONDS = 5.0  # to hand back all requests
 FAILED_STARTS = 3
 FIRST_BACKOFF_SECONDS = 0.5
 LAST_BACKOFF_SECONDS = 30.0
-FORGIVEN_AFTER_SECONDS = 60.0  # a server that lived so long resets the back-off
+BACKOFF_RESET_SECONDS = 60.0  # the back-off is reset after a server that lived longer
 
 
 NO_WEIGHTS = (-1, -1, "")  # lineage, version, digest
@@ -64,7 +64,7 @@ class Agent:
         start_engine: starts a server of the pool.
         coordinator: its URL.
         token: the role's token.
-        pod: name of the pod it runs in; empty outside a cluster.
+        pod: name of the agent's pod; empty outside a cluster.
     """
 
     def __init__(
@@ -82,27 +82,27 @@ class Agent:
         self._state = "starting"
         self._instance = ""
         self._weights = NO_WEIGHTS
-        self._served = False  # whether this server has had weights
-        self._unsaid: WeightAck | WeightFailed | None = None
+        self._served = False  # whether this server has received weights
+        self._unsent_result: WeightAck | WeightFailed | None = None
         self._restarts = 0
-        self._died: EngineCrashed | None = None  # the server before
+        self._crash: EngineCrashed | None = None  # of the previous server
         self._engine: EngineProcess | None = None
         self._updater: WeightUpdater | None = None
         self._updates: set[asyncio.Task[None]] = set()
         self._update_lock = asyncio.Lock()
         self._replace_requested: asyncio.Future[tuple[str, bool]] | None = None
-        """Why the server is replaced, and whether by its own fault."""
+        """Reason of the replacement, and whether the server failed by itself."""
         self._requests = RequestTable(pool.max_concurrency, self._link.send, self._spawn, self._check_engine)
 
     async def leave(self) -> None:
-        """Accept no request and hand back all requests; return when the coordinator has acknowledged them, or after
-        LEAVING_SECONDS."""
+        """Accept no more requests and hand back all requests; return when the coordinator has acknowledged them, or
+        after LEAVING_SECONDS."""
         if self._state == "starting":
             return
         record_ready(False)
         self._set_state("leaving")
         self._requests.hold()
-        self._requests.abort(self._requests.in_hand(), discard=False)
+        self._requests.abort(self._requests.unfinished(), discard=False)
         try:
             async with asyncio.timeout(LEAVING_SECONDS):
                 emptied = asyncio.create_task(self._requests.wait_empty())
@@ -124,7 +124,7 @@ class Agent:
                 self._tasks = tasks
                 tasks.create_task(self._supervise())
                 tasks.create_task(self._listen())
-                tasks.create_task(self._beat())
+                tasks.create_task(self._send_heartbeats())
         finally:
             if self._engine is not None:
                 await self._engine.stop()
@@ -146,30 +146,30 @@ class Agent:
                 failures += 1
                 reason = str(error)
                 self._report(reason, error.last_lines, starting=True)
-                if failures == FAILED_STARTS or error.hopeless:
+                if failures == FAILED_STARTS or error.permanent:
                     await asyncio.sleep(FLUSH_SECONDS)
                     raise
             log.warning("%s; restarting it", reason)
             await engine.kill()
             self._engine = None
-            if time.monotonic() - began > FORGIVEN_AFTER_SECONDS:
+            if time.monotonic() - began > BACKOFF_RESET_SECONDS:
                 backoff.reset()
             await backoff.wait()
 
     def _report(self, reason: str, last_lines: str, starting: bool) -> None:
         """Send EngineCrashed now, and on every connection until the next server is ready."""
         self._restarts += 1
-        self._died = EngineCrashed(self._pool.name, reason, last_lines, self._restarts, starting)
-        self._link.send(self._died)
+        self._crash = EngineCrashed(self._pool.name, reason, last_lines, self._restarts, starting)
+        self._link.send(self._crash)
 
     async def _serve(self, engine: EngineProcess) -> str:
-        """Serve from a healthy server until it ends or is replaced; return why.
+        """Serve from a healthy server until it ends or is replaced; return the reason.
 
         Raises:
-            EngineStartError: it failed by itself before it had weights; counts as a failed start.
+            EngineStartError: the server failed by itself before it received weights; counts as a failed start.
         """
         self._instance = f"{self._pool.name}-{secrets.token_hex(4)}"
-        self._unsaid = None
+        self._unsent_result = None
         self._updater = WeightUpdater(engine.client)
         self._replace_requested = asyncio.get_running_loop().create_future()
         self._requests.attach(engine.client)
@@ -192,21 +192,21 @@ class Agent:
             self._set_state("starting")
         reason, own_fault = (ended.result(), True) if ended.done() else self._replace_requested.result()
         if own_fault and not served:
-            raise EngineStartError(f"{reason} (it had not served anything)", engine.last_lines())
+            raise EngineStartError(f"{reason} (it had not received weights yet)", engine.last_lines())
         return reason
 
-    def _end_engine(self, reason: str, own_fault: bool) -> None:
+    def _request_replacement(self, reason: str, own_fault: bool) -> None:
         """Request the replacement of the server."""
         if self._replace_requested is not None and not self._replace_requested.done():
             self._replace_requested.set_result((reason, own_fault))
 
     async def _check_engine(self) -> bool:
-        """Return whether the server is healthy after it failed a request; replace it if not."""
+        """Return whether the server is healthy after it failed a request; request its replacement if not."""
         engine = self._engine
         if engine is not None and await engine.client.healthy():
             return True
         reason = "the engine inside the server is dead"
-        self._end_engine(reason if engine is None else engine.explain(reason), own_fault=True)
+        self._request_replacement(reason if engine is None else engine.explain(reason), own_fault=True)
         return False
 
     # --- the link -----------------------------------------------------------------------------------------------------
@@ -224,17 +224,17 @@ class Agent:
                     self._pool.max_model_length,
                     lineage,
                     version,
-                    self._requests.in_hand(),
+                    self._requests.unfinished(),
                     digest,
                     self._pod,
                 )
             )
-        elif self._died is not None:
-            messages.append(self._died)
+        elif self._crash is not None:
+            messages.append(self._crash)
         messages += self._requests.unacknowledged()
-        if self._unsaid is not None:
-            messages.append(self._unsaid)
-            self._unsaid = None
+        if self._unsent_result is not None:
+            messages.append(self._unsent_result)
+            self._unsent_result = None
         messages.append(self._heartbeat())
         return messages
 
@@ -245,7 +245,7 @@ class Agent:
     def _handle(self, message: Any) -> None:
         match message:
             case Generate():
-                if self._served and self._state != "leaving":  # else: meant for the server before
+                if self._served and self._state != "leaving":  # else it was sent to the previous server
                     self._requests.generate(message)
             case AckCompletions():
                 self._requests.acknowledge(message.request_ids)
@@ -256,11 +256,11 @@ class Agent:
                 self._updates.add(update)
                 update.add_done_callback(self._updates.discard)
             case RestartEngine():
-                self._end_engine(f"the coordinator replaces the engine: {message.reason}", own_fault=False)
+                self._request_replacement(f"the coordinator replaces the engine: {message.reason}", own_fault=False)
 
     async def _update_weights(self, message: PrepareWeights, updater: WeightUpdater | None) -> None:
         if updater is None:
-            return  # the registration of the next server supersedes it
+            return  # the registration of the next server supersedes the update
         async with self._update_lock:
             self._set_state("updating")
             self._requests.hold()
@@ -272,15 +272,15 @@ class Agent:
                 answer = WeightFailed(message.update, str(error))
                 self._weights = NO_WEIGHTS if updater.tainted else self._weights
                 log.warning("update %d to version %d failed: %s", message.update, message.version, error)
-            self._say(answer)
-            if isinstance(answer, WeightFailed) and not await self._survived():
+            self._send_result(answer)
+            if isinstance(answer, WeightFailed) and not await self._is_usable():
                 return
             if not updater.tainted:
                 self._set_state("ready")
                 self._requests.release()
 
-    async def _survived(self) -> bool:
-        """Return whether the engine is usable after a failed update; replace it if not."""
+    async def _is_usable(self) -> bool:
+        """Return whether the engine is usable after a failed update; request its replacement if not."""
         engine = self._engine
         if engine is None or not await self._check_engine():
             return False
@@ -290,10 +290,10 @@ class Agent:
                     return True
         except TimeoutError:
             pass
-        self._end_engine("the engine does not answer after a failed update", own_fault=False)
+        self._request_replacement("the engine does not answer after a failed update", own_fault=False)
         return False
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             self._link.send(self._heartbeat())
@@ -306,12 +306,12 @@ class Agent:
             self._state = state
             self._link.send(self._heartbeat())
 
-    def _say(self, answer: WeightAck | WeightFailed) -> None:
+    def _send_result(self, answer: WeightAck | WeightFailed) -> None:
         """Send the result of an update, now or with the next registration."""
         if self._link.connected:
             self._link.send(answer)
         else:
-            self._unsaid = answer
+            self._unsent_result = answer
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self._tasks.create_task(work)

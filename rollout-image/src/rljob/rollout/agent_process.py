@@ -1,4 +1,4 @@
-"""The agent's process: makes the agent from the environment and ends it on a signal."""
+"""The agent's process: builds the agent from the environment and ends it on a signal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FatalStartError(Exception):
 
 
 class ResourceError(Exception):
-    """This machine cannot start a server now: its disk is full, or it has no process left."""
+    """This machine cannot start a server now: its disk is full, or no further process can be created."""
 
 
 def build(environment: ComponentEnvironment) -> Agent:
@@ -45,12 +45,12 @@ def build(environment: ComponentEnvironment) -> Agent:
 
 
 async def serve(environment: ComponentEnvironment) -> None:
-    """Run the agent until SIGTERM or SIGINT, when it hands back its requests; a second signal ends it at once.
+    """Run the agent until SIGTERM or SIGINT, then hand back its requests; a second signal ends it at once.
 
     Raises:
         ValueError: see :func:`build`.
         FatalStartError: the engine cannot start, or the coordinator rejects the agent.
-        ResourceError: the machine cannot start it now.
+        ResourceError: the machine cannot start the engine now.
     """
     agent = build(environment)
     running = asyncio.ensure_future(agent.run())
@@ -66,9 +66,9 @@ async def serve(environment: ComponentEnvironment) -> None:
         leaving.append(asyncio.create_task(leave()))
 
     loop = asyncio.get_running_loop()
-    for sign in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(sign, end)
-    failure: FatalStartError | ResourceError | None = None  # raised in an except* clause it would come in a group
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end)
+    failure: FatalStartError | ResourceError | None = None  # raising it in an except* clause would wrap it in a group
     try:
         with beating():
             await running

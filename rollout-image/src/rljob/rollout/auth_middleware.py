@@ -1,7 +1,7 @@
 """Requires an engine server's key on every route.
 
-An engine's own check may cover some routes only. Routes that change weights and call methods of the workers must not be
-open to every process that reaches the port.
+An engine's own check may cover only some routes. Routes that change weights or call methods of the workers must not be
+open to every process that can reach the port.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Checks that an engine keeps the guarantees of :mod:`rljob.rollout.adapters.base`, for tests of an adapter.
 
-Each check is a coroutine function of a running engine that raises AssertionError. It leaves the engine generating with
-the weights that were sent last. With pytest:
+Each check is a coroutine function that takes a running engine and raises AssertionError. It leaves the engine
+generating with the weights that were sent last. With pytest:
 
     @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
     async def test_the_engine(engine, check):
         await check(engine)
 
-:func:`a_dead_server_is_gone` ends the server and is called last.
+Call :func:`a_dead_server_is_gone` last: it ends the server.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ PROMPT = [3, 1, 4, 1, 5]
 UPDATE_SECONDS = 30.0
 SHORT_SECONDS = 1.5
 GRACE_SECONDS = 5.0
-"""A call with a time limit may return so much later."""
+"""Additional time in which a call with a time limit must return."""
 NOISE = 0.02
-WAITS = (0.1, 0.2, 0.4, 0.8, 0.05)  # seconds until requests are in flight: no engine tells when they are
+WAITS = (0.1, 0.2, 0.4, 0.8, 0.05)  # seconds until requests are in flight: engines do not report it
 
 
 @dataclass
@@ -89,7 +89,7 @@ class EngineUnderTest:
         return output
 
     def new_name(self) -> str:
-        """Return a name for a request that none had before."""
+        """Return a new name for a request."""
         self._requests += 1
         return f"conformance-{self._requests}"
 
@@ -129,7 +129,7 @@ class EngineUnderTest:
         self._joined = None
 
     def prepare(self, rendezvous: Rendezvous) -> PrepareWeights:
-        """Return the message of an update to the present version."""
+        """Return the message of an update to the current version."""
         return PrepareWeights(
             update=self.version,
             lineage=0,
@@ -192,7 +192,7 @@ async def a_request_that_is_too_long_is_a_bad_request(engine: EngineUnderTest) -
 
 
 async def an_abort_returns_the_tokens_that_are_there(engine: EngineUnderTest) -> None:
-    """The prefix can be continued; abort() of ended and unknown requests does nothing."""
+    """The prefix can be continued; abort() of ended and unknown requests has no effect."""
     for wait in WAITS:
         name = engine.new_name()
         running = asyncio.create_task(engine.generate(engine.long_tokens, name=name))
@@ -210,7 +210,7 @@ async def an_abort_returns_the_tokens_that_are_there(engine: EngineUnderTest) ->
 
 
 async def a_cancelled_call_leaves_the_client_usable(engine: EngineUnderTest) -> None:
-    """A request whose caller is gone disturbs no other."""
+    """A request whose caller is gone does not affect other requests."""
     name = engine.new_name()
     running = asyncio.create_task(engine.generate(engine.long_tokens, name=name))
     await asyncio.sleep(WAITS[0])
@@ -221,7 +221,7 @@ async def a_cancelled_call_leaves_the_client_usable(engine: EngineUnderTest) -> 
 
 
 async def a_paused_engine_is_healthy_and_generates_nothing(engine: EngineUnderTest) -> None:
-    """pause() and resume() are idempotent; a request of a pause waits for its end."""
+    """pause() and resume() are idempotent; a request sent during a pause waits for its end."""
     mode = next(iter(engine.in_flight))
     await engine.client.resume()
     await engine.client.pause(mode)
@@ -270,7 +270,7 @@ async def _update_in_flight(engine: EngineUnderTest, mode: str, wait: float) -> 
 
 
 async def a_join_without_sender_fails_in_time(engine: EngineUnderTest) -> None:
-    """The engine continues with the weights it has."""
+    """The engine continues with its current weights."""
     rendezvous, _store = host_rendezvous(HOST, 2, UPDATE_SECONDS)
     start = time.monotonic()
     try:
@@ -285,7 +285,7 @@ async def a_join_without_sender_fails_in_time(engine: EngineUnderTest) -> None:
 
 
 async def a_sender_that_ends_fails_the_update_and_the_next_one_succeeds(engine: EngineUnderTest) -> None:
-    """After a part of the weights the sender leaves; the engine stays paused and accepts another update."""
+    """The sender leaves after sending a part of the weights; the engine stays paused and accepts another update."""
     rendezvous, sender = await engine.join(fresh=True)
     await engine.client.pause(next(iter(engine.in_flight)))
     start = time.monotonic()
@@ -318,7 +318,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 async def a_dead_server_is_gone(engine: EngineUnderTest, kill: Callable[[], object]) -> None:
-    """After ``kill`` all calls raise EngineGoneError, those under way included."""
+    """After ``kill`` all calls raise EngineGoneError, including calls in progress."""
     running = asyncio.create_task(engine.generate(engine.long_tokens))
     await asyncio.sleep(WAITS[0])
     kill()

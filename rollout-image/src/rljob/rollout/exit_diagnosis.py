@@ -1,4 +1,4 @@
-"""Describes why a server ended: by its exit code, the errors in its log, and the kernel's count of kills."""
+"""Describes why a server ended, from its exit code, the errors in its log, and the kernel's count of OOM kills."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LONGEST_ERROR = 500  # characters
 
 
 def oom_kills() -> int:
-    """Return how many processes the kernel has killed for lack of memory since the machine started; 0 if unknown."""
+    """Return how many processes the kernel has killed because of low memory since boot; 0 if unknown."""
     try:
         counts = dict(line.split(maxsplit=1) for line in VMSTAT.read_text().splitlines())
     except OSError:
@@ -35,7 +35,7 @@ def describe_end(code: int, out_of_memory: bool) -> str:
 
     Args:
         code: its exit code, or minus the signal that killed it.
-        out_of_memory: whether the kernel killed a process for lack of memory meanwhile.
+        out_of_memory: whether the kernel killed any process because of low memory while the server ran.
     """
     if code >= 0:
         return f"the engine server exited with code {code}"
@@ -47,13 +47,13 @@ def describe_end(code: int, out_of_memory: bool) -> str:
 
 
 def first_error(lines: Iterable[str], prefix: str = "") -> str:
-    """Return the first error in a log, which causes the others; empty if there is none.
+    """Return the first error in a log, because later errors usually follow from it; empty if there is none.
 
-    Finds exceptions of Python, with the first problem of one of pydantic's, and errors of argparse.
+    Finds Python exceptions, errors of argparse, and the first problem of a pydantic ValidationError.
 
     Args:
         lines: of the log.
-        prefix: regular expression of what the logger writes before the text of a line.
+        prefix: regular expression of the logger's prefix of a line.
     """
     error = re.compile(f"^(?:{prefix})(?:{_EXCEPTION}|{_USAGE})")
     headline = ""
@@ -72,5 +72,5 @@ def first_error(lines: Iterable[str], prefix: str = "") -> str:
 
 
 def _short(text: str) -> str:
-    text = re.sub(r" \[type=\w+, .*", "", text)  # pydantic's repetition of the input
+    text = re.sub(r" \[type=\w+, .*", "", text)  # pydantic repeats the input here
     return text if len(text) <= _LONGEST_ERROR else f"{text[:_LONGEST_ERROR]}…"

@@ -1,4 +1,4 @@
-"""Drops log records that an engine writes although nothing is wrong."""
+"""Drops log records of an engine that warn of expected states."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class _Drop(logging.Filter):
         self._is_expected = is_expected
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether ``record`` is logged."""
+        """Return whether to log ``record``."""
         return not self._is_expected(record)
 
 

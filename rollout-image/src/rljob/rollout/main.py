@@ -7,7 +7,7 @@ from rljob.protocol.exit_codes import CONFIGURATION_ERROR, FAILURE
 
 
 def main() -> None:
-    """Serve the pool that the environment names; exit 2 when its engine cannot start."""
+    """Serve the pool that the environment names; exit with code 2 if its engine cannot start."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if sys.argv[1:] == ["--check"]:
         sys.exit(_check())

@@ -1,12 +1,13 @@
 """The agent's table of generation requests.
 
-Duty: every Generate is run once, however often it is repeated, and its Completion is repeated until the coordinator has
-stored it. At most ``max_concurrency`` requests are in the engine; further ones wait here, so that a slot is filled in
-the iteration of the event loop in which it became free. Completions that end within ``FLUSH_SECONDS`` share a message.
+Duty: each Generate runs once, however often the coordinator repeats it, and its Completion is repeated until the
+coordinator has stored it. At most ``max_concurrency`` requests are in the engine; further requests wait here, so a slot
+is filled in the iteration of the event loop in which it became free. Completions that end within ``FLUSH_SECONDS``
+share a message.
 
-A request is waiting, running (one task each) or finished. When the engine is lost, waiting and running ones are
-dropped without a message: the registration of the next engine lists nothing as running, and the coordinator dispatches
-them again. Finished ones stay.
+A request is waiting, running (one task each) or finished. When the engine is lost, waiting and running requests are
+dropped without a message: the registration of the next engine lists no running request, and the coordinator dispatches
+them again. Finished requests stay.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 FLUSH_SECONDS = 0.002
 ABORT_AGAIN_SECONDS = 0.1
 MESSAGE_BYTES = 8 << 20  # far below a frame's limit: messages share frames
-SPAN_BYTES, PART_BYTES = 32, 256  # at most, encoded
+SPAN_BYTES, OVERHEAD_BYTES = 32, 256  # upper bounds of the encoded size, per span and per completion
 
 Key: TypeAlias = tuple[str, int, int]
 
@@ -41,14 +42,14 @@ class _Request:
 
 
 class RequestTable:
-    """See module.
+    """Waiting, running and finished requests; see the module.
 
     Args:
         max_concurrency: requests in the engine at a time.
         send: sends a message to the coordinator.
         spawn: starts a task; a task that fails ends the agent.
-        check_engine: called when the engine failed a request; returns whether it is healthy. If it is not, the agent
-            calls :meth:`detach`.
+        check_engine: called after the engine failed a request; returns whether the engine is healthy. If it is not,
+            the agent calls :meth:`detach`.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class RequestTable:
         self._held = False
         self._requests: dict[Key, _Request] = {}  # waiting and running
         self._waiting: deque[_Request] = deque()
-        self._running: set[_Request] = set()  # those included that were discarded and generated again
+        self._running: set[_Request] = set()  # includes discarded requests that are generated again
         self._finished: dict[Key, Completion] = {}
         self._unsent: list[Completion] = []
         self._flush_due = False
@@ -89,7 +90,7 @@ class RequestTable:
         self._engine = engine
 
     def detach(self) -> None:
-        """The engine is gone: drop all requests that are not finished."""
+        """Drop all requests that are not finished, because the engine is gone."""
         self._engine, self._held = None, False
         for request in self._running:
             if request.task is not None:
@@ -97,7 +98,7 @@ class RequestTable:
         self._running.clear()
         self._requests.clear()
         self._waiting.clear()
-        self._note_emptied()
+        self._update_emptied()
 
     def hold(self) -> None:
         """Send no more requests to the engine."""
@@ -108,12 +109,12 @@ class RequestTable:
         self._held = False
         self._fill()
 
-    def in_hand(self) -> list[RequestId]:
-        """Return the requests waiting and running."""
+    def unfinished(self) -> list[RequestId]:
+        """Return the ids of waiting and running requests."""
         return [request.message.request_id for request in self._requests.values() if not request.discarded]
 
     def unacknowledged(self) -> list[Completions]:
-        """Return finished completions that the coordinator may not have. They are not sent otherwise."""
+        """Return the completions that are not acknowledged. The caller sends them; a pending flush does not."""
         self._unsent.clear()
         return in_messages(self._finished.values())
 
@@ -152,13 +153,13 @@ class RequestTable:
             self._finish(request, Completion(request_id, b"", b"", [], "abort", 0.0))
         if in_engine:
             self._spawn(self._abort_in_engine(in_engine))
-        self._note_emptied()
+        self._update_emptied()
 
     def acknowledge(self, request_ids: list[RequestId]) -> None:
         """Forget completions that the coordinator has stored."""
         for request_id in request_ids:
             self._finished.pop(_key(request_id), None)
-        self._note_emptied()
+        self._update_emptied()
 
     async def wait_empty(self) -> None:
         """Return when no request is waiting or running and all completions are acknowledged."""
@@ -190,7 +191,7 @@ class RequestTable:
     async def _fail(self, engine: EngineClient, request: _Request, error: EngineError) -> None:
         permanent = isinstance(error, BadRequestError)
         if not permanent and not await self._check_engine():
-            return  # detach() comes and drops this request
+            return  # detach() will drop this request
         if self._engine is not engine:
             return
         log.warning("request %s failed: %s", request.message.request_id, error)
@@ -199,19 +200,19 @@ class RequestTable:
         if not request.discarded:
             self._send(GenerationFailed(request.message.request_id, str(error), permanent))
         self._fill()
-        self._note_emptied()
+        self._update_emptied()
 
     def _finish(self, request: _Request, completion: Completion) -> None:
         self._forget(request)
         if request.discarded:
-            self._note_emptied()
+            self._update_emptied()
             return
         self._finished[_key(completion.request_id)] = completion
         self._queue(completion)
 
     def _forget(self, request: _Request) -> None:
         key = _key(request.message.request_id)
-        if self._requests.get(key) is request:  # else generated again since it was discarded
+        if self._requests.get(key) is request:  # else the request was discarded and generated again
             del self._requests[key]
 
     def _queue(self, completion: Completion) -> None:
@@ -227,7 +228,7 @@ class RequestTable:
         self._unsent = []
 
     async def _abort_in_engine(self, requests: list[_Request]) -> None:
-        """Abort until all have ended: an abort that overtakes its request does nothing."""
+        """Repeat the abort until all requests have ended: an abort that overtakes its request has no effect."""
         engine = self._engine
         while engine is not None and engine is self._engine:
             left = [request for request in requests if request.task is not None and not request.task.done()]
@@ -238,11 +239,11 @@ class RequestTable:
                     await engine.abort([request.name for request in left])
             except EngineError as error:
                 log.warning("requests were not aborted: %s", error)
-                return  # generate() fails too, which is handled there
+                return  # generate() fails too and handles the error
             tasks = [request.task for request in left if request.task is not None]
             await asyncio.wait(tasks, timeout=ABORT_AGAIN_SECONDS)
 
-    def _note_emptied(self) -> None:
+    def _update_emptied(self) -> None:
         if not self._requests and not self._finished:
             self._emptied.set()
         else:
@@ -254,7 +255,9 @@ def in_messages(completions: Iterable[Completion]) -> list[Completions]:
     messages: list[Completions] = []
     room = 0
     for completion in completions:
-        size = len(completion.token_ids) + len(completion.logprobs) + SPAN_BYTES * len(completion.spans) + PART_BYTES
+        size = (
+            len(completion.token_ids) + len(completion.logprobs) + SPAN_BYTES * len(completion.spans) + OVERHEAD_BYTES
+        )
         if size > room:
             messages.append(Completions([]))
             room = MESSAGE_BYTES

@@ -1,7 +1,7 @@
-"""The engine's server as a process: starts it, watches it, keeps the end of its log, kills it with its children.
+"""The engine's server process: starts it, watches it, keeps the end of its log, and kills it with its children.
 
 The server leads a session and a process group. The kernel kills it when the agent dies, and :meth:`EngineProcess.kill`
-kills the whole group. Nothing here depends on which engine it is.
+kills the whole group. This module does not depend on the engine.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from rljob.rollout.temp_dirs import ServerTempDir, remove_orphans
 log = logging.getLogger(__name__)
 
 TAIL_LINES = 40
-KEPT_LINES = 1000  # the first error comes before pages of what follows from it
+KEPT_LINES = 1000  # the first error can precede many lines of subsequent errors
 LINE_CHARACTERS = 2000
 LINE_BYTES = 1 << 20
 FINAL_SECONDS = 10.0
-"""Of a server that was healthy, only errors of its last seconds explain its end."""
+"""After a server was healthy, only errors in the last FINAL_SECONDS of its log explain its end."""
 HEALTH_POLL_SECONDS = 0.1
 STOP_SECONDS = 3.0
 
 
 class EngineStartError(Exception):
-    """The server ended before it was healthy, or before it served anything.
+    """The server ended before it was healthy, or before it received weights.
 
     Args:
         reason: one sentence.
         last_lines: of its log.
-        hopeless: it refuses its settings; another start would fail too.
+        permanent: another start would fail too: the server refuses its settings, or its program is missing.
     """
 
-    def __init__(self, reason: str, last_lines: str, hopeless: bool = False) -> None:
+    def __init__(self, reason: str, last_lines: str, permanent: bool = False) -> None:
         super().__init__(reason)
         self.last_lines = last_lines
-        self.hopeless = hopeless
+        self.permanent = permanent
 
 
 class EngineProcess:
@@ -68,17 +68,17 @@ class EngineProcess:
 
     @classmethod
     async def start(cls, adapter: Adapter) -> EngineProcess:
-        """Start a server on a free port of loopback, with a key of its own.
+        """Start a server on a free loopback port, with a new key.
 
         Raises:
-            OSError: the machine has no disk space or process for it.
-            EngineStartError: there is no such program.
+            OSError: the machine has no disk space, or cannot create another process.
+            EngineStartError: the program does not exist or is not executable.
         """
         remove_orphans()
         port, key = _free_port(), secrets.token_urlsafe(32)
         launch = adapter.launch(port, key)
         temp_dir = ServerTempDir()
-        environment = dict(os.environ, TMPDIR=str(temp_dir.path))  # its sockets and files go with it
+        environment = dict(os.environ, TMPDIR=str(temp_dir.path))  # so that its sockets and files are removed with it
         environment.pop("RLJOB_TOKEN", None)  # only the agent talks to the coordinator
         for name, value in launch.environment.items():
             if value is None:
@@ -98,7 +98,7 @@ class EngineProcess:
             )
         except (FileNotFoundError, PermissionError) as error:
             temp_dir.remove()
-            raise EngineStartError(f"the engine server cannot be started: {error}", "", hopeless=True) from None
+            raise EngineStartError(f"the engine server cannot be started: {error}", "", permanent=True) from None
         except OSError:
             temp_dir.remove()
             raise
@@ -111,10 +111,10 @@ class EngineProcess:
         return self._process.pid
 
     async def wait_healthy(self) -> None:
-        """Return when the server serves.
+        """Return when the server is healthy.
 
         Raises:
-            EngineStartError: it ended before.
+            EngineStartError: the server ended first.
         """
         while self._process.returncode is None:
             if await self.client.healthy():
@@ -130,14 +130,14 @@ class EngineProcess:
         return "\n".join(line for _, line in list(self._tail)[-TAIL_LINES:])
 
     async def wait_ended(self) -> str:
-        """Wait for the server's end; return how it ended and the error in its log."""
+        """Wait until the server has ended; return how it ended, with the error in its log."""
         code = await self._process.wait()
-        with contextlib.suppress(TimeoutError):  # a child of it may hold the pipe open
+        with contextlib.suppress(TimeoutError):  # a child of the server may hold the pipe open
             await asyncio.wait_for(asyncio.shield(self._forwarding), 1.0)
         return self.explain(exit_diagnosis.describe_end(code, exit_diagnosis.oom_kills() > self._oom_kills))
 
     def explain(self, end: str) -> str:
-        """Return ``end`` with the error that the adapter finds in the log for it."""
+        """Return ``end`` with the error that the adapter finds in the log."""
         since = time.monotonic() - FINAL_SECONDS if self._healthy else 0.0
         error = self._adapter.find_error(line for written, line in self._tail if written >= since)
         return f"{end}: {error}" if error else end
@@ -157,7 +157,7 @@ class EngineProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
         await self.client.close()
-        with contextlib.suppress(TimeoutError):  # a child in a session of its own may hold the pipe open
+        with contextlib.suppress(TimeoutError):  # a child in another session may hold the pipe open
             await asyncio.wait_for(self._forwarding, 1.0)
         self._temp_dir.remove()
 
@@ -172,7 +172,7 @@ class EngineProcess:
                 return
             text = line.decode(errors="replace")
             self._tail.append((time.monotonic(), text.rstrip("\n")[:LINE_CHARACTERS]))
-            with contextlib.suppress(OSError):  # the disk of the log is full: the server must not wait for it
+            with contextlib.suppress(OSError):  # if the disk of the log is full, the server must still not block
                 sys.stderr.write(text)
 
 

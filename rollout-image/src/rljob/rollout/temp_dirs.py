@@ -1,6 +1,6 @@
 """Temporary directories of servers (TMPDIR), removed with the server, or when the next server is started.
 
-An owner holds a lock on its directory as long as it lives. A directory whose lock is free has no owner.
+The owner of a directory holds a lock on it until its process ends. A directory whose lock is free has no owner.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ log = logging.getLogger(__name__)
 PREFIX = "rljob-engine-"
 LOCK = "lock"
 YOUNG_SECONDS = 60.0
-"""A directory this young may not be locked yet."""
+"""A younger directory may not be locked yet."""
 
 
 class ServerTempDir:
-    """A directory of one server of this process."""
+    """The temporary directory of one server of this process."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
@@ -30,7 +30,7 @@ class ServerTempDir:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def remove(self) -> None:
-        """Delete it with everything in it."""
+        """Delete the directory and its content."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
 

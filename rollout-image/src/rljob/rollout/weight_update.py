@@ -1,9 +1,9 @@
 """One weight update of the engine, from PrepareWeights to WeightAck or WeightFailed.
 
-Invariant: an engine whose weights may be a mixture never generates. It is *tainted* from the moment tensors are loaded
-until an update was committed; a failure in between leaves it paused, for another update or a restart.
+Invariant: an engine whose weights may be a mixture never generates. The engine is *tainted* from the moment that
+loading begins until an update is committed; a failure in between leaves it paused, for another update or a restart.
 
-Order: join the group (the sender waits for that), pause, receive and commit, resume, ask for the digest, probe.
+Order: join the group (the sender waits for it), pause, receive and commit, resume, read the digest, probe.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rljob.rollout.adapters.base import EngineClient, EngineError, engine_errors
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 5.0
-"""The engine ends an update by itself at its deadline; it has so much longer to answer."""
+"""The engine ends an update at its deadline; this is the additional time for its answer."""
 
 
 class UpdateError(Exception):
@@ -38,7 +38,8 @@ class WeightUpdater:
         """Carry out ``update``.
 
         Raises:
-            UpdateError: it did not commit. The engine is paused if it is tainted, else it generates as before.
+            UpdateError: the update did not commit. The engine is paused if it is tainted; otherwise it generates as
+                before.
         """
         start = time.monotonic()
         deadline = start + update.timeout_seconds

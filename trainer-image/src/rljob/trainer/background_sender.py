@@ -1,8 +1,8 @@
-"""Sending weights to engines beside training: a copy of the weights and one thread per engine.
+"""Sends weights to engines while training continues: a copy of the weights and one thread per engine.
 
-The threads work on a copy, so the next step may begin while a slow engine still receives; memory holds one copy for
-each update in progress. The death of an engine delays its own thread, never a step: a cancelled send is answered at
-once, and its thread ends by the timeout without being joined.
+The threads use a copy, so the next step may start while a slow engine still receives; memory holds one copy for each
+update in progress. The death of an engine delays its own thread, never a step: a cancelled send is answered at once,
+and its thread ends by the timeout without being joined.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ NamedTensors: TypeAlias = list[tuple[str, Tensor]]
 Job: TypeAlias = tuple[int, str]  # update, engine
 
 IDLE_SECONDS = 600.0
-"""The trainer does not learn that an engine died between updates: its group is closed after this time. An engine that
-was only not updated for this time joins a new group, which takes milliseconds."""
+"""The trainer is not notified when an engine dies between updates, so its group is closed after this time. If the
+engine is alive and only had no update for this time, it joins a new group, which takes milliseconds."""
 
 
 class BackgroundSender:
@@ -34,7 +34,7 @@ class BackgroundSender:
 
     Args:
         sender: owner of the weight groups.
-        transport: gloo or nccl, the one in WeightGroupReady.
+        transport: gloo or nccl, as in WeightGroupReady.
         post: sends WeightGroupReady and WeightsSent, from any thread.
     """
 
@@ -46,15 +46,15 @@ class BackgroundSender:
         self._post = post
         self._lock = threading.Lock()
         self._running: dict[Job, SendWeights] = {}
-        self._cancelled: set[Job] = set()  # cancelled before they began
+        self._cancelled: set[Job] = set()  # cancelled before they started
 
     def publish(self, command: SendWeights, weights: NamedTensors, probe: Probe) -> None:
-        """Send ``weights`` to each engine of ``command`` in the background; with none, post their digest.
+        """Send ``weights`` to each engine of ``command`` in the background; without engines, post the digest only.
 
         Args:
             command: engines and number of the update.
-            weights: whole tensors in wire order that no longer change.
-            probe: under these weights.
+            weights: whole tensors in wire order; they must not change afterwards.
+            probe: computed with these weights.
         """
         self._sender.close_idle(IDLE_SECONDS)
         if not command.engines:
@@ -78,19 +78,19 @@ class BackgroundSender:
                 daemon=True,
             ).start()
 
-    def cancel(self, order: CancelSend) -> None:
-        """Abandon one send and answer at once. Called from any thread, also before the send began."""
-        job = (order.update, order.engine)
+    def cancel(self, command: CancelSend) -> None:
+        """Abandon one send and answer at once. Thread-safe; also valid before the send has started."""
+        job = (command.update, command.engine)
         with self._lock:
-            command = self._running.pop(job, None)
-            if command is None:
-                self._cancelled = {known for known in self._cancelled if known[0] == order.update} | {job}
-        if command is not None:
-            self._sender.close(order.engine)
-            self._post(_sent(command, order.engine, "", time.monotonic(), "cancelled"))
+            running = self._running.pop(job, None)
+            if running is None:
+                self._cancelled = {known for known in self._cancelled if known[0] == command.update} | {job}
+        if running is not None:
+            self._sender.close(command.engine)
+            self._post(_sent(running, command.engine, "", time.monotonic(), "cancelled"))
 
     def forget(self) -> None:
-        """Abandon all sends without an answer: the connection to the coordinator is new and it does not know them."""
+        """Abandon all sends without an answer, because a coordinator that has just reconnected does not expect them."""
         with self._lock:
             jobs, self._running = list(self._running), {}
             self._cancelled.clear()
@@ -119,7 +119,7 @@ class BackgroundSender:
             value = self._sender.send(target.engine, weights)
         except WeightTransferError as error:
             problem = str(error)
-        except Exception as error:  # reported like any failed send: the engine gets another update or restarts
+        except Exception as error:  # reported like any failed send; the engine gets another update or is restarted
             log.exception("sending weights to %s failed", target.engine)
             problem = f"{type(error).__name__}: {error}"
         with self._lock:

@@ -1,7 +1,7 @@
-"""A replica's share of a batch: cut into minibatches and microbatches and laid out as tensors.
+"""A replica's share of a batch: split into minibatches and microbatches and laid out as tensors.
 
-Shapes: N samples of the batch, B rows, L positions, K = L − first: the positions from the first that the model wrote in
-any row. Masks may have holes: the model writes several segments of a sample of several turns.
+Shapes: N samples of the batch, B rows, L positions, K = L − first: the positions from the first token of the model in
+any row. Masks may have holes: a sample of several turns has several segments of the model.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Row:
 
     token_ids_L: NDArray[np.int64]
     logprobs_L: NDArray[np.float32]
-    mask_L: NDArray[np.bool_]  # where the model wrote
-    rewards_L: NDArray[np.float64]  # reward that arrives at each token
+    mask_L: NDArray[np.bool_]  # True at the model's tokens
+    rewards_L: NDArray[np.float64]  # reward of each token
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ class Microbatch:
 
 @dataclass
 class MicrobatchInputs:
-    """A microbatch and what its loss needs. A rank with fewer microbatches than others gets one without samples."""
+    """A microbatch and the inputs of its loss. A rank with fewer microbatches than others gets some without samples."""
 
-    indices: Sequence[int]  # of the samples in the batch
+    indices: Sequence[int]  # of its samples in the batch
     tokens: Microbatch
-    padding: int  # positions without a token of a sample
-    weights_B: Tensor  # of each row's tokens in the loss
+    padding: int  # number of positions without a token of a sample
+    weights_B: Tensor  # weight of each row's tokens in the loss
     advantages_BK: Tensor = field(init=False)  # set once the advantages are known
 
 
@@ -77,7 +77,7 @@ def lay_out(train: Train, rows: Mapping[int, Row], algorithm: Algorithm, world: 
         rows: this replica's samples by index in the batch.
         algorithm: resolved.
         world: the ranks.
-        budget: padded tokens of a microbatch.
+        budget: maximum number of padded tokens of a microbatch.
 
     Raises:
         UnrecoverableError: the aggregation fails on any rank.
@@ -137,7 +137,7 @@ def _inputs(
 
 
 def at_targets(inputs: MicrobatchInputs, values: Mapping[int, NDArray[np.float32]]) -> Tensor:
-    """Return values by token of the rows of a microbatch as a tensor (B, K); 0 where the model did not write.
+    """Return values of tokens of the rows of a microbatch as a tensor (B, K); 0 except at the model's tokens.
 
     Args:
         inputs: the microbatch.
@@ -151,17 +151,17 @@ def at_targets(inputs: MicrobatchInputs, values: Mapping[int, NDArray[np.float32
 
 
 def lengths(samples: Sequence[BatchSample]) -> list[int]:
-    """Return the length of each sample in tokens: prompt, model and observations."""
+    """Return the length of each sample in tokens: prompt, answers and observations."""
     return [sample.total_tokens for sample in samples]
 
 
 def plan_microbatches(indices: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Return ``indices`` cut into microbatches, longest samples first.
+    """Return ``indices`` split into microbatches, longest samples first.
 
     Args:
         indices: samples of one rank.
         lengths: tokens of each sample of the batch.
-        budget: padded tokens of a microbatch; a longer sample goes alone.
+        budget: maximum number of padded tokens of a microbatch; a longer sample is a microbatch of its own.
     """
     plan: list[list[int]] = []
     for index in sorted(indices, key=lambda i: (-lengths[i], i)):
@@ -173,7 +173,7 @@ def plan_microbatches(indices: Sequence[int], lengths: Sequence[int], budget: in
 
 
 def plan_ranks(minibatch: Sequence[int], lengths: Sequence[int], ranks: int, budget: int) -> list[list[list[int]]]:
-    """Return for each data-parallel rank its microbatches of a minibatch, the same number for all.
+    """Return each data-parallel rank's microbatches of a minibatch, the same number for all ranks.
 
     A rank with fewer samples gets empty microbatches, because all ranks take part in the collectives of every pass.
 
@@ -190,10 +190,10 @@ def plan_ranks(minibatch: Sequence[int], lengths: Sequence[int], ranks: int, bud
 
 
 def split_minibatches(groups: Sequence[str], minibatches: int) -> list[list[int]]:
-    """Return the samples of each minibatch, in the batch's order: whole groups if there are enough groups.
+    """Return the samples of each minibatch, in the order of the batch: whole groups if there are enough groups.
 
     Args:
-        groups: group of each sample; members are neighbours.
+        groups: group of each sample; members are adjacent.
         minibatches: number of minibatches, at most the number of samples.
     """
     starts = [i for i, group in enumerate(groups) if i == 0 or groups[i - 1] != group]
@@ -204,7 +204,7 @@ def split_minibatches(groups: Sequence[str], minibatches: int) -> list[list[int]
 
 
 def collate(rows: Sequence[Row], temperatures: Sequence[float], device: torch.device) -> Microbatch:
-    """Return the rows as tensors on ``device``; without rows, one row of two tokens that no model wrote."""
+    """Return the rows as tensors on ``device``; without rows, one row of two tokens outside the loss mask."""
     if not rows:
         empty = Row(np.zeros(2, np.int64), np.zeros(2, np.float32), np.zeros(2, np.bool_), np.zeros(2))
         rows, temperatures = [empty], [1.0]

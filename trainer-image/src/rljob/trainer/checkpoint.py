@@ -1,13 +1,13 @@
 """Checkpoints: STORAGE/checkpoints/step-000020 is a Hugging Face directory with the optimizer's state beside it.
 
-    config.json, tokenizer files…   copied from the model trained from
+    config.json, tokenizer files…   copied from the initial model
     model.safetensors               float32, Hugging Face names
     trainer.json                    TrainerState
-    trainer/optimizer.safetensors   exp_avg.NAME, exp_avg_sq.NAME, float32; apart, as engines take every
-                                    *.safetensors of a model's directory for weights
+    trainer/optimizer.safetensors   exp_avg.NAME, exp_avg_sq.NAME, float32; in a subdirectory, because engines read
+                                    every *.safetensors of a model's directory as weights
 
 A checkpoint is written under a temporary name, synced and renamed, so a directory called step-N is complete. It holds
-whole tensors and can be resumed on any number of ranks. Only rank 0 writes; the highest incarnation alone may.
+whole tensors and can be resumed on any number of ranks. Only rank 0 of the highest incarnation writes.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class CheckpointStore:
         return newest, read_state(newest)
 
     def clean(self) -> None:
-        """Remove the remains of a crash; restore a checkpoint whose replacement was interrupted."""
+        """Remove incomplete files of a crash; restore a checkpoint whose replacement was interrupted."""
         if not self.directory.is_dir():
             return
         for path in self.directory.iterdir():
@@ -108,13 +108,15 @@ class CheckpointStore:
         """Reject all lower incarnations from now on.
 
         Raises:
-            SupersededError: a higher one has claimed them.
+            SupersededError: a higher incarnation has claimed the checkpoints.
             NoRoomError: the disk is full.
         """
         with self._needing_room("the file of the trainer's incarnation"):
             self.directory.mkdir(parents=True, exist_ok=True)
             with self._exclusive(incarnation):
-                new = self.directory / "incarnation.new"  # renamed: a full disk must not empty the existing file
+                new = (
+                    self.directory / "incarnation.new"
+                )  # written apart and renamed: a full disk must not truncate the existing file
                 new.write_text(str(incarnation))
                 new.rename(self.directory / "incarnation")
 
@@ -135,13 +137,13 @@ class CheckpointStore:
         weights: dict[str, Tensor],
         moments: dict[str, Tensor],
     ) -> None:
-        """Write the checkpoint of ``state.step``, durable on return; a checkpoint with the same content stays.
+        """Write the checkpoint of ``state.step``, durable on return; an existing one with the same content is kept.
 
         Args:
-            state: its ``digest`` is filled in.
+            state: its ``digest`` is set here.
             configuration: see :func:`read_configuration`.
             weights: whole float32 tensors on the CPU by Hugging Face name.
-            moments: likewise, with the names of the backend, for example ``exp_avg.NAME``.
+            moments: whole float32 tensors by the backend's names, for example ``exp_avg.NAME``.
 
         Raises:
             SupersededError: a higher incarnation has taken over.
@@ -188,13 +190,13 @@ class CheckpointStore:
         for step in steps:
             if self.path(step).exists():
                 removed = self.directory / f"{self.path(step).name}.{REMOVED}-{secrets.token_hex(4)}"
-                self.path(step).rename(removed)  # first, so that half a directory never looks complete
+                self.path(step).rename(removed)  # renamed first: a partly deleted directory must never look complete
         for removed in self.directory.glob(f"*.{REMOVED}-*"):
             self._delete(removed)
 
     def _delete(self, directory: Path) -> None:
-        """Delete a directory as far as possible: on NFS a file that is open, for example in an export, stays until it
-        is closed, and its directory stays with it."""
+        """Delete a directory as far as possible. On NFS an open file, for example of an export, and its directory
+        remain until the file is closed."""
         shutil.rmtree(directory, ignore_errors=True)
         if directory.exists() and not self._warned:
             self._warned = True
@@ -205,7 +207,7 @@ def read_state(checkpoint: Path) -> TrainerState:
     """Return trainer.json of a checkpoint.
 
     Raises:
-        ModelError: it cannot be read.
+        ModelError: the file cannot be read.
     """
     try:
         return msgspec.json.decode((checkpoint / STATE_FILE).read_bytes(), type=TrainerState)
@@ -217,7 +219,7 @@ def read_optimizer_tensor(checkpoint: Path, name: str) -> Tensor:
     """Return one tensor of the optimizer of a checkpoint, for example ``exp_avg.model.norm.weight``.
 
     Raises:
-        ModelError: it cannot be read.
+        ModelError: the tensor cannot be read.
     """
     path = checkpoint / OPTIMIZER_FILE
     try:

@@ -1,7 +1,7 @@
-"""Rank 0's connection to the coordinator: a thread that keeps the link, a queue of commands, results to repeat.
+"""Rank 0's connection to the coordinator: a thread with the link, a queue of commands, and results to repeat.
 
 Training never waits for the connection. After a reconnect the last results are sent again; the coordinator accepts
-repetitions. It also sends its commands again, so commands that wait here are dropped.
+repetitions. The coordinator also sends its commands again, so queued commands are dropped.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CLOSE_SECONDS = 5.0
 class Results:
     """Results that the coordinator may not have received yet: the last of each kind.
 
-    Weights are not among them: when a connection breaks, the coordinator drops updates in progress and starts them
+    Weight messages are not kept: when a connection breaks, the coordinator drops updates in progress and starts them
     again.
     """
 
@@ -59,7 +59,7 @@ class Results:
             self._kept[type(result)] = result
 
     def of(self, incarnation: int) -> list[Result]:
-        """Return the kept results of ``incarnation``: the step first, because checkpoints follow from it."""
+        """Return the kept results of ``incarnation``, the step first, because checkpoints depend on it."""
         ordered = [self._kept[kind] for kind in (StepDone, Checkpointed, TrainerFailed) if kind in self._kept]
         return [result for result in ordered if result.incarnation == incarnation]
 
@@ -71,7 +71,7 @@ class CoordinatorClient:
         url: its address.
         token: the trainer's token.
         instance: name of this process.
-        step: version of the weights held.
+        step: version of the current weights.
         cancel: handles CancelSend at once, in the connection's thread, because a command may be in progress.
     """
 
@@ -84,7 +84,7 @@ class CoordinatorClient:
         self._results = Results()
         self._commands: deque[Command] = deque()
         self._changed = threading.Condition()
-        self._broken: BaseException | None = None
+        self._error: BaseException | None = None
         self._events: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._ready = threading.Event()
@@ -95,11 +95,11 @@ class CoordinatorClient:
         self._thread.start()
 
     def close(self) -> None:
-        """Disconnect, without waiting for an answer that takes long."""
+        """Disconnect; wait at most CLOSE_SECONDS."""
         if self._thread.is_alive():
             self._ready.wait()
             assert self._events is not None and self._task is not None
-            with contextlib.suppress(RuntimeError):  # the thread has just ended by itself
+            with contextlib.suppress(RuntimeError):  # the thread has already ended
                 self._events.call_soon_threadsafe(self._task.cancel)
             self._thread.join(CLOSE_SECONDS)
 
@@ -112,26 +112,26 @@ class CoordinatorClient:
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         with self._changed:
             while not self._commands:
-                if self._broken is not None:
-                    raise RuntimeError("the connection to the coordinator broke for good") from self._broken
+                if self._error is not None:
+                    raise RuntimeError("the connection to the coordinator failed permanently") from self._error
                 if not self._changed.wait(None if deadline is None else deadline - time.monotonic()):
                     return None
             return self._commands.popleft()
 
-    def overtaken(self, seconds: float) -> bool:
+    def wait_obsolete(self, seconds: float) -> bool:
         """Wait up to ``seconds``; return True as soon as the current command is obsolete: the coordinator stops the
-        trainer, or the connection is new and all commands come again."""
+        trainer, or the connection is new and the coordinator sends all commands again."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: (
                     any(isinstance(command, Stop | Reject | TrainerRegistered) for command in self._commands)
-                    or self._broken is not None
+                    or self._error is not None
                 ),
                 seconds,
             )
 
     def post(self, result: Result) -> None:
-        """Send a result, now or after the next reconnect. Called from any thread."""
+        """Send a result, now or after the next reconnect. Thread-safe."""
         with self._changed:
             self._results.add(result)
             if isinstance(result, StepDone):
@@ -154,18 +154,18 @@ class CoordinatorClient:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._converse())
+            asyncio.run(self._exchange_messages())
         except asyncio.CancelledError:
             pass  # close()
         except RefusedError as error:
             self._receive(Reject(str(error), fatal=True))
         except Exception as error:  # any error ends the thread: next() raises it in the main thread
-            log.exception("the connection to the coordinator broke")
+            log.exception("the connection to the coordinator failed")
             with self._changed:
-                self._broken = error
+                self._error = error
                 self._changed.notify()
 
-    async def _converse(self) -> None:
+    async def _exchange_messages(self) -> None:
         self._events, self._task = asyncio.get_running_loop(), asyncio.current_task()
         self._ready.set()
         with beating():

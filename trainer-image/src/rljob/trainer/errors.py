@@ -8,7 +8,7 @@ class TrainerError(Exception):
 
 
 class UnrecoverableError(TrainerError):
-    """No restart helps: the coordinator receives TrainerFailed and the run ends. Raised on all ranks."""
+    """A restart does not help: the coordinator receives TrainerFailed and the run ends. Raised on all ranks."""
 
 
 class ModelError(TrainerError):
@@ -16,8 +16,8 @@ class ModelError(TrainerError):
 
 
 class NoRoomError(TrainerError):
-    """The disk is full. Nothing was changed; the write can be repeated."""
+    """The disk is full. No file was changed; the write can be repeated."""
 
 
 class SupersededError(TrainerError):
-    """A higher incarnation of the trainer has taken over; results of this one no longer count."""
+    """A higher incarnation of the trainer has taken over; results of this incarnation are ignored."""

@@ -2,7 +2,7 @@
 
 ``rljob-example-model DIRECTORY`` reads the job's first task (RLJOB_JOB), trains a tokenizer on its prompts and a
 Qwen2-architecture model of 370,048 parameters on the examples of rljob.trainer.example_problems, and writes both as one
-Hugging Face directory, complete or not at all. The same seed (RLJOB_SEED) on the same machine gives the same model.
+Hugging Face directory, atomically. The same seed (RLJOB_SEED) on the same machine gives the same model.
 Legend of tensor names: B examples, T tokens, D hidden size.
 """
 
@@ -48,11 +48,11 @@ class Recipe:
     bare: float = 0.7
     """Fraction of bare answers in the second phase."""
     batch: int = 16
-    """Examples of a step; each is seen once."""
+    """Examples per step; each is used once."""
     matrix_rate: float = 0.012
     """Highest learning rate of Muon, which trains the matrices."""
     rate: float = 3e-3
-    """Highest learning rate of AdamW, which trains the rest. Both rise over warm_up_steps, then fall to 0 on a line."""
+    """Highest learning rate of AdamW, which trains the rest. Both rise over warm_up_steps and fall linearly to 0."""
     warm_up_steps: int = 50
 
 
@@ -65,8 +65,8 @@ def train_tokenizer(texts: list[str]) -> Qwen2Tokenizer:
 def check_tokenizer(directory: Path, tokenizer: Qwen2Tokenizer, texts: list[str]) -> None:
     """Check that the tokenizer read back from ``directory`` is the one that was trained.
 
-    With model type qwen2 AutoTokenizer rebuilds Qwen2's own pipeline whatever the file says, and silently ruins a
-    tokenizer of any other kind.
+    For model type qwen2 AutoTokenizer ignores the pipeline in the file and rebuilds that of Qwen2, which silently
+    breaks any other kind of tokenizer.
 
     Raises:
         ValueError: AutoTokenizer or tokenizer.json gives other tokens, or the text does not come back.
@@ -75,13 +75,13 @@ def check_tokenizer(directory: Path, tokenizer: Qwen2Tokenizer, texts: list[str]
     for text in texts:
         ids = tokenizer(text)["input_ids"]
         if not (ids == auto(text)["input_ids"] == plain.encode(text).ids and auto.decode(ids) == text):
-            raise ValueError(f"the tokenizer written to {directory} reads {text!r} otherwise than the one trained")
+            raise ValueError(f"the tokenizer written to {directory} encodes {text!r} differently from the trained one")
 
 
 def make_model(end: int) -> Qwen2ForCausalLM:
     """Return the untrained model; ``end`` is the token that ends an answer.
 
-    With the usual initializer_range of 0.02, or fewer key-value heads, it learns far more slowly.
+    With the usual initializer_range of 0.02, or with fewer key-value heads, the model learns much more slowly.
     """
     config = Qwen2Config(
         vocab_size=320,
@@ -107,7 +107,7 @@ def make_batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield token_ids_BT, padded on the right, and answer_mask_BT, every example once.
 
-    Examples of about one length share a batch, which saves a fifth of the tokens.
+    Examples of similar length share a batch, which saves a fifth of the tokens.
     """
     prompts = tokenizer([example.prompt for example in examples])["input_ids"]
     answers = tokenizer([example.answer + END for example in examples])["input_ids"]
@@ -140,7 +140,7 @@ def answer_loss(model: Qwen2ForCausalLM, ids_BT: Tensor, mask_BT: Tensor) -> Ten
 def warm_up(model: Qwen2ForCausalLM, batches: Iterator[tuple[Tensor, Tensor]], steps: int, recipe: Recipe) -> None:
     """Train ``model`` on ``steps`` batches.
 
-    Muon (https://kellerjordan.github.io/posts/muon) needs half of AdamW's steps, and no seed falls behind.
+    Muon (https://kellerjordan.github.io/posts/muon) needs half as many steps as AdamW, with no slow seed.
     """
     matrices = [parameter for parameter in model.model.layers.parameters() if parameter.ndim == 2]
     others = [*model.model.embed_tokens.parameters(), *(p for p in model.model.parameters() if p.ndim == 1)]
@@ -167,7 +167,7 @@ def build(directory: Path, task: Task, seed: int, recipe: Recipe = Recipe()) -> 
     """Make the model for ``task`` and write it to ``directory``, replacing an existing one.
 
     Raises:
-        ValueError: the task is not one that can be taught, or the tokenizer does not survive being written.
+        ValueError: the initializer does not support the task, or the written tokenizer differs from the trained one.
     """
     torch.manual_seed(seed)
     problems = draw_problems(task, seed)
@@ -193,7 +193,7 @@ def build(directory: Path, task: Task, seed: int, recipe: Recipe = Recipe()) -> 
 
 
 def main() -> None:
-    """Entry point of rljob-example-model; exit code 2 when the job is not one it can make a model for."""
+    """Entry point of rljob-example-model; exit with code 2 if it does not support the job."""
     parser = argparse.ArgumentParser(description="Make the quickstart's tiny model.")
     parser.add_argument("directory", type=Path, help="where to write it")
     directory = parser.parse_args().directory

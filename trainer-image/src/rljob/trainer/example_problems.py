@@ -1,7 +1,7 @@
 """Training data of the quickstart's model before reinforcement learning: problems and right answers, as text.
 
-No answer is wrong. Worked answers show each step; bare answers are only the result. A model that has seen mostly bare
-answers last tends to skip the steps and makes more mistakes. Reinforcement learning has to discover that.
+All answers are right. Worked answers show each step; bare answers show only the result. A model that was last trained
+on mostly bare answers tends to skip the steps and makes more mistakes. Reinforcement learning has to discover that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rljob.api.templates import fill
 from rljob.protocol.data import is_held_out
 from rljob.protocol.startup import lazy_imports
 
-with lazy_imports("cellpylib"):  # it imports matplotlib, which takes as long as all of reasoning_gym
+with lazy_imports("cellpylib"):  # cellpylib imports matplotlib, which takes as long as all of reasoning_gym
     from reasoning_gym.factory import create_dataset
 
 
@@ -30,7 +30,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt and the answer to learn."""
+    """A prompt and the answer to train on."""
 
     prompt: str
     answer: str
@@ -65,7 +65,7 @@ def draw_problems(task: Task, seed: int) -> Iterator[Problem]:
 def worked_answer(expression: str) -> str:
     """Return the answer with its steps: '2-3=-1;-1+7=6;<answer>6</answer>' for '2 - 3 + 7'.
 
-    Each step repeats the number it starts from: without that a small model hardly learns the steps.
+    Each step repeats the number it starts from; otherwise a small model hardly learns the steps.
     """
     first, *rest = expression.split()
     total, working = int(first), ""
@@ -79,11 +79,11 @@ def worked_answer(expression: str) -> str:
 def bare_answer(expression: str) -> str:
     """Return the bare answer: '<answer>6</answer>' for '2 - 3 + 7'."""
     total, sign = 0, 1
-    for word in expression.split():
-        if word in "+-":
-            sign = 1 if word == "+" else -1
+    for term in expression.split():
+        if term in "+-":
+            sign = 1 if term == "+" else -1
         else:
-            total += sign * int(word)
+            total += sign * int(term)
     return f"<answer>{total}</answer>"
 
 

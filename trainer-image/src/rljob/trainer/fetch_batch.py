@@ -1,4 +1,4 @@
-"""A rank's share of a batch on its way here: pulled from the coordinator and checked against the scalars."""
+"""Fetches a rank's share of a batch from the coordinator and checks it against the scalars."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import urllib.request
 import msgspec
 import numpy as np
 import zstandard
-from numpy.typing import NDArray
 
 from rljob.protocol.backoff import Backoff
 from rljob.protocol.messages import BatchSample, SampleTokens, Train
@@ -26,9 +25,9 @@ log = logging.getLogger(__name__)
 FIRST_BACKOFF_SECONDS = 0.05
 LAST_BACKOFF_SECONDS = 5.0
 REQUEST_TIMEOUT_SECONDS = 60.0
-NOT_READY = (502, 503, 504)  # waited out; other answers from 500 on are failures
-SERVER_ERRORS = 6  # failures to forgive: it may have been killed in the middle of an answer
-BYTES_PER_TOKEN = 96  # 8 of the token; the rest covers an observation, an answer and a version span for each token
+NOT_READY = (502, 503, 504)  # retried without limit; other statuses from 500 on are failures
+SERVER_ERRORS = 6  # tolerated failures: the coordinator may have been killed during a response
+BYTES_PER_TOKEN = 96  # 8 for the token; the rest for an observation, an answer and a version span per token
 BYTES_PER_SAMPLE = 4096
 
 _shard_decoder = msgspec.msgpack.Decoder(list[SampleTokens])
@@ -36,7 +35,7 @@ _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the co
 
 
 def pull_shard(coordinator: str, token: str, train: Train, rank: int, size: int) -> dict[int, Row]:
-    """Return this rank's samples by their index in the batch, however long the coordinator is away.
+    """Return this rank's samples by their index in the batch; retry while the coordinator is unavailable.
 
     Args:
         coordinator: its address.
@@ -47,7 +46,7 @@ def pull_shard(coordinator: str, token: str, train: Train, rank: int, size: int)
 
     Raises:
         SupersededError: the coordinator knows a higher incarnation.
-        UnrecoverableError: the coordinator has no such batch, or what it sends does not fit the scalars.
+        UnrecoverableError: the coordinator has no such batch, or its shard does not match the scalars.
     """
     url = f"{coordinator.rstrip('/')}/v1/batches/{train.step}/shards/{rank}?of={size}&incarnation={train.incarnation}"
     tokens = lengths(train.samples)
@@ -79,13 +78,13 @@ def decode_shard(data: bytes, limit: int) -> list[SampleTokens]:
     """Return the samples of a compressed shard of at most ``limit`` decompressed bytes.
 
     Raises:
-        UnrecoverableError: it is not a shard, or a larger one.
+        UnrecoverableError: the data is not a shard, or exceeds ``limit``.
     """
     try:
         with zstandard.ZstdDecompressor().stream_reader(data) as reader:
             plain = reader.read(limit + 1)
         if len(plain) > limit:
-            raise UnrecoverableError(f"a shard is larger than the {limit} bytes its samples can need")
+            raise UnrecoverableError(f"a shard is larger than the {limit} bytes that its samples can need")
         return _shard_decoder.decode(plain)
     except (zstandard.ZstdError, msgspec.MsgspecError) as error:
         raise UnrecoverableError(f"a shard cannot be read: {error}") from None
@@ -95,16 +94,17 @@ def check_shard(shard: list[SampleTokens], samples: list[BatchSample], indices: 
     """Return the rows of a shard by index in the batch.
 
     Raises:
-        UnrecoverableError: samples, lengths, segments or rewards differ from what ``samples`` says of ``indices``.
+        UnrecoverableError: samples, lengths, segments or rewards differ from those of ``indices`` in ``samples``.
     """
     expected = [samples[i].sample for i in indices]
     if [tokens.sample for tokens in shard] != expected:
-        raise UnrecoverableError(f"a shard holds other samples than the {len(expected)} it should")
+        raise UnrecoverableError(f"a shard holds other samples than the {len(expected)} expected ones")
     return {i: _row(tokens, samples[i]) for i, tokens in zip(indices, shard, strict=True)}
 
 
 def _row(tokens: SampleTokens, scalars: BatchSample) -> Row:
-    mask_L = _mask(tokens, scalars.total_tokens)
+    _check_segments(tokens, scalars.total_tokens)
+    mask_L = np.frombuffer(tokens.loss_mask, np.uint8).astype(np.bool_)
     row = Row(
         np.frombuffer(tokens.token_ids, "<i4").astype(np.int64),
         np.frombuffer(tokens.logprobs, "<f4").astype(np.float32),
@@ -122,18 +122,16 @@ def _row(tokens: SampleTokens, scalars: BatchSample) -> Row:
     return row
 
 
-def _mask(tokens: SampleTokens, length: int) -> NDArray[np.bool_]:
-    """Return where the model wrote.
+def _check_segments(tokens: SampleTokens, length: int) -> None:
+    """Check that the segments cover ``length`` tokens in order.
 
     Raises:
-        UnrecoverableError: the segments do not cover ``length`` tokens in order.
+        UnrecoverableError: the segments overlap, leave gaps or have another length.
     """
-    mask_L, end = np.zeros(length, np.bool_), 0
+    end = 0
     for segment in tokens.segments:
         if segment.start != end or not segment.start <= segment.end <= length:
             raise UnrecoverableError(f"sample {tokens.sample}: its segments do not cover its tokens in order")
-        mask_L[segment.start : segment.end] = segment.kind == "model"
         end = segment.end
     if end != length:
         raise UnrecoverableError(f"sample {tokens.sample}: its segments do not cover the {length} tokens of the batch")
-    return mask_L

@@ -2,9 +2,9 @@
 
     python -m rljob.trainer.initialize -- COMMAND [ARGUMENT …]
 
-The program runs once: it is skipped if the storage already holds its result or a run uses it (see
-rljob.protocol.initializer_stamp). The command
-sees RLJOB_JOB (the resolved manifest), RLJOB_STORAGE and RLJOB_SEED; job://PATH in an argument is PATH in the storage.
+The command runs once: it is skipped if the storage already holds its result or a run uses it (see
+rljob.protocol.initializer_stamp). Its environment has RLJOB_JOB (the resolved manifest), RLJOB_STORAGE and RLJOB_SEED;
+job://PATH in an argument is PATH in the storage.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 
 
 def initialize(command: list[str], environment: ComponentEnvironment) -> int:
-    """Run ``command`` unless its work is done; return the exit code.
+    """Run ``command`` unless its result exists or is in use; return the exit code.
 
     Raises:
-        ValueError: it cannot be run, or leaves no model.
+        ValueError: the command cannot be run, or leaves no model.
     """
     job, storage = environment.job, environment.storage
     if job.spec.initializer is None:
@@ -37,7 +37,7 @@ def initialize(command: list[str], environment: ComponentEnvironment) -> int:
     storage.mkdir(parents=True, exist_ok=True)
     key = initializer_stamp.content_key(job)
     if initializer_stamp.done(storage, key):
-        log.info("the storage holds what the initializer makes")
+        log.info("the storage holds the result of the initializer")
         return 0
     with tempfile.NamedTemporaryFile("w", suffix=".json") as manifest:
         manifest.write(job.model_dump_json(by_alias=True))
@@ -55,16 +55,16 @@ def initialize(command: list[str], environment: ComponentEnvironment) -> int:
 
 
 def _run(command: list[str], manifest: str, seed: int) -> int:
-    """Run ``command`` to its end; SIGTERM and SIGINT are passed on to it."""
+    """Run ``command`` and wait for its end; forward SIGTERM and SIGINT to it."""
     variables = os.environ | {"PATH": search_path(), "RLJOB_JOB": manifest, SEED: str(seed)}
     process: subprocess.Popen[bytes] | None = None
-    early: list[int] = []  # signals that came before the process was started
+    early: list[int] = []  # signals received before the process was started
 
-    def pass_on(number: int, _: object) -> None:
+    def forward(number: int, _: object) -> None:
         early.append(number) if process is None else process.send_signal(number)
 
-    for asked in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(asked, pass_on)
+    for handled in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(handled, forward)
     try:
         process = subprocess.Popen(command, env=variables)
     except OSError as error:
@@ -75,7 +75,7 @@ def _run(command: list[str], manifest: str, seed: int) -> int:
 
 
 def main() -> None:
-    """Initialize the storage of the job that the environment names; exit code 2: no restart helps."""
+    """Initialize the storage of the job that the environment names; exit with code 2 if a restart does not help."""
     end_on_sigterm()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     mark, *command = sys.argv[1:] or [""]

@@ -2,17 +2,17 @@
 
     python -m rljob.trainer.launch PROCESSES
 
-It replaces torchrun without torchrun's rendezvous, restarts and second import of torch. Exit codes of ranks are kept: 2
-means that no restart helps.
+It replaces torchrun, without torchrun's rendezvous, restarts and second import of torch. Exit codes of ranks are kept:
+2 means that a restart does not help.
 
 Each node runs the launcher once. RLJOB_NODES is the number of nodes, RLJOB_NODE_RANK the number of this node,
 RLJOB_MASTER the address of the first node (HOST or HOST:PORT), RLJOB_HOST the address of this node. The process that
 started the launchers ends all of them when one ends.
 
-The trainer's heartbeat is that of rank 0, which holds the link to the coordinator. The other ranks wait for rank 0
-without a time limit and do not beat while they wait. On nodes without rank 0 the launcher beats for its ranks, except
-while a rank is stopped or waits for a disk or device that does not answer. The ranks that wait for a rank that hangs in
-another way notice it.
+The trainer's heartbeat comes from rank 0, which holds the link to the coordinator. The other ranks wait for rank 0
+without a time limit and write no heartbeat while they wait. On nodes without rank 0 the launcher writes the heartbeat
+for its ranks, except while a rank is stopped or waits for a disk or device that does not answer. If a rank hangs in
+another way, the ranks that wait for it notice it.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from rljob.protocol.startup import host_and_port
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
-REPORT_SECONDS = 2.0  # for other ranks that fail for the same reason to log it
+REPORT_SECONDS = 2.0  # time for other ranks that fail for the same reason to log it
 KILL_SECONDS = 5.0
 BEAT_SECONDS = 0.3
-MASTER_PORT = 29500  # torch's own
+MASTER_PORT = 29500  # default of torch
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 GET_ADDRESS = 0x8915  # SIOCGIFADDR
 
@@ -68,8 +68,8 @@ class Nodes:
         return host if self.rank else "localhost", int(port or MASTER_PORT)
 
     def variables(self) -> dict[str, str]:
-        """Return variables about the network for the ranks. gloo uses the address that the host name resolves to, on
-        some machines that of loopback, so it gets the interface of this node's address."""
+        """Return network variables for the ranks. gloo uses the address that the host name resolves to, which is the
+        loopback address on some machines, so it gets the interface of this node's address."""
         if self.count == 1 or GLOO_INTERFACE in os.environ:
             return {}
         interface = interface_of(self.host)
@@ -92,14 +92,14 @@ def nodes_of(environment: Mapping[str, str]) -> Nodes:
 
 
 def interface_of(address: str) -> str:
-    """Return the name of the network interface that has ``address``; empty if none has it, and for IPv6.
+    """Return the name of the network interface that has ``address``; empty if no interface has it, and for IPv6.
 
-    With an interface's name gloo may take the link-local address of IPv6, which other nodes cannot reach; without one
-    it takes the address of the host's name.
+    With the name of an interface gloo may use its link-local IPv6 address, which other nodes cannot reach; without it
+    gloo uses the address of the host's name.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
         for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # it has no address
+            with contextlib.suppress(OSError):  # the interface has no address
                 answer = fcntl.ioctl(query, GET_ADDRESS, struct.pack("256s", name.encode()))
                 if socket.inet_ntoa(answer[20:24]) == address:
                     return name
@@ -155,15 +155,16 @@ def _beats(ranks: list[subprocess.Popen[bytes]], nodes: Nodes) -> Iterator[None]
         yield
         if path and nodes.rank and time.monotonic() - last >= BEAT_SECONDS and not any(map(_stopped, ranks)):
             last = time.monotonic()
-            with contextlib.suppress(OSError):  # a missing heartbeat is found by the process that reads it
+            with contextlib.suppress(OSError):  # the reader of the heartbeat reports a missing one
                 Path(path).touch()
 
 
 def _stopped(rank: subprocess.Popen[bytes]) -> bool:
-    """Return whether a rank cannot move: D for a moment is usual, and the next look beats again."""
+    """Return whether a rank is stopped or in uninterruptible sleep (D). A short D is usual: the next poll writes the
+    heartbeat again."""
     try:
         state = Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:  # it has just ended
+    except OSError:  # the rank has just ended
         return False
     return state in ("T", "t", "D")
 

@@ -71,7 +71,7 @@ def run(environment: ComponentEnvironment) -> int:
     try:
         loop = TrainerLoop(environment, world)
         if world.rank == 0:
-            with contextlib.suppress(OSError):  # full disk: the next start does it
+            with contextlib.suppress(OSError):  # full disk: the next start marks it
                 mark_used(environment.storage)
         return loop.run()
     except ModelError as error:
@@ -100,7 +100,7 @@ class TrainerLoop:
         self._checkpoints = CheckpointStore(environment.storage)
         if world.rank == 0:
             self._checkpoints.clean()
-        world.raise_first_error(None)  # no rank looks for a checkpoint before rank 0 has cleaned up
+        world.raise_first_error(None)  # all ranks wait until rank 0 has cleaned up
         self._load()
         if world.rank == 0:
             self._publisher = self._make_publisher()
@@ -114,7 +114,7 @@ class TrainerLoop:
 
     def run(self) -> int:
         """Execute commands until Stop; return the exit code."""
-        record_ready(True)  # of the pod: its other ranks have loaded too, or all ranks fail
+        record_ready(True)  # marks the pod as ready: its other ranks have loaded too, or all ranks fail
         if self._world.rank != 0:
             return self._execute_until_stop()
         self._coordinator.start()
@@ -148,7 +148,9 @@ class TrainerLoop:
         if isinstance(command, TrainerRegistered):
             self._registered(command)
         elif command.incarnation != self._incarnation:
-            log.warning("dropped a command of incarnation %d, this is %d", command.incarnation, self._incarnation)
+            log.warning(
+                "dropped a command of incarnation %d; this is incarnation %d", command.incarnation, self._incarnation
+            )
         elif isinstance(command, Train):
             self._train(command)
         elif isinstance(command, SendWeights):
@@ -190,7 +192,7 @@ class TrainerLoop:
 
     def _registered(self, answer: TrainerRegistered) -> None:
         if answer.incarnation != self._incarnation:
-            log.info("incarnation %d at step %d, the run is at %d", answer.incarnation, self._step, answer.step)
+            log.info("incarnation %d at step %d; the run is at step %d", answer.incarnation, self._step, answer.step)
         self._incarnation = answer.incarnation
         problem = None
         if self._world.rank == 0:
@@ -198,7 +200,7 @@ class TrainerLoop:
             try:
                 self._write(lambda: self._checkpoints.claim(answer.incarnation))
             except SupersededError as error:
-                problem = UnrecoverableError(f"{error}; the storage is not that of this run")
+                problem = UnrecoverableError(f"{error}; the storage belongs to another run")
         self._world.raise_first_error(problem)
 
     def _train(self, train: Train) -> None:
@@ -226,7 +228,7 @@ class TrainerLoop:
             log.info("step %d: %s", train.step, " ".join(f"{name}={value:.4g}" for name, value in metrics.items()))
 
     def _pull(self, train: Train) -> dict[int, Row]:
-        """Return the rows of this replica; each of its ranks pulls the same shard."""
+        """Fetch the rows of this replica; each of its ranks fetches the same shard."""
         problem: UnrecoverableError | SupersededError | None = None
         rows: dict[int, Row] = {}
         try:
@@ -255,11 +257,13 @@ class TrainerLoop:
         if self._world.rank != 0:
             return
         if self._checkpoints.has(command.step):
-            self._checkpoints.remove(command.remove)  # before the answer: a trainer that dies here gets it again
+            self._checkpoints.remove(
+                command.remove
+            )  # before the answer: if the trainer dies here, the command is repeated
             path = self._checkpoints.relative(command.step)
             self._coordinator.post(Checkpointed(command.incarnation, command.step, path))
         else:
-            log.warning("there is no checkpoint of step %d; the weights are of %d", command.step, self._step)
+            log.warning("there is no checkpoint of step %d; the weights are of step %d", command.step, self._step)
 
     def _write_checkpoint(self, incarnation: int) -> None:
         saved = self._backend.save()
@@ -269,7 +273,7 @@ class TrainerLoop:
             self._write(lambda: self._checkpoints.write(state, self._configuration, saved.weights, saved.optimizer))
 
     def _write(self, attempt: Callable[[], None]) -> None:
-        """Write to the disk; while it is full, repeat until the coordinator sends something else."""
+        """Write to the disk; while it is full, retry until the command is obsolete."""
         pause = FIRST_RETRY_SECONDS
         while True:
             try:
@@ -278,14 +282,14 @@ class TrainerLoop:
             except NoRoomError as error:
                 log.error("%s; the next attempt is in %.0f s", error, pause)
                 self._coordinator.post(TrainerBlocked(self._incarnation, str(error)))
-            if self._coordinator.overtaken(pause):
+            if self._coordinator.wait_obsolete(pause):
                 return
             pause = min(2 * pause, LAST_RETRY_SECONDS)
         if pause > FIRST_RETRY_SECONDS:
             self._coordinator.post(TrainerBlocked(self._incarnation, ""))
 
     def _fail(self, reason: str) -> int:
-        """Report the reason and wait for Stop, so that the reason arrives before the process exits."""
+        """Report the reason and wait for Stop, so that the coordinator receives the reason before the process exits."""
         log.error("the trainer cannot continue: %s", reason)
         if self._world.rank == 0:
             self._coordinator.post(TrainerFailed(self._incarnation, reason))

@@ -1,5 +1,5 @@
 """Entry point of the trainer: one process per rank, started by rljob.trainer.launch or alone. With ``--check`` it only
-prints the problems that would keep it from starting."""
+prints the problems that would prevent a start."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def _check() -> int:
 
 def _end_on_signal() -> None:
     """Make SIGTERM and SIGINT end this process at once, also while its main thread waits inside a collective, and also
-    as the first process of a container. Nothing is lost: checkpoints are renamed when complete, and steps are repeated.
-    The exit code is not 0: a Kubernetes Job would take 0 for a complete training, and the launcher would wait for the
-    other ranks."""
+    as the first process of a container. No data is lost: checkpoints are renamed when complete, and steps are repeated.
+    The exit code is not 0, because a Kubernetes Job would count 0 as a complete training, and the launcher would wait
+    for the other ranks."""
     signals = {signal.SIGTERM, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before other threads are started: they inherit it
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before other threads are started, because they inherit the mask
 
     def wait() -> None:
         number = signal.sigwait(signals)

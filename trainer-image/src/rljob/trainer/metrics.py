@@ -1,8 +1,9 @@
-"""Metrics of one step, summed over microbatches and replicas. ``METRICS`` names them; the coordinator adds those that
-follow from the ledger (rewards, lengths, staleness).
+"""Metrics of one step, summed over microbatches and replicas. ``METRICS`` lists them; the coordinator adds metrics from
+the ledger (rewards, lengths, staleness).
 
-l is the log-probability of a token at its sample's temperature: l_old the trainer's at the weights the batch was taken
-with, l_mu the engine's when the token was sampled. With one update per batch and no staleness they differ by rounding.
+l is the log-probability of a token at its sample's temperature: l_old is the trainer's under the weights before the
+batch, l_mu the engine's when the token was sampled. With one update per batch and no staleness they differ only by
+rounding.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ METRICS: dict[str, str] = {
 }
 """Name of each metric in StepDone → its meaning and unit; a share is of 1."""
 
-NO_ADVANTAGE = 1e-6  # equal rewards leave some rounding
+NO_ADVANTAGE = 1e-6  # equal rewards give advantages of 0 except for rounding
 
 SUMS = (
     *("loss", "tokens", "clipped_low", "clipped_high", "ratio", "abs", "k1", "k3", "weight", "weight_squared"),
@@ -75,11 +76,11 @@ class TokenStatistics:
         """Count one microbatch.
 
         Args:
-            loss: its share of the loss.
-            objective: of its tokens.
+            loss: the microbatch's share of the loss.
+            objective: objective of its tokens.
             old_BK: l_old.
             tokens: the microbatch, with l_mu.
-            padding: positions that hold no token of a sample.
+            padding: number of positions without a token of a sample.
         """
         mask_BK, positions = tokens.mask_BK, tokens.token_ids_BL.numel()
         old_N, ratio_N = old_BK[mask_BK].double(), objective.ratio_BK[mask_BK].double()
@@ -134,7 +135,7 @@ class TokenStatistics:
 
 
 class Stopwatch:
-    """Seconds of the parts of a step by name. A GPU is timed by events in its stream, without waiting for it."""
+    """Seconds of the parts of a step by name. On a GPU, events in its stream measure the time without synchronizing."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
@@ -177,7 +178,7 @@ def advantage_metrics(advantages_N: Tensor) -> dict[str, float]:
 
 
 def memory_peak(world: World) -> float:
-    """Return the most memory any rank has used so far, in bytes; all ranks take part."""
+    """Return the peak memory of any rank so far, in bytes; all ranks take part."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if world.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(world.device)

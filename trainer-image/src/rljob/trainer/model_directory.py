@@ -1,4 +1,4 @@
-"""Checks whether a Hugging Face directory holds a model to train, without importing torch or loading a weight."""
+"""Checks whether a Hugging Face directory has a trainable model, without importing torch or loading weights."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 def problems(directory: Path) -> Iterator[str]:
-    """Yield one sentence for each problem that keeps a model from being loaded, without the name of the field."""
+    """Yield one sentence for each problem that prevents loading a model, without the name of the field."""
     try:
         configuration = json.loads((directory / "config.json").read_bytes())
         if not isinstance(configuration, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
     except FileNotFoundError:
         yield f"{directory} holds no Hugging Face model (config.json is missing); give a directory that does"
         return
@@ -33,8 +33,8 @@ def problems(directory: Path) -> Iterator[str]:
     kind = configuration.get("model_type")
     if kind not in known_kinds():
         yield (
-            f"{directory / 'config.json'}: model_type {kind!r} is no causal language model that the installed "
-            "transformers knows; take another model"
+            f"{directory / 'config.json'}: model_type {kind!r} is not a causal language model of the "
+            "installed transformers; choose another model"
         )
         return
     try:
@@ -62,7 +62,7 @@ def weight_files(directory: Path) -> list[Path]:
     """Return the safetensors files that hold a model's weights.
 
     Raises:
-        ValueError: there are none, or the index of several cannot be read.
+        ValueError: there are no weights, or the index of several files cannot be read.
     """
     if any((directory / name).exists() for name in OTHER_FORMATS):
         return []
@@ -79,17 +79,17 @@ def weight_files(directory: Path) -> list[Path]:
 
 def _shapes(path: Path) -> Iterator[tuple[str, list[int]]]:
     try:
-        with safe_open(path, "np") as file:  # opening it compares its length to its header
-            for name in file.keys():  # noqa: SIM118 - it is no mapping
+        with safe_open(path, "np") as file:  # opening the file compares its length with its header
+            for name in file.keys():  # noqa: SIM118 - safe_open does not return a mapping
                 yield name, file.get_slice(name).get_shape()
     except FileNotFoundError:
         raise ValueError(f"{path} is missing; copy the whole model") from None
     except SafetensorError as error:
-        raise ValueError(f"{path} is cut off or no safetensors file ({error}); copy it again") from None
+        raise ValueError(f"{path} is truncated or not a safetensors file ({error}); copy it again") from None
 
 
 def _misfits(directory: Path, configuration: dict[str, Any], shapes: dict[str, list[int]]) -> Iterator[str]:
-    """Yield how the weights differ from config.json, as far as names and numbers that most families share show."""
+    """Yield differences between the weights and config.json in the names and sizes that most model families share."""
     advice = "the weights are of another model than config.json; save both together"
     vocabulary, width = configuration.get("vocab_size"), configuration.get("hidden_size")
     for name, shape in shapes.items():

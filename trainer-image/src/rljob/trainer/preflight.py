@@ -1,6 +1,6 @@
-"""Checks before a trainer starts on this machine: fast, without torch, connections or written files.
+"""Checks before a trainer starts on this machine: fast, without importing torch, connecting or writing files.
 
-A user's own modules are imported; what they import is theirs.
+Modules of a user are imported, with whatever they import.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ DEVICES = Path("/dev")
 
 
 def check(environment: ComponentEnvironment) -> Iterator[str]:
-    """Yield a sentence for each problem. A model that the initializer has not made yet is not checked, nor is that of a
-    user's backend: which models it loads is not known here."""
+    """Yield a sentence for each problem. A model that the initializer has not made yet is not checked, nor is the model
+    of a user's backend, because only the backend knows which models it can load."""
     spec = environment.job.spec
     yield from reference_problems(spec)
     for i, model in enumerate(spec.models if spec.trainer.backend in BACKENDS else ()):
@@ -39,9 +39,9 @@ def check(environment: ComponentEnvironment) -> Iterator[str]:
 
 
 def reference_problems(spec: RLJobSpec) -> Iterator[str]:
-    """Yield a sentence for each reference to a user's code that cannot be used: of the algorithm and the backend.
+    """Yield a sentence for each reference of the algorithm and the backend to user code that cannot be used.
 
-    Built-in names are not imported: that takes seconds.
+    Built-in names are not imported, because their import takes seconds.
     """
     references = [(f"spec.algorithm.{name}", table, getattr(spec.algorithm, name)) for name, table in FUNCTIONS.items()]
     for field, registry, value in [*references, ("spec.trainer.backend", BACKENDS, spec.trainer.backend)]:

@@ -35,10 +35,10 @@ CONNECT_SECONDS, AWAIT_SECONDS, LOG_SECONDS = 5.0, 0.2, 30.0
 
 @dataclass(frozen=True)
 class World:
-    """This process among the trainer's processes.
+    """This process's place among the trainer's processes, and their collectives.
 
     ``data_group`` holds one rank of each model replica: this process and the ranks of the other replicas that hold the
-    same part of the model. None: each rank is a replica and the group is that of all ranks.
+    same part of the model. None: each rank is a replica, and the group is the default group.
     """
 
     rank: int
@@ -103,7 +103,7 @@ class World:
 
 
 def join_world() -> World:
-    """Join the groups that the variables of rljob.trainer.launch (or torchrun) describe; without them, be alone."""
+    """Join the groups that the variables of rljob.trainer.launch (or torchrun) describe; without them, of one rank."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     rank = int(os.environ.get("RANK", "0"))
     local_rank = int(os.environ.get("LOCAL_RANK", str(rank)))
@@ -122,15 +122,15 @@ def join_world() -> World:
 def _rendezvous(rank: int, size: int) -> dist.Store:
     """Return the store of all ranks once all have joined, which takes hours if a node has to be provisioned.
 
-    torch's own wait ends after half an hour and floods the log while the first node has no DNS name. On the host
-    network the port may belong to rank 0 of another job, whose rendezvous id differs.
+    torch's own wait ends after 30 minutes and floods the log while the first node has no DNS name. On the host network
+    the port may belong to rank 0 of another job, whose rendezvous id differs.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if rank != 0:
         _await(host, port)
     store = dist.TCPStore(host, port, size, is_master=rank == 0, timeout=CONTROL_TIMEOUT, wait_for_workers=True)
     rendezvous = os.environ.get(RENDEZVOUS_ID, "")
-    if rank == 0:  # it has waited for all
+    if rank == 0:  # the constructor has waited for all ranks
         store.set(ALL_JOINED, rendezvous)
     else:
         store.wait([ALL_JOINED], CONTROL_TIMEOUT)
@@ -141,7 +141,7 @@ def _rendezvous(rank: int, size: int) -> dist.Store:
 
 
 def _await(host: str, port: int) -> None:
-    """Return when rank 0 listens."""
+    """Wait until rank 0 listens."""
     began = logged = time.monotonic()
     while True:
         try:

@@ -25,10 +25,10 @@ class Scores:
     """Log-probabilities (B, K) under the weights before the batch, of each microbatch of each minibatch."""
 
     def old_by_row(self) -> dict[int, NDArray[np.float32]]:
-        """Return the log-probabilities (L,) before the batch by index in the batch; 0 where the model did not write.
+        """Return the log-probabilities (L,) before the batch by index in the batch; 0 except at the model's tokens.
 
         Raises:
-            ValueError: they were not computed.
+            ValueError: the log-probabilities were not computed.
         """
         if self.old is None:
             raise ValueError("there are no old log-probabilities; declare @requires(old=True)")
@@ -51,12 +51,12 @@ def score(batch: Batch, backend: Backend, needs: Needs) -> Scores:
     that they belong to. With one minibatch the objective takes them from its own forward pass.
 
     Args:
-        batch: as laid out.
+        batch: with rows and microbatches of this replica.
         backend: the policy.
         needs: union over the algorithm's functions.
 
     Raises:
-        ValueError: a need that nothing computes.
+        ValueError: no backend computes a need.
     """
     if missing := needs.unsupported():
         raise ValueError(f"no backend computes what the algorithm needs: {', '.join(missing)}")

@@ -1,7 +1,7 @@
 """One training step: from a batch's scalars and this replica's rows to updated weights.
 
-The loss of a minibatch is a sum over its tokens with weights that every rank knows from the scalars, so gradients do
-not depend on how samples are spread over ranks and microbatches.
+The loss of a minibatch is a sum over its tokens with weights that every rank computes from the scalars, so gradients do
+not depend on the distribution of samples over ranks and microbatches.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 INITIAL_TOLERANCE = 1e-4  # nats, float32
 
-Rewards = dict[int, NDArray[np.float64]]  # index in the batch → reward that arrives at each token
+Rewards = dict[int, NDArray[np.float64]]  # index in the batch → reward of each token
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class StepResult:
     """Result of a step."""
 
     metrics: dict[str, float]  # see metrics.METRICS
-    advantages_N: NDArray[np.float32]  # of each sample in the batch's order: the mean over the model's tokens
+    advantages_N: NDArray[np.float32]  # mean over the model's tokens of each sample, in the order of the batch
 
 
 def apply_batch(
     train: Train, rows: Mapping[int, Row], algorithm: Algorithm, backend: Backend, world: World, budget: int
 ) -> StepResult:
-    """Apply a batch to the weights. All ranks call this together and get the same result except for seconds.
+    """Apply a batch to the weights. All ranks call this together and get the same result except for timings.
 
     Args:
         train: the batch.
@@ -54,13 +54,13 @@ def apply_batch(
         algorithm: resolved.
         backend: model and optimizer.
         world: the ranks.
-        budget: padded tokens of a microbatch.
+        budget: maximum number of padded tokens of a microbatch.
 
     Raises:
         UnrecoverableError: the gradient is not finite, a function of the algorithm fails on any rank, or at the run's
             first step the engine's log-probabilities differ from the trainer's.
     """
-    backend.metrics()  # discards those since the last step
+    backend.metrics()  # discards metrics since the last step
     batch = lay_out(train, rows, algorithm, world, budget)
     scores = score(batch, backend, needs(algorithm))
     rewards = shape(batch)
@@ -85,12 +85,12 @@ def apply_batch(
 
 
 def shape(batch: Batch) -> Rewards:
-    """Return the reward that arrives at each token of this replica's rows."""
+    """Return the reward of each token of this replica's rows."""
     return {i: row.rewards_L for i, row in batch.rows.items()}
 
 
 def set_advantages(batch: Batch, rewards: Rewards, scores: Scores, algorithm: Algorithm, world: World) -> Tensor:
-    """Estimate the advantages and give them to the microbatches; return the mean over each sample's tokens (N,).
+    """Estimate the advantages and store them in the microbatches; return the mean over each sample's tokens (N,).
 
     Raises:
         UnrecoverableError: the estimator fails on any rank.
@@ -110,18 +110,17 @@ def set_advantages(batch: Batch, rewards: Rewards, scores: Scores, algorithm: Al
     except Exception as error:  # noqa: BLE001 a user's estimator may raise anything: the run ends
         problem = failure(algorithm, "advantage", error)
     world.raise_first_error(problem)
-    return world.sum_over_data(
-        torch.from_numpy(mean_N).to(world.device)
-    ).cpu()  # each sample is on one replica: only zeros are added
+    # Each sample is on one replica, so the sum adds only zeros to its value.
+    return world.sum_over_data(torch.from_numpy(mean_N).to(world.device)).cpu()
 
 
 def _checked(advantages: Mapping[int, NDArray[np.float64]], rows: Mapping[int, Row]) -> dict[int, NDArray[np.float32]]:
-    """Return the advantages as float32 (L,), finite where the model wrote."""
+    """Return the advantages as float32 (L,), checked to be finite at the model's tokens."""
     checked = {}
     for i, row in rows.items():
         if np.shape(advantages[i]) != row.mask_L.shape:
             raise ValueError(f"it returned an array of shape {np.shape(advantages[i])} for {len(row.mask_L)} tokens")
-        with np.errstate(over="ignore", invalid="ignore"):  # checked below, where the model wrote
+        with np.errstate(over="ignore", invalid="ignore"):  # checked below, at the model's tokens
             checked[i] = np.asarray(advantages[i]).astype(np.float32)
         if not np.isfinite(checked[i][row.mask_L]).all():
             raise ValueError("it returned nan or an infinite number in float32")
@@ -131,9 +130,9 @@ def _checked(advantages: Mapping[int, NDArray[np.float64]], rows: Mapping[int, R
 def _mean_by_sample(advantages: Mapping[int, NDArray[np.float32]], batch: Batch) -> NDArray[np.float32]:
     """Return the mean advantage over the model's tokens of each sample (N,); 0 for samples of other replicas.
 
-    Tokens of one value have exactly this mean: sums of float32 values are exact in float64. A sample in which the model
-    wrote nothing has the mean over all its positions, nan and infinite numbers counted as 0: an estimator that gives
-    all positions of a sample one advantage reports it for this sample too.
+    If all tokens have one value, the mean is exactly this value: sums of float32 values are exact in float64. For a
+    sample without tokens of the model it is the mean over all positions, with nan and infinite numbers counted as 0: an
+    estimator that gives all positions of a sample one advantage reports it for this sample too.
     """
     samples = len(batch.train.samples)
     if not batch.rows:
@@ -150,12 +149,13 @@ def _mean_by_sample(advantages: Mapping[int, NDArray[np.float32]], batch: Batch)
 class PolicyLoss:
     """Loss of the policy over a minibatch, called once per microbatch; its tokens are counted in ``statistics``.
 
-    An objective that fails on one rank leaves the others in the collectives of the backward pass. The loss is 0 from
-    then on, with a gradient of 0, and the rank takes part until the end of the minibatch. ``error`` holds the failure.
+    If an objective fails on one rank, the other ranks still wait in the collectives of the backward pass. From then on
+    the loss is 0, with a gradient of 0, and the rank takes part until the end of the minibatch. ``error`` holds the
+    failure.
 
     Args:
         minibatch: microbatches with advantages.
-        old: log-probabilities of each microbatch before the batch; None: they are those of the same forward pass.
+        old: log-probabilities of each microbatch before the batch; None: use those of the same forward pass.
         algorithm: resolved.
         statistics: of the step.
     """
@@ -182,7 +182,9 @@ class PolicyLoss:
 
     def _share(self, i: int, output: Output) -> Tensor:
         inputs, tokens = self._minibatch[i], self._minibatch[i].tokens
-        logprobs_BK = output.logprobs_BK.where(tokens.mask_BK, 0.0)  # stops the gradient at other positions, nan too
+        logprobs_BK = output.logprobs_BK.where(
+            tokens.mask_BK, 0.0
+        )  # stops the gradient of other positions, also if it is nan
         old_BK = logprobs_BK.detach() if self._old is None else self._old[i].where(tokens.mask_BK, 0.0)
         objective = self._objective(
             ObjectiveInputs(

@@ -1,4 +1,4 @@
-"""The probe: a few fixed sequences whose log-probabilities prove that an engine serves the trainer's weights."""
+"""The probe: fixed sequences whose log-probabilities show that an engine serves the trainer's weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SEED = 20
 
 
 def probe_tokens(vocabulary: int, length: int = TOKENS) -> list[list[int]]:
-    """Return the probe's token ids: the same ones for the same vocabulary size."""
+    """Return the probe's token ids; they depend only on vocabulary size and length."""
     generator = np.random.default_rng(SEED)
     return generator.integers(0, vocabulary, (SEQUENCES, length)).tolist()
 

@@ -1,7 +1,7 @@
-"""Sends weights to engines: one group per engine, so that a death touches one engine only.
+"""Sends weights to engines: one group per engine, so that the death of an engine affects no other engine.
 
 The trainer's rank 0 owns one :class:`WeightSender` and calls :meth:`WeightSender.send` from one thread per engine.
-The time limit of every operation is the rest of ``timeout_seconds``; see :mod:`rljob.transfer.weight_group`.
+Each operation has the remaining part of ``timeout_seconds`` as its time limit; see :mod:`rljob.transfer.weight_group`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WORLD_SIZE = 2  # the sender and the one worker of an engine
 
 
 class WeightTransferError(Exception):
-    """Weights did not reach an engine; its group is gone."""
+    """An engine did not receive the weights; its group is dropped."""
 
 
 @dataclass(eq=False)
@@ -32,12 +32,12 @@ class _Opened:
 
 
 class WeightSender:
-    """Groups to engines, opened on demand and kept from one update to the next.
+    """Weight groups of engines, opened on demand and kept between updates.
 
     Args:
         host: address of this process that engines can reach.
         bucket_bytes: size of one broadcast.
-        timeout_seconds: bound of one :meth:`send`, the engine's joining included.
+        timeout_seconds: time limit of one :meth:`send`, including the engine's joining.
         transport: gloo or nccl.
     """
 
@@ -52,8 +52,8 @@ class WeightSender:
         self._lock = threading.Lock()
 
     def open(self, engine: str, fresh: bool) -> Rendezvous:
-        """Return the rendezvous of the engine's group; of a new group when there is none, or ``fresh``. Returns at
-        once: the engine joins while :meth:`send` waits for it."""
+        """Return the rendezvous of the engine's group; of a new group if there is none, or if ``fresh``. Does not wait:
+        the engine joins while :meth:`send` waits for it."""
         with self._lock:
             opened = self._opened.get(engine)
             if opened is not None and not fresh:
@@ -100,8 +100,8 @@ class WeightSender:
                 self._forget(engine, opened)
 
     def close_idle(self, seconds: float) -> None:
-        """Forget groups that were not opened in the last ``seconds``: their engines are gone, or will receive new
-        groups. Each holds sockets and threads."""
+        """Forget groups that were not opened in the last ``seconds``: their engines are gone, or will join new groups.
+        Each group holds sockets and threads."""
         oldest = time.monotonic() - seconds
         with self._lock:
             for engine, opened in list(self._opened.items()):

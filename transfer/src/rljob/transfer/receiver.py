@@ -1,7 +1,7 @@
 """The receiving end of a weight group, in the workers of every engine.
 
-An engine's receiver maps the engine's calls to these methods and loads the tensors. It blocks, so it is called in the
-thread that owns the model while no request is computed.
+The adapter code of an engine maps the engine's calls to these methods and loads the tensors. The methods block, so the
+thread that owns the model calls them while no request is computed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class WeightReceiver:
         device: the worker's GPU, used by nccl.
 
     Attributes:
-        digest: of the bytes of the last round received, blake3 hex.
+        digest: of the bytes of the last received round, blake3 hex.
     """
 
     def __init__(self, device: str) -> None:
@@ -39,7 +39,7 @@ class WeightReceiver:
             rendezvous: of the group, from PrepareWeights.
             rank: of this worker, at least 1.
             transport: gloo or nccl.
-            bucket_bytes: size of one broadcast, the sender's.
+            bucket_bytes: size of one broadcast; the same value as at the sender.
             timeout_seconds: of joining.
 
         Raises:
@@ -61,7 +61,7 @@ class WeightReceiver:
         deadline = time.monotonic() + timeout_seconds
         try:
             self.digest = receive_round(self._group, parameters, self._bucket_bytes, load, deadline)
-        except BaseException:  # of any kind, a cancellation too: the group is left, and it is raised again
+        except BaseException:  # re-raised; the group must be left after a cancellation too
             self.leave()
             raise
 

@@ -14,26 +14,26 @@ from rljob.transfer.weight_group import SENDER_RANK, WeightGroup
 
 NamedTensors: TypeAlias = Iterable[tuple[str, torch.Tensor]]
 LoadWeights: TypeAlias = Callable[[list[tuple[str, torch.Tensor]]], object]
-"""Loads some tensors into the model. They are views of a buffer that the next bucket does not use."""
+"""Loads some tensors into the model. They are views of a buffer that is not reused for the next bucket."""
 
 
 def describe(named_tensors: NamedTensors) -> list[ParameterMeta]:
     """Return the metadata of the tensors, in their order.
 
     Raises:
-        ValueError: a tensor has a type that the wire format does not have.
+        ValueError: the wire format does not support the type of a tensor.
     """
     metas = []
     for name, tensor in named_tensors:
         dtype = str(tensor.dtype).removeprefix("torch.")
         if dtype not in DTYPE_BYTES:
-            raise ValueError(f"parameter {name} is {dtype}; weights travel as {', '.join(DTYPE_BYTES)}")
+            raise ValueError(f"parameter {name} is {dtype}; weights are sent as {', '.join(DTYPE_BYTES)}")
         metas.append(ParameterMeta(name, dtype, list(tensor.shape)))
     return metas
 
 
 def digest(named_tensors: NamedTensors) -> str:
-    """Return the digest that sending these tensors would give, blake3 hex."""
+    """Return the digest that :func:`send_round` returns for these tensors, blake3 hex."""
     hasher = blake3.blake3()
     for _, tensor in named_tensors:
         hasher.update(_hashable(_bytes_of(tensor)))
@@ -58,7 +58,7 @@ def send_round(
         receipt = torch.zeros(DIGEST_BYTES, dtype=torch.uint8, device=group.device)
         group.broadcast(receipt, rank, deadline)
         if bytes(receipt.cpu().numpy()) != hasher.digest():
-            raise ValueError("its digest differs from that of the bytes sent")
+            raise ValueError("its digest differs from the digest of the sent bytes")
     return hasher.hexdigest()
 
 

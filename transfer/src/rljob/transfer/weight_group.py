@@ -25,18 +25,18 @@ Communicator: TypeAlias = "dist.ProcessGroupGloo | dist.ProcessGroupNCCL"
 TRANSPORTS = ("gloo", "nccl")
 SENDER_RANK = 0
 POLL_SECONDS = 0.001
-_aborted_nccl: list[Communicator] = []  # never destroyed: the destructor might wait for a dead peer
+_aborted_nccl: list[Communicator] = []  # kept, because the destructor might wait for a dead peer
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the members of a weight group meet.
+    """Rendezvous of the members of a weight group.
 
     Args:
         group: key prefix in the store, a nonce.
         address: host of the store.
-        port: of the store.
-        world_size: the sender and the engine's workers.
+        port: port of the store.
+        world_size: number of members: the sender and the engine's workers.
     """
 
     group: str
@@ -111,7 +111,9 @@ class WeightGroup:
         prefixed = dist.PrefixStore(rendezvous.group, store)
         if transport == "nccl":
             nccl = dist.ProcessGroupNCCL.Options()
-            nccl._timeout = timedelta(days=365)  # deadlines are ours: the watchdog's would end the process
+            nccl._timeout = timedelta(
+                days=365
+            )  # broadcast() has its own deadline; a timeout of the watchdog would end the process
             return cls(dist.ProcessGroupNCCL(prefixed, rank, rendezvous.world_size, nccl), device)
         gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in the stub
         gloo._timeout = timeout
@@ -123,7 +125,7 @@ class WeightGroup:
 
         Args:
             tensor: contiguous, on :attr:`device`.
-            root: rank of the member that has the content.
+            root: rank of the sending member.
             deadline: by ``time.monotonic()``.
 
         Raises:
@@ -141,31 +143,30 @@ class WeightGroup:
         if tensor.device.type == "cpu":
             work.wait(timedelta(seconds=remaining))
             return
-        while not work.is_completed():  # waiting for NCCL in the stream would never raise
+        while not work.is_completed():  # a wait for NCCL in the stream would never raise
             if time.monotonic() > deadline:
                 raise RuntimeError("the weight transfer took too long")
             time.sleep(POLL_SECONDS)
 
     def abandon(self) -> None:
-        """Abort the communicator in the background, whatever it waits for; the group cannot be used again. Returns at
-        once."""
+        """Abort the communicator and its operations in the background; the group cannot be used again. Non-blocking."""
         communicator, self._communicator = self._communicator, None
         if communicator is None:
             return
         if isinstance(communicator, dist.ProcessGroupNCCL):
             _aborted_nccl.append(communicator)
-        doomed = [communicator]
+        references = [communicator]
         del communicator
 
         def abort() -> None:
-            doomed.pop().abort()  # the last reference to gloo's: its sockets and threads end here
+            references.pop().abort()  # drops the last reference to a gloo communicator: closes its sockets and threads
 
         threading.Thread(target=abort, daemon=True, name="abort-weight-group").start()
 
 
 def listen(host: str) -> socket.socket:
     """Return a listening socket on a free port of ``host``, or of all addresses if this machine does not own ``host``
-    (the address of a service in front of it)."""
+    (the address of a Service in front of it)."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, 0), family=family)
@@ -176,7 +177,7 @@ def listen(host: str) -> socket.socket:
 
 
 def address_towards(host: str) -> str:
-    """Return the address of this machine from which it reaches ``host``."""
+    """Return the local address from which this machine reaches ``host``."""
     family = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0][0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))

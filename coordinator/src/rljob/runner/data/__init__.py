@@ -1,4 +1,4 @@
-"""Where the problems of tasks come from: rows by number, the same ones on every runner and at every start."""
+"""Sources of the problems of tasks: rows by number, identical on every runner and at every start."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ SPLITS = ("train", "heldOut")
 
 
 class Source(Protocol):
-    """The problems of one task. Used by one thread at a time."""
+    """The problems of one task. At most one thread uses a source at a time."""
 
     def problem(self, split: str, row: int) -> dict[str, Any]:
-        """Return row ``row`` (from 0, without end) of ``split`` (train | heldOut) in plain JSON types.
+        """Return row ``row`` (0 or more, without an upper limit) of ``split`` (train | heldOut) in plain JSON types.
 
         Raises:
-            ValueError: there is no such row to be had; the sentence says why.
+            ValueError: the row cannot be read or generated; the message names the cause.
         """
 
     def size(self, split: str) -> int | None:
-        """Return the number of rows of a split, after which it starts from its first row again; None: it has no end."""
+        """Return the number of rows of a split, after which the rows repeat; None for an endless split."""

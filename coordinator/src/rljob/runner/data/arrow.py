@@ -1,4 +1,4 @@
-"""Parquet files, and directories as the `datasets` library saves them."""
+"""Readers of Parquet files and of directories that the `datasets` library saved."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ROWS_AT_A_TIME = 1024
 class ParquetRows:
     """A :class:`rljob.runner.data.table.TableRows` of a Parquet file; a position is a row's number.
 
-    A row is read with its whole row group; the groups read last are kept, 256 MiB of them.
+    A row is read with its whole row group. The most recently read groups are cached, up to KEPT_BYTES.
 
     Args:
         path: the file.
         where: the field of the manifest that names it.
 
     Raises:
-        ValueError: it is no Parquet file.
+        ValueError: the file is not a Parquet file.
     """
 
     def __init__(self, path: Path, where: str) -> None:
@@ -67,16 +67,17 @@ class ParquetRows:
 
 
 class SavedRows:
-    """A :class:`rljob.runner.data.table.TableRows` of one split saved by ``Dataset.save_to_disk``; rows by number.
+    """A :class:`rljob.runner.data.table.TableRows` of one split that ``Dataset.save_to_disk`` wrote; a position is a
+    row's number.
 
-    state.json lists the files, each an Arrow stream. They are mapped into memory, not read into it.
+    state.json lists the files; each is an Arrow stream. The files are memory-mapped.
 
     Args:
         path: the split's directory.
         where: the field of the manifest that names it.
 
     Raises:
-        ValueError: it is no such directory.
+        ValueError: the directory is not such a split.
     """
 
     def __init__(self, path: Path, where: str) -> None:
@@ -85,8 +86,8 @@ class SavedRows:
         state = _read_json(path / "state.json", where)
         if state.get("_indices_data_files"):
             raise ValueError(
-                f"{where}: {path} holds a selection of rows as old versions of datasets wrote it; load it and save it "
-                "again with a newer one"
+                f"{where}: {path} holds a selection of rows in the format of old versions of datasets; load and save "
+                "it again with a newer version"
             )
         streams = [path / entry["filename"] for entry in state.get("_data_files", [])]
         self.files = [path / "state.json", *streams]
@@ -112,15 +113,15 @@ def open_split(directory: Path, split: str | None, where: str) -> SavedRows:
 
 
 def saved_split(directory: Path, split: str | None, where: str) -> Path:
-    """Return the directory of a split of what ``save_to_disk`` wrote, a Dataset or a DatasetDict.
+    """Return the directory of a split of a Dataset or DatasetDict that ``save_to_disk`` wrote.
 
     Args:
-        directory: the whole.
-        split: its name; None: the only one, or ``train``.
+        directory: of the Dataset or DatasetDict.
+        split: name of the split; None: the only split, or ``train``.
         where: the field of the manifest that names it.
 
     Raises:
-        ValueError: it is no such directory, or has no such split.
+        ValueError: ``save_to_disk`` did not write the directory, or it has no such split.
     """
     if not directory.is_dir():
         raise ValueError(f"{where}: there is no directory {directory}; correct the path")
@@ -133,7 +134,7 @@ def saved_split(directory: Path, split: str | None, where: str) -> Path:
     if not (directory / "state.json").is_file():
         raise ValueError(
             f"{where}: {directory} was not written by save_to_disk of the datasets library (it holds neither "
-            "dataset_dict.json nor state.json); save it so, or use jsonl or parquet"
+            "dataset_dict.json nor state.json); save it with save_to_disk, or use jsonl or parquet"
         )
     if split not in (None, _read_json(directory / "state.json", where).get("_split")):
         raise ValueError(f"{where}: {directory} holds one dataset without splits, not {split!r}; leave the split out")
@@ -149,12 +150,12 @@ def _read_json(path: Path, where: str) -> dict[str, Any]:
 
 @contextmanager
 def _as_user_error(table: ParquetRows | SavedRows) -> Iterator[None]:
-    """Name the field and the file in what Arrow says about it."""
+    """Raise errors of Arrow as ValueError with the field and the file."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        said = " ".join(str(error).split())
-        raise ValueError(f"{table.where}: {table.path} cannot be read: {said[:300]}; write it again") from None
+        message = " ".join(str(error).split())
+        raise ValueError(f"{table.where}: {table.path} cannot be read: {message[:300]}; write it again") from None
 
 
 def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[LocatedRow]:
@@ -164,17 +165,17 @@ def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[LocatedRow]:
 
 
 def _starts(lengths: Sequence[int]) -> list[int]:
-    """Return the number of the first row of every part."""
+    """Return the number of the first row of each part."""
     return [0, *itertools.accumulate(lengths)][:-1]
 
 
 def _find(starts: Sequence[int], position: int) -> tuple[int, int]:
-    """Return the part that holds a row, and the row's place in it."""
-    part = bisect_right(starts, position) - 1  # the last of those that start there: parts before it are empty
+    """Return the index of the part that holds a row, and the row's index in the part."""
+    part = bisect_right(starts, position) - 1  # of the parts with equal starts only the last has rows
     return part, position - starts[part]
 
 
 def _plain(row: dict[str, Any]) -> Row:
-    """Return a row in JSON's types: dates as ISO text, bytes as base64, what JSON lacks as text."""
+    """Return a row in the types of JSON: dates as ISO text, bytes as base64, other types as text."""
     plain: Row = msgspec.to_builtins(row, str_keys=True, enc_hook=str)
     return plain

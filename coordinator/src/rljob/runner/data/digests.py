@@ -1,4 +1,4 @@
-"""Holds a run to the data it began with: size and digest of every file, in data.json of the job's storage."""
+"""Checks that a run keeps its data files: data.json in the job's storage records size and digest of each file."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ NAME = "data.json"
 
 
 class FileDigest(msgspec.Struct):
-    """What a file was when the run began."""
+    """Size and digest of a file at the first start of the run."""
 
     bytes: int
     blake3: str
 
 
 def changed(storage: Path, files: list[tuple[str, Path]]) -> list[str]:
-    """Return one sentence for each file that is not what it was when the run in ``storage`` began.
+    """Return one sentence for each file that differs from its record in ``storage``.
 
     Args:
         storage: the job's.
@@ -28,15 +28,15 @@ def changed(storage: Path, files: list[tuple[str, Path]]) -> list[str]:
     return [
         f"{where}: {path} has changed since this run began; put the file back, or choose another --run-dir"
         for where, path in files
-        if str(path) in (known := _read(storage)) and not _is(path, known[str(path)])
+        if str(path) in (known := _read(storage)) and not _matches(path, known[str(path)])
     ]
 
 
 def record(storage: Path, files: list[tuple[str, Path]]) -> None:
-    """Note what ``files`` are, where the run in ``storage`` has not noted it yet.
+    """Record the digests of the ``files`` that ``storage`` has no record of yet.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the record cannot be written.
     """
     known = _read(storage)
     new = {str(path): _digest(path) for _, path in files if str(path) not in known}
@@ -53,7 +53,7 @@ def _read(storage: Path) -> dict[str, FileDigest]:
         return {}
 
 
-def _is(path: Path, known: FileDigest) -> bool:
+def _matches(path: Path, known: FileDigest) -> bool:
     return path.stat().st_size == known.bytes and _digest(path) == known
 
 

@@ -1,4 +1,4 @@
-"""JSON lines: one object a line, UTF-8. Blank lines are passed over."""
+"""Reader of JSON lines: one object per line, UTF-8. Blank lines are skipped."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class JsonLines:
         """Yield all rows in order.
 
         Raises:
-            ValueError: a line is no JSON object.
+            ValueError: a line is not a JSON object.
         """
         offset = 0
         with self.path.open("rb") as file:
@@ -40,10 +40,10 @@ class JsonLines:
                 offset += len(line)
 
     def read(self, position: int) -> Row:
-        """Return the row at an offset.
+        """Return the row at an offset in bytes.
 
         Raises:
-            ValueError: the file is not the one it was at first.
+            ValueError: the file has changed since it was opened.
         """
         if _state(self.path) != self._state:
             raise ValueError(f"{self.where}: {self.path} was changed while the run reads it; start the run again")

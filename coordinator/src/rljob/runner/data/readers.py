@@ -1,4 +1,4 @@
-"""From a task's data in the manifest to its source."""
+"""Opens the source of a task's data."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rljob.runner.prompt_content import content_of, identity
 
 @dataclass(frozen=True)
 class DataReaders:
-    """What reads the kinds of data whose libraries take long to import (seconds for reasoning-gym).
+    """Readers of the kinds of data whose libraries are slow to import (seconds for reasoning-gym).
 
-    main.py imports those the job needs; None stands for the others.
+    main.py imports the readers that the job needs; the others are None.
     """
 
     reasoning_gym: Callable[[ReasoningGym, int, str], Source] | None = None
@@ -37,14 +37,14 @@ def open_source(
 
     Args:
         task: of a resolved job.
-        row_check: of the task's reward; applied to all rows of files and directories.
-        seed: the job's.
+        row_check: row check of the task's reward, applied to all rows of files and directories.
+        seed: seed of the job.
         where: path of the task's ``data`` in the manifest, for errors.
-        readers: with those that the task needs.
-        path: gives the path that job://PATH or a plain path stands for.
+        readers: those that the task needs.
+        path: resolves job://PATH or a plain path.
 
     Raises:
-        ValueError: something in the data cannot work; the sentence says what.
+        ValueError: the data is invalid; the message names the field, the cause and the remedy.
     """
     data = task.data
     if data.reasoning_gym is not None:
@@ -85,7 +85,7 @@ def _splits(
 
 def _file(path: Path, where: str) -> Path:
     if path.exists() and not path.is_file():
-        raise ValueError(f"{where}: {path} is {'a directory' if path.is_dir() else 'no file of data'}; name a file")
+        raise ValueError(f"{where}: {path} is {'a directory' if path.is_dir() else 'not a regular file'}; name a file")
     try:
         path.open("rb").close()
     except FileNotFoundError:

@@ -1,8 +1,9 @@
-"""Problems of a task by row: the same row on every runner, at every start.
+"""Problems of reasoning-gym datasets by row: the same row on every runner and at every start.
 
-Row r of a split is a pure function of (dataset, its config, job seed, split, r). Try k = 0, 1, … hashes (seed, split,
-r, k) to an index of the procedural dataset; the first one whose question belongs to the split is the row. Rows are
-endless. Some datasets iterate over sets of strings, so the process needs a fixed PYTHONHASHSEED (main.py sees to it).
+Row r of a split is a pure function of (dataset, its config, job seed, split, r). Attempt k = 0, 1, … hashes (seed,
+split, r, k) to an index of the procedural dataset; the row is the first problem whose question belongs to the split.
+Rows are endless. Some datasets iterate over sets of strings, so the process needs a fixed PYTHONHASHSEED, which main.py
+sets.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from rljob.api.tasks import ReasoningGym
 from rljob.protocol.data import is_held_out
 from rljob.protocol.startup import lazy_imports
 
-with lazy_imports("cellpylib"):  # it imports matplotlib, which takes as long as all of reasoning_gym
+with lazy_imports("cellpylib"):  # cellpylib imports matplotlib, which takes as long as all of reasoning_gym
     from reasoning_gym.factory import DATASETS, create_dataset
 
-LAST_TRY = 1000
+MAX_ATTEMPTS = 1000
 _INDICES = 2**31 - 1
 
 
@@ -34,7 +35,7 @@ class ReasoningGymSource:
         where: path of ``data`` in the manifest, for error messages.
 
     Raises:
-        ValueError: there is no such dataset, or it refuses the config.
+        ValueError: reasoning-gym has no such dataset, or the dataset rejects the config.
     """
 
     def __init__(self, data: ReasoningGym, seed: int, where: str) -> None:
@@ -47,21 +48,21 @@ class ReasoningGymSource:
             raise ValueError(f"{where}.dataset: there is no dataset {data.dataset!r} in reasoning-gym{hint}")
         try:
             self._dataset = create_dataset(data.dataset, seed=0, size=1, **data.config)
-        except Exception as error:  # each dataset checks its config in its own way: assert, TypeError, ValueError
+        except Exception as error:  # datasets check their config differently: assert, TypeError, ValueError
             raise ValueError(f"{where}.config: {data.dataset} refuses it: {error}; correct the parameter") from error
 
     def problem(self, split: str, row: int) -> dict[str, Any]:
         """Return row ``row`` of ``split`` (train | heldOut) in plain JSON types: question, answer, metadata.
 
         Raises:
-            ValueError: hardly any question of the dataset belongs to the split.
+            ValueError: none of MAX_ATTEMPTS questions belongs to the split.
         """
-        for k in range(LAST_TRY):
+        for k in range(MAX_ATTEMPTS):
             problem = self._generate(_index(self._seed, split, row, k))
             if is_held_out(problem["question"]) == (split == "heldOut"):
                 return problem
         raise ValueError(
-            f"{self._where}: none of {LAST_TRY} questions of {self._data.dataset} belongs to the split {split}; "
+            f"{self._where}: none of {MAX_ATTEMPTS} questions of {self._data.dataset} belongs to the split {split}; "
             "widen its config, it has too few different questions"
         )
 
@@ -72,7 +73,7 @@ class ReasoningGymSource:
     def _generate(self, index: int) -> dict[str, Any]:
         try:
             entry = self._dataset[index]
-        except IndexError:  # a few datasets make all their items at creation: for them the seed takes the index's place
+        except IndexError:  # a few datasets make all items at creation: the index becomes their seed
             entry = create_dataset(self._data.dataset, seed=index, size=1, **self._data.config)[0]
         problem: dict[str, Any] = msgspec.to_builtins(entry, str_keys=True, enc_hook=_plain)
         return problem
@@ -84,5 +85,5 @@ def _index(seed: int, split: str, row: int, k: int) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """Return numpy's scalars as Python's and everything else that JSON lacks as text."""
+    """Return a NumPy scalar as a Python number, and any other type that JSON lacks as text."""
     return value.item() if hasattr(value, "item") else str(value)

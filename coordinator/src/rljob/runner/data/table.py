@@ -1,7 +1,7 @@
-"""Rows of files as problems: two splits, and for each pass over them an order of its own.
+"""Rows of files as problems: two splits, and a separate order for each pass over the training split.
 
-All rows are read once at the start, so that what is wrong with any of them is said before the run begins. Kept is where
-each row is, eight bytes a row; a row itself is read when it is asked for.
+All rows are read once at the start, so that an invalid row is reported before the run begins. Only the position of each
+row stays in memory, eight bytes per row; the row itself is read on request.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Row = dict[str, Any]
 
 
 class LocatedRow(NamedTuple):
-    """A row as it is come upon."""
+    """A row and its location, as :meth:`TableRows.rows` yields it."""
 
     position: int
-    """By which :meth:`Table.read` gives it again."""
+    """Argument of :meth:`TableRows.read`."""
     place: str
-    """Where it is, for people: ``line 5``."""
+    """Location for messages, for example ``line 5``."""
     row: Row
 
 
@@ -38,32 +38,32 @@ class TableRows(Protocol):
     """The field of the manifest that names it."""
     path: Path
     files: list[Path]
-    """All that its rows are read from."""
+    """All files that the rows are read from."""
 
     def rows(self) -> Iterator[LocatedRow]:
         """Yield all rows in order.
 
         Raises:
-            ValueError: something in it is no row.
+            ValueError: the data cannot be read, or an entry is not a row.
         """
 
     def read(self, position: int) -> Row:
-        """Return a row that :meth:`rows` came upon."""
+        """Return the row at a position that :meth:`rows` yielded."""
 
 
 class TableSource:
-    """Problems of one task out of tables.
+    """Problems of one task from tables.
 
     Args:
-        train: what is trained on.
-        held_out: what is evaluated on; None: a share of ``train``.
-        fraction: that share, chosen by the hash of a row's prompt: equal prompts fall on one side.
-        columns: names for the task → names in the data.
-        identify: returns what the prompt of a row is known by; raises ValueError when the row does not fit the task.
-        order: draws the order of a pass from (split, pass); None: rows come as they are.
+        train: rows for training.
+        held_out: rows for evaluation; None: a fraction of ``train`` is held out.
+        fraction: that fraction, chosen by the hash of a row's prompt, so that equal prompts are in the same split.
+        columns: column name in the task → column name in the data.
+        identify: returns the text that identifies a row's prompt; raises ValueError if the row does not fit the task.
+        order: (split, number of the pass) → key of the order of the pass; None: the order of the file.
 
     Raises:
-        ValueError: a row does not fit, or there is none to train on.
+        ValueError: a row does not fit the task, or no row is left for training.
     """
 
     def __init__(
@@ -79,26 +79,26 @@ class TableSource:
         self._order = order
         self._tables = {"train": train, "heldOut": held_out or train}
         self._positions = {"train": array("Q"), "heldOut": array("Q")}
-        apart = set()  # the texts of held-out rows that have a table of their own
+        held_out_hashes = set()  # of the prompts in a separate table of held-out rows
         for found, text in self._identified(held_out, identify) if held_out is not None else ():
             self._positions["heldOut"].append(found.position)
-            apart.add(hash(text))
+            held_out_hashes.add(hash(text))
         shared = 0
         for found, text in self._identified(train, identify):
             held = fraction > 0 and is_held_out(text, fraction)
             self._positions["heldOut" if held else "train"].append(found.position)
-            shared += hash(text) in apart
+            shared += hash(text) in held_out_hashes
         rows = len(self._positions["train"]) + (0 if held_out is not None else len(self._positions["heldOut"]))
         if rows == 0:
             raise ValueError(f"{train.where}: {train.path} is empty; give one with rows")
         if not self._positions["train"]:
             raise ValueError(f"{train.where}: all {rows} rows of {train.path} are held out; lower heldOutFraction")
         if held_out is not None and shared:
-            log.warning("%s: %d rows of %s ask what is held out too", held_out.where, shared, train.path)
+            log.warning("%s: %d rows of %s have a prompt that is held out too", held_out.where, shared, train.path)
 
     @property
     def files(self) -> list[tuple[str, Path]]:
-        """Every file the rows are read from, with the field of the manifest that names it."""
+        """Each file that rows are read from, with the field of the manifest that names it."""
         return [(table.where, file) for table in dict.fromkeys(self._tables.values()) for file in table.files]
 
     def size(self, split: str) -> int | None:
@@ -116,7 +116,7 @@ class TableSource:
             )
         number, place = divmod(row, len(positions))
         if self._order is not None:
-            # Held-out rows come in one order always, so that every evaluation takes the same ones.
+            # The order of held-out rows does not depend on the pass, so every evaluation uses the same rows.
             key = self._order(split, number if split == "train" else 0)
             place = shuffled(place, len(positions), key)
         return self._renamed(self._tables[split].read(positions[place]))
@@ -136,5 +136,5 @@ class TableSource:
 
 
 def draw_order(seed: int, task: str) -> Callable[[str, int], bytes]:
-    """Return what draws the order of a pass over a task's rows."""
+    """Return the function (split, number of the pass) → key of the order of a task's rows."""
     return lambda split, number: pass_key(seed, task, split, number)

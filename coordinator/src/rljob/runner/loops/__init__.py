@@ -1,4 +1,4 @@
-"""The built-in loops, one per module. `tasks[].loop` names one, or a user's own async function."""
+"""The built-in loops, one per module. `tasks[].loop` names a built-in loop or a user's async function."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ def load_loop(reference: str, field: str) -> Loop:
         field: path of the field, for errors.
 
     Raises:
-        ValueError: it cannot be imported, or is no async function of one argument.
+        ValueError: the loop cannot be imported, or is not an async function of one argument.
     """
     loop: Any = load(LOOPS, reference, field)
     if isinstance(loop, type) or not callable(loop) or not is_async(loop):
-        raise ValueError(f"{field}: {reference} is no async function; define it as async def loop(context) -> Score")
+        raise ValueError(
+            f"{field}: {reference} is not an async function; define it as async def loop(context) -> Score"
+        )
     try:
         inspect.signature(loop).bind(None)
     except TypeError:

@@ -7,6 +7,6 @@ from rljob.runner.context import Context
 
 
 async def single_turn(context: Context) -> Score:
-    """Generate once from the prompt and have the answer scored."""
+    """Generate one answer to the prompt and return its score."""
     turn = await context.generate(context.prompt.token_ids)
     return await context.score(context.decode(turn.token_ids), turn.finish)

@@ -5,14 +5,14 @@ knows engines through the types of this module only; `rollouts[].engine` names t
 ``module:class`` of a user's own package that is installed beside rljob-rollout. ``rljob.rollout.conformance`` checks
 all guarantees below against a running server; ``rollout-image/tests/torch_engine`` is a small complete engine.
 
-What the agent does for every engine, so that no adapter has to:
+The agent does the following for every engine, so adapters need no code for it:
 
-- The supervisor chooses the port and the key, starts the server as leader of a session with a TMPDIR of its own, logs
-  its output, and kills its process group. The server dies with the agent. A server that ends is started again with
-  back-off; exit code 2 says that it refuses its settings, and then the agent ends.
+- The supervisor chooses the port and the key, starts the server as leader of a session with a separate TMPDIR, logs its
+  output, and kills its process group. The server dies with the agent. A server that ends is restarted with back-off;
+  exit code 2 means that it refuses its settings, and then the agent exits.
 - The request table sends at most ``maxConcurrency`` requests at a time and none during a weight update.
 - The weight updater calls ``join`` (if the group is new), ``pause``, ``receive``, ``resume``, ``digest`` and ``score``
-  in this order, one update at a time. After a failed ``receive`` it never resumes before a successful one.
+  in this order, one update at a time. After a failed ``receive`` the engine stays paused until a ``receive`` succeeds.
 
 The receiver: :class:`rljob.transfer.receiver.WeightReceiver` joins the weight group and receives tensors; the engine's
 code passes it a function that loads them.
@@ -39,22 +39,22 @@ class EngineError(Exception):
 
 
 class BadRequestError(EngineError):
-    """The engine refuses a request for its content: every engine would. The sample fails; the engine is not checked."""
+    """The engine rejects the content of a request; every engine would. The sample fails; the engine is not checked."""
 
 
 class EngineGoneError(EngineError):
-    """The server does not answer, or answered that it failed inside. The agent then asks :meth:`EngineClient.healthy`
-    and replaces a server that is not."""
+    """The server does not answer, or reports an internal failure. The agent then calls :meth:`EngineClient.healthy` and
+    replaces a server that is not healthy."""
 
 
 @contextmanager
 def engine_errors() -> Iterator[None]:
-    """Raise any other exception of an engine's client than EngineError as EngineGoneError."""
+    """Convert exceptions of an engine's client to EngineGoneError, except EngineError."""
     try:
         yield
     except EngineError:
         raise
-    except Exception as error:  # code of a user may raise anything; the agent handles EngineError
+    except Exception as error:  # user code may raise anything; the agent handles EngineError only
         raise EngineGoneError(f"the engine's client raised {type(error).__name__}: {error}") from error
 
 
@@ -63,7 +63,7 @@ class Launch:
     """How to start a server.
 
     Args:
-        command: program and arguments. Every user of the machine can read them: the key belongs into ``environment``.
+        command: program and arguments. Every user of the machine can read them, so the key belongs in ``environment``.
         environment: variables added to the agent's own; None removes a variable.
     """
 
@@ -94,7 +94,7 @@ class GenerationOutput:
     def pack(
         cls, token_ids: Iterable[int], logprobs: Iterable[float], spans: list[VersionSpan], finish: str
     ) -> GenerationOutput:
-        """Return the output with packed numbers."""
+        """Return an output from plain numbers, packed as int32 and float32."""
         return cls(array("i", token_ids).tobytes(), array("f", logprobs).tobytes(), spans, finish)
 
 
@@ -112,9 +112,9 @@ class EngineClient(Protocol):
         """Close all connections. The server may be dead already."""
 
     async def healthy(self) -> bool:
-        """Return whether the server accepts requests and its engine is alive; False instead of an error.
+        """Return whether the server accepts requests and its engine is alive; never raises.
 
-        Called every 0.1 s during the start, then after failures. A paused engine is healthy.
+        Called every 0.1 s during the start, later after failures. A paused engine is healthy.
         """
 
     async def responsive(self) -> bool:
@@ -142,14 +142,14 @@ class EngineClient(Protocol):
         """
 
     async def abort(self, requests: Sequence[str]) -> None:
-        """Stop requests; their :meth:`generate` returns the tokens that are there, with finish ``abort``.
+        """Stop requests; their :meth:`generate` returns the tokens generated so far, with finish ``abort``.
 
-        Idempotent. Names that are unknown or have ended are ignored. It may overtake its request, so the agent repeats
-        it until the request has ended. During a pause it takes effect at :meth:`resume` at the latest.
+        Idempotent. Names of unknown and ended requests are ignored. An abort may overtake its request, so the agent
+        repeats it until the request has ended. During a pause an abort takes effect at :meth:`resume` at the latest.
         """
 
     async def join(self, update: PrepareWeights, seconds: float) -> None:
-        """Join the weight group of ``update`` in all workers, and leave the group before.
+        """Leave the previous weight group and join that of ``update``, in all workers.
 
         The sender is rank 0 and serves the store at ``update.address``; workers are ranks 1 to
         ``update.world_size`` - 1. Requests continue meanwhile. After a failure no group is joined, and the engine is
@@ -167,9 +167,9 @@ class EngineClient(Protocol):
         """Stop generating. Idempotent. When it returns, no worker computes with the weights.
 
         Args:
-            in_flight: what becomes of requests in flight. ``keep``: they continue at :meth:`resume`, and the KV cache
+            in_flight: treatment of requests in flight. ``keep``: they continue at :meth:`resume`, and the KV cache
                 of their tokens is computed again with the new weights. ``keepStaleCache``: they continue with the
-                present KV cache. ``abort``: they return with finish ``abort``. ``wait``: they are completed first. Only
+                current KV cache. ``abort``: they return with finish ``abort``. ``wait``: they are completed first. Only
                 modes of :attr:`Adapter.in_flight` occur. New requests never use cached prefixes of old weights.
         """
 
@@ -185,11 +185,11 @@ class EngineClient(Protocol):
 
         Raises:
             EngineError: the weights were not committed. They may be a mixture; the group is left. The engine accepts
-                another :meth:`join` and :meth:`receive`, or answers that it is dead.
+                another :meth:`join` and :meth:`receive`, or reports that it is dead.
         """
 
     async def resume(self) -> None:
-        """Continue generating. Idempotent; an engine that is not paused is unchanged."""
+        """Continue generating. Idempotent; no effect on an engine that is not paused."""
 
     async def digest(self) -> str:
         """Return the digest of the weights received last, the same in all workers (``WeightReceiver.digest``).
@@ -199,10 +199,10 @@ class EngineClient(Protocol):
         """
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
-        """Return the log-probability of each token but the first, at temperature 1, by the present weights.
+        """Return the log-probability of each token but the first, at temperature 1, under the current weights.
 
-        The trainer's own values for the same tokens are compared with them after every update: a difference shows
-        weights that were received but not used, or computed differently.
+        After every update the agent compares them with the trainer's values for the same tokens: a difference means
+        that the received weights are not in use, or that engine and trainer compute differently.
         """
 
 
@@ -232,15 +232,15 @@ class Adapter(Protocol):
         """Return a client of that server. Does not wait for the server to be ready."""
 
     def find_error(self, lines: Iterable[str]) -> str:
-        """Return the error that made a server end, from the lines of its log; empty if no line names one.
+        """Return the error that ended a server, from the lines of its log; empty if no line names an error.
         :func:`rljob.rollout.exit_diagnosis.first_error` finds Python's and argparse's errors behind a log prefix."""
 
 
 class AdapterFactory(Protocol):
-    """What `rollouts[].engine` names: usually the adapter's class."""
+    """The callable that `rollouts[].engine` names: usually the adapter's class."""
 
     def __call__(self, pool: Rollout, model: Path) -> Adapter:
-        """Return the adapter of a pool; cheap, starts nothing.
+        """Return the adapter of a pool. Cheap; starts nothing.
 
         Args:
             pool: the entry of `rollouts`, resolved.
@@ -253,14 +253,3 @@ def unpack_ints(packed: bytes) -> list[int]:
     numbers = array("i")
     numbers.frombytes(packed)
     return numbers.tolist()
-
-
-def version_label(update: PrepareWeights) -> str:
-    """Return the text under which an engine that labels its weights serves those of ``update``."""
-    return f"{update.lineage}.{update.version}"
-
-
-def labelled_version(label: str) -> int:
-    """Return the policy version of a :func:`version_label`; INITIAL_VERSION for any other text."""
-    number = label.rpartition(".")[2]
-    return int(number) if number.isdigit() else INITIAL_VERSION

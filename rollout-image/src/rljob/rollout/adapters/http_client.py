@@ -10,9 +10,9 @@ import msgspec
 from rljob.rollout.adapters.base import BadRequestError, EngineGoneError
 
 KEEP_ALIVE_SECONDS = 600
-"""Idle connections live so long in the client. A server must keep them longer, or a request may meet a connection that
-is being closed."""
-LONGEST_ANSWER = 500  # bytes of a server's error that a sentence repeats
+"""Time that the client keeps idle connections. A server must keep them longer; otherwise a request may use a connection
+that the server is closing."""
+MAX_ERROR_BYTES = 500  # of a server's error that an exception message repeats
 
 _encode = msgspec.json.Encoder().encode
 _Decoded = TypeVar("_Decoded")
@@ -23,7 +23,7 @@ class EngineHttp:
 
     Args:
         engine: name of the engine, for errors.
-        url: of the server, without a slash at the end.
+        url: of the server, without a trailing slash.
         key: sent as ``Authorization: Bearer KEY``.
     """
 
@@ -44,7 +44,7 @@ class EngineHttp:
         await self._session.close()
 
     async def answers(self, path: str) -> bool:
-        """Return whether GET ``path`` is answered with 200; False if the server does not answer."""
+        """Return whether the server answers GET ``path`` with 200."""
         try:
             async with self._session.get(self._url + path) as response:
                 return response.status == 200
@@ -52,11 +52,11 @@ class EngineHttp:
             return False
 
     async def post(self, path: str, body: Any = None) -> bytes:
-        """POST ``body`` as JSON (None: no body) and return the content of the answer.
+        """POST ``body`` as JSON (None: no body) and return the body of the response.
 
         Raises:
             BadRequestError: the server answered 4xx.
-            EngineGoneError: it answered another error, or not at all.
+            EngineGoneError: the server answered with another error, or not at all.
         """
         try:
             async with self._session.post(self._url + path, data=None if body is None else _encode(body)) as response:
@@ -65,14 +65,14 @@ class EngineHttp:
             raise EngineGoneError(f"{self._engine} does not answer: {error}") from None
         if response.status == 200:
             return content
-        reason = f"{self._engine} answered {response.status}: {content[:LONGEST_ANSWER].decode(errors='replace')}"
+        reason = f"{self._engine} answered {response.status}: {content[:MAX_ERROR_BYTES].decode(errors='replace')}"
         raise BadRequestError(reason) if 400 <= response.status < 500 else EngineGoneError(reason)
 
     async def call(self, path: str, body: Any, decoder: msgspec.json.Decoder[_Decoded]) -> _Decoded:
-        """POST ``body`` as JSON and return the decoded answer.
+        """POST ``body`` as JSON and return the decoded response.
 
         Raises:
-            BadRequestError, EngineGoneError: see :meth:`post`; EngineGoneError also for an answer of another form.
+            BadRequestError, EngineGoneError: see :meth:`post`; EngineGoneError also if the response cannot be decoded.
         """
         try:
             return decoder.decode(await self.post(path, body))

@@ -20,13 +20,13 @@ def load_adapter(spec: RLJobSpec, index: int, model: Path) -> Adapter:
         model: directory of the model that its servers start with.
 
     Raises:
-        ValueError: the reference is wrong, or names something else than an adapter.
+        ValueError: the reference cannot be loaded, or does not name an adapter.
     """
     pool, field = spec.rollouts[index], f"spec.rollouts[{index}].engine"
     factory = load(ENGINES, pool.engine, field)
     try:
         adapter: Adapter = factory(pool, model)
-    except (Exception, SystemExit) as error:  # a user's class may raise anything: a sentence for the user
+    except (Exception, SystemExit) as error:  # a user's class may raise anything; it is an error of the manifest
         raise ValueError(
             f"{field}: {pool.engine} cannot be called with (pool, model) ({type(error).__name__}: {error}); name the "
             "class of an engine adapter"
@@ -34,7 +34,7 @@ def load_adapter(spec: RLJobSpec, index: int, model: Path) -> Adapter:
     missing = [name for name in ATTRIBUTES if not hasattr(adapter, name)]
     if missing:
         raise ValueError(
-            f"{field}: {pool.engine} is no engine adapter, it has no {' and no '.join(missing)}; see "
+            f"{field}: {pool.engine} is not an engine adapter, it has no {' and no '.join(missing)}; see "
             "rljob.rollout.adapters.base"
         )
     return adapter

@@ -1,10 +1,10 @@
-"""Aggregation: how the objectives of all tokens of a minibatch become one loss.
+"""Aggregation: combines the objectives of all tokens of a minibatch into one loss.
 
 ``spec.algorithm.aggregation`` names a built-in function or ``module:function`` of a user's package. It is called with
-two integer arrays over all samples of the global minibatch, the tokens that the model wrote and the token limit of the
+two integer arrays over all samples of the global minibatch, the number of the model's tokens and the token limit of the
 sample's task, and returns the weight of each sample's tokens. The loss is minus the weighted sum over all tokens. The
 weight of a sample without tokens is ignored: it may be nan or infinite, as one over its tokens is. Every rank has these
-scalars, so the loss does not depend on how samples are spread over ranks and microbatches.
+scalars, so the loss does not depend on the distribution of samples over ranks and microbatches.
 
 Shapes: N samples of a minibatch, B rows of a microbatch, K positions of a row that may hold the model's tokens.
 """

@@ -1,4 +1,4 @@
-"""Needs of an algorithm besides the batch: declared next to each function, computed once per batch."""
+"""Inputs that an algorithm needs besides the batch: declared at each function, computed once per batch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Needs:
         return Needs(**{field.name: getattr(self, field.name) or getattr(other, field.name) for field in fields(Needs)})
 
     def unsupported(self) -> list[str]:
-        """Return the names of needs that no backend serves yet."""
+        """Return the names of needs that no backend computes yet."""
         return [name for name in ("reference", "values", "entropy") if getattr(self, name)]
 
 
@@ -43,7 +43,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def requires(**needs: bool) -> Callable[[Function], Function]:
-    """Declare the needs of a function: ``@requires(old=True)``, outside of other decorators.
+    """Declare the needs of a function: ``@requires(old=True)``, as the outermost decorator.
 
     Raises:
         TypeError: there is no such need.
@@ -71,7 +71,7 @@ def load_function(algorithm: Algorithm, field: str) -> Any:
         field: a key of ``FUNCTIONS``.
 
     Raises:
-        ValueError: it cannot be imported.
+        ValueError: the function cannot be imported.
     """
     return load(FUNCTIONS[field], getattr(algorithm, field), f"spec.algorithm.{field}")
 
@@ -79,12 +79,12 @@ def load_function(algorithm: Algorithm, field: str) -> Any:
 def failure(algorithm: Algorithm, field: str, error: Exception) -> UnrecoverableError:
     """Log the traceback of a function that raised ``error``; return the error that ends the run.
 
-    A user's function may raise anything. It would fail again, so the trainer does not restart.
+    The function of a user may raise anything. It would fail again, so a restart does not help.
 
     Args:
         algorithm: resolved.
         field: a key of ``FUNCTIONS``.
-        error: being handled.
+        error: the exception that is being handled.
     """
     name = getattr(algorithm, field)
     log.exception("spec.algorithm.%s failed", field)

@@ -1,4 +1,4 @@
-"""Rewards of a sample by token.
+"""Rewards of the tokens of a sample.
 
 Shapes: L tokens of a sample, prompt included.
 """
@@ -14,15 +14,15 @@ from rljob.protocol.messages import Segment
 
 
 def token_rewards(segments: Iterable[Segment], mask_L: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return the reward that arrives at each token (L,); their sum is the sample's reward.
+    """Return the reward of each token (L,); their sum is the sample's reward.
 
-    The reward of a segment arrives at the last token that the model wrote up to the segment's end. The reward of a turn
-    without tokens goes to the turn before it; before the first written token, to that token. A sample in which the
-    model wrote nothing has no token for a reward.
+    The reward of a segment is assigned to the last token of the model up to the segment's end. The reward of a turn
+    without tokens is assigned to the previous turn, or to the model's first token if there is none. In a sample without
+    tokens of the model all rewards are 0.
 
     Args:
         segments: of the sample, in order.
-        mask_L: where the model wrote.
+        mask_L: True at the model's tokens.
     """
     rewards_L = np.zeros(len(mask_L), np.float64)
     written = np.flatnonzero(mask_L)

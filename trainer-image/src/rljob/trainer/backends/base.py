@@ -3,7 +3,7 @@
 ``spec.trainer.backend`` names a callable with the parameters (source, settings, world): a built-in name or
 ``module:attribute`` of a user's package. ``source`` is the Hugging Face directory of the weights to start from, a model
 or a checkpoint; ``settings`` is ``spec.trainer``. The callable returns a :class:`Backend` and raises ModelError for a
-directory that holds no model it can train.
+directory without a model that it can train.
 
 Shapes: B rows of a microbatch, K positions of a row that may hold the model's tokens.
 """
@@ -56,23 +56,23 @@ class Backend(Protocol):
     """One model and its optimizer on this rank. All ranks call each method together, in the same order."""
 
     world: World
-    """The world it was given, with the data-parallel rank and size that follow from its parallelism."""
+    """The world from the factory, with the data-parallel rank and size that follow from the backend's parallelism."""
     dtype: torch.dtype
-    """Of forward and backward passes, and of weights on the wire."""
+    """Type of forward and backward passes, and of weights on the wire."""
     vocabulary: int
     """Number of token ids."""
     updates: int
     """Optimizer updates since the start of the run."""
 
     def run(self, microbatches: Sequence[Microbatch], loss: Loss | None) -> list[Output]:
-        """Pass the microbatches through the model; return their outputs without gradient.
+        """Run the microbatches through the model; return their outputs without gradient.
 
         The backend owns the schedule, recomputation and the scaling between replicas. Each replica gets the same number
-        of microbatches. Every rank of a replica gets the outputs and calls the loss: metrics are collected in it.
+        of microbatches. Every rank of a replica gets the outputs and calls the loss, which also collects metrics.
 
         Args:
             microbatches: of this replica, for one update.
-            loss: its gradients are added to those since the last update. None: forward passes only.
+            loss: its gradients are added to the gradients since the last update. None: forward passes only.
         """
         ...
 
@@ -92,22 +92,22 @@ class Backend(Protocol):
         ...
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every parameter whole, float32, by Hugging Face name; tied parameters come once.
+        """Yield each parameter as a whole float32 tensor, by Hugging Face name; tied parameters are yielded once.
 
-        Every rank gets every name; only rank 0 reads the tensors. A tensor may share memory with the model: copy what
-        outlives the next update.
+        Every rank gets every name; only rank 0 reads the tensors. A tensor may share memory with the model: copy it to
+        keep it beyond the next update.
         """
         ...
 
     def save(self) -> SavedState:
-        """Return what a checkpoint holds of the model. It does not depend on the number of ranks.
+        """Return the state of the model for a checkpoint. It does not depend on the number of ranks.
 
         The backend writes no file: rank 0 repeats the write while the disk is full, without the other ranks.
         """
         ...
 
     def load(self, checkpoint: Path) -> None:
-        """Continue from the checkpoint that this backend took its weights from: load the optimizer and ``updates``.
+        """Load the optimizer and ``updates`` from the checkpoint that this backend loaded its weights from.
 
         Raises:
             ModelError: the checkpoint cannot be read.

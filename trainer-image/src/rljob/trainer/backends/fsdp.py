@@ -1,8 +1,8 @@
 """The FSDP2 backend: a transformers model sharded over the data-parallel ranks, and AdamW on the shards.
 
 Parameters are float32 and sharded on their first dimension; forward and backward run in the job's dtype. AdamW is
-elementwise, so it runs on the plain local shards. Weights and moments enter and leave as whole tensors under their
-Hugging Face names, so nothing outside depends on the number of ranks.
+elementwise, so it runs on the plain local shards. Weights and moments are loaded and saved as whole tensors under their
+Hugging Face names, so no other module depends on the number of ranks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FsdpBackend:
         world: the ranks.
 
     Raises:
-        ModelError: the directory holds no causal language model that can be trained.
+        ModelError: the directory has no causal language model that can be trained.
     """
 
     def __init__(self, source: Path, settings: Trainer, world: World) -> None:
@@ -59,7 +59,7 @@ class FsdpBackend:
         self._watch = Stopwatch(world.device)
 
     def run(self, microbatches: Sequence[Microbatch], loss: Loss | None) -> list[Output]:
-        """Pass the microbatches through the model, one after the other; see :class:`Backend`."""
+        """Run the microbatches through the model, one after the other; see :class:`Backend`."""
         if loss is None:
             with torch.no_grad(), self._watch.time("seconds_forward"):
                 return [Output(self._logprobs(microbatch)) for microbatch in microbatches]
@@ -69,7 +69,7 @@ class FsdpBackend:
                 output = Output(self._logprobs(microbatch))
                 share = loss(i, output)
             with self._watch.time("seconds_backward"):
-                (share * self.world.dp_size).backward()  # FSDP averages over ranks; the loss is a sum
+                (share * self.world.dp_size).backward()  # FSDP averages gradients over ranks; the loss is a sum
             outputs.append(Output(output.logprobs_BK.detach()))
         return outputs
 
@@ -120,7 +120,7 @@ class FsdpBackend:
         return norm
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every parameter whole, float32, by name; see :class:`Backend`."""
+        """Yield each parameter as a whole float32 tensor, by name; see :class:`Backend`."""
         for name, parameter in self._parameters.items():
             yield name, cast(DTensor, parameter.detach()).full_tensor()
 
@@ -147,7 +147,7 @@ class FsdpBackend:
                     read_optimizer_tensor(checkpoint, f"{moment}.{name}").to(parameter.device),
                     self._mesh,
                     parameter.placements,
-                    src_data_rank=None,  # every rank has read the file: nothing to send
+                    src_data_rank=None,  # every rank has read the file, so no rank sends
                 ).to_local()
                 for moment in MOMENTS
             }
@@ -176,7 +176,7 @@ def _load(source: Path) -> PreTrainedModel:
         if report[problem]:
             names = ", ".join(sorted(map(str, report[problem]))[:3])
             raise ModelError(f"{source}: {problem.replace('_', ' ')} ({names}); the weights do not fit config.json")
-    model.eval()  # no dropout: the trained policy is the one that was sampled from
+    model.eval()  # no dropout: the trained policy must be the sampled policy
     return model
 
 

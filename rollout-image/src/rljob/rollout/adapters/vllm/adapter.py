@@ -22,7 +22,7 @@ from rljob.rollout.exit_diagnosis import first_error
 
 PACKAGE = "rljob.rollout.adapters.vllm"
 LOG_PREFIX = r"(?:\([^)]*\)\s*)*(?:ERROR\s.*?\]\s*)?"
-"""Before the text of a line: (EngineCore pid=7) ERROR 01-31 12:00:00 [core.py:1]."""
+"""Prefix of a log line, for example: (EngineCore pid=7) ERROR 01-31 12:00:00 [core.py:1]."""
 SERVED_NAME = "model"
 PROBE_SLOTS = 8  # sequences beyond the pool's concurrency, so that a probe never waits for a slot
 CPU_STEP_TOKENS = 8192
@@ -30,7 +30,7 @@ SERVER_KEEP_ALIVE_SECONDS = 6 * KEEP_ALIVE_SECONDS
 CPU_ENVIRONMENT: Mapping[str, str | None] = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_KVCACHE_SPACE": None,  # would override the manifest's
+    "VLLM_CPU_KVCACHE_SPACE": None,  # would override the value of the manifest
     "OMP_NUM_THREADS": "1",
     "TORCHDYNAMO_DISABLE": "1",
 }
@@ -52,7 +52,7 @@ class VllmAdapter:
         self._on_cpu = not _has_gpu()
 
     def problems(self) -> Iterator[str]:
-        """Yield each reason why a server cannot start. Takes ten seconds if there are args."""
+        """Yield each reason why a server cannot start. Takes 10 s if the pool has args."""
         if importlib.util.find_spec("vllm") is None:
             yield "engine: vLLM is not installed in this environment; install it beside rljob-rollout"
         elif self._pool.args:
@@ -85,11 +85,11 @@ class VllmAdapter:
             options["--kv-cache-memory-bytes"] = cache_bytes
         flags = ["--enable-scale-out", "--skip-tokenizer-init", "--disable-uvicorn-access-log", "--disable-log-stats"]
         if self._on_cpu:
-            # A seeded request whose prompt is cut into chunks kills the engine: vLLM turns its random generator back
-            # by an offset that generators on CPU do not have.
+            # A seeded request whose prompt is split into chunks kills the engine: vLLM resets the request's random
+            # generator by an offset, which CPU generators do not have.
             flags += ["--enforce-eager", "--no-enable-chunked-prefill"]
             options["--max-num-batched-tokens"] = max(CPU_STEP_TOKENS, pool.max_model_length)
-        pairs = [str(word) for option in options.items() for word in option]
+        pairs = [str(part) for option in options.items() for part in option]
         command = [sys.executable, "-m", f"{PACKAGE}.main", *pairs, *flags, *pool.args]
         environment: dict[str, str | None] = {
             KEY_VARIABLE: key,
@@ -98,7 +98,7 @@ class VllmAdapter:
             "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
             "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(SERVER_KEEP_ALIVE_SECONDS),
             "HF_HUB_OFFLINE": "1",
-            "PYTHONDONTWRITEBYTECODE": None,  # compiling torch and vLLM at every start costs 15 s
+            "PYTHONDONTWRITEBYTECODE": None,  # without bytecode files every start compiles torch and vLLM: 15 s
             **(CPU_ENVIRONMENT if self._on_cpu else {}),
         }
         return Launch(command, environment)

@@ -9,14 +9,15 @@ WARM_UP = "vllm.renderers.base"
 
 
 def is_warm_up_warning(record: logging.LogRecord) -> bool:
-    """Return whether ``record`` says that the warm-up of the chat template failed, as it does without a tokenizer."""
+    """Return whether ``record`` reports that the warm-up of the chat template failed, which is expected without a
+    tokenizer."""
     return "warmup failed" in record.msg
 
 
 def is_reload_warning(record: logging.LogRecord, tied: bool) -> bool:
-    """Return whether ``record`` warns of a layer for which no weights are sent on purpose.
+    """Return whether ``record`` warns of a layer for which the trainer sends no weights.
 
-    These are tables of rotary embeddings, which are computed, and an output layer that is the embedding.
+    These layers are rotary embeddings, whose tables are computed, and an output layer tied to the embedding.
 
     Args:
         record: of the layerwise reload.

@@ -2,9 +2,9 @@
 
     python -m rljob.rollout.adapters.vllm.main [vLLM's arguments]
 
-vLLM's own entry point with two differences: settings that vLLM refuses end it with code 2, and on CPU the engine
-process is forked from the server instead of spawned, which halves the time to start (9 s instead of 16 s on two cores)
-because torch and vLLM are imported once.
+Runs vLLM's entry point with two differences. Settings that vLLM refuses end the server with exit code 2. On CPU the
+engine process is forked from the server instead of spawned, so torch and vLLM are imported once: the start takes 9 s
+instead of 16 s on two cores.
 """
 
 import multiprocessing
@@ -24,7 +24,7 @@ def main() -> None:
 
     drop_records(WARM_UP, is_warm_up_warning)
     if current_platform.is_cpu():
-        import vllm.v1.worker.cpu_worker  # noqa: F401  imported before the fork, once
+        import vllm.v1.worker.cpu_worker  # noqa: F401  import before the fork, so that the child does not repeat it
 
         engine_processes.get_mp_context = lambda: multiprocessing.get_context("fork")
     try:

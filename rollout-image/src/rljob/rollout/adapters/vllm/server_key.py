@@ -1,4 +1,4 @@
-"""Middleware that vLLM's server loads by name; its key is in the environment.
+"""Middleware that vLLM's server loads by name. The environment holds its key.
 
 vLLM's own check covers /v1, /v2, /inference and /cohere, but not the routes of its development mode.
 """
@@ -9,11 +9,11 @@ import os
 
 from rljob.rollout.auth_middleware import Application, RequireKey
 
-KEY_VARIABLE = "VLLM_API_KEY"  # vLLM's own; in the environment because every user can read a command line
+KEY_VARIABLE = "VLLM_API_KEY"  # vLLM's variable; a command line would be readable by every user
 
 
 class RequireVllmKey(RequireKey):
-    """:class:`RequireKey` with the key of vLLM's own check."""
+    """:class:`RequireKey` with the key that vLLM's own check uses."""
 
     def __init__(self, app: Application) -> None:
         super().__init__(app, os.environ[KEY_VARIABLE])

@@ -1,7 +1,7 @@
 """Client of a vLLM server.
 
-Uses its native routes: /inference/v1/generate (token ids in; token ids, log-probabilities and weight versions out) and
-those of its development mode for pausing and changing weights.
+Uses vLLM's native routes: /inference/v1/generate (token ids in; token ids, log-probabilities and weight versions out)
+and the routes of its development mode that pause the engine and update weights.
 """
 
 from __future__ import annotations
@@ -12,17 +12,11 @@ from typing import Any
 import msgspec
 
 from rljob.protocol.messages import PrepareWeights, SamplingParams, VersionSpan
-from rljob.rollout.adapters.base import (
-    EngineError,
-    GenerationOutput,
-    labelled_version,
-    unpack_ints,
-    version_label,
-)
+from rljob.rollout.adapters.base import INITIAL_VERSION, EngineError, GenerationOutput, unpack_ints
 from rljob.rollout.adapters.http_client import EngineHttp
 
 GENERATE = "/inference/v1/generate"
-PAUSE_MODES = {  # inFlight -> vLLM's mode, whether the KV cache is computed again
+PAUSE_MODES = {  # inFlight → (vLLM's mode, whether vLLM clears the KV cache)
     "keep": ("keep", True),
     "keepStaleCache": ("keep", False),
     "abort": ("abort", True),
@@ -72,13 +66,13 @@ class VllmClient:
     """A running vLLM server; see :class:`~rljob.rollout.adapters.base.EngineClient`. Needs a running event loop.
 
     Args:
-        url: of the server, without a slash at the end.
+        url: of the server, without a trailing slash.
         key: of this start of the server.
     """
 
     def __init__(self, url: str, key: str) -> None:
         self._http = EngineHttp("vLLM", url, key)
-        self._version = "default"  # vLLM's label of the weights it starts with
+        self._version = "default"  # vLLM's label of the initial weights
 
     async def close(self) -> None:
         """Close all connections."""
@@ -97,7 +91,7 @@ class VllmClient:
         body = {
             "request_id": request,
             "token_ids": unpack_ints(token_ids),
-            "cache_salt": self._version,  # prefixes that older weights computed are not for new requests
+            "cache_salt": self._version,  # new requests must not use cached prefixes of older weights
             "sampling_params": {
                 "temperature": sampling.temperature,
                 "max_tokens": sampling.max_tokens,
@@ -113,19 +107,19 @@ class VllmClient:
             choice.token_ids,
             [entry.logprob for entry in choice.logprobs.content],
             [
-                VersionSpan(labelled_version(each.version), each.start, each.end)
+                VersionSpan(_labelled_version(each.version), each.start, each.end)
                 for each in choice.weight_versions or ()
             ],
             choice.finish_reason,
         )
 
     async def abort(self, requests: Sequence[str]) -> None:
-        """Stop requests; vLLM prefixes the names of this route's requests."""
+        """Stop requests; vLLM adds a prefix to the names of requests on this route."""
         body = {"request_ids": [f"generate-tokens-{request}" for request in requests]}
         await self._http.post("/inference/v1/abort_requests", body)
 
     async def join(self, update: PrepareWeights, seconds: float) -> None:
-        """Join the update's weight group; the receiver leaves the one before by itself."""
+        """Join the update's weight group; the receiver leaves the previous group."""
         info = {
             "transport": update.transport,
             "group": update.group,
@@ -150,7 +144,7 @@ class VllmClient:
             "shapes": [meta.shape for meta in update.parameters],
             "timeout_seconds": seconds,
         }
-        version = version_label(update)
+        version = _version_label(update)
         await self._http.post("/start_weight_update")
         await self._http.post("/update_weights", {"update_info": info})
         await self._http.post("/finish_weight_update", {"weight_version": version})
@@ -175,3 +169,14 @@ class VllmClient:
         reply = await self._http.call(GENERATE, body, _score_reply)
         positions = zip(token_ids, reply.prompt_logprobs, strict=True)
         return [entry[str(token)].logprob for token, entry in positions if entry is not None]
+
+
+def _version_label(update: PrepareWeights) -> str:
+    """Return the label under which vLLM serves the weights of ``update``."""
+    return f"{update.lineage}.{update.version}"
+
+
+def _labelled_version(label: str) -> int:
+    """Return the policy version of a :func:`_version_label`; INITIAL_VERSION for any other label."""
+    number = label.rpartition(".")[2]
+    return int(number) if number.isdigit() else INITIAL_VERSION

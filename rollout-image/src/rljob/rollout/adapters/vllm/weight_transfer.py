@@ -1,11 +1,11 @@
 """Receives weights inside a vLLM worker.
 
-One of vLLM's weight transfer engines, on :class:`rljob.transfer.receiver.WeightReceiver`. vLLM itself loads the tensors
-into the model (its layerwise reload). This module adds:
+A weight transfer engine of vLLM, based on :class:`rljob.transfer.receiver.WeightReceiver`. vLLM's layerwise reload
+loads the tensors into the model. This module adds:
 
-- On CPU the packed copy of a tied ``lm_head`` is packed again; vLLM never refreshes it.
-- After a failed update the layers get their own tensors back, so that another update can follow. Their weights may be a
-  mixture: the agent keeps the engine paused until an update succeeds.
+- On CPU, the packed copy of a tied ``lm_head`` is packed again, because vLLM does not refresh it.
+- After a failed update, the layers get their previous tensors back, so that another update can follow. Their weights
+  may be a mixture: the agent keeps the engine paused until an update succeeds.
 
 vLLM finds this module through ``--worker-extension-cls``; importing it registers the transfer engine.
 """
@@ -103,16 +103,16 @@ class VllmWeightTransfer(WeightTransferEngine[JoinInfo, RoundInfo]):
         parameters = [ParameterMeta(*meta) for meta in names]
         try:
             self.receiver.receive(parameters, cast(LoadWeights, self.model.load_weights), update_info.timeout_seconds)
-        except BaseException:  # of any kind, a cancellation too: the layers are restored, and it is raised again
+        except BaseException:  # re-raised; the layers must be restored after a cancellation too
             _restore_layers(self.model)
             raise
 
     def start_weight_update(self) -> None:
-        """Make the model ready to be loaded."""
+        """Prepare the model for loading."""
         initialize_layerwise_reload(self.model)
 
     def finish_weight_update(self) -> None:
-        """Commit what was loaded."""
+        """Commit the loaded tensors."""
         finalize_layerwise_reload(self.model, self.model_config)
         for module in self.model.modules():
             if isinstance(module, ParallelLMHead) and isinstance(module.quant_method, UnquantizedEmbeddingMethod):
@@ -134,8 +134,8 @@ class WorkerExtension:
 
 
 def _restore_layers(model: torch.nn.Module) -> None:
-    """Give every layer that waits for weights its own tensors back and forget the tensors it received. Otherwise the
-    next update would count the tensors of this one as its own and commit a mixture."""
+    """Restore the tensors of every layer that waits for weights, and drop the tensors it received. Otherwise the next
+    update would count them as received and commit a mixture."""
     for layer in model.modules():
         info = get_layerwise_info(layer)
         if info.can_load():

@@ -2,8 +2,8 @@
 
 ``spec.algorithm.advantage`` names a built-in estimator or ``module:function`` of a user's package. An estimator is
 called once per batch, on all ranks, with :class:`AdvantageInputs`, and returns for each local row an array with one
-advantage for each token of the row. Only those of the model's tokens count: they must be finite, and the others may be
-nan. Two decorators write the usual estimators:
+advantage for each token of the row. Only the advantages of the model's tokens are used: they must be finite, and the
+others may be nan. Two decorators simplify the usual estimators:
 
     @per_group
     def centered(rewards_G):            # rewards of one group → an advantage for each member
@@ -47,12 +47,12 @@ class AdvantageInputs:
     estimator that combines them over the batch sums over ``world``. A rank may have no rows.
 
     ``scores.old_by_row()`` returns the log-probabilities under the weights before the batch, float32 (L,) in nats, of
-    each row of ``rows``; 0 where the model did not write. It raises ValueError unless the estimator declares
+    each row of ``rows``; 0 except at the model's tokens. It raises ValueError unless the estimator declares
     ``@requires(old=True)`` of :mod:`rljob.trainer.algorithms.needs`.
     """
 
     step: int  # 0-based training step
-    samples: Sequence[BatchSample]  # group, reward, tokens, oldest policy version of each
+    samples: Sequence[BatchSample]  # each with its group, reward, tokens and oldest policy version
     rows: Mapping[int, Row]  # token ids, mask and the engine's log-probabilities
     rewards: Mapping[int, Floats]  # (L,) reward that arrives at each token
     scores: Scores  # results of forward passes that the estimator requires
@@ -66,7 +66,7 @@ class AdvantageInputs:
 
     @cached_property
     def lengths_N(self) -> NDArray[np.int64]:
-        """Tokens that the model wrote, of each sample."""
+        """Number of the model's tokens in each sample."""
         return np.asarray([sample.response_tokens for sample in self.samples], dtype=np.int64)
 
     @cached_property
@@ -81,7 +81,7 @@ Estimator: TypeAlias = Callable[[AdvantageInputs], Mapping[int, Floats]]
 
 
 def per_batch(function: Callable[[AdvantageInputs], Floats]) -> Estimator:
-    """Make an estimator of a function that returns one advantage for each sample of the batch, (N,)."""
+    """Make an estimator from a function that returns one advantage for each sample of the batch, (N,)."""
 
     @functools.wraps(function)
     def estimate(inputs: AdvantageInputs) -> dict[int, Floats]:
@@ -94,7 +94,7 @@ def per_batch(function: Callable[[AdvantageInputs], Floats]) -> Estimator:
 
 
 def per_group(function: Callable[[Floats], Floats]) -> Estimator:
-    """Make an estimator of a function from the rewards of one group, (G,), to the advantages of its members, (G,)."""
+    """Make an estimator from a function that maps the rewards of a group, (G,), to its members' advantages, (G,)."""
 
     @functools.wraps(function)
     def over_groups(inputs: AdvantageInputs) -> Floats:

@@ -1,9 +1,9 @@
-"""Interface of objectives: from log-probabilities and advantages to the value that is maximised at each token.
+"""Interface of objectives: from log-probabilities and advantages to the value to maximise at each token.
 
 ``spec.algorithm.objective`` names a built-in objective or ``module:function`` of a user's package. An objective is
 called once per microbatch with :class:`ObjectiveInputs` and returns an :class:`Objective`. At positions outside
-``mask_BK`` the log-probabilities and advantages are 0. What an objective returns there is ignored: it may be nan, and
-no gradient flows from it.
+``mask_BK`` the log-probabilities and advantages are 0. Values that an objective returns there are ignored: they may be
+nan, and no gradient flows from them.
 
 Shapes: B rows of a microbatch, K positions of a row that may hold the model's tokens.
 """
@@ -29,7 +29,7 @@ class ObjectiveInputs:
     old_BK: Tensor  # of the policy before the batch's first update
     behavior_BK: Tensor  # of the engine when the token was sampled
     advantages_BK: Tensor
-    mask_BK: Tensor  # where the model wrote
+    mask_BK: Tensor  # True at the model's tokens
     algorithm: Algorithm  # resolved: clips and other settings
 
     @property
@@ -40,7 +40,7 @@ class ObjectiveInputs:
 
 @dataclass(frozen=True)
 class Objective:
-    """The objective of each token, to be maximised; its ratio and whether a clip holds it are for metrics."""
+    """The objective of each token, to be maximised. Metrics use its ratio and whether it is clipped."""
 
     values_BK: Tensor
     ratio_BK: Tensor  # without gradient; ones if the objective has no ratio

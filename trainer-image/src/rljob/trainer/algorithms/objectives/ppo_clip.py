@@ -1,6 +1,6 @@
 """The clipped probability ratio of PPO.
 
-The ratio's denominator carries no gradient, and the clamped log-ratio is the one that is used.
+The ratio's denominator carries no gradient. Ratio and objective use the clamped log-ratio.
 """
 
 from __future__ import annotations
