@@ -73,7 +73,7 @@ def test_an_object_that_moves_to_another_job_changes_both_jobs():
     cache.put(raw(3))
     assert cache.put(raw(4, job="other")) == (("research", "other"), KEY)
     assert versions(cache) == {}
-    assert cache.put(raw(5, job="")) == (("research", "other"),), "one that is nobody's now is news of the last"
+    assert cache.put(raw(5, job="")) == (("research", "other"),), "an object without a job changes its last job"
 
 
 def test_a_job_is_found_by_name_and_its_spec_and_status_are_not_decoded():
