@@ -78,7 +78,7 @@ def _open_run(name: str | None) -> Iterator[Path]:
 def _no_ledger_reason(directory: RunDirectory) -> str:
     if not directory.running():
         return "it has not started; rljob run starts it"
-    return f"{'its initializer is running' if initializing(directory) else 'it is starting'}; try again when it trains"
+    return f"{'its initializer runs' if initializing(directory) else 'it is starting'}; try again when it trains"
 
 
 def samples(
