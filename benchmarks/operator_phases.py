@@ -18,7 +18,7 @@ from benchmarks.operator_audit import Write, counted
 from benchmarks.operator_cluster import WORKERS, BenchmarkCluster, OperatorProcess, RequestError, Script
 from benchmarks.operator_jobs import changed_spec, children, manifest, name, namespace, run_status
 from rljob.manifests.inputs import Object
-from rljob.operator.executor import AT_A_TIME
+from rljob.operator.executor import MAX_CONCURRENT_REQUESTS
 from rljob.operator.object_kinds import BY_KIND, CHILDREN, RLJOBS, SECRETS
 from rljob.operator.operator_client import OperatorClient
 
@@ -44,7 +44,7 @@ async def measure_floor(
     async with OperatorClient(cluster.operator_access) as client:
 
         async def make(bodies: Iterable[Object]) -> None:
-            slots = asyncio.Semaphore(AT_A_TIME)
+            slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
 
             async def one(body: Object) -> None:
                 async with slots:

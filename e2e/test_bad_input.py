@@ -295,7 +295,7 @@ ROWS: dict[str, tuple[Callable[[World], object], str]] = {
     ),
     "data that nobody makes": (
         lambda w: (w.rows(""), w.task.update(data={"jsonl": {"path": "job://rows.jsonl"}})),
-        r"spec.tasks\[0\].data.jsonl.path: there is no .*run/rows.jsonl, and no initializer that makes it",
+        r"spec.tasks\[0\].data.jsonl.path: there is no .*run/rows.jsonl, and no initializer creates it",
     ),
     "prompts longer than the engine takes": (
         put("{question}" + "x" * 200, "tasks", 0, "prompt"),
@@ -339,7 +339,7 @@ ROWS: dict[str, tuple[Callable[[World], object], str]] = {
     ),
     "a reward's program that may not be run": (
         lambda w: put([{"name": "exact", "local": {"command": [w.write("judge.py")]}}], "rewards")(w),
-        r"spec.rewards\[0\].local.command\[0\]: '.*judge.py' is no program that may be run",
+        r"spec.rewards\[0\].local.command\[0\]: '.*judge.py' is not executable",
     ),
     "a reward of which there is only a container": (
         put([{"name": "exact", "template": {"spec": {"containers": [{"name": "main", "image": "a"}]}}}], "rewards"),
@@ -349,7 +349,7 @@ ROWS: dict[str, tuple[Callable[[World], object], str]] = {
         put({"command": ["frobnicate", "job://model"]}, "initializer"),
         r"spec.initializer.command\[0\]: 'frobnicate' does not exist; install it, or correct it",
     ),
-    "a job that is suspended": (put(True, "suspend"), r"spec.suspend: the job asks not to be run; set suspend: false"),
+    "a job that is suspended": (put(True, "suspend"), r"spec.suspend: the job is suspended; set suspend: false"),
     # the machine
     "a transport without its device": (
         put("nccl", "weightSync", "transport"),
@@ -562,7 +562,7 @@ UNDER_WAY: dict[str, tuple[Callable[[World], object], int, str]] = {
     "a reward that refuses": (
         judged_by("raise SystemExit(2)"),
         2,
-        "reward-exact refuses its configuration; see the end",
+        "reward-exact rejects its configuration; see the end",
     ),
     "an initializer that fails": (
         initialized_by("echo no network; exit 3"),
@@ -577,7 +577,7 @@ UNDER_WAY: dict[str, tuple[Callable[[World], object], int, str]] = {
     "an initializer that makes no model": (
         initialized_by("exit 0"),
         1,
-        "source: the initializer left no directory .*made",
+        "source: the initializer created no directory .*made",
     ),
 }
 

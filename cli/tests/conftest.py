@@ -1,4 +1,4 @@
-"""A manifest that tests change one thing of, a run of it, and the command line in this process."""
+"""Fixtures: a manifest that tests modify, a launcher of its run, and the command line in this process."""
 
 import copy
 import sys
@@ -13,7 +13,7 @@ from rljob.local import process_cleanup, processes
 
 @pytest.fixture
 def manifest():
-    """The smallest useful manifest as data; each test gets its own."""
+    """The smallest useful manifest as data; each test gets a copy."""
     return copy.deepcopy(MANIFEST)
 
 
@@ -21,7 +21,7 @@ def manifest():
 def launcher(tmp_path, manifest):
     launcher = Launcher(tmp_path, manifest)
     yield launcher
-    for process in launcher.started:  # that a test which failed has left
+    for process in launcher.started:  # left by a failed test
         process.kill()
         process.communicate()
     assert process_cleanup.kill_marked(processes.mark(launcher.directory)) == 0

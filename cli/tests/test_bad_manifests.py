@@ -1,4 +1,4 @@
-"""Manifests that cannot be used: `rljob run` says why in sentences, exits with 2, and leaves everything as it was.
+"""Invalid manifests: `rljob run` reports sentences, exits with 2, and changes no file.
 
 What depends on the machine is in e2e/test_bad_input.py.
 """
@@ -136,8 +136,8 @@ def tree(path):
 
 
 @pytest.fixture
-def refused(monkeypatch, capsys, tmp_path):
-    """Run a manifest of this text; return what it is refused with, once nothing else has come of it."""
+def rejected(monkeypatch, capsys, tmp_path):
+    """Run a manifest of this text; check that nothing else has changed, and return the errors."""
 
     def command(text, *options):
         monkeypatch.chdir(tmp_path)
@@ -163,18 +163,18 @@ def assert_sentences(err, sentence):
 
 
 @pytest.mark.parametrize(("text", "sentence"), TEXTS.values(), ids=TEXTS)
-def test_text_that_is_no_manifest_is_refused(refused, text, sentence):
-    assert_sentences(refused(text), sentence)
+def test_text_that_is_not_a_manifest_is_rejected(rejected, text, sentence):
+    assert_sentences(rejected(text), sentence)
 
 
 @pytest.mark.parametrize(("option", "sentence"), SETTINGS.values(), ids=SETTINGS)
-def test_a_field_that_cannot_be_is_refused_by_its_name(refused, manifest, option, sentence):
-    assert_sentences(refused(write_yaml(manifest), "--set", option), sentence)
+def test_an_invalid_field_is_named(rejected, manifest, option, sentence):
+    assert_sentences(rejected(write_yaml(manifest), "--set", option), sentence)
 
 
-def test_everything_that_is_wrong_is_said_at_once(refused, manifest):
+def test_all_errors_are_reported_at_once(rejected, manifest):
     options = [word for option in ("spec.sed=1", "spec.seed=x", "spec.tasks[0].weight=0") for word in ("--set", option)]
-    assert len(refused(write_yaml(manifest), *options).splitlines()) == 3
+    assert len(rejected(write_yaml(manifest), *options).splitlines()) == 3
 
 
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -186,8 +186,8 @@ STRANGE = (
 )  # fmt: skip
 
 
-def assert_refused_or_taken(text="", data=None):
-    """Whatever the text is, or what was read from it, it is a job or refused with sentences."""
+def assert_rejected_or_valid(text="", data=None):
+    """Check that a text, or data read from a text, is a valid job or rejected with sentences."""
     try:
         validate(data) if isinstance(data, dict) else loads(text)
     except ManifestError as error:
@@ -196,7 +196,7 @@ def assert_refused_or_taken(text="", data=None):
 
 
 def mutate(value, dice):
-    """Return ``value`` with something in it replaced, removed, doubled or added."""
+    """Return ``value`` with a random part replaced, removed, duplicated or added."""
     if isinstance(value, dict) and value and dice.random() < 0.9:
         key = dice.choice(sorted(value))
         if dice.random() < 0.1:
@@ -214,18 +214,18 @@ def mutate(value, dice):
 
 @QUICK
 @given(st.integers(0, 2**32))
-def test_a_manifest_with_anything_changed_is_refused_in_sentences_or_taken(seed):
+def test_a_mutated_manifest_is_accepted_or_rejected_with_sentences(seed):
     dice = random.Random(seed)
     for _ in range(MUTATIONS_OF_EACH):
         data = MANIFEST
         for _ in range(dice.randint(1, 3)):
             data = mutate(data, dice)
-        assert_refused_or_taken(data=data)
+        assert_rejected_or_valid(data=data)
 
 
 @QUICK
 @given(st.integers(0, 2**32))
-def test_text_with_anything_changed_is_refused_in_sentences_or_taken(seed):
+def test_a_mutated_text_is_accepted_or_rejected_with_sentences(seed):
     dice = random.Random(seed)
     text = write_yaml(MANIFEST)
     for _ in range(MUTATIONS_OF_EACH // 5):  # reading text takes longer
@@ -233,16 +233,16 @@ def test_text_with_anything_changed_is_refused_in_sentences_or_taken(seed):
         for _ in range(dice.randint(1, 4)):
             at = dice.randrange(len(changed))
             changed[at : at + dice.randint(0, 3)] = dice.choice(["", "\n", "\t", ":", "- ", "{", "]", "&a", "*a", "!", "'", "#", "%", "\x00", "é"])  # fmt: skip  # noqa: E501
-        assert_refused_or_taken("".join(changed))
+        assert_rejected_or_valid("".join(changed))
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.text(max_size=80))
-def test_any_text_is_refused_in_sentences(text):
-    assert_refused_or_taken(text)
+def test_any_text_is_rejected_with_sentences(text):
+    assert_rejected_or_valid(text)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(values(SCHEMA))
-def test_whatever_the_schema_allows_is_refused_in_sentences_or_taken(data):
-    assert_refused_or_taken(data=data)
+def test_data_that_the_schema_allows_is_accepted_or_rejected_with_sentences(data):
+    assert_rejected_or_valid(data=data)

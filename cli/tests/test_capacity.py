@@ -1,4 +1,4 @@
-"""How much memory a job needs."""
+"""Memory that a job needs."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from rljob.local import capacity
         ({"engine": "acme.engine:Adapter", "kvCacheBytes": 1 << 20}, 1 << 20),
     ],
 )
-def test_the_cache_of_an_engine_without_an_entry_counts_only_if_its_size_is_given(manifest, pool, size):
+def test_the_cache_of_an_unknown_engine_counts_only_if_kv_cache_bytes_is_set(manifest, pool, size):
     manifest["spec"]["rollouts"][0] |= pool
     caches = [need.size for need in capacity._needs(validate(manifest), "source", 1000) if "caches" in need.what]
     assert caches == [size]

@@ -1,4 +1,4 @@
-"""The command line: what it prints and how it exits."""
+"""The command line: output and exit codes."""
 
 import subprocess
 import sys
@@ -23,11 +23,11 @@ def file(manifest, tmp_path):
     return path
 
 
-def test_validate_says_that_a_manifest_is_valid(rljob, file):
+def test_validate_reports_a_valid_manifest(rljob, file):
     assert rljob("validate", file, "--static") == (0, f"{file}: the RLJob sums is valid\n", "")
 
 
-def test_validate_says_everything_that_is_wrong_a_line_each(rljob, file):
+def test_validate_reports_every_error_in_a_line(rljob, file):
     code, out, err = rljob("validate", file, "--set", "spec.training.steps=-1", "--set", "spec.sed=1")
     assert (code, out) == (2, "")
     assert err == (
@@ -36,7 +36,7 @@ def test_validate_says_everything_that_is_wrong_a_line_each(rljob, file):
     )
 
 
-def test_explain_prints_the_manifest_with_everything_expanded(rljob, file):
+def test_explain_prints_the_expanded_manifest(rljob, file):
     code, out, _ = rljob("explain", file, "--set", "spec.tasks[sums].prompt='Q: {question} :smile: [bold]'")
     assert code == 0
     job = loads(out)
@@ -45,14 +45,14 @@ def test_explain_prints_the_manifest_with_everything_expanded(rljob, file):
     assert job.spec.tasks[0].prompt == "Q: {question} :smile: [bold]"
 
 
-def test_explain_says_what_a_field_means(rljob):
+def test_explain_describes_a_field(rljob):
     code, out, _ = rljob("explain", "--field", "spec.training.maxStaleness")
     assert code == 0
     assert out.startswith("spec.training.maxStaleness: whole number ≥ 0 and ≤ 64; default 1\n\nα: trainer version")
 
 
 @pytest.mark.parametrize("arguments", [[], ["--docs", "--field", "spec"]])
-def test_explain_wants_one_thing(rljob, arguments):
+def test_explain_takes_one_of_its_arguments(rljob, arguments):
     assert rljob("explain", *arguments) == (2, "", "rljob: give one of FILE, --field PATH and --docs\n")
 
 
@@ -75,7 +75,7 @@ def test_bad_input_exits_2_with_nothing_on_stdout(rljob, arguments):
     assert err
 
 
-def test_the_commands_and_their_options_are_these(rljob):
+def test_commands_and_options_are_frozen(rljob):
     """Frozen: people and scripts use them."""
     options = {}
     for command in (command.callback.__name__ for command in app.registered_commands):
@@ -114,8 +114,10 @@ def test_it_runs_as_a_module_too():
     assert done.stdout.startswith("spec.seed: whole number")
 
 
-@pytest.mark.parametrize(("entry", "late"), [("main", "app"), ("plugin", "cluster_commands"), ("plugin", "app")])
-def test_an_interrupt_while_it_starts_is_no_traceback(entry, late):
+@pytest.mark.parametrize(
+    ("entry", "late"), [("main", "typer_app"), ("plugin", "cluster_commands"), ("plugin", "typer_app")]
+)
+def test_an_interrupt_during_the_start_prints_no_traceback(entry, late):
     program = f"""
 import sys
 class Interrupted:
@@ -130,7 +132,7 @@ from rljob.cli.main import {entry}
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-def test_it_starts_without_what_only_components_and_clusters_need():
+def test_the_cli_starts_without_heavy_imports():
     foreign = {"torch", "reasoning_gym", "matplotlib", "numpy", "websockets", "rljob.remote"}
     program = f"import sys, rljob.cli.typer_app; print(*{foreign} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "\n"
@@ -151,7 +153,7 @@ def test_help_of_make_lists_the_commands_of_the_readme():
         assert f"make {target} " in out
 
 
-def test_requirement_files_are_pinned_and_carry_no_addresses():
+def test_requirement_files_are_pinned_and_contain_no_addresses():
     for path in (ROOT / "requirements").glob("*.txt"):
         for line in path.read_text().splitlines():
             if line and not line.startswith("#"):
@@ -160,7 +162,7 @@ def test_requirement_files_are_pinned_and_carry_no_addresses():
                 assert (name + version).replace(".", "").replace("-", "").replace("_", "").isalnum(), line
 
 
-def test_a_word_that_is_no_choice_is_answered_with_the_choices(rljob):
+def test_an_invalid_choice_is_answered_with_the_choices(rljob):
     code, out, err = rljob("status", "-o", "yaml")
     assert (code, out) == (2, "")
     assert err.endswith("Error: Invalid value for '-o' / '--output': 'yaml' is not one of 'text', 'json'.\n")

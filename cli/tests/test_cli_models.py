@@ -51,7 +51,7 @@ def test_the_newest_complete_checkpoint_is_exported_without_the_trainers_state(r
     assert (tmp_path / "out/model/config.json").read_text() == '"config.json of 10"'
 
 
-def test_an_empty_directory_is_as_none_and_another_is_left_alone(run, tmp_path):
+def test_an_empty_destination_is_allowed_and_a_full_one_is_not_changed(run, tmp_path):
     empty, full = tmp_path / "empty", tmp_path / "full"
     empty.mkdir()
     full.mkdir()
@@ -63,11 +63,13 @@ def test_an_empty_directory_is_as_none_and_another_is_left_alone(run, tmp_path):
         checkpoints.export(checkpoint, full)
     assert caught.value.exit_code == 2
     assert names(full) == ["thesis.tex"]
-    with pytest.raises(CliError, match=r"thesis.tex/model cannot be made: (File exists|Not a directory); give another"):
+    with pytest.raises(
+        CliError, match=r"thesis.tex/model cannot be created: (File exists|Not a directory); give another"
+    ):
         checkpoints.export(checkpoint, full / "thesis.tex/model")
 
 
-def test_a_destination_that_is_taken_is_refused_before_anything_else(rljob, tmp_path):
+def test_a_destination_that_is_not_empty_is_rejected_first(rljob, tmp_path):
     (tmp_path / "thesis.tex").write_text("mine")
     for where in ([], ["-n", "team-a", "--context", "nowhere"]):
         code, out, err = rljob("export", *where, "no-run", tmp_path)
@@ -81,7 +83,7 @@ def test_a_destination_that_is_taken_is_refused_before_anything_else(rljob, tmp_
         ("config.json", b"{", "config.json is not JSON"),
         ("model.safetensors", WEIGHTS[:-1], "model.safetensors has 69 bytes instead of 70"),
         ("model.safetensors", b"01234567", "model.safetensors does not begin with a header"),
-        ("model.safetensors", None, "model.safetensors is not there"),
+        ("model.safetensors", None, "model.safetensors does not exist"),
     ],
 )
 def test_a_damaged_checkpoint_is_not_exported(run, tmp_path, name, content, problem):
@@ -121,7 +123,7 @@ def test_an_export_that_fails_half_way_leaves_nothing(run, tmp_path, monkeypatch
     assert names(out) == []
 
 
-def test_a_checkpoint_that_is_not_there_is_named(run, tmp_path):
+def test_a_missing_checkpoint_is_named(run, tmp_path):
     with pytest.raises(CliError, match="there is no checkpoint of step 12; there are 2, 10"):
         checkpoints.find(run, 12)
     with pytest.raises(CliError, match="has no checkpoint yet"):
@@ -160,12 +162,12 @@ def test_a_job_without_evaluation_is_evaluated_all_the_same(run, manifest):
 
 def test_the_same_evaluation_has_one_directory_and_another_its_own(run, manifest):
     first, other = resolve(derived(run, manifest, 8)), resolve(derived(run, manifest, 9))
-    place = evaluation.place(run, 10, first)
+    place = evaluation.evaluation_path(run, 10, first)
     assert place == run.path / "evaluations/step-000010"
     with RunDirectory(place).opened(first, b""):
         pass
-    assert evaluation.place(run, 10, first) == place
-    assert evaluation.place(run, 10, other) == run.path / "evaluations/step-000010-2"
+    assert evaluation.evaluation_path(run, 10, first) == place
+    assert evaluation.evaluation_path(run, 10, other) == run.path / "evaluations/step-000010-2"
 
 
 def test_top_shows_what_each_component_takes_and_does(launcher):
@@ -202,7 +204,7 @@ def test_a_meter_counts_the_processor_time_between_two_readings(tmp_path, monkey
     seconds = iter([10.0, 11.5])
     times = iter([100.0, 100.0, 103.0])
     monkeypatch.setattr("rljob.local.process_usage.time.monotonic", lambda: next(times))
-    monkeypatch.setattr("rljob.local.process_usage._figures", lambda entry: (next(seconds), 1 << 20))
+    monkeypatch.setattr("rljob.local.process_usage._cpu_and_memory", lambda entry: (next(seconds), 1 << 20))
     monkeypatch.setattr(
         "rljob.local.process_usage.process_cleanup.process_marks",
         lambda: {7: f"{tmp_path}:trainer:", 8: "/another/run:trainer:"},

@@ -75,12 +75,12 @@ def test_a_detached_run_that_cannot_start_says_so_and_exits_as_it_does(launcher)
     code, out, err = launcher.run("--detach")
     assert (code, out) == (2, "")
     assert err.endswith(
-        "rljob: trainer refuses its configuration; see the end of its log\n"
+        "rljob: trainer rejects its configuration; see the end of its log\n"
         f"{launcher.directory}/logs/trainer.log:\n  there is no GPU here\n"
     )
     code, out, _ = launcher.rljob("status", launcher.directory)
     assert code == 1
-    assert "failed: trainer refuses its configuration" in out
+    assert "failed: trainer rejects its configuration" in out
 
 
 def test_a_detached_run_that_is_refused_leaves_nothing(launcher):

@@ -18,25 +18,25 @@ from rljob.local.processes import Interrupt, ProcessCommand
 
 FAKE = Path(__file__).parent / "fakes" / "component.py"
 HANG_SECONDS = 1.0
-"""The least that a manifest may say. A supervisor that did not run for half of it, as on a busy machine, forgives."""
+"""Minimum of the manifest's field. On a busy machine, pauses of the supervisor over half of it are not counted."""
 QUICK = RestartBackoff(first=0.005, last=0.02, after_success=0.005)
 
 
 class Events(list):
-    """Events told, and a way to wait for one."""
+    """Recorded events; tests can wait for one."""
 
     def __init__(self):
         self._more = asyncio.Event()
 
-    def __call__(self, subject, event, **figures):
-        self.append((subject, event, figures))
+    def __call__(self, subject, event, **details):
+        self.append((subject, event, details))
         self._more.set()
 
-    async def seen(self, event, count=1):
+    async def wait_for(self, event, count=1):
         while sum(e == event for _, e, _ in self) < count:
             self._more.clear()
             await self._more.wait()
-        return [figures for _, e, figures in self if e == event][count - 1]
+        return [details for _, e, details in self if e == event][count - 1]
 
 
 def is_stopped(pid):
@@ -49,8 +49,8 @@ def fake(*acts, name="component"):
     return ProcessCommand(name, [sys.executable, "-I", "-S", str(FAKE), *acts])
 
 
-async def written(path, text):
-    """Wait until a log holds ``text``; there is no event for what another process writes."""
+async def wait_for_log(path, text):
+    """Wait until a log contains ``text``; there is no event for writes of another process."""
     while not path.exists() or text not in path.read_text():
         await asyncio.sleep(0.002)
 
@@ -72,42 +72,42 @@ async def supervised(directory, command, max_restarts=20, hang_seconds=60.0):
 
 async def test_a_killed_component_is_restarted(tmp_path):
     async with supervised(tmp_path, fake("wait")) as (supervisor, events, _, _):
-        first = await events.seen("started")
+        first = await events.wait_for("started")
         os.kill(first["pid"], signal.SIGKILL)
-        second = await events.seen("started", 2)
+        second = await events.wait_for("started", 2)
         assert second["pid"] != first["pid"]
         assert second["restarts"] == supervisor.restarts == 1
-        assert (await events.seen("restarting"))["code"] == -signal.SIGKILL
+        assert (await events.wait_for("restarting"))["code"] == -signal.SIGKILL
 
 
-async def test_a_component_that_is_asked_to_stop_ends_by_itself(tmp_path):
+async def test_a_component_that_receives_sigterm_exits_by_itself(tmp_path):
     async with supervised(tmp_path, fake("wait")) as (supervisor, events, interrupt, task):
-        await written(tmp_path / "logs/component.log", "waiting")
+        await wait_for_log(tmp_path / "logs/component.log", "waiting")
         interrupt.stop.set()
         await task
-        assert (await events.seen("exited"))["code"] == 0
+        assert (await events.wait_for("exited"))["code"] == 0
         assert supervisor.state == "stopped"
 
 
-async def test_a_component_that_ignores_sigterm_is_killed_on_the_second_request(tmp_path):
+async def test_a_component_that_ignores_sigterm_is_killed_on_the_second_signal(tmp_path):
     async with supervised(tmp_path, fake("ignore")) as (_, events, interrupt, task):
-        await written(tmp_path / "logs/component.log", "ignoring")
+        await wait_for_log(tmp_path / "logs/component.log", "ignoring")
         interrupt.stop.set()
         await asyncio.sleep(0)
         assert not task.done()
         interrupt.kill.set()
         await task
-        assert (await events.seen("exited"))["code"] == -signal.SIGKILL
+        assert (await events.wait_for("exited"))["code"] == -signal.SIGKILL
 
 
-async def test_a_component_that_ignores_sigterm_is_killed_when_its_grace_is_over(tmp_path):
+async def test_a_component_that_ignores_sigterm_is_killed_after_the_grace_period(tmp_path):
     process = await processes.start(fake("ignore"), tmp_path)
-    await written(tmp_path / "logs/component.log", "ignoring")
+    await wait_for_log(tmp_path / "logs/component.log", "ignoring")
     await processes.end(process, asyncio.Event(), grace=0.01)
     assert process.returncode == -signal.SIGKILL
 
 
-async def test_a_stopped_grandchild_in_a_session_of_its_own_that_hides_its_environment_is_seen(tmp_path):
+async def test_a_stopped_grandchild_in_another_session_without_the_environment_is_detected(tmp_path):
     shell = "setsid env -i sh -c 'sleep 99 & echo $!; echo ready; wait' & wait"
     async with supervised(tmp_path, ProcessCommand("component", ["sh", "-c", shell]), hang_seconds=HANG_SECONDS) as (
         _,
@@ -115,28 +115,28 @@ async def test_a_stopped_grandchild_in_a_session_of_its_own_that_hides_its_envir
         _,
         _,
     ):
-        await written(tmp_path / "logs/component.log", "ready")
+        await wait_for_log(tmp_path / "logs/component.log", "ready")
         pid = int((tmp_path / "logs/component.log").read_text().splitlines()[-2])
         os.kill(pid, signal.SIGSTOP)
-        assert (await events.seen("restarting"))["still"] == HANG_SECONDS
+        assert (await events.wait_for("restarting"))["still"] == HANG_SECONDS
         while is_stopped(pid):  # it was sent SIGKILL
             await asyncio.sleep(0.002)
 
 
-async def test_what_a_killed_component_started_in_another_session_dies_with_it(tmp_path):
+async def test_descendants_of_a_killed_component_in_another_session_are_killed(tmp_path):
     async with supervised(tmp_path, fake("child", "wait")) as (_, events, _, _):
-        first = await events.seen("started")
-        await written(tmp_path / "logs/component.log", "waiting\nwaiting")
+        first = await events.wait_for("started")
+        await wait_for_log(tmp_path / "logs/component.log", "waiting\nwaiting")
         everything = process_cleanup.marked(processes.mark(tmp_path, "component"))
         assert len(everything) == 2
         os.kill(first["pid"], signal.SIGKILL)
-        await events.seen("restarting")
+        await events.wait_for("restarting")
         assert not set(everything) & set(process_cleanup.marked(processes.mark(tmp_path, "component")))
 
 
-async def test_exit_code_2_ends_the_run_with_the_end_of_the_log(tmp_path):
+async def test_exit_code_2_ends_the_run_and_reports_the_end_of_the_log(tmp_path):
     async with supervised(tmp_path, fake("say", "no such pool", "exit", "2")) as (_, _, _, task):
-        with pytest.raises(CliError, match="component refuses its configuration") as caught:
+        with pytest.raises(CliError, match="component rejects its configuration") as caught:
             await task
         assert caught.value.exit_code == 2
         assert caught.value.log == f"{tmp_path}/logs/component.log:\n  no such pool"
@@ -145,7 +145,7 @@ async def test_exit_code_2_ends_the_run_with_the_end_of_the_log(tmp_path):
 async def test_more_restarts_than_allowed_end_the_run(tmp_path):
     async with supervised(tmp_path, fake("exit", "3"), max_restarts=2) as (_, events, _, task):
         with pytest.raises(
-            CliError, match=r"component exited with code 3 and had its 2 restarts \(spec.failurePolicy"
+            CliError, match=r"component exited with code 3 and exceeded spec.failurePolicy.maxRestarts \(2\)"
         ) as c:
             await task
         assert c.value.exit_code == 1
@@ -154,11 +154,11 @@ async def test_more_restarts_than_allowed_end_the_run(tmp_path):
 
 async def test_a_component_that_exits_0_while_the_run_continues_is_restarted(tmp_path):
     async with supervised(tmp_path, fake("once", str(tmp_path / "done"), "0", "wait")) as (_, events, _, _):
-        assert (await events.seen("restarting"))["code"] == 0
-        await events.seen("started", 2)
+        assert (await events.wait_for("restarting"))["code"] == 0
+        await events.wait_for("started", 2)
 
 
-def test_waits_double_with_quick_deaths_and_begin_again_after_a_long_life():
+def test_waits_double_with_quick_exits_and_are_reset_after_a_stable_run():
     backoff = RestartBackoff()
     waits = [0.0]
     for lived in [1, 1, 1, 60, 1]:
@@ -167,9 +167,9 @@ def test_waits_double_with_quick_deaths_and_begin_again_after_a_long_life():
     assert backoff.next(20, lived=9) == backoff.last == 30
 
 
-async def test_a_long_life_forgives_earlier_restarts(tmp_path):
+async def test_a_stable_run_forgives_earlier_restarts(tmp_path):
     supervisor = Supervisor(
-        fake(), tmp_path, FailurePolicy(max_restarts=1), lambda *a, **k: None, RestartBackoff(forgiving_life=10)
+        fake(), tmp_path, FailurePolicy(max_restarts=1), lambda *a, **k: None, RestartBackoff(forgiveness_seconds=10)
     )
     supervisor._charge(End(1), lived=1)
     supervisor._charge(End(1), lived=11)
@@ -185,49 +185,51 @@ async def test_a_program_that_does_not_exist_is_a_configuration_error(tmp_path):
         assert caught.value.exit_code == 2
 
 
-async def test_a_component_that_is_stopped_is_killed_with_all_it_started_and_restarted(tmp_path):
+async def test_a_stopped_component_is_killed_with_its_descendants_and_restarted(tmp_path):
     async with supervised(tmp_path, fake("child", "wait"), hang_seconds=HANG_SECONDS) as (_, events, _, _):
-        first = await events.seen("started")
-        await written(tmp_path / "logs/component.log", "waiting\nwaiting")
+        first = await events.wait_for("started")
+        await wait_for_log(tmp_path / "logs/component.log", "waiting\nwaiting")
         everything = process_cleanup.marked(processes.mark(tmp_path, "component"))
         os.kill(first["pid"], signal.SIGSTOP)
-        assert await events.seen("restarting") == {"code": -signal.SIGKILL, "still": HANG_SECONDS}
+        assert await events.wait_for("restarting") == {"code": -signal.SIGKILL, "still": HANG_SECONDS}
         assert not set(everything) & set(process_cleanup.marked(processes.mark(tmp_path, "component")))
-        await events.seen("started", 2)
+        await events.wait_for("started", 2)
 
 
 @pytest.mark.parametrize("child", ["child", "titled"])
 async def test_a_component_with_a_stopped_child_is_restarted(tmp_path, child):
     async with supervised(tmp_path, fake(child, "wait"), hang_seconds=HANG_SECONDS) as (_, events, _, _):
-        first = await events.seen("started")
-        await written(tmp_path / "logs/component.log", "waiting\nwaiting")
+        first = await events.wait_for("started")
+        await wait_for_log(tmp_path / "logs/component.log", "waiting\nwaiting")
         (child,) = set(process_cleanup.marked(processes.mark(tmp_path, "component"))) - {first["pid"]}
         os.kill(child, signal.SIGSTOP)
-        assert (await events.seen("restarting"))["still"] == HANG_SECONDS
+        assert (await events.wait_for("restarting"))["still"] == HANG_SECONDS
 
 
-async def test_a_component_whose_heartbeat_stands_still_is_restarted(tmp_path):
+async def test_a_component_whose_heartbeat_does_not_change_is_restarted(tmp_path):
     async with supervised(tmp_path, fake("beat", "wait"), hang_seconds=HANG_SECONDS) as (_, events, _, _):
-        assert (await events.seen("restarting"))["still"] == HANG_SECONDS
+        assert (await events.wait_for("restarting"))["still"] == HANG_SECONDS
 
 
-async def test_deaths_on_a_full_disk_name_it_and_are_not_charged_until_there_is_room_again(tmp_path, monkeypatch):
+async def test_exits_on_a_full_disk_name_it_and_are_not_counted_until_there_is_space(tmp_path, monkeypatch):
     class Usage:
         free = 0
 
     monkeypatch.setattr("shutil.disk_usage", lambda path: Usage)
     async with supervised(tmp_path, fake("exit", "1"), max_restarts=1) as (_, events, _, task):
-        full = await events.seen("restarting", 4)
+        full = await events.wait_for("restarting", 4)
         assert full == {"code": 1, "full": str(tmp_path)}
         assert (
             processes.describe_restart(full) == f"exited with code 1 (the disk of {tmp_path} is full: make room there)"
         )
         Usage.free = 1 << 30
-        with pytest.raises(CliError, match="component exited with code 1 and had its 1 restarts"):
+        with pytest.raises(
+            CliError, match=r"component exited with code 1 and exceeded spec.failurePolicy.maxRestarts \(1\)"
+        ):
             await task
 
 
-async def test_a_component_that_cannot_be_started_for_want_of_room_is_tried_again(tmp_path, monkeypatch):
+async def test_a_start_that_fails_on_a_full_disk_is_retried(tmp_path, monkeypatch):
     start, refusals = processes.start, [OSError(errno.ENOSPC, "No space left on device")]
 
     async def starting(*arguments):
@@ -237,11 +239,11 @@ async def test_a_component_that_cannot_be_started_for_want_of_room_is_tried_agai
 
     monkeypatch.setattr(processes, "start", starting)
     async with supervised(tmp_path, fake("wait")) as (supervisor, events, _, _):
-        await events.seen("started")
+        await events.wait_for("started")
         assert supervisor.restarts == 1
 
 
-def test_the_tail_of_a_log_is_of_its_newest_process_only(tmp_path):
+def test_the_tail_of_a_log_contains_only_the_newest_process(tmp_path):
     path = tmp_path / "component.log"
     path.write_text("--- started a\nold\n--- started b\nnew\nnewer\n")
     assert processes.tail(path) == f"{path}:\n  new\n  newer"

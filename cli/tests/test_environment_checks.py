@@ -6,8 +6,8 @@ from rljob.local import environment_checks
 
 
 @pytest.fixture
-def said(manifest, tmp_path, monkeypatch):
-    """Returns the problems of a reward's command; good.py, bad.py and null.py exist."""
+def problems_of(manifest, tmp_path, monkeypatch):
+    """Return a function: a reward's command → its problems. good.py, bad.py and null.py exist."""
     (tmp_path / "good.py").write_text("print('\\d')\n")
     (tmp_path / "bad.py").write_text("x = 1\ndef reward(:\n")
     (tmp_path / "null.py").write_bytes(b"x = 1\0")
@@ -17,14 +17,14 @@ def said(manifest, tmp_path, monkeypatch):
     manifest["spec"].pop("initializer")
     manifest["spec"]["models"][0]["source"] = str(tmp_path)
 
-    def said(*command):
+    def problems_of(*command):
         manifest["spec"]["rewards"][0] = {
             "name": manifest["spec"]["rewards"][0]["name"],
             "local": {"command": list(command)},
         }
         return list(environment_checks.problems(resolve(validate(manifest)), tmp_path / "run"))
 
-    return said
+    return problems_of
 
 
 @pytest.mark.parametrize(
@@ -32,13 +32,16 @@ def said(manifest, tmp_path, monkeypatch):
     [
         (["python", "nothere.py"], "there is no file 'DIR/nothere.py'; correct 'nothere.py' in entry 1"),
         (["python", "-u", "x/y.py"], "there is no file 'DIR/x/y.py'; correct 'x/y.py' in entry 2"),
-        (["python3", "bad.py"], "bad.py is no Python at line 2: invalid syntax; correct it"),
-        (["python", "null.py"], "null.py is no Python: source code string cannot contain null bytes; correct it"),
-        (["./own.py"], "./own.py is no Python at line 2: '(' was never closed; correct it"),
+        (["python3", "bad.py"], "bad.py is not valid Python at line 2: invalid syntax; correct it"),
+        (
+            ["python", "null.py"],
+            "null.py is not valid Python: source code string cannot contain null bytes; correct it",
+        ),
+        (["./own.py"], "./own.py is not valid Python at line 2: '(' was never closed; correct it"),
     ],
 )
-def test_a_reward_whose_script_cannot_run_is_named(said, tmp_path, command, sentence):
-    assert said(*command) == [f"spec.rewards[0].local.command: {sentence.replace('DIR', str(tmp_path))}"]
+def test_a_reward_script_that_cannot_run_is_reported(problems_of, tmp_path, command, sentence):
+    assert problems_of(*command) == [f"spec.rewards[0].local.command: {sentence.replace('DIR', str(tmp_path))}"]
 
 
 @pytest.mark.parametrize(
@@ -51,5 +54,5 @@ def test_a_reward_whose_script_cannot_run_is_named(said, tmp_path, command, sent
         ["python"],
     ],
 )
-def test_other_commands_are_taken_as_they_are(said, command):
-    assert said(*command) == []
+def test_other_commands_are_not_checked(problems_of, command):
+    assert problems_of(*command) == []

@@ -1,4 +1,4 @@
-"""Fields for a cluster are applied on one machine, ignored with a warning, or refused."""
+"""Fields for clusters on one machine: applied, without effect (a warning), or an error."""
 
 import sys
 
@@ -62,12 +62,12 @@ def test_every_ignored_field_has_an_example():
 
 
 @pytest.mark.parametrize("path", EXAMPLES)
-def test_an_ignored_field_is_said_in_one_line_and_changes_no_command(manifest, tmp_path, path):
+def test_a_field_without_effect_gives_one_warning_and_changes_no_command(manifest, tmp_path, path):
     before = components(manifest, tmp_path)
     assert field_support.warnings(validate(manifest)) == []
     field, value = EXAMPLES[path]
     manifest["spec"][field] = value
-    if path.endswith("hostNetwork"):  # which policies forbid
+    if path.endswith("hostNetwork"):  # network policies forbid hostNetwork
         manifest["spec"]["network"] = {"policy": "Disabled"}
     lines = field_support.warnings(validate(manifest))
     expected = f"spec.{path.replace('[]', '[0]')}: has no effect here, {IGNORED[path]}"
@@ -77,7 +77,7 @@ def test_an_ignored_field_is_said_in_one_line_and_changes_no_command(manifest, t
 
 
 @pytest.mark.parametrize("role", ["trainer", "rollouts"])
-def test_variables_of_nccl_are_honoured_and_the_templates_win(manifest, tmp_path, role):
+def test_nccl_variables_are_applied_and_the_template_overrides_them(manifest, tmp_path, role):
     template = {"spec": {"containers": [{"name": "main", "env": [{"name": "NCCL_DEBUG", "value": "INFO"}]}]}}
     fields = {"nccl": {"NCCL_DEBUG": "WARN", "GLOO_SOCKET_IFNAME": "lo"}, "template": template}
     manifest["spec"][role] = fields if role == "trainer" else [{"name": "main", **fields}]
@@ -86,7 +86,7 @@ def test_variables_of_nccl_are_honoured_and_the_templates_win(manifest, tmp_path
     assert (found["NCCL_DEBUG"], found["GLOO_SOCKET_IFNAME"]) == ("INFO", "lo")
 
 
-def test_of_a_template_the_main_containers_command_and_variables_are_honoured(manifest, tmp_path):
+def test_command_and_variables_of_a_templates_main_container_are_applied(manifest, tmp_path):
     main = {
         "name": "main",
         "command": ["nice", "python"],
@@ -102,11 +102,11 @@ def test_of_a_template_the_main_containers_command_and_variables_are_honoured(ma
     assert found["trainer"].environment["RLJOB_TOKEN"] == "t"
     assert found["runner"].arguments == [sys.executable, "-m", "rljob.runner.main", "--fast"]
     assert field_support.warnings(validate(manifest)) == [
-        "spec.trainer.template: of no effect here, as there are no pods: container side, KEY of main"
+        "spec.trainer.template: fields of pods have no effect here: container side, KEY of main"
     ]
 
 
-def test_the_initializer_has_the_variables_of_its_template_and_of_the_trainers_as_in_a_cluster(manifest, tmp_path):
+def test_the_initializer_has_the_variables_of_its_own_and_of_the_trainers_template(manifest, tmp_path):
     def pod(**variables):
         env = [{"name": name, "value": value} for name, value in variables.items()]
         return {"spec": {"containers": [{"name": "main", "env": env}]}}
@@ -121,7 +121,7 @@ def test_the_initializer_has_the_variables_of_its_template_and_of_the_trainers_a
 
 
 @pytest.mark.parametrize("role", ["trainer", "runner", "coordinator", "initializer", "rollouts", "rewards"])
-def test_what_else_a_template_says_is_named_in_one_line(manifest, role):
+def test_other_fields_of_a_template_are_listed_in_one_warning(manifest, role):
     template = {"metadata": {"labels": {"a": "b"}}, "spec": {"nodeSelector": {}, **POD["spec"]}}
     if role in ("rollouts", "rewards"):
         manifest["spec"][role][0]["template"] = template
@@ -129,18 +129,18 @@ def test_what_else_a_template_says_is_named_in_one_line(manifest, role):
         manifest["spec"].setdefault(role, {})["template"] = template
     path = f"spec.{role}{'[0]' if role in ('rollouts', 'rewards') else ''}.template"
     assert field_support.warnings(validate(manifest)) == [
-        f"{path}: of no effect here, as there are no pods: metadata, spec.nodeSelector, image of main"
+        f"{path}: fields of pods have no effect here: metadata, spec.nodeSelector, image of main"
     ]
 
 
-def test_runners_are_started_as_often_as_the_manifest_says(manifest, tmp_path):
+def test_as_many_runners_are_started_as_the_manifest_requests(manifest, tmp_path):
     manifest["spec"]["runner"] = {"replicas": {"min": 3}}
     found = components(manifest, tmp_path)
     assert {"runner", "runner-1", "runner-2"} <= set(found)
     assert found["runner-2"].environment == found["runner"].environment
 
 
-def test_a_container_of_ones_own_needs_a_command_to_run_here(manifest):
+def test_a_user_container_needs_a_local_command(manifest):
     manifest["spec"]["rewards"] = [{"name": "exact", "template": POD}]
     (line,) = field_support.errors(validate(manifest))
     assert line.startswith("spec.rewards[0].template: a container cannot be run on this machine; add local: {command")
@@ -155,33 +155,33 @@ def test_a_suspended_job_is_not_run(manifest):
     assert field_support.errors(validate(manifest)) == []
     manifest["spec"]["suspend"] = True
     assert field_support.errors(validate(manifest)) == [
-        "spec.suspend: the job asks not to be run; set suspend: false to run it"
+        "spec.suspend: the job is suspended; set suspend: false to run it"
     ]
 
 
 def test_several_nodes_are_refused_on_one_machine(manifest):
     manifest["spec"]["trainer"] = {"nodes": 2}
     assert field_support.errors(validate(manifest)) == [
-        "spec.trainer.nodes: 2 nodes are asked for, and this is one machine; set nodes: 1, and processesPerNode for "
+        "spec.trainer.nodes: 2 nodes are requested, and this is one machine; set nodes: 1, and processesPerNode for "
         "more processes"
     ]
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_gpus_are_asked_for_only_where_there_are_some(manifest, tmp_path, monkeypatch, there):
+def test_gpus_are_rejected_on_a_machine_without_gpus(manifest, tmp_path, monkeypatch, there):
     gpu = tmp_path / "nvidiactl"
     monkeypatch.setattr(commands, "GPU", gpu)
     if there:
         gpu.touch()
     manifest["spec"]["trainer"] = {"accelerator": {"kind": "nvidia"}}
     manifest["spec"]["rollouts"][0]["accelerator"] = {"kind": "nvidia"}
-    sentence = "accelerator.kind: this machine has no NVIDIA GPU; set auto for what there is, or cpu"
+    sentence = "accelerator.kind: this machine has no NVIDIA GPU; set auto (use what exists) or cpu"
     expected = [] if there else [f"spec.trainer.{sentence}", f"spec.rollouts[0].{sentence}"]
     assert field_support.errors(validate(manifest)) == expected
 
 
 @pytest.mark.parametrize("role", ["trainer", "rollouts"])
-def test_a_role_that_is_to_compute_on_the_processor_sees_no_gpu(manifest, tmp_path, role):
+def test_a_role_on_the_cpu_sees_no_gpu(manifest, tmp_path, role):
     accelerator = {"accelerator": {"kind": "cpu"}}
     manifest["spec"][role] = accelerator if role == "trainer" else [{"name": "main", **accelerator}]
     found = components(manifest, tmp_path)

@@ -1,4 +1,4 @@
-"""Each component checks itself in the environment that it will run in; its logs are no problems."""
+"""Each component checks itself in its planned environment; its log lines are not problems."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def acme(tmp_path):
 
 @pytest.fixture
 def check(manifest, tmp_path, monkeypatch):
-    """Return what the trainer's check finds with these fields of the trainer."""
+    """Return a function: fields of the trainer → the problems that its check finds."""
     monkeypatch.setattr(job_checks, "CHECKED_COMPONENTS", ("trainer",))
 
     def check(**trainer):
@@ -60,7 +60,7 @@ def test_pools_and_rewards_with_different_environments_are_checked_one_by_one(ma
     spec["tasks"][0]["reward"] = "own"
 
     def planned():
-        checks = job_checks._planned(resolve(validate(manifest)), tmp_path)
+        checks = job_checks._planned_checks(resolve(validate(manifest)), tmp_path)
         return [(component, environment.get("RLJOB_NAME")) for component, environment in checks]
 
     assert planned() == [("trainer", None), ("rollout", None), ("runner", None), ("rewards", None)]

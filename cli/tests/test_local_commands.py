@@ -88,7 +88,7 @@ def test_a_reward_of_ones_own_is_started_and_one_elsewhere_only_asked(manifest, 
     assert urls == {"exact": "http://127.0.0.1:7002", "far": "http://rewards.example/v2"}
 
 
-def test_only_the_component_it_belongs_to_is_told_a_token(manifest, here):
+def test_a_token_is_passed_only_to_its_component(manifest, here):
     for name, component in components(manifest, here).items():
         own = {
             token for token in here.tokens.values() if token in json.dumps([component.arguments, component.environment])

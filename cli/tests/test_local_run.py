@@ -1,4 +1,4 @@
-"""`rljob run` as a process, with fake components: what it prints, leaves and kills."""
+"""`rljob run` as a process, with fake components: its output, its files, and the processes that it kills."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def until_none_is_left(launcher):
     assert launcher.alive() == []
 
 
-def test_a_run_that_succeeds_says_what_came_of_it(launcher):
+def test_a_successful_run_prints_its_results(launcher):
     launcher.plot = "yes"
     process = launcher.start()
     launcher.wait_for("run", "Running")
@@ -40,10 +40,10 @@ def test_a_run_that_succeeds_says_what_came_of_it(launcher):
     assert launcher.alive() == []
 
 
-def test_a_run_that_has_succeeded_says_so_again_and_starts_nothing(launcher):
+def test_a_run_that_has_succeeded_prints_its_results_and_starts_nothing(launcher):
     launcher.answer(SUCCEEDED)
     assert launcher.run()[0] == 0
-    (launcher.directory / "status.json").write_bytes(encode_status(SUCCEEDED))  # the coordinator's, which is a fake
+    (launcher.directory / "status.json").write_bytes(encode_status(SUCCEEDED))  # the fake coordinator does not write it
     events = launcher.events()
     code, out, _ = launcher.run()
     assert code == 0
@@ -67,7 +67,7 @@ def test_the_initializer_runs_once(launcher):
 
 
 @pytest.mark.parametrize(("code", "expected"), [("2", 2), ("3", 1)])
-def test_an_initializer_that_fails_ends_the_run_with_the_end_of_its_log(launcher, code, expected):
+def test_a_failed_initializer_ends_the_run_with_the_end_of_its_log(launcher, code, expected):
     launcher.program.write_text(f"#!/bin/sh\necho out of memory; exit {code}\n")
     returned, _, err = launcher.run()
     assert returned == expected
@@ -78,15 +78,15 @@ def test_an_initializer_that_fails_ends_the_run_with_the_end_of_its_log(launcher
     assert not [e for e in launcher.events() if e["subject"] == "trainer"]
 
 
-def test_an_initializer_that_leaves_no_model_is_a_failure(launcher):
+def test_an_initializer_without_a_model_is_a_failure(launcher):
     launcher.program.write_text("#!/bin/sh\n")
     code, _, err = launcher.run()
     assert code == 1
-    assert f"spec.models[0].source: the initializer left no directory {launcher.directory}/model" in err
+    assert f"spec.models[0].source: the initializer created no directory {launcher.directory}/model" in err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_has_a_checkpoint_written_and_the_same_command_resumes(launcher, number):
+def test_ctrl_c_writes_a_checkpoint_and_the_same_command_resumes(launcher, number):
     launcher.answer(status(last_checkpoint=CheckpointStatus(2, "checkpoints/step-000002")))
     process = launcher.start()
     launcher.wait_for("run", "Running")
@@ -107,8 +107,8 @@ def test_ctrl_c_has_a_checkpoint_written_and_the_same_command_resumes(launcher, 
     assert f"resuming the run in {launcher.directory}" in out
 
 
-def test_a_run_that_is_up_too_long_fails_and_continues_with_a_later_deadline(launcher):
-    launcher.manifest["spec"]["activeDeadlineSeconds"] = 12  # what the coordinator says it has been up
+def test_a_run_past_its_deadline_fails_and_resumes_with_a_later_deadline(launcher):
+    launcher.manifest["spec"]["activeDeadlineSeconds"] = 12  # the fake coordinator reports a run of 12 s
     launcher.answer(status(last_checkpoint=CheckpointStatus(2, "checkpoints/step-000002")))
     code, _, err = launcher.run()
     assert code == 1
@@ -125,7 +125,7 @@ def test_a_run_that_is_up_too_long_fails_and_continues_with_a_later_deadline(lau
     assert process.returncode == 0 and "resuming the run" in out
 
 
-def test_a_run_that_trained_nothing_yet_is_stopped_without_a_checkpoint(launcher):
+def test_a_run_without_a_step_is_stopped_without_a_checkpoint(launcher):
     launcher.answer(status(step=0))
     process = launcher.start()
     launcher.wait_for("run", "Running")
@@ -138,7 +138,7 @@ def test_a_run_that_trained_nothing_yet_is_stopped_without_a_checkpoint(launcher
 
 
 @pytest.mark.parametrize("pace", [[], ["slow"]])
-def test_a_first_step_that_nobody_has_looked_at_yet_is_kept_too(launcher, pace):
+def test_a_first_step_that_no_status_has_shown_is_kept(launcher, pace):
     launcher.components["coordinator"] = [*pace, *launcher.components["coordinator"]]
     launcher.answer(status(step=0))
     process = launcher.start()
@@ -150,7 +150,7 @@ def test_a_first_step_that_nobody_has_looked_at_yet_is_kept_too(launcher, pace):
     assert launcher.wait_for("run", "suspended")
 
 
-def test_a_coordinator_that_does_not_answer_is_not_waited_for_longer_than_the_grace(launcher):
+def test_the_wait_for_a_silent_coordinator_ends_with_the_grace_period(launcher):
     launcher.manifest["spec"]["suspendGraceSeconds"] = 0.3
     process = launcher.start()
     launcher.wait_for("run", "Running")
@@ -163,7 +163,7 @@ def test_a_coordinator_that_does_not_answer_is_not_waited_for_longer_than_the_gr
     assert launcher.wait_for("run", "interrupted")
 
 
-def test_a_second_ctrl_c_kills_what_does_not_end(launcher):
+def test_a_second_ctrl_c_kills_the_remaining_processes(launcher):
     launcher.components["trainer"] = ["ignore"]
     process = launcher.start()
     launcher.wait_for("run", "Running")
@@ -195,13 +195,13 @@ def test_kill_9_of_rljob_run_leaves_nothing_running(launcher):
     log = launcher.directory / "logs/runner.log"
     while log.read_text().count("waiting") < 2:
         time.sleep(0.005)
-    assert len(launcher.alive()) == 4  # a child of the runner's in a session of its own among them
+    assert len(launcher.alive()) == 4  # including a child of the runner in its own session
     process.kill()
     process.communicate(timeout=100)
     until_none_is_left(launcher)
 
 
-def test_kill_9_of_rljob_run_and_its_guardian_leaves_nothing_that_a_new_run_would_meet(launcher):
+def test_after_kill_9_of_rljob_run_and_its_reaper_a_new_run_kills_the_old_processes(launcher):
     launcher.components["runner"] = ["wait"]
     process = launcher.start()
     launcher.wait_for("run", "Running")
@@ -229,7 +229,7 @@ def test_a_killed_component_is_restarted_and_the_run_continues(launcher):
     assert "trainer was killed by signal 9; restarting it" in out
 
 
-def test_a_coordinator_comes_back_at_the_same_port_also_in_a_later_run(launcher):
+def test_a_restarted_coordinator_has_the_same_port_also_in_a_later_run(launcher):
     launcher.answer(SUCCEEDED)
     assert launcher.run()[0] == 0
     ports = json.loads((launcher.directory / "ports.json").read_text())
@@ -238,17 +238,17 @@ def test_a_coordinator_comes_back_at_the_same_port_also_in_a_later_run(launcher)
     assert json.loads((launcher.directory / "ports.json").read_text()) == ports
 
 
-def test_a_component_that_refuses_its_configuration_ends_the_run(launcher):
+def test_a_component_that_rejects_its_configuration_ends_the_run(launcher):
     launcher.components["trainer"] = ["say", "there is no GPU here", "exit", "2"]
     code, _, err = launcher.run()
     assert code == 2
     assert err == (
-        "rljob: trainer refuses its configuration; see the end of its log\n"
+        "rljob: trainer rejects its configuration; see the end of its log\n"
         f"{launcher.directory}/logs/trainer.log:\n  there is no GPU here\n"
     )
 
 
-def test_a_run_that_a_component_refuses_when_there_is_a_checkpoint_is_not_begun_again(launcher):
+def test_a_rejected_run_with_a_checkpoint_cannot_restart_with_another_manifest(launcher):
     checkpoint = launcher.directory / "checkpoints/step-000002"
     launcher.components["trainer"] = ["make", str(checkpoint), "exit", "2"]
     assert launcher.run()[0] == 2
@@ -260,7 +260,7 @@ def test_a_run_that_a_component_refuses_when_there_is_a_checkpoint_is_not_begun_
     assert checkpoint.exists()
 
 
-def test_a_component_that_ends_as_the_run_failed_is_not_what_is_told(launcher):
+def test_an_exit_after_the_failure_of_the_run_is_not_reported_as_the_cause(launcher):
     launcher.answer(status("Failed", reason="TrainerFailed", message="the loss of batch 3 is not finite"))
     launcher.components["trainer"] = ["exit", "2"]
     code, _, err = launcher.run()
@@ -269,7 +269,7 @@ def test_a_component_that_ends_as_the_run_failed_is_not_what_is_told(launcher):
     assert not (launcher.directory / "refused").exists()
 
 
-def test_a_run_that_a_component_refuses_at_once_may_begin_again_with_another_manifest(launcher):
+def test_a_run_rejected_at_its_start_may_restart_with_another_manifest(launcher):
     launcher.answer(status(step=0))
     launcher.components["trainer"] = ["say", "there is no GPU here", "exit", "2"]
     assert launcher.run()[0] == 2
@@ -289,16 +289,16 @@ def test_a_run_that_a_component_refuses_at_once_may_begin_again_with_another_man
     assert "spec.seed: the run in" in err
 
 
-def test_a_component_that_dies_again_and_again_ends_the_run(launcher):
+def test_a_component_that_exits_repeatedly_ends_the_run(launcher):
     launcher.manifest["spec"]["failurePolicy"] = {"maxRestarts": 2}
     launcher.components["runner"] = ["say", "Segmentation fault", "exit", "139"]
     code, _, err = launcher.run()
     assert code == 1
-    assert "rljob: runner exited with code 139 and had its 2 restarts (spec.failurePolicy.maxRestarts)\n" in err
+    assert "rljob: runner exited with code 139 and exceeded spec.failurePolicy.maxRestarts (2)\n" in err
     assert err.endswith("  Segmentation fault\n")
 
 
-def test_a_run_that_fails_says_why_and_shows_the_log_of_the_component_that_is_named(launcher):
+def test_a_failed_run_prints_the_cause_and_the_log_of_the_named_component(launcher):
     launcher.components["trainer"] = ["say", "loss is not finite", "wait"]
     process = launcher.start()
     log = launcher.directory / "logs/trainer.log"
@@ -330,7 +330,7 @@ def tree(path):
     }
 
 
-def test_what_does_not_fit_the_run_is_refused_and_nothing_is_overwritten(launcher):
+def test_a_manifest_of_another_run_is_rejected_and_nothing_is_overwritten(launcher):
     launcher.answer(SUCCEEDED)
     assert launcher.run()[0] == 0
     before = tree(launcher.directory)
@@ -343,14 +343,14 @@ def test_what_does_not_fit_the_run_is_refused_and_nothing_is_overwritten(launche
     assert tree(launcher.directory) == before
 
 
-def test_a_manifest_that_cannot_be_used_starts_nothing(launcher):
+def test_an_invalid_manifest_starts_nothing(launcher):
     code, out, err = launcher.run("--set", "spec.training.steps=-1")
     assert (code, out) == (2, "")
     assert err == f"rljob: {launcher.file}: spec.training.steps: must be at least 0, not -1\n"
     assert not launcher.directory.exists()
 
 
-def test_a_reader_that_goes_away_ends_the_run_without_a_traceback(launcher):
+def test_a_closed_output_ends_the_run_without_a_traceback(launcher):
     process = launcher.start()
     process.stdout.close()
     assert process.wait(timeout=100) == 1
@@ -359,5 +359,5 @@ def test_a_reader_that_goes_away_ends_the_run_without_a_traceback(launcher):
     until_none_is_left(launcher)
 
 
-def test_a_status_of_this_version_survives_its_way():
+def test_a_status_survives_encoding_and_decoding():
     assert decode_status(encode_status(SUCCEEDED)) == SUCCEEDED

@@ -180,9 +180,9 @@ def test_half_a_line_waits_for_its_end(directory):
 
 def test_a_component_without_a_log_is_refused_by_name(directory):
     write(directory, "trainer", "one")
-    assert log_reader.chosen(directory, []) == ["trainer"]
+    assert log_reader.select_components(directory, []) == ["trainer"]
     with pytest.raises(CliError, match=r"there is no log of 'tariner' in .*/logs; name one of trainer"):
-        log_reader.chosen(directory, ["tariner"])
+        log_reader.select_components(directory, ["tariner"])
 
 
 def test_runs_and_components_are_completed(tmp_path, monkeypatch):

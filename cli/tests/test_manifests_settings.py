@@ -113,7 +113,7 @@ def test_settings_that_cannot_be_read_are_a_sentence(rljob, tmp_path, text, said
     assert said in err
 
 
-def test_what_no_cluster_can_honour_is_refused(rljob):
+def test_fields_that_clusters_do_not_support_are_rejected(rljob):
     code, out, err = rljob("render", JOB, "--set", "spec.models[policy].source=/models/a")
     assert (code, out) == (2, "")
     assert err.startswith(f"rljob: {JOB}: spec.models[0].source: '/models/a' is a path of one machine")

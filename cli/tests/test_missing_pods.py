@@ -15,7 +15,7 @@ from rljob.remote import pod_usage
 from rljob.remote.api import Api
 from rljob.remote.job import RemoteJob
 from rljob.remote.lookup import Namespace
-from rljob.remote.missing_pods import roles, why
+from rljob.remote.missing_pods import explain, roles
 from rljob.remote.pod_logs import PodLogs
 
 SPEC = {
@@ -39,7 +39,7 @@ PENDING = ("Ready", False, "PodsPending", "1 of 2 rollout-main pods pending: ins
 QUOTA = {"name": "trainer", "summary": "1 of 1 trainer pod refused: exceeded quota"}
 
 
-def test_the_roles_of_a_job_are_those_that_have_pods_of_it() -> None:
+def test_roles_are_those_that_have_pods() -> None:
     assert roles(rljob()) == ["initializer", "coordinator", "runner", "trainer", "reward-exact", "rollout-main"]
 
 
@@ -58,25 +58,30 @@ def test_the_roles_of_a_job_are_those_that_have_pods_of_it() -> None:
             rljob(PENDING, ("Initialized", True, "Initialized", "the initializer has completed")),
             "initializer",
             ["trainer"],
-            "the initializer has completed; rljob status shows what came after",
+            "the initializer has completed; rljob status shows the state of the run",
         ),
         (rljob(PENDING, roles=[QUOTA]), "trainer", [], "trainer: 1 of 1 trainer pod refused: exceeded quota; kubectl "),
         (rljob(PENDING), "rollout", [], "the RLJob reports PodsPending: 1 of 2 rollout-main pods pending"),
-        (rljob(PENDING), "rollout", [], "; kubectl describe rlj sums -n team-a tells more"),
+        (rljob(PENDING), "rollout", [], "; kubectl describe rlj sums -n team-a shows more"),
         (rljob(("Suspended", True, "Suspended", "")), "trainer", [], "sums is suspended; rljob resume resumes it"),
         (
             rljob(("Complete", True, "Succeeded", "")),
             "trainer",
             ["coordinator"],
-            "sums has succeeded and its pods but for coordinator went with their logs; rljob status shows how",
+            "sums has succeeded and its pods except coordinator were deleted with their logs; rljob status shows how",
         ),
-        (rljob(("Failed", True, "x", "")), "trainer", [], "sums has failed and its pods went with their logs; rljob"),
+        (
+            rljob(("Failed", True, "x", "")),
+            "trainer",
+            [],
+            "sums has failed and its pods were deleted with their logs; rljob",
+        ),
     ],
 )
-def test_why_a_component_has_no_pod_and_what_to_look_at(
+def test_the_cause_of_a_missing_pod_is_explained(
     body: dict[str, Any], component: str, there: list[str], said: str
 ) -> None:
-    assert said in why(body, component, there)
+    assert said in explain(body, component, there)
 
 
 @pytest.fixture
@@ -85,7 +90,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> RemoteJob:
     return RemoteJob(Namespace(Api(Access("https://k:1", context="prod")), "team-a"), rljob(INITIALIZING))
 
 
-def test_a_component_that_has_no_pods_yet_is_no_unknown_one(job: RemoteJob) -> None:
+def test_a_component_without_pods_is_not_reported_as_unknown(job: RemoteJob) -> None:
     with pytest.raises(CliError) as caught:
         PodLogs(job, ["rollout"])
     assert caught.value.exit_code == 1
@@ -104,15 +109,15 @@ def test_a_component_that_has_no_pods_yet_is_no_unknown_one(job: RemoteJob) -> N
         PodLogs(job, [])
 
 
-def test_a_component_that_is_followed_is_waited_for(job: RemoteJob) -> None:
+def test_following_waits_for_a_component_without_pods(job: RemoteJob) -> None:
     logs = PodLogs(job, ["trainer"], follow=True)
     assert logs.components == []
-    assert logs.awaited().startswith(
+    assert logs.waiting_message().startswith(
         "waiting for trainer of RLJob sums in namespace team-a of context prod: it waits for the initializer; rljob"
     )
-    assert PodLogs(job, [], follow=True).awaited().startswith("waiting for pods of RLJob sums in")
+    assert PodLogs(job, [], follow=True).waiting_message().startswith("waiting for pods of RLJob sums in")
     job.body = rljob(("Complete", True, "Succeeded", ""))
-    with pytest.raises(CliError, match="has succeeded and its pods went"):
+    with pytest.raises(CliError, match="has succeeded and its pods were"):
         PodLogs(job, ["trainer"], follow=True)
 
 
@@ -132,7 +137,7 @@ NEW, WAITS = ComponentState("runner-b", "running", 0), ComponentState("x", "pend
         ([], pod_usage.NO_PODS),
     ],
 )
-def test_figures_that_are_missing_are_explained(pods: list[ComponentState], note: str) -> None:
+def test_missing_usage_is_explained(pods: list[ComponentState], note: str) -> None:
     assert pod_usage.missing(pods) == note
 
 

@@ -1,4 +1,4 @@
-"""Jobs in a cluster, without one: the frames of forwarded ports, lines of logs, quantities, and what an RLJob says."""
+"""Commands on jobs in a cluster, without a cluster: port forwarding, log lines, quantities, messages."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from rljob.kube.errors import AccessError, error_of
 from rljob.kube.plugin import Credential
 from rljob.kube.sync_client import SyncApiClient
 from rljob.local.snapshot_view import plain_lines
-from rljob.remote import export, forwarding
+from rljob.remote import export, port_forward
 from rljob.remote.api import Api, ApiRefusedError
 from rljob.remote.coordinator_api import CoordinatorApi, CoordinatorUnavailableError
-from rljob.remote.forwarding import ForwardError, HandshakeError
 from rljob.remote.job import RemoteJob, job_snapshot
 from rljob.remote.lookup import Namespace
 from rljob.remote.pod_logs import _lines
 from rljob.remote.pod_usage import quantity
+from rljob.remote.port_forward import ForwardError, HandshakeError
 
 PORT = (8080).to_bytes(2, "little")
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\nRljob-Note: well\r\n\r\nhello!"
@@ -37,16 +37,16 @@ Forward = Callable[[], http.client.HTTPResponse]
 
 @pytest.fixture
 def forward() -> Iterator[Callable[[Callable[[ServerConnection], None]], Forward]]:
-    """An API server that forwards a port as a function says."""
+    """An API server whose forwarded port is served by a function."""
     servers: list[Any] = []
 
     def start(handle: Callable[[ServerConnection], None]) -> Forward:
-        server = serve(handle, "127.0.0.1", 0, subprotocols=[forwarding.PROTOCOL], compression=None)
+        server = serve(handle, "127.0.0.1", 0, subprotocols=[port_forward.PROTOCOL], compression=None)
         servers.append(server)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         host, port = server.socket.getsockname()
         api = Api(Access(f"http://{host}:{port}/prefix", token="t", context="c"))
-        return lambda: forwarding.get(api, "team-a", "sums-coordinator-0", 8080, "/v1/status")
+        return lambda: port_forward.get(api, "team-a", "sums-coordinator-0", 8080, "/v1/status")
 
     yield start
     for server in servers:
@@ -54,7 +54,7 @@ def forward() -> Iterator[Callable[[Callable[[ServerConnection], None]], Forward
 
 
 def answering(frame: bytes) -> Callable[[ServerConnection], None]:
-    """Answer what is asked with one frame."""
+    """Return a handler that answers a request with one frame."""
 
     def handle(connection: ServerConnection) -> None:
         connection.recv()
@@ -72,7 +72,7 @@ def test_http_goes_through_the_frames_of_a_forwarded_port(forward: Any) -> None:
         for frame in (b"\0" + PORT, b"\1" + PORT):
             connection.send(frame)
         asked.append(connection.recv())
-        for i in range(0, len(ANSWER), 7):  # pieces that end anywhere
+        for i in range(0, len(ANSWER), 7):  # frames with arbitrary boundaries
             connection.send(b"\0" + ANSWER[i : i + 7])
 
     with forward(handle)() as answer:
@@ -82,26 +82,26 @@ def test_http_goes_through_the_frames_of_a_forwarded_port(forward: Any) -> None:
     assert asked[1].startswith(b"\0GET /v1/status HTTP/1.1\r\n")
 
 
-def test_the_number_of_the_port_may_come_together_with_the_first_bytes(forward: Any) -> None:
+def test_the_port_number_may_arrive_in_one_frame_with_data(forward: Any) -> None:
     with forward(answering(b"\0" + PORT + ANSWER))() as answer:
         assert answer.read() == b"hello!"
 
 
-def test_a_port_that_is_not_open_is_said_in_the_nodes_words(forward: Any) -> None:
+def test_a_closed_port_is_reported_with_the_message_of_the_node(forward: Any) -> None:
     def handle(connection: ServerConnection) -> None:
         connection.send(b"\0" + PORT)
         connection.send(b"\1" + PORT + b"error forwarding port 8080: connection refused\n")
 
-    with pytest.raises(ForwardError, match=r"^pod sums-coordinator-0 .* port 8080: connection refused$"):
+    with pytest.raises(ForwardError, match=r"^forwarding to pod sums-coordinator-0 failed: .*: connection refused$"):
         forward(handle)()
 
 
-def test_a_connection_that_ends_without_an_answer_is_a_sentence(forward: Any) -> None:
+def test_a_connection_that_closes_without_an_answer_is_an_error(forward: Any) -> None:
     with pytest.raises(ForwardError, match=r"pod sums-coordinator-0 .*; try again$"):
         forward(lambda connection: connection.close())()
 
 
-def test_an_answer_that_breaks_off_is_not_taken_for_whole(forward: Any) -> None:
+def test_a_truncated_answer_is_an_error(forward: Any) -> None:
     with (
         forward(answering(b"\0" + PORT + ANSWER[:-2]))() as answer,
         pytest.raises(http.client.IncompleteRead),
@@ -109,8 +109,8 @@ def test_an_answer_that_breaks_off_is_not_taken_for_whole(forward: Any) -> None:
         answer.read()
 
 
-def test_a_handshake_that_breaks_off_is_tried_again(forward: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried, known = [], forwarding.connect
+def test_a_failed_handshake_is_retried(forward: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried, known = [], port_forward.connect
 
     def connect(*arguments: Any, **options: Any) -> Any:
         tried.append(options["sock"])
@@ -118,15 +118,15 @@ def test_a_handshake_that_breaks_off_is_tried_again(forward: Any, monkeypatch: p
             raise InvalidMessage("did not receive a valid HTTP response")
         return known(*arguments, **options)
 
-    monkeypatch.setattr(forwarding, "connect", connect)
-    monkeypatch.setattr(forwarding, "HANDSHAKE_PAUSE_SECONDS", 0)
+    monkeypatch.setattr(port_forward, "connect", connect)
+    monkeypatch.setattr(port_forward, "HANDSHAKE_PAUSE_SECONDS", 0)
     with forward(answering(b"\0" + PORT + ANSWER))() as answer:
         assert answer.read() == b"hello!"
     assert [sock.fileno() for sock in tried[:2]] == [-1, -1], "they are closed"
 
 
-def test_a_connection_that_is_gone_before_its_handshake_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forwarding, "HANDSHAKE_PAUSE_SECONDS", 0)
+def test_a_connection_that_closes_before_the_handshake_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(port_forward, "HANDSHAKE_PAUSE_SECONDS", 0)
     dialled: list[socket.socket] = []
 
     def dial(self: Api) -> socket.socket:
@@ -138,21 +138,21 @@ def test_a_connection_that_is_gone_before_its_handshake_is_a_sentence(monkeypatc
     monkeypatch.setattr(Api, "dial", dial)
     api = Api(Access("http://localhost:1", context="c"))
     with pytest.raises(HandshakeError, match=r"^port 8080 of pod sums-coordinator-0 is not forwarded: .*; try again$"):
-        forwarding.get(api, "team-a", "sums-coordinator-0", 8080, "/")
-    assert len(dialled) == forwarding.HANDSHAKE_TRIES and all(sock.fileno() == -1 for sock in dialled)
+        port_forward.get(api, "team-a", "sums-coordinator-0", 8080, "/")
+    assert len(dialled) == port_forward.HANDSHAKE_TRIES and all(sock.fileno() == -1 for sock in dialled)
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1\r\n\r\n"])
-def test_a_port_whose_forwarding_never_begins_is_not_blamed_on_the_api_server_or_the_job(
+def test_a_failed_handshake_is_not_reported_as_an_error_of_api_server_or_job(
     monkeypatch: pytest.MonkeyPatch, answer: bytes
 ) -> None:
-    monkeypatch.setattr(forwarding, "HANDSHAKE_PAUSE_SECONDS", 0)
+    monkeypatch.setattr(port_forward, "HANDSHAKE_PAUSE_SECONDS", 0)
     monkeypatch.setattr(Namespace, "pods", lambda self, job, role="": [pod("sums-coordinator-0")])
     tries = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def refuse() -> None:
-            for _ in range(forwarding.HANDSHAKE_TRIES):
+            for _ in range(port_forward.HANDSHAKE_TRIES):
                 connection, _ = server.accept()
                 with connection:
                     tries.append(connection.recv(1 << 16))
@@ -165,7 +165,7 @@ def test_a_port_whose_forwarding_never_begins_is_not_blamed_on_the_api_server_or
         with pytest.raises(CoordinatorUnavailableError) as caught:
             RemoteJob(where, {"metadata": {"name": "sums"}, "spec": {}}).coordinator.ask("/v1/samples", list[int])
         thread.join()
-    assert len(tries) == forwarding.HANDSHAKE_TRIES
+    assert len(tries) == port_forward.HANDSHAKE_TRIES
     assert re.fullmatch(
         r"port \d+ of pod sums-coordinator-0 is not forwarded: did not receive a valid HTTP response; try again",
         caught.value.sentence,
@@ -185,9 +185,13 @@ def test_a_port_whose_forwarding_never_begins_is_not_blamed_on_the_api_server_or
             {"message": "pods is forbidden"},
             "context c does not allow it: pods is forbidden; ask its administrator",
         ),
-        (404, {"message": "not found", "details": {"name": "x"}}, "context c refuses: not found"),
-        (404, {"message": "the server could not find it"}, "context c knows no RLJobs; install the chart rljob-crds"),
-        (500, {"message": "etcd is away"}, "context c refuses: etcd is away"),
+        (404, {"message": "not found", "details": {"name": "x"}}, "context c rejects the request: not found"),
+        (
+            404,
+            {"message": "the server could not find it"},
+            "context c does not serve RLJobs; install the chart rljob-crds",
+        ),
+        (500, {"message": "etcd is away"}, "context c rejects the request: etcd is away"),
     ],
 )
 def test_a_refusal_is_one_sentence(code: int, status: dict[str, Any], sentence: str) -> None:
@@ -197,21 +201,21 @@ def test_a_refusal_is_one_sentence(code: int, status: dict[str, Any], sentence: 
     assert error.missing_object == ("details" in status)
 
 
-def test_an_answer_of_something_that_is_no_api_server_is_a_sentence_too() -> None:
+def test_an_answer_that_is_not_from_an_api_server_is_an_error() -> None:
     api = Api(Access("https://k:1", context="c"))
     assert (
         api.refusal(error_of(502, b"<html>bad gateway</html>")).sentence
-        == "context c refuses: <html>bad gateway</html>"
+        == "context c rejects the request: <html>bad gateway</html>"
     )
     assert isinstance(api.refusal(error_of(404, b"\xff")), ApiRefusedError)
 
 
-def test_a_proxy_of_another_kind_is_refused() -> None:
+def test_an_unsupported_proxy_is_rejected() -> None:
     with pytest.raises(AccessError, match="the proxy socks5://p cannot be used"):
         SyncApiClient(Access("https://k:1", proxy="socks5://me:secret@p:1"), "test").connection()
 
 
-def test_this_machine_is_behind_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loopback_address_uses_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.delenv("no_proxy", raising=False)
@@ -231,7 +235,7 @@ def test_no_proxy_may_name_networks_and_a_proxy_may_have_no_scheme(monkeypatch: 
     assert (SyncApiClient(Access("http://10.1.2.3:1"), "test").connection().host) == "10.1.2.3"
 
 
-def test_secrets_are_in_no_representation() -> None:
+def test_repr_contains_no_secrets() -> None:
     assert "hidden" not in repr(Access("https://k", token="hidden")) + repr(Credential("hidden", "c", "hidden"))
 
 
@@ -240,7 +244,7 @@ def pod(name: str) -> dict[str, Any]:
 
 
 class _Breaking(io.BytesIO):
-    """An answer whose connection breaks off after some bytes."""
+    """An answer whose connection closes after some bytes."""
 
     status = 200
 
@@ -251,14 +255,14 @@ class _Breaking(io.BytesIO):
     def read(self, size: int | None = -1) -> bytes:
         found = super().read(size)
         if not found and not self._whole:
-            raise ForwardError("the connection broke off")
+            raise ForwardError("the connection was closed")
         return found
 
     def getheader(self, name: str) -> str | None:
         return None
 
 
-def test_an_export_continues_where_its_connection_broke_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_export_continues_after_a_closed_connection(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     header = b'{"w": {"dtype": "U8", "shape": [90], "data_offsets": [0, 90]}}'
     files = {"config.json": b"{}", "model.safetensors": len(header).to_bytes(8, "little") + header + bytes(range(90))}
     asked = []
@@ -272,7 +276,7 @@ def test_an_export_continues_where_its_connection_broke_off(monkeypatch: pytest.
         rest = files[name][int(query) :]
         return _Breaking(rest[:50], len(rest) <= 50)
 
-    monkeypatch.setattr(forwarding, "get", get)
+    monkeypatch.setattr(port_forward, "get", get)
     monkeypatch.setattr(export, "PAUSE_SECONDS", 0)
     monkeypatch.setattr(Namespace, "pods", lambda self, job, role="": [pod("sums-coordinator-0")])
     body = {"metadata": {"name": "sums"}, "spec": {}}
@@ -291,7 +295,7 @@ def test_an_export_continues_where_its_connection_broke_off(monkeypatch: pytest.
     ],
     ids=["it runs", "it left meanwhile"],
 )
-def test_only_a_coordinator_without_a_pod_is_said_to_have_gone(
+def test_only_a_coordinator_without_a_pod_is_reported_as_gone(
     monkeypatch: pytest.MonkeyPatch, pods: list[dict[str, Any]], sentence: str
 ) -> None:
     seen = iter([[pod("sums-coordinator-0")], pods])
@@ -299,7 +303,7 @@ def test_only_a_coordinator_without_a_pod_is_said_to_have_gone(
     def get(*_: object) -> Any:
         raise ForwardError("the port is closed")
 
-    monkeypatch.setattr(forwarding, "get", get)
+    monkeypatch.setattr(port_forward, "get", get)
     monkeypatch.setattr(Namespace, "pods", lambda self, job, role="": next(seen))
     ended = {"metadata": {"name": "sums"}, "spec": {}, "status": {"conditions": [condition("Complete")]}}
     with pytest.raises(CoordinatorUnavailableError, match=re.escape(sentence)):
@@ -314,7 +318,7 @@ class _Answer(io.BytesIO):
     """Lines of a log as the API server sends them."""
 
 
-def test_lines_of_logs_have_the_times_that_kubernetes_gives_them() -> None:
+def test_log_lines_have_the_timestamps_of_kubernetes() -> None:
     text = (
         b"2026-01-31T12:00:00.5Z one two\n2026-01-31T12:00:01Z \nunable to retrieve logs\n2026-01-31T12:00:02Z \xff\n"
     )
@@ -333,7 +337,7 @@ def test_quantities(text: str, value: float) -> None:
     assert quantity(text) == pytest.approx(value)
 
 
-def test_a_job_is_drawn_with_its_roles_and_what_keeps_them() -> None:
+def test_a_job_is_rendered_with_its_roles_and_their_problems() -> None:
     roles = [
         {"name": "trainer", "ready": 1, "desired": 1, "restarts": 2, "lastExit": "exit code 137: OOMKilled"},
         {

@@ -13,7 +13,7 @@ from rljob.local.run_directory import RunDirectory
 
 
 def job(manifest, **changes):
-    """The manifest's job with fields changed: training__steps=5."""
+    """Return the manifest's job with changed fields: training__steps=5."""
     for path, text in changes.items():
         here = manifest["spec"]
         *way, last = path.split("__")
@@ -28,7 +28,7 @@ def directory(tmp_path):
     return RunDirectory(tmp_path / "runs" / "sums")
 
 
-def test_a_new_directory_holds_the_manifest_as_given_and_resolved(directory, manifest):
+def test_a_new_directory_contains_the_original_and_the_resolved_manifest(directory, manifest):
     with directory.opened(job(manifest), b"text: as given\n") as resumed:
         assert not resumed
     assert (directory.path / "job.yaml").read_bytes() == b"text: as given\n"
@@ -53,7 +53,7 @@ def test_a_new_directory_holds_the_manifest_as_given_and_resolved(directory, man
         ({"rollouts": "[{name: main}, {name: b}]"}, "spec.rollouts: the run in DIR was started with [{"),
     ],
 )
-def test_a_change_that_would_make_it_another_run_is_refused_by_name(directory, manifest, changes, sentence):
+def test_a_change_of_a_field_that_defines_the_run_is_rejected(directory, manifest, changes, sentence):
     with directory.opened(job(manifest), b"before"):
         pass
     files = {file.name: file.read_bytes() for file in directory.path.iterdir() if file.is_file()}
@@ -82,7 +82,7 @@ def test_a_change_that_would_make_it_another_run_is_refused_by_name(directory, m
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_a_resumed_run_takes_new_values_of_fields_that_do_not_define_it(directory, manifest, changes):
+def test_a_resumed_run_accepts_new_values_of_other_fields(directory, manifest, changes):
     before = job(manifest)
     with directory.opened(before, b""):
         pass
@@ -102,7 +102,7 @@ def test_a_directory_is_locked_while_it_is_open(directory, manifest):
     assert caught.value.exit_code == 2
 
 
-def test_a_directory_with_other_files_is_left_alone(directory, manifest):
+def test_a_directory_with_other_files_is_not_changed(directory, manifest):
     directory.path.mkdir(parents=True)
     (directory.path / "thesis.tex").touch()
     with (
@@ -113,7 +113,7 @@ def test_a_directory_with_other_files_is_left_alone(directory, manifest):
     assert [file.name for file in directory.path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_file_in_the_way_is_left_alone(directory, manifest):
+def test_an_existing_file_is_not_changed(directory, manifest):
     directory.path.parent.mkdir()
     directory.path.write_text("mine")
     with pytest.raises(CliError, match="is not a directory"), directory.opened(job(manifest), b""):
@@ -131,7 +131,7 @@ def test_a_manifest_of_another_version_is_refused(directory, manifest):
         pass
 
 
-def test_tokens_are_made_once_and_for_the_owner_only(directory):
+def test_tokens_are_created_once_and_readable_by_the_owner_only(directory):
     directory.path.mkdir(parents=True)
     tokens = directory.tokens()
     assert set(tokens) == {"agent", "trainer", "runner", "owner"}
@@ -153,7 +153,7 @@ def test_ports_are_kept_while_they_are_free(directory):
     assert again["coordinator"] != ports["coordinator"]
 
 
-def test_a_half_written_file_is_as_none(directory):
+def test_a_partially_written_file_is_ignored(directory):
     directory.path.mkdir(parents=True)
     (directory.path / "ports.json").write_text('{"coord')
     (directory.path / "status.json").write_text("")
@@ -161,21 +161,21 @@ def test_a_half_written_file_is_as_none(directory):
     assert directory.status() is None
 
 
-def test_a_place_that_takes_no_files_is_named_as_such(manifest):
+def test_a_file_system_without_regular_files_is_reported(manifest):
     with pytest.raises(CliError, match=r"^/proc/abc cannot be made: /proc takes no files; choose another --run-dir"):
         RunDirectory(Path("/proc/abc")).check(job(manifest))
 
 
-def test_a_damaged_manifest_is_not_taken_for_that_of_another_version(directory, manifest):
+def test_a_damaged_manifest_is_not_reported_as_another_version(directory, manifest):
     with directory.opened(job(manifest), b""):
         directory.write("job.json", b"{")
     with pytest.raises(CliError, match=r"job.json is damaged: it is no JSON any more; restore it"):
         directory.job()
 
 
-def test_a_run_that_may_not_be_read_is_bad_input(directory, monkeypatch):
+def test_an_unreadable_run_is_bad_input(directory, monkeypatch):
     directory.path.mkdir(parents=True)
     monkeypatch.setattr(find_run.os, "access", lambda path, mode: False)
-    with pytest.raises(CliError, match="sums may not be read; have its owner allow it") as caught:
+    with pytest.raises(CliError, match="sums cannot be read; ask its owner for the permission") as caught:
         find_run.find(str(directory.path))
     assert caught.value.exit_code == 2

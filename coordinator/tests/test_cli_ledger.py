@@ -116,7 +116,7 @@ def test_show_prints_all_data_of_a_sample(rljob: Command, finished_run: Path) ->
     siblings = [row[0] for row in ask(finished_run, f"SELECT id FROM samples WHERE group_id = '{group}'")]
     assert all(f" {sibling}  " in out for sibling in siblings if sibling != name)
     ((tokens,),) = ask(finished_run, f"SELECT response_tokens FROM samples WHERE id = '{name}'")
-    table = out.partition("place  token  log-probability")[2].splitlines()[1:]
+    table = out.partition("index  token  log-probability")[2].splitlines()[1:]
     assert len(table) == tokens and all(line.split()[2:4] == ["-1.000000", "0.3679"] for line in table)
 
 
@@ -124,7 +124,7 @@ def test_show_prints_every_turn_with_its_observation_and_its_reward(rljob: Comma
     name = next(name for name in batch_of(finished_run, 5) if turns_of(name) == 2)
     _, out, _ = rljob("show", finished_run, name)
     ((tokens,),) = ask(finished_run, f"SELECT response_tokens FROM samples WHERE id = '{name}'")
-    assert f"tokens     3 given, {tokens} written, 3 observed\n" in out
+    assert f"tokens     3 prompt, {tokens} response, 3 observation\n" in out
     turns = out[out.index("\nturn 0 ") :]
     assert re.findall(r"^(prompt|observation|answer)$", turns, re.M) == ["prompt", "answer", "observation", "answer"]
     assert "reward 0.25\n" in turns and turns.index("reward 0.25") < turns.index("\nturn 1 ")
@@ -187,7 +187,7 @@ def test_audit_of_a_running_run_counts_open_samples(rljob: Command, tmp_path: Pa
         (("show", "RUN", "g3"), "g3 is a group; its samples are g3.0, g3.1, g3.2"),
         (("show", "RUN", "g3.7"), "there is no sample 'g3.7'; the samples of g3 are g3.0, g3.1, g3.2"),
         (("show", "RUN", "g3.0", "g3.1"), "give a run and one sample, for example: rljob show runs/sums g17.3"),
-        (("show", "RUN"), "name a sample of that run too, for example: rljob show "),
+        (("show", "RUN"), "give a sample of that run too, for example: rljob show "),
         (("show", "RUN", "zz"), "'zz' is not a sample id; ids are like g17.3"),
         (("show", "RUN", "g999.0"), "there is no sample 'g999.0'; near it are "),
         (("samples", "RUN", "--task", "zz"), "there is no task 'zz'; the tasks of this run are sums"),
@@ -218,4 +218,4 @@ def test_a_ledger_of_another_version_or_a_run_that_has_not_started_exits_2(
     for command in (("samples", run), ("audit", run), ("show", run, "g0.0")):
         code, out, err = rljob(*command)
         assert (code, out) == (2, "")
-        assert err == f"rljob: the run in {run} has no ledger yet: it has not begun; rljob run begins it\n"
+        assert err == f"rljob: the run in {run} has no ledger yet: it has not started; rljob run starts it\n"

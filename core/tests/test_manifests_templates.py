@@ -98,7 +98,7 @@ def _wrong_in_the_main_container(role, fields):
         if not contains(main.get(field), value):
             wrong.append(f"{role}: containers[main].{field}: {value} is not in {main.get(field)}")
         noted = any(f"{field} of main" in note for note in field_support.warnings(found))
-        if noted == (field in field_support.HONOURED_IN_MAIN):
+        if noted == (field in field_support.SUPPORTED_IN_MAIN):
             wrong.append(f"{role}: containers[main].{field}: applied and noted, or neither")
     return wrong
 

@@ -111,7 +111,7 @@ def test_an_api_server_that_is_not_there_is_named(rljob: Command, cluster: Contr
     config = changed(cluster.kubeconfig, tmp_path, server=f"https://127.0.0.1:{free_port('127.0.0.1')}")
     said = one_sentence(rljob("status", "-n", "x", kubeconfig=config), 1)
     assert (
-        "of context test cannot be reached: connection refused; see that it runs, or choose another --context" in said
+        "of context test cannot be reached: connection refused; check that it runs, or choose another --context" in said
     )
 
 
@@ -154,7 +154,7 @@ def test_a_cluster_without_the_types_says_which_chart_to_install(rljob: Command)
     assert (
         said
         == applied
-        == ("context test knows no RLJobs; install the chart rljob-crds there, or choose another --context")
+        == ("context test does not serve RLJobs; install the chart rljob-crds there, or choose another --context")
     )
 
 
@@ -392,7 +392,7 @@ def test_apply_takes_the_namespace_from_the_manifest_unless_another_is_given(
     file.write_text(yaml.safe_dump(body))
     assert rljob("apply", file)[1].startswith(f"the RLJob quickstart in namespace {namespace} is created")
     said = one_sentence(rljob("apply", file, "-n", "other"), 2)
-    assert said == f"{file}: metadata.namespace: it is {namespace}, and -n says other; leave one of them out"
+    assert said == f"{file}: metadata.namespace: {namespace} in the manifest, but -n is other; omit one of them"
     said = one_sentence(rljob("apply", QUICKSTART, "-n", "nowhere"), 2)
     assert said == "there is no namespace nowhere of context test; create the namespace, or give another with -n"
 

@@ -18,7 +18,7 @@ from rljob.api.load import override, validate
 from rljob.api.resolve import resolve
 from rljob.api.yaml_loader import write_yaml
 from rljob.manifests.problems import problems
-from rljob.operator.cache import SeenJob
+from rljob.operator.cache import CachedJob
 from rljob.operator.decoded_jobs import read_manifest
 from tools.cluster.client import ApiError
 
@@ -55,7 +55,7 @@ LEFT = [case for case in (*FIELDS, *BOUNDS, *UNSUPPORTED) if not case.server_mes
 @pytest.mark.parametrize("case", LEFT, ids=lambda case: case.name)
 def test_what_the_api_server_cannot_say_the_operator_finds_when_it_reads_the_job(cluster, jobs, case: Case):
     cluster.api.post(jobs, changed(case.change), **STRICT)
-    [seen] = msgspec.json.decode(json.dumps(cluster.api.list(jobs)), type=list[SeenJob])
+    [seen] = msgspec.json.decode(json.dumps(cluster.api.list(jobs)), type=list[CachedJob])
     manifest = read_manifest(seen)
     found = manifest.problems if manifest.job is None else problems(manifest.job)
     assert any((case.message or "has no image") in problem for problem in found), found

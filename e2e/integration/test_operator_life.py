@@ -170,7 +170,7 @@ async def test_exit_code_2_ends_the_run(job_client: JobClient):
             job_client.namespace, await job_client.any_pod("trainer"), 2, "the batch does not fit"
         )
         message = await job_client.reason("ConfigurationError", "Failed")
-        assert "the trainer refuses its configuration: exit code 2: the batch does not fit" in message
+        assert "the trainer rejects its configuration: exit code 2: the batch does not fit" in message
         assert (await job_client.condition("Ready"))[1] == "Failed"
         await job_client.no_pods("coordinator", "trainer")
         assert await job_client.pods("coordinator")
@@ -269,7 +269,9 @@ async def test_a_claim_of_the_users_whose_class_is_not_there_has_its_class_named
         await job_client.apply(storage={"claim": "mine"})
 
         async def named() -> bool:
-            return "claim mine (spec.storage.claim) wants StorageClass nope" in (await job_client.condition("Ready"))[2]
+            return (
+                "claim mine (spec.storage.claim) requests StorageClass nope" in (await job_client.condition("Ready"))[2]
+            )
 
         await job_client.until(named)
 

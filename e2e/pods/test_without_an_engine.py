@@ -79,7 +79,7 @@ def test_a_model_that_does_not_exist_shows_in_the_conditions_within_30_seconds(n
 def test_a_volume_that_does_not_exist_shows_in_the_conditions_within_30_seconds(node: Cluster, namespace: str) -> None:
     job = job_in(node, namespace, storage={"claim": "there-is-none"})
     message = job.has_reason("Ready", "VolumeClaimPending", SOON)
-    assert "claim there-is-none is not there" in message and "spec.storage.claim" in message, message
+    assert "claim there-is-none does not exist" in message and "spec.storage.claim" in message, message
 
 
 def test_a_foreign_deployment_of_the_same_name_is_left_alone(node: Cluster, namespace: str) -> None:

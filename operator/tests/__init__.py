@@ -1,2 +1,2 @@
-# A package, unlike the other tests: by its path it would be called operator.tests, and pytest would put this folder in
-# the place of the standard library's operator.
+# A package, unlike the other test directories: without this file pytest would import operator.tests from a package
+# "operator", which would replace the module operator of the standard library.

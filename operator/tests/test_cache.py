@@ -1,4 +1,4 @@
-"""Caches: the newer word wins, whoever says it first."""
+"""Caches: the newest version of an object wins, in any order of arrival."""
 
 import msgspec
 from hypothesis import given
@@ -24,7 +24,7 @@ def versions(cache):
     return {name: int(pod.metadata.resource_version) for name, pod in cache.of_job(KEY).items()}
 
 
-def test_an_older_event_does_not_undo_our_own_write():
+def test_an_older_event_does_not_replace_an_own_write():
     cache = pods()
     assert cache.put(raw(9)) == (KEY,)
     assert cache.put(raw(8)) == ()
@@ -33,7 +33,7 @@ def test_an_older_event_does_not_undo_our_own_write():
     assert versions(cache) == {"p": 10}
 
 
-def test_an_event_from_before_our_deletion_does_not_bring_the_object_back():
+def test_an_event_from_before_an_own_deletion_is_ignored():
     cache = pods()
     cache.put(raw(3))
     cache.deleted("research", "p", "u1")
@@ -43,7 +43,7 @@ def test_an_event_from_before_our_deletion_does_not_bring_the_object_back():
     assert versions(cache) == {"p": 6}
 
 
-def test_a_list_removes_what_is_gone_but_not_what_was_written_after_it_was_read():
+def test_a_list_removes_deleted_objects_but_not_newer_writes():
     cache = pods()
     cache.put(raw(3, "old"))
     cache.put(raw(12, "new"))
@@ -54,33 +54,33 @@ def test_a_list_removes_what_is_gone_but_not_what_was_written_after_it_was_read(
     assert len(cache) == 3
 
 
-def test_a_list_of_one_namespace_says_nothing_of_the_others():
+def test_a_list_of_one_namespace_does_not_change_others():
     cache = pods()
     cache.put(raw(3))
     assert cache.replace("elsewhere", [], 10) == set()
     assert cache.replace("research", [], 10) == {KEY}
 
 
-def test_an_object_that_loses_its_label_is_not_the_jobs_any_more():
+def test_an_object_that_loses_its_label_is_removed_from_the_job():
     cache = pods()
     cache.put(raw(3))
     cache.put(raw(4, job=""))
     assert versions(cache) == {} and len(cache) == 0
 
 
-def test_an_object_that_changes_hands_is_news_of_both_jobs():
+def test_an_object_that_moves_to_another_job_changes_both_jobs():
     cache = pods()
     cache.put(raw(3))
     assert cache.put(raw(4, job="other")) == (("research", "other"), KEY)
     assert versions(cache) == {}
-    assert cache.put(raw(5, job="")) == (("research", "other"),), "one that is nobody's now is news of the last"
+    assert cache.put(raw(5, job="")) == (("research", "other"),), "an object without a job changes its last job"
 
 
-def test_a_job_is_found_by_its_own_name_and_its_parts_are_kept_as_they_came():
+def test_a_job_is_found_by_name_and_its_spec_and_status_are_not_decoded():
     cache = Cache(RLJOBS, read_job)
     assert cache.put(raw(3, "sums", job="", spec={"a": 1}, status={"b": 2})) == (KEY,)
-    seen = cache.find(*KEY)
-    assert bytes(seen.spec) == b'{"a":1}' and bytes(seen.status) == b'{"b":2}'
+    job = cache.find(*KEY)
+    assert bytes(job.spec) == b'{"a":1}' and bytes(job.status) == b'{"b":2}'
 
 
 def test_managed_fields_are_not_kept():

@@ -1,4 +1,4 @@
-"""Settings: what is read, and what is said of what cannot be."""
+"""Settings: valid values are read, and invalid values are errors."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What counts as a departure of a live object from the rendered one."""
+"""Which differences between a live object and its rendering count."""
 
 import copy
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob.operator.cache import child_reader
-from rljob.operator.drift import departs, departures, replicas_of, same_rendering, same_role
+from rljob.operator.drift import differing_fields, differs, replicas_of, same_rendering, same_role
 
 RENDERED = {
     "apiVersion": "apps/v1",
@@ -46,7 +46,7 @@ RENDERED = {
 
 
 def live(**containers):
-    """Return the object as an API server might have it."""
+    """Return the object as an API server might store it."""
     body = copy.deepcopy(RENDERED)
     body["metadata"] |= {"uid": "x", "resourceVersion": "7", "generation": 1}
     pod = body["spec"]["template"]["spec"]
@@ -62,8 +62,8 @@ def live(**containers):
     return body
 
 
-def test_defaults_sidecars_injected_variables_and_equal_quantities_are_no_departure():
-    assert departures(RENDERED, live()) == frozenset()
+def test_defaults_sidecars_injected_variables_and_equal_quantities_are_equal():
+    assert differing_fields(RENDERED, live()) == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -77,46 +77,46 @@ def test_defaults_sidecars_injected_variables_and_equal_quantities_are_no_depart
         ({"volumeMounts": []}, "spec/template/spec/containers/main/volumeMounts"),
     ],
 )
-def test_a_change_of_what_we_render_is_a_departure(change, path):
-    found = {"/".join(map(str, each)) for each in departures(RENDERED, live(**change))}
+def test_a_change_of_a_rendered_field_is_a_difference(change, path):
+    found = {"/".join(map(str, each)) for each in differing_fields(RENDERED, live(**change))}
     assert found and all(each.startswith(path.rpartition("/")[0]) for each in found)
 
 
-def test_a_list_that_is_no_map_is_a_value():
-    assert departs({"tolerations": [{"key": "a"}]}, {"tolerations": [{"key": "b"}, {"key": "a"}]})
-    assert departs({"args": ["a", "b"]}, {"args": ["b", "a"]})
-    assert not departs({"args": ["a", "b"]}, {"args": ["a", "b"]})
+def test_a_list_without_merge_keys_is_compared_as_a_value():
+    assert differs({"tolerations": [{"key": "a"}]}, {"tolerations": [{"key": "b"}, {"key": "a"}]})
+    assert differs({"args": ["a", "b"]}, {"args": ["b", "a"]})
+    assert not differs({"args": ["a", "b"]}, {"args": ["a", "b"]})
 
 
-def test_a_key_more_in_a_selector_is_a_departure():
-    assert departs({"spec": {"selector": {"a": "1"}}}, {"spec": {"selector": {"a": "1", "b": "2"}}})
-    assert departs({"selector": {"matchLabels": {"a": "1"}}}, {"selector": {"matchLabels": {"a": "1", "b": "2"}}})
-    assert not departs({"labels": {"a": "1"}}, {"labels": {"a": "1", "b": "2"}})
+def test_an_additional_key_in_a_selector_is_a_difference():
+    assert differs({"spec": {"selector": {"a": "1"}}}, {"spec": {"selector": {"a": "1", "b": "2"}}})
+    assert differs({"selector": {"matchLabels": {"a": "1"}}}, {"selector": {"matchLabels": {"a": "1", "b": "2"}}})
+    assert not differs({"labels": {"a": "1"}}, {"labels": {"a": "1", "b": "2"}})
 
 
-def test_replicas_and_status_do_not_count():
+def test_replicas_and_status_are_not_compared():
     body = live()
     body["spec"]["replicas"] = 9
     body["status"] = {"readyReplicas": 1}
-    assert departures({**RENDERED, "status": {"readyReplicas": 2}}, body) == frozenset()
+    assert differing_fields({**RENDERED, "status": {"readyReplicas": 2}}, body) == frozenset()
     assert replicas_of(body) == 9 and replicas_of({"data": {}}) is None
 
 
-def test_a_removed_label_annotation_or_owner_is_a_departure():
+def test_a_removed_label_annotation_or_owner_is_a_difference():
     for field in ("labels", "annotations", "ownerReferences"):
         body = live()
         del body["metadata"][field]
-        assert departures(RENDERED, body)
+        assert differing_fields(RENDERED, body)
 
 
-def test_setting_what_is_rendered_empty_is_a_departure_but_a_default_where_nothing_is_said_is_none():
-    assert departs({"hostNetwork": False}, {"hostNetwork": True})
-    assert departs({"podSelector": {}}, {"podSelector": {"matchLabels": {"a": "b"}}})
-    assert departs({"ingress": []}, {"ingress": [{}, {"from": [{}]}]})
-    assert not departs({"serviceAccountName": ""}, {"serviceAccountName": "default"})
+def test_a_value_instead_of_a_rendered_empty_value_is_a_difference_but_a_default_is_not():
+    assert differs({"hostNetwork": False}, {"hostNetwork": True})
+    assert differs({"podSelector": {}}, {"podSelector": {"matchLabels": {"a": "b"}}})
+    assert differs({"ingress": []}, {"ingress": [{}, {"from": [{}]}]})
+    assert not differs({"serviceAccountName": ""}, {"serviceAccountName": "default"})
 
 
-def test_role_and_intent_are_compared_by_annotation():
+def test_role_hash_and_rendered_hash_are_compared_by_annotation():
     child = child_reader("Deployment")(msgspec.json.encode(live()))
     assert same_role(RENDERED, child) and same_rendering(RENDERED, child)
     other = copy.deepcopy(RENDERED)
@@ -133,16 +133,16 @@ def test_role_and_intent_are_compared_by_annotation():
         ({"volumes": [{"name": "tmp", "emptyDir": {}}]}, {"volumes": [{"name": "tmp", "hostPath": {"path": "/"}}]}),
     ],
 )
-def test_removing_what_is_not_the_default_though_it_looks_empty_is_a_departure(wanted, there):
-    assert departs(wanted, there)
-    assert not departs(wanted, wanted)
+def test_removing_a_significant_empty_value_is_a_difference(wanted, there):
+    assert differs(wanted, there)
+    assert not differs(wanted, wanted)
 
 
-def test_removing_the_annotation_of_the_intent_does_not_pass_for_another_version():
+def test_a_removed_rendered_hash_is_not_taken_for_another_version():
     body = live()
     del body["metadata"]["annotations"]["rljob.dev/rendered-hash"]
     child = child_reader("Deployment")(msgspec.json.encode(body))
-    assert same_rendering(RENDERED, child) and departures(RENDERED, body)
+    assert same_rendering(RENDERED, child) and differing_fields(RENDERED, body)
 
 
 values = st.recursive(
@@ -153,13 +153,13 @@ values = st.recursive(
 
 
 @given(values)
-def test_nothing_departs_from_itself(value):
-    assert not departs({"spec": value}, {"spec": value})
+def test_every_value_equals_itself(value):
+    assert not differs({"spec": value}, {"spec": value})
 
 
 @given(
     st.dictionaries(st.sampled_from("xyz"), values, min_size=1, max_size=3),
     st.dictionaries(st.sampled_from("uvw"), values),
 )
-def test_added_fields_are_no_departure(wanted, added):
-    assert not departs(wanted, {**wanted, **added})
+def test_added_fields_are_no_difference(wanted, added):
+    assert not differs(wanted, {**wanted, **added})

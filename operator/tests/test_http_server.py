@@ -1,4 +1,4 @@
-"""Where the operator serves its metrics."""
+"""Addresses at which the operator serves its metrics."""
 
 import aiohttp
 import pytest
@@ -8,10 +8,10 @@ from rljob.operator.http_server import serving
 
 
 async def answer(request):
-    return web.Response(text="well")
+    return web.Response(text="ok")
 
 
-async def asked(url):
+async def get(url):
     async with aiohttp.ClientSession() as session, session.get(url) as response:
         return await response.text()
 
@@ -21,7 +21,7 @@ async def test_it_serves_at_an_address_of_either_family(host):
     app = web.Application()
     app.router.add_get("/", answer)
     async with serving(app, f"{host}:0") as port:
-        assert await asked(f"http://{host}:{port}/") == "well"
+        assert await get(f"http://{host}:{port}/") == "ok"
 
 
 async def test_without_a_host_it_serves_at_all_addresses(unused_tcp_port):
@@ -29,4 +29,4 @@ async def test_without_a_host_it_serves_at_all_addresses(unused_tcp_port):
     app.router.add_get("/", answer)
     async with serving(app, f":{unused_tcp_port}"):
         for host in ("127.0.0.1", "[::1]"):
-            assert await asked(f"http://{host}:{unused_tcp_port}/") == "well"
+            assert await get(f"http://{host}:{unused_tcp_port}/") == "ok"

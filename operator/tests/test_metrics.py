@@ -1,4 +1,4 @@
-"""The metrics are a surface: dashboards and alerts use their names."""
+"""Names of metrics are frozen: dashboards and alerts use them."""
 
 from prometheus_client import generate_latest
 
@@ -25,7 +25,7 @@ def metrics():
     return made
 
 
-def test_names_and_labels_of_the_metrics_stay():
+def test_names_and_labels_of_the_metrics_are_frozen():
     made = metrics()
     made.count_request("get", "200")
     made.watch_restarts.labels("pods", "gone").inc()
@@ -37,6 +37,6 @@ def test_names_and_labels_of_the_metrics_stay():
     assert labels == {name: set(of) for name, of in NAMES.items()}
 
 
-def test_jobs_are_counted_by_condition_and_never_named():
+def test_jobs_are_counted_by_condition_without_names():
     text = generate_latest(metrics().registry).decode()
     assert 'rljob_operator_jobs{condition="Ready",status="True"} 2.0' in text

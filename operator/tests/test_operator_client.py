@@ -1,4 +1,4 @@
-"""Durations of requests: against a server that answers reads and never a write."""
+"""Time-outs of requests, with a server that answers reads and never answers writes."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ from rljob.operator.operator_client import OperatorClient
 SERVICES = BY_KIND["Service"]
 
 
-async def test_a_write_is_given_up_in_the_time_that_the_lease_leaves_it():
+async def test_a_write_times_out_before_the_lease_expires():
     async def answer(request: web.Request) -> web.Response:
         if request.method != "GET":
             await asyncio.Event().wait()
@@ -30,7 +30,7 @@ async def test_a_write_is_given_up_in_the_time_that_the_lease_leaves_it():
                 await client.create(SERVICES, "research", {})
             with pytest.raises(UnavailableError):
                 await client.delete(SERVICES, "research", "a", "uid")
-        assert client._timeout.total == 15.0, "reads may take as long as before"
+        assert client._timeout.total == 15.0, "the time-out of reads is unchanged"
 
 
 def test_paths_of_children():

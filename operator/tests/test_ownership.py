@@ -1,4 +1,4 @@
-"""Whose an object is, and what of it is ours."""
+"""Ownership of objects and of their fields."""
 
 from rljob.operator.api_types import Meta, OwnerReference
 from rljob.operator.ownership import applied_fields, foreign_sentence, is_ours
@@ -11,7 +11,7 @@ def owned(uid, kind="RLJob", name="sums", **more):
     return Meta(name="sums-x", labels={"rljob.dev/job": "sums"}, owner_references=[owner], **more)
 
 
-def test_ours_is_what_the_very_job_controls_and_a_claim_that_nobody_does():
+def test_an_object_is_ours_if_the_job_controls_it_or_it_is_a_claim_without_controller():
     assert is_ours(JOB, "Deployment", owned("u1"))
     assert not is_ours(JOB, "Deployment", owned("u0"))
     unowned = Meta(name="sums-x", labels={"rljob.dev/job": "sums"})
@@ -20,14 +20,14 @@ def test_ours_is_what_the_very_job_controls_and_a_claim_that_nobody_does():
     assert not is_ours(JOB, "PersistentVolumeClaim", Meta(name="sums-x"))
 
 
-def test_a_foreign_object_is_told_with_its_owner_and_what_to_do():
+def test_a_foreign_object_is_reported_with_its_owner_and_the_remedy():
     assert "an earlier RLJob of this name" in foreign_sentence(JOB, "Service", owned("u0"))
     assert "still being deleted" in foreign_sentence(JOB, "Service", owned("u0", deletion_timestamp="2026-01-01"))
     assert "Sandwich lunch" in foreign_sentence(JOB, "Service", owned("u9", "Sandwich", "lunch"))
     assert "delete it" in foreign_sentence(JOB, "Service", Meta(name="sums-x"))
 
 
-def test_what_we_created_becomes_applied_together_with_what_we_applied():
+def test_created_fields_become_applied_fields():
     entries = [
         {"manager": "kubectl", "operation": "Update", "fieldsV1": {"f:a": {}}},
         {"manager": "rljob-operator", "operation": "Apply", "apiVersion": "v1", "fieldsV1": {"f:b": {"f:c": {}}}},

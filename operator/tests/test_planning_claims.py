@@ -1,4 +1,4 @@
-"""Two jobs on one claim: the later one waits, whoever has pods does not."""
+"""Two jobs with one claim: the later job waits, and a job with pods does not wait."""
 
 import msgspec
 import pytest
@@ -42,10 +42,10 @@ class Jobspace:
         self.children[kind].put(msgspec.json.encode({"metadata": meta, "status": status}))
 
     def ask(self, name):
-        seen = self.jobs.find("n", name)
-        job = self._read.read(seen)[0].job
+        cached = self.jobs.find("n", name)
+        job = self._read.read(cached)[0].job
         assert job is not None
-        return claim_in_use(seen.metadata, job, self.jobs, self.children, self._read.read)
+        return claim_in_use(cached.metadata, job, self.jobs, self.children, self._read.read)
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def space():
     return found
 
 
-def test_an_older_job_that_has_not_ended_is_waited_for_whether_it_names_the_claim_or_not(space):
+def test_a_job_waits_for_an_older_unfinished_job_with_the_same_claim(space):
     space.add("first", 1)
     assert space.ask("second") == f"claim first-storage is in use by RLJob first{REMEDY}"
     assert space.ask("first") == ""
@@ -63,7 +63,7 @@ def test_an_older_job_that_has_not_ended_is_waited_for_whether_it_names_the_clai
     assert "first-storage is in use by" in space.ask("third")
 
 
-def test_a_job_that_has_ended_is_waited_for_while_its_coordinator_is_kept(space):
+def test_a_job_waits_for_the_kept_coordinator_of_a_finished_job(space):
     space.add("first", 1, status=ENDED)
     assert space.ask("second") == ""
     space.run("first")
@@ -73,20 +73,20 @@ def test_a_job_that_has_ended_is_waited_for_while_its_coordinator_is_kept(space)
     assert "whose pods are being deleted" in space.ask("second")
 
 
-def test_a_job_that_failed_and_is_kept_for_reading_is_not_waited_for(space):
+def test_a_job_does_not_wait_for_a_failed_job_without_pods(space):
     space.add("first", 1, status=ENDED)
     space.run("first", "Job", "trainer", conditions=[{"type": "Failed", "status": "True"}])
     assert space.ask("second") == ""
 
 
-def test_a_younger_job_is_waited_for_only_if_it_has_pods(space):
+def test_a_job_waits_for_a_younger_job_only_if_that_has_pods(space):
     space.add("first", 9)
     assert space.ask("second") == ""
     space.run("first")
     assert "RLJob first" in space.ask("second")
 
 
-def test_a_job_that_has_pods_waits_for_none(space):
+def test_a_job_with_pods_never_waits(space):
     space.add("first", 1)
     space.run("first")
     assert space.ask("second")
@@ -95,7 +95,7 @@ def test_a_job_that_has_pods_waits_for_none(space):
 
 
 @pytest.mark.parametrize(("uid", "waits"), [("a", True), ("z", False)])
-def test_of_two_jobs_of_one_second_one_waits(space, uid, waits):
+def test_one_of_two_jobs_created_in_the_same_second_waits(space, uid, waits):
     space.add("first", 5, uid=uid)
     assert bool(space.ask("second")) is waits
 
@@ -103,6 +103,6 @@ def test_of_two_jobs_of_one_second_one_waits(space, uid, waits):
 @pytest.mark.parametrize(
     "other", [{"namespace": "other"}, {"storage": {"claim": "mine"}}, {"managedBy": "example.com/other"}]
 )
-def test_a_job_with_another_claim_or_elsewhere_is_not_waited_for(space, other):
+def test_a_job_does_not_wait_for_another_claim_or_namespace(space, other):
     space.add("first", 1, **other)
     assert space.ask("second") == ""

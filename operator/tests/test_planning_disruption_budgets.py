@@ -1,4 +1,4 @@
-"""A drain ends, also where no node has room for what takes the place of the pods that it evicts."""
+"""A node drain ends even if no node has room for the replacements of the evicted pods."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def bounds(world):
 
 
 def evict(world, name):
-    """Have a pod evicted while its node is drained, and another one made that finds none."""
+    """Evict a pod, as a node drain does, and create a replacement that is unschedulable."""
     del world.pods[name]
     world.make_pods()
     made = [pod for pod in world.find("rollout") if not pod.status.conditions]
@@ -35,7 +35,7 @@ def evict(world, name):
     world.settle()
 
 
-def test_pods_without_a_node_make_room_for_the_next_eviction(world):
+def test_unschedulable_pods_allow_the_next_eviction(world):
     assert bounds(world) == {"sums-rollout-main": 1, "sums-reward-exact": 1}
     engines = [pod.metadata.name for pod in world.find("rollout")]
     for evicted, name in enumerate(engines, 1):
@@ -43,7 +43,7 @@ def test_pods_without_a_node_make_room_for_the_next_eviction(world):
         assert bounds(world) == {"sums-rollout-main": 1 + evicted, "sums-reward-exact": 1}
 
 
-def test_a_pod_has_a_while_to_find_a_node_as_clusters_grow(world):
+def test_a_pending_pod_counts_until_an_autoscaler_had_time_to_add_a_node(world):
     engine = world.find("rollout")[0].metadata.name
     del world.pods[engine]
     world.make_pods()
@@ -57,20 +57,20 @@ def test_a_pod_has_a_while_to_find_a_node_as_clusters_grow(world):
     assert bounds(world)["sums-rollout-main"] == 2
 
 
-def test_the_budget_is_as_before_once_all_have_a_node(world):
+def test_the_budget_is_restored_when_all_pods_are_scheduled(world):
     evict(world, world.find("rollout")[0].metadata.name)
     world.ready()
     world.settle()
     assert bounds(world)["sums-rollout-main"] == 1
 
 
-def test_pods_that_are_being_started_hold_a_drain_up(world):
+def test_starting_pods_block_a_node_drain(world):
     world.waiting("ContainerCreating", "", "rollout")
     world.settle()
     assert bounds(world)["sums-rollout-main"] == 1
 
 
-def test_a_trainer_that_is_not_to_be_disrupted_is_not_whatever_waits():
+def test_a_trainer_with_disruption_block_is_never_evicted():
     world = World(failurePolicy={"disruption": "Block"})
     world.run_up()
     world.unschedulable(NO_ROOM, "trainer")
@@ -78,7 +78,7 @@ def test_a_trainer_that_is_not_to_be_disrupted_is_not_whatever_waits():
     assert bounds(world)["sums-trainer"] == 2
 
 
-def test_whether_a_trainer_may_be_disrupted_is_changed_while_it_runs():
+def test_the_disruption_policy_of_a_running_trainer_can_be_changed():
     world = World()
     world.run_up()
     jobs = world.names("Job")

@@ -1,4 +1,4 @@
-"""Whatever happens to a job, in whatever order, what is decided holds to a few rules."""
+"""Invariants of plans, for random sequences of events."""
 
 import copy
 
@@ -18,7 +18,7 @@ STATES = ["Starting", "Running", "Evaluating", "Finishing", "Suspended"]
 
 
 class Histories(RuleBasedStateMachine):
-    """A cluster that does what clusters do, a user, a coordinator, and an operator that dies now and then."""
+    """Random actions of a cluster, a user, a coordinator, and an operator that crashes sometimes."""
 
     def __init__(self):
         super().__init__()
@@ -45,17 +45,17 @@ class Histories(RuleBasedStateMachine):
     @rule()
     def settles(self):
         for _ in range(4):
-            self.looks("never")
+            self.plans("never")
 
-    @rule(dies=st.sampled_from(["never", "never", "before its status", "after recording"]))
-    def looks(self, dies):
+    @rule(crash=st.sampled_from(["never", "never", "before its status", "after recording"]))
+    def plans(self, crash):
         world = self.world
         before = world.status
         made = world.decide()
         self.check(made, before)
-        if dies == "after recording" and made.record_first:
+        if crash == "after recording" and made.record_first:
             world.status = made.status
-        elif dies == "before its status" and not made.record_first:
+        elif crash == "before its status" and not made.record_first:
             kept, events = world.status, list(world.events)
             world.do(made)
             world.status, world.events = kept, events
@@ -64,8 +64,8 @@ class Histories(RuleBasedStateMachine):
         self.history.append(world.status)
 
     @rule(back=st.integers(1, 5))
-    def looks_at_an_old_status(self, back):
-        """What it would decide is refused if it records something; the rest must do no harm by itself."""
+    def plans_from_an_old_status(self, back):
+        """A plan from an old status is rejected if it records a decision; the rest of it must be harmless."""
         old = self.history[-min(back, len(self.history))]
         made = self.world.decide(old)
         self.check_trainers(made)
@@ -84,7 +84,7 @@ class Histories(RuleBasedStateMachine):
         self.world.change(trainer={"nodes": 2, "template": {"spec": {"nodeSelector": {"zone": zone}}}})
 
     @rule(problem=st.sampled_from([[], ["spec.training.steps: must be at least 0"]]))
-    def writes_nonsense(self, problem):
+    def writes_an_invalid_spec(self, problem):
         self.world.problems = problem
 
     @precondition(lambda self: any(kind == "RLJobScale" for kind, _ in self.world.children))
@@ -99,25 +99,25 @@ class Histories(RuleBasedStateMachine):
     # the coordinator
 
     @rule(state=st.sampled_from(STATES), age=st.integers(0, 3), load=st.integers(-1, 2))
-    def tells(self, state, age, load):
+    def reports(self, state, age, load):
         engines = [
             {"name": pod.metadata.name, "load": max(0, load), "drained": load < 0} for pod in self.world.find("rollout")
         ]
         self.world.tell(state=state, observed_generation=max(0, self.world.generation - age), engines=engines)
 
     @rule(state=st.sampled_from(["Succeeded", "Failed"]), really=st.integers(0, 9))
-    def tells_the_end(self, state, really):
+    def reports_the_end(self, state, really):
         if really == 0:
             self.world.tell(state=state)
 
     # the cluster
 
     @rule(seconds=st.sampled_from([0.4, 1, 5, 30, 61, 700, 5000, -0.7, -30, -4000]))
-    def time_passes_or_goes_back(self, seconds):
+    def time_passes_or_is_set_back(self, seconds):
         self.world.now += seconds
 
     @rule()
-    def pods_are_made(self):
+    def pods_are_created(self):
         self.world.make_pods()
 
     @rule()
@@ -125,7 +125,7 @@ class Histories(RuleBasedStateMachine):
         self.world.ready()
 
     @rule()
-    def finds_no_node(self):
+    def pods_become_unschedulable(self):
         self.world.unschedulable("0/1 nodes are available: 1 Insufficient nvidia.com/gpu.", "trainer", "elastic")
 
     @rule(code=st.sampled_from([0, 1, 137]), disrupted=st.booleans())
@@ -143,7 +143,7 @@ class Histories(RuleBasedStateMachine):
             self.world.complete_job(name)
 
     @rule(which=st.integers(0, 40), code=st.sampled_from([1, 137]))
-    def a_container_dies(self, which, code):
+    def a_container_fails(self, which, code):
         pods = [pod for pod in self.world.find() if "trainer" not in pod.metadata.name]
         if pods:
             self.world.exit(pods[which % len(pods)].metadata.name, code, fatal=False)
@@ -155,8 +155,8 @@ class Histories(RuleBasedStateMachine):
             self.world.remove(refs[which % len(refs)])
 
     @rule(kind=st.sampled_from(["Job", "RLJobScale"]))
-    def a_user_takes_a_label_away(self, kind):
-        """The object is there, and its pods are; it is not to be seen."""
+    def a_user_removes_a_label(self, kind):
+        """The object and its pods exist, but the operator does not see the object."""
         self.world.make_pods()
         for name in self.world.names(kind):
             if "initializer" not in name:
@@ -166,23 +166,23 @@ class Histories(RuleBasedStateMachine):
         self.settles()
 
     @rule(which=st.integers(0, 40))
-    def a_user_deletes_a_child_that_stays_a_while(self, which):
+    def a_user_deletes_a_child_with_a_finalizer(self, which):
         refs = sorted(ref for ref in self.world.children if ref[0] != "PersistentVolumeClaim")
         if refs:
             put(self.world.children[refs[which % len(refs)]].metadata, deletion_timestamp=instant(self.world.now))
 
     @rule()
-    def what_is_being_deleted_goes(self):
+    def deleted_objects_disappear(self):
         for ref in sorted(self.world.children):
             if self.world.children[ref].metadata.deletion_timestamp is not None:
                 self.world.remove(ref)
 
-    # what holds
+    # invariants
 
     def check(self, made, before):
-        """Check a plan against the status it was made from."""
+        """Check a plan against the status from which it was computed."""
         self.check_trainers(made)
-        self.check_strays(made)
+        self.check_orphaned_jobs(made)
         after = made.status
         assert not {ref for ref, _ in made.deletions} & {
             (each["kind"], each["metadata"]["name"]) for each in made.desired
@@ -209,41 +209,41 @@ class Histories(RuleBasedStateMachine):
         self.over = is_over(after)
 
     def check_rest(self, made):
-        """Check that a job which is over has nothing but its coordinator and Jobs that have failed."""
-        doomed = {uid for _, uid in made.deletions}
+        """Check that an ended job has no workloads except its coordinator and failed Jobs."""
+        deleted_uids = {uid for _, uid in made.deletions}
         for (kind, name), child in self.world.children.items():
-            if kind not in ("Deployment", "StatefulSet", "Job") or child.metadata.uid in doomed:
+            if kind not in ("Deployment", "StatefulSet", "Job") or child.metadata.uid in deleted_uids:
                 continue
-            said = child.body.get("status", {}).get("conditions", [])
-            failed = kind == "Job" and any(each["type"] == "Failed" for each in said)
+            conditions = child.body.get("status", {}).get("conditions", [])
+            failed = kind == "Job" and any(each["type"] == "Failed" for each in conditions)
             assert failed or name == "sums-coordinator" or child.metadata.deletion_timestamp is not None
 
     def check_trainers(self, made):
-        """Check that there is one trainer at most once the plan is done, of the highest number there ever was."""
+        """Check that after the plan there is at most one trainer Job, with the highest number so far."""
         leaving = {name for (kind, name), _ in made.deletions if kind == "Job"}
         there = {child.metadata.name for child in jobs(self.world.observe()).values()}
         there = {name for name in there if self.world.children["Job", name].metadata.deletion_timestamp is None}
-        asked = {each["metadata"]["name"] for each in made.desired if each["kind"] == "Job"} - {"sums-initializer"}
-        assert len((there - leaving) | asked) <= 1
+        created = {each["metadata"]["name"] for each in made.desired if each["kind"] == "Job"} - {"sums-initializer"}
+        assert len((there - leaving) | created) <= 1
         highest = max(jobs(self.world.observe()), default=0)
-        assert all(int(name.rpartition("-")[2]) >= highest for name in asked)
+        assert all(int(name.rpartition("-")[2]) >= highest for name in created)
 
-    def check_strays(self, made):
-        """Check that no trainer is made beside pods of another, though that one's Job is not to be seen."""
-        doomed = {uid for _, uid in made.deletions}
-        asked = {each["metadata"]["name"] for each in made.desired if each["kind"] == "Job"} - {"sums-initializer"}
+    def check_orphaned_jobs(self, made):
+        """Check that no trainer is created beside pods of another attempt whose Job is not observed."""
+        deleted_uids = {uid for _, uid in made.deletions}
+        created = {each["metadata"]["name"] for each in made.desired if each["kind"] == "Job"} - {"sums-initializer"}
         seen = {child.metadata.uid for child in self.world.children.values()}
         owners = {pod.metadata.owner_references[0].uid for pod in self.world.find("trainer")}
-        assert not asked or owners <= doomed | seen
+        assert not created or owners <= deleted_uids | seen
 
     @rule()
-    def looks_twice_and_decides_the_same(self):
+    def planning_twice_gives_the_same_plan(self):
         observed = self.world.observe()
         made = plan(observed, CLUSTER, Rendering())
         assert plan(copy.deepcopy(observed), CLUSTER, Rendering()) == made
 
     @invariant()
-    def what_was_decided_asks_for_nothing_new(self):
+    def planning_after_execution_requests_nothing_new(self):
         made = self.world.decide()
         written = RLJobStatus.model_validate_json(made.status.model_dump_json())
         again = self.world.decide(written)
@@ -257,7 +257,7 @@ def is_over(status):
 
 
 def replaced(made, status):
-    """Return the plan with another status: what is done of a plan whose status is refused."""
+    """Return the plan with another status: the part that is executed if the status write is rejected."""
     return type(made)(desired=made.desired, deletions=made.deletions, pod_costs=made.pod_costs, status=status)
 
 

@@ -1,4 +1,4 @@
-"""The life of a job, from its first object to its last."""
+"""The lifecycle of a job, from its first object to its last."""
 
 import sys
 from collections import Counter
@@ -20,7 +20,7 @@ def world_that_runs():
     return made
 
 
-def test_one_look_has_the_whole_gang_made():
+def test_one_plan_creates_the_whole_gang():
     world = World()
     made = world.plan()
     assert made.record_first  # the attempt, before its Job
@@ -36,7 +36,7 @@ def test_one_look_has_the_whole_gang_made():
     assert world.condition("Initialized")[:2] == ("True", "NoInitializer")
 
 
-def test_the_making_of_a_job_takes_one_write_of_its_status():
+def test_creating_a_job_takes_one_status_write():
     world = World()
     first = world.plan()
     assert first.record_first
@@ -47,7 +47,7 @@ def test_the_making_of_a_job_takes_one_write_of_its_status():
     assert world.status.trainer.job_uid
 
 
-def test_a_job_at_rest_asks_for_nothing():
+def test_an_idle_job_requests_nothing():
     world = World()
     world.run_up()
     assert world.condition("Ready") == ("True", "Running", "all roles are ready")
@@ -56,7 +56,7 @@ def test_a_job_at_rest_asks_for_nothing():
     assert not made.record_first
 
 
-def test_what_the_coordinator_waits_for_is_said_beside_that_all_pods_are_ready():
+def test_the_message_of_the_coordinator_is_shown_when_all_pods_are_ready():
     world = World()
     world.run_up()
     world.tell(state="Starting", message="waiting for an engine to connect")
@@ -67,7 +67,7 @@ def test_what_the_coordinator_waits_for_is_said_beside_that_all_pods_are_ready()
     assert world.condition("Ready") == ("True", "Running", "all roles are ready; the trainer waits: the disk is full")
 
 
-def test_no_pod_is_made_before_the_initializer_has_completed():
+def test_no_pod_is_created_before_the_initializer_has_completed():
     world = World(initializer=INITIALIZER)
     world.settle()
     assert world.names("Job") == ["sums-initializer"]
@@ -89,7 +89,7 @@ def test_an_initializer_that_completed_is_not_run_again_when_its_job_is_deleted(
     assert world.names("Job") == ["sums-trainer-1"]
 
 
-def test_an_initializer_that_fails_for_good_ends_the_job_and_says_the_end_of_its_log():
+def test_a_failed_initializer_ends_the_job_with_the_end_of_its_log():
     world = World(initializer=INITIALIZER)
     world.settle()
     world.make_pods()
@@ -102,7 +102,7 @@ def test_an_initializer_that_fails_for_good_ends_the_job_and_says_the_end_of_its
     assert world.condition("Initialized")[:2] == ("False", "InitializerFailed")
 
 
-def test_an_initializer_that_failed_is_kept_for_reading_until_the_job_goes():
+def test_a_failed_initializer_is_kept_until_the_job_is_deleted():
     world = World(initializer=INITIALIZER, keepCoordinatorSeconds=600, ttlSecondsAfterFinished=10_000)
     world.settle()
     world.make_pods()
@@ -118,7 +118,7 @@ def test_an_initializer_that_failed_is_kept_for_reading_until_the_job_goes():
     assert world.plan().delete_job
 
 
-def test_a_trainer_that_failed_is_kept_for_reading_and_how_it_first_died_stays_on_record():
+def test_a_failed_trainer_is_kept_and_its_first_exit_stays_in_the_status():
     world = World(failurePolicy={"maxRestarts": 0})
     world.run_up()
     first, second = (pod.metadata.name for pod in world.find("trainer"))
@@ -145,7 +145,7 @@ def test_a_trainer_that_runs_when_the_run_fails_is_freed_at_once(condition):
     assert world.names("Job") == world.find("trainer") == []
 
 
-def test_a_trainer_that_fails_as_the_run_succeeds_is_not_kept():
+def test_a_trainer_that_fails_when_the_run_succeeds_is_not_kept():
     world = World()
     world.run_up()
     world.exit("trainer", 1)
@@ -155,7 +155,7 @@ def test_a_trainer_that_fails_as_the_run_succeeds_is_not_kept():
     assert world.names("Job") == []
 
 
-def test_an_initializer_that_is_tried_again_says_why():
+def test_a_retried_initializer_has_a_cause():
     world = World(initializer=INITIALIZER)
     world.settle()
     world.make_pods()
@@ -167,7 +167,7 @@ def test_an_initializer_that_is_tried_again_says_why():
     assert not world.status.completion_time
 
 
-def test_a_disrupted_initializer_is_made_again():
+def test_a_disrupted_initializer_is_created_again():
     world = World(initializer=INITIALIZER)
     world.settle()
     uid = world.children["Job", "sums-initializer"].metadata.uid
@@ -198,7 +198,7 @@ def test_a_corrected_image_of_the_initializer_is_used():
     assert template["spec"]["containers"][0]["image"] == "registry/right:1"
 
 
-def test_an_initializer_that_has_completed_stays_whatever_the_trainer_becomes():
+def test_a_completed_initializer_is_kept_when_the_trainer_changes():
     world = World(initializer=INITIALIZER, trainer=image("registry/old:1"))
     world.run_up()
     world.change(trainer=image("registry/new:1"))
@@ -206,17 +206,17 @@ def test_an_initializer_that_has_completed_stays_whatever_the_trainer_becomes():
     assert world.names("Job") == ["sums-initializer", "sums-trainer-2"]
 
 
-def test_an_initializer_that_gets_no_pod_says_where_to_look():
+def test_an_initializer_without_a_pod_names_its_job():
     world = World(initializer=INITIALIZER)
-    assert world.settle().after == 8  # then its events are asked for
+    assert world.settle().after == 8  # then its events are read
     world.now += 60
     world.settle()
-    text = "1 of 1 initializer pod not made yet: refused, or a quota is used up; "
-    text += "kubectl describe job sums-initializer tells why"
+    text = "1 of 1 initializer pod not created yet: refused, or a quota is used up; "
+    text += "kubectl describe job sums-initializer shows the reason"
     assert world.condition("Ready") == ("False", "PodsForbidden", text)
     world.make_pods()
     world.settle()
-    assert world.condition("Ready")[2] == "1 of 1 initializer pod starting: containers are being made"
+    assert world.condition("Ready")[2] == "1 of 1 initializer pod starting: containers are being created"
     world.ready()
     assert world.settle().after is None
     assert world.condition("Ready") == ("False", "Initializing", "the initializer runs")
@@ -251,7 +251,7 @@ def test_progress_of_the_run_changes_nothing_that_the_operator_writes():
         assert made.events == []
 
 
-def test_success_frees_all_but_the_coordinator_at_once():
+def test_success_deletes_all_workloads_except_the_coordinator():
     world = World(keepCoordinatorSeconds=600)
     world.run_up()
     world.tell(state="Succeeded", message="3 of 3 steps")
@@ -270,7 +270,7 @@ def test_success_frees_all_but_the_coordinator_at_once():
     assert not world.deleted
 
 
-def test_the_job_goes_when_its_time_to_live_is_over():
+def test_the_job_is_deleted_after_its_ttl():
     world = World(ttlSecondsAfterFinished=100)
     world.run_up()
     world.tell(state="Succeeded")
@@ -281,7 +281,7 @@ def test_the_job_goes_when_its_time_to_live_is_over():
     assert world.plan().delete_job
 
 
-def test_a_failed_run_says_what_its_coordinator_said():
+def test_a_failed_run_has_reason_and_message_of_the_coordinator():
     world = World()
     world.run_up()
     world.tell(state="Failed", reason="LogprobMismatch", message="the weights differ by 0.1")
@@ -291,7 +291,7 @@ def test_a_failed_run_says_what_its_coordinator_said():
     assert world.events[-1] == ("Warning", "LogprobMismatch")
 
 
-def test_nothing_is_made_again_once_a_job_is_over():
+def test_an_ended_job_creates_nothing():
     world = World()
     world.run_up()
     world.tell(state="Failed")
@@ -337,7 +337,7 @@ def test_an_invalid_spec_is_said_and_what_runs_is_left_alone():
     assert world.why == "Running"
 
 
-def test_what_no_cluster_can_honour_is_an_invalid_spec():
+def test_an_unsupported_field_is_an_invalid_spec():
     world = World(models=[{"name": "policy", "source": "/models/mine"}])
     world.plan()
     assert world.why == "InvalidSpec"
@@ -345,7 +345,7 @@ def test_what_no_cluster_can_honour_is_an_invalid_spec():
     assert not world.children
 
 
-def test_nothing_runs_on_what_belongs_to_another():
+def test_no_workload_uses_foreign_objects():
     world = World()
     world.foreign = {("PersistentVolumeClaim", "sums-storage"): "claim sums-storage is there already: delete it"}
     world.plan()
@@ -356,7 +356,7 @@ def test_nothing_runs_on_what_belongs_to_another():
     assert world.names("Job")
 
 
-def test_nothing_is_begun_while_another_job_uses_the_claim():
+def test_nothing_starts_while_another_job_uses_the_claim():
     world = World(initializer={"command": ["make-model"]}, activeDeadlineSeconds=60)
     world.claim_in_use = "claim sums-storage is in use by RLJob first; delete it"
     made = world.settle()
@@ -369,7 +369,7 @@ def test_nothing_is_begun_while_another_job_uses_the_claim():
     assert world.why == "Initializing"
 
 
-def test_a_claim_of_another_run_is_left_as_it_is_and_nothing_runs_on_it():
+def test_a_claim_of_another_run_is_not_changed_and_not_used():
     world = World()
     world.run_up()
     claim = world.children["PersistentVolumeClaim", "sums-storage"]
@@ -393,12 +393,12 @@ def rehash_claim(world):
     claim.metadata.annotations["rljob.dev/spec-hash"] = "as another version computes it"
 
 
-def test_the_claim_of_a_job_that_has_begun_is_its_own_whatever_its_hash(world_that_runs):
+def test_the_claim_of_a_started_job_is_used_independent_of_its_hash(world_that_runs):
     world = world_that_runs
     rehash_claim(world)
     made = world.settle()
     assert world.condition("Ready")[:2] == ("True", "Running")
-    assert "PersistentVolumeClaim" not in {each["kind"] for each in made.desired}  # left as it is
+    assert "PersistentVolumeClaim" not in {each["kind"] for each in made.desired}  # not changed
     world.exit("trainer-", 1)
     world.fail_job()
     world.settle()
@@ -432,24 +432,24 @@ def test_a_claim_of_another_run_stops_a_job_that_was_suspended_from_the_start():
 
 
 @pytest.mark.parametrize("spec", [{}, {"initializer": {"command": ["make", "job://model"]}}])
-def test_all_that_pods_follow_from_is_looked_at_before_the_first_pod_and_not_again(spec):
+def test_all_names_are_checked_once_before_the_first_pod(spec):
     world = World(**spec)
     needed = set(world.decide().needed)
     assert {("Deployment", "sums-rollout-main"), ("Job", "sums-trainer-1")} <= needed
-    assert (("Service", "sums-trainer") in needed) == bool(spec)  # without an initializer it is made at once
+    assert (("Service", "sums-trainer") in needed) == bool(spec)  # without an initializer it is created at once
     world.foreign = {("Deployment", "sums-rollout-main"): "Deployment sums-rollout-main is another's"}
     made = world.plan()
     assert set(made.needed) == needed
     assert world.condition("Ready")[1:] == ("NameConflict", "Deployment sums-rollout-main is another's")
     assert not world.names("Job")
     world.foreign = {}
-    world.children.pop(("Deployment", "sums-rollout-main"), None)  # a world makes it though its name is taken
+    world.children.pop(("Deployment", "sums-rollout-main"), None)  # World creates it even if its name is taken
     world.settle()
     assert world.names("Job")
     assert not world.decide().needed
 
 
-def test_what_is_foreign_is_asked_for_until_it_is_had():
+def test_a_foreign_name_is_requested_until_it_is_free():
     world = World()
     world.foreign = {("Deployment", "sums-runner"): "Deployment sums-runner is another's"}
     made = world.decide()
@@ -465,7 +465,7 @@ def test_what_is_foreign_is_asked_for_until_it_is_had():
         ('Job.batch "x" is invalid: spec: Required value', "APIRejected"),
     ],
 )
-def test_what_the_api_server_refuses_is_said(message, reason):
+def test_refusals_of_the_api_server_are_reported(message, reason):
     world = World()
     world.refused = {("Service", "sums-trainer"): message}
     world.plan()
@@ -473,7 +473,7 @@ def test_what_the_api_server_refuses_is_said(message, reason):
     assert "Service sums-trainer cannot be made" in world.condition("Ready")[2]
 
 
-def test_what_is_no_longer_rendered_is_deleted_but_never_a_claim():
+def test_objects_that_are_not_rendered_any_more_are_deleted_except_claims():
     world = World()
     world.run_up()
     assert world.names("NetworkPolicy")
@@ -483,7 +483,7 @@ def test_what_is_no_longer_rendered_is_deleted_but_never_a_claim():
     assert world.names("PersistentVolumeClaim")
 
 
-def test_events_tell_transitions_once():
+def test_transitions_are_recorded_once():
     world = World(initializer=INITIALIZER)
     world.run_up()
     world.tell(state="Succeeded")
@@ -492,7 +492,7 @@ def test_events_tell_transitions_once():
     assert [reason for _, reason in world.events] == ["Initializing", "Initialized", "Starting", "Running", "Succeeded"]
 
 
-def test_what_is_said_is_said_of_the_newest_spec():
+def test_conditions_have_the_newest_generation():
     world = World()
     world.run_up()
     world.change(ttlSecondsAfterFinished=5)
@@ -501,8 +501,8 @@ def test_what_is_said_is_said_of_the_newest_spec():
     assert {condition.observed_generation for condition in world.status.conditions} == {2}
 
 
-def test_a_job_of_16_pods_at_rest_is_decided_on_in_few_calls():
-    """Counted and not timed; 820 calls take 0.2 ms on an idle core."""
+def test_planning_an_idle_job_of_16_pods_takes_few_calls():
+    """Calls are counted instead of timed; 820 calls take 0.2 ms on an idle core."""
     pool = {"name": "main", "replicas": {"min": 8, "max": 8}}
     world = World(trainer={"nodes": 4}, rollouts=[pool], runner={"replicas": {"min": 2}})
     world.run_up()
@@ -518,7 +518,7 @@ def test_a_job_of_16_pods_at_rest_is_decided_on_in_few_calls():
     assert calls["call"] < 1200, "1616 of a job that is rendered again"
 
 
-def test_a_claim_that_is_lost_is_not_replaced_by_an_empty_one_and_the_job_waits_for_it():
+def test_a_lost_claim_is_not_replaced_and_the_job_waits():
     world = World()
     world.run_up()
     claim = world.children["PersistentVolumeClaim", "sums-storage"]
@@ -533,7 +533,7 @@ def test_a_claim_that_is_lost_is_not_replaced_by_an_empty_one_and_the_job_waits_
     assert world.why == "VolumeClaimPending"
     assert "claim sums-storage, which holds the run, is missing" in world.condition("Ready")[2]
     assert not {("PersistentVolumeClaim", "sums-storage"), ("Deployment", "sums-runner")} & set(world.children)
-    world.children["PersistentVolumeClaim", "sums-storage"] = claim  # it had lost its label only
+    world.children["PersistentVolumeClaim", "sums-storage"] = claim  # it had only lost its label
     world.settle()
     assert ("Deployment", "sums-runner") in world.children
     assert world.why != "VolumeClaimPending"

@@ -1,4 +1,4 @@
-"""Why pods are not ready, in words that a user can act on."""
+"""Messages on pods that are not ready."""
 
 import pytest
 
@@ -42,11 +42,11 @@ def world():
         ("", "no node was found yet"),
     ],
 )
-def test_what_the_scheduler_says_without_its_counts(message, text):
+def test_scheduler_messages_are_shown_without_counts(message, text):
     assert pod_diagnosis.scheduling(message) == text
 
 
-def test_pods_that_find_no_node_are_counted(world):
+def test_unschedulable_pods_are_counted(world):
     world.unschedulable(NO_GPU, *[pod.metadata.name for pod in world.find("rollout")[:2]])
     world.settle()
     text = "2 of 4 rollout-main pods pending: insufficient nvidia.com/gpu"
@@ -94,11 +94,11 @@ def test_pods_that_find_no_node_are_counted(world):
 def test_an_image_that_cannot_be_pulled_is_named(world, reason, message, text):
     world.waiting(reason, message, "rollout")
     world.settle()
-    said = f"image rljob-rollout of rollout-main cannot be pulled: {text}; correct its name or pull secret"
-    assert world.condition("Ready") == ("False", "ImagePullFailed", said)
+    text = f"image rljob-rollout of rollout-main cannot be pulled: {text}; correct its name or pull secret"
+    assert world.condition("Ready") == ("False", "ImagePullFailed", text)
 
 
-def test_a_container_that_cannot_be_made_says_why(world):
+def test_a_container_that_cannot_be_created_has_a_cause(world):
     world.waiting("CreateContainerConfigError", 'secret "keys" not found', "reward")
     world.settle()
     assert world.condition("Ready")[1:] == (
@@ -107,7 +107,7 @@ def test_a_container_that_cannot_be_made_says_why(world):
     )
 
 
-def test_a_container_that_ends_again_and_again_says_how_and_its_last_words(world):
+def test_a_crash_loop_shows_the_exit_and_the_last_line(world):
     world.exit("runner", 1, message="Traceback\nImportError: no module x", fatal=False)
     world.waiting("CrashLoopBackOff", "back-off 5m0s restarting", "runner")
     world.settle()
@@ -120,13 +120,13 @@ def test_a_container_that_ends_again_and_again_says_how_and_its_last_words(world
 
 
 @pytest.mark.parametrize(
-    ("storage_class", "said"),
+    ("storage_class", "text"),
     [
-        (None, "the cluster has no default storage class; set the chart's jobs.storage.className, or make a new job"),
-        ("fast", "storage class fast has given no volume of 10Gi with ReadWriteMany yet"),
+        (None, "the cluster has no default storage class; set the chart's jobs.storage.className, or create a new job"),
+        ("fast", "storage class fast has not provisioned a volume of 10Gi with ReadWriteMany yet"),
     ],
 )
-def test_a_claim_that_is_not_bound_is_named(world, storage_class, said):
+def test_a_claim_that_is_not_bound_is_named(world, storage_class, text):
     claim = world.children["PersistentVolumeClaim", "sums-storage"].body
     claim["spec"]["storageClassName"] = storage_class
     claim["status"] = {"phase": "Pending"}
@@ -135,14 +135,14 @@ def test_a_claim_that_is_not_bound_is_named(world, storage_class, said):
     made = world.decide()
     ready = made.status.conditions[0]
     assert ready.reason == "VolumeClaimPending"
-    assert f"claim sums-storage is not bound: {said}" in ready.message
+    assert f"claim sums-storage is not bound: {text}" in ready.message
 
 
-def test_a_claim_that_is_not_there_is_named(world):
+def test_a_missing_claim_is_named(world):
     world.unschedulable('persistentvolumeclaim "mine" not found', "trainer")
     world.settle()
     assert world.why == "VolumeClaimPending"
-    assert "claim mine is not there; make it, or correct the template that names it" in world.condition("Ready")[2]
+    assert "claim mine does not exist; create it, or correct the template that names it" in world.condition("Ready")[2]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_claim_that_is_not_there_is_named(world):
         ),
     ],
 )
-def test_pods_that_may_not_be_made_say_why(world, message, reason, text):
+def test_refused_pods_have_a_cause(world, message, reason, text):
     failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": message}
     world.children["Deployment", "sums-runner"].body["status"]["conditions"] = [failure]
     world.pods = {name: pod for name, pod in world.pods.items() if "runner" not in name}
@@ -180,7 +180,7 @@ def test_pods_that_may_not_be_made_say_why(world, message, reason, text):
     assert world.why == reason
     assert world.role("runner").summary.startswith("1 of 1 runner pod refused: ")
     assert text in world.role("runner").summary
-    assert "x1z2y" not in world.role("runner").summary  # another at every try
+    assert "x1z2y" not in world.role("runner").summary  # it differs at every try
 
 
 def test_a_message_of_any_length_fits_into_the_status(world):
@@ -189,7 +189,7 @@ def test_a_message_of_any_length_fits_into_the_status(world):
     assert len(world.role("runner").summary) == len(world.condition("Ready")[2]) == 4096
 
 
-def test_the_worst_reason_is_told_and_the_rest_are_counted(world):
+def test_the_worst_reason_is_shown_and_the_others_are_counted(world):
     world.unschedulable(NO_GPU, "trainer")
     world.waiting("ErrImagePull", "not found", "runner")
     world.waiting("ContainerCreating", "", "reward")
@@ -197,10 +197,10 @@ def test_the_worst_reason_is_told_and_the_rest_are_counted(world):
     message = world.condition("Ready")[2]
     assert world.why == "ImagePullFailed"
     assert message.startswith("image rljob-runner of runner cannot be pulled: not found")
-    assert message.endswith("; 1 more role is not ready")  # the reward is merely starting
+    assert message.endswith("; 1 more role is not ready")  # the reward is only starting
 
 
-def test_an_engine_beyond_the_least_does_not_make_a_run_unready():
+def test_an_engine_above_the_minimum_does_not_affect_readiness():
     world = World()
     world.run_up()
     world.scale("rollout-main", 4)
@@ -213,7 +213,7 @@ def test_an_engine_beyond_the_least_does_not_make_a_run_unready():
     assert world.status.pending_since is None
 
 
-def test_a_deployment_that_has_not_seen_its_newest_spec_is_not_ready(world):
+def test_a_deployment_with_an_outdated_observed_generation_is_not_ready(world):
     child = world.children["Deployment", "sums-runner"]
     put(child.metadata, generation=child.metadata.generation + 1)
     world.settle()
@@ -226,9 +226,9 @@ def test_a_deployment_that_is_scaled_stays_ready():
     world.run_up()
     world.scale("runner", 3)
     world.settle()
-    assert world.children["Deployment", "sums-runner"].metadata.generation == 2  # which it has not seen yet
+    assert world.children["Deployment", "sums-runner"].metadata.generation == 2  # not observed yet
     assert world.condition("Ready")[:2] == ("True", "Running")
-    assert world.role("runner").summary == "2 of 3 runner pods not made yet"
+    assert world.role("runner").summary == "2 of 3 runner pods not created yet"
 
 
 def test_a_deployment_that_is_rolled_out_is_not_ready(world):
@@ -237,7 +237,7 @@ def test_a_deployment_that_is_rolled_out_is_not_ready(world):
     assert world.why == "PodsNotReady"
 
 
-def test_pods_that_are_going_do_not_count(world):
+def test_pods_with_a_deletion_timestamp_do_not_count(world):
     pod = world.find("runner")[0]
     put(pod.metadata, deletion_timestamp=instant(world.now))
     world.settle()
@@ -256,11 +256,11 @@ def test_pods_that_are_going_do_not_count(world):
         (Terminated(128, reason="StartError"), "exit code 128 (StartError)"),
     ],
 )
-def test_an_exit_in_words(end, text):
+def test_exits_are_described(end, text):
     assert container_exits.describe(end) == text
 
 
-def test_memory_that_was_used_up_is_said_with_what_to_do_about_it(world):
+def test_an_oom_kill_is_reported_with_a_remedy(world):
     end = Terminated(137, reason="OOMKilled", message="loading\nlast words\n")
     advice = "its memory limit was reached; raise it in the role's template or the namespace's LimitRange"
     text = f"exit code 137 (OOMKilled): {advice}"
@@ -273,7 +273,7 @@ def test_memory_that_was_used_up_is_said_with_what_to_do_about_it(world):
     assert world.role("trainer").last_exit == "exit code 137 (OOMKilled)"
 
 
-def test_restarts_are_counted_once_also_when_a_pod_is_replaced(world):
+def test_restarts_are_counted_once_even_if_a_pod_is_replaced(world):
     for _ in range(3):
         world.exit("runner", 1, fatal=False)
         world.settle()
@@ -292,16 +292,16 @@ def test_restarts_are_counted_once_also_when_a_pod_is_replaced(world):
 
 
 @pytest.mark.parametrize("role", ["runner", "coordinator", "reward", "rollout"])
-def test_exit_code_2_of_any_part_ends_the_run(world, role):
+def test_exit_code_2_of_any_role_ends_the_run(world, role):
     name = world.find(role)[0].metadata.name
     world.exit(name, 2, message="no such reward", fatal=False)
     world.settle()
     assert world.condition("Failed")[1] == "ConfigurationError"
-    assert world.condition("Failed")[2].endswith("refuses its configuration: exit code 2: no such reward")
+    assert world.condition("Failed")[2].endswith("rejects its configuration: exit code 2: no such reward")
 
 
 @pytest.mark.parametrize(("form", "reason"), [({"function": "mine:reward"}, "ConfigurationError"), ({}, "")])
-def test_exit_code_2_of_a_reward_ends_the_run_where_rljob_s_program_serves_it(form, reason):
+def test_exit_code_2_of_a_reward_ends_the_run_if_rljob_serves_it(form, reason):
     template = {"spec": {"containers": [{"name": "main", "image": "mine"}]}}
     world = World(rewards=[{"name": "exact", "template": template, **form}])
     world.run_up()
@@ -310,7 +310,7 @@ def test_exit_code_2_of_a_reward_ends_the_run_where_rljob_s_program_serves_it(fo
     assert world.condition("Failed")[1] == reason
 
 
-def test_a_part_that_dies_too_often_ends_the_run():
+def test_a_role_that_exceeds_max_restarts_ends_the_run():
     world = World(failurePolicy={"maxRestarts": 2})
     world.run_up()
     for _ in range(3):
@@ -320,7 +320,7 @@ def test_a_part_that_dies_too_often_ends_the_run():
     assert world.condition("Failed")[1] == "MaxRestartsExceeded"
 
 
-def test_deaths_of_a_part_that_lives_long_are_forgiven():
+def test_the_lifetime_of_a_pod_offsets_its_restarts():
     world = World(failurePolicy={"maxRestarts": 2})
     world.run_up()
     for _ in range(8):
@@ -330,7 +330,7 @@ def test_deaths_of_a_part_that_lives_long_are_forgiven():
     assert world.condition("Failed")[0] == ""
 
 
-def test_pods_that_wait_too_long_for_a_node_fail_the_run():
+def test_pods_that_are_pending_too_long_fail_the_run():
     world = World(failurePolicy={"pendingSeconds": 300})
     world.run_up()
     world.unschedulable(NO_GPU, "trainer")
@@ -343,7 +343,7 @@ def test_pods_that_wait_too_long_for_a_node_fail_the_run():
     assert world.condition("Failed")[1] == "PendingTimeout"
 
 
-def test_a_pod_that_finds_its_node_ends_the_waiting():
+def test_a_scheduled_pod_ends_the_pending_time():
     world = World(failurePolicy={"pendingSeconds": 300})
     world.run_up()
     world.unschedulable(NO_GPU, "trainer")
@@ -360,19 +360,19 @@ def test_a_pod_that_finds_its_node_ends_the_waiting():
     [
         (
             '0/3 nodes are available: persistentvolumeclaim "mine" not found. not found',
-            "claim mine is not there; make it, or make a new job with another spec.storage.claim",
+            "claim mine does not exist; create it, or create a new job with another spec.storage.claim",
         ),
         (
             'persistentvolumeclaim "mine" not found',
-            "claim mine is not there; make it, or make a new job with another spec.storage.claim",
+            "claim mine does not exist; create it, or create a new job with another spec.storage.claim",
         ),
         (
             "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found",
-            "claim mine (spec.storage.claim) is not bound: kubectl describe pvc mine tells why",
+            "claim mine (spec.storage.claim) is not bound: kubectl describe pvc mine shows the reason",
         ),
         (
             "0/1 nodes are available: 1 node(s) didn't find available persistent volumes to bind. preemption: 0/1",
-            "claim mine (spec.storage.claim) is not bound: kubectl describe pvc mine tells why",
+            "claim mine (spec.storage.claim) is not bound: kubectl describe pvc mine shows the reason",
         ),
         (
             '0/1 nodes are available: persistentvolumeclaim "mine" is being deleted. not found',
@@ -384,7 +384,7 @@ def test_a_pod_that_finds_its_node_ends_the_waiting():
         ),
     ],
 )
-def test_a_claim_of_the_users_that_cannot_be_used_is_named(message, text):
+def test_an_unusable_claim_of_the_user_is_named(message, text):
     world = World(storage={"claim": "mine"})
     world.settle()
     world.make_pods()
@@ -394,35 +394,37 @@ def test_a_claim_of_the_users_that_cannot_be_used_is_named(message, text):
     assert world.condition("Ready")[2].startswith(f"1 of 1 coordinator pod pending: {text}")
 
 
-def test_a_claim_of_a_template_that_is_not_bound_is_said_to_be_one(world):
+def test_an_unbound_claim_of_a_template_is_named(world):
     world.unschedulable("0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.", "runner")
     claim = world.children["PersistentVolumeClaim", "sums-storage"].body
     claim["status"] = {"phase": "Bound"}
     world.settle()
-    text = "1 of 1 runner pod pending: a claim of the pod's template is not bound: kubectl describe pvc tells why"
+    text = (
+        "1 of 1 runner pod pending: a claim of the pod's template is not bound: kubectl describe pvc shows the reason"
+    )
     assert world.condition("Ready")[1:] == ("VolumeClaimPending", text)
 
 
 @pytest.mark.parametrize(
-    ("reason", "message", "said"),
+    ("reason", "message", "text"),
     [
         ("ErrImagePull", "not found", ("ImagePullFailed", "image rljob-trainer of initializer cannot be pulled")),
         ("ErrImageNeverPull", "", ("ImagePullFailed", "image rljob-trainer of initializer cannot be pulled")),
         ("CreateContainerConfigError", 'secret "k" not found', ("ContainerCreateFailed", 'secret "k" not found')),
     ],
 )
-def test_what_keeps_an_initializer_is_said_at_once(reason, message, said):
+def test_the_problem_of_an_initializer_is_reported_at_once(reason, message, text):
     world = World(initializer={"command": ["make"]})
     world.settle()
     world.make_pods()
     world.waiting(reason, message, "initializer")
     world.settle()
-    assert world.condition("Ready")[1] == said[0]
-    assert said[1] in world.condition("Ready")[2]
+    assert world.condition("Ready")[1] == text[0]
+    assert text[1] in world.condition("Ready")[2]
 
 
-def test_a_model_that_is_not_there_ends_the_run_in_its_parts_words():
-    """Nothing makes it, so no restart helps: engine or trainer, whichever looks first."""
+def test_a_missing_model_ends_the_run_with_the_message_of_the_role():
+    """No restart helps, because nothing creates the model; engine or trainer may detect it first."""
     for role in ("rollout", "trainer"):
         world = World()
         world.settle()

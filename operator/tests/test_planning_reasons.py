@@ -39,14 +39,14 @@ FROZEN = {
 ALL = {value for name, value in vars(reasons).items() if name.isupper()}
 
 
-def test_the_reasons_are_those_that_people_know():
+def test_reasons_are_frozen():
     assert ALL == FROZEN
 
 
-def test_every_reason_is_one_word_that_kubernetes_takes():
+def test_every_reason_is_valid_in_kubernetes():
     assert all(each.isalpha() and each[0].isupper() and len(each) < 64 for each in ALL)
 
 
-def test_tables_of_reasons_hold_no_other():
+def test_tables_of_reasons_contain_only_known_reasons():
     assert ALL >= conditions.NORMAL
     assert set(pod_diagnosis.SEVERITY) <= ALL

@@ -26,12 +26,12 @@ def replicas(world, name="sums-rollout-main-elastic"):
 
 
 def engines(world, **loads):
-    """Have the coordinator tell of all engines, with the load of some; -1: drained."""
-    said = []
+    """Have the coordinator report all engines, with the load of some; -1: drained."""
+    reported = []
     for i, pod in enumerate(world.find("rollout-main-elastic")):
         load = loads.get(f"e{i}", 5)
-        said.append({"name": pod.metadata.name, "load": max(0, load), "drained": load < 0})
-    world.tell(state="Running", engines=said)
+        reported.append({"name": pod.metadata.name, "load": max(0, load), "drained": load < 0})
+    world.tell(state="Running", engines=reported)
 
 
 def test_replicas_between_the_bounds_are_followed(world):
@@ -41,21 +41,21 @@ def test_replicas_between_the_bounds_are_followed(world):
     assert world.status.ready.rollout == "4/4"
 
 
-@pytest.mark.parametrize(("asked", "gang", "elastic"), [(0, 2, 0), (1, 2, 0), (3, 2, 1), (99, 2, 2)])
-def test_replicas_beyond_the_bounds_are_not_followed(asked, gang, elastic):
+@pytest.mark.parametrize(("requested", "gang", "elastic"), [(0, 2, 0), (1, 2, 0), (3, 2, 1), (99, 2, 2)])
+def test_replicas_beyond_the_bounds_are_not_followed(requested, gang, elastic):
     world = World()
     world.run_up()
-    world.scale(POOL, asked)
+    world.scale(POOL, requested)
     world.settle()
     assert (replicas(world, "sums-rollout-main"), replicas(world)) == (gang, elastic)
 
 
-def test_the_scale_says_how_many_pods_there_are_and_which(world):
+def test_the_scale_status_has_replicas_and_selector(world):
     scale = next(each for each in world.decide().desired if each["kind"] == "RLJobScale")
     assert scale["status"] == {"replicas": 4, "selector": "rljob.dev/job=sums,rljob.dev/role=rollout-main"}
 
 
-def test_a_scale_without_pods_has_nothing_to_say_yet():
+def test_a_scale_without_pods_has_no_status():
     world = World()
     world.settle()
     assert "status" not in next(each for each in world.decide().desired if each["kind"] == "RLJobScale")
@@ -74,7 +74,7 @@ def test_an_engine_is_drained_before_it_is_removed(world):
     made = world.plan()
     assert made.pod_costs == {name: -1000}
     assert replicas(world) == 1
-    assert world.status.draining == [name]  # until it is gone: it gets no work
+    assert world.status.draining == [name]  # until it is deleted, so that it gets no requests
     world.make_pods()
     assert name not in world.pods
     world.settle()
@@ -82,14 +82,14 @@ def test_an_engine_is_drained_before_it_is_removed(world):
     assert world.status.draining_since is None
 
 
-def test_the_engine_with_the_least_to_do_goes(world):
+def test_the_engine_with_the_lowest_load_is_removed(world):
     engines(world, e0=3, e1=9)
     world.scale(POOL, 3)
     world.settle()
     assert world.status.draining == [world.find("elastic")[0].metadata.name]
 
 
-def test_an_engine_that_is_not_ready_goes_first_and_at_once(world):
+def test_an_engine_that_is_not_ready_is_removed_first_and_at_once(world):
     engines(world, e0=0, e1=0)
     name = world.find("elastic")[1].metadata.name
     world.waiting("ContainerCreating", "", name)
@@ -99,7 +99,7 @@ def test_an_engine_that_is_not_ready_goes_first_and_at_once(world):
     assert replicas(world) == 1
 
 
-def test_an_engine_that_the_coordinator_does_not_know_has_nothing_to_do(world):
+def test_an_engine_that_the_coordinator_does_not_know_is_idle(world):
     world.tell(state="Running", engines=[])
     world.scale(POOL, 2)
     world.plan()
@@ -117,7 +117,7 @@ def test_a_pod_that_was_evicted_is_not_drained(world):
     assert world.status.draining == []
 
 
-def test_an_engine_that_never_drains_is_removed_all_the_same(world):
+def test_an_engine_that_never_drains_is_removed_after_the_time_limit(world):
     engines(world)
     world.scale(POOL, 2)
     world.settle()
@@ -129,7 +129,7 @@ def test_an_engine_that_never_drains_is_removed_all_the_same(world):
     assert replicas(world) == 0
 
 
-def test_scaling_up_again_keeps_the_engines_that_were_to_go(world):
+def test_scaling_up_keeps_draining_engines(world):
     engines(world)
     world.scale(POOL, 2)
     world.settle()
@@ -140,7 +140,7 @@ def test_scaling_up_again_keeps_the_engines_that_were_to_go(world):
     assert replicas(world) == 2
 
 
-def test_scaling_down_further_keeps_to_the_engines_that_were_chosen(world):
+def test_scaling_down_further_keeps_the_chosen_engines(world):
     engines(world, e0=3, e1=2)
     world.scale(POOL, 3)
     world.settle()
@@ -152,7 +152,7 @@ def test_scaling_down_further_keeps_to_the_engines_that_were_chosen(world):
     assert len(world.status.draining) == 2
 
 
-def test_nothing_is_drained_any_more_once_the_job_is_suspended(world):
+def test_a_suspended_job_drains_no_engines(world):
     engines(world)
     world.scale(POOL, 2)
     world.settle()
@@ -161,10 +161,10 @@ def test_nothing_is_drained_any_more_once_the_job_is_suspended(world):
     assert world.status.draining == []
 
 
-@pytest.mark.parametrize("asked", [4, 3])
-def test_a_pool_that_may_no_longer_grow_has_its_elastic_engines_drained_and_loses_them(world, asked):
+@pytest.mark.parametrize("requested", [4, 3])
+def test_a_pool_without_elastic_replicas_drains_and_removes_its_elastic_engines(world, requested):
     engines(world)
-    world.scale(POOL, asked)
+    world.scale(POOL, requested)
     world.settle()
     world.change(rollouts=[{"name": "main", "replicas": {"min": 2}}])
     made = world.settle()
@@ -180,13 +180,13 @@ def test_a_pool_that_may_no_longer_grow_has_its_elastic_engines_drained_and_lose
     assert world.names("RLJobScale") == []
     world.pods, gone = pods, world.pods
     world.plan()
-    assert sorted(world.status.draining) == elastic  # they get no work while they go
+    assert sorted(world.status.draining) == elastic  # they get no requests while they terminate
     world.pods = gone
     world.settle()
     assert world.status.draining == []
 
 
-def test_engines_of_a_pool_that_may_no_longer_grow_are_not_waited_for_for_ever(world):
+def test_draining_of_a_removed_deployment_has_a_time_limit(world):
     engines(world)
     world.change(rollouts=[{"name": "main", "replicas": {"min": 2}}])
     world.settle()
@@ -195,7 +195,7 @@ def test_engines_of_a_pool_that_may_no_longer_grow_are_not_waited_for_for_ever(w
     assert world.names("Deployment") == KEPT_DEPLOYMENTS
 
 
-def test_an_engine_that_was_to_go_and_stays_costs_what_the_others_cost(world):
+def test_an_engine_that_is_kept_has_the_default_deletion_cost(world):
     engines(world)
     world.scale(POOL, 3)
     world.settle()
@@ -209,7 +209,7 @@ def test_an_engine_that_was_to_go_and_stays_costs_what_the_others_cost(world):
     assert world.decide().pod_costs == {}
 
 
-def test_pods_that_vanish_while_engines_are_drained_do_not_put_the_end_off(world):
+def test_replaced_pods_do_not_extend_draining(world):
     engines(world)
     world.scale(POOL, 3)
     world.settle()
@@ -224,7 +224,7 @@ def test_pods_that_vanish_while_engines_are_drained_do_not_put_the_end_off(world
     assert replicas(world) == 1
 
 
-def test_another_engine_that_is_to_go_has_its_whole_time(world):
+def test_an_additional_draining_engine_has_the_full_time_limit(world):
     engines(world)
     world.scale(POOL, 3)
     world.settle()
@@ -234,14 +234,14 @@ def test_another_engine_that_is_to_go_has_its_whole_time(world):
     assert replicas(world) == 2
 
 
-def test_a_scale_that_is_not_to_be_seen_removes_no_engine(world):
+def test_a_missing_scale_removes_no_engine(world):
     engines(world)
     scale = world.children.pop(("RLJobScale", "sums-rollout-main"))
     made = world.plan()
     assert world.status.draining == []
     assert replicas(world) == 2
     again = next(each for each in made.desired if each["kind"] == "RLJobScale")
-    assert again["spec"] == scale.body["spec"] | {"replicas": 4}  # if it was deleted, it is made as it was
+    assert again["spec"] == scale.body["spec"] | {"replicas": 4}  # a deleted scale is created with its replicas
     world.settle()
     assert replicas(world) == 2
 
@@ -262,7 +262,7 @@ def test_a_job_stays_ready_while_more_engines_start():
     world._settle_workload(elastic)
     elastic.body["status"].update(replicas=0, updatedReplicas=0)
     assert continues()
-    elastic.body["status"].update(replicas=2, updatedReplicas=0)  # as a controller may write it in between
+    elastic.body["status"].update(replicas=2, updatedReplicas=0)  # a controller may write this meanwhile
     world.make_pods()
     assert continues()
     world.unschedulable("0/4 nodes are available: 4 Insufficient nvidia.com/gpu.", "elastic")
@@ -287,7 +287,7 @@ def test_a_reward_is_scaled_without_draining():
     assert replicas(world, "sums-reward-exact") == 1
 
 
-def test_a_clock_that_goes_back_begins_the_wait_for_engines_again(world):
+def test_a_clock_set_back_restarts_the_wait_for_engines(world):
     engines(world)
     world.scale(POOL, 2)
     world.settle()

@@ -12,7 +12,7 @@ def world():
     return made
 
 
-def test_a_run_that_is_told_to_stop_is_given_time_for_a_checkpoint(world):
+def test_a_suspended_run_has_time_for_a_checkpoint(world):
     world.change(suspend=True)
     made = world.plan()
     assert made.record_first
@@ -22,7 +22,7 @@ def test_a_run_that_is_told_to_stop_is_given_time_for_a_checkpoint(world):
     assert world.why == "Suspending"
 
 
-def test_every_pod_is_freed_once_the_coordinator_says_so_and_what_is_durable_stays(world):
+def test_pods_are_deleted_after_the_report_of_the_coordinator_and_storage_stays(world):
     world.change(suspend=True)
     world.settle()
     world.tell(state="Suspended")
@@ -36,14 +36,14 @@ def test_every_pod_is_freed_once_the_coordinator_says_so_and_what_is_durable_sta
     assert world.decide().after is None
 
 
-def test_what_the_coordinator_said_of_an_earlier_spec_does_not_count(world):
+def test_a_report_for_an_earlier_generation_is_ignored(world):
     world.tell(state="Suspended", observed_generation=1)
     world.change(suspend=True)
     world.settle()
     assert world.names("StatefulSet")
 
 
-def test_a_coordinator_that_never_answers_is_not_waited_for_beyond_the_grace(world):
+def test_the_wait_for_the_coordinator_ends_with_the_grace_period(world):
     world.change(suspend=True)
     world.settle()
     world.now += 29
@@ -55,7 +55,7 @@ def test_a_coordinator_that_never_answers_is_not_waited_for_beyond_the_grace(wor
     assert world.condition("Suspended")[0] == "True"
 
 
-def test_a_clock_that_goes_back_begins_the_grace_again(world):
+def test_a_clock_set_back_restarts_the_grace_period(world):
     world.change(suspend=True)
     world.settle()
     world.now -= 7200
@@ -65,7 +65,7 @@ def test_a_clock_that_goes_back_begins_the_grace_again(world):
     assert world.condition("Suspended")[0] == "True"
 
 
-def test_a_resumed_run_continues_as_the_next_attempt_and_its_time_begins_again(world):
+def test_a_resumed_run_has_a_new_attempt_and_a_new_active_deadline(world):
     begun = world.status.start_time
     world.change(suspend=True)
     world.settle()
@@ -82,7 +82,7 @@ def test_a_resumed_run_continues_as_the_next_attempt_and_its_time_begins_again(w
     assert world.condition("Suspended")[:2] == ("False", "Resumed")
     world.make_pods()
     world.ready()
-    world.settle()  # status.run still says Suspended: that was before
+    world.settle()  # status.run is still Suspended, from before the resume
     assert world.names("Job") == ["sums-trainer-2"]
     world.tell(state="Running", observed_generation=1)
     world.settle()
@@ -93,7 +93,7 @@ def test_a_resumed_run_continues_as_the_next_attempt_and_its_time_begins_again(w
     assert world.role("trainer").restarts == 0
 
 
-def test_a_job_that_is_suspended_from_the_start_makes_nothing():
+def test_a_job_created_suspended_creates_nothing():
     world = World(suspend=True)
     world.settle()
     assert not world.children
@@ -104,7 +104,7 @@ def test_a_job_that_is_suspended_from_the_start_makes_nothing():
     assert world.names("Job") == ["sums-trainer-1"]
 
 
-def test_a_job_that_is_suspended_while_it_initializes_waits_for_nobody():
+def test_a_job_suspended_during_initialization_does_not_wait():
     world = World(initializer={"command": ["make"]}, suspend=False)
     world.settle()
     world.change(suspend=True)
@@ -116,7 +116,7 @@ def test_a_job_that_is_suspended_while_it_initializes_waits_for_nobody():
     assert world.names("Job") == ["sums-initializer"]
 
 
-def test_a_resume_before_the_suspension_is_done_loses_no_part(world):
+def test_a_resume_during_suspension_keeps_every_role(world):
     world.change(suspend=True)
     world.settle()
     world.change(suspend=False)
@@ -126,14 +126,14 @@ def test_a_resume_before_the_suspension_is_done_loses_no_part(world):
     assert world.status.suspended_at is None
 
 
-def test_a_suspension_that_was_taken_back_before_it_was_seen_changes_nothing(world):
+def test_a_suspension_reverted_before_the_reconcile_changes_nothing(world):
     world.change(suspend=True)
     world.change(suspend=False)
     world.settle()
     assert world.names("Job") == ["sums-trainer-1"]
 
 
-def test_pods_that_are_still_ending_are_said(world):
+def test_terminating_pods_are_reported(world):
     pods = dict(world.pods)
     world.change(suspend=True)
     world.tell(state="Suspended")
@@ -143,7 +143,7 @@ def test_pods_that_are_still_ending_are_said(world):
     assert world.condition("Suspended") == ("False", "Suspending", "pods are being deleted")
 
 
-def test_a_suspended_job_does_not_run_out_of_time(world):
+def test_the_active_deadline_does_not_apply_to_a_suspended_job(world):
     world.change(suspend=True, activeDeadlineSeconds=100)
     world.settle()
     world.tell(state="Suspended")
@@ -161,15 +161,15 @@ def test_a_job_is_resumed_once_even_if_another_user_keeps_its_suspension_in_the_
     world.change(suspend=False)
     for _ in range(4):
         world.plan()
-        world.status.suspended_at = since  # another manager owns it, and it is there again
+        world.status.suspended_at = since  # another manager owns the field and writes it again
     assert world.status.trainer.number == 2
     world.now += 1000
     world.change(suspend=True)
-    assert world.plan().after == 30  # a new suspension has its whole grace
+    assert world.plan().after == 30  # a new suspension has the full grace period
     assert world.status.suspended_at != since
 
 
-def test_a_suspension_that_a_user_writes_into_the_status_is_taken_out_and_restarts_nothing(world):
+def test_a_suspended_at_written_by_a_user_is_removed_and_restarts_nothing(world):
     world.status.suspended_at = "2026-01-01T00:00:00Z"
     world.plan()
     assert world.status.suspended_at is None

@@ -1,4 +1,4 @@
-"""Attempts of the trainer: what ends one, what that costs, when the next begins."""
+"""Attempts of the trainer: causes of their end, costs, and the start of the next attempt."""
 
 import copy
 
@@ -20,13 +20,13 @@ def world():
 
 
 def fail(world, code=1, message=""):
-    """Have a pod of the trainer fail, and its Job with it."""
+    """Fail a pod of the trainer, and its Job."""
     world.exit("trainer-", code, message=message)
     world.fail_job()
 
 
 def again(world):
-    """Have the attempt that was decided on made and ready."""
+    """Create the decided attempt and make it ready."""
     world.settle()
     world.now += 60
     world.settle()
@@ -40,7 +40,7 @@ def test_a_failed_pod_restarts_the_group_as_the_next_attempt(world):
     fail(world, message="loading\nCUDA out of memory")
     made = world.plan()
     assert made.record_first
-    assert world.names("Job") == []  # the old one is gone, the next is backed off
+    assert world.names("Job") == []  # the old Job was deleted, the next is backed off
     assert made.after == 1
     assert world.status.trainer.number == 2
     assert world.why == "TrainerRestarting"
@@ -58,7 +58,7 @@ def test_a_failed_pod_restarts_the_group_as_the_next_attempt(world):
     assert world.condition("Ready")[:2] == ("True", "Running")
 
 
-def test_deaths_that_come_quickly_are_backed_off_longer_and_longer():
+def test_quick_failures_are_backed_off_exponentially():
     world = World(failurePolicy={"maxRestarts": 20})
     world.run_up()
     waits = []
@@ -71,7 +71,7 @@ def test_deaths_that_come_quickly_are_backed_off_longer_and_longer():
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
-def test_ten_minutes_of_life_forgive_one_death():
+def test_ten_minutes_of_work_offset_one_failure():
     world = World(failurePolicy={"maxRestarts": 20})
     world.run_up()
     for _ in range(2):
@@ -84,7 +84,7 @@ def test_ten_minutes_of_life_forgive_one_death():
     assert world.status.trainer.charged == pytest.approx(charged, abs=0.2)
 
 
-def test_an_attempt_that_finds_no_node_waits_for_one_and_is_not_said_to_begin(world):
+def test_an_attempt_without_a_node_is_reported_as_pending(world):
     fail(world)
     world.settle()
     world.now += 60
@@ -97,7 +97,7 @@ def test_an_attempt_that_finds_no_node_waits_for_one_and_is_not_said_to_begin(wo
     assert message.startswith("2 of 2 trainer pods pending: nodes are cordoned")
 
 
-def test_more_deaths_than_allowed_end_the_run(world):
+def test_more_failures_than_allowed_end_the_run(world):
     for _ in range(3):
         fail(world, 137)
         again(world)
@@ -106,7 +106,7 @@ def test_more_deaths_than_allowed_end_the_run(world):
     assert made.record_first
     status, reason, message = world.condition("Failed")
     assert (status, reason) == ("True", "MaxRestartsExceeded")
-    assert "had its 3 restarts (spec.failurePolicy.maxRestarts)" in message
+    assert "exceeded spec.failurePolicy.maxRestarts (3)" in message
     assert "killed by signal 9: killed" in message
     assert world.names("Job") == ["sums-trainer-4"]  # for its log
     assert world.names("Deployment") == []
@@ -115,7 +115,7 @@ def test_more_deaths_than_allowed_end_the_run(world):
 
 
 @pytest.mark.parametrize("how", ["pod", "rule"])
-def test_a_disruption_costs_nothing(world, how):
+def test_a_disruption_is_free(world, how):
     world.now += 60
     if how == "pod":
         world.disrupt("trainer-")
@@ -131,7 +131,7 @@ def test_a_disruption_costs_nothing(world, how):
     assert ("Normal", "TrainerRestarted") in world.events
 
 
-def test_disruptions_that_come_at_once_again_and_again_are_backed_off(world):
+def test_repeated_quick_disruptions_are_backed_off(world):
     waits = []
     for _ in range(4):
         world.make_pods()
@@ -144,7 +144,7 @@ def test_disruptions_that_come_at_once_again_and_again_are_backed_off(world):
     assert world.status.trainer.charged == 0
 
 
-def test_exit_code_2_ends_the_run_with_what_it_left_behind(world):
+def test_exit_code_2_ends_the_run_with_its_termination_message(world):
     world.exit("trainer-", 2, message="rljob: spec.training: batch does not fit")
     world.fail_job("PodFailurePolicy", "Container main failed with exit code 2 matching FailJob rule at index 1")
     made = world.plan()
@@ -164,15 +164,15 @@ def test_a_job_that_a_user_deleted_is_followed_by_the_next_attempt(world):
     assert world.status.trainer.charged == 0
 
 
-def test_a_job_that_was_recorded_and_never_made_is_made_under_its_number():
+def test_a_recorded_attempt_without_a_job_is_created_under_its_number():
     world = World()
     made = world.decide()
-    world.status = made.status  # and the operator died
+    world.status = made.status  # then the operator crashed
     world.settle()
     assert world.names("Job") == ["sums-trainer-1"]
 
 
-def test_a_change_of_its_template_begins_the_next_attempt(world):
+def test_a_change_of_its_template_starts_the_next_attempt(world):
     world.change(trainer={"nodes": 2, "template": {"spec": {"nodeSelector": {"zone": "a"}}}})
     world.settle()
     assert world.names("Job") == ["sums-trainer-2"]
@@ -180,7 +180,7 @@ def test_a_change_of_its_template_begins_the_next_attempt(world):
     assert world.role("trainer").restarts == 0
 
 
-def test_a_status_that_was_lost_uses_no_number_twice(world):
+def test_after_a_lost_status_no_number_is_used_twice(world):
     for _ in range(2):
         fail(world)
         again(world)
@@ -190,7 +190,7 @@ def test_a_status_that_was_lost_uses_no_number_twice(world):
     assert world.names("Job") == ["sums-trainer-3"]
 
 
-def test_a_pod_on_a_lost_node_is_not_waited_for(world):
+def test_a_pod_on_a_lost_node_ends_the_attempt(world):
     pod = world.find("trainer-")[0]
     put(pod, metadata=replace(pod.metadata, deletion_timestamp=instant(world.now)))
     assert world.settle().after == 30
@@ -201,14 +201,14 @@ def test_a_pod_on_a_lost_node_is_not_waited_for(world):
     assert world.role("trainer").last_exit == "node lost"
 
 
-def test_a_job_that_will_fail_is_not_waited_for_until_its_last_pod_is_gone(world):
+def test_a_failure_target_ends_the_attempt_before_the_last_pod_ends(world):
     world.exit("trainer-", 1)
     world._end_job("trainer", "FailureTarget", "BackoffLimitExceeded", "")
     world.plan()
     assert world.status.trainer.number == 2
 
 
-def test_a_trainer_that_is_done_gives_the_run_time_to_say_that_it_is_over(world):
+def test_after_exit_code_0_the_coordinator_has_time_to_report_the_end(world):
     world.complete_job()
     assert world.settle().after == 30
     world.tell(state="Succeeded")
@@ -216,7 +216,7 @@ def test_a_trainer_that_is_done_gives_the_run_time_to_say_that_it_is_over(world)
     assert world.condition("Complete")[0] == "True"
 
 
-def test_a_trainer_that_ends_before_the_run_is_restarted(world):
+def test_a_trainer_that_exits_with_0_before_the_end_of_the_run_is_restarted(world):
     world.complete_job()
     world.now += 30
     world.plan()
@@ -224,7 +224,7 @@ def test_a_trainer_that_ends_before_the_run_is_restarted(world):
     assert world.status.trainer.charged == 1
 
 
-def test_a_clock_that_goes_back_restarts_nothing_and_ends_no_run():
+def test_a_clock_set_back_restarts_nothing_and_ends_no_run():
     world = World(activeDeadlineSeconds=3600, failurePolicy={"maxRestarts": 3, "pendingSeconds": 60})
     world.run_up()
     world.now = BEGIN - 86_400
@@ -234,7 +234,7 @@ def test_a_clock_that_goes_back_restarts_nothing_and_ends_no_run():
     assert made.deletions == []
 
 
-def test_a_back_off_is_over_when_the_clock_goes_back_before_its_beginning(world):
+def test_a_clock_set_back_before_a_back_off_ends_it(world):
     fail(world)
     world.plan()
     world.now -= 3600
@@ -242,7 +242,7 @@ def test_a_back_off_is_over_when_the_clock_goes_back_before_its_beginning(world)
     assert world.names("Job") == ["sums-trainer-2"]
 
 
-def test_pods_of_an_earlier_attempt_count_for_nothing(world):
+def test_pods_of_an_earlier_attempt_are_ignored(world):
     old = world.find("trainer-1")
     fail(world)
     again(world)
@@ -254,7 +254,7 @@ def test_pods_of_an_earlier_attempt_count_for_nothing(world):
     assert world.status.trainer.number == 2
 
 
-def test_the_pod_that_failed_first_is_the_one_that_is_told_of(world):
+def test_the_pod_that_failed_first_is_reported(world):
     first, second = world.find("trainer-")
     world.exit(first.metadata.name, 143)
     world.now -= 5
@@ -265,7 +265,7 @@ def test_the_pod_that_failed_first_is_the_one_that_is_told_of(world):
     assert world.status.trainer.cause == f"pod {second.metadata.name}: killed by signal 11"
 
 
-def test_a_status_of_an_earlier_day_uses_no_number_twice(world):
+def test_after_a_restored_status_no_number_is_used_twice(world):
     earlier = world.status
     fail(world)
     again(world)
@@ -276,7 +276,7 @@ def test_a_status_of_an_earlier_day_uses_no_number_twice(world):
     assert world.names("Job") == ["sums-trainer-2"]
 
 
-def test_a_pod_that_failed_is_told_of_before_its_job_says_so(world):
+def test_a_failed_pod_is_reported_before_its_job_fails(world):
     world.exit(world.find("trainer-")[0].metadata.name, 1, message="out of memory")
     world.settle()
     text = "1 of 2 trainer pods ended: exit code 1: out of memory"
@@ -287,20 +287,20 @@ def test_a_pod_that_failed_is_told_of_before_its_job_says_so(world):
     assert [reason for _, reason in world.events].count("TrainerRestarting") == 1
 
 
-def test_a_job_that_makes_no_pods_is_pointed_to():
+def test_a_job_without_pods_is_named():
     world = World()
     world.settle()
-    assert world.decide().after == 8  # then its events are asked for, and again
+    assert world.decide().after == 8  # then its events are read, repeatedly
     world.now += 60
     world.settle()
-    text = "2 of 2 trainer pods not made yet: refused, or a quota is used up; "
-    text += "kubectl describe job sums-trainer-1 tells why"
+    text = "2 of 2 trainer pods not created yet: refused, or a quota is used up; "
+    text += "kubectl describe job sums-trainer-1 shows the reason"
     assert world.role("trainer").summary == text
     assert world.why == "PodsForbidden"
     assert world.decide().after == 10
 
 
-def test_a_pod_that_was_deleted_long_after_its_job_was_made_is_not_said_to_be_refused(world):
+def test_a_deleted_pod_is_not_reported_as_refused(world):
     world.now += 3600
     job = world.children["Job", "sums-trainer-1"]
     gone = world.find("trainer-")[0]
@@ -311,7 +311,7 @@ def test_a_pod_that_was_deleted_long_after_its_job_was_made_is_not_said_to_be_re
     assert world.why == "PodsNotReady"
 
 
-def test_a_job_that_makes_no_pods_counts_as_pending():
+def test_a_job_without_pods_counts_as_pending():
     world = World(failurePolicy={"pendingSeconds": 100})
     world.settle()
     world.now += 60
@@ -322,7 +322,7 @@ def test_a_job_that_makes_no_pods_counts_as_pending():
     assert world.condition("Failed")[1] == "PendingTimeout"
 
 
-def test_a_column_says_what_died(world):
+def test_restarts_are_shown_in_a_column(world):
     fail(world)
     again(world)
     world.exit("runner", 1, fatal=False)
@@ -330,14 +330,14 @@ def test_a_column_says_what_died(world):
     assert world.status.ready.restarts == "runner 1, trainer 1"
 
 
-def test_exit_code_2_that_only_the_job_tells_of_ends_the_run(world):
+def test_exit_code_2_in_the_job_condition_ends_the_run(world):
     world.pods = {name: pod for name, pod in world.pods.items() if "trainer" not in name}
     message = "Container main for pod default/x failed with exit code 2 matching FailJob rule at index 1"
     world.fail_job("PodFailurePolicy", message)
     world.settle()
     assert world.condition("Failed")[1:] == (
         "ConfigurationError",
-        f"the trainer refuses its configuration: {message}",
+        f"the trainer rejects its configuration: {message}",
     )
 
 
@@ -353,12 +353,12 @@ def lose_label(world, ref):
     return world.children.pop(ref).metadata.uid
 
 
-def test_a_job_that_lost_its_label_is_deleted_before_its_successor_runs_beside_it(world):
+def test_a_job_without_its_label_is_deleted_before_the_next_attempt_starts(world):
     uid = lose_label(world, ("Job", "sums-trainer-1"))
     made = world.decide()
     assert made.status.trainer.number == 2
     assert (("Job", "sums-trainer-1"), uid) in made.deletions
-    world.status = made.status  # and the operator died
+    world.status = made.status  # then the operator crashed
     assert (("Job", "sums-trainer-1"), uid) in world.decide().deletions
     world.plan()
     assert not world.find("trainer-1")
@@ -366,7 +366,7 @@ def test_a_job_that_lost_its_label_is_deleted_before_its_successor_runs_beside_i
 
 
 @pytest.mark.parametrize("how", ["Succeeded", "suspend"])
-def test_a_job_that_lost_its_label_does_not_outlive_the_run(world, how):
+def test_a_job_without_its_label_is_deleted_with_the_run(world, how):
     world.tell(state="Succeeded") if how == "Succeeded" else world.change(suspend=True)
     if how == "suspend":
         world.tell(state="Suspended")
@@ -374,7 +374,7 @@ def test_a_job_that_lost_its_label_does_not_outlive_the_run(world, how):
     assert (("Job", "sums-trainer-1"), uid) in world.plan().deletions
 
 
-def test_a_job_of_another_user_is_not_deleted_for_a_pod_with_our_labels(world):
+def test_a_foreign_job_is_not_deleted_for_a_pod_with_our_labels(world):
     pod = world.find("trainer-")[0]
     owner = replace(pod.metadata.owner_references[0], name="theirs", uid="theirs")
     labels = {**pod.metadata.labels, "rljob.dev/attempt": "0"}
@@ -383,7 +383,7 @@ def test_a_job_of_another_user_is_not_deleted_for_a_pod_with_our_labels(world):
 
 
 @pytest.mark.parametrize("how", ["being deleted", "gone, its pods are not"])
-def test_a_job_that_is_deleted_before_it_was_recorded_does_not_give_its_number_to_another(how):
+def test_the_number_of_a_job_deleted_before_it_was_recorded_is_not_reused(how):
     world = World()
     world.plan()
     ref = "Job", "sums-trainer-1"
@@ -397,7 +397,7 @@ def test_a_job_that_is_deleted_before_it_was_recorded_does_not_give_its_number_t
     assert world.status.trainer.number == 2
 
 
-def test_a_job_whose_pods_are_late_is_recorded_all_the_same():
+def test_a_job_with_late_pods_is_recorded():
     world = World()
     world.plan()
     assert world.settle().after == 8
@@ -407,7 +407,7 @@ def test_a_job_whose_pods_are_late_is_recorded_all_the_same():
     assert world.status.trainer.job_uid == world.children["Job", "sums-trainer-1"].metadata.uid
 
 
-def test_waiting_for_a_node_forgives_no_death():
+def test_waiting_for_a_node_offsets_no_failure():
     world = World(failurePolicy={"maxRestarts": 3})
     world.run_up()
     for _ in range(4):
@@ -423,7 +423,7 @@ def test_waiting_for_a_node_forgives_no_death():
     assert world.condition("Failed")[1] == "MaxRestartsExceeded"
 
 
-def test_waiting_for_the_last_pod_of_the_gang_forgives_no_death(world):
+def test_waiting_for_the_last_pod_of_the_gang_offsets_no_failure(world):
     fail(world)
     again(world)
     charged = world.status.trainer.charged
@@ -436,11 +436,11 @@ def test_waiting_for_the_last_pod_of_the_gang_forgives_no_death(world):
     assert world.status.trainer.charged == charged + 1
 
 
-def test_a_containers_own_beginning_is_what_its_life_counts_from(world):
+def test_work_is_counted_from_the_start_of_the_container(world):
     fail(world)
     again(world)
     charged = world.status.trainer.charged
-    world.now += 700  # of pulling the image
+    world.now += 700  # while the image is pulled
     fail(world)
     for pod in world.find("trainer-"):
         put(pod.status.container_statuses[0].state.terminated, started_at=instant(world.now))
@@ -448,7 +448,7 @@ def test_a_containers_own_beginning_is_what_its_life_counts_from(world):
     assert world.status.trainer.charged == charged + 1
 
 
-def test_a_pod_that_a_user_made_by_hand_is_none_of_the_jobs(world):
+def test_a_pod_created_by_a_user_is_ignored(world):
     pod = copy.deepcopy(world.find("runner")[0])
     world.pods["debug"] = replace(pod, metadata=replace(pod.metadata, name="debug", owner_references=[]))
     world.exit("debug", 2)
@@ -457,7 +457,7 @@ def test_a_pod_that_a_user_made_by_hand_is_none_of_the_jobs(world):
     assert world.why == "Running"
 
 
-def test_exit_code_2_of_a_reward_that_the_user_wrote_is_a_death_like_any_other():
+def test_exit_code_2_of_a_users_reward_is_an_ordinary_failure():
     reward = {"name": "exact", "template": {"spec": {"containers": [{"name": "main", "image": "mine/go-service"}]}}}
     world = World(rewards=[reward], failurePolicy={"maxRestarts": 2})
     world.run_up()

@@ -1,4 +1,4 @@
-"""Events as they are written."""
+"""Contents of recorded events."""
 
 import datetime
 
@@ -14,17 +14,17 @@ def body(message="it runs", reason="Running"):
     return event_body(JOB, Event("Normal", reason, message), "operator-1", NOW)
 
 
-def test_an_event_names_the_job_and_who_says_it():
+def test_an_event_names_the_job_and_the_reporter():
     event = body()
     assert event["involvedObject"]["uid"] == "u1" and event["involvedObject"]["kind"] == "RLJob"
     assert event["reportingComponent"] == "rljob-operator" and event["reportingInstance"] == "operator-1"
     assert event["firstTimestamp"] == "2026-01-31T12:00:00Z"
 
 
-def test_the_same_event_has_the_same_name_in_every_operator_and_another_has_another():
+def test_event_names_depend_only_on_the_content():
     assert body()["metadata"]["name"] == body()["metadata"]["name"]
     assert len({body()["metadata"]["name"], body("x")["metadata"]["name"], body(reason="X")["metadata"]["name"]}) == 3
 
 
-def test_a_long_message_is_cut_to_what_the_api_takes():
+def test_a_long_message_is_truncated():
     assert len(body("x" * 5000)["message"]) == MESSAGE_CHARACTERS

@@ -1,4 +1,4 @@
-"""The queue: once each, never twice at a time, later, and with back-off. Times are made up."""
+"""The work queue: each key once, never processed concurrently, delays and back-off. Times are simulated."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rljob.operator.work_queue import LAST_BACKOFF_SECONDS, ClosedError, Schedule, WorkQueue
 
 
-def test_a_key_waits_once_however_often_it_is_added():
+def test_a_key_is_queued_once():
     schedule = Schedule()
     schedule.add("a", 0.0)
     schedule.add("b", 1.0)
@@ -20,7 +20,7 @@ def test_a_key_waits_once_however_often_it_is_added():
     assert schedule.take(5.0) is None
 
 
-def test_a_key_that_is_added_while_it_is_worked_on_is_done_again_afterwards():
+def test_a_key_added_during_processing_is_processed_again():
     schedule = Schedule()
     schedule.add("a", 0.0)
     schedule.take(0.0)
@@ -32,7 +32,7 @@ def test_a_key_that_is_added_while_it_is_worked_on_is_done_again_afterwards():
     assert schedule.take(4.0) is None
 
 
-def test_of_two_delays_the_earlier_counts():
+def test_the_earlier_of_two_delays_counts():
     schedule = Schedule()
     schedule.add_after("a", 10.0, 0.0)
     schedule.add_after("a", 3.0, 0.0)
@@ -44,7 +44,7 @@ def test_of_two_delays_the_earlier_counts():
     assert schedule.next_due() is None and schedule.take(100.0) is None
 
 
-def test_what_was_to_be_done_later_is_forgotten_when_the_key_is_worked_on():
+def test_a_later_due_time_is_dropped_when_the_key_is_taken():
     schedule = Schedule()
     schedule.add_after("a", 10.0, 0.0)
     schedule.add("a", 1.0)
@@ -64,7 +64,7 @@ def test_back_off_doubles_with_each_failure_up_to_a_minute_and_ends_with_success
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "later", "take", "done"]), st.integers(0, 3)), max_size=60))
-def test_no_key_is_ever_with_two_workers_and_none_is_lost(steps):
+def test_no_key_is_processed_twice_at_a_time_and_none_is_lost(steps):
     schedule, now, working, owed = Schedule(), 0.0, set(), set()
     for step, key in steps:
         now += 1.0
@@ -90,7 +90,7 @@ def test_no_key_is_ever_with_two_workers_and_none_is_lost(steps):
     assert owed <= rest
 
 
-async def test_a_worker_that_waits_is_woken():
+async def test_a_waiting_worker_is_woken():
     queue = WorkQueue(clock=lambda: 0.0)
     getting = asyncio.create_task(queue.get())
     await asyncio.sleep(0)
@@ -98,7 +98,7 @@ async def test_a_worker_that_waits_is_woken():
     assert await getting == ("a", 0.0)
 
 
-async def test_a_worker_that_is_cancelled_leaves_its_key_to_another():
+async def test_a_cancelled_worker_leaves_its_key_to_another():
     queue = WorkQueue(clock=lambda: 0.0)
     first, second = asyncio.create_task(queue.get()), asyncio.create_task(queue.get())
     await asyncio.sleep(0)
@@ -107,7 +107,7 @@ async def test_a_worker_that_is_cancelled_leaves_its_key_to_another():
     assert await second == ("a", 0.0)
 
 
-async def test_a_closed_queue_gives_out_nothing():
+async def test_a_closed_queue_returns_no_key():
     queue = WorkQueue(clock=lambda: 0.0)
     getting = asyncio.create_task(queue.get())
     await asyncio.sleep(0)

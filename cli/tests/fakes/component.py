@@ -6,13 +6,13 @@ beat          touch RLJOB_HEARTBEAT once
 chatter       print lines until killed
 ignore        from now on ignore SIGTERM
 child         start a copy of this in a session of its own, which waits
-titled        like child, but nothing of its environment is left in /proc, as after setproctitle
-once FILE CODE  exit with CODE unless FILE exists, then make FILE
+titled        like child, but without an environment in /proc, as after setproctitle
+once FILE CODE  create FILE and exit with CODE, unless FILE exists
 exit CODE     exit
-coordinator FILE   answer /v1/status at RLJOB_LISTEN with the contents of FILE, whose state a POST to /v1/suspend
-                   with the operator's token makes Suspended, which it leaves in status.json
-slow          from now on answer each GET later than a look at the run comes after another
-make PATH     make a directory with the least that passes for a model
+coordinator FILE   answer /v1/status at RLJOB_LISTEN with the contents of FILE. A POST to /v1/suspend with the
+                   operator's token sets its state to Suspended; on SIGTERM such a status is written to status.json
+slow          from now on answer each GET later than the interval of status polls
+make PATH     create a directory with a minimal valid model
 """
 
 import contextlib

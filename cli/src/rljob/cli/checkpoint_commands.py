@@ -14,7 +14,7 @@ from rljob.cli.cluster_commands import Context, Namespace
 from rljob.cli.options import RUN_HELP, Format, LocalRunName, Output, Overrides, complete_runs, print_json, report
 from rljob.local import checkpoints, find_run, job_checks
 from rljob.local.errors import CliError
-from rljob.local.evaluation import evaluated_model, evaluation_job, place
+from rljob.local.evaluation import evaluated_model, evaluation_job, evaluation_path
 from rljob.local.local_run import run_job
 from rljob.local.run_directory import RunDirectory
 from rljob.local.screen import RunOutput, Terminal, screen_for
@@ -44,7 +44,7 @@ def export(
     if len(names) > 2:
         raise CliError("give [RUN] DEST: at most one run, and one destination", 2)
     run = names[0] if len(names) == 2 else None
-    checkpoints.refuse_taken(Path(names[-1]))  # before anything that takes time
+    checkpoints.check_destination(Path(names[-1]))  # before the slow steps
     if cluster_commands.targets_cluster(context, namespace):
         step = cluster_commands.export(cluster_commands.find(run, context, namespace), Path(names[-1]), step)
     else:
@@ -58,25 +58,25 @@ def evaluate(
     step: Step = None,
     problems: Annotated[
         int | None,
-        typer.Option("--problems", min=1, help="Held-out problems of each task. Default: the manifest's."),
+        typer.Option("--problems", min=1, help="Held-out problems per task. Default: from the manifest."),
     ] = None,
     overrides: Overrides = None,
     output: Output = Format.TEXT,
 ) -> None:
-    """Evaluate a checkpoint on held-out problems; nothing is trained.
+    """Evaluate a checkpoint on held-out problems, without training.
 
-    The evaluation is a run in RUN/evaluations; an equal later one only shows its results.
+    The evaluation is a run in RUN/evaluations; the same evaluation later only shows its results.
     """
     directory = find_run.find(run)
     step, checkpoint = checkpoints.find(directory, step)
     model = evaluated_model(directory, step, checkpoint)
     job = evaluation_job(directory.job(), model, directory.path, problems, overrides or [])
-    where = place(directory, step, job)
-    job = job_checks.prepare(job, RunDirectory(where), report)
-    run_job(job, write_yaml(to_data(job)).encode(), where, screen_for(RunOutput(stderr=True), live=True))
-    status = RunDirectory(where).status()
+    path = evaluation_path(directory, step, job)
+    job = job_checks.prepare(job, RunDirectory(path), report)
+    run_job(job, write_yaml(to_data(job)).encode(), path, screen_for(RunOutput(stderr=True), live=True))
+    status = RunDirectory(path).status()
     if output is Format.JSON:
         results = status_data(status)["evaluations"] if status is not None else []
-        print_json({"step": step, "directory": str(where), "results": results})
+        print_json({"step": step, "directory": str(path), "results": results})
     else:
         Terminal().print(evaluation_table(step, status.evaluations if status is not None else []))

@@ -41,7 +41,7 @@ _program = ["rljob"]
 
 
 def set_plugin_mode() -> None:
-    """Treat every run as an RLJob from now on, as kubectl's plugin does."""
+    """Treat every run as an RLJob: this process runs as the kubectl plugin."""
     _program[0] = PLUGIN
 
 
@@ -64,21 +64,21 @@ def targets_cluster(context: str | None, namespace: str | None) -> bool:
 
 
 def find(run: str | None, context: str | None, namespace: str | None) -> RemoteJob:
-    """Return the RLJob that is named; raises as :func:`rljob.remote.job.find`."""
+    """Return the named RLJob; raises as :func:`rljob.remote.job.find`."""
     from rljob.remote import job
 
     return job.find(run, context, namespace)
 
 
 def find_among(names: Sequence[str], context: str | None, namespace: str | None) -> tuple[RemoteJob, list[str]]:
-    """Return the RLJob that is named, and the other names; raises as :func:`rljob.remote.job.find_among`."""
+    """Return the named RLJob and the other names; raises as :func:`rljob.remote.job.find_among`."""
     from rljob.remote import job
 
     return job.find_among(names, context, namespace)
 
 
 def logs(job: RemoteJob, components: Sequence[str], *, named: bool, follow: bool) -> PodLogs:
-    """Return the logs of some of a job's components, or all; as :class:`rljob.remote.pod_logs.PodLogs`."""
+    """Return a reader for the logs of a job's components; arguments as :class:`rljob.remote.pod_logs.PodLogs`."""
     from rljob.remote.pod_logs import PodLogs
 
     return PodLogs(job, components, named=named, follow=follow)
@@ -91,15 +91,15 @@ def usage_source(job: RemoteJob) -> Callable[[], RunSnapshot]:
     return PodUsageMeter(job).snapshot
 
 
-def suspend(job: RemoteJob, now: bool, say: Callable[[str], None]) -> None:
+def suspend(job: RemoteJob, now: bool, report: Callable[[str], None]) -> None:
     """Suspend a job; as :func:`rljob.remote.apply.suspend`."""
     from rljob.remote import apply
 
-    apply.suspend(job, now, say)
+    apply.suspend(job, now, report)
 
 
 def export(job: RemoteJob, destination: Path, step: int | None) -> int:
-    """Fetch a model; as :func:`rljob.remote.export.export`."""
+    """Fetch the model of a checkpoint; as :func:`rljob.remote.export.export`."""
     from rljob.remote import export
 
     return export.export(job, destination, step)
@@ -124,6 +124,8 @@ def apply(
 
     own = job.metadata.namespace
     if own is not None and namespace is not None and own != namespace:
-        raise CliError(f"{source}: metadata.namespace: it is {own}, and -n says {namespace}; leave one of them out", 2)
+        raise CliError(
+            f"{source}: metadata.namespace: {own} in the manifest, but -n is {namespace}; omit one of them", 2
+        )
     where = lookup.namespace(context, namespace or own)
     return where.name, apply.apply(where, job, str(source), dry_run=dry_run, force=force)

@@ -20,7 +20,7 @@ from rljob.cli import cluster_commands
 from rljob.cli.cluster_commands import Context, Namespace
 from rljob.cli.options import RUN_HELP, Format, Output, RunName, complete_runs, report
 from rljob.ledger.audit import Report
-from rljob.ledger.audit import audit as audited
+from rljob.ledger.audit import audit as audit_run
 from rljob.ledger.reader import (
     MOST_SAMPLES,
     LedgerReader,
@@ -31,9 +31,9 @@ from rljob.ledger.reader import (
     unknown_task,
     why_empty,
 )
-from rljob.ledger.reader import samples as selected
+from rljob.ledger.reader import samples as select_samples
 from rljob.ledger.sample_detail import SampleDetail, TokenDetail, TurnDetail
-from rljob.ledger.sample_detail import show as shown
+from rljob.ledger.sample_detail import show as load_sample
 from rljob.ledger.states import Kind, State
 from rljob.ledger.store import LEDGER
 from rljob.local import find_run
@@ -42,21 +42,21 @@ from rljob.local.run_directory import RunDirectory
 from rljob.local.screen import Terminal
 from rljob.local.snapshot import initializing
 
-START_OF_TEXT = 80
+MAX_TEXT_CHARACTERS = 80
 STYLES = ((0.9, "green"), (0.5, "yellow"), (0.1, "dark_orange"), (0.0, "red"))
-"""Least probability a token had when it was sampled → its colour on a terminal."""
+"""Lower bound of a token's probability when it was sampled → colour on a terminal."""
 
 COLUMNS = (
     "sample", "task", "state", "step", "reward", "advantage", "tokens", "versions", "staleness", "finish", "text",
 )  # fmt: skip
 DROPPED_FIRST = ("versions", "staleness", "advantage", "task", "tokens", "state", "step")
-"""Columns that a narrow terminal does without, least needed first."""
-LEAST_TEXT = 24  # columns of the terminal that a longer text has in any case
-GAP = 2  # between columns
+"""Columns that a narrow terminal omits, in this order."""
+MIN_TEXT_WIDTH = 24  # terminal columns that are reserved for the text
+COLUMN_GAP = 2
 
 
 class ListFormat(StrEnum):
-    """How a list is written."""
+    """Format of a list."""
 
     TEXT = "text"
     JSON = "json"
@@ -64,20 +64,20 @@ class ListFormat(StrEnum):
 
 
 @contextlib.contextmanager
-def _reading(name: str | None) -> Iterator[Path]:
-    """Give the directory of the run called ``name``; inside, a run that cannot be read is bad input."""
+def _open_run(name: str | None) -> Iterator[Path]:
+    """Yield the directory of the run called ``name``; NoRunError in the body becomes a CliError with exit code 2."""
     directory = find_run.find(name)
     if not (directory.path / LEDGER).exists():
-        raise CliError(f"the run in {directory.path} has no ledger yet: {_not_begun(directory)}", 2)
+        raise CliError(f"the run in {directory.path} has no ledger yet: {_no_ledger_reason(directory)}", 2)
     try:
         yield directory.path
     except NoRunError as error:
         raise CliError(str(error), 2) from None
 
 
-def _not_begun(directory: RunDirectory) -> str:
+def _no_ledger_reason(directory: RunDirectory) -> str:
     if not directory.running():
-        return "it has not begun; rljob run begins it"
+        return "it has not started; rljob run starts it"
     return f"{'its initializer runs' if initializing(directory) else 'it is starting'}; try again when it trains"
 
 
@@ -85,14 +85,14 @@ def samples(
     run: RunName = None,
     task: Annotated[str | None, typer.Option("--task", help="Only samples of this task.")] = None,
     step: Annotated[int | None, typer.Option("--step", min=0, help="Only samples of this batch.")] = None,
-    state: Annotated[State | None, typer.Option("--state", help="Only samples that are here, or ended so.")] = None,
+    state: Annotated[State | None, typer.Option("--state", help="Only samples in this state.")] = None,
     group: Annotated[str | None, typer.Option("--group", help="Only samples of this group, for example g17.")] = None,
-    kind: Annotated[Kind | None, typer.Option("--kind", help="Only samples of training, or of evaluations.")] = None,
-    sort: Annotated[Sort, typer.Option("--sort", help="What comes first: most of this.")] = Sort.NEWEST,
-    reverse: Annotated[bool, typer.Option("--reverse", help="Least first.")] = False,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Most samples listed.")] = 20,
+    kind: Annotated[Kind | None, typer.Option("--kind", help="Only training or only evaluation samples.")] = None,
+    sort: Annotated[Sort, typer.Option("--sort", help="Sort by this, newest or largest first.")] = Sort.NEWEST,
+    reverse: Annotated[bool, typer.Option("--reverse", help="Reverse the order.")] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of samples.")] = 20,
     output: Annotated[
-        ListFormat, typer.Option("-o", "--output", help="For people, one JSON array, or one JSON object a line.")
+        ListFormat, typer.Option("-o", "--output", help="A table, one JSON array, or one JSON object per line.")
     ] = ListFormat.TEXT,
     context: Context = None,
     namespace: Namespace = None,
@@ -102,11 +102,11 @@ def samples(
     if cluster_commands.targets_cluster(context, namespace):
         if limit > MOST_SAMPLES:
             raise CliError(f"--limit: at most {MOST_SAMPLES:,} samples of a job in a cluster, not {limit:,}", 2)
-        asked = {name: _asked(value) for name, value in dataclasses.asdict(selection).items()}
+        query = {name: _query_value(value) for name, value in dataclasses.asdict(selection).items()}
         coordinator = cluster_commands.find(run, context, namespace).coordinator
-        rows, note = coordinator.ask("/v1/samples", list[SampleRow], **asked)
+        rows, note = coordinator.ask("/v1/samples", list[SampleRow], **query)
     else:
-        rows, note = _selected(run, selection)
+        rows, note = _local_samples(run, selection)
     if not rows:
         report(note)
     if output is ListFormat.JSON:
@@ -118,24 +118,24 @@ def samples(
         _print_table([_cells(row) for row in rows])
 
 
-def _asked(value: object) -> object:
-    """Return an argument as it is in an address."""
+def _query_value(value: object) -> object:
+    """Return an argument in the format of a URL query."""
     return str(value).lower() if isinstance(value, bool) else value
 
 
-def _selected(run: str | None, selection: Selection) -> tuple[list[SampleRow], str]:
-    """Return samples of a local run, and why there are none."""
-    with _reading(run) as path, LedgerReader(path) as ledger:
+def _local_samples(run: str | None, selection: Selection) -> tuple[list[SampleRow], str]:
+    """Return samples of a local run, and the reason if there are none."""
+    with _open_run(run) as path, LedgerReader(path) as ledger:
         if problem := unknown_task(ledger, selection):
             raise CliError(problem, 2)
-        rows = selected(ledger, selection)
+        rows = select_samples(ledger, selection)
         return rows, "" if rows else why_empty(ledger, selection)
 
 
 def _cells(row: SampleRow) -> list[str]:
-    text = _one_line((row.text or row.reason)[:START_OF_TEXT])
-    figures = [_number(value) for value in (row.step, row.reward, row.advantage, row.response_tokens)]
-    return [row.id, row.task, row.state, *figures, _versions(row), _number(row.staleness), row.finish or "", text]
+    text = _one_line((row.text or row.reason)[:MAX_TEXT_CHARACTERS])
+    numbers = [_number(value) for value in (row.step, row.reward, row.advantage, row.response_tokens)]
+    return [row.id, row.task, row.state, *numbers, _versions(row), _number(row.staleness), row.finish or "", text]
 
 
 def _versions(row: SampleRow) -> str:
@@ -150,29 +150,29 @@ def _print_table(rows: list[list[str]]) -> None:
         for row in [list(COLUMNS), *rows]:
             typer.echo("\t".join(row))
         return
-    shown = _fitting(rows, console.width)
+    columns = _columns_that_fit(rows, console.width)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for place in shown:
-        whole = None if COLUMNS[place] == "text" else _width(rows, place)
-        table.add_column(COLUMNS[place], no_wrap=True, overflow="ellipsis", min_width=whole)
+    for column in columns:
+        min_width = None if COLUMNS[column] == "text" else _width(rows, column)
+        table.add_column(COLUMNS[column], no_wrap=True, overflow="ellipsis", min_width=min_width)
     for row in rows:
-        table.add_row(*(Text(row[place]) for place in shown))
+        table.add_row(*(Text(row[column]) for column in columns))
     console.print(table)
 
 
-def _fitting(rows: list[list[str]], width: int) -> list[int]:
+def _columns_that_fit(rows: list[list[str]], width: int) -> list[int]:
     """Return the columns that leave room for the beginning of the texts on a terminal ``width`` wide."""
-    shown = [place for place, name in enumerate(COLUMNS) if name == "text" or any(row[place] for row in rows)]
-    text = min(LEAST_TEXT, _width(rows, len(COLUMNS) - 1))
+    columns = [i for i, name in enumerate(COLUMNS) if name == "text" or any(row[i] for row in rows)]
+    text = min(MIN_TEXT_WIDTH, _width(rows, len(COLUMNS) - 1))
     for name in DROPPED_FIRST:
-        if sum(_width(rows, place) + GAP for place in shown[:-1]) + text <= width:
+        if sum(_width(rows, column) + COLUMN_GAP for column in columns[:-1]) + text <= width:
             break
-        shown = [place for place in shown if COLUMNS[place] != name]
-    return shown
+        columns = [column for column in columns if COLUMNS[column] != name]
+    return columns
 
 
-def _width(rows: list[list[str]], place: int) -> int:
-    return max(cell_len(row[place]) for row in [list(COLUMNS), *rows])
+def _width(rows: list[list[str]], column: int) -> int:
+    return max(cell_len(row[column]) for row in [list(COLUMNS), *rows])
 
 
 def show(
@@ -189,19 +189,19 @@ def show(
         coordinator = cluster_commands.find(run, context, namespace).coordinator
         detail, _ = coordinator.ask(f"/v1/samples/{names[-1]}", SampleDetail)
     else:
-        detail = _shown(names)
+        detail = _local_sample(names)
     if output is Format.JSON:
         typer.echo(msgspec.json.encode(detail))
         return
-    _print_lines(_described(detail))
+    _print_lines(_sample_lines(detail))
 
 
-def _shown(names: list[str]) -> SampleDetail:
+def _local_sample(names: list[str]) -> SampleDetail:
     """Return a sample of a local run."""
     if len(names) == 1 and (find_run.is_run(Path(names[0])) or find_run.is_run(find_run.ROOT / names[0])):
-        raise CliError(f"name a sample of that run too, for example: rljob show {names[0]} g17.3", 2)
-    with _reading(names[0] if len(names) == 2 else None) as path, LedgerReader(path) as ledger:
-        return shown(ledger, names[-1])
+        raise CliError(f"give a sample of that run too, for example: rljob show {names[0]} g17.3", 2)
+    with _open_run(names[0] if len(names) == 2 else None) as path, LedgerReader(path) as ledger:
+        return load_sample(ledger, names[-1])
 
 
 def _print_lines(lines: Iterable[Text]) -> None:
@@ -214,8 +214,8 @@ def _print_lines(lines: Iterable[Text]) -> None:
             typer.echo(line.plain)
 
 
-def _described(detail: SampleDetail) -> Iterator[Text]:
-    """Yield the lines about a sample."""
+def _sample_lines(detail: SampleDetail) -> Iterator[Text]:
+    """Yield the lines that describe a sample."""
     sample = detail.sample
     where = f" in batch {sample.step}" if sample.step is not None else ""
     yield Text.assemble((sample.id, "bold"), f"  {sample.state}{where}{f': {sample.reason}' if sample.reason else ''}")
@@ -250,9 +250,9 @@ def _tokens(sample: SampleRow) -> str:
     prompt, response, total = (
         value or 0 for value in (sample.prompt_tokens, sample.response_tokens, sample.total_tokens)
     )
-    observed = max(0, total - prompt - response)
-    observations = f", {_number(observed)} observed" if observed else ""
-    return f"{_number(prompt)} given, {_number(response)} written{observations}"
+    observation = max(0, total - prompt - response)
+    observations = f", {_number(observation)} observation" if observation else ""
+    return f"{_number(prompt)} prompt, {_number(response)} response{observations}"
 
 
 def _turn(turn: TurnDetail, single: bool) -> Iterator[Text]:
@@ -269,10 +269,10 @@ def _turn(turn: TurnDetail, single: bool) -> Iterator[Text]:
     if turn.given is not None:
         yield _title("answer")
         yield Text.assemble(*((token.text or "", _style(token)) for token in turn.written))
-    yield _title("place  token  log-probability  probability  version  text")
-    for place, token in enumerate(turn.written):
-        figures = f"{place:5}  {token.id:5}  {token.logprob:15.6f}  {math.exp(token.logprob):11.4f}  {token.version:7}"
-        yield Text.assemble(f"{figures}  ", (_one_line(token.text or ""), _style(token)))
+    yield _title("index  token  log-probability  probability  version  text")
+    for i, token in enumerate(turn.written):
+        numbers = f"{i:5}  {token.id:5}  {token.logprob:15.6f}  {math.exp(token.logprob):11.4f}  {token.version:7}"
+        yield Text.assemble(f"{numbers}  ", (_one_line(token.text or ""), _style(token)))
 
 
 def _style(token: TokenDetail) -> str:
@@ -298,32 +298,32 @@ def _one_line(text: str) -> str:
 def audit(
     run: RunName = None, output: Output = Format.TEXT, context: Context = None, namespace: Namespace = None
 ) -> None:
-    """Prove from the ledger that a run lost nothing, doubled nothing and mixed nothing up.
+    """Check with the ledger that no sample of a run was lost, duplicated or mixed up.
 
     The run may be running. Exit code: 0 when all checks are ok, 1 when one failed.
     """
     if cluster_commands.targets_cluster(context, namespace):
         found, _ = cluster_commands.find(run, context, namespace).coordinator.ask("/v1/audit", Report)
     else:
-        with _reading(run) as path:
-            found = audited(path)
+        with _open_run(run) as path:
+            found = audit_run(path)
     if output is Format.JSON:
         typer.echo(msgspec.json.encode(found))
     else:
-        _print_lines(_verdict(found))
+        _print_lines(_audit_lines(found))
     raise typer.Exit(0 if found.ok else 1)
 
 
-def _verdict(found: Report) -> Iterator[Text]:
-    """Yield the lines about an audit."""
+def _audit_lines(found: Report) -> Iterator[Text]:
+    """Yield the lines that describe an audit."""
     yield Text(", ".join(f"{count} {name}" for name, count in found.counts.items()))
     for check in found.checks:
-        verdict = ("ok      ", "green") if check.ok else ("FAILED  ", "bold red")
+        label = ("ok      ", "green") if check.ok else ("FAILED  ", "bold red")
         yield Text.assemble(
-            verdict, f"{check.name} ({'; '.join(filter(None, (f'{check.examined} examined', check.note)))})"
+            label, f"{check.name} ({'; '.join(filter(None, (f'{check.examined} examined', check.note)))})"
         )
         for problem in check.problems:
             yield Text(f"        {problem}")
-    broken = sum(not check.ok for check in found.checks)
-    result = f"{broken} {'check' if broken == 1 else 'checks'} failed" if broken else "all checks ok"
+    failed = sum(not check.ok for check in found.checks)
+    result = f"{failed} {'check' if failed == 1 else 'checks'} failed" if failed else "all checks ok"
     yield Text(f"{result}{'' if found.finished else '; the run is not finished; open samples are not errors'}")

@@ -1,4 +1,4 @@
-"""The command that prints what the components of a run wrote: logs."""
+"""The command that prints the logs of a run's components: logs."""
 
 from __future__ import annotations
 
@@ -52,41 +52,41 @@ def logs(
     if cluster_commands.targets_cluster(context, namespace):
         job, components = cluster_commands.find_among(names or [], context, namespace)
         reader = cluster_commands.logs(job, components, named=len(components) < len(names or []), follow=follow)
-        chosen, following = reader.components, reader.follow
-        if follow and (why := reader.awaited()):
-            report(why)
+        shown, follow_lines = reader.components, reader.follow
+        if follow and (message := reader.waiting_message()):
+            report(message)
     else:
         directory, components = _run_and_components(names or [])
-        chosen = log_reader.chosen(directory.path, components)
+        shown = log_reader.select_components(directory.path, components)
         reader = log_reader.LogReader(directory.path, components)
-        following = functools.partial(reader.follow, directory.running)
+        follow_lines = functools.partial(reader.follow, directory.running)
     if follow and tail is None:
         tail = FOLLOWED_TAIL
-    show = _as_json if output is Format.JSON else _Prefixed([] if len(chosen) == 1 and components else chosen)
+    print_line = _print_json if output is Format.JSON else _Prefixed([] if len(shown) == 1 and components else shown)
     for line in reader.history(tail):
-        show(line)
+        print_line(line)
     if follow:
-        for line in following():
-            show(line)
+        for line in follow_lines():
+            print_line(line)
 
 
 def _run_and_components(names: list[str]) -> tuple[RunDirectory, list[str]]:
-    """Return the run and the named components: the first name may be the run's."""
+    """Return the run and the named components. The first name may be the name of the run."""
     if names and (find_run.is_run(Path(names[0])) or find_run.is_run(find_run.ROOT / names[0])):
         return find_run.find(names[0]), names[1:]
     return find_run.find(None), names
 
 
-def _as_json(line: Line) -> None:
+def _print_json(line: Line) -> None:
     at = datetime.fromtimestamp(line.time).astimezone().isoformat(timespec="milliseconds")
     print_json({"time": at, "component": line.component, "line": line.text})
 
 
 class _Prefixed:
-    """Prints lines with the name of their component first, each in its own colour on a terminal.
+    """Prints lines with the name of their component as prefix; on a terminal each component has its own colour.
 
     Args:
-        components: to tell apart; empty for no prefix.
+        components: names of the components; empty: no prefix.
     """
 
     def __init__(self, components: list[str]) -> None:

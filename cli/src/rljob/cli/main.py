@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run a command. Errors of the user and Ctrl-C are never tracebacks."""
+    """Run a command. User errors and Ctrl-C never print a traceback."""
     try:
         from rljob.cli.cluster_commands import program
         from rljob.cli.typer_app import FAILURES, app, report_failure

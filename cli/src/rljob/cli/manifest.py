@@ -11,7 +11,7 @@ import typer
 
 from rljob import manifests
 from rljob.api.errors import ManifestError
-from rljob.api.explain import explain as expanded
+from rljob.api.explain import explain as expand
 from rljob.api.explain import explain_field, manifest_page
 from rljob.api.load import load
 from rljob.api.yaml_loader import YamlError, read_yaml
@@ -47,12 +47,12 @@ def explain(
     field: Annotated[str | None, typer.Option("--field", metavar="PATH", help="Explain one field instead.")] = None,
     docs: Annotated[bool, typer.Option("--docs", help="Print the page on all fields instead.")] = False,
 ) -> None:
-    """Show a manifest with presets and defaults expanded, or what a field means."""
+    """Show a manifest with presets and defaults expanded, or explain a field."""
     if (file is not None) + (field is not None) + docs != 1:
         report("give one of FILE, --field PATH and --docs")
         raise typer.Exit(2)
     if file is not None:
-        text = expanded(load(file, overrides or []))
+        text = expand(load(file, overrides or []))
     else:
         text = explain_field(field) if field is not None else manifest_page()
     typer.echo(text, nl=False)
@@ -73,8 +73,8 @@ def render(
         typer.Option(
             "--cluster",
             metavar="<path>",
-            help="The cluster's settings, a YAML file: images, storageClass, … as in the operator's. "
-            "Default: those of the chart.",
+            help="Settings of the cluster, a YAML file: images, storageClass, … as in the operator's settings. "
+            "Default: the settings of the chart.",
         ),
     ] = None,
     gpu: Annotated[
@@ -89,7 +89,7 @@ def render(
 ) -> None:
     """Print the Kubernetes objects that the operator creates for a manifest.
 
-    Without the Secret of the job's tokens, which are random. Nothing is sent to a cluster.
+    The Secret with the job's random tokens is omitted. Nothing is sent to a cluster.
     """
     job = load(file, overrides or [])
     if found := manifests.problems(job):

@@ -1,4 +1,4 @@
-"""What several commands share: arguments, names of runs, and messages."""
+"""Shared by several commands: arguments, names of runs, and messages."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def complete_runs(incomplete: str) -> list[str]:
 
 
 def complete_components(incomplete: str) -> list[str]:
-    """Return names of runs, and of components of the default run, that begin with ``incomplete``."""
+    """Return the names of runs, and of components of the default run, that begin with ``incomplete``."""
     try:
         components = log_reader.names(find_run.find(None).path)
     except CliError:

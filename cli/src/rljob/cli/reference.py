@@ -22,9 +22,9 @@ With `-n` (`--namespace`) or `--context`, and always as `kubectl rljob`, RUN is 
 |---|---|---|
 | `status`, `logs`, `samples`, `show`, `audit` | yes, read-only | yes; `--watch` and `--follow` end at once |
 | `export`, `evaluate` | yes, of any kept checkpoint | yes |
-| `stop` | yes | prints that it is not running, and changes nothing |
-| `top` | yes | no, exit code 2: it measures processes |
-| `run` | no, exit code 2: the directory is in use | resumes it; shows the result of one that succeeded |
+| `stop` | yes | prints that the run is not running, and changes nothing |
+| `top` | yes | no, exit code 2: there are no processes to measure |
+| `run` | no, exit code 2: the directory is in use | resumes it; of a run that succeeded it shows the result |
 
 `-o json` is for programs. Text has colours on a terminal only, and no frame or width limit when piped.
 
@@ -53,7 +53,7 @@ def page() -> str:
 
 
 def _help(name: str) -> str:
-    """Return what `rljob NAME --help` prints."""
+    """Return the output of `rljob NAME --help`."""
     result = CliRunner().invoke(app, [name, "--help"], prog_name="rljob", terminal_width=WIDTH)
     return "\n".join(line.rstrip() for line in result.stdout.strip().splitlines())
 

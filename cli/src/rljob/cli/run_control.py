@@ -33,7 +33,7 @@ def run(
 ) -> None:
     """Run a job on this machine, or resume it.
 
-    Ctrl-C writes a checkpoint and stops; a second one stops at once. Nothing is lost either way.
+    Ctrl-C writes a checkpoint and stops; a second Ctrl-C stops at once. Nothing is lost in either case.
     """
     job = load(file, overrides or [])
     directory = default_directory(run_dir, job.metadata.name)
@@ -75,7 +75,7 @@ def stop(
         return
     end(directory, now)
     snapshot = take_snapshot(directory)
-    typer.echo(_ended(snapshot, f"{directory.path}/", "rljob run resumes it"))
+    typer.echo(_stopped_message(snapshot, f"{directory.path}/", "rljob run resumes it"))
 
 
 def _suspend(job: RemoteJob, now: bool) -> None:
@@ -84,15 +84,21 @@ def _suspend(job: RemoteJob, now: bool) -> None:
         typer.echo(f"the {job.place} is not running; it is {snapshot.state}")
         return
     cluster_commands.suspend(job, now, report)
-    typer.echo(_ended(job.snapshot(), f"{job.claim()}:", f"{cluster_commands.program()} resume resumes it"))
+    typer.echo(_stopped_message(job.snapshot(), f"{job.claim()}:", f"{cluster_commands.program()} resume resumes it"))
 
 
-def _ended(snapshot: RunSnapshot, storage: str, resumed: str) -> str:
-    """Return how a stopped run ended. ``storage``: prefix of paths in it."""
+def _stopped_message(snapshot: RunSnapshot, storage: str, hint: str) -> str:
+    """Return the message on a stopped run.
+
+    Args:
+        snapshot: of the run.
+        storage: prefix of paths in the storage of the run.
+        hint: how to resume the run.
+    """
     step = f" at step {snapshot.status.progress.step}" if snapshot.status else ""
     checkpoint = snapshot.status.last_checkpoint if snapshot.status else None
     kept = f", checkpoint {storage}{checkpoint.path}" if checkpoint and checkpoint.path else ""
-    return f"{snapshot.state}{step}{kept}{'' if snapshot.state == 'succeeded' else f'; {resumed}'}"
+    return f"{snapshot.state}{step}{kept}{'' if snapshot.state == 'succeeded' else f'; {hint}'}"
 
 
 def resume(run: RemoteRunName = None, context: Context = None, namespace: Namespace = None) -> None:
@@ -105,12 +111,14 @@ def apply(
     overrides: Overrides = None,
     context: Context = None,
     namespace: Namespace = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="The cluster checks it and changes nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="The API server checks the manifest and changes nothing.")
+    ] = False,
     force: Annotated[
         bool, typer.Option("--force-conflicts", help="Take over fields that another manager has set.")
     ] = False,
 ) -> None:
-    """Create the RLJob of a manifest in a cluster, or change it.
+    """Create or change the RLJob of a manifest in a cluster.
 
     Default of the namespace: the manifest's, else the context's.
     """

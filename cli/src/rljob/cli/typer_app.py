@@ -17,7 +17,7 @@ from rljob.local.errors import CliError, Interrupted
 from rljob.local.run_directory import VERSION
 
 FAILURES = (ManifestError, CliError, Interrupted, OSError)
-"""Exceptions that a command reports in a sentence."""
+"""Exceptions that are reported as one sentence, without a traceback."""
 LOCAL_ONLY = ("run", "evaluate")
 """Commands that start processes on this machine; they do not exist as `kubectl rljob`."""
 
@@ -43,7 +43,7 @@ def report_failure(error: Exception) -> int:
 
 
 class _Commands(TyperGroup):
-    """The commands. Errors of arguments are reported without typer's prefix."""
+    """The commands. Errors of arguments are reported without the prefix that typer adds."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands."""
@@ -80,8 +80,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"rljob {VERSION}")
         raise typer.Exit
 
@@ -89,7 +89,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def common(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """Reinforcement-learning post-training of language models, described by one manifest."""

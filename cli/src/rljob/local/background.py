@@ -20,23 +20,23 @@ class BackgroundScreen(PlainScreen):
     """Writes to a file, and signals through a pipe when the run has started.
 
     Args:
-        log: the file; the output of this process goes there from then on.
-        waiting: the writing end of the pipe.
+        log: receives the output of this process once the screen is entered.
+        started: the writing end of the pipe.
     """
 
-    def __init__(self, log: Path, waiting: int) -> None:
+    def __init__(self, log: Path, started: int) -> None:
         super().__init__(RunOutput())
         self._log = log
-        self._waiting: int | None = waiting
+        self._started: int | None = started
 
     def show(self, snapshot: RunSnapshot) -> None:
         """Print a line if state or step changed; signal when the run has started."""
         super().show(snapshot)
         status = snapshot.status
-        if self._waiting is not None and status is not None and status.state != "Starting" and not status.message:
-            os.write(self._waiting, STARTED)
-            os.close(self._waiting)
-            self._waiting = None
+        if self._started is not None and status is not None and status.state != "Starting" and not status.message:
+            os.write(self._started, STARTED)
+            os.close(self._started)
+            self._started = None
 
     def __enter__(self) -> Self:
         with self._log.open("ab") as file:
@@ -49,14 +49,14 @@ class BackgroundScreen(PlainScreen):
 
 
 def start(directory: Path) -> BackgroundScreen | None:
-    """Fork: return a screen in the process that runs the job in the background, and None in the foreground once the run
-    has started. Output until then is copied to stderr.
+    """Fork. The child returns a screen and runs the job in the background; the parent returns None when the run has
+    started, and copies the output until then to stderr.
 
     Raises:
-        SystemExit: in the foreground, if the run ended before that; with its exit code.
+        SystemExit: in the parent, with the exit code of the run, if the run ended before it started.
     """
     log = directory / LOG
-    seen = log.stat().st_size if log.exists() else 0
+    offset = log.stat().st_size if log.exists() else 0
     reading, writing = os.pipe()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -64,29 +64,29 @@ def start(directory: Path) -> BackgroundScreen | None:
     if pid == 0:
         os.close(reading)
         os.setsid()
-        with open(os.devnull, "rb") as nothing:
-            os.dup2(nothing.fileno(), 0)
+        with open(os.devnull, "rb") as null:
+            os.dup2(null.fileno(), 0)
         return BackgroundScreen(log, writing)
     os.close(writing)
     while not select.select([reading], [], [], POLL_SECONDS)[0]:
-        seen += _pass_on(log, seen)
+        offset += _copy_output(log, offset)
     started = os.read(reading, 1) == STARTED
     os.close(reading)
-    how = 0 if started else os.waitpid(pid, 0)[1]
-    _pass_on(log, seen)
+    status = 0 if started else os.waitpid(pid, 0)[1]
+    _copy_output(log, offset)
     if started:
         return None
-    sys.exit(os.waitstatus_to_exitcode(how))
+    sys.exit(os.waitstatus_to_exitcode(status))
 
 
-def _pass_on(log: Path, seen: int) -> int:
-    """Copy to stderr the bytes appended to ``log`` after ``seen``; return their number."""
+def _copy_output(log: Path, offset: int) -> int:
+    """Copy the bytes of ``log`` after ``offset`` to stderr; return their number."""
     try:
         with log.open("rb") as file:
-            file.seek(seen)
-            news = file.read()
+            file.seek(offset)
+            data = file.read()
     except FileNotFoundError:
         return 0
-    sys.stderr.write(news.decode(errors="replace"))
+    sys.stderr.write(data.decode(errors="replace"))
     sys.stderr.flush()
-    return len(news)
+    return len(data)

@@ -1,4 +1,4 @@
-"""Checks whether a job fits this machine's memory and disk, from the size of its model, before anything is loaded.
+"""Checks before loading whether a job fits the memory and disk of this machine, from the size of its model.
 
 Memory of a job on CPU: the trainer's float32 weights, gradients and two AdamW moments (16 bytes per parameter, sharded
 over its ranks), and a copy of the weights if it computes in bfloat16; for every engine its weights and its key-value
@@ -22,7 +22,7 @@ from rljob.protocol.checkpoint_files import WEIGHTS_PATTERN, read_header
 BYTES = {"float32": 4, "bfloat16": 2}
 TRAINED_BYTES = 16
 CHECKPOINT_BYTES = 12
-LEAST_DISK_BYTES = 32 << 20
+MIN_DISK_BYTES = 32 << 20
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 MEMINFO = Path("/proc/meminfo")
 
@@ -50,26 +50,27 @@ def check(job: RLJob, storage: Path) -> list[str]:
     parameters = count_parameters(Path(in_storage(source, storage)))
     _check_disk(job, storage, parameters)
     if commands.GPU.exists():
-        return []  # the memory of the GPUs counts, and frameworks divide that
+        return []  # the memory of the GPUs is the limit, and frameworks divide it
     needs = _needs(job, f"spec.models[{i}].source", parameters)
     total, available = _memory()
     needed, biggest = sum(need.size for need in needs), max(needs, key=lambda need: need.size)
-    sentence = f"the job needs {_shown(needed)} of memory at least, {_shown(biggest.size)} of it for {biggest.what}"
+    share = f"{_format_bytes(biggest.size)} of it for {biggest.what}"
+    sentence = f"the job needs {_format_bytes(needed)} of memory at least, {share}"
     if needed > total:
-        raise CliError(f"{sentence}, and this machine has {_shown(total)}; {biggest.advice}", 2)
+        raise CliError(f"{sentence}, and this machine has {_format_bytes(total)}; {biggest.advice}", 2)
     if needed > available:
-        return [f"{sentence}, and {_shown(available)} are free now; {biggest.advice}, or end other programs"]
+        return [f"{sentence}, and {_format_bytes(available)} are free now; {biggest.advice}, or end other programs"]
     return []
 
 
 def count_parameters(model: Path) -> int:
-    """Return how many parameters the safetensors files of a model's directory hold; 0 if it is unknown."""
+    """Return the number of parameters in the safetensors files of a model's directory; 0 if it is unknown."""
     count = 0
     for path in model.glob(WEIGHTS_PATTERN):
         try:
             count += sum(math.prod(tensor["shape"]) for tensor in read_header(path).values())
         except (OSError, ValueError, KeyError, TypeError):
-            return 0  # the trainer's own check reports the error
+            return 0  # the check of the trainer reports the error
     return count
 
 
@@ -80,7 +81,7 @@ def _needs(job: RLJob, source: str, parameters: int) -> list[Need]:
         Need(
             each * parameters,
             f"the trainer's weights, gradients and optimizer of {parameters:,} parameters",
-            f"take a smaller model in {source}",
+            f"choose a smaller model in {source}",
         )
     ]
     for i, pool in enumerate(job.spec.rollouts):
@@ -96,30 +97,30 @@ def _check_disk(job: RLJob, storage: Path, parameters: int) -> None:
     nearest = next(path for path in (storage, *storage.parents) if path.exists())
     free = shutil.disk_usage(nearest).free
     kept = storage / "checkpoints"
-    there = sum(file.stat().st_size for file in kept.rglob("*") if file.is_file()) if kept.is_dir() else 0
+    existing = sum(file.stat().st_size for file in kept.rglob("*") if file.is_file()) if kept.is_dir() else 0
     written = math.ceil(job.spec.training.steps / job.spec.checkpoints.every_steps)
-    count = min(job.spec.checkpoints.keep + 1, written)  # one is written before the oldest goes
-    needed = count * CHECKPOINT_BYTES * parameters - there
-    if free < LEAST_DISK_BYTES:
+    count = min(job.spec.checkpoints.keep + 1, written)  # a new one is written before the oldest is removed
+    needed = count * CHECKPOINT_BYTES * parameters - existing
+    if free < MIN_DISK_BYTES:
         raise CliError(
-            f"the disk of {storage} is full ({_shown(free)} free); make room, or choose another --run-dir", 2
+            f"the disk of {storage} is full ({_format_bytes(free)} free); make room, or choose another --run-dir", 2
         )
     if needed > free:
         raise CliError(
-            f"{count} checkpoints of {_shown(CHECKPOINT_BYTES * parameters)} do not fit the disk of {storage} with its "
-            f"{_shown(free)} free; lower spec.checkpoints.keep, make room, or choose another --run-dir",
+            f"{count} checkpoints of {_format_bytes(CHECKPOINT_BYTES * parameters)} do not fit the disk of {storage} "
+            f"with its {_format_bytes(free)} free; lower spec.checkpoints.keep, make room, or choose another --run-dir",
             2,
         )
 
 
 def _memory() -> tuple[int, int]:
-    """Return the bytes of memory this machine, or this container, has, and those that are free now."""
+    """Return the total and the available memory of this machine or container, in bytes."""
     lines = (line.split() for line in MEMINFO.read_text().splitlines())
-    known = {line[0].rstrip(":"): int(line[1]) << 10 for line in lines}
+    meminfo = {line[0].rstrip(":"): int(line[1]) << 10 for line in lines}
     limits = [int(text) for path in CGROUP_LIMITS if path.exists() and (text := path.read_text().strip()).isdecimal()]
-    total = min([known["MemTotal"], *limits])
-    return total, min(total, known["MemAvailable"])
+    total = min([meminfo["MemTotal"], *limits])
+    return total, min(total, meminfo["MemAvailable"])
 
 
-def _shown(size: int) -> str:
+def _format_bytes(size: int) -> str:
     return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.0f} MiB"

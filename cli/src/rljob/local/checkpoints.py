@@ -1,6 +1,6 @@
 """Lists a run's checkpoints and exports one as a model directory.
 
-The trainer writes RUN/checkpoints/step-N atomically: a Hugging Face directory, and its own state in it.
+The trainer writes RUN/checkpoints/step-N atomically: a Hugging Face directory that also contains the trainer's state.
 """
 
 from __future__ import annotations
@@ -27,19 +27,21 @@ from rljob.protocol.checkpoint_files import (
 
 
 def find(directory: RunDirectory, step: int | None) -> tuple[int, Path]:
-    """Return step and path of a checkpoint: the newest when ``step`` is None.
+    """Return step and path of a checkpoint; ``step`` None: the newest.
 
     Raises:
-        CliError: with exit code 2: there is none.
+        CliError: with exit code 2: there is no such checkpoint.
     """
-    known = steps(directory)
-    if not known:
+    checkpoints = steps(directory)
+    if not checkpoints:
         raise CliError(f"the run in {directory.path} has no checkpoint yet; wait for spec.checkpoints.everySteps", 2)
     if step is None:
-        step = max(known)
-    if step not in known:
-        raise CliError(f"there is no checkpoint of step {step}; there are {', '.join(map(str, sorted(known)))}", 2)
-    return step, known[step]
+        step = max(checkpoints)
+    if step not in checkpoints:
+        raise CliError(
+            f"there is no checkpoint of step {step}; there are {', '.join(map(str, sorted(checkpoints)))}", 2
+        )
+    return step, checkpoints[step]
 
 
 def steps(directory: RunDirectory) -> dict[int, Path]:
@@ -51,11 +53,11 @@ def export(checkpoint: Path, destination: Path) -> None:
     """Copy the model of a checkpoint to ``destination``, which is complete once it exists.
 
     Raises:
-        CliError: with exit code 2, the destination is taken or cannot be written, or the checkpoint is damaged; else
-            the checkpoint is gone.
+        CliError: with exit code 2: the destination is not empty or cannot be written, or the checkpoint is damaged;
+            with exit code 1: the checkpoint was removed meanwhile.
     """
     if checkpoint.is_dir():
-        refuse_damaged(checkpoint, "the checkpoint", _others(checkpoint))
+        check_checkpoint(checkpoint, "the checkpoint", _others(checkpoint))
     with new_directory(destination) as partial:
         try:
             for source in sorted(checkpoint.iterdir()):
@@ -63,14 +65,16 @@ def export(checkpoint: Path, destination: Path) -> None:
                     shutil.copyfile(source, partial / source.name)
                     sync(partial / source.name)
         except FileNotFoundError:
-            raise CliError(f"{checkpoint} was removed meanwhile, as newer ones came; export one of those") from None
+            raise CliError(
+                f"{checkpoint} was removed meanwhile, because newer checkpoints were written; export one of them"
+            ) from None
 
 
-def refuse_taken(destination: Path) -> None:
+def check_destination(destination: Path) -> None:
     """Check that ``destination`` does not exist or is empty.
 
     Raises:
-        CliError: with exit code 2: it is a file, or is not empty.
+        CliError: with exit code 2: the destination is a file, or is not empty.
     """
     destination = destination.absolute()
     if destination.exists() and not destination.is_dir():
@@ -81,21 +85,21 @@ def refuse_taken(destination: Path) -> None:
 
 @contextlib.contextmanager
 def new_directory(destination: Path) -> Iterator[Path]:
-    """Yield a directory to fill; it is renamed to ``destination`` without an exception, and removed with one.
+    """Yield a directory to fill. It is renamed to ``destination`` on success, and removed on an exception.
 
     Raises:
-        CliError: with exit code 2: the destination is taken or cannot be written.
+        CliError: with exit code 2: the destination is not empty or cannot be written.
     """
     destination = destination.absolute()
-    refuse_taken(destination)
+    check_destination(destination)
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
-        for left in destination.parent.glob(f".{destination.name}.partial-*"):
-            shutil.rmtree(left)  # of an export that was killed
+        for leftover in destination.parent.glob(f".{destination.name}.partial-*"):
+            shutil.rmtree(leftover)  # of an export that was killed
         partial = destination.with_name(f".{destination.name}.partial-{secrets.token_hex(4)}")
         partial.mkdir()
     except OSError as error:
-        raise CliError(f"{destination} cannot be made: {error.strerror}; give another directory", 2) from None
+        raise CliError(f"{destination} cannot be created: {error.strerror}; give another directory", 2) from None
     try:
         yield partial
         sync(partial)
@@ -104,37 +108,37 @@ def new_directory(destination: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def refuse_damaged(checkpoint: Path, what: str, others: Sequence[int] = ()) -> None:
-    """Check that a directory is a model as the trainer writes it.
+def check_checkpoint(checkpoint: Path, what: str, others: Sequence[int] = ()) -> None:
+    """Check that a directory holds a complete model in the format of the trainer.
 
     Args:
         checkpoint: the directory.
-        what: name of it, for the error.
+        what: description of the directory, for the error.
         others: steps of other checkpoints, for the error.
 
     Raises:
-        CliError: with exit code 2: it is damaged.
+        CliError: with exit code 2: the model is damaged.
     """
-    for path, problem in _damages(checkpoint):
-        instead = f"; give another --step: {', '.join(map(str, others))}" if others else "; there is no other one"
-        raise CliError(f"{path} {problem}, {what} is damaged{instead}", 2)
+    for path, problem in _damaged_files(checkpoint):
+        remedy = f"; give another --step: {', '.join(map(str, others))}" if others else "; there is no other checkpoint"
+        raise CliError(f"{path} {problem}, {what} is damaged{remedy}", 2)
 
 
 def _others(checkpoint: Path) -> list[int]:
     return sorted(step for step, known in complete_checkpoints(checkpoint.parent).items() if known != checkpoint)
 
 
-def _damages(checkpoint: Path) -> Iterator[tuple[Path, str]]:
-    """Yield damaged files of a checkpoint, and the damage of each."""
+def _damaged_files(checkpoint: Path) -> Iterator[tuple[Path, str]]:
+    """Yield path and damage of each damaged file of a checkpoint."""
     try:
         json.loads((checkpoint / CONFIGURATION_FILE).read_bytes())
     except FileNotFoundError:
-        yield checkpoint / CONFIGURATION_FILE, "is not there"
+        yield checkpoint / CONFIGURATION_FILE, "does not exist"
     except ValueError:
         yield checkpoint / CONFIGURATION_FILE, "is not JSON"
     weights = sorted(checkpoint.glob(WEIGHTS_PATTERN))
     if not weights:
-        yield checkpoint / WEIGHTS_FILE, "is not there"
+        yield checkpoint / WEIGHTS_FILE, "does not exist"
     for path in weights:
         if problem := damage(path):
             yield path, problem

@@ -28,7 +28,7 @@ Templated: TypeAlias = Trainer | Rollout | Reward | Runner | Coordinator
 class LocalContext:
     """Where a job's components run.
 
-    ``storage`` is the run directory, ``ports`` has a port for each of :func:`servers`, ``tokens`` one for each role.
+    ``storage``: the run directory. ``ports``: a port for each of :func:`servers`. ``tokens``: a token for each role.
     """
 
     storage: Path
@@ -111,18 +111,18 @@ def components(job: RLJob, here: LocalContext) -> list[ProcessCommand]:
 
 
 def initializer(job: RLJob, storage: Path) -> ProcessCommand:
-    """Return the initializer of a resolved job as a command; as in a cluster, the trainer's variables are its too."""
-    wanted = job.spec.initializer
-    assert wanted is not None, "asked of jobs that have one"
-    arguments = [in_storage(argument, storage) for argument in wanted.command]
+    """Return the command of a resolved job's initializer. As in a cluster, it also has the variables of the trainer."""
+    spec = job.spec.initializer
+    assert spec is not None, "the caller checks that the job has an initializer"
+    arguments = [in_storage(argument, storage) for argument in spec.command]
     environment = common_environment(storage) | {SEED: str(job.spec.seed)}
-    trainers = _variables(job.spec.trainer.template)
-    return templated(ProcessCommand(INITIALIZER, arguments, environment), wanted.template, trainers)
+    variables = _variables(job.spec.trainer.template)
+    return templated(ProcessCommand(INITIALIZER, arguments, environment), spec.template, variables)
 
 
 def templated(command: ProcessCommand, template: dict[str, Any] | None, variables: Mapping[str, str]) -> ProcessCommand:
-    """Return ``command`` with ``variables`` and, over them, env, command and args of the main container in its role's
-    pod template."""
+    """Return ``command`` with env, command and args of the main container in the pod template of its role. The
+    template's variables override ``variables``; the variables of ``command`` override both."""
     main = main_container(template)
     arguments = [*(main.get("command") or command.arguments), *(main.get("args") or [])]
     environment = {**variables, **_variables(template), **command.environment}

@@ -1,6 +1,6 @@
-"""Keeps one component running: restarts it with back-off when it exits, until the run stops or its restarts are used.
+"""Keeps one component running: restarts it with back-off when it exits, until the run stops or no restart is left.
 
-A component that hangs is killed, with everything it started, and restarted like one that exited.
+A component that hangs is killed with all processes that it started, and restarted like a component that exited.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from rljob.local.errors import CliError
 from rljob.local.processes import Interrupt, ProcessCommand
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 
-LITTLE_SPACE_BYTES = 1 << 20
-"""Less free space than this explains an exit."""
+MIN_FREE_BYTES = 1 << 20
+"""With less free space the full disk counts as the cause of an exit."""
 
 
 @dataclass(frozen=True)
@@ -29,23 +29,23 @@ class RestartBackoff:
 
     first: float = 0.2
     last: float = 30.0
-    long_life: float = 10.0
-    """An exit after so long is not quick: the next wait is ``first`` again."""
-    forgiving_life: float = 600.0
-    """One earlier restart is forgiven per so many seconds of life."""
+    stable_seconds: float = 10.0
+    """A process that ran for this long did not exit quickly: the next wait is ``first`` again."""
+    forgiveness_seconds: float = 600.0
+    """One earlier restart is forgiven for each such period that a process ran."""
     after_success: float = 2.0
     """Shortest wait after exit code 0: the run may just have ended, and the next status shows it."""
 
     def next(self, previous: float, lived: float) -> float:
-        """Return the wait after a process that ``lived`` so long; ``previous``: the last wait, 0 at the first exit."""
-        if previous == 0 or lived >= self.long_life:
+        """Return the wait after a process that ran for ``lived`` seconds. ``previous``: the last wait; at first 0."""
+        if previous == 0 or lived >= self.stable_seconds:
             return self.first
         return min(2 * previous, self.last)
 
 
 @dataclass(frozen=True)
 class End:
-    """How a process ended: its exit code; ``still``: seconds without a move if it was killed for hanging."""
+    """How a process ended. ``code``: exit code; ``still``: seconds without progress, if it was killed for hanging."""
 
     code: int
     still: float | None = None
@@ -57,8 +57,9 @@ class Supervisor:
     Args:
         command: of its process.
         directory: the run directory.
-        policy: its number of restarts, and after how long without a move it is killed.
-        tell: called with every event: component, event, and its values.
+        policy: number of restarts, and seconds without progress after which the component is killed.
+        record_event: called with every event: component, event, and its values.
+        backoff: waits between restarts.
     """
 
     def __init__(
@@ -66,33 +67,33 @@ class Supervisor:
         command: ProcessCommand,
         directory: Path,
         policy: FailurePolicy,
-        tell: Callable[..., None],
+        record_event: Callable[..., None],
         backoff: RestartBackoff | None = None,
     ) -> None:
         self.name = command.name
         self.state = "waiting"  # waiting | running | restarting | stopped
         self.restarts = 0
-        self._charged = 0  # restarts that no long life has forgiven
+        self._charged = 0  # restarts that are not forgiven
         self._command = command
         self._directory = directory
         self._heartbeat = processes.heartbeat_path(directory, command.name)
         self._policy = policy
-        self._tell = tell
+        self._record_event = record_event
         self._backoff = backoff or RestartBackoff()
 
     async def run(self, interrupt: Interrupt) -> None:
-        """Keep the component running until ``interrupt.stop``; no process of it is left then.
+        """Keep the component running until ``interrupt.stop`` is set; on return no process of it is left.
 
         Raises:
-            CliError: it exited with 2 (configuration), or used all its restarts.
+            CliError: the component exited with code 2 (configuration), or no restart is left.
         """
         wait = 0.0
         while not interrupt.stop.is_set():
-            born = time.monotonic()
-            end = await self._live(interrupt)
+            started = time.monotonic()
+            end = await self._run_once(interrupt)
             if end is None:
                 break
-            lived = time.monotonic() - born
+            lived = time.monotonic() - started
             self._charge(end, lived)
             self.state = "restarting"
             wait = self._backoff.next(wait, lived)
@@ -100,7 +101,7 @@ class Supervisor:
             await processes.first(asyncio.sleep(pause), interrupt.stop.wait())
         self.state = "stopped"
 
-    async def _live(self, interrupt: Interrupt) -> End | None:
+    async def _run_once(self, interrupt: Interrupt) -> End | None:
         """Start a process and wait for its end; return how it ended, or None if the run stopped it."""
         note = f"(restart {self.restarts})" if self.restarts else ""
         try:
@@ -108,12 +109,12 @@ class Supervisor:
             process = await processes.start(self._command, self._directory, note)
         except OSError as error:
             if error.errno == errno.ENOSPC:
-                return End(1)  # as if it had exited: there may be space later
-            wrong = isinstance(error, FileNotFoundError | PermissionError)  # else an error of the machine
-            code = CONFIGURATION_ERROR if wrong else 1
+                return End(1)  # treated as an exit: there may be space later
+            wrong_program = isinstance(error, FileNotFoundError | PermissionError)  # else a failure of the machine
+            code = CONFIGURATION_ERROR if wrong_program else 1
             raise CliError(f"{self.name} cannot be started: {error}", exit_code=code) from None
         self.state = "running"
-        self._tell(self.name, "started", pid=process.pid, restarts=self.restarts)
+        self._record_event(self.name, "started", pid=process.pid, restarts=self.restarts)
         mark = processes.mark(self._directory, self.name)
         patience = self._policy.hang_seconds
         hanging = asyncio.create_task(watchdog.wait_until_hung(self._heartbeat, mark, patience))
@@ -122,31 +123,31 @@ class Supervisor:
         hanging.cancel()
         if process.returncode is None and not hung:
             await processes.end(process, interrupt.kill)
-        process_cleanup.kill_marked(mark)  # first: some are known by their parents alone
+        process_cleanup.kill_marked(mark)  # before kill_group: some processes are found only through their parents
         process.kill_group()
         code = await process.wait()
         process.close_log()
-        self._tell(self.name, "exited", pid=process.pid, code=code)
+        self._record_event(self.name, "exited", pid=process.pid, code=code)
         return None if interrupt.stop.is_set() else End(code, patience if hung else None)
 
     def _charge(self, end: End, lived: float) -> None:
-        """Count an exit against the restarts, or raise. An exit on a full disk is not charged."""
+        """Count an exit against the restarts; raise if none is left. An exit on a full disk is not counted."""
         log = processes.log_path(self._directory, self.name)
         if end.code == CONFIGURATION_ERROR:
-            raise CliError(f"{self.name} refuses its configuration; see the end of its log", 2, processes.tail(log))
-        self._charged = max(0, self._charged - int(lived / self._backoff.forgiving_life))
-        figures: dict[str, object] = {"code": end.code}
+            raise CliError(f"{self.name} rejects its configuration; see the end of its log", 2, processes.tail(log))
+        self._charged = max(0, self._charged - int(lived / self._backoff.forgiveness_seconds))
+        details: dict[str, object] = {"code": end.code}
         if end.still is not None:
-            figures["still"] = end.still
-        if shutil.disk_usage(self._directory).free < LITTLE_SPACE_BYTES:
-            figures["full"] = str(self._directory)  # not charged: it lasts until a user frees space
+            details["still"] = end.still
+        if shutil.disk_usage(self._directory).free < MIN_FREE_BYTES:
+            details["full"] = str(self._directory)  # not counted: the disk stays full until a user frees space
         else:
             self._charged += 1
         if self._charged > self._policy.max_restarts:
             raise CliError(
-                f"{self.name} {processes.describe_restart(figures)} and had its {self._policy.max_restarts} restarts "
-                "(spec.failurePolicy.maxRestarts)",
+                f"{self.name} {processes.describe_restart(details)} and exceeded spec.failurePolicy.maxRestarts "
+                f"({self._policy.max_restarts})",
                 log=processes.tail(log),
             )
         self.restarts += 1
-        self._tell(self.name, "restarting", **figures)
+        self._record_event(self.name, "restarting", **details)

@@ -1,4 +1,4 @@
-"""Checks what a job needs of this machine and no component checks: programs to start, files that must exist."""
+"""Checks the requirements of a job that no component checks: programs to start, and files that must exist."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ def problems(job: RLJob, storage: Path) -> Iterator[str]:
             yield from _script(field, reward.local.command, storage)
     for i, model in enumerate(job.spec.models):
         path = Path(in_storage(model.source, storage))
-        if not (path.is_dir() or _made(job, model.source)):
+        if not (path.is_dir() or _may_be_created(job, model.source)):
             yield f"spec.models[{i}].source: there is no directory {path}; give one with a model"
     for i, task in enumerate(job.spec.tasks):
         for field, source in _files(task.data):
             path = Path(in_storage(source, storage))
-            if source.startswith(IN_STORAGE) and not (path.exists() or _made(job, source)):
-                yield f"spec.tasks[{i}].data.{field}: there is no {path}, and no initializer that makes it; correct it"
+            if source.startswith(IN_STORAGE) and not (path.exists() or _may_be_created(job, source)):
+                yield f"spec.tasks[{i}].data.{field}: there is no {path}, and no initializer creates it; correct it"
 
 
-def _made(job: RLJob, source: str) -> bool:
-    """Whether the initializer may make ``source``."""
+def _may_be_created(job: RLJob, source: str) -> bool:
+    """Return whether the initializer may create ``source``."""
     return job.spec.initializer is not None and source.startswith(IN_STORAGE)
 
 
 def _program(field: str, argument: str, storage: Path) -> Iterator[str]:
     program = in_storage(argument, storage)
     if shutil.which(program, path=search_path()) is None:
-        what = "is no program that may be run" if os.path.isfile(program) else "does not exist"
+        what = "is not executable" if os.path.isfile(program) else "does not exist"
         yield f"{field}: {program!r} {what}; install it, or correct it"
 
 
@@ -64,17 +64,17 @@ def _script(field: str, command: Sequence[str], storage: Path) -> Iterator[str]:
         return
     path = Path(in_storage(argument, storage))
     if not path.is_file():
-        if first and not argument.startswith(IN_STORAGE):  # the initializer may make it
+        if first and not argument.startswith(IN_STORAGE):  # the initializer may create it
             yield f"{field}: there is no file {str(path.absolute())!r}; correct {argument!r} in entry {place}"
         return
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on the script's style
+            warnings.simplefilter("ignore")  # warnings about the style of the script
             ast.parse(path.read_bytes(), str(path))
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         where, what = f" at line {line}" if line else "", error.args[0]
-        yield f"{field}: {argument} is no Python{where}: {what}; correct it"
+        yield f"{field}: {argument} is not valid Python{where}: {what}; correct it"
 
 
 def _files(data: TaskData) -> Iterator[tuple[str, str]]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 
 class CliError(Exception):
-    """A command, or a run, that cannot start or continue.
+    """A command or a run cannot start or continue.
 
     Args:
-        sentence: the cause, and what to do.
+        sentence: the cause and the remedy.
         exit_code: of the command: 2 for input and configuration, 1 for failures while running.
-        log: path and last lines of the log concerned; empty when there is none.
+        log: path and last lines of the relevant log; empty if there is none.
     """
 
     def __init__(self, sentence: str, exit_code: int = 1, log: str = "") -> None:
@@ -20,7 +20,7 @@ class CliError(Exception):
 
 
 class Interrupted(Exception):
-    """Ctrl-C or SIGTERM; everything was stopped and the run can be resumed.
+    """Ctrl-C or SIGTERM: all components were stopped, and the run can be resumed.
 
     Args:
         checkpoint: sentence on the checkpoint that the run resumes from; empty without one.

@@ -1,4 +1,4 @@
-"""Derives from a run the job that evaluates one of its checkpoints and trains nothing."""
+"""Derives the job that evaluates a checkpoint of a run, without training."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def evaluation_job(
         job: resolved, of the run that wrote the model.
         model: its directory, see :func:`evaluated_model`.
         storage: the directory of that run; its files are read in place.
-        problems: of each task; None: the value of the job.
+        problems: per task; None: the value of the job.
         overrides: each PATH=VALUE, applied to the derived job.
 
     Raises:
-        ManifestError: an override does not fit.
+        ManifestError: an override is invalid.
     """
-    data = _outside(to_data(job), storage)
+    data = _with_absolute_paths(to_data(job), storage)
     spec = data["spec"]
     spec["initializer"] = None
     next(model for model in spec["models"] if model["name"] == "policy")["source"] = str(model)
@@ -52,20 +52,20 @@ def evaluated_model(run: RunDirectory, step: int, checkpoint: Path) -> Path:
     return model
 
 
-def place(run: RunDirectory, step: int, job: RLJob) -> Path:
-    """Return the run directory of the evaluation ``job`` at ``step``: that of an equal earlier one, else a new one."""
+def evaluation_path(run: RunDirectory, step: int, job: RLJob) -> Path:
+    """Return the run directory of the evaluation ``job`` at ``step``: that of an equal earlier job, else a new one."""
     first = run.path / "evaluations" / f"step-{step:06d}"
     others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
     for path in itertools.chain([first], others):
         if not find_run.is_run(path) or to_data(RunDirectory(path).job()) == to_data(job):
             return path
-    raise AssertionError("numbers do not end")
+    raise AssertionError("itertools.count is infinite")
 
 
-def _outside(value: Any, storage: Path) -> Any:
-    """Return ``value`` with every text job://PATH replaced by an absolute path."""
+def _with_absolute_paths(value: Any, storage: Path) -> Any:
+    """Return ``value`` with every job://PATH replaced by an absolute path."""
     if isinstance(value, dict):
-        return {key: _outside(inner, storage) for key, inner in value.items()}
+        return {key: _with_absolute_paths(inner, storage) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_outside(inner, storage) for inner in value]
+        return [_with_absolute_paths(inner, storage) for inner in value]
     return in_storage(value, storage) if isinstance(value, str) and value.startswith(IN_STORAGE) else value

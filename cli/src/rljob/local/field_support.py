@@ -1,8 +1,8 @@
-"""Which fields of the manifest one machine supports: `rljob run` applies, warns of no effect, or refuses.
+"""Which fields of the manifest `rljob run` supports on one machine: applied, without effect (a warning), or an error.
 
-The metadata of the fields says which have no effect on one machine (rljob.api.field_metadata). Of every role's
+The metadata of the fields (rljob.api.field_metadata) lists those without effect on one machine. Of every role's
 template, `env` with a value, `command` and `args` of the container `main` are applied (commands.py). All other fields
-are applied, or refused at loading (rljob.api.unsupported).
+are applied, or rejected at loading (rljob.api.unsupported).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rljob.api.models import RLJob
 from rljob.api.pod_models import MAIN
 from rljob.local import commands
 
-HONOURED_IN_MAIN = ("name", "env", "command", "args")
+SUPPORTED_IN_MAIN = ("name", "env", "command", "args")
 
 
 def warnings(job: RLJob) -> list[str]:
@@ -33,7 +33,7 @@ def warnings(job: RLJob) -> list[str]:
             if found.path in own:
                 lines.append(f"{found.path}: has no effect here, local.command is run instead")
             elif ignored := list(_without_effect(found.value)):
-                lines.append(f"{found.path}: of no effect here, as there are no pods: {', '.join(ignored)}")
+                lines.append(f"{found.path}: fields of pods have no effect here: {', '.join(ignored)}")
     return lines
 
 
@@ -41,10 +41,10 @@ def errors(job: RLJob) -> list[str]:
     """Return an error for each field that this machine cannot satisfy."""
     lines = []
     if job.spec.suspend:
-        lines.append("spec.suspend: the job asks not to be run; set suspend: false to run it")
+        lines.append("spec.suspend: the job is suspended; set suspend: false to run it")
     if job.spec.trainer.nodes > 1:
         lines.append(
-            f"spec.trainer.nodes: {job.spec.trainer.nodes} nodes are asked for, and this is one machine; set nodes: 1, "
+            f"spec.trainer.nodes: {job.spec.trainer.nodes} nodes are requested, and this is one machine; set nodes: 1, "
             "and processesPerNode for more processes"
         )
     lines += _gpus(job)
@@ -63,7 +63,7 @@ def _gpus(job: RLJob) -> Iterator[str]:
     roles |= {f"rollouts[{i}]": pool.accelerator for i, pool in enumerate(job.spec.rollouts)}
     for path, accelerator in roles.items():
         if accelerator.kind == "nvidia" and not commands.GPU.exists():
-            yield f"spec.{path}.accelerator.kind: this machine has no NVIDIA GPU; set auto for what there is, or cpu"
+            yield f"spec.{path}.accelerator.kind: this machine has no NVIDIA GPU; set auto (use what exists) or cpu"
 
 
 def _without_effect(template: dict[str, Any]) -> Iterator[str]:
@@ -81,6 +81,6 @@ def _without_effect(template: dict[str, Any]) -> Iterator[str]:
                 if name != MAIN:
                     yield f"container {name}"
                     continue
-                yield from (f"{field} of {MAIN}" for field in container if field not in HONOURED_IN_MAIN)
+                yield from (f"{field} of {MAIN}" for field in container if field not in SUPPORTED_IN_MAIN)
                 variables = container.get("env") or []
                 yield from (f"{variable['name']} of {MAIN}" for variable in variables if "valueFrom" in variable)

@@ -1,4 +1,4 @@
-"""Finds the run that a command names."""
+"""Finds the run of a command."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ ROOT = Path("runs")
 
 
 def find(name: str | None) -> RunDirectory:
-    """Return the run called ``name``: a run directory, or a name under runs/. None: the running one, or
-    the newest when none is running.
+    """Return the run called ``name``: a run directory, or a name under runs/. None: the running one, or the newest if
+    none is running.
 
     Raises:
-        CliError: with exit code 2: there is no such run, or several are running and none is named.
+        CliError: with exit code 2: there is no such run, or several are running and ``name`` is None.
     """
     if name is not None:
         for path in (Path(name), ROOT / name):
             if is_run(path):
                 return RunDirectory(path)
             if os.path.isdir(path) and not os.access(path, os.R_OK | os.X_OK):
-                raise CliError(f"{path} may not be read; have its owner allow it", 2)
+                raise CliError(f"{path} cannot be read; ask its owner for the permission", 2)
         raise CliError(f"there is no run {name!r}: give a run directory, or a name under {ROOT}/{_listed()}", 2)
     running = [path for path in known() if RunDirectory(path).running()]
     if len(running) > 1:
@@ -39,7 +39,7 @@ def is_run(path: Path) -> bool:
     """Return whether ``path`` is a run directory."""
     try:
         return (path / MANIFEST).is_file()
-    except PermissionError:  # another user's
+    except PermissionError:  # a directory of another user
         return False
 
 

@@ -1,7 +1,7 @@
-"""Checks everything that a job needs before anything is written: a refused manifest leaves no trace.
+"""Checks all requirements of a job before anything is written: a rejected manifest changes no file.
 
 First the quick checks (:mod:`rljob.local.environment_checks`, :mod:`rljob.local.capacity`), then the components:
-each is started with ``--check`` in its planned environment and reports one line for each reason why it could not start.
+each is started with ``--check`` in its planned environment and reports one line per problem.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rljob.protocol.startup import CHECK_REPORT
 
 CHECKED_COMPONENTS = ("trainer", "rollout", "runner", "rewards")
 """Components that check themselves: ``python -m rljob.NAME.main --check``. `rewards` only checks functions: validation
-and the runner check everything that a builtin reward needs."""
+and the runner check the requirements of builtin rewards."""
 CHECK_SECONDS = 120.0
 LAST_LINES = 15
 
@@ -38,7 +38,7 @@ def prepare(job: RLJob, directory: RunDirectory, warn: Warn) -> RLJob:
 
     Args:
         job: as loaded.
-        directory: where it will run.
+        directory: of its run.
         warn: called with each warning.
 
     Raises:
@@ -46,44 +46,44 @@ def prepare(job: RLJob, directory: RunDirectory, warn: Warn) -> RLJob:
     """
     job = with_absolute_paths(resolve(job), Path.cwd())
     directory.check(job)
-    _refuse([*field_support.errors(job), *environment_checks.problems(job, directory.path)])
+    _raise_if_any([*field_support.errors(job), *environment_checks.problems(job, directory.path)])
     for note in [*field_support.warnings(job), *capacity.check(job, directory.path)]:
         warn(note)
-    _refuse(check_components(job, directory.path))
+    _raise_if_any(check_components(job, directory.path))
     return job
 
 
-def _refuse(problems: list[str]) -> None:
+def _raise_if_any(problems: list[str]) -> None:
     if problems:
         raise CliError("\n".join(dict.fromkeys(problems)), 2)  # several components may report the same
 
 
 def check_components(job: RLJob, storage: Path) -> list[str]:
-    """Return the errors that the components of a resolved job find.
+    """Return the errors that the components of a resolved job report.
 
     Raises:
-        CliError: a check could not be done.
+        CliError: a check crashed or timed out.
     """
     with tempfile.TemporaryDirectory(prefix="rljob-check-") as scratch, contextlib.ExitStack() as running:
         manifest = Path(scratch) / MANIFEST
         manifest.write_text(job.model_dump_json(by_alias=True))
         checks = [
-            running.enter_context(_started(component, environment | {"RLJOB_JOB": str(manifest)}, report))
-            for i, (component, environment) in enumerate(_planned(job, storage))
+            running.enter_context(_started_check(component, environment | {"RLJOB_JOB": str(manifest)}, report))
+            for i, (component, environment) in enumerate(_planned_checks(job, storage))
             for report in [Path(scratch) / f"report-{i}"]
         ]
-        return [problem for check in checks for problem in _found(check)]
+        return [problem for check in checks for problem in _report_of(check)]
 
 
-def _planned(job: RLJob, storage: Path) -> Iterator[tuple[str, dict[str, str]]]:
+def _planned_checks(job: RLJob, storage: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield component and environment of each check: the planned environment of its process.
 
     Pools and rewards are checked together, without RLJOB_NAME, if their environments are the same.
     """
-    here = LocalContext(storage, dict.fromkeys(servers(job), 0), {"agent": "", "trainer": "", "runner": ""})
+    context = LocalContext(storage, dict.fromkeys(servers(job), 0), {"agent": "", "trainer": "", "runner": ""})
     functions = {f"reward-{reward.name}" for reward in job.spec.rewards if reward.function is not None}
     planned: dict[str, list[dict[str, str]]] = {component: [] for component in CHECKED_COMPONENTS}
-    for command in components(job, here):
+    for command in components(job, context):
         component = "rewards" if command.name in functions else command.name.partition("-")[0]
         environment = environment_of(command) | {"PYTHONWARNINGS": "ignore"}
         if component in planned and environment not in planned[component]:
@@ -106,7 +106,7 @@ class _Check:
 
 
 @contextlib.contextmanager
-def _started(component: str, environment: dict[str, str], report: Path) -> Iterator[_Check]:
+def _started_check(component: str, environment: dict[str, str], report: Path) -> Iterator[_Check]:
     command = [sys.executable, "-m", f"rljob.{component}.main", "--check"]
     with subprocess.Popen(
         command,
@@ -120,10 +120,10 @@ def _started(component: str, environment: dict[str, str], report: Path) -> Itera
         try:
             yield _Check(component, process, report)
         finally:
-            process.kill()  # it has ended, or its result is no longer needed
+            process.kill()  # the check has ended, or another check failed
 
 
-def _found(check: _Check) -> list[str]:
+def _report_of(check: _Check) -> list[str]:
     try:
         _, output = check.process.communicate(timeout=CHECK_SECONDS)
     except subprocess.TimeoutExpired:

@@ -1,9 +1,9 @@
-"""Writes a process's output to its log: a pipe that the supervisor reads, and a file that it rotates.
+"""Writes a process's output to its log: the supervisor reads a pipe, and writes and rotates the file.
 
-The supervisor is the only writer of the file, so that a rotation loses no line and splits none. A process whose
-supervisor was killed has no reader any more: a write fails with EPIPE at once (or SIGPIPE ends the process) instead of
-blocking, and the process is killed with its supervisor anyway (:mod:`rljob.local.processes`). A supervisor that is
-stopped (Ctrl-Z) or blocked (Ctrl-S) does not read: a process blocks after PIPE_BYTES of output.
+The supervisor is the only writer of the file, so a rotation loses no line and splits no line. If the supervisor is
+killed, the pipe has no reader: a write of the process fails with EPIPE at once (or SIGPIPE ends the process) instead of
+blocking, and the process is killed with its supervisor (:mod:`rljob.local.processes`). If the supervisor is stopped
+(Ctrl-Z) or blocked (Ctrl-S), it does not read, and the process blocks after PIPE_BYTES of output.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from pathlib import Path
 from typing import BinaryIO
 
 MAX_BYTES = 32 << 20
-KEPT = 3
+KEPT_ROTATIONS = 3
 PIPE_BYTES = 1 << 20
 CHUNK = 1 << 16
 HEADER = "--- started "
-"""Begins the line that is written before the output of a process."""
+"""Prefix of the line that precedes the output of a process."""
 
 
-def older(path: Path, number: int) -> Path:
+def rotated_path(path: Path, number: int) -> Path:
     """Return the name of a log after ``number`` rotations."""
     return path.with_name(f"{path.name}.{number}")
 
 
 class RotatingLog:
-    """A log file. When it is longer than MAX_BYTES it becomes PATH.1, PATH.1 becomes PATH.2, up to KEPT.
+    """A log file. Beyond MAX_BYTES it is renamed to PATH.1, PATH.1 to PATH.2, up to KEPT_ROTATIONS.
 
     Raises:
         OSError: the file cannot be opened.
@@ -43,7 +43,7 @@ class RotatingLog:
         self._lost = 0  # bytes that did not fit on the disk
 
     def write(self, data: bytes) -> None:
-        """Append ``data``; rotate at the end of a line. What does not fit on a full disk is lost, and counted."""
+        """Append ``data``; rotate at the end of a line. Bytes that do not fit on a full disk are lost, and counted."""
         end = data.rfind(b"\n") + 1
         if not end and self._size > 2 * MAX_BYTES:  # output without line ends, such as a progress bar
             end = len(data)
@@ -71,18 +71,18 @@ class RotatingLog:
             self._lost = len(note) + len(data) - written
 
     def _rotate(self) -> None:
-        """Start a new file. It is opened first: if that fails, no log is renamed and the present one stays in use."""
-        fresh = self._path.with_name(f"{self._path.name}.new")
+        """Start a new file. It is opened first: if that fails, no log is renamed and the current file stays in use."""
+        temporary = self._path.with_name(f"{self._path.name}.new")
         with contextlib.suppress(OSError):  # the directory was removed, its owner changed, or the disk is full
-            fresh.unlink(missing_ok=True)
-            newest = fresh.open("ab", buffering=0)
+            temporary.unlink(missing_ok=True)
+            newest = temporary.open("ab", buffering=0)
             try:
-                if self._path.exists():  # a user may have deleted it: then there is nothing to keep
-                    for number in range(KEPT - 1, 0, -1):
+                if self._path.exists():  # false if a user deleted it
+                    for number in range(KEPT_ROTATIONS - 1, 0, -1):
                         with contextlib.suppress(FileNotFoundError):
-                            older(self._path, number).replace(older(self._path, number + 1))
-                    self._path.replace(older(self._path, 1))
-                fresh.replace(self._path)
+                            rotated_path(self._path, number).replace(rotated_path(self._path, number + 1))
+                    self._path.replace(rotated_path(self._path, 1))
+                temporary.replace(self._path)
             except OSError:
                 newest.close()
                 raise
@@ -95,10 +95,10 @@ class LogPipe:
 
     Args:
         path: of the log.
-        note: about the start, for its header.
+        note: text for the header line.
 
     Raises:
-        OSError: log or pipe cannot be made.
+        OSError: log or pipe cannot be created.
     """
 
     def __init__(self, path: Path, note: str = "") -> None:
@@ -110,7 +110,7 @@ class LogPipe:
             self._log.close()
             raise
         os.set_blocking(self._reading, False)
-        with contextlib.suppress(OSError):  # more than this user may have: the default size
+        with contextlib.suppress(OSError):  # over the limit of this user: the pipe keeps the default size
             fcntl.fcntl(self._reading, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._closed = False
         now = datetime.now().astimezone().isoformat(timespec="seconds")
@@ -118,12 +118,12 @@ class LogPipe:
         asyncio.get_running_loop().add_reader(self._reading, self._read)
 
     def close_writing(self) -> None:
-        """Close this process's copy of the writing end: the end of the child is then the end of the pipe."""
+        """Close this process's copy of the writing end, so that the pipe ends when the child ends."""
         os.close(self.writing)
 
     def close(self) -> None:
         """Write the rest of the pipe to the log and close both. The process must have ended."""
-        with contextlib.suppress(BlockingIOError):  # a process that it started has the pipe open
+        with contextlib.suppress(BlockingIOError):  # a descendant still has the pipe open
             for _ in range(2 * PIPE_BYTES // CHUNK):
                 if not self._closed:
                     self._read()

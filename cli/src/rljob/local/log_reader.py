@@ -1,7 +1,7 @@
 """Reads the logs of a run's components as one stream, by time.
 
 The newest log of a component is logs/NAME.log, logs/NAME.log.1 is older (:mod:`rljob.local.log_pipe`). A line without a
-timestamp of its own belongs to the line before it.
+timestamp has the time of the line before it.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name.removesuffix(".log") for path in (directory / "logs").glob("*.log"))
 
 
-def chosen(directory: Path, components: Sequence[str]) -> list[str]:
-    """Return ``components``, or all that have logs when none is given.
+def select_components(directory: Path, components: Sequence[str]) -> list[str]:
+    """Return ``components``; if it is empty, all components that have logs.
 
     Raises:
-        CliError: with exit code 2: one of them has no log.
+        CliError: with exit code 2: a component has no log.
     """
     known = names(directory)
     for name in components:
@@ -57,7 +57,7 @@ class LogReader:
 
     Args:
         directory: the run directory.
-        components: whose lines; when empty all, also those that start later.
+        components: to read; empty: all, including those that start later.
     """
 
     def __init__(self, directory: Path, components: Sequence[str]) -> None:
@@ -74,7 +74,7 @@ class LogReader:
         """Yield lines as they are written after those read, until the run is no longer running."""
         last = False
         while not last:
-            last = not running()  # asked first, so that what was written before the end is read
+            last = not running()  # checked before reading, so that lines written before the end are read
             yield from self._new_lines()
             if not last:
                 time.sleep(POLL_SECONDS)
@@ -87,14 +87,14 @@ class LogReader:
 
 
 class _Cursor:
-    """A position in a component's log. The open file stays the same one when it is renamed by a rotation."""
+    """A position in a component's log. A rotation renames the open file; the cursor keeps reading it."""
 
     def __init__(self, path: Path, component: str) -> None:
         self._path = path
         self._component = component
         self._file: BinaryIO | None = None
         self._time = 0.0  # of the last line
-        self._rest = b""  # of a line that has no end yet
+        self._rest = b""  # of the last line, which has no line end yet
 
     def __del__(self) -> None:
         if self._file is not None:
@@ -104,40 +104,40 @@ class _Cursor:
         """Return the lines written since the last call, across any rotations."""
         data = b""
         while True:
-            place = self._place()
+            rotation = self._rotation()
             if self._file is not None:
                 if os.fstat(self._file.fileno()).st_size < self._file.tell():  # a user has truncated the file
                     self._file.seek(0)
-                data += self._file.read()  # after _place: a file that was rotated before is complete
-            newer = self._next(place)
-            if newer is None:  # this is the newest, or a rotation is under way
+                data += self._file.read()  # after _rotation: a file that was rotated before is complete
+            newer = self._open_newer(rotation)
+            if newer is None:  # the open file is the newest, or a rotation is in progress
                 return self._lines(data)
-            if self._place() != place:  # a rotation may have moved the files while the next one was opened
+            if self._rotation() != rotation:  # a rotation may have moved the files while the next one was opened
                 newer.close()
                 continue
             if self._file is not None:
                 self._file.close()
             self._file = newer
 
-    def _place(self) -> int:
-        """Return how often the open file was rotated; KEPT + 1 if it was removed or none is open."""
+    def _rotation(self) -> int:
+        """Return how often the open file was rotated; KEPT_ROTATIONS + 1 if it was removed or none is open."""
         if self._file is not None:
             own = os.fstat(self._file.fileno())
-            for number in range(log_pipe.KEPT + 1):
+            for number in range(log_pipe.KEPT_ROTATIONS + 1):
                 with contextlib.suppress(FileNotFoundError):
-                    if os.path.samestat(own, self._named(number).stat()):
+                    if os.path.samestat(own, self._path_of(number).stat()):
                         return number
-        return log_pipe.KEPT + 1
+        return log_pipe.KEPT_ROTATIONS + 1
 
-    def _next(self, place: int) -> BinaryIO | None:
-        """Open the oldest file that is newer than ``place``."""
-        for number in range(place - 1, -1, -1):
+    def _open_newer(self, rotation: int) -> BinaryIO | None:
+        """Open the oldest file that is newer than ``rotation``."""
+        for number in range(rotation - 1, -1, -1):
             with contextlib.suppress(FileNotFoundError):
-                return self._named(number).open("rb")
+                return self._path_of(number).open("rb")
         return None
 
-    def _named(self, number: int) -> Path:
-        return log_pipe.older(self._path, number) if number else self._path
+    def _path_of(self, number: int) -> Path:
+        return log_pipe.rotated_path(self._path, number) if number else self._path
 
     def _lines(self, data: bytes) -> list[Line]:
         *whole, self._rest = (self._rest + data).split(b"\n")

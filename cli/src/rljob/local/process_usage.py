@@ -20,8 +20,8 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 class Usage:
     """Usage of one component.
 
-    ``processor``: cores. ``memory``: bytes; pages shared by its processes count in each. ``processes``:
-    None if unknown.
+    ``processor``: cores. ``memory``: bytes; a page shared by several processes is counted for each of them.
+    ``processes``: None if unknown.
     """
 
     processes: int | None
@@ -38,34 +38,34 @@ class ProcessUsageMeter:
 
     def __init__(self, directory: Path) -> None:
         self._prefix = processes.mark(directory)
-        self._before: dict[int, float] = {}  # process → processor seconds
-        self._at = time.monotonic()
+        self._cpu_seconds: dict[int, float] = {}  # by process id
+        self._read_at = time.monotonic()
 
     def read(self) -> dict[str, Usage]:
-        """Return component → its usage since the last call, or since the meter was made."""
-        at, now = time.monotonic(), dict[int, float]()
+        """Return component → its usage since the last call, or since the meter was created."""
+        now, cpu_seconds = time.monotonic(), dict[int, float]()
         found: dict[str, list[tuple[float, int]]] = {}
         for pid, mark in process_cleanup.process_marks().items():
             component = mark.removeprefix(self._prefix).rstrip(":") if mark.startswith(self._prefix) else ""
             if component:
                 try:
-                    seconds, memory = _figures(Path(f"/proc/{pid}"))
-                except OSError:  # gone
+                    seconds, memory = _cpu_and_memory(Path(f"/proc/{pid}"))
+                except OSError:  # the process has ended
                     continue
-                now[pid] = seconds
-                found.setdefault(component, []).append((seconds - self._before.get(pid, seconds), memory))
-        passed = max(at - self._at, 1e-3)
-        self._before, self._at = now, at
+                cpu_seconds[pid] = seconds
+                found.setdefault(component, []).append((seconds - self._cpu_seconds.get(pid, seconds), memory))
+        elapsed = max(now - self._read_at, 1e-3)
+        self._cpu_seconds, self._read_at = cpu_seconds, now
         return {
             component: Usage(
-                len(figures), sum(cpu for cpu, _ in figures) / passed, sum(memory for _, memory in figures)
+                len(measured), sum(cpu for cpu, _ in measured) / elapsed, sum(memory for _, memory in measured)
             )
-            for component, figures in found.items()
+            for component, measured in found.items()
         }
 
 
-def _figures(entry: Path) -> tuple[float, int]:
-    """Return processor seconds and resident bytes of a process."""
+def _cpu_and_memory(entry: Path) -> tuple[float, int]:
+    """Return CPU seconds and resident bytes of a process. ``entry``: its directory in /proc."""
     stat = (entry / "stat").read_text()
     fields = stat[stat.rindex(")") + 2 :].split()
     resident = int((entry / "statm").read_text().split()[1])

@@ -1,4 +1,4 @@
-"""Starts and ends the processes of a run. Each leads a session, is killed when ``rljob run`` ends, and has a mark."""
+"""Starts and ends the processes of a run. Each process leads a session, dies with ``rljob run``, and has a mark."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class ProcessCommand:
 
 
 class Interrupt:
-    """Signals to end: the first sets ``stop``, the second ``kill``."""
+    """Handler of termination signals: the first sets ``stop``, the second ``kill``."""
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
         self.kill = asyncio.Event()
 
     def __call__(self) -> None:
-        """Take a signal."""
+        """Handle a signal."""
         (self.kill if self.stop.is_set() else self.stop).set()
 
 
@@ -66,7 +66,7 @@ def tail(path: Path, lines: int = 15) -> str:
 
 
 def last_line(path: Path) -> str:
-    """Return the last line that the newest process wrote to a log, or an empty text."""
+    """Return the last line that the newest process wrote to a log; empty if there is none."""
     lines = tail(path, 1).splitlines()[1:]
     return lines[0].strip() if lines else ""
 
@@ -97,7 +97,7 @@ class ComponentProcess:
             self._process.terminate()
 
     def kill_group(self) -> None:
-        """Kill the process and everything it started that is still in its group."""
+        """Kill the process and its descendants that are still in its process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -134,7 +134,7 @@ async def start(command: ProcessCommand, directory: Path, note: str = "") -> Com
 
 
 def environment_of(command: ProcessCommand) -> dict[str, str]:
-    """Return the environment of ``command``, without what belongs to one run of it."""
+    """Return the environment of ``command``, without the variables of a single start (heartbeat, mark)."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RLJOB_")}
     if LOG_LEVEL in os.environ:
         inherited[LOG_LEVEL] = os.environ[LOG_LEVEL]
@@ -164,21 +164,21 @@ async def end(process: ComponentProcess, kill: asyncio.Event, grace: float = GRA
 
 
 def describe_exit(code: int) -> str:
-    """Return how a process ended, in words."""
+    """Return how a process ended, as text."""
     return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
 
 
 def describe_restart(event: Mapping[str, Any]) -> str:
-    """Return a ``restarting`` event of events.jsonl as text: exit ``code``; ``still``: seconds without a move if it was
-    killed for that; ``full``: directory whose disk was full; ``cause``: its last line of output."""
+    """Return a ``restarting`` event of events.jsonl as text: exit ``code``; ``still``: seconds without progress, if
+    it was killed for hanging; ``full``: directory whose disk was full; ``cause``: its last line of output."""
     still, full, cause = event.get("still"), event.get("full"), event.get("cause")
-    how = describe_exit(event["code"]) if still is None else f"has not moved for {still:g} s"
+    how = describe_exit(event["code"]) if still is None else f"made no progress for {still:g} s"
     why = f"the disk of {full} is full: make room there" if full else cause
     return f"{how} ({why})" if why else how
 
 
 async def first(*awaitables: object) -> None:
-    """Return when the first of some coroutines has ended; the others are cancelled."""
+    """Return when the first of several awaitables is done; the others are cancelled."""
     tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]  # type: ignore[call-overload]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -190,9 +190,9 @@ async def first(*awaitables: object) -> None:
 
 @contextlib.contextmanager
 def reaper(directory: Path) -> Iterator[None]:
-    """While inside, a process kills the processes of the run when this one ends, also by SIGKILL."""
-    process_cleanup.kill_marked(mark(directory))  # processes of a run that was killed together with its reaper
-    watcher = subprocess.Popen(
+    """Run the reaper while entered: it kills the processes of the run when this process ends, even by SIGKILL."""
+    process_cleanup.kill_marked(mark(directory))  # left by a run that was killed together with its reaper
+    reaper_process = subprocess.Popen(
         [sys.executable, "-I", "-S", process_cleanup.__file__, mark(directory)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
@@ -204,9 +204,9 @@ def reaper(directory: Path) -> Iterator[None]:
         yield
     finally:
         process_cleanup.kill_marked(mark(directory))
-        assert watcher.stdin is not None
-        watcher.stdin.close()
-        watcher.wait()
+        assert reaper_process.stdin is not None
+        reaper_process.stdin.close()
+        reaper_process.wait()
 
 
 def _without_marks(environment: Mapping[str, str]) -> dict[str, str]:

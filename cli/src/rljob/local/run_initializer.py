@@ -20,7 +20,7 @@ async def initialize(job: RLJob, directory: RunDirectory, interrupt: Interrupt) 
     """Run the initializer unless the storage holds its output.
 
     Raises:
-        CliError: it failed, or left no model.
+        CliError: the initializer failed, or created no model.
         Interrupted: the run was stopped.
     """
     if job.spec.initializer is None:
@@ -33,7 +33,8 @@ async def initialize(job: RLJob, directory: RunDirectory, interrupt: Interrupt) 
     for i, model in enumerate(job.spec.models):
         path = Path(in_storage(model.source, directory.path))
         if not path.is_dir():
-            raise CliError(f"spec.models[{i}].source: the initializer left no directory {path}", log=_tail(directory))
+            message = f"spec.models[{i}].source: the initializer created no directory {path}"
+            raise CliError(message, log=_tail(directory))
     stamps.mark_done(directory.path, key)
 
 

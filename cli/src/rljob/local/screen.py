@@ -1,4 +1,4 @@
-"""Where `rljob run` shows its run: live on a terminal, else as plain lines."""
+"""Screens of `rljob run`: a live panel on a terminal, else plain lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PIPED_WIDTH = 1000  # columns: wider than any table
 
 
 class Screen(ABC):
-    """Where a run is shown; a context manager."""
+    """Shows a run; a context manager."""
 
     @abstractmethod
     def show(self, snapshot: RunSnapshot) -> None:
@@ -33,12 +33,12 @@ class Screen(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:  # noqa: B027 - a screen need not end
+    def __exit__(self, *error: object) -> None:  # noqa: B027 - not every screen has something to close
         pass
 
 
 class Terminal(Console):
-    """Standard output, or stderr, as it is: no markup, no emoji codes, no highlighting."""
+    """Standard output or stderr; markup, emoji codes and highlighting are off."""
 
     def __init__(self, stderr: bool = False) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, stderr=stderr)
@@ -50,20 +50,20 @@ class RunOutput(Terminal):
     """The output of `rljob run`: a closed pipe stops the run and its components."""
 
     def on_broken_pipe(self) -> None:
-        """End the run. rich would exit the process at once and leave the components."""
+        """End the run. The default of rich would exit this process and leave the components running."""
         with contextlib.suppress(SystemExit):
-            super().on_broken_pipe()  # also makes the interpreter's last flush harmless
+            super().on_broken_pipe()  # also redirects stdout, so that the flush at exit does not fail
         raise CliError("the output was closed, so the run was stopped; the same command resumes it")
 
 
 def screen_for(console: Console, live: bool) -> Screen:
-    """Return the screen for ``console``: a live one if asked for and it is a terminal that can."""
-    can = console.is_terminal and not console.is_dumb_terminal
-    return LiveScreen(console) if live and can else PlainScreen(console)
+    """Return the screen for ``console``: a live one if ``live`` is set and the terminal supports it."""
+    supported = console.is_terminal and not console.is_dumb_terminal
+    return LiveScreen(console) if live and supported else PlainScreen(console)
 
 
 class PlainScreen(Screen):
-    """One line for every change of state, and one every few seconds for the newest step."""
+    """Prints one line per change of state, and at most one per LINE_SECONDS for the newest step."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -85,11 +85,11 @@ class PlainScreen(Screen):
 
 
 class LiveScreen(Screen):
-    """A panel that is redrawn in place; notes scroll above it. ``draw``: renders a snapshot for a width in columns."""
+    """Redraws a panel in place; notes scroll above it. ``draw``: renders a snapshot for a width in columns."""
 
     def __init__(self, console: Console, draw: Callable[[RunSnapshot, int], Group] = draw) -> None:
         self._console, self._draw = console, draw
-        # No refresh thread: processes are forked while the screen is up.
+        # No refresh thread: processes are forked while the screen is entered.
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def show(self, snapshot: RunSnapshot) -> None:

@@ -21,25 +21,25 @@ NOT_FOUND = 404
 
 
 def end(directory: RunDirectory, now: bool) -> None:
-    """Signal the `rljob run` of ``directory`` to end; return when no process of it is left.
+    """Signal the `rljob run` of ``directory`` to end; return when none of its processes is left.
 
     Args:
         directory: of a running run.
         now: do not wait for a checkpoint.
 
     Raises:
-        CliError: it does not end.
+        CliError: the run does not end, or belongs to another user.
     """
     pid = directory.pid()
     if pid is None:
-        raise CliError(f"{directory.path / 'lock'} does not say which process the run is; end it in its own terminal")
+        raise CliError(f"{directory.path / 'lock'} does not contain the run's process id; stop the run in its terminal")
     grace = COMPONENT_SECONDS if now else COMPONENT_SECONDS + directory.job().spec.suspend_grace_seconds + GRACE_SECONDS
     deadline = time.monotonic() + grace
     for _ in range(2 if now else 1):
         try:
             os.kill(pid, signal.SIGTERM)
         except ProcessLookupError:
-            break  # it ended by itself
+            break  # it has already ended
         except PermissionError:
             raise CliError(f"process {pid} is another user's run; ask them to stop it", 2) from None
         time.sleep(POLL_SECONDS)  # so that two signals are not merged into one
@@ -50,7 +50,9 @@ def end(directory: RunDirectory, now: bool) -> None:
 
 
 async def ask_to_suspend(url: str, token: str) -> None:
-    """Ask until cancelled, because a restarted coordinator does not remember; return if it has no such endpoint.
+    """Request a suspension repeatedly until cancelled: a restarted coordinator has forgotten earlier requests.
+
+    Returns if the coordinator has no such endpoint.
 
     Args:
         url: address of the coordinator, which may be restarting.

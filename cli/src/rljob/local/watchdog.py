@@ -1,7 +1,7 @@
-"""Detects a component that hangs: its heartbeat stands still, or one of its processes is stopped.
+"""Detects a component that hangs: its heartbeat does not change, or one of its processes is stopped.
 
-The heartbeat (``rljob.protocol.heartbeat``) shows an event loop that hangs. It does not show a component that
-is stopped before its first beat, nor a stopped child of a beating parent (an engine server, a rank of the trainer): the
+The heartbeat (``rljob.protocol.heartbeat``) detects an event loop that hangs. It does not detect a component that is
+stopped before its first beat, or a stopped child of a running parent (an engine server, a rank of the trainer): the
 state of the processes does.
 """
 
@@ -18,36 +18,36 @@ LONGEST_PAUSE_SECONDS = 5.0
 
 
 class HangDetector:
-    """Measures for how long a component has not moved. Pure: the caller passes observations and times.
+    """Measures for how long a component makes no progress. Pure: the caller passes observations and times.
 
     Args:
-        patience: longest time without a move, in seconds.
+        patience: longest time without progress, in seconds.
         now: monotonic time.
     """
 
     def __init__(self, patience: float, now: float) -> None:
         self._patience = patience
-        self._observed = self._moved = now
+        self._observed_at = self._progress_at = now
         self._beat = 0
 
     def observe(self, now: float, beat: int, stopped: bool) -> bool:
-        """Add an observation; return whether the component has not moved for too long.
+        """Add an observation; return whether the component hangs: no progress for ``patience`` seconds.
 
         Args:
             now: monotonic time.
             beat: time stamp of the last heartbeat; 0 before the first.
             stopped: whether one of its processes is stopped.
         """
-        blind = now - self._observed > self._patience / 2  # this process itself did not run: do not count that time
-        moved = not stopped and (beat == 0 or beat != self._beat)
-        if blind or moved:
-            self._moved = now
-        self._observed, self._beat = now, beat
-        return now - self._moved >= self._patience
+        paused = now - self._observed_at > self._patience / 2  # this process itself did not run: do not count that time
+        progress = not stopped and (beat == 0 or beat != self._beat)
+        if paused or progress:
+            self._progress_at = now
+        self._observed_at, self._beat = now, beat
+        return now - self._progress_at >= self._patience
 
 
 async def wait_until_hung(heartbeat: Path, mark: str, patience: float) -> None:
-    """Return once the component whose processes have ``mark`` has not moved for ``patience`` seconds."""
+    """Return when the component whose processes have ``mark`` has made no progress for ``patience`` seconds."""
     detector = HangDetector(patience, time.monotonic())
     pause = min(patience / 10, LONGEST_PAUSE_SECONDS)
     while not detector.observe(time.monotonic(), _stamp(heartbeat), process_cleanup.any_stopped(mark)):
@@ -55,10 +55,10 @@ async def wait_until_hung(heartbeat: Path, mark: str, patience: float) -> None:
 
 
 def reset(heartbeat: Path) -> None:
-    """Make the heartbeat file of a component that is about to start, without a beat.
+    """Create the heartbeat file of a component before its start, without a beat.
 
     Raises:
-        OSError: the file cannot be made.
+        OSError: the file cannot be created.
     """
     heartbeat.parent.mkdir(exist_ok=True)
     heartbeat.touch()
@@ -68,5 +68,5 @@ def reset(heartbeat: Path) -> None:
 def _stamp(heartbeat: Path) -> int:
     try:
         return heartbeat.stat().st_mtime_ns
-    except OSError:  # it was removed; the next beat makes it again
+    except OSError:  # it was removed; the next beat creates it again
         return 0

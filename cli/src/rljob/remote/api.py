@@ -1,4 +1,4 @@
-"""Requests to the API server of a context, with errors as sentences that tell the user what to do."""
+"""Requests to the API server of a context; errors are sentences with cause and remedy."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ BAD_REQUEST, UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT = 400, 401, 403, 404, 
 
 
 class ApiRefusedError(CliError):
-    """The API server refuses a request.
+    """The API server rejects a request.
 
     Args:
         cause: its answer.
-        sentence: the refused request and what to do.
+        sentence: the cause and the remedy.
     """
 
     def __init__(self, cause: ApiError, sentence: str) -> None:
@@ -45,12 +45,12 @@ class ApiRefusedError(CliError):
 
     @property
     def missing_object(self) -> bool:
-        """Whether the kind of object is known, and the object of this name does not exist."""
+        """Whether the resource exists and the object of this name does not."""
         return _names_missing_object(self.cause)
 
 
 class Api:
-    """The API server of an access."""
+    """Client of one API server."""
 
     def __init__(self, access: Access) -> None:
         self.access = access
@@ -75,31 +75,31 @@ class Api:
         """Send a request and return the object in the answer.
 
         Raises:
-            ApiRefusedError: the API server refuses.
-            CliError: it cannot be reached, or there are no credentials.
+            ApiRefusedError: the API server rejects the request.
+            CliError: the API server cannot be reached, or there are no credentials.
         """
-        with self._sentences():
+        with self._translated_errors():
             return self._client.request(method, path, query, body, kind)
 
     def open(
         self, method: str, path: str, query: Mapping[str, str] | None = None, timeout: float | None = ANSWER_SECONDS
     ) -> http.client.HTTPResponse:
-        """Send a request and return the answer, which the caller closes. ``timeout``: seconds without a byte.
+        """Send a request and return the answer; the caller closes it. ``timeout``: seconds without a byte.
 
         Raises:
             as :meth:`request`.
         """
-        with self._sentences():
+        with self._translated_errors():
             return self._client.open(method, path, query, timeout=timeout)
 
     def dial(self) -> socket.socket:
         """Return an open connection (with TLS) for HTTP or an upgrade. Raises as :meth:`request`."""
-        with self._sentences():
+        with self._translated_errors():
             return self._client.dial()
 
     def headers(self) -> dict[str, str]:
         """Return the headers of every request. Raises as :meth:`request`."""
-        with self._sentences():
+        with self._translated_errors():
             return self._client.headers()
 
     def path(self, path: str) -> str:
@@ -107,8 +107,8 @@ class Api:
         return self._client.path(path)
 
     @contextlib.contextmanager
-    def _sentences(self) -> Iterator[None]:
-        """Replace errors of :mod:`rljob.kube` by sentences."""
+    def _translated_errors(self) -> Iterator[None]:
+        """Translate errors of :mod:`rljob.kube` into CliError."""
         try:
             yield
         except AccessError as error:
@@ -127,10 +127,10 @@ class Api:
             why = error.verify_message.rstrip(".")
             return CliError(f"{where} is not trusted: {why}; correct certificate-authority-data in the kubeconfig", 2)
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return CliError(f"{where} cannot be reached: {why.lower()}; see that it runs, or choose another --context")
+        return CliError(f"{where} cannot be reached: {why.lower()}; check that it runs, or choose another --context")
 
     def refusal(self, error: ApiError) -> ApiRefusedError:
-        """Return the error for a refused request."""
+        """Return the error for a rejected request."""
         if isinstance(error, UnauthorizedError):
             sentence = (
                 f"{self.place} does not accept the credentials of user {self.access.user}: they have expired or are "
@@ -139,9 +139,11 @@ class Api:
         elif isinstance(error, ForbiddenError):
             sentence = f"{self.place} does not allow it: {error.message}; ask its administrator for the right"
         elif isinstance(error, NotFoundError) and not _names_missing_object(error):
-            sentence = f"{self.place} knows no RLJobs; install the chart rljob-crds there, or choose another --context"
+            sentence = (
+                f"{self.place} does not serve RLJobs; install the chart rljob-crds there, or choose another --context"
+            )
         else:
-            sentence = f"{self.place} refuses: {error.message}"
+            sentence = f"{self.place} rejects the request: {error.message}"
         return ApiRefusedError(error, sentence)
 
 
@@ -150,7 +152,7 @@ def _names_missing_object(error: ApiError) -> bool:
 
 
 def connect(context: str | None) -> Api:
-    """Return the API server of a context; None: of the current context, or of the pod that this runs in.
+    """Return the API server of a context; None: of the current context, or of the pod that this process runs in.
 
     Raises:
         CliError: with exit code 2: the context does not exist or cannot be used.

@@ -1,4 +1,4 @@
-"""Changes an RLJob: applies a manifest, suspends, resumes."""
+"""Changes an RLJob: applies a manifest, suspends or resumes the job."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from rljob.remote.lookup import Namespace, holds, is_active
 
 POLL_SECONDS = 0.5
 NOT_RECONCILED_SECONDS = 30.0
-"""After this time without a reaction a message says that no operator reconciles the RLJob."""
+"""After this time without a reconcile a message reports that no operator reconciles the RLJob."""
 GRACE = "rljob.dev/suspend-grace-seconds"
-"""Annotation: spec.suspendGraceSeconds as it was before `stop --now`, as JSON."""
-OWN = f'conflict with "{FIELD_MANAGER}"'
+"""Annotation: value of spec.suspendGraceSeconds before `stop --now`, as JSON."""
+OWN_CONFLICT = f'conflict with "{FIELD_MANAGER}"'
 
 
 def apply(where: Namespace, job: RLJob, source: str, *, dry_run: bool = False, force: bool = False) -> str:
@@ -31,13 +31,13 @@ def apply(where: Namespace, job: RLJob, source: str, *, dry_run: bool = False, f
     Args:
         where: namespace.
         job: only the fields that the manifest sets are applied.
-        source: its file, for errors.
-        dry_run: the API server checks it and changes nothing.
+        source: file of the manifest, for errors.
+        dry_run: the API server checks the manifest and changes nothing.
         force: take over fields that other managers own.
 
     Raises:
-        ManifestError: no cluster can honour it.
-        CliError: the API server refuses it.
+        ManifestError: a field is not supported in clusters.
+        CliError: the API server rejects the manifest.
     """
     if found := manifests.problems(job):
         raise ManifestError(found, source)
@@ -59,9 +59,10 @@ def _applied(where: Namespace, path: str, body: Object, query: dict[str, str], f
     try:
         return where.api.patch(path, body, APPLY_PATCH, force=str(force).lower(), **query)
     except ApiRefusedError as error:
-        if error.code != CONFLICT or not all(str(cause.get("message")).startswith(OWN) for cause in _causes(error)):
+        own = all(str(cause.get("message")).startswith(OWN_CONFLICT) for cause in _causes(error))
+        if error.code != CONFLICT or not own:
             raise
-    # The fields that `rljob stop` has set belong to rljob too.
+    # The conflicting fields were set by `rljob stop`, whose field manager is the same.
     return where.api.patch(path, body, APPLY_PATCH, force="true", **query)
 
 
@@ -84,45 +85,45 @@ def _refused(error: ApiRefusedError, where: Namespace, source: str) -> Exception
     return error
 
 
-def suspend(job: RemoteJob, now: bool, say: Callable[[str], None]) -> None:
-    """Suspend a job, and return when it has no pods any more or has ended.
+def suspend(job: RemoteJob, now: bool, report: Callable[[str], None]) -> None:
+    """Suspend a job; return when it has no pods or has ended.
 
     Args:
         job: an active one.
         now: do not wait for a checkpoint. ``spec.suspendGraceSeconds`` is 0 during the call; its value is kept in an
             annotation, so that the next stop or resume restores it if this call is interrupted.
-        say: called with messages for the user.
+        report: called with messages for the user.
 
     Raises:
-        CliError: the API server refuses or cannot be reached.
+        CliError: the API server rejects the change or cannot be reached.
     """
     if now:
-        grace = _kept(job).get("suspendGraceSeconds", job.body["spec"].get("suspendGraceSeconds"))
+        grace = _fields_before_stop(job).get("suspendGraceSeconds", job.body["spec"].get("suspendGraceSeconds"))
         _set(job, {"suspend": True, "suspendGraceSeconds": 0}, {GRACE: json.dumps(grace)})
     else:
-        _set(job, {"suspend": True, **_kept(job)}, {GRACE: None})
-    _wait(job, say)
+        _set(job, {"suspend": True, **_fields_before_stop(job)}, {GRACE: None})
+    _wait(job, report)
     if now:
-        _set(job, _kept(job), {GRACE: None})
+        _set(job, _fields_before_stop(job), {GRACE: None})
 
 
 def resume(job: RemoteJob) -> None:
     """Resume a suspended job.
 
     Raises:
-        CliError: the API server refuses or cannot be reached.
+        CliError: the API server rejects the change or cannot be reached.
     """
-    _set(job, {"suspend": False, **_kept(job)}, {GRACE: None})
+    _set(job, {"suspend": False, **_fields_before_stop(job)}, {GRACE: None})
 
 
 def _set(job: RemoteJob, fields: dict[str, Any], annotations: dict[str, Any]) -> None:
     api, path = job.namespace.api, job.namespace.path(job.name)
-    uid = job.body["metadata"]["uid"]  # not another job of the same name
+    uid = job.body["metadata"]["uid"]  # so that a new job of the same name is not changed
     job.body = api.patch(path, {"metadata": {"uid": uid, "annotations": annotations}, "spec": fields}, MERGE_PATCH)
 
 
-def _kept(job: RemoteJob) -> dict[str, Any]:
-    """Return the fields that a `stop --now` changed, with their values before it."""
+def _fields_before_stop(job: RemoteJob) -> dict[str, Any]:
+    """Return the fields that `stop --now` changed, with their earlier values."""
     text = (job.body["metadata"].get("annotations") or {}).get(GRACE)
     try:
         return {} if text is None else {"suspendGraceSeconds": json.loads(text)}
@@ -130,14 +131,15 @@ def _kept(job: RemoteJob) -> dict[str, Any]:
         return {"suspendGraceSeconds": None}
 
 
-def _wait(job: RemoteJob, say: Callable[[str], None]) -> None:
+def _wait(job: RemoteJob, report: Callable[[str], None]) -> None:
     generation, begun, reported = job.body["metadata"]["generation"], time.monotonic(), False
-    while is_active(job.read()) or (holds(job.body, "Suspended") and not _seen(job, generation)):
-        if not reported and not _seen(job, generation) and time.monotonic() - begun > NOT_RECONCILED_SECONDS:
+    while is_active(job.read()) or (holds(job.body, "Suspended") and not _is_observed(job, generation)):
+        if not reported and not _is_observed(job, generation) and time.monotonic() - begun > NOT_RECONCILED_SECONDS:
             reported = True
-            say(f"no operator has reconciled {job.name} for {NOT_RECONCILED_SECONDS:.0f} s; it stops when one does")
+            seconds = f"{NOT_RECONCILED_SECONDS:.0f} s"
+            report(f"no operator has reconciled {job.name} for {seconds}; the job stops when an operator does")
         time.sleep(POLL_SECONDS)
 
 
-def _seen(job: RemoteJob, generation: int) -> bool:
+def _is_observed(job: RemoteJob, generation: int) -> bool:
     return int((job.body.get("status") or {}).get("observedGeneration") or 0) >= generation

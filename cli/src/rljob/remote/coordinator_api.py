@@ -1,4 +1,4 @@
-"""Queries the coordinator of an RLJob, or explains why it cannot be asked."""
+"""Queries the coordinator of an RLJob, or explains why it is not available."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rljob.kube.sync_client import Object
 from rljob.local.errors import CliError
 from rljob.manifests.names import claim_name
 from rljob.protocol.run_status import NOTE_HEADER, RunStatus, status_from
-from rljob.remote import forwarding
+from rljob.remote import port_forward
 from rljob.remote.api import FORBIDDEN, UNAUTHORIZED, ApiRefusedError
 from rljob.remote.lookup import COORDINATOR, Namespace, conditions, holds, is_active
 from rljob.remote.missing_pods import not_reconciled_message
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class CoordinatorUnavailableError(CliError):
-    """The coordinator cannot be asked; the sentence has the reason."""
+    """The coordinator is not available; the sentence has the reason."""
 
 
 class _Error(msgspec.Struct):
@@ -41,7 +41,7 @@ class CoordinatorApi:
         patience: longest time without a byte of an answer, in seconds.
     """
 
-    def __init__(self, namespace: Namespace, body: Object, patience: float = forwarding.SILENCE_SECONDS) -> None:
+    def __init__(self, namespace: Namespace, body: Object, patience: float = port_forward.SILENCE_SECONDS) -> None:
         self._namespace, self._body, self._patience = namespace, body, patience
         self._name = str(body["metadata"]["name"])
 
@@ -50,10 +50,10 @@ class CoordinatorApi:
 
         Raises:
             CoordinatorUnavailableError: the coordinator does not run or does not answer.
-            CliError: with exit code 2: there is no such thing, or forwarding is not allowed.
+            CliError: with exit code 2: the requested object does not exist, or port forwarding is not allowed.
         """
         with self.open(path, **query) as answer:
-            data = _whole(answer)
+            data = _read_all(answer)
             note = answer.getheader(NOTE_HEADER) or ""
         try:
             return msgspec.json.decode(data, type=kind), note
@@ -64,7 +64,7 @@ class CoordinatorApi:
             raise self._other_version() from None
         except msgspec.DecodeError:
             raise CoordinatorUnavailableError(
-                f"the coordinator of {self._name} broke off in the middle of its answer; try again"
+                f"the coordinator of {self._name} closed the connection in the middle of its answer; try again"
             ) from None
 
     def status(self) -> RunStatus:
@@ -83,79 +83,79 @@ class CoordinatorApi:
     @contextlib.contextmanager
     def open(self, path: str, /, **query: Any) -> Iterator[http.client.HTTPResponse]:
         """Yield the answer to a GET. Raises as :meth:`ask`."""
-        asked = {name: value for name, value in query.items() if value is not None}
-        whole = f"{quote(path)}?{urlencode(asked)}" if asked else quote(path)
+        parameters = {name: value for name, value in query.items() if value is not None}
+        target = f"{quote(path)}?{urlencode(parameters)}" if parameters else quote(path)
         pod = self._pod()
         try:
-            answer = forwarding.get(
-                self._namespace.api, self._namespace.name, pod["metadata"]["name"], READERS_PORT, whole, self._patience
+            answer = port_forward.get(
+                self._namespace.api, self._namespace.name, pod["metadata"]["name"], READERS_PORT, target, self._patience
             )
-        except forwarding.HandshakeError as error:  # no information about the coordinator
+        except port_forward.HandshakeError as error:  # this does not depend on the coordinator
             raise CoordinatorUnavailableError(error.sentence) from None
-        except forwarding.ForwardError as error:
-            raise self._silent(error) from None
+        except port_forward.ForwardError as error:
+            raise self._unavailable(error) from None
         except ApiRefusedError as error:
             if error.code in (UNAUTHORIZED, FORBIDDEN):
                 raise
-            raise self._silent(error) from None
+            raise self._unavailable(error) from None
         with answer:
             try:
                 if answer.status >= http.HTTPStatus.BAD_REQUEST:
-                    raise _refused(self._name, answer.status, _whole(answer))
+                    raise _refused(self._name, answer.status, _read_all(answer))
                 yield answer
-            except forwarding.ForwardError as error:  # in the middle of it
-                raise self._silent(error) from None
+            except port_forward.ForwardError as error:  # in the middle of the answer
+                raise self._unavailable(error) from None
 
     def _pod(self) -> Object:
         running = self._running()
         if not running:
-            raise CoordinatorUnavailableError(self.why_silent())
+            raise CoordinatorUnavailableError(self.unavailable_reason())
         return running[-1]
 
     def _running(self) -> list[Object]:
         pods = self._namespace.pods(self._name, COORDINATOR)
         return [pod for pod in pods if pod.get("status", {}).get("phase") == "Running"]
 
-    def _silent(self, error: CliError) -> CoordinatorUnavailableError:
-        """Return the error of a failed attempt; of an active job with its cause."""
+    def _unavailable(self, error: CliError) -> CoordinatorUnavailableError:
+        """Return the error of a failed request; for an active job it contains the cause."""
         if is_active(self._body):
-            return CoordinatorUnavailableError(f"{self.why_silent()} ({error.sentence})")
-        # The pod of a finished job may have ended; if it runs, its data is still there.
+            return CoordinatorUnavailableError(f"{self.unavailable_reason()} ({error.sentence})")
+        # The pod of a finished job may have ended; while it runs, its data is available.
         if any("deletionTimestamp" not in pod["metadata"] for pod in self._running()):
             return CoordinatorUnavailableError(
                 f"the coordinator of {self._name} does not answer: {error.sentence}; try again"
             )
-        return CoordinatorUnavailableError(self.why_silent())
+        return CoordinatorUnavailableError(self.unavailable_reason())
 
-    def why_silent(self) -> str:
-        """Return why there is no coordinator and which commands work without it, from the RLJob."""
-        name, met = self._name, conditions(self._body)
-        kept = f"its claim {self.claim} keeps ledger and checkpoints, and rljob status shows how it ended"
+    def unavailable_reason(self) -> str:
+        """Return why the coordinator is not available and which commands work without it, from the RLJob."""
+        name, status_conditions = self._name, conditions(self._body)
+        storage = f"its claim {self.claim} keeps ledger and checkpoints, and rljob status shows how it ended"
         for condition, ended in (("Complete", "has succeeded"), ("Failed", "has failed")):
             if holds(self._body, condition):
-                return f"{name} {ended} and its coordinator has gone (spec.keepCoordinatorSeconds); {kept}"
+                return f"{name} {ended} and its coordinator has gone (spec.keepCoordinatorSeconds); {storage}"
         if holds(self._body, "Suspended"):
             return (
                 f"{name} is suspended and has no pods; rljob resume resumes it, and its claim {self.claim} "
                 "keeps ledger and checkpoints"
             )
-        if "Ready" not in met:
+        if "Ready" not in status_conditions:
             return not_reconciled_message(name)
-        reason, message = met["Ready"]["reason"], met["Ready"]["message"]
-        return f"the coordinator of {name} does not answer; the RLJob reports {reason}: {message}"
+        ready = status_conditions["Ready"]
+        return f"the coordinator of {name} does not answer; the RLJob reports {ready['reason']}: {ready['message']}"
 
     @property
     def claim(self) -> str:
-        """The claim that keeps its ledger and checkpoints."""
+        """Name of the claim that keeps the ledger and the checkpoints of the job."""
         return claim_name(self._name, (self._body["spec"].get("storage") or {}).get("claim"))
 
 
-def _whole(answer: http.client.HTTPResponse) -> bytes:
+def _read_all(answer: http.client.HTTPResponse) -> bytes:
     try:
         return answer.read()
     except http.client.HTTPException as error:
         raise CoordinatorUnavailableError(
-            f"the coordinator broke off in the middle of its answer: {error}; try again"
+            f"the coordinator closed the connection in the middle of its answer: {error}; try again"
         ) from None
 
 
@@ -165,5 +165,5 @@ def _refused(name: str, code: int, data: bytes) -> CliError:
     except msgspec.MsgspecError:
         detail = None
     if code == http.HTTPStatus.NOT_FOUND and detail == "Not Found":  # no such endpoint
-        return CliError(f"the coordinator of {name} is of an older version of rljob without this endpoint", 1)
+        return CliError(f"the coordinator of {name} runs an older version of rljob without this endpoint", 1)
     return CliError(detail if isinstance(detail, str) else f"the coordinator of {name} answers {code}", 2)

@@ -9,19 +9,19 @@ from typing import BinaryIO
 
 import msgspec
 
-from rljob.local.checkpoints import new_directory, refuse_damaged, sync
+from rljob.local.checkpoints import check_checkpoint, new_directory, sync
 from rljob.local.errors import CliError
 from rljob.remote.coordinator_api import CoordinatorApi, CoordinatorUnavailableError
 from rljob.remote.job import RemoteJob
 
 CHUNK = 1 << 20
 TRIES = 5
-"""Attempts without a received byte."""
+"""Consecutive attempts without a received byte."""
 PAUSE_SECONDS = 2.0
 
 
 class CheckpointFiles(msgspec.Struct):
-    """A checkpoint: the files of its model and their bytes."""
+    """A checkpoint: name → bytes of the files of its model."""
 
     step: int
     files: dict[str, int]
@@ -31,31 +31,33 @@ def export(job: RemoteJob, destination: Path, step: int | None) -> int:
     """Copy the model of a checkpoint to ``destination``, which is complete once it exists; return its step.
 
     Args:
-        job: whose checkpoint.
+        job: that wrote the checkpoint.
         destination: a directory that does not exist, or is empty.
         step: of the checkpoint; None: the newest.
 
     Raises:
         CliError: there is no such checkpoint, it was removed or is damaged, the destination cannot be written, or the
-            coordinator cannot be asked.
+            coordinator is not available.
     """
     coordinator = job.coordinator
-    kept, _ = coordinator.ask("/v1/checkpoints", list[CheckpointFiles])
-    known = {each.step: each for each in kept}
-    if not known:
+    listed, _ = coordinator.ask("/v1/checkpoints", list[CheckpointFiles])
+    checkpoints = {each.step: each for each in listed}
+    if not checkpoints:
         raise CliError(f"{job.name} has no checkpoint yet; wait for spec.checkpoints.everySteps", 2)
-    chosen = known.get(max(known) if step is None else step)
+    chosen = checkpoints.get(max(checkpoints) if step is None else step)
     if chosen is None:
-        raise CliError(f"there is no checkpoint of step {step}; there are {', '.join(map(str, sorted(known)))}", 2)
+        raise CliError(
+            f"there is no checkpoint of step {step}; there are {', '.join(map(str, sorted(checkpoints)))}", 2
+        )
     with new_directory(destination) as partial:
         for name, size in chosen.files.items():
             path = partial / name
             if path.parent != partial:
-                raise CliError(f"the coordinator names a file {name!r}, which is none of a model", 1)
+                raise CliError(f"the coordinator lists a file {name!r}, which is not a file of a model", 1)
             with path.open("wb") as file:
                 _fetch(coordinator, chosen.step, name, size, file)
             sync(path)
-        refuse_damaged(partial, f"the checkpoint of step {chosen.step}")
+        check_checkpoint(partial, f"the checkpoint of step {chosen.step}")
     return chosen.step
 
 
@@ -65,8 +67,8 @@ def _fetch(coordinator: CoordinatorApi, step: int, name: str, size: int, file: B
     while (done := file.tell()) < size:
         try:
             with coordinator.open(f"/v1/checkpoints/{step}/{name}", offset=done) as answer:
-                while piece := answer.read(CHUNK):
-                    file.write(piece)
+                while chunk := answer.read(CHUNK):
+                    file.write(chunk)
         except (CoordinatorUnavailableError, http.client.HTTPException):
             if file.tell() == done and tries >= TRIES:
                 raise
@@ -74,6 +76,6 @@ def _fetch(coordinator: CoordinatorApi, step: int, name: str, size: int, file: B
             raise CliError(f"{name}: {error.sentence}; export another checkpoint") from None
         tries = 0 if file.tell() > done else tries + 1
         if tries > TRIES:
-            raise CliError(f"{name} ended at byte {file.tell()} of {size} again and again; try again later")
+            raise CliError(f"the transfer of {name} ended repeatedly at byte {file.tell()} of {size}; try again later")
         if file.tell() < size:
             time.sleep(PAUSE_SECONDS)

@@ -1,4 +1,4 @@
-"""Finds the RLJob that a command names, and its pods."""
+"""Finds the RLJob of a command, and its pods."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rljob.local.errors import CliError
 from rljob.manifests.names import selector_text
 from rljob.remote.api import BAD_REQUEST, FORBIDDEN, Api, ApiRefusedError, connect
 
-MOST_NAMED = 8
+MAX_LISTED_NAMES = 8
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 DEFAULT = "default"
 COORDINATOR = "coordinator"
@@ -34,11 +34,11 @@ def is_active(body: Object) -> bool:
 
 
 class Namespace:
-    """A namespace with RLJobs.
+    """A namespace of a cluster.
 
     Args:
-        api: of its cluster.
-        name: of it.
+        api: of the cluster.
+        name: of the namespace.
     """
 
     def __init__(self, api: Api, name: str) -> None:
@@ -50,14 +50,14 @@ class Namespace:
         return f"namespace {self.name} of {self.api.place}"
 
     def path(self, job: str = "") -> str:
-        """Return the path of an RLJob, or of all."""
+        """Return the API path of an RLJob; without a name: of all RLJobs of the namespace."""
         return RLJOBS.path(self.name, quote(job, safe=""))
 
     def find(self, name: str | None) -> Object:
-        """Return the RLJob called ``name``. None: the active one, or the newest when none is active.
+        """Return the RLJob called ``name``. None: the active one, or the newest if none is active.
 
         Raises:
-            CliError: with exit code 2: there is no such RLJob, or several are active and none is named.
+            CliError: with exit code 2: there is no such RLJob, or several are active and ``name`` is None.
         """
         if name is not None:
             try:
@@ -65,16 +65,16 @@ class Namespace:
             except ApiRefusedError as error:
                 if not error.missing_object:
                     raise
-            raise CliError(f"there is no RLJob {name!r} in {self.place}; {self._instead()}", 2)
+            raise CliError(f"there is no RLJob {name!r} in {self.place}; {self._alternatives()}", 2)
         known = self._all()
         active = [body for body in known if is_active(body)]
         if len(active) > 1:
             raise CliError(
-                f"several RLJobs are active in {self.place} ({_listed(_names(active))}); name one of them", 2
+                f"several RLJobs are active in {self.place} ({_joined(_names(active))}); name one of them", 2
             )
         candidates = active or known
         if not candidates:
-            raise CliError(f"there is no RLJob in {self.place}; {self._instead()}", 2)
+            raise CliError(f"there is no RLJob in {self.place}; {self._alternatives()}", 2)
         return max(candidates, key=lambda body: str(body["metadata"]["creationTimestamp"]))
 
     def has(self, name: str) -> bool:
@@ -82,12 +82,12 @@ class Namespace:
         try:
             return bool(self.api.get(self.path(name)))
         except ApiRefusedError as error:
-            if error.missing_object or error.code == BAD_REQUEST:  # such as a path
+            if error.missing_object or error.code == BAD_REQUEST:  # not a valid name, for example a path
                 return False
             raise
 
     def pods(self, job: str, role: str = "") -> list[Object]:
-        """Return the pods of an RLJob, or of one of its roles, the oldest first."""
+        """Return the pods of an RLJob, or of one of its roles, oldest first."""
         found = self.api.get(PODS.path(self.name), labelSelector=selector_text(job, role))["items"]
         return sorted(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
@@ -95,8 +95,8 @@ class Namespace:
         found: list[Object] = self.api.get(self.path())["items"]
         return found
 
-    def _instead(self) -> str:
-        """Return which RLJobs exist instead."""
+    def _alternatives(self) -> str:
+        """Return which RLJobs exist, for errors."""
         try:
             known = _names(self._all())
             if not known:
@@ -107,19 +107,19 @@ class Namespace:
             if error.code != FORBIDDEN:
                 raise
             known = []
-        return f"there are {_listed(known)}" if known else "there is none; give another namespace with -n"
+        return f"there are {_joined(known)}" if known else "there is none; give another namespace with -n"
 
 
 def _names(bodies: Sequence[Object]) -> list[str]:
     return sorted(str(body["metadata"]["name"]) for body in bodies)
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:MOST_NAMED]) + (", …" if len(names) > MOST_NAMED else "")
+def _joined(names: Sequence[str]) -> str:
+    return ", ".join(names[:MAX_LISTED_NAMES]) + (", …" if len(names) > MAX_LISTED_NAMES else "")
 
 
 def namespace(context: str | None, name: str | None) -> Namespace:
-    """Return a namespace of a context: the current context, and its own namespace, where none is named.
+    """Return a namespace of a context. None: the current context, and the namespace of the context.
 
     Raises:
         CliError: with exit code 2: there is no such context, or it cannot be used.

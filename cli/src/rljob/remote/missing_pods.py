@@ -1,4 +1,4 @@
-"""Explains why a job in a cluster has no pod of a component, and what to look at. Pure: from an RLJob that was read."""
+"""Explains from an RLJob why a component has no pod, and how to find out more. Pure."""
 
 from __future__ import annotations
 
@@ -28,40 +28,41 @@ def roles(body: Object) -> list[str]:
     ]
 
 
-def is_of(component: str, role: str) -> bool:
+def includes(component: str, role: str) -> bool:
     """Return whether ``component``, a role (rollout-main) or a kind of roles (rollout), includes ``role``."""
     return component == role or role.startswith(f"{component}-")
 
 
-def why(body: Object, component: str, there: Sequence[str] = ()) -> str:
-    """Return why an RLJob has no pod of a component, and what to look at.
+def explain(body: Object, component: str, present: Sequence[str] = ()) -> str:
+    """Return why an RLJob has no pod of a component, and how to find out more.
 
     Args:
         body: the RLJob.
-        component: one of its roles, or a kind of them; empty: it has no pod at all.
-        there: roles that have pods.
+        component: a role, or a kind of roles; empty: the RLJob has no pod at all.
+        present: roles that have pods.
     """
     name, namespace = (str(body["metadata"][field]) for field in ("name", "namespace"))
-    but = f" but for {', '.join(there)}" if there else ""
-    met = conditions(body)
+    exception = f" except {', '.join(present)}" if present else ""
+    status_conditions = conditions(body)
     for condition, ended in (("Complete", "has succeeded"), ("Failed", "has failed")):
         if holds(body, condition):
-            return f"{name} {ended} and its pods{but} went with their logs; rljob status shows how it ended"
+            deleted = f"its pods{exception} were deleted with their logs"
+            return f"{name} {ended} and {deleted}; rljob status shows how it ended"
     if holds(body, "Suspended"):
         return f"{name} is suspended; rljob resume resumes it"
-    if "Ready" not in met:
+    if "Ready" not in status_conditions:
         return not_reconciled_message()
-    reason, message = met["Ready"]["reason"], met["Ready"]["message"]
+    reason, message = (status_conditions["Ready"][field] for field in ("reason", "message"))
     if component == INITIALIZER:
-        initialized = met.get("Initialized", {})
+        initialized = status_conditions.get("Initialized", {})
         if initialized.get("status") == "True":
-            return f"{initialized['message']}; rljob status shows what came after"
+            return f"{initialized['message']}; rljob status shows the state of the run"
     elif component and reason == "Initializing":
-        return f"it waits for the initializer; rljob logs -n {namespace} {name} {INITIALIZER} shows what that does"
+        return f"it waits for the initializer; rljob logs -n {namespace} {name} {INITIALIZER} shows its output"
     summaries = [
         f"{role['name']}: {role['summary']}"
         for role in (body.get("status") or {}).get("roles") or []
-        if is_of(component, str(role["name"])) and role.get("summary")
+        if includes(component, str(role["name"])) and role.get("summary")
     ]
     state = f"the RLJob reports {reason}: {message}" if holds(body, "Ready") or not summaries else "; ".join(summaries)
-    return f"{state}; kubectl describe rlj {name} -n {namespace} tells more"
+    return f"{state}; kubectl describe rlj {name} -n {namespace} shows more"

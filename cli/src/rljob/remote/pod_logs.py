@@ -1,6 +1,6 @@
-"""Logs of a job's pods as one stream, by time; with containers before their last restart, and later pods.
+"""Logs of a job's pods as one stream, by time. Containers before their last restart and later pods are included.
 
-The name of a pod is shown without the job's: coordinator-0, trainer-1-0-x7k2p, rollout-main-5c9d8-abcde.
+The name of a pod is shown without the prefix JOB-: coordinator-0, trainer-1-0-x7k2p, rollout-main-5c9d8-abcde.
 """
 
 from __future__ import annotations
@@ -26,25 +26,27 @@ from rljob.remote.api import BAD_REQUEST, NOT_FOUND, ApiRefusedError
 from rljob.remote.job import RemoteJob
 from rljob.remote.lookup import is_active
 
-LOOK_SECONDS = 2.0
+LIST_PODS_SECONDS = 2.0
+"""Interval between two lists of the pods."""
 PATIENCE_SECONDS = 60.0
 """Longest wait for an API server that cannot be reached."""
-LAST_SECONDS = 1.0
-"""So long without a line after the end of the run: everything is read."""
-MOST_LAST_SECONDS = 10.0
+DRAIN_SECONDS = 1.0
+"""After the end of the run, all lines are read when no line arrives for this time."""
+MAX_DRAIN_SECONDS = 10.0
+"""Longest time to read lines after the end of the run."""
 READERS = 8
-WAITING = 10_000  # lines, in memory
+QUEUE_LINES = 10_000
 
 
 @dataclass(frozen=True)
 class ContainerRun:
-    """A container of a pod, from one start to its end."""
+    """One run of a container of a pod, from start to end."""
 
     pod: str
     container: str
     component: str
-    life: str
-    """Id of the container; empty before it has run."""
+    container_id: str
+    """Empty before the container has run."""
     restarts: int
 
 
@@ -52,9 +54,9 @@ class PodLogs:
     """Reads the logs of a job's pods.
 
     Args:
-        job: of the pods.
+        job: that owns the pods.
         components: roles (trainer), kinds of roles (rollout, reward) or pods; all when empty.
-        named: whether the job was named; else the first component may be a wrong name of a job.
+        named: whether the user named the job; else the first component may be meant as the name of a job.
         follow: wait for pods that do not exist yet.
 
     Raises:
@@ -64,22 +66,23 @@ class PodLogs:
     def __init__(self, job: RemoteJob, components: Sequence[str], *, named: bool = True, follow: bool = False) -> None:
         self._job, self._wanted = job, components
         self._last: dict[ContainerRun, float] = {}
-        self._lines: queue.Queue[Line | ContainerRun] = queue.Queue(WAITING)
+        self._lines: queue.Queue[Line | ContainerRun] = queue.Queue(QUEUE_LINES)
         self._followed: set[ContainerRun] = set()
-        pods, waits = self._pods(), follow and is_active(job.body)
+        pods, pods_may_come = self._pods(), follow and is_active(job.body)
         for component in components:
-            if not any(_is(pod, self._name(pod), component) for pod in pods):
-                self._check(component, pods, waits, unnamed=not named and component == components[0])
-        if not pods and not waits:
-            raise CliError(f"{job.place} has no pods: {missing_pods.why(job.body, '')}")
+            if not any(_matches(pod, self._name(pod), component) for pod in pods):
+                self._check(component, pods, pods_may_come, unnamed=not named and component == components[0])
+        if not pods and not pods_may_come:
+            raise CliError(f"{job.place} has no pods: {missing_pods.explain(job.body, '')}")
         self.components = sorted({source.component for source in self._sources()})
 
-    def awaited(self) -> str:
-        """Return why there is nothing to read yet; empty if there is."""
+    def waiting_message(self) -> str:
+        """Return why no pod has logs yet; empty if one has."""
         if self.components:
             return ""
         component = self._wanted[0] if len(self._wanted) == 1 else ""
-        return f"waiting for {component or 'pods'} of {self._job.place}: {missing_pods.why(self._job.body, component)}"
+        cause = missing_pods.explain(self._job.body, component)
+        return f"waiting for {component or 'pods'} of {self._job.place}: {cause}"
 
     def history(self, tail: int | None = None) -> list[Line]:
         """Return the existing lines by time, the last ``tail`` of them."""
@@ -93,35 +96,35 @@ class PodLogs:
 
     def follow(self) -> Iterator[Line]:
         """Yield lines as they are written after those read, until the run is no longer active."""
-        heard, looked, ended = time.monotonic(), float("-inf"), float("inf")
+        last_line_at, listed_at, ended_at = time.monotonic(), float("-inf"), float("inf")
         while True:
             now = time.monotonic()
-            if now - looked > LOOK_SECONDS:
+            if now - listed_at > LIST_PODS_SECONDS:
                 try:
                     self._start_streams(self._sources())
                     if not is_active(self._job.read()):
-                        ended = min(ended, now)
-                    looked = now
+                        ended_at = min(ended_at, now)
+                    listed_at = now
                 except CliError as error:
-                    if error.exit_code == 2 or now - max(looked, heard) > PATIENCE_SECONDS:
+                    if error.exit_code == 2 or now - max(listed_at, last_line_at) > PATIENCE_SECONDS:
                         raise
-            if now - ended > MOST_LAST_SECONDS:  # a coordinator that is kept after the end may log forever
+            if now - ended_at > MAX_DRAIN_SECONDS:  # a coordinator that is kept after the end may log forever
                 return
             try:
-                found = self._lines.get(timeout=LAST_SECONDS)
+                found = self._lines.get(timeout=DRAIN_SECONDS)
             except queue.Empty:
-                if now >= ended:
+                if now >= ended_at:
                     return
                 continue
             if isinstance(found, ContainerRun):
-                self._followed.discard(found)  # it ended or broke off: the next look continues it
+                self._followed.discard(found)  # the stream ended: it is continued after the next list of the pods
             else:
-                heard = time.monotonic()
+                last_line_at = time.monotonic()
                 yield found
 
     def _start_streams(self, sources: Mapping[ContainerRun, bool]) -> None:
         for source, running in sources.items():
-            if source.life and source not in self._followed and (running or source not in self._last):
+            if source.container_id and source not in self._followed and (running or source not in self._last):
                 self._followed.add(source)
                 self._last.setdefault(source, 0.0)
                 threading.Thread(target=self._stream, args=(source,), daemon=True).start()
@@ -130,8 +133,8 @@ class PodLogs:
         """Put the lines of one container into the queue until its log ends."""
         last = self._last.get(source, 0.0)
         query = {"follow": "true", **_since(last)}
-        broken = contextlib.suppress(OSError, CliError, http.client.HTTPException, ValueError)
-        with broken, self._open(source, query, timeout=None) as answer:
+        connection_errors = contextlib.suppress(OSError, CliError, http.client.HTTPException, ValueError)
+        with connection_errors, self._open(source, query, timeout=None) as answer:
             for line in _lines(answer, source.component, last):
                 self._last[source] = line.time
                 self._lines.put(line)
@@ -148,7 +151,7 @@ class PodLogs:
                 with self._open(source, query) as answer:
                     lines += _lines(answer, source.component)
             except ApiRefusedError as error:
-                if error.code not in (BAD_REQUEST, NOT_FOUND):  # it has not started, or was deleted
+                if error.code not in (BAD_REQUEST, NOT_FOUND):  # the container has not started, or was deleted
                     raise
             except (OSError, http.client.HTTPException) as error:
                 raise self._job.namespace.api.unreachable(error) from None
@@ -165,51 +168,51 @@ class PodLogs:
         return self._job.namespace.pods(self._job.name)
 
     def _sources(self) -> dict[ContainerRun, bool]:
-        """Return container → whether it runs."""
+        """Return container → whether it is running."""
         found = {}
         for pod in self._pods():
             name = self._name(pod)
-            if self._wanted and not any(_is(pod, name, component) for component in self._wanted):
+            if self._wanted and not any(_matches(pod, name, component) for component in self._wanted):
                 continue
             containers = [container["name"] for container in pod["spec"]["containers"]]
-            lives = {each["name"]: each for each in pod.get("status", {}).get("containerStatuses") or []}
+            statuses = {each["name"]: each for each in pod.get("status", {}).get("containerStatuses") or []}
             for container in containers:
-                life = lives.get(container, {})
+                status = statuses.get(container, {})
                 component = name if len(containers) == 1 else f"{name}/{container}"
-                ident, restarts = life.get("containerID", ""), life.get("restartCount", 0)
-                source = ContainerRun(pod["metadata"]["name"], container, component, ident, restarts)
-                found[source] = "running" in life.get("state", {})
+                container_id, restarts = status.get("containerID", ""), status.get("restartCount", 0)
+                source = ContainerRun(pod["metadata"]["name"], container, component, container_id, restarts)
+                found[source] = "running" in status.get("state", {})
         return found
 
     def _name(self, pod: Object) -> str:
         return str(pod["metadata"]["name"]).removeprefix(f"{self._job.name}-")
 
-    def _check(self, component: str, pods: Sequence[Object], waits: bool, unnamed: bool) -> None:
-        """Raise the error on a component without a pod, unless its pod may come later."""
+    def _check(self, component: str, pods: Sequence[Object], pods_may_come: bool, unnamed: bool) -> None:
+        """Raise the error on a component without a pod, unless a pod may be created later."""
         job, known = self._job, missing_pods.roles(self._job.body)
-        there = sorted({str(pod["metadata"]["labels"].get(ROLE)) for pod in pods})
-        if not any(missing_pods.is_of(component, role) for role in known):
+        present = sorted({str(pod["metadata"]["labels"].get(ROLE)) for pod in pods})
+        if not any(missing_pods.includes(component, role) for role in known):
             other = f"no RLJob {component!r}, and " if unnamed else ""
-            names = ", ".join(sorted({*known, *there}))
+            names = ", ".join(sorted({*known, *present}))
             raise CliError(f"there is {other}no component {component!r} of {job.place}; name one of {names}", 2)
-        if not waits:
+        if not pods_may_come:
             raise CliError(
-                f"there is no pod of {component} of {job.place}: {missing_pods.why(job.body, component, there)}"
+                f"there is no pod of {component} of {job.place}: {missing_pods.explain(job.body, component, present)}"
             )
 
 
-def _is(pod: Object, name: str, component: str) -> bool:
+def _matches(pod: Object, name: str, component: str) -> bool:
     role = str(pod["metadata"]["labels"].get(ROLE))
     return component in (role, name, pod["metadata"]["name"]) or role.startswith(f"{component}-")
 
 
 def _since(last: float) -> dict[str, str]:
-    """Return the query for lines after ``last``; Kubernetes has whole seconds."""
+    """Return the query for lines after ``last``; sinceTime has a resolution of one second."""
     return {"sinceTime": datetime.fromtimestamp(int(last), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")} if last else {}
 
 
 def _lines(answer: http.client.HTTPResponse, component: str, after: float = 0.0) -> Iterator[Line]:
-    """Yield the lines of a log with timestamps; those without (the API server's own) belong to the line before."""
+    """Yield the lines of a log. A line without a timestamp (of the API server) has the time of the line before it."""
     at = after
     for raw in answer:
         stamp, _, text = raw.decode(errors="replace").rstrip("\r\n").partition(" ")
@@ -224,6 +227,6 @@ def _lines(answer: http.client.HTTPResponse, component: str, after: float = 0.0)
 
 
 def _time(stamp: str) -> float:
-    """Return the unix time of 2026-01-31T12:00:00.123456789Z."""
+    """Return a timestamp such as 2026-01-31T12:00:00.123456789Z as unix time."""
     whole, _, rest = stamp.rstrip("Z").partition(".")
     return datetime.fromisoformat(f"{whole}+00:00").timestamp() + (float(f"0.{rest}") if rest else 0.0)

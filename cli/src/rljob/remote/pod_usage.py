@@ -16,7 +16,7 @@ UNKNOWN = (
     "CPU and memory are unknown: there is no metrics-server in the cluster, and reading them from the nodes needs the "
     "right to get nodes/proxy"
 )
-NO_PODS = "there are no pods now; the state above gives the reason"
+NO_PODS = "there are no pods; the state above has the reason"
 NOT_RUNNING = "–: the pod is not running, so it uses nothing"
 NOT_MEASURED = "–: a running pod without a measurement yet; the first one takes up to a minute"
 RUNNING = "running"
@@ -30,7 +30,7 @@ class PodUsageMeter:
         self._job = job
 
     def snapshot(self) -> RunSnapshot:
-        """Return a snapshot of the job whose components are its pods, with the usage of those that are measured."""
+        """Return a snapshot of the job. Its components are the pods, with their usage if it is measured."""
         snapshot = self._job.snapshot()
         pods = self._job.namespace.pods(self._job.name)
         usage = self._measured(pods)
@@ -44,19 +44,19 @@ class PodUsageMeter:
             path = f"/apis/metrics.k8s.io/v1beta1/namespaces/{where.name}/pods"
             items = where.api.get(path, labelSelector=f"rljob.dev/job={self._job.name}")["items"]
             return {item["metadata"]["name"]: _sum(item["containers"]) for item in items}
-        except CliError:  # no metrics-server, or no answer
+        except CliError:  # there is no metrics-server, or it does not answer
             pass
         found: dict[str, Usage] = {}
         for node in sorted({pod["spec"].get("nodeName") or "" for pod in pods} - {""}):
             try:
                 found |= _of_node(where, node)
-            except CliError:  # not allowed, or no answer
+            except CliError:  # not allowed, or the node does not answer
                 continue
         return found
 
 
 def missing(pods: Sequence[ComponentState]) -> str:
-    """Return why the usage of some of a job's pods is unknown; empty when all have it."""
+    """Return why the usage of some of a job's pods is unknown; empty if it is known for all."""
     states = {pod.state for pod in pods if pod.usage is None}
     if not pods:
         return NO_PODS

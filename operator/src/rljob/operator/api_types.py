@@ -90,7 +90,7 @@ class Pod(_Camel, frozen=True):
 
 
 class Child(msgspec.Struct, frozen=True):
-    """Any other object of a job; ``body`` is complete except for managedFields."""
+    """An object of a job that is not a pod. ``body``: the whole object without managedFields."""
 
     kind: str
     metadata: Meta

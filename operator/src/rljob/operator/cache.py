@@ -1,4 +1,4 @@
-"""Objects of one resource by job, with read-your-writes: filled by informers and by answers to own writes.
+"""Caches the objects of one resource by job, with read-your-writes: informers and answers to own writes fill it.
 
 Watch events and answers to writes arrive in any order. The newer one wins: resource versions are compared as integers,
 which Kubernetes guarantees for the objects of a resource since 1.35.
@@ -20,8 +20,8 @@ REMEMBERED_DELETIONS = 10_000
 """Upper bound of own deletions whose events have not arrived."""
 
 
-class SeenJob(msgspec.Struct, gc=False):
-    """An RLJob; spec and status are decoded when they are needed, as they change separately."""
+class CachedJob(msgspec.Struct, gc=False):
+    """An RLJob. Spec and status are decoded on demand, because they change separately."""
 
     metadata: Meta
     spec: msgspec.Raw = msgspec.Raw(b"{}")
@@ -50,7 +50,7 @@ class _Head(msgspec.Struct, gc=False):
 
 _head = msgspec.json.Decoder(_Head)
 _pod = msgspec.json.Decoder(Pod)
-_job = msgspec.json.Decoder(SeenJob)
+_job = msgspec.json.Decoder(CachedJob)
 _NOTHING: Mapping[str, Any] = {}
 
 
@@ -64,10 +64,10 @@ def read_pod(raw: bytes | msgspec.Raw) -> Pod:
     return _pod.decode(raw)
 
 
-def read_job(raw: bytes | msgspec.Raw) -> SeenJob:
+def read_job(raw: bytes | msgspec.Raw) -> CachedJob:
     """Return the RLJob in ``raw``. Spec and status are copied: ``raw`` may be a slice of a large list."""
     job = _job.decode(raw)
-    return SeenJob(job.metadata, job.spec.copy(), job.status.copy())
+    return CachedJob(job.metadata, job.spec.copy(), job.status.copy())
 
 
 def child_reader(kind: str) -> Callable[[bytes | msgspec.Raw], Child]:
@@ -92,7 +92,7 @@ class Cache(Generic[T]):
     Args:
         resource: of the objects.
         read: decodes an object.
-        matters: whether a change from the first to the second object is reported; default: always.
+        is_relevant: returns whether a change from the first to the second object is reported; default: always.
     """
 
     def __init__(
@@ -132,13 +132,13 @@ class Cache(Generic[T]):
         head = _head.decode(raw).metadata
         known = self.find(head.namespace, head.name)
         if known is not None and int(head.resource_version) <= int(known.metadata.resource_version):
-            return ()  # usually the event of an own write: not worth decoding
+            return ()  # usually the event of an own write: decoding is not needed
         return self.take(self.read(raw))
 
     def take(self, item: T) -> tuple[Key, ...]:
         """Store an object unless a newer version is known; return the jobs for which it is a change.
 
-        These are two if the object's label names another job than before: the new one and the old one.
+        Two jobs if the object's label names another job than before: the new and the old one.
         """
         meta = item.metadata
         known = self.find(meta.namespace, meta.name)
@@ -147,16 +147,16 @@ class Cache(Generic[T]):
         if meta.uid in self._deleted:
             return ()
         job = self._job_of(meta)
-        news: tuple[Key, ...] = ()
+        changed: tuple[Key, ...] = ()
         if known is not None and self._names[meta.namespace, meta.name] != job:
-            news = (self._forget(meta.namespace, meta.name),)
+            changed = (self._forget(meta.namespace, meta.name),)
         if job is None:
-            return news
+            return changed
         self._jobs.setdefault((meta.namespace, job), {})[meta.name] = item
         self._names[meta.namespace, meta.name] = job
-        if known is None or news or self._is_relevant(known, item):
-            news = ((meta.namespace, job), *news)
-        return news
+        if known is None or changed or self._is_relevant(known, item):
+            changed = ((meta.namespace, job), *changed)
+        return changed
 
     def deleted(self, namespace: str, name: str, uid: str) -> None:
         """Remove an object that this operator deleted; later events of its uid are ignored."""
@@ -180,14 +180,14 @@ class Cache(Generic[T]):
         """Store a complete list of one namespace or of all (empty), read at resourceVersion ``version``.
 
         Returns:
-            The jobs with added, changed or removed objects. Own writes after ``version`` stay.
+            The jobs with added, changed or removed objects. Objects that were written after ``version`` stay.
         """
-        seen: set[tuple[str, str]] = set()
+        listed: set[tuple[str, str]] = set()
         changed: set[Key] = set()
         for item in items:
-            seen.add((item.metadata.namespace, item.metadata.name))
+            listed.add((item.metadata.namespace, item.metadata.name))
             changed.update(self.take(item))
-        gone = [place for place in self._names if place not in seen and namespace in ("", place[0])]
+        gone = [place for place in self._names if place not in listed and namespace in ("", place[0])]
         for place in gone:
             known = self.find(*place)
             if known is not None and int(known.metadata.resource_version) <= version:

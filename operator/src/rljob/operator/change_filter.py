@@ -1,5 +1,5 @@
-"""Which changes of an RLJob trigger a reconcile. Coordinators write status.run every few seconds, mostly for users:
-such a change must cost almost nothing.
+"""Decides which changes of an RLJob trigger a reconcile. Coordinators write status.run every few seconds, mostly for
+users: such a change must cost almost nothing.
 
 A field of `status.run` that planning reads must be listed here, or its changes trigger no reconcile.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rljob.operator.cache import SeenJob
+from rljob.operator.cache import CachedJob
 
 _EMPTY = msgspec.Raw(b"")
 
@@ -31,21 +31,21 @@ _decisive = msgspec.json.Decoder(_Decisive)
 _run = msgspec.json.Decoder(_Run)
 
 
-def is_relevant(before: SeenJob, now: SeenJob) -> bool:
+def is_relevant(before: CachedJob, now: CachedJob) -> bool:
     """Return whether a change of an RLJob triggers a reconcile."""
     old, new = before.metadata, now.metadata
     if (old.uid, old.generation, old.deletion_timestamp) != (new.uid, new.generation, new.deletion_timestamp):
         return True
     if (old.labels, old.annotations) != (new.labels, new.annotations):
         return True
-    was, status = _fields.decode(before.status), _fields.decode(now.status)
-    run_was, run = was.pop("run", None), status.pop("run", None)
-    if {name: bytes(raw) for name, raw in was.items()} != {name: bytes(raw) for name, raw in status.items()}:
+    old_status, status = _fields.decode(before.status), _fields.decode(now.status)
+    old_run, run = old_status.pop("run", None), status.pop("run", None)
+    if {name: bytes(raw) for name, raw in old_status.items()} != {name: bytes(raw) for name, raw in status.items()}:
         return True
-    if run_was is None or run is None:
-        return run_was is not run
-    if _decisive.decode(run_was) != _decisive.decode(run):
+    if old_run is None or run is None:
+        return old_run is not run
+    if _decisive.decode(old_run) != _decisive.decode(run):
         return True
     # Engines matter only while some are drained: the operator waits for them to finish.
     draining = len(bytes(status.get("draining", b"[]"))) > len(b"[]")
-    return draining and bytes(_run.decode(run_was).engines) != bytes(_run.decode(run).engines)
+    return draining and bytes(_run.decode(old_run).engines) != bytes(_run.decode(run).engines)

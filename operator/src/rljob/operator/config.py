@@ -25,7 +25,7 @@ _Line = Annotated[str, Field(min_length=1, max_length=1024)]
 _Namespace = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
 
 
-LEAST_WRITE_SECONDS = 1.0
+MIN_WRITE_SECONDS = 1.0
 """Writes with a shorter time-out fail on a busy API server."""
 
 
@@ -33,21 +33,21 @@ class LeaseSettings(Model):
     """Election of the leader."""
 
     name: _Line = "rljob-operator"
-    """Of the Lease, in the operator's own namespace."""
+    """Name of the Lease in the operator's namespace."""
     duration_seconds: Annotated[float, Field(ge=1, le=3600)] = 15.0
     """Time without a renewal after which another operator takes the lease."""
     renew_seconds: Annotated[float, Field(gt=0, le=3600)] = 10.0
     """Time for which a leader tries to renew before it stops."""
     retry_seconds: Annotated[float, Field(gt=0, le=3600)] = 2.0
-    """Between attempts to take or renew the lease."""
+    """Pause between attempts to take or renew the lease."""
 
     @model_validator(mode="after")
     def _check_order(self) -> LeaseSettings:
         if not self.retry_seconds < self.renew_seconds < self.duration_seconds:
             raise ValueError("retrySeconds: must be less than renewSeconds, and that less than durationSeconds")
-        if self.write_seconds < LEAST_WRITE_SECONDS:
-            least = f"at least {LEAST_WRITE_SECONDS:g} more than renewSeconds"
-            raise ValueError(f"durationSeconds: must be {least}, as writes may last for as long as is between them")
+        if self.write_seconds < MIN_WRITE_SECONDS:
+            least = f"at least {MIN_WRITE_SECONDS:g} more than renewSeconds"
+            raise ValueError(f"durationSeconds: must be {least}: the difference is the time-out of writes")
         return self
 
     @property
@@ -61,18 +61,19 @@ class OperatorSettings(Model):
     """Settings of the operator."""
 
     cluster: ClusterSettings = ClusterSettings()
-    """What rendering needs to know of the cluster."""
+    """Settings of the cluster that rendering needs."""
     namespaces: Annotated[list[_Namespace], Field(max_length=64)] = []  # noqa: RUF012 (pydantic copies it)
-    """Where RLJobs are looked after; everywhere when empty."""
+    """Namespaces whose RLJobs are reconciled; empty: all."""
     workers: Annotated[int, Field(ge=1, le=256)] = 16
     """Jobs that are reconciled concurrently."""
     connections: Annotated[int, Field(ge=1, le=1024)] = 32
     """Concurrent requests to the API server."""
     request_seconds: Annotated[float, Field(gt=0, le=300)] = 15.0
-    """Time-out of one request to the API server; writes have less: lease.durationSeconds - lease.renewSeconds."""
+    """Time-out of one request to the API server; of a write: lease.durationSeconds - lease.renewSeconds,
+    if that is less."""
     listen: _Line = ":8080"
-    """host:port of /metrics, /healthz and /readyz; without a host all addresses, of IPv4 and IPv6; port 0 takes a free
-    one."""
+    """host:port of /metrics, /healthz and /readyz; without a host: all addresses, of IPv4 and IPv6; port 0: a free
+    port."""
     lease: LeaseSettings = LeaseSettings()
     """Election of the leader."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -92,14 +93,14 @@ class OperatorSettings(Model):
 
 @dataclass(frozen=True)
 class Start:
-    """Everything that an operator is started with."""
+    """Parameters of an operator."""
 
     settings: OperatorSettings
     access: Access
     namespace: str
-    """Of the operator, and of its Lease."""
+    """Namespace of the operator and of its Lease."""
     identity: str
-    """Of this process among the candidates for the Lease."""
+    """Identity of this process among the candidates for the Lease."""
 
 
 def read_settings(path: Path) -> OperatorSettings:

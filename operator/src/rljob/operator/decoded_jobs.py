@@ -1,4 +1,4 @@
-"""Decodes RLJobs: the manifest once per generation, the status at each change."""
+"""Decodes RLJobs: the manifest once per generation, the status once per change."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rljob.api.errors import ManifestError
 from rljob.api.job_status import RLJobStatus
 from rljob.api.load import validate
 from rljob.api.models import API_VERSION, RLJob
-from rljob.operator.cache import SeenJob
+from rljob.operator.cache import CachedJob
 
 log = logging.getLogger(__name__)
 
 TRIES = 4
-"""Rounds of removing invalid parts of a status; it nests no deeper."""
-_GONE = object()
+"""Rounds of removing invalid parts of a status; a status is not nested deeper."""
+_REMOVED = object()
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,17 @@ class DecodedJobs:
         self._read: dict[str, _Read] = {}
         """By uid."""
 
-    def read(self, seen: SeenJob) -> tuple[Manifest, RLJobStatus]:
+    def read(self, cached: CachedJob) -> tuple[Manifest, RLJobStatus]:
         """Return manifest and status of an RLJob."""
-        meta = seen.metadata
+        meta = cached.metadata
         known = self._read.get(meta.uid)
         if known is not None and known.version == meta.resource_version:
             return known.manifest, known.status
         if known is not None and known.manifest.generation == meta.generation:
             manifest = known.manifest
         else:
-            manifest = read_manifest(seen)
-        status = read_status(bytes(seen.status))
+            manifest = read_manifest(cached)
+        status = read_status(bytes(cached.status))
         self._read[meta.uid] = _Read(manifest, meta.resource_version, status)
         return manifest, status
 
@@ -74,10 +74,10 @@ class DecodedJobs:
         self._read.pop(uid, None)
 
 
-def read_manifest(seen: SeenJob) -> Manifest:
+def read_manifest(cached: CachedJob) -> Manifest:
     """Return an RLJob's manifest; its errors are in ``problems``."""
-    meta = seen.metadata
-    spec = msgspec.json.decode(seen.spec)
+    meta = cached.metadata
+    spec = msgspec.json.decode(cached.spec)
     managed = isinstance(spec, dict) and spec.get("managedBy") is not None
     data = {"apiVersion": API_VERSION, "kind": "RLJob", "metadata": {"name": meta.name}, "spec": spec}
     try:
@@ -96,8 +96,8 @@ def read_status(raw: bytes) -> RLJobStatus:
     for _ in range(TRIES):
         for detail in problems.errors(include_url=False):
             # For a missing field, its parent is removed.
-            _take_out(data, detail["loc"][:-1] if detail["type"] == "missing" else detail["loc"])
-        data = _without_gone(data)
+            _mark_removed(data, detail["loc"][:-1] if detail["type"] == "missing" else detail["loc"])
+        data = _without_removed(data)
         try:
             return RLJobStatus.model_validate(data)
         except ValidationError as error:
@@ -106,12 +106,12 @@ def read_status(raw: bytes) -> RLJobStatus:
     return RLJobStatus()
 
 
-def _take_out(data: Any, location: Sequence[str | int]) -> None:
-    """Replace a value by a mark, if it exists."""
+def _mark_removed(data: Any, location: Sequence[str | int]) -> None:
+    """Replace a value by _REMOVED, if it exists."""
     for step in location[:-1]:
         data = _at(data, step)
     if location and _at(data, location[-1]) is not None:
-        data[location[-1]] = _GONE
+        data[location[-1]] = _REMOVED
 
 
 def _at(data: Any, step: str | int) -> Any:
@@ -120,10 +120,10 @@ def _at(data: Any, step: str | int) -> Any:
     return data[step] if isinstance(data, list) and isinstance(step, int) and step < len(data) else None
 
 
-def _without_gone(data: Any) -> Any:
-    """Return data without marked values."""
+def _without_removed(data: Any) -> Any:
+    """Return data without the values that are marked as removed."""
     if isinstance(data, dict):
-        return {key: _without_gone(value) for key, value in data.items() if value is not _GONE}
+        return {key: _without_removed(value) for key, value in data.items() if value is not _REMOVED}
     if isinstance(data, list):
-        return [_without_gone(value) for value in data if value is not _GONE]
+        return [_without_removed(value) for value in data if value is not _REMOVED]
     return data

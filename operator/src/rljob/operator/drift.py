@@ -1,4 +1,4 @@
-"""Drift: whether an object matches its rendering. Pure.
+"""Compares objects with their renderings. Pure.
 
 Only rendered fields are compared: the API server sets defaults, and controllers and users add fields. An empty value
 equals an absent one, and quantities are compared by value.
@@ -34,7 +34,7 @@ _WHOLE = frozenset({"selector", "matchLabels"})
 _TRUE_BY_DEFAULT = frozenset({"automountServiceAccountToken", "allowPrivilegeEscalation", "enableServiceLinks"})
 """Fields whose default is true."""
 _CHOICES = frozenset({"emptyDir"})
-"""Members of a union that have a meaning although they are empty."""
+"""Members of a union that have a meaning even if they are empty."""
 _QUANTITIES = frozenset({"limits", "requests", "capacity", "hard"})
 """Maps of quantities."""
 _QUANTITY_FIELDS = frozenset({"sizeLimit", "divisor"})
@@ -60,8 +60,8 @@ _ROOT_FIELDS = (
 _METADATA = ("labels", "annotations", "ownerReferences")
 
 
-def role_of(rendered: Object) -> str:
-    """Return the hash of the inputs of a rendering."""
+def role_hash_of(rendered: Object) -> str:
+    """Return the hash of the inputs of the object's role."""
     return _annotation(rendered, ROLE_HASH)
 
 
@@ -71,20 +71,20 @@ def rendered_hash_of(rendered: Object) -> str:
 
 
 def same_role(rendered: Object, child: Child) -> bool:
-    """Return whether the object was rendered from the same inputs of its role."""
-    return role_of(rendered) == child.metadata.annotations.get(ROLE_HASH, "")
+    """Return whether the live object was rendered from the same inputs of its role."""
+    return role_hash_of(rendered) == child.metadata.annotations.get(ROLE_HASH, "")
 
 
 def same_rendering(rendered: Object, child: Child) -> bool:
-    """Return whether the object was rendered to the same result (without replicas) as now.
+    """Return whether the live object had the same rendering (replicas not compared).
 
     Every version of the operator sets the annotation: if it is missing, another client has removed it.
     """
     return child.metadata.annotations.get(RENDERED_HASH) in (None, rendered_hash_of(rendered))
 
 
-def departures(rendered: Object, live: Object) -> frozenset[Path]:
-    """Return the fields in which an object differs from its rendering, without spec.replicas and status."""
+def differing_fields(rendered: Object, live: Object) -> frozenset[Path]:
+    """Return the fields in which an object differs from its rendering, except spec.replicas and status."""
     found: set[Path] = set()
     for field in _ROOT_FIELDS:
         if field in rendered:
@@ -97,7 +97,7 @@ def departures(rendered: Object, live: Object) -> frozenset[Path]:
     return frozenset(found)
 
 
-def departs(wanted: Any, there: Any) -> bool:
+def differs(wanted: Any, there: Any) -> bool:
     """Return whether a part of an object differs from its rendering."""
     return next(_compare(wanted, there, ()), None) is not None
 
@@ -127,7 +127,7 @@ def _compare(wanted: Any, there: Any, path: Path) -> Iterator[Path]:
         for key, value in wanted.items():
             yield from _compare(value, (there or {}).get(key), (*path, key))
     elif _is_empty(wanted):
-        if not _is_empty(there) or (there is None and _is_told(wanted, path)):
+        if not _is_empty(there) or (there is None and _is_significant(wanted, path)):
             yield path
     elif isinstance(wanted, list | tuple):
         yield from _compare_lists(wanted, there, path)
@@ -153,7 +153,7 @@ def _compare_lists(wanted: Sequence[Any], there: Any, path: Path) -> Iterator[Pa
         yield from _compare(entry, by_key.get(name), (*path, "/".join(map(str, name))))
 
 
-def _is_told(wanted: Any, path: Path) -> bool:
+def _is_significant(wanted: Any, path: Path) -> bool:
     """Return whether an empty value differs in meaning from an absent one."""
     if wanted is False:
         return bool(path) and path[-1] in _TRUE_BY_DEFAULT

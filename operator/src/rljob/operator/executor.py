@@ -1,9 +1,9 @@
 """Executes plans: creates, changes and deletes a job's objects. The decisions are in :mod:`rljob.operator.planning`.
 
 Objects are created by POST and changed by server-side apply (see :meth:`Executor._ensure`). The answer to every write
-goes into the caches, so the next decision knows it. Two kinds of failures are distinguished: what the API server
-refuses (a name that is taken, a quota, an invalid object) is remembered, reported to the planner and retried with
-back-off; every other failure is raised, and the job is reconciled again.
+goes into the caches, so the next decision knows it. There are two kinds of failures. A refusal of the API server (a
+name that is taken, a quota, an invalid object) is recorded, reported to the planner and retried with back-off. Every
+other failure is raised, and the job is reconciled again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-AT_A_TIME = 8
+MAX_CONCURRENT_REQUESTS = 8
 """Concurrent requests for one job."""
 DELETION_REFUSED = "it cannot be deleted: "
 """Prefix of the message for a child whose deletion is refused."""
@@ -65,7 +65,7 @@ class _Full(msgspec.Struct):
 
 
 class Executor:
-    """Executes plans. ``clock``: seconds that never go back."""
+    """Executes plans. ``clock``: monotonic seconds."""
 
     def __init__(self, client: OperatorClient, caches: Caches, clock: Callable[[], float] = time.monotonic) -> None:
         self._client, self._caches, self._clock = client, caches, clock
@@ -77,26 +77,26 @@ class Executor:
         return self._memo(meta).child_errors
 
     def retry_after(self, meta: Meta) -> float | None:
-        """Return the seconds until one of them is retried; None if there is none."""
+        """Return the seconds until the first failed child is retried; None if no child has failed."""
         return self._memo(meta).retry_after(self._clock())
 
     def forget(self, uid: str) -> None:
-        """Forget a job that is gone."""
+        """Drop the cached state of a deleted job."""
         self._memos.pop(uid, None)
 
     async def execute(self, meta: Meta, job: RLJob | None, plan: Plan) -> bool:
         """Execute deletions and pod costs, check the names in ``plan.needed``, and create or change desired objects.
 
         Returns:
-            Whether the plan is outdated: something was found that the planner did not know.
+            Whether the plan is outdated: the execution found errors that the planner did not know.
 
         Raises:
-            ApiError: a request failed that may succeed later; the other requests were made.
+            ApiError: a request failed and may succeed later; the other requests were sent.
         """
         memo = self._memo(meta)
-        asked = {_ref(rendered) for rendered in plan.desired} | {ref for ref, _ in plan.deletions} | {*plan.needed}
-        unasked = memo.child_errors.keys() - asked
-        memo.drop_errors([ref for ref in unasked if ref[0] != SECRETS.kind or not plan.desired])
+        planned = {_ref(rendered) for rendered in plan.desired} | {ref for ref, _ in plan.deletions} | {*plan.needed}
+        unplanned = memo.child_errors.keys() - planned
+        memo.drop_errors([ref for ref in unplanned if ref[0] != SECRETS.kind or not plan.desired])
         memo.free_names.intersection_update(plan.needed)
         before = memo.reported()
 
@@ -107,11 +107,11 @@ class Executor:
             return True
         for stage in CreationStage:
             group = [each for each in plan.desired if _stage(each) is stage and not self._is_settled(meta, memo, each)]
-            there = [each for each in group if self._find(meta, _ref(each)) is not None]
-            if stage is CreationStage.PODS and len(there) < len(group):
+            existing = [each for each in group if self._find(meta, _ref(each)) is not None]
+            if stage is CreationStage.PODS and len(existing) < len(group):
                 assert job is not None, "an invalid job has no desired objects"
                 if not await self._make_secret(meta, memo, job):
-                    group = there
+                    group = existing
             await _all(lambda each: self._ensure(meta, memo, each), group)
             if before != memo.reported():
                 return True  # the planner may not want the next stage without the missing objects
@@ -126,7 +126,7 @@ class Executor:
         return self._caches.children[ref[0]].find(meta.namespace, ref[1])
 
     def _is_settled(self, meta: Meta, memo: JobMemo, rendered: Object) -> bool:
-        """Return whether a child matched its rendering, and neither of the two has changed since."""
+        """Return whether a child matched its rendering, and neither of them has changed since then."""
         ref = _ref(rendered)
         live = self._find(meta, ref)
         return (
@@ -134,7 +134,7 @@ class Executor:
         )
 
     async def _check_name(self, meta: Meta, memo: JobMemo, ref: Ref) -> None:
-        """Check that no foreign object has a name that is needed later."""
+        """Check that no foreign object has a name that the job needs later."""
         child_error = memo.child_errors.get(ref)
         if (
             ref in memo.free_names
@@ -170,7 +170,7 @@ class Executor:
             if live is None:
                 live = await self._create(meta, memo, rendered)
             if live is None:
-                return  # foreign
+                return  # a foreign object has the name
             if live.metadata.deletion_timestamp is None:
                 await self._repair(meta, memo, rendered, live)
             memo.child_errors.pop(ref, None)
@@ -178,33 +178,33 @@ class Executor:
             memo.note_error(ref, error.message, self._clock(), foreign=False)
 
     async def _create(self, meta: Meta, memo: JobMemo, rendered: Object) -> Child | None:
-        """Create an object, or find that it exists; return it unless it is foreign."""
+        """Create an object, or read it if it exists; return it, or None if it is foreign."""
         ref, resource = _ref(rendered), BY_KIND[rendered["kind"]]
         name = ref[1]
         known = memo.child_errors.get(ref)
         if known is None or not known.foreign or not await self._exists(resource, meta.namespace, name):
             body = {key: value for key, value in rendered.items() if key != "status"}
             try:
-                made = await self._client.create(resource, meta.namespace, body)
+                created = await self._client.create(resource, meta.namespace, body)
             except AlreadyExistsError:
                 pass
             else:
-                child = self._cache_child(ref[0], made)
+                child = self._cache_child(ref[0], created)
                 if "status" not in rendered:
                     memo.settled[ref] = fingerprint(rendered, child)
                 return child
         try:
-            there = await self._client.get(resource, meta.namespace, name)
-        except NotFoundError as error:  # it was deleted just now
+            existing = await self._client.get(resource, meta.namespace, name)
+        except NotFoundError as error:  # it was deleted meanwhile
             raise ConflictError(409, "Conflict", f"{ref[0]} {name} is created and deleted repeatedly") from error
-        child = self._cache_child(ref[0], there)
+        child = self._cache_child(ref[0], existing)
         if is_ours(meta, ref[0], child.metadata):
             return child
         memo.note_error(ref, foreign_sentence(meta, ref[0], child.metadata), self._clock(), foreign=True)
         return None
 
     async def _exists(self, resource: Resource, namespace: str, name: str) -> bool:
-        """Return whether a foreign object exists; while it does, retries cost reads and no writes."""
+        """Return whether an object exists. While a foreign object exists, retries cost reads but no writes."""
         try:
             await self._client.get(resource, namespace, name)
         except NotFoundError:
@@ -219,10 +219,10 @@ class Executor:
         if not drift.same_role(rendered, live):
             live = await self._apply(meta, memo, rendered, live)
         elif drift.same_rendering(rendered, live):
-            intent, departed = memo.unrepairable.get(ref, ("", frozenset()))
-            if intent != drift.rendered_hash_of(rendered):
-                departed = frozenset()
-            if drift.departures(rendered, live.body) - departed:
+            rendered_hash, unrepairable = memo.unrepairable.get(ref, ("", frozenset()))
+            if rendered_hash != drift.rendered_hash_of(rendered):
+                unrepairable = frozenset()
+            if drift.differing_fields(rendered, live.body) - unrepairable:
                 live = await self._apply(meta, memo, rendered, live)
         if replicas is not None and drift.replicas_of(live.body) != replicas:
             live = await self._scale(meta, live, replicas)
@@ -231,22 +231,22 @@ class Executor:
 
     async def _apply(self, meta: Meta, memo: JobMemo, rendered: Object, live: Child) -> Child:
         resource, name = BY_KIND[live.kind], live.metadata.name
-        there = msgspec.json.decode(await self._client.get(resource, meta.namespace, name), type=_Full)
-        fields = applied_fields(there.metadata.get("managedFields", ()))
-        if fields is not None and there.metadata["uid"] == live.metadata.uid:
-            patch = {"metadata": {"resourceVersion": there.metadata["resourceVersion"], "managedFields": fields}}
+        current = msgspec.json.decode(await self._client.get(resource, meta.namespace, name), type=_Full)
+        fields = applied_fields(current.metadata.get("managedFields", ()))
+        if fields is not None and current.metadata["uid"] == live.metadata.uid:
+            patch = {"metadata": {"resourceVersion": current.metadata["resourceVersion"], "managedFields": fields}}
             raw = await self._client.merge_patch(resource, meta.namespace, name, patch)
-            there = msgspec.json.decode(raw, type=_Full)
-        # With the uid the apply fails instead of creating a new object, if the object was deleted.
+            current = msgspec.json.decode(raw, type=_Full)
+        # If the object was deleted, the uid makes the apply fail; otherwise it would create a new object.
         body = {key: value for key, value in rendered.items() if key != "status"}
         body["metadata"] = {**rendered["metadata"], "uid": live.metadata.uid}
         if live.kind == SCALE:
-            # Current replicas; the resourceVersion rejects the write if an autoscaler changes them meanwhile.
-            body["metadata"]["resourceVersion"] = there.metadata["resourceVersion"]
-            body["spec"] = {**rendered["spec"], "replicas": there.spec.get("replicas")}
+            # Keeps the current replicas; with the resourceVersion the write fails if an autoscaler has changed them.
+            body["metadata"]["resourceVersion"] = current.metadata["resourceVersion"]
+            body["spec"] = {**rendered["spec"], "replicas": current.spec.get("replicas")}
         applied = self._cache_child(live.kind, await self._client.apply(resource, meta.namespace, name, body))
-        still = drift.departures(rendered, applied.body)
-        memo.unrepairable[_ref(rendered)] = (drift.rendered_hash_of(rendered), still)
+        remaining = drift.differing_fields(rendered, applied.body)
+        memo.unrepairable[_ref(rendered)] = (drift.rendered_hash_of(rendered), remaining)
         return applied
 
     async def _scale(self, meta: Meta, live: Child, replicas: int) -> Child:
@@ -255,8 +255,8 @@ class Executor:
         return self._cache_child(live.kind, raw)
 
     async def _apply_status(self, meta: Meta, rendered: Object, live: Child) -> Child:
-        """Write the status of a child with a custom kind, if the plan has one and it differs."""
-        if "status" not in rendered or not drift.departs(rendered["status"], live.body.get("status", {})):
+        """Write the status of an RLJobScale, if the plan has a status and the current one differs."""
+        if "status" not in rendered or not drift.differs(rendered["status"], live.body.get("status", {})):
             return live
         body = {
             "apiVersion": rendered["apiVersion"],
@@ -281,7 +281,7 @@ class Executor:
         except NotFoundError:
             cache.deleted(meta.namespace, name, uid)
         except ConflictError:
-            pass  # another object has the name by now; its event follows
+            pass  # another object has the name now; its event follows
         except REFUSALS as error:
             log.warning("%s/%s: %s %s cannot be deleted: %s", meta.namespace, meta.name, *ref, error)
             memo.note_error(ref, f"{DELETION_REFUSED}{error.message}", self._clock(), foreign=False)
@@ -294,12 +294,12 @@ class Executor:
         memo.child_errors.pop(ref, None)
 
     async def _set_cost(self, meta: Meta, name: str, cost: int) -> None:
-        """Set the deletion cost of a pod. If that is refused, other pods may be removed and their work is repeated."""
+        """Set the deletion cost of a pod. If this is refused, other pods may be removed, and their work is repeated."""
         pod = self._caches.pods.find(meta.namespace, name)
         if pod is None or pod.metadata.annotations.get(POD_DELETION_COST) == str(cost):
             return
         patch = {"metadata": {"uid": pod.metadata.uid, "annotations": {POD_DELETION_COST: str(cost)}}}
-        with contextlib.suppress(NotFoundError, ConflictError):  # the pod is gone
+        with contextlib.suppress(NotFoundError, ConflictError):  # the pod was deleted
             try:
                 self._caches.pods.put(await self._client.merge_patch(PODS, meta.namespace, name, patch))
             except REFUSALS as error:
@@ -309,7 +309,7 @@ class Executor:
         """Create the job's Secret unless it exists; return whether it exists.
 
         Raises:
-            ConflictError: it had been deleted. Its tokens are new, so the workloads with the old ones were deleted.
+            ConflictError: the Secret had been deleted. Its tokens are new, so workloads with old tokens were deleted.
         """
         body = new_secret(meta, job)
         ref = _ref(body)
@@ -317,7 +317,7 @@ class Executor:
             return False
         try:
             await self._client.create(SECRETS, meta.namespace, body)
-        except AlreadyExistsError:  # its name contains the job's uid
+        except AlreadyExistsError:  # it belongs to this job: its name contains the uid
             memo.child_errors.pop(ref, None)
             return True
         except REFUSALS as error:
@@ -331,7 +331,7 @@ class Executor:
         return True
 
     def _token_holders(self, meta: Meta) -> list[Child]:
-        """Return the job's workloads whose pods have tokens."""
+        """Return the job's workloads whose pods mount tokens."""
         return [
             child
             for kind, resource in BY_KIND.items()
@@ -352,17 +352,19 @@ class Executor:
     def _note_foreign(self, meta: Meta, memo: JobMemo, live: Child) -> None:
         ref = live.kind, live.metadata.name
         if live.metadata.labels.get(JOB) == meta.name:
-            memo.child_errors.pop(ref, None)  # it has the job's label, so the caches see it and its deletion
-        elif not memo.backing_off(ref, self._clock()):  # its events are not watched for this job
+            memo.child_errors.pop(
+                ref, None
+            )  # it has the job's label, so the caches contain it and receive its deletion
+        elif not memo.backing_off(ref, self._clock()):  # the informers receive no events of it for this job
             memo.note_error(ref, foreign_sentence(meta, live.kind, live.metadata), self._clock(), foreign=True)
 
 
 async def _all(do: Callable[[T], Awaitable[None]], items: Iterable[T]) -> None:
-    """Call ``do`` for all items, AT_A_TIME at once; when all have ended, raise the first error."""
+    """Call ``do`` for all items, MAX_CONCURRENT_REQUESTS at a time; after all have ended, raise the first error."""
     items = list(items)
     if not items:
         return
-    slots = asyncio.Semaphore(AT_A_TIME)
+    slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
 
     async def one(item: T) -> None:
         async with slots:

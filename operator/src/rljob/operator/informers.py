@@ -1,8 +1,8 @@
-"""Keeps caches up to date: paged lists, then watches with bookmarks, for as long as the operator runs.
+"""Keeps caches up to date while the operator runs: paged lists, then watches with bookmarks.
 
 An informer has one reflector per namespace, or one for all. Failures are retried with back-off: a watch that ends or
-stalls continues from its last version; one whose version is too old (410) starts with a list. Callbacks receive only
-the key of the job whose object changed.
+stalls is restarted at its last version; a watch whose version is too old (410) is restarted with a list. Callbacks
+receive only the key of the job whose object changed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rljob.kube.errors import ApiError, GoneError
 from rljob.kube.watch import WatchEvent, decode_event
 from rljob.manifests.names import JOB
 from rljob.operator.api_types import Child, Pod
-from rljob.operator.cache import Cache, SeenJob, child_reader, read_job, read_pod, version_of
+from rljob.operator.cache import Cache, CachedJob, child_reader, read_job, read_pod, version_of
 from rljob.operator.change_filter import is_relevant
 from rljob.operator.metrics import Metrics
 from rljob.operator.object_kinds import CHILDREN, PODS, RLJOBS
@@ -54,7 +54,7 @@ class Informer:
         cache: to fill.
         selector: label selector.
         namespaces: to watch; all if empty.
-        on_change: called with the key of every job of which an object changed.
+        on_change: called with the key of the job when one of its objects changes.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class Informer:
 
     @property
     def age(self) -> float:
-        """Seconds since the last watch event, of the reflector with the oldest; bookmarks come once a minute."""
-        return max(time.monotonic() - reflector.heard_at for reflector in self._reflectors)
+        """Seconds since the last watch event; the maximum over the reflectors. Bookmarks arrive once a minute."""
+        return max(time.monotonic() - reflector.last_event_at for reflector in self._reflectors)
 
 
 class Reflector:
@@ -101,7 +101,7 @@ class Reflector:
         metrics: Metrics,
     ) -> None:
         self.synced = asyncio.Event()
-        self.heard_at = time.monotonic()
+        self.last_event_at = time.monotonic()
         self._client, self._cache, self._selector, self._namespace = client, cache, selector, namespace
         self._on_change = on_change
         self._metrics = metrics
@@ -145,17 +145,17 @@ class Reflector:
             seconds=seconds,
         )
         async for line in events:
-            self.heard_at = time.monotonic()
+            self.last_event_at = time.monotonic()
             self._handle(decode_event(line))
 
     async def _list(self) -> None:
-        # Objects are decoded page by page, so that the bytes of only one page are in memory.
+        # Objects are decoded page by page, so that only one page of bytes is in memory.
         items: list[Any] = []
         version = "0"
         async for page in self._pages():
             version = page.metadata.resource_version
             items.extend(map(self._cache.read, page.items or ()))
-        self.heard_at = time.monotonic()
+        self.last_event_at = time.monotonic()
         for key in self._cache.replace(self._namespace, items, int(version)):
             self._on_change(key)
         self._version = version
@@ -186,8 +186,8 @@ class Caches:
 
     Args:
         namespaces: to watch; all if empty.
-        on_change: called with the key of every job of which an object other than a pod changed.
-        on_pod: called with the key of every job of which a pod changed.
+        on_change: called with the key of the job when one of its objects other than a pod changes.
+        on_pod: called with the key of the job when one of its pods changes.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class Caches:
         on_pod: Callable[[Key], None],
         metrics: Metrics,
     ) -> None:
-        self.jobs: Cache[SeenJob] = Cache(RLJOBS, read_job, is_relevant)
+        self.jobs: Cache[CachedJob] = Cache(RLJOBS, read_job, is_relevant)
         self.pods: Cache[Pod] = Cache(PODS, read_pod)
         self.children: dict[str, Cache[Child]] = {
             resource.kind: Cache(resource, child_reader(resource.kind)) for resource in CHILDREN

@@ -1,6 +1,6 @@
-"""What the executor remembers of a job between reconciles. All of it can be found out again: losing it costs requests.
+"""State that the executor keeps of a job between reconciles. It can be rebuilt: losing it only costs requests.
 
-Times are seconds of the executor's clock, which never goes back.
+Times are seconds of the executor's monotonic clock.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ class ChildError:
 
 @dataclass
 class JobMemo:
-    """State of one job, by its uid."""
+    """State of one job."""
 
     generation: int = 0
     child_errors: dict[Ref, ChildError] = field(default_factory=dict)
     settled: dict[Ref, tuple[Any, ...]] = field(default_factory=dict)
-    """Child → the fingerprint at which it was found to match its rendering."""
+    """Child → fingerprint of the child and its rendering when they matched."""
     free_names: set[Ref] = field(default_factory=set)
-    """Of Plan.needed: names that no foreign object had when they were checked."""
+    """Names in Plan.needed that no foreign object had when they were checked."""
     unrepairable: dict[Ref, tuple[str, frozenset[drift.Path]]] = field(default_factory=dict)
-    """Child → intent hash, and the fields that differed from it even right after an apply."""
+    """Child → hash of its rendering, and the fields that differed from the rendering even after an apply."""
 
     def reported(self) -> set[tuple[Ref, str]]:
         """Return (child, message) for every child that could not be created, changed or deleted."""
         return {(ref, child_error.message) for ref, child_error in self.child_errors.items()}
 
     def begin_generation(self, generation: int, now: float) -> None:
-        """Retry every failed child at once if the spec has changed; the errors stay until then."""
+        """If the spec has changed, retry every failed child at once; an error stays until its child is retried."""
         if self.generation == generation:
             return
         self.generation = generation
@@ -57,7 +57,7 @@ class JobMemo:
             child_error.retry_at, child_error.tries = now, 0
 
     def drop_errors(self, refs: Collection[Ref]) -> None:
-        """Forget the errors of children that the plan does not name any more."""
+        """Drop the errors of children that are not in the plan any more."""
         for ref in refs:
             del self.child_errors[ref]
 
@@ -80,16 +80,16 @@ class JobMemo:
 
 
 def fingerprint(rendered: Object, live: Child) -> tuple[Any, ...]:
-    """Return everything that decides whether a child matches its rendering.
+    """Return the values that determine whether a child matches its rendering.
 
-    For objects with a generation that is the generation and the metadata: their resourceVersion changes whenever a
-    controller writes their status.
+    For objects with a generation these include the generation and the metadata instead of the resourceVersion, which
+    changes whenever a controller writes their status.
     """
     meta = live.metadata
-    seen: tuple[Any, ...] = (meta.uid, meta.resource_version)
+    observed: tuple[Any, ...] = (meta.uid, meta.resource_version)
     if meta.generation:
-        seen = (meta.uid, meta.generation, meta.labels, meta.annotations, meta.owner_references)
-    # A plan changes replicas and disruption budgets of a rendering.
+        observed = (meta.uid, meta.generation, meta.labels, meta.annotations, meta.owner_references)
+    # A plan changes replicas and disruption budgets of a rendering without changing its hash.
     numbers = (drift.replicas_of(rendered), rendered.get("spec", {}).get("maxUnavailable"))
-    wanted = (drift.role_of(rendered), drift.rendered_hash_of(rendered), *numbers, rendered.get("status"))
-    return (meta.deletion_timestamp, *seen, *wanted)
+    desired = (drift.role_hash_of(rendered), drift.rendered_hash_of(rendered), *numbers, rendered.get("status"))
+    return (meta.deletion_timestamp, *observed, *desired)

@@ -57,8 +57,8 @@ class Lease:
         identity: of this candidate; unique.
         duration_seconds: time without a renewal after which other candidates take the lease.
         renew_seconds: time for which a leader tries to renew; less than the duration.
-        retry_seconds: between attempts.
-        clock: seconds that never go back.
+        retry_seconds: pause between attempts.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -76,12 +76,12 @@ class Lease:
         self._client, self._namespace, self._name, self._identity = client, namespace, name, identity
         self._duration, self._renew, self._retry = duration_seconds, renew_seconds, retry_seconds
         self._clock = clock
-        self._seen: _Lease | None = None
-        self._seen_at = 0.0
+        self._observed: _Lease | None = None
+        self._observed_at = 0.0
         self._stale = False
         """A write failed: the lease may differ from the one that was observed last."""
         self._renewed_at = float("-inf")
-        """When the last successful renewal was sent: the lease is held from then on."""
+        """Time at which the last successful renewal was sent: the lease is held from that time."""
 
     @property
     def held(self) -> bool:
@@ -92,7 +92,7 @@ class Lease:
         """Return when this candidate is the leader."""
         while not await self._try():
             await asyncio.sleep(self._retry * random.uniform(1.0, JITTER))
-        log.info("%s leads by lease %s/%s", self._identity, self._namespace, self._name)
+        log.info("%s is the leader by lease %s/%s", self._identity, self._namespace, self._name)
 
     async def keep(self) -> None:
         """Renew the lease. Never returns.
@@ -108,22 +108,22 @@ class Lease:
                     renewed = await self._try()
             except TimeoutError:
                 renewed = False
-            if not renewed and (not self.held or self._is_anothers()):
+            if not renewed and (not self.held or self._held_by_other()):
                 self._renewed_at = float("-inf")
                 raise LeaseLostError(f"the lease {self._namespace}/{self._name} could not be renewed in time")
 
     async def release(self) -> None:
-        """Give the lease up, so that another candidate takes it at once. The caller writes nothing after this."""
-        if not self.held or self._seen is None:
+        """Release the lease, so that another candidate can take it at once. The caller must not write after this."""
+        if not self.held or self._observed is None:
             return
         self._renewed_at = float("-inf")
         try:
             # Read again: the last renewal may have been cancelled before its answer.
             self.observe(msgspec.json.decode(await self._client.get(LEASES, self._namespace, self._name), type=_Lease))
-            if self._is_anothers():
+            if self._held_by_other():
                 return
-            spec = LeaseSpec("", 1, _now(), _now(), self._seen.spec.lease_transitions)
-            await self._client.update(LEASES, self._namespace, self._name, self._body(self._seen, spec))
+            spec = LeaseSpec("", 1, _now(), _now(), self._observed.spec.lease_transitions)
+            await self._client.update(LEASES, self._namespace, self._name, self._body(self._observed, spec))
         except ApiError as error:
             log.warning("the lease could not be released, the next leader waits until it expires: %s", error)
 
@@ -131,15 +131,15 @@ class Lease:
         """Return whether the lease can be taken: it has no holder, this candidate holds it, or it has expired."""
         if not spec.holder_identity or spec.holder_identity == self._identity:
             return True
-        return self._clock() >= self._seen_at + (spec.lease_duration_seconds or self._duration)
+        return self._clock() >= self._observed_at + (spec.lease_duration_seconds or self._duration)
 
     def observe(self, lease: _Lease) -> None:
         """Record the lease; its duration starts again if it has changed."""
-        if self._seen is None or self._seen.metadata.resource_version != lease.metadata.resource_version:
-            self._seen, self._seen_at = lease, self._clock()
+        if self._observed is None or self._observed.metadata.resource_version != lease.metadata.resource_version:
+            self._observed, self._observed_at = lease, self._clock()
 
-    def _is_anothers(self) -> bool:
-        return self._seen is not None and self._seen.spec.holder_identity not in (self._identity, "", None)
+    def _held_by_other(self) -> bool:
+        return self._observed is not None and self._observed.spec.holder_identity not in (self._identity, "", None)
 
     async def _try(self) -> bool:
         """Take or renew the lease; return whether that succeeded."""
@@ -157,26 +157,26 @@ class Lease:
         return True
 
     async def _write(self) -> bytes | None:
-        if self._stale or not self.held:  # a leader knows what it wrote last
+        if self._stale or not self.held:  # a leader knows the lease from its last write
             try:
                 raw = await self._client.get(LEASES, self._namespace, self._name)
             except NotFoundError:
                 return await self._create()
             self.observe(msgspec.json.decode(raw, type=_Lease))
             self._stale = False
-        assert self._seen is not None, "observed just now, or at the last renewal"
-        seen = self._seen.spec
-        if not self.may_take(seen):
+        assert self._observed is not None, "observed above, or at the last renewal"
+        spec_before = self._observed.spec
+        if not self.may_take(spec_before):
             return None
-        ours = seen.holder_identity == self._identity
+        ours = spec_before.holder_identity == self._identity
         spec = LeaseSpec(
             self._identity,
             max(1, round(self._duration)),
-            seen.acquire_time if ours else _now(),
+            spec_before.acquire_time if ours else _now(),
             _now(),
-            (seen.lease_transitions or 0) + (0 if ours else 1),
+            (spec_before.lease_transitions or 0) + (0 if ours else 1),
         )
-        return await self._client.update(LEASES, self._namespace, self._name, self._body(self._seen, spec))
+        return await self._client.update(LEASES, self._namespace, self._name, self._body(self._observed, spec))
 
     async def _create(self) -> bytes | None:
         spec = LeaseSpec(self._identity, max(1, round(self._duration)), _now(), _now(), 0)

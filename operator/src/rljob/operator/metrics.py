@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 PREFIX = "rljob_operator_"
 LAG_SECONDS = 0.5
-"""Interval of measurements of the event loop's lag."""
+"""Interval between measurements of the event loop's lag."""
 
 
 class Metrics:
@@ -41,13 +41,13 @@ class Metrics:
         )
         self.api_requests = Counter(
             f"{PREFIX}api_requests",
-            "Requests to the Kubernetes API; code is error when no answer came.",
+            "Requests to the Kubernetes API; code is error if there was no response.",
             ["verb", "code"],
             registry=self.registry,
         )
         self.event_loop_lag_seconds = Gauge(
             f"{PREFIX}event_loop_lag_seconds",
-            "Longest the event loop was late in the last half minute.",
+            "Maximum delay of the event loop in the last 30 seconds.",
             registry=self.registry,
         )
         self.leader = Gauge(f"{PREFIX}leader", "1 while this operator is the leader.", registry=self.registry)

@@ -1,4 +1,4 @@
-"""Client of the operator: the verbs that it needs, limits, retries, and the fencing of writes.
+"""Kubernetes client of the operator: verbs, limits, retries, and the fencing of writes.
 
 A request is retried here only if that is safe: reads, and requests that the server did not handle (429). Every other
 failure is an error for the caller, which reconciles again later. Answers are bytes: the caller decodes what it needs.
@@ -23,11 +23,11 @@ PAGE = 500
 """Objects in a page of a list."""
 TRIES = 3
 LONGEST_WAIT_SECONDS = 10.0
-"""A longer Retry-After is left to the caller."""
+"""With a longer Retry-After the caller gets the error."""
 
 
 class FencedError(Exception):
-    """A write of an operator that does not hold the lease any more; it was not sent."""
+    """A write was not sent, because this operator does not hold the lease any more."""
 
 
 def _no_count(verb: str, code: str) -> None:
@@ -41,7 +41,7 @@ class OperatorClient:
         access: address and credentials.
         connections: concurrent requests, watches not counted.
         timeout_s: longest time for one request.
-        count: called with verb and HTTP status ("error" if no answer came) after every request.
+        count: called after every request with verb and HTTP status ("error" without a response).
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class OperatorClient:
         return await self._request("list", "GET", resource, namespace, query=query)
 
     async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> bytes:
-        """Create an object and return it as it is stored."""
+        """Create an object and return the stored object."""
         query = {"fieldManager": FIELD_MANAGER}
         return await self._request("create", "POST", resource, namespace, query=query, body=body)
 
@@ -102,14 +102,14 @@ class OperatorClient:
     async def apply(
         self, resource: Resource, namespace: str, name: str, body: Mapping[str, Any], subresource: str = ""
     ) -> bytes:
-        """Apply on the server's side with force, and return the object. A uid in ``body`` must be the object's."""
+        """Server-side apply with force; return the object. A uid in ``body`` must be the uid of the object."""
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
         return await self._request("apply", "PATCH", resource, namespace, name, subresource, query, body, APPLY_PATCH)
 
     async def merge_patch(
         self, resource: Resource, namespace: str, name: str, body: Mapping[str, Any], subresource: str = ""
     ) -> bytes:
-        """Change some fields of an object and return it."""
+        """Change some fields of an object by a merge patch, and return the object."""
         query = {"fieldManager": FIELD_MANAGER}
         return await self._request("patch", "PATCH", resource, namespace, name, subresource, query, body, MERGE_PATCH)
 
@@ -124,7 +124,7 @@ class OperatorClient:
         """Return the lines of a watch, each an event; the server ends it after ``seconds``.
 
         Raises:
-            ApiError: on iteration: the watch is refused, or breaks off.
+            ApiError: on iteration: the watch is refused, or its connection is closed.
         """
         query = {"labelSelector": selector}
         return self._api.watch(resource.path(namespace), query, version=version, seconds=seconds)

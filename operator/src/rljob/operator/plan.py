@@ -14,7 +14,7 @@ from rljob.operator.api_types import Child, Meta, Pod
 COORDINATOR, INITIALIZER, TRAINER = "coordinator", "initializer", "trainer"
 """Roles."""
 POD_DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
-"""Annotation: of pods that a Deployment may remove, those with the lowest cost go first."""
+"""Annotation of pods: a Deployment removes the pods with the lowest cost first."""
 
 Key = tuple[str, str]
 """Namespace and name of an RLJob."""
@@ -29,7 +29,7 @@ class Observed:
     metadata: Meta
     """Of the RLJob."""
     job: RLJob | None
-    """As the user wrote it, not resolved; None if it is not valid."""
+    """The user's manifest, not resolved; None if it is not valid."""
     problems: Sequence[str]
     """Errors of the spec."""
     status: RLJobStatus
@@ -41,9 +41,9 @@ class Observed:
     scales: Mapping[str, int]
     """Role → replicas of its RLJobScale."""
     foreign: Mapping[Ref, str]
-    """Children whose name a foreign object has → message."""
+    """Child whose name a foreign object has → message."""
     refused: Mapping[Ref, str]
-    """Children that the API server refused (quota, admission, invalid) → its message."""
+    """Child that the API server refused (quota, admission, invalid) → its message."""
     now: float
     """Unix seconds."""
     warnings: Mapping[str, str] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Plan:
 
     needed: Sequence[Ref] = ()
     """Objects of a job without pods that do not exist yet: the executor checks that no foreign object has their names
-    before it creates anything, not only when their turn comes (engines are created after the initializer)."""
+    before it creates any object, because some are created much later (engines after the initializer)."""
     desired: Sequence[Object] = ()
     """Objects that must exist: created if missing, applied if the hash of their role or their content has changed,
     replicas set. Objects that are neither here nor in ``deletions`` are left unchanged."""

@@ -1,7 +1,7 @@
 """Reconciles one RLJob: observe, plan, execute, write status, record events.
 
-Idempotent. Cached state only saves requests: the operator may be killed before or after any write, and restarting
-from cluster state converges to the same result.
+A reconcile is idempotent. Cached state only saves requests: the operator may be killed before or after any write, and
+restarting from cluster state converges to the same result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rljob.kube.errors import ConflictError, NotFoundError
 from rljob.manifests.inputs import Cluster
 from rljob.manifests.names import ROLE
 from rljob.operator.api_types import Child, Meta
-from rljob.operator.cache import SeenJob
+from rljob.operator.cache import CachedJob
 from rljob.operator.decoded_jobs import DecodedJobs, Manifest
 from rljob.operator.drift import replicas_of
 from rljob.operator.executor import SCALE, Executor
@@ -53,14 +53,14 @@ class Result:
     """Result of a reconcile."""
 
     what: Literal["done", "retry"]
-    """retry: the plan was outdated by what the execution found; reconcile again at once."""
+    """retry: the execution found that the plan is outdated; reconcile again at once."""
     after: float | None = None
     """Seconds until the next reconcile if nothing changes."""
 
 
 NOTHING = Result("done")
 STATUS_SECONDS = 1.0
-"""Least time between two writes of a status that neither record a decision nor change a condition."""
+"""Minimum time between two status writes that neither record a decision nor change a condition."""
 
 
 class Reconciler:
@@ -68,7 +68,7 @@ class Reconciler:
 
     Args:
         wall: Unix seconds; compared with times in the status.
-        clock: seconds that never go back.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Reconciler:
         self._executor = Executor(client, caches)
         self._warning_events = WarningEvents(client, clock, wall)
         self._uids: dict[Key, str] = {}
-        """Of jobs with remembered state."""
+        """Uids of the jobs with cached state."""
         self._written: dict[str, float] = {}
         """uid → time of the last write of the status."""
 
@@ -98,38 +98,38 @@ class Reconciler:
         Raises:
             ApiError: a request failed that may succeed later.
         """
-        seen = self._caches.jobs.find(*key)
-        self._forget_others(key, seen)
-        if seen is None:
+        cached = self._caches.jobs.find(*key)
+        self._forget_others(key, cached)
+        if cached is None:
             return NOTHING
-        manifest, status = self._jobs.read(seen)
+        manifest, status = self._jobs.read(cached)
         if manifest.managed:
             return NOTHING
-        observed = self._observe(key, seen, manifest, status)
+        observed = self._observe(key, cached, manifest, status)
         named = observed.job.spec.storage.claim if observed.job is not None else None
         stalled_objects = stalled(observed.pods, observed.children, observed.now, named or "")
-        warnings = await self._warning_events.of(seen.metadata.namespace, stalled_objects)
+        warnings = await self._warning_events.of(cached.metadata.namespace, stalled_objects)
         plan = self._planner(replace(observed, warnings=warnings), self._cluster)
         if plan.status is None:
             return NOTHING
         try:
             if plan.record_first:
-                await self._write_status(seen.metadata, plan, status, decided_on=seen.metadata.resource_version)
-                self._record_events(seen.metadata, plan)
-            if await self._executor.execute(seen.metadata, manifest.job, plan):
+                await self._write_status(cached.metadata, plan, status, decided_on=cached.metadata.resource_version)
+                self._record_events(cached.metadata, plan)
+            if await self._executor.execute(cached.metadata, manifest.job, plan):
                 return Result("retry")
             if plan.delete_job:
-                await self._delete_job(seen.metadata)
+                await self._delete_job(cached.metadata)
             elif not plan.record_first:
-                delay = self._status_delay(seen.metadata, plan, status)
+                delay = self._status_delay(cached.metadata, plan, status)
                 if delay:
                     return Result("done", delay)
-                await self._write_status(seen.metadata, plan, status)
-                self._record_events(seen.metadata, plan)
+                await self._write_status(cached.metadata, plan, status)
+                self._record_events(cached.metadata, plan)
         except ConflictError:
-            await self._refresh(seen.metadata)
+            await self._refresh(cached.metadata)
             raise
-        delays = [plan.after, self._executor.retry_after(seen.metadata)]
+        delays = [plan.after, self._executor.retry_after(cached.metadata)]
         return Result("done", min((delay for delay in delays if delay is not None), default=None))
 
     def conditions(self) -> Iterable[tuple[str, str]]:
@@ -140,8 +140,8 @@ class Reconciler:
         for event in plan.events:
             self._recorder.record(meta, event)
 
-    def _observe(self, key: Key, seen: SeenJob, manifest: Manifest, status: RLJobStatus) -> Observed:
-        meta = seen.metadata
+    def _observe(self, key: Key, cached: CachedJob, manifest: Manifest, status: RLJobStatus) -> Observed:
+        meta = cached.metadata
         children: dict[Ref, Child] = {}
         foreign: dict[Ref, str] = {}
         for kind, cache in self._caches.children.items():
@@ -157,7 +157,7 @@ class Reconciler:
             problems=manifest.problems,
             status=status,
             children=children,
-            # Pods that are older than the job belong to an earlier job of its name. The API server set both times.
+            # Pods older than the job belong to an earlier job of the same name. The API server has set both times.
             pods=[
                 pod
                 for pod in self._caches.pods.of_job(key).values()
@@ -176,13 +176,13 @@ class Reconciler:
     def _claim_in_use(self, meta: Meta, manifest: Manifest, status: RLJobStatus) -> str:
         job = manifest.job
         if job is None or job.spec.suspend or is_over(status):
-            return ""  # it starts no pods
+            return ""  # the job starts no pods
         return claim_in_use(meta, job, self._caches.jobs, self._caches.children, self._read_other)
 
-    def _read_other(self, seen: SeenJob) -> tuple[Manifest, RLJobStatus]:
+    def _read_other(self, cached: CachedJob) -> tuple[Manifest, RLJobStatus]:
         """Read a job that may not have been reconciled yet, and register it, to forget it when it is deleted."""
-        self._uids.setdefault((seen.metadata.namespace, seen.metadata.name), seen.metadata.uid)
-        return self._jobs.read(seen)
+        self._uids.setdefault((cached.metadata.namespace, cached.metadata.name), cached.metadata.uid)
+        return self._jobs.read(cached)
 
     def _status_delay(self, meta: Meta, plan: Plan, status: RLJobStatus) -> float:
         """Return the seconds for which a write of the status is delayed, to be merged with later changes; 0: write now.
@@ -230,9 +230,9 @@ class Reconciler:
         except NotFoundError:
             self._caches.jobs.deleted(meta.namespace, meta.name, meta.uid)
 
-    def _forget_others(self, key: Key, seen: SeenJob | None) -> None:
+    def _forget_others(self, key: Key, cached: CachedJob | None) -> None:
         uid = self._uids.get(key)
-        if seen is not None and seen.metadata.uid == uid:
+        if cached is not None and cached.metadata.uid == uid:
             return
         if uid is not None:
             del self._uids[key]
@@ -240,8 +240,8 @@ class Reconciler:
             self._jobs.forget(uid)
             self._executor.forget(uid)
             self._planner.forget(uid)
-        if seen is not None:
-            self._uids[key] = seen.metadata.uid
+        if cached is not None:
+            self._uids[key] = cached.metadata.uid
 
 
 def _same(planned: RLJobStatus, written: RLJobStatus) -> bool:

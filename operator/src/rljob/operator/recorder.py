@@ -1,7 +1,7 @@
 """Events on RLJobs, which `kubectl describe` shows. Recording never blocks a reconcile.
 
 A repeated event increases the count of the existing one. An event's name is a hash of its content, so a restarted
-operator continues the count. Events are best effort: one that cannot be written is dropped and counted.
+operator continues the count. Events are best effort: an event that cannot be written is dropped and counted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Counted(msgspec.Struct):
 
 
 class Recorder:
-    """Writes events one by one. ``instance``: identity of this operator."""
+    """Writes events one at a time. ``instance``: identity of this operator."""
 
     def __init__(self, client: OperatorClient, metrics: Metrics, instance: str) -> None:
         self._client, self._metrics, self._instance = client, metrics, instance
@@ -74,9 +74,9 @@ class Recorder:
             except AlreadyExistsError:
                 raw = await self._client.get(EVENTS, job.namespace, name)
                 count = msgspec.json.decode(raw, type=_Counted).count
-        again = {"count": count + 1, "lastTimestamp": body["lastTimestamp"], "message": body["message"]}
+        update = {"count": count + 1, "lastTimestamp": body["lastTimestamp"], "message": body["message"]}
         try:
-            await self._client.merge_patch(EVENTS, job.namespace, name, again)
+            await self._client.merge_patch(EVENTS, job.namespace, name, update)
             self._remember(name, count + 1)
         except NotFoundError:  # events are deleted after an hour
             await self._client.create(EVENTS, job.namespace, body)

@@ -12,7 +12,7 @@ from rljob.operator.api_types import Meta
 
 
 def new_secret(meta: Meta, job: RLJob) -> Object:
-    """Return a Secret with new tokens. Its name contains the job's uid: a later job of the same name has another."""
+    """Return a Secret with new tokens. Its name contains the job's uid, so a later job of the same name has its own."""
     tokens = {role: secrets.token_urlsafe(32) for role in TOKEN_ROLES}
     context = RenderTarget(namespace=meta.namespace, uid=meta.uid)
     return secret(job, context, {**tokens, ALL_TOKENS: json.dumps(tokens)})

@@ -1,4 +1,4 @@
-"""Wiring of the operator: it waits for the lease, fills its caches, and reconciles for as long as it holds the lease.
+"""Wires the operator: it waits for the lease, fills its caches, and reconciles while it holds the lease.
 
 The caches are filled by consistent lists after the lease is acquired, so the first decision of a new leader knows every
 write of the previous one. The operator ends if any background task ends or the lease is lost.
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 FINISH_SECONDS = 8.0
 """Time for running reconciles to finish after SIGTERM."""
 POD_SECONDS = 0.2
-"""Delay after a change of a pod: pods change in groups and in several steps, which one reconcile handles together."""
+"""Delay after a change of a pod: pods change in groups and in several steps, and one reconcile handles all of them."""
 
 
 class RLJobPlanner:
@@ -87,33 +87,40 @@ class Operator:
             client, self.caches, settings.for_rendering(), planner or RLJobPlanner(), self._recorder, wall
         )
         self._workers = settings.workers
-        self.leads, self.synced = asyncio.Event(), asyncio.Event()
+        self.leading, self.synced = asyncio.Event(), asyncio.Event()
         client.may_write = lambda: self.lease.held
         client.limit_writes(lease.write_seconds)
         metrics.leader.set_function(lambda: float(self.lease.held))
         metrics.queue_depth.set_function(lambda: len(self.queue))
-        metrics.at_scrape(self._conditions, self._cached, self._ages)
+        metrics.at_scrape(self._conditions, self._cached_counts, self._watch_ages)
 
     @property
     def ready(self) -> bool:
         """Whether the caches are filled, or the operator is on standby."""
-        return self.synced.is_set() or not self.leads.is_set()
+        return self.synced.is_set() or not self.leading.is_set()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run the operator until ``stop`` is set.
 
         Raises:
-            LeaseLostError: another operator may lead. The process must end.
+            LeaseLostError: another operator may be the leader. The process must end.
         """
         await _until(stop, [self.lease.acquire()])
         if stop.is_set():
             return
-        self.leads.set()
+        self.leading.set()
         workers = [asyncio.create_task(self._work()) for _ in range(self._workers)]
         informers = [informer.run() for informer in self.caches.informers]
         try:
             await _until(
-                stop, [self.lease.keep(), self._recorder.run(), self._end_of(workers), self._say_synced(), *informers]
+                stop,
+                [
+                    self.lease.keep(),
+                    self._recorder.run(),
+                    self._raise_worker_error(workers),
+                    self._report_synced(),
+                    *informers,
+                ],
             )
             await self._finish(workers)
         finally:
@@ -122,10 +129,10 @@ class Operator:
             await asyncio.gather(*workers, return_exceptions=True)
         await self.lease.release()
 
-    async def _say_synced(self) -> None:
+    async def _report_synced(self) -> None:
         await self.caches.synced()
         self.synced.set()
-        log.info("caches are filled: %s", self._cached())
+        log.info("caches are filled: %s", self._cached_counts())
         await asyncio.Event().wait()
 
     async def _work(self) -> None:
@@ -163,25 +170,25 @@ class Operator:
                 self.queue.add_after(key, result.after)
         self.metrics.reconcile_seconds.labels(what).observe(time.perf_counter() - began)
 
-    async def _end_of(self, workers: Sequence[asyncio.Task[None]]) -> None:
-        """Raise the error of a worker. Cancelling this does not cancel the workers."""
+    async def _raise_worker_error(self, workers: Sequence[asyncio.Task[None]]) -> None:
+        """Raise the error of a worker. Cancelling this coroutine does not cancel the workers."""
         done, _ = await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
         for worker in done:
             worker.result()
 
     async def _finish(self, workers: list[asyncio.Task[None]]) -> None:
-        """Let running reconciles finish; queued jobs are left to the next leader."""
+        """Let running reconciles finish; the next leader reconciles the queued jobs."""
         self.queue.close()
         await asyncio.wait(workers, timeout=FINISH_SECONDS)
 
     def _conditions(self) -> Iterable[tuple[str, str]]:
         return self._reconciler.conditions()
 
-    def _cached(self) -> dict[str, int]:
+    def _cached_counts(self) -> dict[str, int]:
         return {informer.cache.resource.plural: len(informer.cache) for informer in self.caches.informers}
 
-    def _ages(self) -> dict[str, float]:
-        if not self.leads.is_set():
+    def _watch_ages(self) -> dict[str, float]:
+        if not self.leading.is_set():
             return {}
         return {informer.cache.resource.plural: informer.age for informer in self.caches.informers}
 
@@ -218,7 +225,7 @@ async def serve(start: Start) -> int:
         lag = asyncio.create_task(metrics.measure_lag())
         try:
             async with serving(build_app(metrics, lambda: operator.ready), settings.listen) as port:
-                log.info("serves /metrics at port %d", port)
+                log.info("serving /metrics at port %d", port)
                 await operator.run(stop)
         except (LeaseLostError, FencedError) as error:
             log.critical("%s: this process ends, so that only one operator writes", error)

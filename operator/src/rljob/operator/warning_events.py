@@ -1,4 +1,4 @@
-"""Reads the newest warning event of stalled objects whose status does not report the cause.
+"""Reads the newest warning events of stalled objects whose status does not report the cause.
 
 Events are listed only while an object is stalled, at most every ASK_SECONDS; one list of a namespace serves all its
 jobs. Events are best effort: without the right to list them, causes are missing.
@@ -23,14 +23,14 @@ from rljob.operator.planning.timestamps import seconds_of
 
 log = logging.getLogger(__name__)
 
-MOST_PAGES = 8
-"""Upper bound of the pages of events that are read."""
+MAX_PAGES = 8
+"""Maximum number of pages of events that are read."""
 FRESH_SECONDS = 150.0
 """A kubelet retries within this time: an older warning about a pod is outdated."""
 CLAIM_SECONDS = 600.0
 """A warning about a claim that is identified by name is valid for this time: an older one may be about a deleted claim
 of the same name. Warnings about unbound claims are repeated at least every five minutes."""
-FORGOTTEN_SECONDS = 60.0
+EXPIRY_SECONDS = 60.0
 """After this time without a request the warnings of a namespace are dropped."""
 REASONS = frozenset(
     {"FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox", "FailedCreate",
@@ -79,7 +79,7 @@ class _NamespaceWarnings:
 
 
 class WarningEvents:
-    """Reads and caches warnings. ``clock``: seconds that never go back; ``wall``: Unix seconds."""
+    """Reads and caches warnings. ``clock``: monotonic seconds; ``wall``: Unix seconds."""
 
     def __init__(self, client: OperatorClient, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         self._client, self._clock, self._wall = client, clock, wall
@@ -100,12 +100,12 @@ class WarningEvents:
             now = self._clock()
             if now - known_warnings.at >= ASK_SECONDS:
                 known_warnings.messages, known_warnings.at = await self._read(namespace), now
-        self._forget(now)
+        self._drop_expired(now)
         return {uid: known_warnings.messages[uid] for uid in due if uid in known_warnings.messages}
 
-    def _forget(self, now: float) -> None:
+    def _drop_expired(self, now: float) -> None:
         for namespace, known_warnings in list(self._namespaces.items()):
-            if now - known_warnings.at > FORGOTTEN_SECONDS and not known_warnings.lock.locked():
+            if now - known_warnings.at > EXPIRY_SECONDS and not known_warnings.lock.locked():
                 del self._namespaces[namespace]
 
     async def _read(self, namespace: str) -> dict[str, str]:
@@ -141,7 +141,7 @@ class WarningEvents:
     async def _list(self, namespace: str, fields: str) -> list[_Event]:
         found: list[_Event] = []
         token = ""
-        for _ in range(MOST_PAGES):
+        for _ in range(MAX_PAGES):
             page = msgspec.json.decode(
                 await self._client.list(EVENTS, namespace, fields=fields, token=token), type=_Events
             )

@@ -1,4 +1,4 @@
-"""Work queue: which job is reconciled next.
+"""Work queue of the jobs to reconcile.
 
 :class:`Schedule` is the logic without clock or tasks; :class:`WorkQueue` adds a clock and waiting workers. A key that
 is added several times is queued once. Two workers never process the same key. A key that is added while it is processed
@@ -30,7 +30,7 @@ class Schedule(Generic[K]):
         """Keys that were added during their processing → time of the first add."""
         self._due: dict[K, float] = {}
         self._heap: list[tuple[float, int, K]] = []
-        """Of _due; an entry that differs from _due is ignored."""
+        """Heap of _due; an entry that differs from _due is ignored."""
         self._count = 0
         self._failures: dict[K, int] = {}
 
@@ -91,7 +91,7 @@ class Schedule(Generic[K]):
             self._waiting[key] = since
 
     def next_due(self) -> float | None:
-        """Return the time at which the next delayed key is due."""
+        """Return the time at which the next delayed key is due; None if there is none."""
         while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
@@ -102,7 +102,7 @@ class ClosedError(Exception):
 
 
 class WorkQueue(Generic[K]):
-    """A schedule for workers of one event loop. ``clock``: seconds that never go back."""
+    """A schedule for workers of one event loop. ``clock``: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._schedule: Schedule[K] = Schedule()

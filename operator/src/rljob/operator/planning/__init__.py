@@ -1,6 +1,6 @@
 """Planning: from the observation of a job to a plan. Pure: no clock, no I/O, no randomness.
 
-`lifecycle` holds the order of decisions; each other file makes one kind of decision.
+`lifecycle` defines the order of decisions; each other file makes one kind of decision.
 """
 
 from __future__ import annotations

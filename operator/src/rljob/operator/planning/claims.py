@@ -1,8 +1,8 @@
-"""The PersistentVolumeClaim of a job: when the job may use it.
+"""Decides whether a job may use its PersistentVolumeClaim.
 
-- A claim that an earlier RLJob of this name left behind is adopted only if the manifest is the same. The claim of a
-  job that ran is never replaced by an empty one. Both are decided before a job starts: once it has started, its claim
-  is its own whatever the annotation says, as another release may hash the same manifest differently, and an upgrade
+- A claim of an earlier RLJob of the same name is adopted only if the manifest is the same. The claim of a job that ran
+  is never replaced by an empty claim. Both are checked only before a job starts: the claim of a started job belongs to
+  the job even if the annotation differs, because another release may hash the same manifest differently, and an upgrade
   must not disturb running jobs.
 - Two jobs that use one claim would overwrite each other's models, so the later job waits. A job with pods never waits.
 """
@@ -15,7 +15,7 @@ from rljob.api.job_status import RLJobStatus
 from rljob.api.models import RLJob
 from rljob.manifests.names import JOB, SPEC_HASH, claim_name
 from rljob.operator.api_types import Child, Meta
-from rljob.operator.cache import Cache, SeenJob
+from rljob.operator.cache import Cache, CachedJob
 from rljob.operator.decoded_jobs import Manifest
 from rljob.operator.object_kinds import CLAIM
 from rljob.operator.ownership import is_ours
@@ -27,13 +27,13 @@ from rljob.operator.planning.job_view import WORKLOADS, JobView, condition, role
 def lost(view: JobView) -> dict[Ref, str]:
     """Return the claims of a started job that are missing, each with a message.
 
-    An empty claim in their place would lose the run silently. They may only have lost a label, so the job waits.
+    An empty claim in its place would lose the run silently. The claim may only have lost its label, so the job waits.
     """
     status, children = view.observed.status, view.observed.children
     if status.run is None and (status.trainer is None or not status.trainer.job_uid):
-        return {}  # it may not have been created yet
+        return {}  # the claim may not have been created yet
     return {
-        ref: f"claim {ref[1]}, which holds the run, is missing: put its label {JOB} back, or create the job again "
+        ref: f"claim {ref[1]}, which holds the run, is missing: restore its label {JOB}, or create the job again "
         "if the claim was deleted"
         for ref in _rendered(view)
         if ref not in children
@@ -44,7 +44,7 @@ def being_deleted(view: JobView) -> dict[Ref, str]:
     """Return the job's claims with a deletionTimestamp, each with a message."""
     children = view.observed.children
     return {
-        ref: f"claim {ref[1]} is being deleted and disappears with the last pod that uses it: save what you need of it"
+        ref: f"claim {ref[1]} is being deleted and is removed with the last pod that uses it; copy its data now"
         for ref in _rendered(view)
         if ref in children and children[ref].metadata.deletion_timestamp is not None
     }
@@ -70,13 +70,13 @@ def _rendered(view: JobView) -> dict[Ref, str]:
 def claim_in_use(
     meta: Meta,
     job: RLJob,
-    jobs: Cache[SeenJob],
+    jobs: Cache[CachedJob],
     children: Mapping[str, Cache[Child]],
-    read: Callable[[SeenJob], tuple[Manifest, RLJobStatus]],
+    read: Callable[[CachedJob], tuple[Manifest, RLJobStatus]],
 ) -> str:
     """Return a message if another job uses the claim of a job without pods; empty if no job does.
 
-    For a job with pods the result is empty and no other job is read: that would be too slow for every reconcile.
+    For a job with pods the result is empty and no other job is read: reading all jobs in every reconcile would be slow.
 
     Args:
         meta: of the job.
@@ -95,7 +95,7 @@ def claim_in_use(
         manifest, status = read(other)
         if manifest.job is None or claim_name(name, manifest.job.spec.storage.claim) != claim:
             continue
-        # A Job that has ended is kept for users to read, and has no running pod.
+        # A finished Job is kept for its logs, and has no running pods.
         running = [
             child for child in _workloads(other.metadata, children) if condition(child, "Complete", "Failed") is None
         ]

@@ -12,7 +12,7 @@ from rljob.operator.planning.plan_builder import PlanBuilder
 
 Type = Literal["Ready", "Initialized", "Suspended", "Complete", "Failed"]
 ORDER: Sequence[Type] = ("Ready", "Initialized", "Suspended", "Complete", "Failed")
-LONGEST_MESSAGE = 4096
+MAX_MESSAGE_CHARACTERS = 4096
 NORMAL = frozenset(
     {
         reasons.INITIALIZING,
@@ -34,12 +34,12 @@ _SILENT = frozenset({(reasons.NO_INITIALIZER, "True"), (reasons.INITIALIZING, "F
 
 
 def find(status: RLJobStatus, kind: Type) -> Condition | None:
-    """Return a condition."""
+    """Return a condition; None if it does not exist."""
     return next((each for each in status.conditions if each.type == kind), None)
 
 
 def is_true(status: RLJobStatus, kind: Type) -> bool:
-    """Return whether a condition is there and true."""
+    """Return whether a condition exists and is true."""
     found = find(status, kind)
     return found is not None and found.status == "True"
 
@@ -48,7 +48,7 @@ def set_condition(builder: PlanBuilder, kind: Type, true: bool, reason: str, mes
     """Set a condition; lastTransitionTime changes only with its status."""
     before = find(builder.status, kind)
     value: Literal["True", "False"] = "True" if true else "False"
-    message = message[:LONGEST_MESSAGE]
+    message = message[:MAX_MESSAGE_CHARACTERS]
     generation = builder.observed.metadata.generation
     if before is not None and before.status == value and before.reason == reason and before.message == message:
         if before.observed_generation == generation:

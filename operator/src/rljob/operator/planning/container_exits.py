@@ -1,4 +1,4 @@
-"""How containers ended, as text: "exit code 137 (OOMKilled)", "killed by signal 9"."""
+"""Describes how containers ended: "exit code 137 (OOMKilled)", "killed by signal 9"."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def describe(end: Terminated) -> str:
 def with_last_line(end: Terminated, characters: int = 200) -> str:
     """Return how a container ended, with the last line of its termination message."""
     lines = [line.strip() for line in end.message.splitlines() if line.strip()]
-    return _joined(end, lines[-1][:characters] if lines else "")
+    return _described(end, lines[-1][:characters] if lines else "")
 
 
 def with_log_end(end: Terminated, characters: int = 1000) -> str:
     """Return how a container ended, with the end of its termination message."""
     text = end.message.strip()
-    return _joined(end, f"{'…' if len(text) > characters else ''}{text[-characters:]}")
+    return _described(end, f"{'…' if len(text) > characters else ''}{text[-characters:]}")
 
 
-def _joined(end: Terminated, words: str) -> str:
-    return ": ".join(filter(None, (describe(end), _ADVICE.get(end.reason), words)))
+def _described(end: Terminated, text: str) -> str:
+    return ": ".join(filter(None, (describe(end), _ADVICE.get(end.reason), text)))
 
 
 def main_container(pod: Pod) -> ContainerStatus | None:
@@ -69,13 +69,13 @@ def ends(pods: Sequence[Pod]) -> Iterator[tuple[Pod, Terminated]]:
 
 
 def newest_end(pods: Sequence[Pod]) -> Terminated | None:
-    """Return the newest exit; of two at the same time that of the later name."""
+    """Return the newest exit; at equal times, the exit of the pod whose name sorts last."""
     found = [(end.finished_at, pod.metadata.name, end) for pod, end in ends(pods)]
     return max(found, key=lambda each: each[:2])[2] if found else None
 
 
 def first_failure(pods: Sequence[Pod]) -> tuple[Pod, Terminated] | None:
-    """Return the pod that failed first: later failures of a group are consequences."""
+    """Return the pod that failed first, with its exit: later failures of the group are consequences."""
     found = [(pod, end) for pod, end in ends(pods) if end.exit_code != 0]
     return min(found, key=lambda each: (each[1].finished_at, each[0].metadata.name)) if found else None
 
@@ -96,5 +96,5 @@ def began(pod: Pod) -> float | None:
 def lived(pod: Pod, end: Terminated) -> float:
     """Return the seconds from the scheduling of a pod to an exit of its container, both times from the cluster."""
     scheduled = next((each.last_transition_time for each in pod.status.conditions if each.type == "PodScheduled"), "")
-    born, died = seconds_of(scheduled or pod.metadata.creation_timestamp), seconds_of(end.finished_at)
-    return max(0.0, died - born) if born is not None and died is not None else 0.0
+    scheduled_at, ended_at = seconds_of(scheduled or pod.metadata.creation_timestamp), seconds_of(end.finished_at)
+    return max(0.0, ended_at - scheduled_at) if scheduled_at is not None and ended_at is not None else 0.0

@@ -1,4 +1,4 @@
-"""The initializer: it must complete before any other pod of the job is created. The Job controller backs it off."""
+"""The initializer must complete before other pods of the job are created. The Job controller backs off its retries."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rljob.operator.planning.timestamps import remaining
 
 @dataclass(frozen=True)
 class InitializerStage:
-    """State of the initializer. ``done``: the other roles may start; ``over``: it has failed finally; ``remove``: its
-    Job, which is then created again; ``problem``: what prevents its pod from running."""
+    """State of the initializer. ``done``: the other roles may start; ``over``: it has failed and is not retried;
+    ``remove``: its Job, which is deleted and created again; ``problem``: why its pod does not run."""
 
     done: bool
     reason: str
@@ -67,7 +67,7 @@ def stage(view: JobView, status: RLJobStatus) -> InitializerStage:
 
 
 def late(job: Child, now: float) -> float:
-    """Return the seconds until a pod that is not running is late."""
+    """Return the seconds until a Job whose pod is not running counts as late."""
     return remaining(job.metadata.creation_timestamp, LATE_SECONDS, now)
 
 

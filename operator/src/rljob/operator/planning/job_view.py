@@ -1,6 +1,6 @@
-"""A job at one moment, as decisions need it: its rendered roles, its pods by role, and readers of single objects.
+"""View of a job for one plan: its rendered roles, its pods by role, and functions that read single objects.
 
-Rendering is remembered: an idle job is planned again and again with the same rendering.
+Renderings are cached: an idle job is planned repeatedly with the same rendering.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from rljob.operator.plan import Observed, Ref
 
 WORKLOADS = frozenset({"Deployment", "StatefulSet", "Job"})
 """Kinds with pods."""
-KEPT = frozenset({"PersistentVolumeClaim", "Secret"})
-"""Kinds that only users, or the deletion of the job, remove."""
+RETAINED_KINDS = frozenset({"PersistentVolumeClaim", "Secret"})
+"""Kinds that only a user or the deletion of the job removes."""
 DISRUPTED = "DisruptionTarget"
-"""Condition of a pod that was ended from outside: evicted, preempted, or on a lost node."""
+"""Condition of a pod that was terminated by a disruption: evicted, preempted, or on a lost node."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class JobView:
         return self.observed.now
 
     def role(self, kind: str) -> RenderedRole | None:
-        """Return the only role of a kind; None if the job has none."""
+        """Return the role of a kind that has one role at most; None if the job has none."""
         return next((role for role in self.roles if role.kind == kind), None)
 
     def workloads(self, role: str) -> list[Child]:
@@ -96,7 +96,7 @@ def _present_replicas(observed: Observed) -> dict[str, int]:
 
 
 def least_replicas(job: RLJob) -> dict[str, int]:
-    """Return scalable role → least pods for which it is ready."""
+    """Return scalable role → minimum number of pods with which it is ready."""
     return wanted_replicas(job, {})
 
 
@@ -155,7 +155,7 @@ def pod_condition(pod: Pod, kind: str) -> ObjectCondition | None:
 
 
 def controller(pod: Pod) -> OwnerReference | None:
-    """Return the controller of a pod; None for a pod that a user created, which never belongs to the job."""
+    """Return the controller of a pod. None: a user created the pod, and it does not belong to the job."""
     return next((owner for owner in pod.metadata.owner_references if owner.controller), None)
 
 
@@ -166,7 +166,7 @@ def is_ready(pod: Pod) -> bool:
 
 
 def is_disrupted(pod: Pod) -> bool:
-    """Return whether a pod is or was ended from outside."""
+    """Return whether a pod was terminated by a disruption, or is about to be."""
     found = pod_condition(pod, DISRUPTED)
     return found is not None and found.status == "True"
 

@@ -1,4 +1,4 @@
-"""The lifecycle of a job: the order of decisions in one plan. See :func:`plan`."""
+"""Plans the lifecycle of a job: the order of decisions in one plan. See :func:`plan`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rljob.operator.planning import (
     trainer,
 )
 from rljob.operator.planning.initializer_stage import InitializerStage
-from rljob.operator.planning.job_view import KEPT, WORKLOADS, JobView, Render, controller, observe, render
+from rljob.operator.planning.job_view import RETAINED_KINDS, WORKLOADS, JobView, Render, controller, observe, render
 from rljob.operator.planning.plan_builder import PlanBuilder
 from rljob.operator.planning.stalled import ASK_SECONDS, stalled
 from rljob.operator.planning.timestamps import remaining
@@ -57,15 +57,16 @@ def plan(observed: Observed, cluster: Cluster, render: Render = render) -> Plan:
 
 
 def _skip_minor_update(builder: PlanBuilder) -> None:
-    """Drop a status change that only records the uid of the attempt's Job; the next write includes it.
+    """Drop a status change that only records the uid of the attempt's Job; the next write includes the uid.
 
-    The Job's pods appear soon and change the status anyway. Until then a deleted Job is recognized by its pods."""
+    The pods of the Job are created soon and change the status. Until then a deleted Job is recognized by its pods.
+    """
     before, after = builder.observed.status, builder.status
     if before.trainer is None or after.trainer is None or before.trainer.job_uid or not after.trainer.job_uid:
         return
-    quiet = after.model_copy(update={"trainer": after.trainer.model_copy(update={"job_uid": ""})})
-    if quiet == before:
-        builder.status = quiet
+    without_uid = after.model_copy(update={"trainer": after.trainer.model_copy(update={"job_uid": ""})})
+    if without_uid == before:
+        builder.status = without_uid
 
 
 def _reject_spec(builder: PlanBuilder, problems: Sequence[str]) -> None:
@@ -94,7 +95,7 @@ def _advance(builder: PlanBuilder, job: RLJob, cluster: Cluster, render: Render)
 
 
 def _run_job(builder: PlanBuilder, view: JobView, cluster: Cluster, render: Render) -> None:
-    """Select the objects of a job that is not suspended, unless something ends the job."""
+    """Select the objects of a job that is not suspended, unless the job ends."""
     observed, status, attempt = builder.observed, builder.status, view.attempt
     if observed.claim_in_use:
         _wait_for_claim(builder)
@@ -109,7 +110,7 @@ def _run_job(builder: PlanBuilder, view: JobView, cluster: Cluster, render: Rend
         status.start_time = builder.instant
     stage = initializer_stage.stage(view, status)
     conditions.set_condition(builder, "Initialized", stage.done, stage.reason, stage.message)
-    completion.note_waiting(builder, view)
+    completion.record_pending(builder, view)
     over = completion.overdue(builder, view) or role_status.fatal(view)
     if over is None and stage.over:
         over = stage.reason, stage.message
@@ -124,7 +125,7 @@ def _run_job(builder: PlanBuilder, view: JobView, cluster: Cluster, render: Rend
     builder.deletions.update(trainer.orphaned_jobs(observed, decision.attempt.number))
     if decision.attempt.number != attempt.number:
         view = observe(observed, view.job, cluster, decision.attempt, render)
-        completion.note_waiting(builder, view)
+        completion.record_pending(builder, view)
     _requeue_for_late_pods(builder, view, stage)
     blocked = bool(observed.foreign or lost) or (bool(retained) and not begun)
     _select_objects(
@@ -135,13 +136,13 @@ def _run_job(builder: PlanBuilder, view: JobView, cluster: Cluster, render: Rend
     run = suspension.current_run(status)
     foreign = observed.foreign if begun else {**observed.foreign, **retained}
     found = readiness.of_job(stage, problems, status.trainer, run, foreign, observed.refused)
-    if troubled := {**claims.being_deleted(view), **lost}:
-        found = readiness.Readiness(False, reasons.VOLUME_CLAIM_PENDING, troubled[min(troubled)])
+    if claim_problems := {**claims.being_deleted(view), **lost}:
+        found = readiness.Readiness(False, reasons.VOLUME_CLAIM_PENDING, claim_problems[min(claim_problems)])
     conditions.set_condition(builder, "Ready", found.ready, found.reason, found.message)
 
 
 def _wait_for_claim(builder: PlanBuilder) -> None:
-    """Start nothing, not even the job's deadline, while another job uses its claim. Poll: no event reports its end."""
+    """Start nothing, not even the active deadline, while another job uses the claim. Poll: no event reports its end."""
     message = builder.observed.claim_in_use
     if not conditions.is_true(builder.status, "Initialized"):
         conditions.set_condition(builder, "Initialized", False, reasons.CLAIM_IN_USE, message)
@@ -213,7 +214,7 @@ def _select_objects(
     """Select the desired objects and the deletions. ``withheld``: claims that are neither created nor changed.
     ``blocked``: no workload is created."""
     children, foreign = builder.observed.children, builder.observed.foreign
-    again = (stage.remove.kind, stage.remove.metadata.name) if stage.remove is not None else None
+    replaced = (stage.remove.kind, stage.remove.metadata.name) if stage.remove is not None else None
     started = any(ref[0] in WORKLOADS for ref in children)
     held = scale.drain(builder, view)
     rendered = set()
@@ -227,10 +228,10 @@ def _select_objects(
                 builder.needed.append(ref)
             if waits or over:
                 continue
-            if ref == again or ref in withheld:
+            if ref == replaced or ref in withheld:
                 continue  # the old Job is deleted first; the claim of another run is not changed
             if ref[0] in WORKLOADS and blocked and ref not in children and ref not in foreign:
-                continue  # it would use objects of another owner; a foreign name itself is retried
+                continue  # it would use objects of another owner; a workload with a foreign name is retried
             if role.kind == TRAINER and ref[0] == "Job" and not trainer_due:
                 continue
             if ref[0] == "RLJobScale":
@@ -244,7 +245,7 @@ def _select_objects(
         children[ref]
         for ref in sorted(children)
         if ref not in rendered
-        and ref[0] not in KEPT
+        and ref[0] not in RETAINED_KINDS
         and not (ref[0] == "Deployment" and ref[1] in held)
         and children[ref].metadata.deletion_timestamp is None
     )

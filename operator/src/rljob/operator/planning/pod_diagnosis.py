@@ -1,7 +1,7 @@
 """Diagnosis of pods that are not ready: the most severe reason, with a message.
 
-Messages come from Kubernetes without the parts that change all the time (counts of nodes, times, random names), so that
-a status is written when something has happened and not because time has passed.
+Messages of Kubernetes are used without the parts that change constantly (counts of nodes, times, random names), so that
+the status is written only when the cause changes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SEVERITY = (
     reasons.CONTAINER_CREATE_FAILED,
     reasons.IMAGE_PULL_FAILED,
 )
-"""From what resolves itself to what a user must fix."""
+"""Least severe first: from reasons that resolve themselves to reasons that a user must fix."""
 _IMAGE = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
      "RegistryUnavailable", "SignatureValidationFailed"}
@@ -36,8 +36,8 @@ _CONTAINER = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError", "StartError"}
 )
 _NODES = re.compile(r"^\d+/\d+ nodes are available: (?P<why>.*?)\.?(?: (?:preemption|no new claims).*)?$", re.DOTALL)
-_WORDS = {"were unschedulable": "nodes are cordoned"}
-"""Messages of the scheduler that need other words without their count."""
+_REWORDED = {"were unschedulable": "nodes are cordoned"}
+"""Message of the scheduler without its count → clearer text."""
 _COUNT = re.compile(r"^\d+ (?:node\(s\) )?")
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*"(?:: )?')
 _PULL = re.compile(
@@ -101,12 +101,12 @@ def of_pod(pod: Pod, context: DiagnosisContext = DiagnosisContext()) -> PodProbl
         return max(found, key=lambda pod_problem: pod_problem.severity)
     if pod.status.phase == "Failed":
         end = newest_end([pod])
-        return PodProblem(reasons.PODS_NOT_READY, ENDED, with_last_line(end) if end else "its node ended it")
+        return PodProblem(reasons.PODS_NOT_READY, ENDED, with_last_line(end) if end else "terminated by its node")
     if pod.status.phase == "Running":
         return PodProblem(reasons.PODS_NOT_READY, "not ready", "started, and not answering yet")
     if warning := context.warnings.get(pod.metadata.uid):
         return PodProblem(reasons.CONTAINER_CREATE_FAILED, "waiting", warning)
-    return PodProblem(reasons.PODS_NOT_READY, "starting", "containers are being made")
+    return PodProblem(reasons.PODS_NOT_READY, "starting", "containers are being created")
 
 
 def of_workload(child: Child, warnings: Mapping[str, str]) -> PodProblem | None:
@@ -126,13 +126,13 @@ def refusal(message: str) -> PodProblem:
 
 def _unscheduled(message: str, reason: str, context: DiagnosisContext) -> PodProblem:
     if reason == "SchedulingGated":
-        return PodProblem(reasons.PODS_PENDING, "pending", "held back by scheduling gates")
+        return PodProblem(reasons.PODS_PENDING, "pending", "held by scheduling gates")
     missing = _NO_CLAIM.search(message)
     if missing:
-        other = "make a new job with another spec.storage.claim"  # the field is immutable
+        other = "create a new job with another spec.storage.claim"  # the field is immutable
         if missing["name"] != context.named:
             other = "correct the template that names it"
-        text = f"claim {missing['name']} is not there; make it, or {other}"
+        text = f"claim {missing['name']} does not exist; create it, or {other}"
         return PodProblem(reasons.VOLUME_CLAIM_PENDING, "pending", text)
     if bad := _BAD_CLAIM.search(message):
         return PodProblem(reasons.VOLUME_CLAIM_PENDING, "pending", f"claim {bad['name']} {bad['why'].rstrip('.')}")
@@ -149,7 +149,7 @@ def scheduling(message: str) -> str:
     if found is None:
         return message.strip().rstrip(".") or "no node was found yet"
     causes = [_COUNT.sub("", part.strip()).rstrip(".") for part in re.split(r", (?=\d)", found["why"].split(". ")[0])]
-    return ", ".join(sorted({_WORDS.get(cause, cause[:1].lower() + cause[1:]) for cause in causes if cause}))
+    return ", ".join(sorted({_REWORDED.get(cause, cause[:1].lower() + cause[1:]) for cause in causes if cause}))
 
 
 def _is_unbound(message: str) -> bool:
@@ -162,8 +162,8 @@ def _unbound(context: DiagnosisContext) -> str:
     if not waiting:
         claim_named = f"claim {named} (spec.storage.claim)" if named else "a claim of the pod's template"
         if named and (warning := context.warnings.get(key_of_claim(named))):
-            return f"{claim_named} {_unprovided(warning)}"
-        return f"{claim_named} is not bound: kubectl describe pvc {named}".rstrip() + " tells why"
+            return f"{claim_named} {_unbound_warning(warning)}"
+        return f"{claim_named} is not bound: kubectl describe pvc {named}".rstrip() + " shows the reason"
     claim = waiting[0]
     spec, status = claim.body.get("spec", {}), claim.body.get("status", {})
     cause = next((str(each.get("message", "")) for each in status.get("conditions", ()) if each.get("message")), "")
@@ -172,25 +172,25 @@ def _unbound(context: DiagnosisContext) -> str:
     if status.get("phase") == "Lost":
         cause = "its volume is lost"
     elif not cause and (warning := context.warnings.get(claim.metadata.uid)):
-        return f"claim {claim.metadata.name} {_unprovided(warning)}"
+        return f"claim {claim.metadata.name} {_unbound_warning(warning)}"
     elif not cause and not spec.get("storageClassName"):
         cause = (
-            "the cluster has no default storage class; set the chart's jobs.storage.className, or make a new job with "
-            "spec.storage.claim"
+            "the cluster has no default storage class; set the chart's jobs.storage.className, or create a new job "
+            "with spec.storage.claim"
         )
     elif not cause:
         cause = (
-            f"storage class {spec['storageClassName']} has given no volume of {size} with {modes} yet; there has to be "
-            "such a class, and it has to have room"
+            f"storage class {spec['storageClassName']} has not provisioned a volume of {size} with {modes} yet; check "
+            "that the class exists and has capacity"
         )
     return f"claim {claim.metadata.name} is not bound: {cause}"
 
 
-def _unprovided(warning: str) -> str:
+def _unbound_warning(warning: str) -> str:
     """Return the message for a warning event of a claim that is not bound."""
     if missing := _NO_CLASS.search(warning):
         fix = "create the class, or create the claim again with an existing one (kubectl get storageclass)"
-        return f"wants StorageClass {missing['name']}, which does not exist; {fix}"
+        return f"requests StorageClass {missing['name']}, which does not exist; {fix}"
     return f"is not bound: {warning}"
 
 
@@ -206,5 +206,7 @@ def _of_container(container: ContainerStatus) -> PodProblem | None:
     if waiting.reason == "CrashLoopBackOff":
         end = last_end(container)
         where = "" if container.name == MAIN else f"container {container.name}: "
-        return PodProblem(reasons.CRASH_LOOP, "crashing", where + (with_last_line(end) if end else "it ends again"))
+        return PodProblem(
+            reasons.CRASH_LOOP, "crashing", where + (with_last_line(end) if end else "it exits repeatedly")
+        )
     return None

@@ -1,8 +1,8 @@
-"""Every reason of a condition or an event of an RLJob. A test freezes them: programs match on them."""
+"""All reasons of conditions and events of an RLJob. A test freezes them, because programs match on them."""
 
 from __future__ import annotations
 
-# Ready, in the order of a job's life
+# Ready, in the order of a job's lifecycle
 INVALID_SPEC = "InvalidSpec"
 NAME_CONFLICT = "NameConflict"
 CLAIM_IN_USE = "ClaimInUse"
@@ -33,7 +33,7 @@ NO_INITIALIZER = "NoInitializer"
 # Suspended, besides Suspended and Suspending
 RESUMED = "Resumed"
 
-# Failed; the coordinator's own reasons (status.run.reason) come as they are
+# Failed; the reasons of the coordinator (status.run.reason) are used unchanged
 INITIALIZER_FAILED = "InitializerFailed"
 CONFIGURATION_ERROR = "ConfigurationError"
 MAX_RESTARTS_EXCEEDED = "MaxRestartsExceeded"

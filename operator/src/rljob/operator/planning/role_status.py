@@ -22,12 +22,12 @@ from rljob.operator.planning.container_exits import (
 from rljob.operator.planning.job_view import JobView, alive, is_ready, least_replicas
 from rljob.operator.planning.pod_diagnosis import PodProblem
 from rljob.operator.planning.timestamps import age
-from rljob.operator.planning.trainer import FORGIVING_LIFE
+from rljob.operator.planning.trainer import FORGIVENESS_SECONDS
 
 LATE_SECONDS = 60.0
 """After this time without pods a Job counts as blocked."""
-LONGEST_TEXT = 4096
-LONGEST_CELL = 253
+MAX_TEXT_CHARACTERS = 4096
+MAX_CELL_CHARACTERS = 253
 """Characters of a printed column."""
 
 
@@ -54,7 +54,7 @@ def survey(view: JobView, before: RLJobStatus, waits_for: str = "") -> tuple[lis
         before: the last status.
         waits_for: summary of roles without objects.
     """
-    least = least_replicas(view.job)
+    minimum = least_replicas(view.job)
     earlier = {role.name: role for role in before.roles}
     statuses, problems = [], []
     for role in view.roles:
@@ -62,7 +62,7 @@ def survey(view: JobView, before: RLJobStatus, waits_for: str = "") -> tuple[lis
             continue
         pods = view.pods.get(role.name, ())
         desired = view.wanted.get(role.name, role.desired)
-        problem = problem_of(view, role, desired, least.get(role.name, desired))
+        problem = problem_of(view, role, desired, minimum.get(role.name, desired))
         if problem is not None and waits_for:
             problem = RoleProblem(role.name, reasons.PODS_NOT_READY, waits_for, True)
         if problem is not None:
@@ -72,7 +72,7 @@ def survey(view: JobView, before: RLJobStatus, waits_for: str = "") -> tuple[lis
 
 
 def without_pods(before: RLJobStatus, pods: Mapping[str, Sequence[Pod]]) -> list[RoleStatus]:
-    """Return the roles of a job whose pods are all to be deleted, with the remaining pods."""
+    """Return the status of the roles of a job whose pods are all deleted, counting the remaining pods."""
     return [_status(role.name, pods.get(role.name, ()), 0, "", role) for role in before.roles]
 
 
@@ -88,11 +88,11 @@ def ready_counts(roles: Sequence[RoleStatus]) -> ReadyCounts:
         trainer=text("trainer"),
         rollout=text("rollout"),
         reward=text("reward"),
-        restarts=restarts if len(restarts) <= LONGEST_CELL else restarts[: LONGEST_CELL - 1] + "…",
+        restarts=restarts if len(restarts) <= MAX_CELL_CHARACTERS else restarts[: MAX_CELL_CHARACTERS - 1] + "…",
     )
 
 
-def problem_of(view: JobView, role: RenderedRole, desired: int, least: int) -> RoleProblem | None:
+def problem_of(view: JobView, role: RenderedRole, desired: int, minimum: int) -> RoleProblem | None:
     """Return why a role is not ready; None if all its pods are ready and up to date."""
     pods = view.pods.get(role.name, ())
     waiting = [pod for pod in pods if not is_ready(pod)]
@@ -114,23 +114,23 @@ def problem_of(view: JobView, role: RenderedRole, desired: int, least: int) -> R
         )
         restarts = role.kind == "trainer" and worst.state == pod_diagnosis.ENDED
         reason = reasons.TRAINER_RESTARTING if restarts else worst.reason
-        return RoleProblem(role.name, reason, text, ready < least or outdated)
+        return RoleProblem(role.name, reason, text, ready < minimum or outdated)
     reason = reasons.PODS_NOT_READY
     if ready < desired:
-        text = f"{desired - ready} of {desired} {role.name} {_pods(desired)} not made yet"
+        text = f"{desired - ready} of {desired} {role.name} {_pods(desired)} not created yet"
         if late := _late_job(view, role.name):
             reason = reasons.PODS_FORBIDDEN
-            text += f": refused, or a quota is used up; kubectl describe job {late.metadata.name} tells why"
+            text += f": refused, or a quota is used up; kubectl describe job {late.metadata.name} shows the reason"
     else:
         text = f"{role.name} {_pods(desired)} are being replaced: the manifest has changed"
-    return RoleProblem(role.name, reason, text, ready < least or outdated)
+    return RoleProblem(role.name, reason, text, ready < minimum or outdated)
 
 
 def fatal(view: JobView) -> tuple[str, str] | None:
-    """Return reason and message if a role other than the trainer has failed in a way that ends the run.
+    """Return reason and message if a failure of a role other than the trainer ends the run.
 
-    The lifetime of a pod, as the cluster recorded it, offsets restarts of its container, so no local clock is used.
-    Exit code 2 of a user's own program has no meaning: a Go program exits with it when it panics.
+    The lifetime of a pod, from times that the cluster recorded, offsets restarts of its container; no local clock is
+    used. Exit code 2 of a user's own program is an ordinary failure: a Go program exits with 2 when it panics.
     """
     most = view.job.spec.failure_policy.max_restarts
     others = {role_name("reward", each.name) for each in view.job.spec.rewards if not each.served_by_rljob}
@@ -146,25 +146,25 @@ def fatal(view: JobView) -> tuple[str, str] | None:
             if end.exit_code == CONFIGURATION_ERROR and role.name not in others:
                 return (
                     reasons.CONFIGURATION_ERROR,
-                    f"{name} refuses its configuration: {with_log_end(end)}",
+                    f"{name} rejects its configuration: {with_log_end(end)}",
                 )
-            if container.restart_count - lived(pod, end) / FORGIVING_LIFE > most:
-                had = f"had its {most} restarts (spec.failurePolicy.maxRestarts)"
-                return reasons.MAX_RESTARTS_EXCEEDED, f"{name} {had}: {with_log_end(end)}"
+            if container.restart_count - lived(pod, end) / FORGIVENESS_SECONDS > most:
+                exceeded = f"exceeded spec.failurePolicy.maxRestarts ({most})"
+                return reasons.MAX_RESTARTS_EXCEEDED, f"{name} {exceeded}: {with_log_end(end)}"
     return None
 
 
 def gang_waits(view: JobView) -> bool:
     """Return whether pods of the trainer or of a pool's minimum of engines are pending or refused."""
-    least = least_replicas(view.job)
+    minimums = least_replicas(view.job)
     for role in view.roles:
         if role.kind not in ("trainer", "rollout"):
             continue
         pods = alive(view.pods.get(role.name, ()))
         waiting = sum(pod_diagnosis.of_pod(pod).state == "pending" for pod in pods if pod.status.phase == "Pending")
-        fewest = least.get(role.name, role.desired)
-        refused = len(pods) < fewest and _refused(view, role.name)
-        if (waiting or refused) and len(pods) - waiting < fewest:
+        minimum = minimums.get(role.name, role.desired)
+        refused = len(pods) < minimum and _refused(view, role.name)
+        if (waiting or refused) and len(pods) - waiting < minimum:
             return True
     return False
 
@@ -177,10 +177,10 @@ def _status(name: str, pods: Sequence[Pod], desired: int, summary: str, before: 
         name=name,
         desired=desired,
         ready=sum(map(is_ready, pods)),
-        summary=summary[:LONGEST_TEXT],
+        summary=summary[:MAX_TEXT_CHARACTERS],
         restarts=before.restarts + max(0, restarts - before.counted),
         counted=restarts,
-        last_exit=describe(end)[:LONGEST_TEXT] if end else before.last_exit,
+        last_exit=describe(end)[:MAX_TEXT_CHARACTERS] if end else before.last_exit,
     )
 
 
@@ -204,27 +204,27 @@ def _behind(child: Child) -> bool:
     if child.kind == "Job":
         return False
     status = child.body.get("status", {})
-    made = status.get("replicas", 0)
+    created = status.get("replicas", 0)
     if status.get("observedGeneration", 0) < child.metadata.generation:
-        return bool(made == child.body.get("spec", {}).get("replicas", 1))  # otherwise it is being scaled
+        return bool(created == child.body.get("spec", {}).get("replicas", 1))  # otherwise it is being scaled
     if child.kind == "StatefulSet":
         return bool(status.get("updateRevision") != status.get("currentRevision"))
-    return bool(status.get("updatedReplicas", 0) < made)
+    return bool(status.get("updatedReplicas", 0) < created)
 
 
 def _late_job(view: JobView, role: str) -> Child | None:
     """Return the role's Job if its pods are late: unlike a Deployment, a Job reports the cause in events only.
 
-    A pod that was created and then deleted or evicted was not refused: the Job counts it.
+    A pod that was created and later deleted or evicted was not refused: the Job counts it.
     """
     jobs = [child for child in view.workloads(role) if child.kind == "Job"]
     return next((job for job in jobs if _is_late(job, view.now)), None)
 
 
 def _is_late(job: Child, now: float) -> bool:
-    status, wanted = job.body.get("status", {}), job.body.get("spec", {}).get("parallelism", 1)
-    made = sum(status.get(counted, 0) for counted in ("active", "failed", "succeeded", "terminating"))
-    return made < wanted and age(job.metadata.creation_timestamp, now) >= LATE_SECONDS
+    status, desired = job.body.get("status", {}), job.body.get("spec", {}).get("parallelism", 1)
+    created = sum(status.get(counted, 0) for counted in ("active", "failed", "succeeded", "terminating"))
+    return created < desired and age(job.metadata.creation_timestamp, now) >= LATE_SECONDS
 
 
 def _refused(view: JobView, role: str) -> bool:

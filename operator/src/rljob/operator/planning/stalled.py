@@ -1,5 +1,5 @@
-"""Stalled objects whose status does not report the cause, only events do: a pod whose volumes cannot be mounted, a Job
-whose pods are refused, a claim whose StorageClass does not exist."""
+"""Finds stalled objects whose cause is reported only in events: a pod whose volumes cannot be mounted, a Job whose pods
+are refused, a claim whose StorageClass does not exist."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rljob.operator.planning.job_view import DISRUPTED, condition, controller, p
 from rljob.operator.planning.pod_diagnosis import key_of_claim, waits_for_claim
 from rljob.operator.planning.timestamps import remaining
 
-PATIENCE = 8.0
+STALLED_SECONDS = 8.0
 """Seconds that mounting volumes, creating pods and binding a claim may take before events are read."""
 ASK_SECONDS = 10.0
 """Interval between two reads of events."""
 _SILENT = frozenset({"", "ContainerCreating", "PodInitializing"})
-_ENDINGS = ("Complete", "SuccessCriteriaMet", "Failed", "FailureTarget", "Suspended")
+_FINISHED = ("Complete", "SuccessCriteriaMet", "Failed", "FailureTarget", "Suspended")
 
 
 def stalled(pods: Iterable[Pod], children: Mapping[Ref, Child], now: float, claim: str = "") -> dict[str, float]:
@@ -34,17 +34,17 @@ def stalled(pods: Iterable[Pod], children: Mapping[Ref, Child], now: float, clai
     for pod in pods:
         scheduled = pod_condition(pod, "PodScheduled")
         if scheduled is not None and scheduled.status == "True" and _is_silent(pod):
-            found[pod.metadata.uid] = remaining(scheduled.last_transition_time, PATIENCE, now)
+            found[pod.metadata.uid] = remaining(scheduled.last_transition_time, STALLED_SECONDS, now)
         if claim and scheduled is not None and waits_for_claim(pod):
-            left, key = remaining(scheduled.last_transition_time, PATIENCE, now), key_of_claim(claim)
+            left, key = remaining(scheduled.last_transition_time, STALLED_SECONDS, now), key_of_claim(claim)
             found[key] = min(left, found.get(key, left))
     for (kind, _), child in children.items():
         if child.metadata.deletion_timestamp is not None:
             continue
-        no_pods = kind == "Job" and child.metadata.uid not in owners and condition(child, *_ENDINGS) is None
+        no_pods = kind == "Job" and child.metadata.uid not in owners and condition(child, *_FINISHED) is None
         unbound = kind == "PersistentVolumeClaim" and child.body.get("status", {}).get("phase") == "Pending"
         if no_pods or unbound:
-            found[child.metadata.uid] = remaining(child.metadata.creation_timestamp, PATIENCE, now)
+            found[child.metadata.uid] = remaining(child.metadata.creation_timestamp, STALLED_SECONDS, now)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Timestamps of the status. No clock is read: ``now`` is part of the observation."""
+"""Converts timestamps of the status. No clock is read: ``now`` is part of the observation."""
 
 from __future__ import annotations
 

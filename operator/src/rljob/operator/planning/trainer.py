@@ -1,8 +1,8 @@
-"""Attempts of the trainer: it fails as a group, and the next attempt is decided and recorded before it is created.
+"""Decides attempts of the trainer. It fails as a group; the next attempt is recorded before its Job is created.
 
-The cause of an attempt's end decides its cost. A disruption, a deleted Job, a resume and a change of the trainer's
+The cause of an attempt's end determines its cost. A disruption, a deleted Job, a resume and a change of the trainer's
 fields are free. Exit code 2 ends the run. Every other cause counts against failurePolicy.maxRestarts, minus one for
-every FORGIVING_LIFE seconds of work, and is backed off.
+every FORGIVENESS_SECONDS seconds of work, and is backed off.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from rljob.operator.planning.container_exits import (
 from rljob.operator.planning.job_view import DISRUPTED, condition, controller, is_disrupted, role_of
 from rljob.operator.planning.timestamps import age, instant, remaining, seconds_of
 
-LONGEST_BACK_OFF = 60.0
-FORGIVING_LIFE = 600.0
+MAX_BACK_OFF_SECONDS = 60.0
+FORGIVENESS_SECONDS = 600.0
 """Seconds of work of an attempt that offset one earlier failure."""
-QUICK_LIFE = 10.0
-"""A free attempt that ended sooner is backed off too, as the cause may repeat."""
+QUICK_END_SECONDS = 10.0
+"""The attempt after a free end within this time is backed off too, as the cause may repeat."""
 LOST_SECONDS = 30.0
-"""Seconds after the end of its grace period after which an existing pod counts as on a lost node."""
-DONE_GRACE = 30.0
+"""Seconds after the end of its grace period after which the node of a remaining pod counts as lost."""
+DONE_GRACE_SECONDS = 30.0
 """Seconds that the coordinator has to report the end of the run after the trainer exited with code 0."""
-LONGEST_CAUSE = 1000
+MAX_CAUSE_CHARACTERS = 1000
 _EXIT_2 = re.compile(rf"\bexit code {CONFIGURATION_ERROR}\b")
 
 Cost = Literal["free", "charged", "fatal"]
@@ -59,8 +59,8 @@ class AttemptEnd:
 
 @dataclass(frozen=True)
 class AttemptDecision:
-    """Decision about an attempt. ``attempt``: the current or a new one; ``ending``: of the previous one if it is new;
-    ``over``: reason and message if no attempt may follow; ``requeue_after``: seconds, 0 for never."""
+    """Decision about an attempt. ``attempt``: the current or a new attempt; ``ending``: end of the previous attempt, if
+    ``attempt`` is new; ``over``: reason and message if no attempt may follow; ``requeue_after``: seconds, 0: never."""
 
     attempt: Attempt
     ending: AttemptEnd | None = None
@@ -82,8 +82,8 @@ def jobs(observed: Observed) -> dict[int, Child]:
 def current_attempt(observed: Observed) -> Attempt | None:
     """Return the current attempt; None before the first.
 
-    If a Job has a higher number than the status, the status was restored from an older copy: attempts continue from
-    the Job's number, as a number is never used twice.
+    If a Job has a higher number than the status, the status was restored from an older copy. Attempts then continue
+    from the number of the Job, because a number is never used twice.
     """
     recorded = observed.status.trainer
     highest = max(jobs(observed), default=0)
@@ -98,13 +98,13 @@ def current_attempt(observed: Observed) -> Attempt | None:
 def orphaned_jobs(observed: Observed, before: float = math.inf) -> dict[Ref, str]:
     """Return Job → uid of attempts before ``before`` that have pods although the Job is not observed.
 
-    The Job has lost its label, or it was deleted and its pods follow: deleting it again does no harm.
+    The Job has lost its label, or it was deleted and its pods are being deleted: deleting the Job again is harmless.
     """
-    seen = {child.metadata.uid for child in jobs(observed).values()}
+    known_uids = {child.metadata.uid for child in jobs(observed).values()}
     found: dict[Ref, str] = {}
     for pod in observed.pods:
         labels, owner = pod.metadata.labels, controller(pod)
-        if labels.get(ROLE) != TRAINER or owner is None or owner.uid in seen or pod.metadata.deletion_timestamp:
+        if labels.get(ROLE) != TRAINER or owner is None or owner.uid in known_uids or pod.metadata.deletion_timestamp:
             continue
         number = labels.get(ATTEMPT, "")
         ours = owner.kind == "Job" and owner.name == object_name(observed.metadata.name, TRAINER, number)
@@ -121,7 +121,7 @@ def decide(observed: Observed, attempt: Attempt, role_hash: str, policy: Failure
         changed = AttemptEnd("free", "spec.trainer was changed", now)
         return AttemptDecision(next_attempt(attempt, now, role_hash, changed.why), changed)
     if job is None or job.metadata.deletion_timestamp is not None:
-        if job is None and not attempt.job_uid and not _was_made(observed, attempt):
+        if job is None and not attempt.job_uid and not _had_job(observed, attempt):
             return AttemptDecision(attempt, requeue_after=back_off_left(attempt, now))
         ending = AttemptEnd("free", "its Job was deleted", now)
     else:
@@ -149,8 +149,8 @@ def pods_of(observed: Observed, attempt: Attempt, job: Child) -> list[Pod]:
     return sorted(pods, key=lambda pod: pod.metadata.name)
 
 
-def _was_made(observed: Observed, attempt: Attempt) -> bool:
-    """Return whether an attempt without a recorded Job had one: it has pods."""
+def _had_job(observed: Observed, attempt: Attempt) -> bool:
+    """Return whether an attempt without a recorded Job had a Job: it has pods."""
     number = str(attempt.number)
     return any(
         pod.metadata.labels.get(ROLE) == TRAINER and pod.metadata.labels.get(ATTEMPT) == number for pod in observed.pods
@@ -167,12 +167,12 @@ def next_attempt(
         not_before=instant(math.ceil(now + back_off)) if back_off else None,
         charged=attempt.charged if charged is None else charged,
         role_hash=role_hash,
-        cause=cause[:LONGEST_CAUSE],
+        cause=cause[:MAX_CAUSE_CHARACTERS],
     )
 
 
 def back_off_left(attempt: Attempt, now: float) -> float:
-    """Return the seconds until an attempt may start; 0 if it may, or if the clock was set back."""
+    """Return the seconds until an attempt may start; 0 if it may start now, or if the clock was set back."""
     if attempt.not_before is None or (seconds_of(attempt.started_at) or 0.0) > now:
         return 0.0
     return max(0.0, remaining(attempt.not_before, 0.0, now))
@@ -185,21 +185,21 @@ def _decision_after(
     begun = max(decided, seconds_of(attempt.not_before or "") or 0.0)
     lived = max(0.0, ending.at - begun)
     worked = max(0.0, ending.at - max(begun, ending.began))
-    charged = max(0.0, round(attempt.charged - worked / FORGIVING_LIFE, 3))
+    charged = max(0.0, round(attempt.charged - worked / FORGIVENESS_SECONDS, 3))
     if ending.cost == "fatal":
         return AttemptDecision(
-            attempt, ending, ("ConfigurationError", f"the trainer refuses its configuration: {ending.why}")
+            attempt, ending, ("ConfigurationError", f"the trainer rejects its configuration: {ending.why}")
         )
     if ending.cost == "free":
-        back_off = min(LONGEST_BACK_OFF, max(1.0, 2 * (begun - decided))) if lived < QUICK_LIFE else 0.0
+        back_off = min(MAX_BACK_OFF_SECONDS, max(1.0, 2 * (begun - decided))) if lived < QUICK_END_SECONDS else 0.0
         return AttemptDecision(
             next_attempt(attempt, now, role_hash, ending.why, back_off, charged), ending, requeue_after=back_off
         )
     charged += 1
     if charged > policy.max_restarts:
-        had = f"and had its {policy.max_restarts} restarts (spec.failurePolicy.maxRestarts)"
-        return AttemptDecision(attempt, ending, ("MaxRestartsExceeded", f"the trainer failed {had}: {ending.why}"))
-    back_off = min(LONGEST_BACK_OFF, 2.0 ** min(6, math.ceil(charged) - 1))
+        exceeded = f"and exceeded spec.failurePolicy.maxRestarts ({policy.max_restarts})"
+        return AttemptDecision(attempt, ending, ("MaxRestartsExceeded", f"the trainer failed {exceeded}: {ending.why}"))
+    back_off = min(MAX_BACK_OFF_SECONDS, 2.0 ** min(6, math.ceil(charged) - 1))
     return AttemptDecision(
         next_attempt(attempt, now, role_hash, ending.why, back_off, charged), ending, requeue_after=back_off
     )
@@ -208,14 +208,14 @@ def _decision_after(
 def _ended(job: Child, pods: Sequence[Pod], now: float) -> AttemptEnd | None:
     """Return how the attempt ended; None while it runs.
 
-    A Job reports its failure (FailureTarget) before its last pod has ended, which on a lost node is never.
+    A Job reports its failure (FailureTarget) before its last pod has ended; a pod on a lost node never ends.
     """
     failed = condition(job, "Failed", "FailureTarget")
     if failed is not None:
         return _failed(failed, pods, now)
     done = condition(job, "Complete", "SuccessCriteriaMet")
-    if done is not None and age(done.get("lastTransitionTime"), now) >= DONE_GRACE:
-        return AttemptEnd("charged", "exit code 0 before the run was over", _time_of(done, now), "exit code 0")
+    if done is not None and age(done.get("lastTransitionTime"), now) >= DONE_GRACE_SECONDS:
+        return AttemptEnd("charged", "exit code 0 before the end of the run", _time_of(done, now), "exit code 0")
     lost = next((pod for pod in pods if _seconds_until_lost(pod, now) <= 0), None)
     if lost is not None:
         return AttemptEnd("free", f"pod {lost.metadata.name} on node {lost.spec.node_name} is lost", now, "node lost")
@@ -265,6 +265,6 @@ def _next_deadline(job: Child, pods: Sequence[Pod], now: float) -> float:
     delays = [_seconds_until_lost(pod, now) for pod in pods]
     done = condition(job, "Complete", "SuccessCriteriaMet")
     if done is not None:
-        delays.append(remaining(done.get("lastTransitionTime"), DONE_GRACE, now))
+        delays.append(remaining(done.get("lastTransitionTime"), DONE_GRACE_SECONDS, now))
     soonest = min(delays, default=math.inf)
     return soonest if math.isfinite(soonest) else 0.0

@@ -1,7 +1,7 @@
-"""HTTP to a port of a pod, through the API server: what `kubectl port-forward` does, without a port on this machine.
+"""HTTP to a port of a pod, through the API server: as `kubectl port-forward`, without a port on this machine.
 
-The API server carries bytes in frames of a WebSocket. The first byte of a frame is its channel: 0 is the connection, 1
-says what goes wrong with it; the first frame of each repeats the port. Source: Kubernetes'
+The API server carries bytes in frames of a WebSocket. The first byte of a frame is its channel: 0 carries the data, 1
+carries error messages; the first frame of each channel repeats the port. Source: Kubernetes'
 k8s.io/cri-streaming/pkg/streaming/portforward/websocket.go, protocol v4.channel.k8s.io.
 """
 
@@ -28,55 +28,62 @@ PROTOCOL = Subprotocol("v4.channel.k8s.io")
 DATA, ERROR = b"\0", b"\1"
 PORT_BYTES = 2
 SILENCE_SECONDS = 60.0
-"""Longest time without a byte: what takes longer says so with spaces."""
-BROKEN_OFF = (OSError, EOFError, ConnectionClosed)
-"""What a connection that ends before its WebSocket is there raises, by where it ends."""
+"""Longest time without a byte: slow endpoints send spaces meanwhile."""
+CONNECTION_ERRORS = (OSError, EOFError, ConnectionClosed)
+"""Exceptions of a connection that ends before its WebSocket is established, depending on when it ends."""
 HANDSHAKE_TRIES = 4
-"""An API server with too much to do breaks the beginning of a forwarded port off."""
+"""An overloaded API server closes a connection during the handshake."""
 HANDSHAKE_PAUSE_SECONDS = 0.5
-"""Before the second try; twice as long before each one after it."""
+"""Pause before the second try; doubled before each later try."""
 
 
 class ForwardError(CliError):
-    """The pod cannot be spoken to: the port is not open, the node does not answer, or the connection broke off."""
+    """Forwarding failed: the port is not open, the node does not answer, or the connection was closed."""
 
 
 class HandshakeError(ForwardError):
-    """The API server can be reached, and does not forward the port."""
+    """The API server can be reached but does not forward the port."""
 
 
-class Tunnel:
-    """A connection to a port of a pod; what :mod:`http.client` wants of a socket. ``patience``: seconds without a byte.
+class PortForwardSocket:
+    """A connection to a port of a pod, with the methods of a socket that :mod:`http.client` uses.
+
+    Args:
+        api: of the cluster.
+        namespace: of the pod.
+        pod: its name.
+        port: number.
+        patience: longest time without a byte, in seconds.
 
     Raises:
-        ApiRefusedError: the API server refuses.
-        HandshakeError: it does not forward the port, at several tries.
-        CliError: it cannot be reached.
+        ApiRefusedError: the API server rejects the request.
+        HandshakeError: the API server does not forward the port, after several tries.
+        CliError: the API server cannot be reached.
     """
 
     def __init__(self, api: Api, namespace: str, pod: str, port: int, patience: float) -> None:
         self._pod, self._patience = pod, patience
-        self._socket = _forwarded(api, namespace, pod, port)
-        self._headers = {DATA: 0, ERROR: 0}  # bytes of the port's number that came
+        self._websocket = _open_websocket(api, namespace, pod, port)
+        self._headers = {DATA: 0, ERROR: 0}  # received bytes of the port number, by channel
 
     def sendall(self, data: Any) -> None:
         """Send bytes."""
         try:
-            self._socket.send(DATA + bytes(data))
+            self._websocket.send(DATA + bytes(data))
         except ConnectionClosed:
-            self.receive()  # an error may have arrived before
-            raise ForwardError(f"the connection to pod {self._pod} broke off; try again") from None
+            self.receive()  # raises the error that may have arrived before
+            raise ForwardError(f"the connection to pod {self._pod} was closed; try again") from None
 
     def receive(self) -> bytes:
-        """Return the bytes that come next; none when the other side has closed."""
+        """Return the next bytes; empty when the other side has closed the connection."""
         while True:
             try:
-                frame = self._socket.recv(self._patience, decode=False)
+                frame = self._websocket.recv(self._patience, decode=False)
             except TimeoutError:
                 raise ForwardError(f"pod {self._pod} sent nothing for {self._patience:.0f} s; try again") from None
             except ConnectionClosed:
                 return b""
-            assert isinstance(frame, bytes), "frames are asked for as bytes"
+            assert isinstance(frame, bytes), "decode=False returns bytes"
             channel, data = frame[:1], frame[1:]
             if channel not in self._headers:
                 continue
@@ -84,14 +91,14 @@ class Tunnel:
             self._headers[channel] += skipped
             data = data[skipped:]
             if data and channel == ERROR:
-                raise ForwardError(f"pod {self._pod} cannot be spoken to: {data.decode(errors='replace').strip()}")
+                raise ForwardError(f"forwarding to pod {self._pod} failed: {data.decode(errors='replace').strip()}")
             if data:
                 return data
 
     def makefile(self, mode: str) -> io.BufferedReader:
         """Return the received data as a file; closing it closes the connection."""
-        assert mode == "rb", "http.client reads so"
-        return io.BufferedReader(_Received(self), 1 << 16)
+        assert mode == "rb", "http.client uses no other mode"
+        return io.BufferedReader(_ReceivedStream(self), 1 << 16)
 
     def close(self) -> None:
         """Do nothing: http.client closes its socket while the answer is still being read."""
@@ -99,21 +106,21 @@ class Tunnel:
     def end(self) -> None:
         """End the connection."""
         with contextlib.suppress(OSError, ConnectionClosed):
-            self._socket.close()
+            self._websocket.close()
 
 
-class _Received(io.RawIOBase):
-    """What a tunnel receives."""
+class _ReceivedStream(io.RawIOBase):
+    """The received bytes as a raw stream."""
 
-    def __init__(self, tunnel: Tunnel) -> None:
-        self._tunnel = tunnel
+    def __init__(self, connection: PortForwardSocket) -> None:
+        self._connection = connection
         self._rest = b""
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        data = self._rest or self._tunnel.receive()
+        data = self._rest or self._connection.receive()
         count = min(len(data), len(buffer))
         buffer[:count] = data[:count]
         self._rest = data[count:]
@@ -121,31 +128,31 @@ class _Received(io.RawIOBase):
 
     def close(self) -> None:
         if not self.closed:
-            self._tunnel.end()
+            self._connection.end()
         super().close()
 
 
-def _forwarded(api: Api, namespace: str, pod: str, port: int) -> ClientConnection:
-    """Return the WebSocket that a port is forwarded through; raises as :class:`Tunnel`."""
+def _open_websocket(api: Api, namespace: str, pod: str, port: int) -> ClientConnection:
+    """Return the WebSocket of a forwarded port; raises as :class:`PortForwardSocket`."""
     why = ""
     for tries in range(HANDSHAKE_TRIES):
         if tries:
             time.sleep(HANDSHAKE_PAUSE_SECONDS * 2 ** (tries - 1))
         try:
-            return _shaken(api, namespace, pod, port)
-        except (*BROKEN_OFF, InvalidHandshake) as error:
+            return _handshake(api, namespace, pod, port)
+        except (*CONNECTION_ERRORS, InvalidHandshake) as error:
             why = str(error) or type(error).__name__
-            if isinstance(error, TimeoutError):  # long enough once
+            if isinstance(error, TimeoutError):  # a second try would take as long
                 break
     raise HandshakeError(f"port {port} of pod {pod} is not forwarded: {why}; try again")
 
 
-def _shaken(api: Api, namespace: str, pod: str, port: int) -> ClientConnection:
-    """Try once."""
+def _handshake(api: Api, namespace: str, pod: str, port: int) -> ClientConnection:
+    """Try to open the WebSocket once."""
     path = f"{PODS.path(namespace, pod, 'portforward')}?{urlencode({'ports': port})}"
     headers = {name: value for name, value in api.headers().items() if name not in ("Connection", "Accept")}
     agent = headers.pop("User-Agent")
-    sock = api.dial()  # with TLS where there is any: to websockets it is a plain connection
+    sock = api.dial()  # TLS is done here: websockets receives a plain connection
     try:
         return connect(
             f"ws://{urlsplit(api.access.server).netloc}{api.path(path)}",
@@ -162,7 +169,7 @@ def _shaken(api: Api, namespace: str, pod: str, port: int) -> ClientConnection:
     except InvalidStatus as error:
         sock.close()
         raise api.refusal(error_of(error.response.status_code, bytes(error.response.body or b""))) from None
-    except (*BROKEN_OFF, InvalidHandshake):
+    except (*CONNECTION_ERRORS, InvalidHandshake):
         sock.close()
         raise
 
@@ -170,31 +177,31 @@ def _shaken(api: Api, namespace: str, pod: str, port: int) -> ClientConnection:
 def get(
     api: Api, namespace: str, pod: str, port: int, path: str, patience: float = SILENCE_SECONDS
 ) -> http.client.HTTPResponse:
-    """Return the answer to a GET of ``path``, whatever its status; it is to be closed.
+    """Return the answer to a GET of ``path``, of any status; the caller closes it.
 
     Args:
         api: of the cluster.
         namespace: of the pod.
-        pod: whose port it is.
+        pod: its name.
         port: number.
         path: with its query.
-        patience: seconds, between two pieces of the answer.
+        patience: longest time without a byte, in seconds.
 
     Raises:
-        ApiRefusedError: the API server refuses to forward.
+        ApiRefusedError: the API server rejects the request.
         ForwardError: the pod does not answer.
         CliError: the API server cannot be reached.
     """
-    tunnel = Tunnel(api, namespace, pod, port, patience)
+    sock = PortForwardSocket(api, namespace, pod, port, patience)
     connection = http.client.HTTPConnection(pod, port)
-    connection.sock = tunnel
+    connection.sock = sock
     try:
         connection.request("GET", path, headers={"Connection": "close"})
         return connection.getresponse()
     except http.client.HTTPException as error:
-        tunnel.end()
+        sock.end()
         why = str(error) or type(error).__name__
-        raise ForwardError(f"pod {pod} gives no answer: {why.lower()}; try again") from None
-    except BaseException:  # including Ctrl-C: the WebSocket is closed whatever happened
-        tunnel.end()
+        raise ForwardError(f"pod {pod} does not answer: {why.lower()}; try again") from None
+    except BaseException:  # including Ctrl-C: the WebSocket is always closed
+        sock.end()
         raise
