@@ -413,7 +413,7 @@ ROWS: dict[str, tuple[Callable[[World], object], str]] = {
 
 
 @pytest.mark.parametrize(("act", "sentence"), ROWS.values(), ids=map(named, ROWS))
-def test_what_cannot_run_here_is_refused_and_leaves_no_trace(
+def test_a_job_that_cannot_run_here_is_rejected_and_changes_no_file(
     world: World, capsys: pytest.CaptureFixture[str], act: Callable[[World], object], sentence: str
 ) -> None:
     world.patch.setattr(job_checks, "check_components", check_inside)
@@ -430,7 +430,7 @@ def test_what_cannot_run_here_is_refused_and_leaves_no_trace(
     assert world.tree() == before
 
 
-def test_nothing_is_wrong_with_what_the_table_breaks(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_manifest_that_the_table_breaks_is_valid(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.write("job.yaml", write_yaml(world.data))
     before = world.tree()
     done = subprocess.run(
@@ -487,7 +487,7 @@ COMMANDS: dict[str, tuple[Callable[[World], object], list[str], str]] = {
 
 
 @pytest.mark.parametrize(("act", "arguments", "sentence"), COMMANDS.values(), ids=map(named, COMMANDS))
-def test_a_command_that_cannot_be_done_says_why(
+def test_a_failing_command_reports_the_cause(
     world: World,
     capsys: pytest.CaptureFixture[str],
     act: Callable[[World], object],
@@ -584,7 +584,7 @@ UNDER_WAY: dict[str, tuple[Callable[[World], object], int, str]] = {
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("act", "expected", "sentence"), UNDER_WAY.values(), ids=map(named, UNDER_WAY))
-def test_what_goes_wrong_under_way_ends_the_run_with_a_sentence(
+def test_an_error_during_a_run_ends_it_with_one_message(
     world: World, act: Callable[[World], object], expected: int, sentence: str
 ) -> None:
     act(world)
@@ -598,7 +598,7 @@ def test_what_goes_wrong_under_way_ends_the_run_with_a_sentence(
     assert process_cleanup.marked(str(world.root)) == []
 
 
-def test_a_check_that_dies_is_no_refusal(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_crashed_check_is_not_a_configuration_error(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.patch.setattr(job_checks, "_planned", lambda *_: [("nobody", dict(os.environ))])
     world.write("job.yaml", write_yaml(world.data))
     code, _, err = rljob(capsys, "run", "job.yaml", "--run-dir", world.run)
@@ -609,7 +609,7 @@ def test_a_check_that_dies_is_no_refusal(world: World, capsys: pytest.CaptureFix
 
 @pytest.mark.engine
 @pytest.mark.timeout(300)
-def test_an_argument_that_the_engine_does_not_know_is_refused_by_it(world: World) -> None:
+def test_an_unknown_argument_of_the_engine_is_rejected_by_the_engine(world: World) -> None:
     world.spec["rollouts"][0]["args"] = ["--frobnicate"]
     world.write("job.yaml", write_yaml(world.data))
     before = world.tree()

@@ -55,7 +55,7 @@ def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("body", ["interruptible", "deaf"])
-def test_a_benchmark_that_waits_for_ever_fails_with_one_sentence_and_leaves_no_process(body):
+def test_a_benchmark_that_never_ends_fails_with_one_message_and_leaves_no_process(body):
     done = run(WAIT_FOR_EVER, body)
     assert done.stderr == "benchmarks.example did not end within 1 s (--timeout), so its processes were ended\n"
     assert (done.returncode, done.stdout) == (1, "")

@@ -161,7 +161,7 @@ def test_the_page_on_the_operator_has_every_metric():
     assert sorted(first_column(ROOT / "docs" / "operator.md", "metrics")) == sorted(known)
 
 
-def test_the_reader_is_told_why_a_block_is_not_run():
+def test_a_block_that_is_not_run_gives_a_reason():
     for page in PAGES:
         for block in blocks(page):
             if "not-run" in block.info:
@@ -175,5 +175,5 @@ def test_output_is_compared_with_gaps():
     assert not matches("a … e", "a b c d")
 
 
-def test_the_page_on_the_command_line_is_what_the_commands_say():
+def test_the_page_on_the_command_line_is_up_to_date():
     assert (ROOT / "docs" / "cli.md").read_text() == command_page(), "run: make docs"

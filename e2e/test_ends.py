@@ -28,7 +28,7 @@ async def succeeded(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("way", ["killed at once", "ended"])
-async def test_the_last_evaluation_s_figures_are_there_once_the_run_has_succeeded(tmp_path: Path, way: str) -> None:
+async def test_the_metrics_of_the_last_evaluation_are_written_before_the_run_succeeds(tmp_path: Path, way: str) -> None:
     training = {"steps": STEPS, "promptsPerStep": 2, "samplesPerPrompt": 2, "maxStaleness": 0}
     job = make_job(training=training, evaluation={"problems": 4})
     async with run_harness(job, tmp_path) as harness:

@@ -189,13 +189,13 @@ def decisions_of(text):
     return decisions(loads(text))
 
 
-def test_what_is_for_one_machine_only_is_refused_in_a_cluster(storage):
+def test_the_field_for_one_machine_is_rejected_in_a_cluster(storage):
     _, after = changed(LOCAL, ROWS[LOCAL].value, ROWS[LOCAL].given, storage)
     (problem,) = problems(loads(after))
     assert problem.startswith("spec.rewards[0].local: is for rljob run")
 
 
 @pytest.mark.parametrize("consumer", sorted({row.consumer for row in ROWS.values() if isinstance(row, Shows)}, key=str))
-def test_what_is_compared_differs_by_the_job_alone(consumer, storage):
+def test_a_consumer_gives_the_same_result_for_the_same_job(consumer, storage):
     text = write_yaml(place.manifest())
     assert consumer(resolve(loads(text)), storage) == _made_of(consumer, text, storage)

@@ -133,7 +133,7 @@ def test_an_advantage_of_a_group_and_a_reward_run_a_job(workspace: Workspace) ->
     check_reward(run)
 
 
-def test_all_parts_run_the_job_of_the_page(workspace: Workspace) -> None:
+def test_all_extensions_run_the_job_of_the_page(workspace: Workspace) -> None:
     run = workspace.run_manifest("job.yaml", "mine").check()
     check_turns(run)
     check_table(run)
@@ -151,13 +151,13 @@ def test_all_parts_run_the_job_of_the_page(workspace: Workspace) -> None:
         ("reward", NEAR, check_reward),
     ],
 )
-def test_each_part_alone_runs_a_job(
+def test_each_extension_alone_runs_a_job(
     workspace: Workspace, name: str, fields: dict[str, dict[str, object]], check: Callable[[Run], None]
 ) -> None:
     check(workspace.run(name, **fields).check())
 
 
-def test_the_built_in_trainer_takes_all_other_parts(workspace: Workspace) -> None:
+def test_the_built_in_trainer_works_with_all_other_extensions(workspace: Workspace) -> None:
     write_model(workspace.place / "qwen2")
     write_tiny_model(workspace.place / "qwen2")
     run = workspace.run(
@@ -185,7 +185,7 @@ WRONG = {
 """Every field that names code → a value that cannot be used, and the reason."""
 
 
-def test_wrong_references_are_refused_together_before_anything_starts(workspace: Workspace) -> None:
+def test_wrong_references_are_reported_together_before_anything_starts(workspace: Workspace) -> None:
     sections: dict[str, dict[str, object]] = {"rewards": {"builtin": None}}
     for path, (reference, _) in WRONG.items():
         _, section, field = path.split(".")
@@ -200,7 +200,7 @@ def test_wrong_references_are_refused_together_before_anything_starts(workspace:
     assert sorted(workspace.place.glob("runs/*")) == before
 
 
-def test_a_wrong_advantage_ends_the_run_with_a_sentence_and_no_step(workspace: Workspace) -> None:
+def test_a_wrong_advantage_ends_the_run_with_one_message_and_no_step(workspace: Workspace) -> None:
     run = workspace.run("too-few", algorithm={"advantage": "wrong.advantages:too_few"})
     assert run.code == 1, run.output
     [sentence] = [line for line in run.output.splitlines() if line.startswith("rljob: ")]

@@ -17,7 +17,7 @@ TRAINING = {"steps": 12, "promptsPerStep": 2, "samplesPerPrompt": 3, "maxStalene
 
 
 @pytest.mark.timeout(300)
-async def test_a_trainer_told_to_stop_by_a_coordinator_that_dies_is_there_when_the_run_continues(
+async def test_a_trainer_stopped_by_a_coordinator_that_dies_is_restarted_with_the_run(
     tmp_path: Path,
 ) -> None:
     async with (

@@ -71,7 +71,7 @@ def test_the_run_survives(name: str, outcome: Callable[[Case], str]) -> None:
     assert not problem, problem
 
 
-def test_every_fault_meets_every_component_at_every_message_before_or_after_it() -> None:
+def test_the_selected_cases_cover_every_fault_component_and_message() -> None:
     def cells(cases: list[Case]) -> set[tuple[str, ...]]:
         return {(case.fault, case.victim, case.phase, case.moment.component, case.moment.message) for case in cases}
 

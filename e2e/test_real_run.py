@@ -139,7 +139,7 @@ def rljob_run(manifest: Path, directory: Path) -> Iterator[Running]:
 @pytest.mark.engine
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("alpha", [0, 1])
-def test_one_kill_9_of_every_component_costs_time_and_nothing_else(tmp_path: Path, model: Path, alpha: int) -> None:
+def test_the_run_survives_a_kill_9_of_every_component(tmp_path: Path, model: Path, alpha: int) -> None:
     directory = tmp_path / "run"
     with rljob_run(write_manifest(tmp_path / "job.yaml", model, maxStaleness=alpha), directory) as run:
         for number, victim in enumerate(VICTIMS, start=1):
@@ -156,9 +156,7 @@ def test_one_kill_9_of_every_component_costs_time_and_nothing_else(tmp_path: Pat
 
 @pytest.mark.engine
 @pytest.mark.timeout(900)
-def test_a_run_suspended_and_then_killed_whole_continues_and_its_accounts_are_clean(
-    tmp_path: Path, model: Path
-) -> None:
+def test_a_run_suspended_and_then_killed_completely_resumes_with_a_clean_audit(tmp_path: Path, model: Path) -> None:
     directory = tmp_path / "run"
     manifest = write_manifest(tmp_path / "job.yaml", model, steps=8, maxStaleness=1)
     with rljob_run(manifest, directory) as run:

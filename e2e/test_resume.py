@@ -92,7 +92,9 @@ async def test_a_run_stopped_at_any_step_gives_the_checkpoint_of_the_run_never_s
         assert all(one.train.step >= step for one in second.applied), "its checkpoint spares it what was done"
 
 
-async def test_a_run_stopped_again_and_again_in_evaluations_too_gives_the_same(tmp_path: Path, unbroken: bytes) -> None:
+async def test_a_run_stopped_repeatedly_also_in_evaluations_gives_the_same_checkpoint(
+    tmp_path: Path, unbroken: bytes
+) -> None:
     job = synchronous_job(evaluation={"everySteps": 2, "problems": 16})
     for way in ("suspended", "killed", "suspended", "killed"):
         async with run_harness(job, tmp_path) as harness:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.timeout(300)
-def test_the_operators_benchmark_works_with_few_jobs_and_the_operator_is_quiet_at_rest():
+def test_the_operator_benchmark_works_with_few_jobs_and_the_idle_operator_writes_nothing():
     command = [sys.executable, "-m", "benchmarks.operator", "--json"]
     options = ["--jobs", "4", "--pods", "6", "--pairs", "1", "--seconds", "6", "--every", "2"]
     done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, timeout=230)

@@ -102,12 +102,12 @@ def one_sentence(answer: tuple[int, str, str], code: int) -> str:
     return answer[2].removeprefix("rljob: ").rstrip("\n")
 
 
-def test_an_unknown_context_is_told_which_there_are(rljob: Command, cluster: ControlPlane) -> None:
+def test_an_unknown_context_is_reported_with_the_known_contexts(rljob: Command, cluster: ControlPlane) -> None:
     said = one_sentence(rljob("status", "--context", "prod"), 2)
     assert said == f"{cluster.kubeconfig}: there is no context 'prod'; there are test"
 
 
-def test_an_api_server_that_is_not_there_is_named(rljob: Command, cluster: ControlPlane, tmp_path: Path) -> None:
+def test_an_unreachable_api_server_is_named(rljob: Command, cluster: ControlPlane, tmp_path: Path) -> None:
     config = changed(cluster.kubeconfig, tmp_path, server=f"https://127.0.0.1:{free_port('127.0.0.1')}")
     said = one_sentence(rljob("status", "-n", "x", kubeconfig=config), 1)
     assert (
@@ -123,7 +123,7 @@ def test_an_api_server_of_another_authority_is_not_trusted(
     assert "is not trusted: " in said and "correct certificate-authority-data in the kubeconfig" in said
 
 
-def test_credentials_that_have_expired_are_said_to_be_so(rljob: Command, cluster: ControlPlane, tmp_path: Path) -> None:
+def test_expired_credentials_are_reported(rljob: Command, cluster: ControlPlane, tmp_path: Path) -> None:
     config = changed(cluster.kubeconfig, tmp_path, user={"token": "expired"})
     said = one_sentence(rljob("status", "-n", "x", kubeconfig=config), 2)
     assert said == (
@@ -131,7 +131,7 @@ def test_credentials_that_have_expired_are_said_to_be_so(rljob: Command, cluster
     )
 
 
-def test_a_plugin_that_gives_a_good_token_the_second_time_is_asked_twice(
+def test_a_credential_plugin_is_called_again_after_a_rejected_token(
     rljob: Command, cluster: ControlPlane, tmp_path: Path, job: Job
 ) -> None:
     token = yaml.safe_load(cluster.kubeconfig.read_text())["users"][0]["user"]["token"]
@@ -147,7 +147,7 @@ def test_a_plugin_that_gives_a_good_token_the_second_time_is_asked_twice(
     assert rljob("status", "-n", job.namespace, kubeconfig=config)[0] == 0
 
 
-def test_a_cluster_without_the_types_says_which_chart_to_install(rljob: Command) -> None:
+def test_without_the_crds_the_error_names_the_chart(rljob: Command) -> None:
     with ControlPlane(("etcd", "apiserver")) as bare:
         said = one_sentence(rljob("status", "-n", "default", kubeconfig=bare.kubeconfig), 2)
         applied = one_sentence(rljob("apply", QUICKSTART, kubeconfig=bare.kubeconfig), 2)
@@ -158,7 +158,7 @@ def test_a_cluster_without_the_types_says_which_chart_to_install(rljob: Command)
     )
 
 
-def test_a_job_that_is_not_there_is_told_which_there_are(rljob: Command, job: Job) -> None:
+def test_an_unknown_job_is_reported_with_the_known_jobs(rljob: Command, job: Job) -> None:
     said = one_sentence(rljob("status", "sums", "-n", job.namespace), 2)
     assert said == f"there is no RLJob 'sums' in namespace {job.namespace} of context test; there are quickstart"
     said = one_sentence(rljob("status", "runs/sums", "-n", job.namespace), 2)
@@ -171,12 +171,12 @@ def test_a_job_that_is_not_there_is_told_which_there_are(rljob: Command, job: Jo
 
 
 @pytest.mark.parametrize("name", ["../../api", "a b", "A"])
-def test_a_namespace_that_cannot_be_is_refused_before_anything_is_asked(rljob: Command, name: str) -> None:
+def test_an_invalid_namespace_is_rejected_before_any_request(rljob: Command, name: str) -> None:
     said = one_sentence(rljob("status", "-n", name), 2)
     assert said == f"{name!r} is not a valid name of a namespace; write it like team-a"
 
 
-def test_the_one_that_continues_is_meant_when_none_is_named(rljob: Command, cluster: ControlPlane, job: Job) -> None:
+def test_without_a_name_the_only_active_job_is_used(rljob: Command, cluster: ControlPlane, job: Job) -> None:
     other = Job(cluster, job.namespace, "other")
     said = one_sentence(rljob("stop", "-n", job.namespace), 2)
     assert said.startswith("several RLJobs are active") and "(other, quickstart); name one of them" in said
@@ -185,7 +185,7 @@ def test_the_one_that_continues_is_meant_when_none_is_named(rljob: Command, clus
     assert code == 0 and out.startswith("quickstart")
 
 
-def test_who_has_no_rights_is_told_which_is_missing(rljob: Command, cluster: ControlPlane, job: Job) -> None:
+def test_a_missing_right_is_named(rljob: Command, cluster: ControlPlane, job: Job) -> None:
     config = cluster.service_account_kubeconfig(job.namespace, "nobody")
     for command in (("status",), ("logs",), ("stop", "quickstart"), ("apply", QUICKSTART)):
         said = one_sentence(rljob(*command, "-n", job.namespace, kubeconfig=config), 2)
@@ -193,7 +193,9 @@ def test_who_has_no_rights_is_told_which_is_missing(rljob: Command, cluster: Con
         assert said.endswith("; ask its administrator for the right")
 
 
-def test_who_may_not_forward_ports_sees_what_the_rljob_says(rljob: Command, cluster: ControlPlane, job: Job) -> None:
+def test_without_port_forwarding_the_status_comes_from_the_rljob(
+    rljob: Command, cluster: ControlPlane, job: Job
+) -> None:
     job.coordinator()
     job.tell(READY)
     cluster.api.apply(f"{job.path}/status", identity(job, {"run": RUN}), "rljob-coordinator")
@@ -233,7 +235,7 @@ def test_who_may_not_forward_ports_sees_what_the_rljob_says(rljob: Command, clus
         ),
     ],
 )
-def test_why_there_is_no_coordinator_is_said_from_the_rljob(
+def test_the_rljob_explains_a_missing_coordinator(
     rljob: Command, job: Job, conditions: list[Object], said: str
 ) -> None:
     if conditions:
@@ -287,7 +289,7 @@ def test_status_watched_ends_with_the_job(rljob: Command, job: Job) -> None:
     assert code == 0 and "starting" in out and "succeeded" in out.splitlines()[-1] + out.splitlines()[-2]
 
 
-def test_a_coordinator_that_cannot_be_reached_is_said_to_be_so(rljob: Command, job: Job) -> None:
+def test_an_unreachable_coordinator_is_reported(rljob: Command, job: Job) -> None:
     job.coordinator()
     job.tell(READY)
     said = one_sentence(rljob("samples", "-n", job.namespace), 1)
@@ -296,7 +298,7 @@ def test_a_coordinator_that_cannot_be_reached_is_said_to_be_so(rljob: Command, j
     )
 
 
-def test_logs_of_a_job_without_pods_say_what_became_of_it(rljob: Command, job: Job) -> None:
+def test_logs_of_a_job_without_pods_report_its_state(rljob: Command, job: Job) -> None:
     said = one_sentence(rljob("logs", "-n", job.namespace, "quickstart"), 1)
     assert (
         said.startswith("RLJob quickstart in namespace") and "has no pods: no operator has reconciled it yet; " in said
@@ -310,7 +312,7 @@ def test_logs_of_a_job_without_pods_say_what_became_of_it(rljob: Command, job: J
     assert said.endswith(": quickstart is suspended; rljob resume resumes it")
 
 
-def test_top_says_why_figures_are_missing(rljob: Command, job: Job) -> None:
+def test_top_reports_why_metrics_are_missing(rljob: Command, job: Job) -> None:
     job.tell(READY)
     code, out, _ = rljob("top", "-n", job.namespace, "quickstart", "--count", 1, "--seconds", 0.1)
     assert code == 0 and "there are no pods now" in out
@@ -321,7 +323,7 @@ def test_top_says_why_figures_are_missing(rljob: Command, job: Job) -> None:
     assert "there is no metrics-server in the cluster" in " ".join(out.split())
 
 
-def test_followed_logs_wait_for_the_pods_of_a_job_that_continues(rljob: Command, job: Job) -> None:
+def test_followed_logs_wait_for_the_pods_of_an_active_job(rljob: Command, job: Job) -> None:
     timer = threading.Timer(2.0, job.tell, [condition("Complete", True, "Succeeded")])
     timer.start()
     code, out, err = rljob("logs", "-n", job.namespace, "quickstart", "-f")
@@ -331,7 +333,7 @@ def test_followed_logs_wait_for_the_pods_of_a_job_that_continues(rljob: Command,
     timer.join()
 
 
-def test_a_name_that_is_no_job_and_no_part_is_said_to_be_neither(rljob: Command, job: Job) -> None:
+def test_an_unknown_name_is_reported_as_neither_job_nor_component(rljob: Command, job: Job) -> None:
     job.coordinator()
     said = one_sentence(rljob("logs", "-n", job.namespace, "quikstart"), 2)
     assert said == (
@@ -346,7 +348,7 @@ def test_a_name_that_is_no_job_and_no_part_is_said_to_be_neither(rljob: Command,
 # --- apply ------------------------------------------------------------------------------------------------------------
 
 
-def test_apply_makes_changes_and_leaves_alone(rljob: Command, cluster: ControlPlane, namespace: str) -> None:
+def test_apply_creates_changes_or_leaves_unchanged(rljob: Command, cluster: ControlPlane, namespace: str) -> None:
     where = f"the RLJob quickstart in namespace {namespace} is"
     path = f"/apis/{API}/namespaces/{namespace}/rljobs/quickstart"
     assert rljob("apply", QUICKSTART, "-n", namespace, "--dry-run") == (0, f"{where} created (dry run)\n", "")
@@ -361,7 +363,7 @@ def test_apply_makes_changes_and_leaves_alone(rljob: Command, cluster: ControlPl
     assert cluster.api.get(path)["spec"]["training"]["steps"] == 60
 
 
-def test_what_apply_sends_is_what_the_manifest_says_and_no_default(
+def test_apply_sends_the_fields_of_the_manifest_without_defaults(
     rljob: Command, cluster: ControlPlane, namespace: str
 ) -> None:
     rljob("apply", QUICKSTART, "-n", namespace)
@@ -371,7 +373,7 @@ def test_what_apply_sends_is_what_the_manifest_says_and_no_default(
     assert {name.removeprefix("f:") for name in entry["fieldsV1"]["f:spec"]} == set(written)
 
 
-def test_apply_refuses_what_run_refuses_and_what_no_cluster_can(
+def test_apply_rejects_unknown_fields_local_paths_and_immutable_changes(
     rljob: Command, cluster: ControlPlane, namespace: str
 ) -> None:
     said = one_sentence(rljob("apply", QUICKSTART, "-n", namespace, "--set", "spec.training.stepz=3"), 2)
@@ -397,7 +399,7 @@ def test_apply_takes_the_namespace_from_the_manifest_unless_another_is_given(
     assert said == "there is no namespace nowhere of context test; create the namespace, or give another with -n"
 
 
-def test_a_field_that_another_user_has_set_is_taken_over_only_when_told(
+def test_a_field_of_another_manager_is_taken_over_only_with_force_conflicts(
     rljob: Command, cluster: ControlPlane, namespace: str
 ) -> None:
     cluster.kubectl("apply", "-n", namespace, "-f", str(QUICKSTART))
@@ -451,7 +453,7 @@ def test_stop_suspends_and_resume_continues_the_run(rljob: Command, job: Job, no
     assert job.get()["spec"]["suspend"] is False
 
 
-def test_what_an_interrupted_stop_now_has_changed_is_put_back_by_the_next(rljob: Command, job: Job) -> None:
+def test_resume_restores_the_grace_period_after_an_interrupted_stop_now(rljob: Command, job: Job) -> None:
     job.tell(condition("Suspended", True, "Suspended"))
     note = {"annotations": {"rljob.dev/suspend-grace-seconds": "300"}}
     job.cluster.api.patch(job.path, {"metadata": note, "spec": {"suspend": True, "suspendGraceSeconds": 0}})
@@ -460,7 +462,7 @@ def test_what_an_interrupted_stop_now_has_changed_is_put_back_by_the_next(rljob:
     assert body["spec"]["suspendGraceSeconds"] == 300 and not body["metadata"].get("annotations")
 
 
-def test_apply_may_set_what_stop_has_set(rljob: Command, cluster: ControlPlane, namespace: str) -> None:
+def test_apply_may_change_a_field_that_stop_has_set(rljob: Command, cluster: ControlPlane, namespace: str) -> None:
     rljob("apply", QUICKSTART, "-n", namespace)
     path = f"/apis/{API}/namespaces/{namespace}/rljobs/quickstart"
     cluster.api.patch(path, {"spec": {"suspend": True}}, fieldManager="rljob")
@@ -473,7 +475,9 @@ def test_apply_may_set_what_stop_has_set(rljob: Command, cluster: ControlPlane, 
 # --- kubectl rljob ----------------------------------------------------------------------------------------------------
 
 
-def test_as_a_plugin_every_run_is_an_rljob(rljob: Command, cluster: ControlPlane, tmp_path: Path, job: Job) -> None:
+def test_the_kubectl_plugin_works_on_rljobs_only(
+    rljob: Command, cluster: ControlPlane, tmp_path: Path, job: Job
+) -> None:
     config = changed(cluster.kubeconfig, tmp_path, namespace=job.namespace)
     code, out, _ = rljob("status", kubeconfig=config, entry=plugin)
     assert code == 0 and out.startswith("quickstart  test/")
@@ -485,7 +489,9 @@ def test_as_a_plugin_every_run_is_an_rljob(rljob: Command, cluster: ControlPlane
     assert code == 2 and err.endswith("evaluate works on this machine and not in a cluster; write: rljob evaluate\n")
 
 
-def test_a_cluster_is_not_asked_unless_it_is_meant(rljob: Command, job: Job, monkeypatch: Any, tmp_path: Path) -> None:
+def test_without_a_cluster_option_no_request_is_sent_to_a_cluster(
+    rljob: Command, job: Job, monkeypatch: Any, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     said = one_sentence(rljob("status", "quickstart"), 2)
     assert said.startswith("there is no run 'quickstart': give a run directory, or a name under runs/")

@@ -148,7 +148,7 @@ def engines(run: dict[str, Any]) -> dict[str, bool]:
 
 
 @pytest.mark.timeout(300)
-async def test_a_run_is_told_in_the_rljobs_status_and_its_columns(
+async def test_a_run_is_reported_in_the_rljobs_status_and_columns(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     async with running(cluster, namespace, tmp_path, make_job()) as (rljob, harness):
@@ -173,7 +173,7 @@ async def test_a_run_is_told_in_the_rljobs_status_and_its_columns(
 
 
 @pytest.mark.timeout(300)
-async def test_a_job_that_is_suspended_writes_a_checkpoint_and_continues_where_it_was(
+async def test_a_suspended_job_writes_a_checkpoint_and_resumes_from_it(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     job = make_job(checkpoints={"everySteps": 100})
@@ -196,7 +196,7 @@ async def test_a_job_that_is_suspended_writes_a_checkpoint_and_continues_where_i
 
 
 @pytest.mark.timeout(300)
-async def test_a_suspension_that_is_taken_back_in_time_costs_nothing(
+async def test_a_suspension_that_is_cancelled_in_time_does_not_interrupt_the_run(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     async with running(cluster, namespace, tmp_path, make_job(), slow=0.001) as (rljob, harness):
@@ -212,7 +212,7 @@ async def test_a_suspension_that_is_taken_back_in_time_costs_nothing(
 
 
 @pytest.mark.timeout(300)
-async def test_engines_that_the_operator_drains_end_what_they_have_and_get_nothing_more(
+async def test_draining_engines_finish_their_requests_and_get_no_new_ones(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     job = make_job(training={"steps": 200, "promptsPerStep": 4, "samplesPerPrompt": 4, "maxStaleness": 1})
@@ -228,7 +228,7 @@ async def test_engines_that_the_operator_drains_end_what_they_have_and_get_nothi
 
 
 @pytest.mark.timeout(300)
-async def test_the_run_continues_while_the_api_server_is_away_and_says_so_when_it_is_back(
+async def test_the_run_continues_without_the_api_server_and_reports_when_it_is_back(
     cluster: ControlPlane, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = make_job(training={"steps": 500, "promptsPerStep": 4, "samplesPerPrompt": 4, "maxStaleness": 1})
@@ -249,9 +249,7 @@ async def test_the_run_continues_while_the_api_server_is_away_and_says_so_when_i
 
 
 @pytest.mark.timeout(300)
-def test_the_coordinator_may_touch_nothing_but_its_own_job(
-    cluster: ControlPlane, namespace: str, tmp_path: Path
-) -> None:
+def test_the_coordinator_may_access_only_its_own_job(cluster: ControlPlane, namespace: str, tmp_path: Path) -> None:
     mine = make(cluster, namespace, tmp_path, make_job())
     other = make(cluster, namespace, tmp_path, make_job(), "other")
     client = cluster.client((mine.account / "token").read_text())
@@ -275,7 +273,7 @@ def test_the_coordinator_may_touch_nothing_but_its_own_job(
 
 
 @pytest.mark.timeout(300)
-async def test_operator_and_coordinator_write_one_status_without_taking_each_others_fields(
+async def test_operator_and_coordinator_write_one_status_and_keep_each_others_fields(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     rljob = make(cluster, namespace, tmp_path, make_job())
@@ -294,7 +292,7 @@ async def test_operator_and_coordinator_write_one_status_without_taking_each_oth
 
 
 @pytest.mark.timeout(300)
-async def test_a_job_of_the_same_name_that_is_not_its_own_is_not_obeyed_and_known_as_such(
+async def test_a_job_of_the_same_name_with_another_uid_is_ignored_and_reported_as_gone(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     rljob = make(cluster, namespace, tmp_path, make_job())
@@ -319,7 +317,7 @@ async def test_a_job_of_the_same_name_that_is_not_its_own_is_not_obeyed_and_know
 
 
 @pytest.mark.timeout(300)
-async def test_nothing_is_told_to_another_job_of_the_same_name(
+async def test_no_status_is_written_to_another_job_of_the_same_name(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     rljob = make(cluster, namespace, tmp_path, make_job())
@@ -345,7 +343,7 @@ async def test_nothing_is_told_to_another_job_of_the_same_name(
 
 
 @pytest.mark.timeout(300)
-async def test_an_end_that_a_user_wiped_from_the_status_is_told_again(
+async def test_a_final_state_that_a_user_removed_from_the_status_is_written_again(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     async with running(cluster, namespace, tmp_path, make_job()) as (rljob, harness):

@@ -71,7 +71,7 @@ def told_by_the_api_server(cluster, jobs, manifest):
 
 @EXAMPLES
 @given(changes=CHANGES)
-def test_whatever_a_manifest_says_rljob_and_the_api_server_agree_on_it(cluster, namespace, changes):
+def test_rljob_and_the_api_server_agree_on_random_manifests(cluster, namespace, changes):
     jobs = cluster.api.path("rljob.dev/v1alpha1", "RLJob", namespace)
     try:
         manifest = changed(tuple([*changes[0], *changes[1]]))
@@ -91,7 +91,7 @@ def agree(ours, theirs):
 
 @EXAMPLES
 @given(template=TEMPLATES)
-def test_whatever_a_pod_template_says_rljob_and_the_api_server_agree_on_it(cluster, namespace, template):
+def test_rljob_and_the_api_server_agree_on_random_pod_templates(cluster, namespace, template):
     jobs = cluster.api.path("rljob.dev/v1alpha1", "RLJob", namespace)
     manifest = changed(())
     manifest["spec"]["trainer"] = {"template": template}

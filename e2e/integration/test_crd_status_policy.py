@@ -106,13 +106,13 @@ def test_the_operator_writes_all_of_a_status(cluster, namespace, job):
 
 
 @pytest.mark.parametrize("name", ["other-coordinator", "default", "sums-coordinator-x", "sums", "rljob-operator-2"])
-def test_no_other_service_account_writes_anything_of_it(cluster, namespace, job, name):
+def test_no_other_service_account_may_write_the_status(cluster, namespace, job, name):
     said = refused(account(cluster, namespace, name), job, {"run": RUN})
     assert "status.run by the coordinator of the job" in said
     assert f"system:serviceaccount:{namespace}:{name} is neither" in said
 
 
-def test_the_coordinator_of_a_namesake_in_another_namespace_is_kept_out(cluster, namespace, job):
+def test_the_coordinator_of_a_job_of_the_same_name_in_another_namespace_is_rejected(cluster, namespace, job):
     other = cluster.namespace()
     name = object_name(job.rpartition("/")[2], "coordinator")
     client = cluster.client(cluster.service_account_token(other, name))
@@ -134,5 +134,5 @@ def test_the_coordinator_of_a_namesake_in_another_namespace_is_kept_out(cluster,
         cluster.api.delete(f"/api/v1/namespaces/{other}")
 
 
-def test_people_are_not_kept_out(cluster, job):
+def test_users_may_write_the_status(cluster, job):
     assert refused(cluster.api, job, {"release": "by hand"}) == ""

@@ -39,7 +39,7 @@ async def evict(job_client: JobClient, pod: str) -> bool:
     return True
 
 
-async def test_a_drain_ends_where_no_node_has_room_for_what_it_evicts(job_client: JobClient, monkeypatch):
+async def test_a_drain_completes_when_no_node_has_room_for_the_evicted_pods(job_client: JobClient, monkeypatch):
     """One engine after the other goes, though what takes their place finds no node."""
     monkeypatch.setattr(scale, "SCHEDULING_SECONDS", 1.0)
     mark = {"rljob.test/engines": job_client.namespace}
@@ -63,7 +63,7 @@ async def test_a_drain_ends_where_no_node_has_room_for_what_it_evicts(job_client
         await job_client.until(none_has_a_node)
 
 
-async def test_a_trainer_that_is_not_to_be_disrupted_is_not_until_the_job_says_so(job_client: JobClient):
+async def test_disruption_block_prevents_evictions_of_the_trainer_until_it_is_changed(job_client: JobClient):
     async with operator(job_client):
         await job_client.run_up(trainer={"nodes": 2}, failurePolicy={"disruption": "Block"})
         pod = await job_client.any_pod("trainer")
@@ -79,7 +79,7 @@ async def test_a_trainer_that_is_not_to_be_disrupted_is_not_until_the_job_says_s
         assert (await job_client.attempt(2))["charged"] == 0
 
 
-async def test_pods_that_a_namespace_refuses_are_said_to_be_in_its_words(job_client: JobClient):
+async def test_pods_that_a_namespace_forbids_are_reported_with_the_cause(job_client: JobClient):
     """A Job says so in its events alone."""
     labels = {"pod-security.kubernetes.io/enforce": "baseline"}
     await job_client.kubectl(

@@ -37,7 +37,7 @@ def ns(cluster: ControlPlane, namespace: str) -> NamespaceClient:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("after", DEATHS.values(), ids=DEATHS)
-async def test_an_operator_killed_at_any_write_is_followed_by_one_that_comes_to_the_same_end(
+async def test_after_a_kill_at_any_write_the_next_operator_converges_to_the_same_state(
     cluster: ControlPlane, ns: NamespaceClient, after: bool
 ):
     async with ns.operator() as operator:
@@ -121,7 +121,7 @@ async def test_of_two_operators_one_acts_and_the_other_takes_over_when_it_is_kil
         assert not (await asyncio.to_thread(ns.cluster.api.get, lease))["spec"].get("holderIdentity")
 
 
-async def test_an_operator_that_loses_its_lease_ends_and_writes_nothing_more(ns: NamespaceClient, tmp_path):
+async def test_an_operator_that_loses_its_lease_exits_and_writes_nothing_more(ns: NamespaceClient, tmp_path):
     with OperatorProcess(ns.cluster.kubeconfig, [ns.name], tmp_path) as process:
         await process.wait_leader()
         lease = f"/apis/coordination.k8s.io/v1/namespaces/{ns.name}/leases/rljob-operator"
@@ -147,7 +147,7 @@ async def test_a_step_of_the_clock_restarts_and_ends_nothing(ns: NamespaceClient
         assert operator.writes == writes
 
 
-async def test_at_rest_nothing_is_written_but_the_lease(ns: NamespaceClient):
+async def test_an_idle_operator_writes_only_the_lease(ns: NamespaceClient):
     async with ns.operator() as operator:
         await ns.create(job(ns.name))
         await ns.wait_until_ready()
@@ -257,7 +257,7 @@ async def test_replicas_are_set_in_what_another_version_rendered(ns: NamespaceCl
         assert pods.items() <= (await ns.uids("Pod")).items()
 
 
-async def test_a_job_of_a_hundred_kilobytes_is_a_job_like_any_other(ns: NamespaceClient):
+async def test_a_job_of_a_hundred_kilobytes_is_reconciled(ns: NamespaceClient):
     environment = [{"name": f"TEXT_{i}", "value": "x" * 4000} for i in range(25)]
     template = {"spec": {"containers": [{"name": "main", "env": environment}]}}
     async with ns.operator() as operator:
@@ -289,7 +289,7 @@ async def test_a_burst_of_spec_changes_ends_at_the_last_of_them(ns: NamespaceCli
         assert len(pods) == 3
 
 
-async def test_what_happened_while_the_operator_was_down_is_made_good(ns: NamespaceClient):
+async def test_changes_while_the_operator_was_down_are_reconciled(ns: NamespaceClient):
     async with ns.operator() as operator:
         for i in range(4):
             await ns.create(job(ns.name, f"sums-{i}"))
@@ -334,7 +334,7 @@ async def test_a_job_that_is_deleted_while_the_operator_is_down_leaves_only_its_
     await ns.until(gone)
 
 
-async def test_a_job_made_again_under_the_name_of_one_that_is_going_comes_up(ns: NamespaceClient):
+async def test_a_job_created_again_while_the_old_one_is_being_deleted_starts(ns: NamespaceClient):
     async with ns.operator() as operator:
         await ns.create(job(ns.name))
         await ns.wait_until_ready()
@@ -355,7 +355,7 @@ async def test_a_job_made_again_under_the_name_of_one_that_is_going_comes_up(ns:
                     assert owner["uid"] != old["metadata"]["uid"] or "deletionTimestamp" in body["metadata"]
 
 
-async def test_what_the_operator_serves_says_how_it_is(ns: NamespaceClient, tmp_path):
+async def test_the_operator_serves_its_health_and_metrics(ns: NamespaceClient, tmp_path):
     with OperatorProcess(ns.cluster.kubeconfig, [ns.name], tmp_path) as process:
         await process.wait_leader()
         await ns.create(job(ns.name))

@@ -52,7 +52,7 @@ async def test_one_apply_brings_up_the_whole_gang(job_client: JobClient):
         ]
 
 
-async def test_an_initializer_runs_before_any_other_pod_is_made(job_client: JobClient):
+async def test_an_initializer_runs_before_any_other_pod_is_created(job_client: JobClient):
     async with operator(job_client):
         await job_client.apply(initializer={"command": ["make-model", "job://model"]})
         await job_client.ready_pods()
@@ -72,7 +72,7 @@ def image(name: str) -> dict[str, Any]:
     return {"template": {"spec": {"containers": [{"name": "main", "image": name}]}}}
 
 
-async def test_a_corrected_image_of_the_initializer_is_used_and_what_it_is_given_to_work_with(job_client: JobClient):
+async def test_a_corrected_image_and_pod_template_of_the_initializer_are_used(job_client: JobClient):
     quota = {
         "apiVersion": "v1",
         "kind": "ResourceQuota",
@@ -202,7 +202,7 @@ async def test_suspending_frees_every_pod_and_resuming_continues(job_client: Job
         assert (await job_client.children("PersistentVolumeClaim"))["sums-storage"]["metadata"]["uid"] == claim
 
 
-async def test_a_burst_of_suspend_and_resume_ends_as_it_was_written_last(job_client: JobClient):
+async def test_a_burst_of_suspend_and_resume_ends_in_the_last_requested_state(job_client: JobClient):
     async with operator(job_client):
         await job_client.run_up(suspendGraceSeconds=1)
         for suspend in (True, False, True, False, True, False):
@@ -218,7 +218,7 @@ async def _resumed(job_client: JobClient) -> bool:
     return status["observedGeneration"] == body["metadata"]["generation"] and "suspendedAt" not in status
 
 
-async def test_success_frees_accelerators_at_once_and_the_rest_in_its_time(job_client: JobClient):
+async def test_success_frees_accelerators_at_once_and_the_rest_later(job_client: JobClient):
     async with operator(job_client):
         await job_client.run_up(keepCoordinatorSeconds=1000)
         await job_client.tell("Succeeded", message="5 of 5 steps")
@@ -247,7 +247,7 @@ async def _nothing_but_the_claim(job_client: JobClient) -> bool:
     return not any([await job_client.children(kind) for kind in kinds])
 
 
-async def test_pods_that_find_no_accelerator_say_so_and_fail_the_run_in_time(job_client: JobClient):
+async def test_pods_without_an_accelerator_are_reported_and_fail_the_run_after_pending_seconds(job_client: JobClient):
     async with operator(job_client, cluster=GPUS):
         await job_client.apply(
             trainer={"processesPerNode": 64},
@@ -260,7 +260,7 @@ async def test_pods_that_find_no_accelerator_say_so_and_fail_the_run_in_time(job
         await job_client.no_pods("coordinator")
 
 
-async def test_a_claim_of_the_users_whose_class_is_not_there_has_its_class_named(job_client: JobClient):
+async def test_the_missing_storage_class_of_a_users_claim_is_named(job_client: JobClient):
     spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": "nope"}
     meta = {"name": "mine", "namespace": job_client.namespace}
     claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": spec}
@@ -282,7 +282,7 @@ async def test_a_quota_that_is_exceeded_is_named(job_client: JobClient):
         assert "exceeded quota: few" in await job_client.reason("QuotaExceeded")
 
 
-async def test_a_part_that_crashes_says_how(job_client: JobClient):
+async def test_the_exit_of_a_crashing_component_is_reported(job_client: JobClient):
     async with operator(job_client):
         await job_client.apply(
             runner={"template": annotated(**{"exit-code": "1", "message": "ImportError: no module x"})}
@@ -372,7 +372,7 @@ async def test_a_job_waits_while_another_uses_its_claim(job_client: JobClient):
         assert (await second.condition("Initialized"))[1] == "Initialized"
 
 
-async def test_a_claim_that_is_not_retained_goes_with_the_job(job_client: JobClient):
+async def test_a_claim_that_is_not_retained_is_deleted_with_the_job(job_client: JobClient):
     async with operator(job_client):
         await job_client.run_up(storage={"retention": "Delete"})
         await job_client.delete()

@@ -58,7 +58,7 @@ def rendered(job: RLJob, context: RenderTarget, namespace: str) -> list[Object]:
 
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("name", jobs())
-def test_every_object_is_taken_strictly_and_without_a_warning(cluster, namespace, name, context):
+def test_every_object_is_accepted_strictly_and_without_a_warning(cluster, namespace, name, context):
     api = cluster.api
     api.warnings.clear()
     for made in rendered(jobs()[name], CONTEXTS[context], namespace):
@@ -68,7 +68,7 @@ def test_every_object_is_taken_strictly_and_without_a_warning(cluster, namespace
     assert api.warnings == []
 
 
-def test_a_field_that_kubernetes_does_not_have_would_be_noticed(cluster, namespace):
+def test_an_unknown_field_is_rejected(cluster, namespace):
     [config] = [made for made in rendered(load(JOB), RenderTarget(), namespace) if made["kind"] == "ConfigMap"]
     with pytest.raises(ApiError, match="strict decoding error"):
         cluster.api.post(cluster.api.path("v1", "ConfigMap", namespace), config | {"dta": {}}, **CHECKED)
@@ -101,12 +101,12 @@ def test_a_pod_that_is_not_restricted_is_refused_there(cluster, restricted):
         cluster.api.post(cluster.api.path("v1", "Pod", restricted), pod, **CHECKED)
 
 
-def test_kubectl_takes_what_render_prints(cluster, namespace):
+def test_kubectl_accepts_the_rendered_yaml(cluster, namespace):
     objects = rendered(load(JOB), RenderTarget(), namespace)
     cluster.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", stdin=to_yaml(objects))
 
 
-def test_what_the_api_server_keeps_is_what_was_rendered(cluster, namespace):
+def test_the_api_server_stores_objects_as_rendered(cluster, namespace):
     """Reading back changes nothing that we say: else the operator would fight the API server's defaults."""
     for made in rendered(load(JOB), CONTEXTS["gpu"], namespace):
         collection = cluster.api.path(made["apiVersion"], made["kind"], namespace)
@@ -161,7 +161,7 @@ def test_the_coordinators_account_may_read_its_own_job_and_write_its_status_and_
         assert caught.value.code == 403, what
 
 
-def test_a_job_that_the_api_server_gives_back_is_rendered_as_its_file(cluster, namespace):
+def test_a_job_read_back_from_the_api_server_is_rendered_as_its_file(cluster, namespace):
     """Defaults that the API server fills in are no fields of the user's: they change no hash and no object."""
     data = read_yaml(JOB.read_text())
     data["spec"]["training"]["maxStaleness"] = 1  # what a default says, written

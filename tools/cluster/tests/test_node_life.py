@@ -83,7 +83,7 @@ def ends(pid: int) -> None:
         time.sleep(0.05)
 
 
-def test_a_cluster_empties_and_offers_volumes_again_and_leaves_nothing():
+def test_a_cluster_recycles_volumes_and_leaves_nothing():
     with Node(CLUSTER) as node:
         namespace = node.namespace()
         size = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
@@ -112,7 +112,7 @@ def test_a_cluster_empties_and_offers_volumes_again_and_leaves_nothing():
     assert not [pid for pid in everybody if life.alive(pid)]
 
 
-def test_a_cluster_that_is_killed_is_swept_by_the_next_which_ends_with_its_tests_even_if_these_are_killed():
+def test_the_next_cluster_removes_a_killed_one_and_ends_when_its_tests_are_killed():
     Node(CLUSTER).start(wait=False)
     os.kill(first := init(), signal.SIGKILL)
     ends(first)
@@ -132,7 +132,7 @@ def test_a_cluster_that_is_killed_is_swept_by_the_next_which_ends_with_its_tests
     ends(second)
 
 
-def test_a_cluster_continues_after_who_used_it_and_ends_with_any_component_saying_which():
+def test_a_cluster_outlives_its_users_and_ends_with_any_component_which_it_reports():
     Node(CLUSTER).start()
     with Node(CLUSTER) as node:
         assert node.nodes == [PLACE.name]

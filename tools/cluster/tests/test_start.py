@@ -13,7 +13,7 @@ from tools.cluster.node import Node, install
 @pytest.mark.parametrize(
     ("ran", "said"), [(False, "The cluster is up after 0.0 s. "), (True, "The cluster ran already. ")]
 )
-def test_a_cluster_that_ran_is_not_said_to_have_come_up(
+def test_the_command_reports_whether_the_cluster_was_started(
     ran: bool, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     class Played(Node):
