@@ -1,4 +1,4 @@
-"""Code of a user's package, which docs/extending.md shows, runs in each extension point, alone and with the others.
+"""The code of docs/extending.md, in a user's package, runs in each extension point, alone and with the others.
 
 The package is outside the repository. Each job ends with a clean audit, and its ledger shows that the code was used.
 """
@@ -34,17 +34,17 @@ def advantages_of(samples: list[SampleDetail]) -> np.ndarray:
 
 
 def ranks(rewards: np.ndarray) -> np.ndarray:
-    """The advantage of each sample of a group by the formula of the page's `ranks`."""
+    """Return the advantage of each sample of a group by the formula of `ranks` on the page."""
     return np.sign(rewards[:, None] - rewards).mean(1)
 
 
 def over_batch(rewards: np.ndarray) -> np.ndarray:
-    """The advantage of each sample of a batch by the formula of the page's `over_batch`."""
+    """Return the advantage of each sample of a batch by the formula of `over_batch` on the page."""
     return (rewards - rewards.mean()) / (rewards.std() + 1e-6)
 
 
 def table_after(before: np.ndarray, samples: list[SampleDetail], rate: float) -> np.ndarray:
-    """The table after one step of REINFORCE on a batch, worked out token by token in float64."""
+    """Return the table after one step of REINFORCE on a batch, computed token by token in float64."""
     gradient = np.zeros(before.shape)
     tokens = sum(len(turn.written) for sample in samples for turn in sample.turns)
     for sample in samples:
@@ -63,14 +63,14 @@ def table_after(before: np.ndarray, samples: list[SampleDetail], rate: float) ->
 
 
 def check_table(run: Run) -> None:
-    """The first two checkpoints are those that REINFORCE on the batches between them makes."""
+    """Assert that REINFORCE on the batch between the first two checkpoints gives the second one."""
     before = run.table(1)
     assert not np.array_equal(before, run.table(2))
     np.testing.assert_allclose(run.table(2), table_after(before, run.batch(1), 0.5), atol=1e-5)
 
 
 def check_turns(run: Run) -> None:
-    """Every sample has three turns; before the later ones the model was given an observation."""
+    """Assert that every sample has three turns, with an observation before each later turn."""
     samples = run.batch(0) + run.batch(1)
     assert samples
     for sample in samples:
@@ -91,7 +91,7 @@ def test_nothing_of_the_user_is_in_the_repository(workspace: Workspace) -> None:
 def test_an_engine_and_a_backend_run_a_job(workspace: Workspace) -> None:
     run = workspace.run("engine-and-backend").check()
     [(engine, digests)] = run.rows("SELECT engine, COUNT(DISTINCT digest) FROM served GROUP BY engine")
-    assert engine.startswith("main-") and digests == 2, "one for each version that was sampled"
+    assert engine.startswith("main-") and digests == 2, "one digest for each version that was sampled"
     assert rewards_of(run.batch(0)).std() > 0
     assert not np.array_equal(run.table(1), run.table(2))
     log = (run.directory / "logs" / "trainer.log").read_text()
@@ -115,7 +115,7 @@ def check_batch_advantages(run: Run) -> None:
 
 
 def check_reward(run: Run) -> None:
-    """Every sample has the reward and the metric that `near` gives, and several values occur."""
+    """Assert that every sample has the reward and the metric of `near`, and that rewards differ."""
     samples = run.batch(0) + run.batch(1)
     for sample in samples:
         distance = sample.metrics.get("distance")

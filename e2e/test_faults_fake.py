@@ -1,5 +1,5 @@
-"""Faults without a crash: weights that do not arrive, samples that cannot be scored, a trainer that is not
-reproducible. With fakes, over real connections."""
+"""Faults without a crash, with fakes over real connections: weights that do not arrive, samples that cannot be scored,
+a trainer that is not reproducible."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def test_a_trainer_that_is_not_reproducible_starts_a_new_lineage(tmp_path:
         await asyncio.gather(running, return_exceptions=True)
         second = harness.trainer(salt=b"another library")
         await second.run()
-    assert [one.train.step for one in second.applied] == [3, 4, 5], "it replays what is after its checkpoint"
+    assert [one.train.step for one in second.applied] == [3, 4, 5], "it replays the batches after its checkpoint"
     assert [one.shard for one in second.applied[:2]] == [one.shard for one in first.applied[3:5]]
     assert {row["lineage"] for row in harness.ledger("SELECT lineage FROM publications")} == {0, 1}
     if alpha == 0:

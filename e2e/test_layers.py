@@ -1,4 +1,4 @@
-"""Light components stay light: no torch, no engine, no controller framework. A name has one place."""
+"""Light components import no torch, no engine and no controller framework. Module and class names are unique."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LIGHT = (
 
 SOURCES = sorted(Path(__file__).parents[1].glob("*/src/rljob/**/*.py"))
 CONVENTIONAL = {"__init__", "__main__", "base", "errors", "main", "metrics", "preflight"}
-"""Names of modules that stand for the same thing in every package."""
+"""Names of modules with the same meaning in every package."""
 
 
 @pytest.mark.parametrize("module", LIGHT)

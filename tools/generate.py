@@ -42,9 +42,9 @@ def problems(root: Path = ROOT) -> list[str]:
                 found.append(f"{path}: is not there; run {command}")
             elif (root / path).read_text() != content:
                 found.append(f"{path}: differs from what its sources give; run {command}")
-    strays = (path for folder in FOLDERS for path in sorted((root / folder).glob("*")))
+    candidates = (path for folder in FOLDERS for path in sorted((root / folder).glob("*")))
     return found + [
-        f"{path.relative_to(root)}: nothing generates it; remove it" for path in strays if path not in generated
+        f"{path.relative_to(root)}: nothing generates it; remove it" for path in candidates if path not in generated
     ]
 
 

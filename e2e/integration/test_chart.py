@@ -1,4 +1,4 @@
-"""The chart of the operator: what it installs, whom it lets do what, and which values it refuses."""
+"""The chart of the operator: installed objects, rights, and rejected values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Helm:
         self._environment = dict(os.environ) | {"HOME": str(home), "KUBECONFIG": str(kubeconfig or "/dev/null")}
 
     def __call__(self, *arguments: str, code: int = 0) -> str:
-        """Run it and return what it writes."""
+        """Run helm and return its output."""
         done = subprocess.run(
             [self._program, *arguments], env=self._environment, capture_output=True, text=True, timeout=60
         )
@@ -38,7 +38,7 @@ class Helm:
         return done.stdout + done.stderr
 
     def template(self, *values: str) -> list[dict]:
-        """Return the objects that the chart makes."""
+        """Return the objects that the chart renders."""
         text = self("template", "rljob", str(CHART), "-n", "rljob-system", "--kube-version", KUBERNETES, *values)
         return [found for found in yaml.safe_load_all(text) if found]
 
@@ -51,13 +51,13 @@ def program(tmp_path_factory) -> Helm:
 
 @pytest.fixture
 def helm(tmp_path, cluster: ControlPlane) -> Helm:
-    """helm with the cluster."""
+    """helm with the kubeconfig of the cluster."""
     return Helm(tmp_path, cluster.kubeconfig)
 
 
 @pytest.fixture
 def release(cluster: ControlPlane, namespace: str, helm: Helm) -> Iterator[str]:
-    """A release called as its namespace; returns the operator's name. Uninstalled after the test."""
+    """A release with the name of its namespace; yields the operator's name. It is uninstalled after the test."""
     helm("install", namespace, str(CHART), "-n", namespace)
     yield f"{namespace}-operator"
     helm("uninstall", namespace, "-n", namespace, "--ignore-not-found")
@@ -82,7 +82,7 @@ def job(name: str) -> dict:
     }
 
 
-# --- what it makes ----------------------------------------------------------------------------------------------------
+# --- rendering -------------------------------------------------------------------------------------------------------
 
 
 def test_the_chart_passes_helms_own_checks(program):
@@ -146,8 +146,8 @@ def test_with_a_list_of_namespaces_the_operator_has_no_rights_elsewhere(program)
     ],
 )
 def test_a_wrong_value_is_rejected_by_name(program, value, sentence):
-    said = program("template", "rljob", str(CHART), "--kube-version", KUBERNETES, "--set", value, code=1)
-    assert sentence in said
+    output = program("template", "rljob", str(CHART), "--kube-version", KUBERNETES, "--set", value, code=1)
+    assert sentence in output
 
 
 def test_every_value_is_in_the_schema():
@@ -192,8 +192,8 @@ def test_an_upgrade_and_an_uninstall_keep_rljobs(cluster, release, namespace, he
 def test_a_second_release_for_the_same_namespaces_is_refused(cluster, release, namespace, helm):
     other = cluster.namespace()
     for values in ((), ("--set", f"watchNamespaces={{{other}}}")):
-        said = helm("install", "second", str(CHART), "-n", other, *values, code=1)
-        assert f"the release {namespace}/{namespace} looks after the RLJobs of all namespaces already" in said
+        output = helm("install", "second", str(CHART), "-n", other, *values, code=1)
+        assert f"the release {namespace}/{namespace} looks after the RLJobs of all namespaces already" in output
     assert not cluster.api.exists(cluster.api.path("apps/v1", "Deployment", other, "second-operator"))
     cluster.api.delete(f"/api/v1/namespaces/{other}")
 
@@ -202,10 +202,10 @@ def test_releases_with_different_namespaces_do_not_conflict(cluster, helm):
     one, other = cluster.namespace(), cluster.namespace()
     helm("install", "first", str(CHART), "-n", one, "--set", f"watchNamespaces={{{one}}}")
     helm("install", "second", str(CHART), "-n", other, "--set", f"watchNamespaces={{{other}}}")
-    said = helm("upgrade", "second", str(CHART), "-n", other, "--set", f"watchNamespaces={{{other},{one}}}", code=1)
-    assert f"the release {one}/first looks after the RLJobs of {one} already" in said
-    said = helm("upgrade", "second", str(CHART), "-n", other, "--reset-values", code=1)
-    assert f"the release {one}/first looks after the RLJobs of {one} already" in said
+    output = helm("upgrade", "second", str(CHART), "-n", other, "--set", f"watchNamespaces={{{other},{one}}}", code=1)
+    assert f"the release {one}/first looks after the RLJobs of {one} already" in output
+    output = helm("upgrade", "second", str(CHART), "-n", other, "--reset-values", code=1)
+    assert f"the release {one}/first looks after the RLJobs of {one} already" in output
     for name, where in (("first", one), ("second", other)):
         helm("uninstall", name, "-n", where)
         cluster.api.delete(f"/api/v1/namespaces/{where}")
@@ -215,7 +215,7 @@ def test_releases_with_different_namespaces_do_not_conflict(cluster, helm):
 
 
 def needed() -> Iterator[tuple[str, str, str]]:
-    """Verb, resource and group of all that the operator does in a job's namespace."""
+    """Yield verb, resource and group of every request of the operator in a job's namespace."""
     yield from ((verb, "rljobs", "rljob.dev") for verb in (*READ, "delete"))
     yield ("patch", "rljobs/status", "rljob.dev")
     yield ("update", "rljobs/finalizers", "rljob.dev")
@@ -301,7 +301,7 @@ def test_the_roles_view_and_edit_of_a_namespace_include_its_rljobs(cluster, rele
     def has(verb: str) -> bool:
         return cluster.allowed(f"{namespace}:person", namespace, verb, "rljobs", "rljob.dev")
 
-    cluster.api.wait_for(lambda: all(map(has, may)), what=f"{role} to be extended")  # a controller does it
+    cluster.api.wait_for(lambda: all(map(has, may)), what=f"{role} to be extended")  # a controller aggregates it
     assert not [verb for verb in may_not if has(verb)]
     assert not cluster.allowed(f"{namespace}:person", namespace, "patch", "rljobs/status", "rljob.dev")
     assert cluster.allowed(f"{namespace}:person", namespace, "update", "rljobscales/scale", "rljob.dev") == (

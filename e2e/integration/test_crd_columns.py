@@ -1,4 +1,4 @@
-"""What people see of a job and of its scales with kubectl."""
+"""The output of kubectl for RLJobs and RLJobScales."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ sums-rollout-main   sums   rollout-main   2        1      NOW
 
 
 def table(text):
-    """Return what kubectl wrote with ages left out, and spaces as wide as they are with a constant age."""
+    """Return the output of kubectl as rows of columns, with every age replaced by NOW."""
     lines = [re.sub(r"(?<=\s)\d+[smh]\b *", "NOW   ", line).rstrip() for line in text.strip().splitlines()]
     return [re.split(r" {2,}", re.sub(r"\bAGE +", "AGE   ", line)) for line in lines]
 
@@ -107,13 +107,13 @@ def test_kubectl_explain_shows_the_descriptions_of_fields(cluster):
 
 def test_describe_shows_conditions_and_roles(cluster, namespace, job):
     written(cluster, job, STATUS)
-    said = cluster.kubectl("describe", "rlj", "sums", "-n", namespace)
-    assert "insufficient nvidia.com/gpu" in said
-    assert "Restarts:" in said
+    output = cluster.kubectl("describe", "rlj", "sums", "-n", namespace)
+    assert "insufficient nvidia.com/gpu" in output
+    assert "Restarts:" in output
 
 
 def test_a_status_of_the_models_is_stored_unchanged(cluster, namespace, job):
-    """Every field of the models is in the schema, and none gets a default of the server's."""
+    """Every field of the models is in the schema, and the API server adds no default."""
     written(cluster, job, STATUS)
     assert cluster.api.get(job)["status"] == STATUS
 

@@ -1,4 +1,4 @@
-"""The definitions are installed by every way that people have, and examples are taken as they are."""
+"""The CRDs can be installed with kubectl and with helm, and the API server accepts the examples unchanged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def helm(cluster, *arguments):
 @pytest.mark.parametrize("name", definitions())
 def test_kubectl_installs_a_definition_by_create_and_by_server_side_apply(cluster, name):
     path = str(ROOT / "crds" / f"rljob.dev_{name}.yaml")
-    with pytest.raises(RuntimeError, match="already exists"):  # it was read, and taken but for that
+    with pytest.raises(RuntimeError, match="already exists"):  # the definition is valid
         cluster.kubectl("create", "--dry-run=server", "-f", path)
     applied = cluster.kubectl("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", path)
     assert "serverside-applied" in applied
@@ -70,7 +70,7 @@ def test_the_quickstart_is_accepted_unchanged(cluster, namespace):
 
 
 def sample(schema, field=""):
-    """Return a value that a schema allows, with every field in it."""
+    """Return a value that a schema allows, with every field set."""
     if "enum" in schema:
         return schema["enum"][0]
     if schema["type"] == "object":
@@ -116,6 +116,6 @@ def test_a_status_that_its_models_reject_is_rejected(cluster, namespace):
 
 def test_the_files_of_the_chart_equal_those_in_crds(cluster):
     for name in definitions():
-        people, chart = ((ROOT / folder / f"rljob.dev_{name}.yaml").read_text() for folder in ("crds", CHART / "files"))
-        assert people == chart
-        assert yaml.safe_load(people)["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+        plain, chart = ((ROOT / folder / f"rljob.dev_{name}.yaml").read_text() for folder in ("crds", CHART / "files"))
+        assert plain == chart
+        assert yaml.safe_load(plain)["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}

@@ -1,4 +1,4 @@
-"""The operator when things go wrong around it: on a real API server, with kwok's nodes."""
+"""The operator with failing requests, watches and caches: on a real API server, with nodes simulated by kwok."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from e2e.integration.faulty import BreakingClient, HoldingClient, MeddlingClient, PagingClient, unreliable
+from e2e.integration.faulty import BreakingClient, HoldingClient, InterferingClient, PagingClient, unreliable
 from e2e.integration.namespace import NamespaceClient
 from e2e.integration.operators import Object, job, running_operator
 from rljob.operator.object_kinds import CHILDREN
@@ -29,20 +29,20 @@ async def test_deleted_children_are_created_again(ns: NamespaceClient):
         await ns.wait_until_ready()
         await operator.idle()
         before = {resource.kind: await ns.uids(resource.kind) for resource in CHILDREN}
-        lasting = {"Job", "PersistentVolumeClaim"}  # a trainer's Job comes back as the next attempt; pods hold a claim
-        doomed = [
+        lasting = {"Job", "PersistentVolumeClaim"}  # a trainer's Job returns as the next attempt; pods protect a claim
+        to_delete = [
             (kind, name)
             for kind, uids in before.items()
             for name in uids
             if name.startswith("sums-") and kind not in lasting
         ]
-        assert len({kind for kind, _ in doomed}) == len(CHILDREN) - len(lasting)
-        for kind, name in doomed:
+        assert len({kind for kind, _ in to_delete}) == len(CHILDREN) - len(lasting)
+        for kind, name in to_delete:
             await ns.delete(kind, name)
 
         async def all_back() -> bool:
             return all(
-                [(await ns.uids(kind)).get(name, before[kind][name]) != before[kind][name] for kind, name in doomed]
+                [(await ns.uids(kind)).get(name, before[kind][name]) != before[kind][name] for kind, name in to_delete]
             )
 
         await ns.until(all_back)
@@ -58,9 +58,9 @@ async def test_edited_children_are_restored(ns: NamespaceClient):
         await ns.create(job(ns.name))
         await ns.wait_until_ready()
         await operator.idle()
-        evil = {"spec": {"template": {"spec": {"containers": [{"name": "main", "image": "evil"}]}}}}
+        other_image = {"spec": {"template": {"spec": {"containers": [{"name": "main", "image": "other_image"}]}}}}
         edits: list[tuple[str, str, Object, Callable[[Object], Any]]] = [
-            ("Deployment", "sums-runner", evil, image),
+            ("Deployment", "sums-runner", other_image, image),
             ("Deployment", "sums-rollout-main", {"spec": {"replicas": 7}}, lambda body: body["spec"]["replicas"]),
             (
                 "Service",
@@ -206,16 +206,16 @@ async def test_a_job_starts_although_a_third_of_all_requests_fails(ns: Namespace
 
 
 async def test_a_conflict_in_the_status_causes_another_decision(ns: NamespaceClient):
-    async with ns.operator(client=MeddlingClient) as operator:
+    async with ns.operator(client=InterferingClient) as operator:
         conflicts = 0
 
-        async def meddle(verb: str, path: str, body: Any) -> None:
+        async def interfere(verb: str, path: str, body: Any) -> None:
             nonlocal conflicts
             if path.endswith("/rljobs/sums/status") and "resourceVersion" in body["metadata"] and conflicts < 3:
                 conflicts += 1
                 await ns.patch("RLJob", "sums", {"metadata": {"labels": {"n": str(conflicts)}}})
 
-        operator.client.meddle = meddle
+        operator.client.interfere = interfere
         await ns.create(job(ns.name))
         await ns.wait_until_ready()
         assert conflicts == 3
@@ -229,7 +229,7 @@ async def test_stale_caches_create_nothing_twice(ns: NamespaceClient):
         client.flow.clear()
         await ns.create(job(ns.name))
         await ns.until(lambda: ns.get("Job", "sums-trainer-1"))
-        for i in range(5):  # each has it decide again, on caches that know only of its own writes
+        for i in range(5):  # each causes a reconcile with caches that lack the children
             await operator.sees(await ns.patch("RLJob", "sums", {"metadata": {"labels": {"n": str(i)}}}))
             await operator.reconciled()
         pools = [{"name": "main", "replicas": {"min": 3, "max": 4}}]
@@ -275,10 +275,10 @@ async def test_a_silent_watch_is_restarted_and_loses_no_change(ns: NamespaceClie
         await ns.wait_until_ready()
         silent = restarts._value.get()
 
-        async def begun_again() -> bool:
+        async def restarted() -> bool:
             return restarts._value.get() > silent
 
-        await ns.until(begun_again)
+        await ns.until(restarted)
         await ns.delete("Service", "sums-coordinator")
         await ns.until(lambda: ns.get("Service", "sums-coordinator"))
 

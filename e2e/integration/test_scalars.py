@@ -64,7 +64,7 @@ HEADER = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}}
 
 @pytest.fixture
 def kubectl_reads(cluster):
-    """Return the mapping in a text, as kubectl hands it to the API server. The text is the beginning of an object."""
+    """Return a function that returns the mapping in a text as kubectl sends it. The text is the start of an object."""
 
     def read(text):
         if text.startswith("{"):
@@ -80,7 +80,7 @@ def kubectl_reads(cluster):
 
 
 def same(one, other):
-    """Return whether two values are the same to Kubernetes: whole numbers below 2⁶³, floats, text, …"""
+    """Return whether two values are equal for Kubernetes: integers below 2⁶³ exactly, other numbers as floats."""
     if isinstance(one, dict | list):
         if type(one) is not type(other) or len(one) != len(other):
             return False
@@ -106,7 +106,7 @@ def assert_same(texts, kubectl_reads):
 
 
 def refused(text):
-    """Return whether a plain scalar is refused."""
+    """Return whether a plain scalar is rejected."""
     try:
         read_yaml(f"- {text}\n")
     except YamlError as error:

@@ -94,10 +94,10 @@ def _start(tag: str, context: str | None) -> int:
             sys.stdout.write(f"In the cluster of {node.context}: {_install(node, tag)}.\n")
         return 0
     ran = node.runs
-    said = _install(node.start(), tag)
+    result = _install(node.start(), tag)
     up = "ran already" if ran else f"is up after {time.monotonic() - start:.1f} s"
     sys.stdout.write(
-        f"The cluster {up}. {said}. In a shell:\n\n"
+        f"The cluster {up}. {result}. In a shell:\n\n"
         f"  export KUBECONFIG={node.kubeconfig} PATH={node.bin}:$PATH:{Path(sys.executable).parent}\n"
         "  kubectl apply -f examples/quickstart.yaml\n\n"
         "make cluster-down stops it and removes all its files but the images.\n"

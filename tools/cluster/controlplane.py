@@ -142,15 +142,15 @@ class ControlPlane(ResourceStack, Access):
 
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + START_SECONDS
-        said: object = None
+        last_error: object = None
         while True:
             try:
                 self.api.get("/readyz")
                 self.api.get("/api/v1/namespaces/kube-system")  # read from etcd, which readyz asks only now and then
                 return
             except (ApiError, OSError) as error:
-                said = error
-            self._check(deadline, f"the API server is not ready: {said}")
+                last_error = error
+            self._check(deadline, f"the API server is not ready: {last_error}")
 
     def _check(self, deadline: float, problem: str) -> None:
         self.check()

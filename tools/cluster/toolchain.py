@@ -41,16 +41,16 @@ def find(module: Path, cache: Path) -> tuple[Path, str]:
         NoToolchainError: the message says what to install.
     """
     found = shutil.which("go")
-    said = "there is no Go on the PATH"
+    problem = "there is no Go on the PATH"
     if found:
-        version, said = _version(Path(found), module)
+        version, problem = _version(Path(found), module)
         if version:
             return Path(found), version
-    _log.info("%s: fetching %s", said, VERSION)
-    program = _fetch(cache, said)
-    version, said = _version(program, module)
+    _log.info("%s: fetching %s", problem, VERSION)
+    program = _fetch(cache, problem)
+    version, problem = _version(program, module)
     if version is None:
-        raise NoToolchainError(f"{program} does not work: {said}")
+        raise NoToolchainError(f"{program} does not work: {problem}")
     return program, version
 
 

@@ -69,8 +69,8 @@ class Engine:
 
     def id(self, tag: str) -> str:
         """Return the id of an image (64 digits); empty if it does not exist."""
-        said = self.output("images", "--quiet", "--no-trunc", tag, check=False).split()
-        return said[0].removeprefix("sha256:") if said else ""
+        ids = self.output("images", "--quiet", "--no-trunc", tag, check=False).split()
+        return ids[0].removeprefix("sha256:") if ids else ""
 
     def close(self) -> None:
         """Unmount everything."""

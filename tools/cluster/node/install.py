@@ -102,7 +102,7 @@ def values(images: Mapping[str, str], version: str) -> dict[str, Any]:
     }
 
 
-def _helm(cluster: Access, chart: str, told: Mapping[str, Any]) -> None:
+def _helm(cluster: Access, chart: str, chart_values: Mapping[str, Any]) -> None:
     command = [
         str(build.ensure("helm") / "helm"),
         "upgrade",
@@ -115,7 +115,7 @@ def _helm(cluster: Access, chart: str, told: Mapping[str, Any]) -> None:
         f"--timeout={_TIMEOUT}",
     ]
     home = {"HOME": str(cluster.directory), "KUBECONFIG": str(cluster.kubeconfig)}
-    done = subprocess.run(command, input=json.dumps(told), capture_output=True, text=True, env=os.environ | home)
+    done = subprocess.run(command, input=json.dumps(chart_values), capture_output=True, text=True, env=os.environ | home)
     if done.returncode != 0:
         raise InstallError(f"helm upgrade {chart} failed: {done.stderr.strip()[-2000:]}\n{_pods(cluster)}")
 

@@ -55,7 +55,7 @@ def start(place: Place, tether: int | None = None) -> bool:
                 return False
             _sweep(place)
             link = network.free(place.name)
-            told = Settings(
+            settings = Settings(
                 cluster=place.root.name,
                 cache=str(build.cache_directory()),
                 plugins=str(machine.plugins()),
@@ -64,14 +64,14 @@ def start(place: Place, tether: int | None = None) -> bool:
                 tether=tether,
                 **programs,
             )
-            _launch(place, told, life.fileno(), link)
+            _launch(place, settings, life.fileno(), link)
     return True
 
 
-def _launch(place: Place, told: Settings, life: int, link: network.Link) -> None:
+def _launch(place: Place, settings: Settings, life: int, link: network.Link) -> None:
     place.state.mkdir()
     place.content.mkdir(exist_ok=True)
-    inside = ("tini", "--", sys.executable, "-m", "tools.cluster.node.supervisor", told.text())
+    inside = ("tini", "--", sys.executable, "-m", "tools.cluster.node.supervisor", settings.text())
     with place.log.open("ab") as log:
         process = subprocess.Popen(
             ("unshare", *_NAMESPACES, *inside),
@@ -80,7 +80,7 @@ def _launch(place: Place, told: Settings, life: int, link: network.Link) -> None
             stderr=log,
             cwd="/",
             env={"PATH": machine.PATH, "PYTHONPATH": str(_ROOT), "PYTHONUNBUFFERED": "1"},
-            pass_fds=[life, *([] if told.tether is None else [told.tether])],
+            pass_fds=[life, *([] if settings.tether is None else [settings.tether])],
             start_new_session=True,
         )
     _children.append(process)
@@ -123,8 +123,8 @@ def wait(place: Place, seconds: float = READY_SECONDS) -> None:
     deadline = time.monotonic() + seconds
     while True:
         if running(place) is None:
-            said = f"the last words of the last one:\n{tail(place.log)}" if place.log.exists() else "none was started"
-            raise NoClusterError(f"no cluster runs; {said}")
+            cause = f"the last words of the last one:\n{tail(place.log)}" if place.log.exists() else "none was started"
+            raise NoClusterError(f"no cluster runs; {cause}")
         if place.ready.exists():
             return
         if time.monotonic() > deadline:

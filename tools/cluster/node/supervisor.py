@@ -50,9 +50,9 @@ class NodePlane(ControlPlane):
     )
     STORAGE = Path(__file__).with_name("storage-class.yaml")
 
-    def __init__(self, told: Settings, place: Place) -> None:
-        self._told, self._place = told, place
-        self.address, self.context = told.address, place.name
+    def __init__(self, settings: Settings, place: Place) -> None:
+        self._settings, self._place = settings, place
+        self.address, self.context = settings.address, place.name
         self.users = {
             **{name: identity.USERS[name] for name in ("admin", "controller-manager", "scheduler")},
             "kubelet": (f"system:node:{place.name}", "system:nodes"),
@@ -65,7 +65,7 @@ class NodePlane(ControlPlane):
         given.write_text(yaml.safe_dump_all(found))
 
     def _programs(self) -> Path:
-        return INSIDE / self._told.controlplane
+        return INSIDE / self._settings.controlplane
 
     def _home(self) -> Path:
         return self._place.state
@@ -74,7 +74,7 @@ class NodePlane(ControlPlane):
         return {"etcd": 2379, "etcd-peer": 2380, "apiserver": API_PORT}
 
     def _start(self) -> None:
-        configs.write(self._place, Path(self._told.plugins))
+        configs.write(self._place, Path(self._settings.plugins))
         self._start_runtime()
         super()._start()
         self._until(self._node_is_ready, "the node to be ready")
@@ -89,7 +89,7 @@ class NodePlane(ControlPlane):
             run(*images.CTR, "containers", "delete", *containers)
             self.stop("containerd")
             self.start("containerd")  # the part of it that the kubelet speaks to keeps a list of its own
-        program = INSIDE / self._told.pause / "pause"
+        program = INSIDE / self._settings.pause / "pause"
         layout = Layout(self._place.state / "pause")
         oci.add_program(layout, program, configs.PAUSE, _ARCHITECTURES[platform.machine()])
         images.Images().load(layout, [configs.PAUSE])
@@ -163,7 +163,7 @@ def _proxy(plane: NodePlane) -> list[str]:
 
 
 def _coredns(plane: NodePlane) -> list[str]:
-    return [str(INSIDE / plane._told.coredns / "coredns"), f"-conf={plane.directory / 'Corefile'}"]
+    return [str(INSIDE / plane._settings.coredns / "coredns"), f"-conf={plane.directory / 'Corefile'}"]
 
 
 _COMMANDS: dict[str, Callable[[NodePlane], list[str]]] = {
@@ -177,18 +177,18 @@ _COMMANDS: dict[str, Callable[[NodePlane], list[str]]] = {
 def main() -> int:
     """Run the cluster until a component ends, or the process that holds the other end of the tether exits."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
-    told = Settings.read(sys.argv[1])
+    settings = Settings.read(sys.argv[1])
     start = time.monotonic()
-    place = inside(told.cluster)
-    mounts.set_up(Path(told.cache), place, told.address)
+    place = inside(settings.cluster)
+    mounts.set_up(Path(settings.cache), place, settings.address)
     run("hostname", place.name)
-    network.set_up(told.address, told.prefix)
+    network.set_up(settings.address, settings.prefix)
     cgroups.make(place.name)
-    with NodePlane(told, place) as plane:
+    with NodePlane(settings, place) as plane:
         place.ready.touch()
         _log.info("ready after %.1f s", time.monotonic() - start)
         try:
-            _watch(plane, told.tether)
+            _watch(plane, settings.tether)
         except RuntimeError as error:
             _log.error("%s", error)
             return 1

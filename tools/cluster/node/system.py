@@ -24,6 +24,6 @@ def run(*command: str, stdin: bytes | None = None) -> str:
     return done.stdout.decode()
 
 
-def failure(command: Sequence[str], code: int, said: bytes) -> str:
+def failure(command: Sequence[str], code: int, stderr: bytes) -> str:
     """Return the sentence about a command that failed."""
-    return f"{' '.join(command)} failed with code {code}: {said.decode(errors='replace').strip()[-2000:]}"
+    return f"{' '.join(command)} failed with code {code}: {stderr.decode(errors='replace').strip()[-2000:]}"

@@ -143,14 +143,14 @@ def test_a_toolchain_with_a_wrong_checksum_is_rejected(
 
 
 @pytest.mark.parametrize(
-    ("version", "said"), [(None, "there is no Go on the PATH"), ("go1.19.8", r"go is too old \(go1\.19\.8\)")]
+    ("version", "problem"), [(None, "there is no Go on the PATH"), ("go1.19.8", r"go is too old \(go1\.19\.8\)")]
 )
 def test_without_a_proxy_the_error_names_the_version_to_install(
-    tmp_path: Path, module: Path, monkeypatch: pytest.MonkeyPatch, version: str | None, said: str
+    tmp_path: Path, module: Path, monkeypatch: pytest.MonkeyPatch, version: str | None, problem: str
 ):
     if version:
         fake_go(tmp_path / "bin", version=version)
     monkeypatch.setattr(toolchain.platform, "machine", lambda: "x86_64")
     monkeypatch.setenv("GOPROXY", "http://127.0.0.1:9")
-    with pytest.raises(toolchain.NoToolchainError, match=rf"{said}.*install Go 1\.26\.8 or later"):
+    with pytest.raises(toolchain.NoToolchainError, match=rf"{problem}.*install Go 1\.26\.8 or later"):
         build.ensure("tool")

@@ -159,8 +159,8 @@ def test_kubectl_works_as_administrator_and_as_a_service_account(cluster: Contro
     cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(config("applied")))
     assert cluster.api.exists(cluster.api.path("v1", "ConfigMap", namespace, "applied"))
     mine = cluster.service_account_kubeconfig(namespace, "worker")
-    said = cluster.kubectl("auth", "whoami", "-o", "jsonpath={.status.userInfo.username}", kubeconfig=mine)
-    assert said == f"system:serviceaccount:{namespace}:worker"
+    user = cluster.kubectl("auth", "whoami", "-o", "jsonpath={.status.userInfo.username}", kubeconfig=mine)
+    assert user == f"system:serviceaccount:{namespace}:worker"
     with pytest.raises(RuntimeError, match="not found"):
         cluster.kubectl("get", "configmap", "no-such", "-n", namespace)
 

@@ -137,9 +137,9 @@ def test_a_storage_whose_files_were_changed_gives_no_image(root, layout):
 def test_an_archive_of_docker_save_gives_the_same_image(layout, tmp_path, pack):
     settings = config(BASE, CODE)
     files = {"blobs/one": pack(BASE), "two/layer.tar": pack(CODE), "settings.json": settings}
-    told = [{"Config": "settings.json", "RepoTags": ["a"], "Layers": ["blobs/one", "two/layer.tar"]}]
+    manifest = [{"Config": "settings.json", "RepoTags": ["a"], "Layers": ["blobs/one", "two/layer.tar"]}]
     archive = tmp_path / "image.tar"
-    archive.write_bytes(layer(**files, **{"manifest.json": json.dumps(told).encode()}))
+    archive.write_bytes(layer(**files, **{"manifest.json": json.dumps(manifest).encode()}))
     layout.path.mkdir()
     docker_archive.add(archive, layout, "a")
     assert [path.read_bytes() for path in layout.layers("a")] == [BASE, CODE]

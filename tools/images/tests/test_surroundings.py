@@ -59,8 +59,8 @@ def lend(tmp_path, environment, apt_sources=""):
     text = (tmp_path / "environment").read_text().replace(host.INSIDE, str(tmp_path))
     (tmp_path / "environment").write_text(text)
     command = f". {tmp_path}/environment; env"
-    said = subprocess.run(["env", "-i", "sh", "-c", command], capture_output=True, text=True, check=True).stdout
-    return dict(line.split("=", 1) for line in said.splitlines())
+    output = subprocess.run(["env", "-i", "sh", "-c", command], capture_output=True, text=True, check=True).stdout
+    return dict(line.split("=", 1) for line in output.splitlines())
 
 
 def test_steps_get_the_certificates_the_index_and_the_proxy_and_nothing_else(tmp_path):
@@ -84,10 +84,10 @@ def test_steps_get_the_certificates_the_index_and_the_proxy_and_nothing_else(tmp
 def test_the_cache_of_uv_is_used_where_an_engine_mounts_it(tmp_path):
     assert "UV_CACHE_DIR" not in lend(tmp_path, {})
     (tmp_path / host.CACHE / "CACHEDIR.TAG").write_text("")
-    said = subprocess.run(
+    output = subprocess.run(
         ["sh", "-c", f". {tmp_path}/environment; echo $UV_CACHE_DIR"], capture_output=True, text=True, check=True
     ).stdout
-    assert said.strip() == str(tmp_path / host.CACHE)
+    assert output.strip() == str(tmp_path / host.CACHE)
 
 
 def test_apt_sources_are_lent_only_for_a_base_that_is_built_here(tmp_path):
@@ -167,7 +167,7 @@ def compiled(directory, name, source, *options):
     return directory / name
 
 
-SAID = {"capture_output": True, "text": True}
+CAPTURE = {"capture_output": True, "text": True}
 
 
 def test_a_stub_has_the_required_symbols_and_aborts_with_a_message(tmp_path):
@@ -188,8 +188,8 @@ def test_a_stub_has_the_required_symbols_and_aborts_with_a_message(tmp_path):
         no_cuda.build(name, functions, tmp_path / "stand-ins")
     # In processes of their own: in this one the real library may be loaded already, by PyTorch.
     load = f"import ctypes; library = ctypes.CDLL({str(library)!r})"
-    value = subprocess.run([sys.executable, "-c", f"{load}; print(ctypes.c_int.in_dll(library, 'a').value)"], **SAID)
+    value = subprocess.run([sys.executable, "-c", f"{load}; print(ctypes.c_int.in_dll(library, 'a').value)"], **CAPTURE)
     assert value.stdout == "1\n", value.stderr
-    done = subprocess.run([sys.executable, "-c", f"{load}; library.call()"], **SAID)
+    done = subprocess.run([sys.executable, "-c", f"{load}; library.call()"], **CAPTURE)
     assert done.returncode < 0
     assert "cublasCreate_v2 was called: this image is made for machines without a GPU" in done.stderr
