@@ -54,7 +54,7 @@ def account(cluster, namespace, name):
     subject = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
     role = {"apiGroup": rbac, "kind": "Role", "name": name}
     cluster.api.apply_object({**kinds, "kind": "RoleBinding", "roleRef": role, "subjects": [subject]})
-    # Else it would be rejection for want of the right, also where a test waits for the policy's own refusal.
+    # Otherwise a request could be rejected by RBAC while a test waits for the rejection by the policy.
     cluster.wait_allowed(f"{namespace}:{name}", namespace, "patch", "rljobs/status", "rljob.dev")
     return client
 

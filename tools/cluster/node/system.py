@@ -1,4 +1,4 @@
-"""Runs the system's own programs: ip, mount, iptables, ctr."""
+"""Runs system programs: ip, mount, iptables, ctr."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def run(*command: str, stdin: bytes | None = None) -> str:
     """Run a command and return its output.
 
     Raises:
-        CommandError: it failed.
+        CommandError: the command failed.
     """
     done = subprocess.run(command, input=stdin, capture_output=True, env={"PATH": PATH, "LC_ALL": "C"})
     if done.returncode != 0:
@@ -25,5 +25,5 @@ def run(*command: str, stdin: bytes | None = None) -> str:
 
 
 def failure(command: Sequence[str], code: int, stderr: bytes) -> str:
-    """Return the sentence about a command that failed."""
+    """Return the error message for a failed command."""
     return f"{' '.join(command)} failed with code {code}: {stderr.decode(errors='replace').strip()[-2000:]}"

@@ -1,4 +1,4 @@
-"""Programs are built once per content; a Go that is missing or too old is fetched, or asked for in a sentence."""
+"""Programs are built once per content; a missing or old Go is fetched, or the error names the version to install."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GO_MOD = "module rljob.dev/tool\n\ngo 1.26.0\n\nrequire (\n\texample.org/tool v1
 
 
 def fake_go(directory: Path, version: str = "go1.26.8", build_: str = "") -> Path:
-    """Write a ``go`` that knows its version and "builds" by writing its arguments; it notes each build."""
+    """Write a fake ``go`` that prints its version, "builds" by writing its arguments, and counts builds."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "go"
     path.write_text(
@@ -35,7 +35,7 @@ def fake_go(directory: Path, version: str = "go1.26.8", build_: str = "") -> Pat
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A module to build, ``tool``, in a place of its own."""
+    """A module to build, ``tool``, in a temporary directory with its own cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     monkeypatch.setattr(build, "HERE", tmp_path)
@@ -138,7 +138,7 @@ def test_a_toolchain_with_a_wrong_checksum_is_rejected(
     tmp_path: Path, module: Path, proxy: object, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(toolchain, "SUMS", {"x86_64": ("linux-amd64", "h1:other")})
-    with pytest.raises(toolchain.NoToolchainError, match="is not what it should be"):
+    with pytest.raises(toolchain.NoToolchainError, match="has the checksum .* instead of h1:other"):
         build.ensure("tool")
 
 

@@ -1,4 +1,4 @@
-"""The control plane comes and goes without a trace, keeps its objects over restarts, and is as strict as a real one."""
+"""The control plane leaves nothing behind, keeps its objects over restarts, and is as strict as a real one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def runs(pid: int) -> bool:
-    """Return whether a process is there and is no zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -74,20 +74,20 @@ def test_a_control_plane_dies_with_its_program_and_the_next_one_removes_its_file
         owner.send_signal(signal.SIGKILL)
     cluster.api.wait_for(lambda: not any(map(runs, pids)), seconds=5, what="the components to die")
     assert Path(path).exists()
-    directory.sweep(tmp_path, young_seconds=0)
+    directory.remove_unused(tmp_path, young_seconds=0)
     assert not Path(path).exists()
 
 
 def test_the_directory_of_a_running_control_plane_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with directory.directory() as living:
-        directory.sweep(tmp_path, young_seconds=0)
+        directory.remove_unused(tmp_path, young_seconds=0)
         assert living.exists()
 
 
 def test_a_directory_that_was_just_created_is_not_removed(tmp_path: Path):
     (young := tmp_path / f"{directory.PREFIX}young").mkdir()
-    directory.sweep(tmp_path)
+    directory.remove_unused(tmp_path)
     assert young.exists()
 
 
@@ -148,7 +148,7 @@ def test_a_service_account_has_the_rights_of_its_role_and_no_others(cluster: Con
     subject = {"kind": "ServiceAccount", "name": "worker", "namespace": namespace}
     binding = {"roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "worker"}}
     cluster.api.post(f"{roles}/rolebindings", {"metadata": {"name": "worker"}, "subjects": [subject], **binding})
-    cluster.api.wait_for(lambda: mine.list(configs) is not None, what="the role to count")
+    cluster.api.wait_for(lambda: mine.list(configs) is not None, what="the role to be in effect")
     owner = mine.create(config("owner", namespace=namespace))
     with pytest.raises(ApiError, match="cannot set blockOwnerDeletion"):  # OwnerReferencesPermissionEnforcement
         mine.create(config("owned", namespace=namespace, ownerReferences=owned_by(owner)))

@@ -1,4 +1,4 @@
-"""What kwok does with pods, as tools/cluster/pods.py promises it."""
+"""The behaviour of simulated pods, as tools/cluster/pods.py documents it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Make = Callable[..., str]
 
 @pytest.fixture
 def pod(cluster: ControlPlane, namespace: str) -> Make:
-    """Makes a pod and returns its path."""
+    """Return a function that creates a pod and returns its path."""
 
     def make(name: str = "one", annotations: Object | None = None, labels: Object | None = None, **spec: Any) -> str:
         metadata = {"name": name, "annotations": annotations or {}, "labels": labels or {}}

@@ -1,4 +1,4 @@
-"""What the rules let through is what the policies say."""
+"""The iptables rules allow exactly the traffic that the policies allow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def policy(selector: dict[str, Any], **spec: Any) -> dict[str, Any]:
 
 
 def ingress(*rules_: dict[str, Any]) -> list[str]:
-    """Return the rules of the server's chain, but for the first, which lets it reach itself, and the last."""
+    """Return the rules of the server's chain without the first, which allows itself, and the last, which drops."""
     found = rules([policy({"matchLabels": {"app": "server"}}, ingress=list(rules_))], PODS, NAMESPACES)
     (chain,) = [name for name in found if name.startswith("Ingress")]
     first, *between, last = found[chain]

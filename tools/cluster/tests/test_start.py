@@ -1,4 +1,4 @@
-"""What `make cluster` says, without a cluster."""
+"""The output of `make cluster`, without a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The OCI layout, and how images get into it from an engine's storage or from an archive of Docker's."""
+"""The OCI layout, and the export of images to it from an engine's storage or from an archive of Docker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tools.images.layout import BrokenLayoutError, Layout
 
 
 def layer(**files):
-    """A layer's tar file, its digest, and the files in it."""
+    """Return the tar file of a layer with these files."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for name, content in files.items():
@@ -81,7 +81,7 @@ def test_an_existing_blob_is_not_read_again(layout):
 
 
 def split(content):
-    """What tar-split keeps of a tar file, and the files that it leaves where they are."""
+    """Return the tar-split entries of a tar file, and the files that they leave out."""
     lines, files, end = [], {}, 0
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         for member in archive:

@@ -1,4 +1,4 @@
-"""What images are made of, which packages they hold, and what makes them be built again."""
+"""The inputs of images, their packages, and the changes that cause a rebuild."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIGHT = ("operator", "coordinator", "rewards")
 
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
-    """A copy of all that images are made of, which may be changed."""
+    """A copy of all inputs of images, which a test may change."""
     for image in IMAGES.values():
         for variant in ("cpu", "gpu"):
             for path in [image.dockerfile, *sources(image.dockerfile, variant)]:
@@ -137,9 +137,9 @@ def test_only_images_for_gpus_get_a_compiler():
 @pytest.mark.parametrize(
     ("argument", "sentence"),
     [
-        (["--tag", "bad tag"], "TAG 'bad tag' is no tag"),
-        (["--registry", "http://foo"], "REGISTRY 'http://foo' is no registry: HOST[:PORT][/PATH]"),
-        (["--registry", "foo/"], "REGISTRY 'foo/' is no registry"),
+        (["--tag", "bad tag"], "TAG 'bad tag' is not a valid tag"),
+        (["--registry", "http://foo"], "REGISTRY 'http://foo' is not a valid registry: use HOST[:PORT][/PATH]"),
+        (["--registry", "foo/"], "REGISTRY 'foo/' is not a valid registry"),
     ],
 )
 def test_a_wrong_argument_is_rejected_before_anything_is_built(argument, sentence, monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""What images take of the machine that builds them: an engine, a base, certificates and addresses."""
+"""The environment of a build: engine, base image, certificates and mirrors of the machine."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_mirror_is_not_part_of_the_key_of_the_base():
 
 
 def lend(tmp_path, environment, apt_sources=""):
-    """Return the variables that a step gets, by a shell that reads what is lent."""
+    """Return the environment variables of a build step: a shell reads the written files."""
     host.lend(tmp_path, environment, apt_sources)
     text = (tmp_path / "environment").read_text().replace(host.INSIDE, str(tmp_path))
     (tmp_path / "environment").write_text(text)
@@ -101,7 +101,7 @@ def test_apt_sources_are_lent_only_for_a_base_that_is_built_here(tmp_path):
 
 @pytest.fixture
 def programs(tmp_path, monkeypatch):
-    """A PATH with the programs it is told of, and what they exit with."""
+    """Return a function that puts fake programs with given exit codes on the PATH."""
     monkeypatch.setenv("PATH", str(tmp_path))
 
     def have(**codes):
@@ -186,7 +186,7 @@ def test_a_stub_has_the_required_symbols_and_aborts_with_a_message(tmp_path):
     (tmp_path / "stand-ins").mkdir()
     for name, functions in found.items():
         no_cuda.build(name, functions, tmp_path / "stand-ins")
-    # In processes of their own: in this one the real library may be loaded already, by PyTorch.
+    # In separate processes: in this one PyTorch may have loaded the real library.
     load = f"import ctypes; library = ctypes.CDLL({str(library)!r})"
     value = subprocess.run([sys.executable, "-c", f"{load}; print(ctypes.c_int.in_dll(library, 'a').value)"], **CAPTURE)
     assert value.stdout == "1\n", value.stderr

@@ -1,4 +1,4 @@
-"""Packages that bring the same file with other contents break each other without a word from the installer."""
+"""Packages with different contents of the same file break each other, and the installer does not report it."""
 
 from __future__ import annotations
 
