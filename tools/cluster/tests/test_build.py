@@ -138,7 +138,7 @@ def test_a_toolchain_with_a_wrong_checksum_is_rejected(
     tmp_path: Path, module: Path, proxy: object, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(toolchain, "SUMS", {"x86_64": ("linux-amd64", "h1:other")})
-    with pytest.raises(toolchain.NoToolchainError, match="has the checksum .* instead of h1:other"):
+    with pytest.raises(toolchain.NoToolchainError, match=r"has the checksum .* instead of h1:other"):
         build.ensure("tool")
 
 
