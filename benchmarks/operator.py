@@ -129,7 +129,7 @@ async def measure_running_jobs(
 def main() -> int:
     """Measure and print; return 1 when a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object (it always does)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object (there is no other format)")
     parser.add_argument("--jobs", type=int, default=200)
     parser.add_argument("--pods", type=int, default=16, help="pods of each job, at least 6")
     parser.add_argument("--seconds", type=float, default=60.0, help="length of the idle phase")

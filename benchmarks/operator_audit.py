@@ -19,7 +19,7 @@ rules:
   verbs: [create, update, patch, delete, deletecollection]
 - level: None
 """
-"""Logs the writes of one user only: the log then costs little, and equally much for the floor and the operator."""
+"""Logs the writes of one user only, so that the log costs little, and the same for the floor and the operator."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The RLJobs of the operator benchmark, their children, their changes, and the status that their coordinators write."""
+"""The RLJobs of the operator benchmark: children, changes, and the status that coordinators write."""
 
 from __future__ import annotations
 

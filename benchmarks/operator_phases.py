@@ -73,7 +73,7 @@ async def _apply(script: Script, job: Object) -> None:
 
 
 def _stage(kind: str) -> int:
-    """Return the executor's stage of a kind: 1 for what needs an object of stage 0, 2 for what creates pods."""
+    """Return the executor's stage of a kind: 1: needs an object of stage 0; 2: creates pods."""
     return 2 if RESOURCES[kind].pods else int(kind in ("RoleBinding", "Secret"))
 
 
@@ -283,13 +283,13 @@ async def measure_restart(
     async def missing_objects() -> list[str]:
         missing = done.before - _without_attempts(await _children(script))
         listed = await script.request("GET", RLJOBS.path())
-        unseen = [
+        not_observed = [
             job["metadata"]["name"]
             for job in listed["items"]
             if job["status"].get("observedGeneration") != job["metadata"]["generation"]
         ]
         unchanged = [name(i) for i in done.changed if _first_child_write(cluster, i, start) is None]
-        return [*(f"{kind} {where}/{what}" for kind, where, what in sorted(missing)), *unseen, *unchanged]
+        return [*(f"{kind} {where}/{what}" for kind, where, what in sorted(missing)), *not_observed, *unchanged]
 
     async with asyncio.timeout(_SECONDS):
         while left := await missing_objects():
@@ -309,9 +309,9 @@ async def measure_restart(
     }
 
 
-async def _until(holds: Callable[[], bool], what: str, writes: Callable[[], object]) -> None:
+async def _until(condition: Callable[[], bool], what: str, writes: Callable[[], object]) -> None:
     deadline = time.monotonic() + _SECONDS
-    while not holds():
+    while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what}: not within {_SECONDS:g} s; writes: {writes()}")
         await asyncio.sleep(0.1)

@@ -13,7 +13,7 @@ COMPARISONS = {">=": operator.ge, "<=": operator.le}
 
 
 def target(value: float, comparison: str, bound: float) -> dict[str, Any]:
-    """Return a target: the value reached, the bound, and whether the value meets it."""
+    """Return a target: the measured value, the bound, and whether the value meets the bound."""
     return {"value": value, "target": bound, "holds": bool(COMPARISONS[comparison](value, bound))}
 
 

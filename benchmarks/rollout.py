@@ -10,7 +10,7 @@ batch through rljob is from the first dispatch to the last completion (a counter
 recording every sample in the ledger with fsync, decoding, and scoring by the reward service. The first pair is a
 warm-up and not counted.
 
-The benchmark fails when a component exits, and when the time of --timeout is over.
+The benchmark fails when a component exits, and at the time-out (--timeout).
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ async def fail_on_exit(
     """Return the result of ``work``, during which no component may exit.
 
     Args:
-        work: what to await.
+        work: the coroutine to await.
         started: name → process of each component.
         directory: of the run, for the logs.
 

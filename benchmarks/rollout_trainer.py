@@ -30,7 +30,7 @@ class IdleTrainer:
         url: address of the coordinator.
         token: of the trainer.
         model: its parameters are the weights of every version.
-        job: what is run.
+        job: the resolved manifest.
     """
 
     def __init__(self, url: str, token: str, model: nn.Module, job: RLJob) -> None:
@@ -43,7 +43,7 @@ class IdleTrainer:
         self._incarnation = 0
 
     async def batches(self) -> AsyncGenerator[tuple[int, list[m.SampleTokens]], None]:
-        """Yield (step, samples) of each batch; the step is done when the caller asks for the next batch.
+        """Yield (step, samples) of each batch; the step is done when the caller requests the next batch.
 
         Raises:
             RuntimeError: the coordinator ended the run or rejected this trainer.
@@ -51,7 +51,7 @@ class IdleTrainer:
         self._coordinator.start()
         next_step = 0
         while True:
-            # With a time-out: a thread of asyncio that waits for ever would keep the program from exiting.
+            # With a time-out: an asyncio thread that waits without one would prevent the program from exiting.
             command = await asyncio.to_thread(self._coordinator.next, POLL_SECONDS)
             match command:
                 case m.TrainerRegistered():

@@ -23,7 +23,7 @@ import psutil
 GRACE_SECONDS = 30.0
 """From SIGINT to SIGKILL."""
 CLEANUP_SECONDS = 10.0
-"""After the benchmark's end, for processes that clean up after it, such as the guardian of a run."""
+"""After the benchmark's end, for processes that clean up after it, such as the reaper of a run."""
 KILL_SECONDS = 10.0
 """From SIGKILL until a process counts as stuck in the kernel."""
 _POLL_SECONDS = 0.05
@@ -35,7 +35,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def add_option(parser: argparse.ArgumentParser, seconds: float) -> None:
     """Add the option --timeout with the default ``seconds``."""
-    text = f"the benchmark fails and its processes are ended after so many seconds (default {seconds:g})"
+    text = f"time-out in seconds; the benchmark then fails and its processes are ended (default {seconds:g})"
     parser.add_argument("--timeout", type=_positive, default=seconds, metavar="SECONDS", help=text)
 
 
@@ -49,12 +49,12 @@ def _positive(text: str) -> float:
 def limit(name: str, seconds: float) -> None:
     """Return in a child process that may run for ``seconds``; the calling process waits and never returns.
 
-    The calling process exits with the exit code of the child, or with 1 and one sentence on stderr at the time-out.
+    The calling process exits with the exit code of the child, or with 1 and one message on stderr at the time-out.
     SIGINT and SIGTERM end the child in the same way. No process that the child started outlives the calling process.
     Call this in the main thread, before any thread is started.
 
     Args:
-        name: of the benchmark, for the sentence.
+        name: of the benchmark, for the message.
         seconds: from now.
     """
     sys.stdout.flush()
@@ -77,9 +77,9 @@ def limit(name: str, seconds: float) -> None:
 
 def _prepare_child(parent: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before prctl
+    if os.getppid() != parent:  # the parent exited before prctl
         os._exit(1)
-    os.setpgid(0, 0)  # Ctrl-C of the terminal reaches the parent alone, which passes it on once
+    os.setpgid(0, 0)  # Ctrl-C of the terminal reaches only the parent, which sends SIGINT once
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background programs with SIGINT ignored
     sys.excepthook = _excepthook
 
@@ -90,14 +90,14 @@ def _excepthook(kind: type[BaseException], error: BaseException, traceback: Trac
 
 
 class _Wait(NamedTuple):
-    """Why a wait ended; with neither field set, the time was over."""
+    """The reason for which a wait ended; without a field: the time-out."""
 
     exit_code: int | None = None
     signal: int | None = None
 
 
 def _supervise(child: int, name: str, seconds: float) -> int:
-    """Return the exit code of the whole program, once none of its processes is left."""
+    """Wait until no process of the program is left; return the exit code of the whole program."""
     ended = _wait(child, seconds)
     code = ended.exit_code
     if code is None:
@@ -137,7 +137,7 @@ def _reap() -> dict[int, int]:
 
 
 def _end_descendants() -> list[int]:
-    """Wait for processes that clean up, then kill all that are left; return those that survive it."""
+    """Wait for processes that clean up, then kill the remaining ones; return those that survive SIGKILL."""
     start = time.monotonic()
     while _has_children():
         elapsed = time.monotonic() - start
@@ -153,7 +153,7 @@ def _end_descendants() -> list[int]:
 
 
 def _has_children() -> bool:
-    """Reap, and return whether a child is left: a descendant without a parent of its own becomes a child."""
+    """Reap, and return whether a child is left: a descendant whose parent has exited becomes a child."""
     _reap()
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

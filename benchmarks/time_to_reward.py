@@ -56,7 +56,7 @@ def figures_of(directory: Path, seconds: float) -> dict[str, Any]:
     initialized, started = at("initializer", "exited"), at("trainer", "started")
     evaluating, training = at("run", "Evaluating"), at("run", "Running")
     steps = status.progress.steps
-    watches = {metric.name: metric.value for metric in status.metrics}
+    metrics = {metric.name: metric.value for metric in status.metrics}
     reached = _reached(status)
     last = status.history[-1].seconds - status.history[0].seconds
     before, after = status.evaluations[0], status.evaluations[-1]
@@ -70,7 +70,7 @@ def figures_of(directory: Path, seconds: float) -> dict[str, Any]:
         "accuracy_before": before.accuracy,
         "accuracy_after": after.accuracy,
         "accuracy_gain": after.accuracy - before.accuracy,
-        **{f"{name}_seconds": watches[f"seconds_{name}"] for name in ACTIVITIES},
+        **{f"{name}_seconds": metrics[f"seconds_{name}"] for name in ACTIVITIES},
     }
 
 

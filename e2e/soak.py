@@ -66,7 +66,7 @@ CASES = [
     ("full", "all", "checkpoint", Moment("trainer", "Checkpoint", "before")),
     ("full", "all", "generation", Moment("agent", "Completions", "before")),
 ]
-"""(fault, victim, phase, when). Faults as in e2e.faults.cases; ``server`` is the vLLM server."""
+"""(fault, victim, phase, moment). Faults as in e2e.faults.cases; ``server`` is the vLLM server."""
 
 SUMS: dict[str, Any] = {
     "name": "sums",
@@ -174,7 +174,7 @@ class Soak:
         trigger = self.proxy.trigger = Trigger(moment, inject)
         try:
             async with asyncio.timeout(CASE_TIMEOUT_SECONDS):
-                await self._wait_unless_exited(trigger.struck.wait(), exited)
+                await self._wait_unless_exited(trigger.injected.wait(), exited)
                 wanted = self.applied + 1
                 while self.applied < wanted:
                     self._batch_applied.clear()

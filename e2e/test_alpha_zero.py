@@ -1,4 +1,4 @@
-"""Staleness 0 is synchronous, staleness α is bounded; a seeded fake engine and a real coordinator."""
+"""Staleness 0 is synchronous, and staleness is at most α; with a seeded fake engine and a real coordinator."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_staleness_0_gives_the_batches_of_a_plain_synchronous_loop_bit_for
         assert ours.train.samples == plain.samples
         assert ours.shard == plain.shard
         assert ours.state == plain.state
-    if job.spec.algorithm.group_filter == "nonconstant":  # or the case would show nothing about replaced groups
+    if job.spec.algorithm.group_filter == "nonconstant":  # otherwise no group was replaced and the case tests nothing
         assert int(expected[-1].samples[-1].group.removeprefix("g")) >= BATCH["steps"] * BATCH["promptsPerStep"]
 
 
@@ -60,5 +60,5 @@ async def test_no_consumed_sample_is_older_than_alpha(tmp_path: Path, alpha: int
     assert min(ages) >= 0
     assert max(ages) <= alpha
     if alpha:
-        assert max(ages) > 0, "nothing was generated ahead: this run shows nothing"
-        assert any(len(sample.spans) > 1 for sample in samples), "no sample lived through an update"
+        assert max(ages) > 0, "no sample was generated ahead of the trainer: this run tests nothing"
+        assert any(len(sample.spans) > 1 for sample in samples), "no sample was in flight during a weight update"

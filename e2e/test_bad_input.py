@@ -1,4 +1,4 @@
-"""Errors of the environment before and during a run: one clear message, an exit code, no process left, no file damaged.
+"""Errors of the environment before and during a run: one clear message, an exit code, no process and no file left.
 
 Manifests that are wrong by themselves are in cli/tests/test_bad_manifests.py.
 """
@@ -70,7 +70,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class World:
-    """A directory with a manifest, a model and a place for a run, in which a row of the table breaks something."""
+    """A directory with a manifest, a model and a path for a run; a row of the table breaks one of them."""
 
     def __init__(self, root: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = root
@@ -89,13 +89,13 @@ class World:
         self.closing = contextlib.ExitStack()
 
     def rows(self, text: str, **task: Any) -> None:
-        """Have the task read a file with this text."""
+        """Let the task read a data file with this text."""
         (self.root / "rows.jsonl").write_text(text)
         self.task.update({"data": {"jsonl": {"path": "rows.jsonl"}}, "prompt": "{question}\n", **task})
         self.spec["rewards"] = [{"name": "exact", "builtin": "exact_match"}]
 
-    def begun(self) -> RunDirectory:
-        """Return the run directory of a run of the manifest as it is now."""
+    def start_run(self) -> RunDirectory:
+        """Create and return the run directory of a run of the current manifest."""
         run = RunDirectory(self.run)
         job = with_absolute_paths(resolve(validate(copy.deepcopy(self.data))), self.root)
         with run.opened(job, b""):
@@ -125,17 +125,17 @@ def world(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def check_inside(job: Any, storage: Path) -> list[str]:
-    """Do what job_checks.check_components does inside this process, which takes a hundredth of the time."""
-    said = io.StringIO()
+    """Replace job_checks.check_components: run the checks in this process, in a hundredth of the time."""
+    stderr = io.StringIO()
     file = storage.parent / ".checked.json"
     file.write_text(job.model_dump_json(by_alias=True))
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(stderr):
         patch.setenv("RLJOB_JOB", str(file))
         patch.setenv("RLJOB_STORAGE", str(storage))
         for component in job_checks.CHECKED_COMPONENTS:
             importlib.import_module(f"rljob.{component}.main")._check()
     file.unlink()
-    return said.getvalue().splitlines()
+    return stderr.getvalue().splitlines()
 
 
 def rljob(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
@@ -149,20 +149,20 @@ def rljob(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, 
 
 
 def named(row: str) -> str:
-    """Return the id of a row's test: one word, as reports of failed tests cut ids at a space."""
+    """Return the test id of a row, without spaces, because reports of failed tests cut ids at a space."""
     return row.replace(" ", "-")
 
 
 def put(place: Any, *path: Any) -> Callable[[World], object]:
-    """Return a row's act: set a field of the spec."""
+    """Return a function for a row of the table: it sets a field of the spec."""
 
-    def act(world: World) -> None:
+    def change(world: World) -> None:
         here = world.spec
         for step in path[:-1]:
             here = here.setdefault(step, {}) if isinstance(here, dict) else here[step]
         here[path[-1]] = place
 
-    return act
+    return change
 
 
 def other_config(world: World, **changes: Any) -> None:
@@ -170,8 +170,8 @@ def other_config(world: World, **changes: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
-def forget_digits(world: World) -> None:
-    """Have the tokenizer lose what it does not know: some digits."""
+def remove_digits(world: World) -> None:
+    """Remove digits from the vocabulary of the tokenizer, which then drops them."""
     file = world.model / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
     vocabulary = tokenizer["model"]["vocab"]
@@ -180,18 +180,18 @@ def forget_digits(world: World) -> None:
     file.write_text(json.dumps(tokenizer))
 
 
-def held(world: World) -> None:
+def locked_run(world: World) -> None:
     run = RunDirectory(world.run)
     job = with_absolute_paths(resolve(validate(copy.deepcopy(world.data))), world.root)
     world.closing.enter_context(run.opened(job, b""))
 
 
 def full_disk(free: int) -> Callable[[World], object]:
-    def act(world: World) -> None:
+    def change(world: World) -> None:
         usage = shutil.disk_usage("/")._replace(free=free)
         world.patch.setattr(capacity.shutil, "disk_usage", lambda _: usage)
 
-    return act
+    return change
 
 
 def little_memory(world: World) -> None:
@@ -213,11 +213,11 @@ ROWS: dict[str, tuple[Callable[[World], object], str]] = {
         lambda w: (w.model / "config.json").unlink(),
         r"spec.models\[0\].source: .*config.json",
     ),
-    "a config.json cut off": (
+    "a truncated config.json": (
         lambda w: (w.model / "config.json").write_text('{"model_type": "qw'),
         r"spec.models\[0\].source: .*config.json cannot be read \(.*\); save the model again",
     ),
-    "a model of no known kind": (
+    "a model of an unknown type": (
         lambda w: other_config(w, model_type="abacus"),
         r"source: .*model_type 'abacus' is not a caus",
     ),
@@ -225,11 +225,11 @@ ROWS: dict[str, tuple[Callable[[World], object], str]] = {
         lambda w: (w.model / "model.safetensors").unlink(),
         r"spec.models\[0\].source: .*weights",
     ),
-    "weights cut off": (
+    "truncated weights": (
         lambda w: os.truncate(w.model / "model.safetensors", 4000),
         r"spec.models\[0\].source: .*model.safetensors",
     ),
-    "a shard that is missing": (
+    "a missing shard": (
         lambda w: (
             (w.model / "model.safetensors").rename(w.model / "model-1.safetensors"),
             w.write("model/model.safetensors.index.json", '{"weight_map": {"a": "model-2.safetensors"}}'),
@@ -238,19 +238,19 @@ ROWS: dict[str, tuple[Callable[[World], object], str]] = {
     ),
     "weights of another model": (lambda w: other_config(w, hidden_size=64), r"spec.models\[0\].source: .*64"),
     "no tokenizer": (lambda w: (w.model / "tokenizer.json").unlink(), r"spec.models\[0\].source: .*tokenizer"),
-    "a tokenizer that is none": (
+    "an invalid tokenizer": (
         lambda w: w.write("model/tokenizer.json", "{}"),
         r"spec.models\[0\].source: .*tokenizer",
     ),
     "a tokenizer that does not survive its round trip": (
-        forget_digits,
+        remove_digits,
         r"spec.tasks\[0\]: .*tokenizer.json: the tokenizer does not survive its round trip: .* comes back as",
     ),
-    "a chat for a model without a chat template": (
+    "messages for a model without a chat template": (
         put([{"role": "user", "content": "{question}"}], "tasks", 0, "messages"),
         r"spec.models\[0\].source: .*chat.template",
     ),
-    "longer sequences than the model takes": (
+    "longer sequences than the model supports": (
         put(512, "rollouts", 0, "maxModelLength"),
         r"spec.rollouts\[0\].maxModelLength: 512 is more than the 256 positions .*; lower it",
     ),
@@ -263,7 +263,7 @@ ROWS: dict[str, tuple[Callable[[World], object], str]] = {
         put({"frob": 1}, "tasks", 0, "data", "reasoningGym", "config"),
         r"spec.tasks\[0\].data.reasoningGym.*frob",
     ),
-    "a parameter that the dataset refuses": (
+    "a parameter that the dataset rejects": (
         put({"min_terms": 9, "max_terms": 2}, "tasks", 0, "data", "reasoningGym", "config"),
         r"spec.tasks\[0\].data.reasoningGym",
     ),
@@ -272,11 +272,11 @@ ROWS: dict[str, tuple[Callable[[World], object], str]] = {
         r"spec.tasks\[0\].data.jsonl.path: there is no file .*rows.jsonl",
     ),
     "an empty data file": (lambda w: w.rows(""), r"spec.tasks\[0\].data.jsonl.*"),
-    "a line that is no JSON": (
+    "a line that is not JSON": (
         lambda w: w.rows('{"question": "1", "answer": "1"}\nnone\n'),
         r"spec.tasks\[0\].data.jsonl.*line 2",
     ),
-    "a line that is no object": (lambda w: w.rows("[1]\n"), r"spec.tasks\[0\].data.jsonl.*"),
+    "a line that is not an object": (lambda w: w.rows("[1]\n"), r"spec.tasks\[0\].data.jsonl.*"),
     "data without a column of the prompt": (
         lambda w: w.rows('{"text": "1", "answer": "1"}\n' * 40),
         r"spec.tasks\[0\].*question",
@@ -285,19 +285,19 @@ ROWS: dict[str, tuple[Callable[[World], object], str]] = {
         lambda w: w.rows('{"question": "1"}\n' * 40),
         r"spec.tasks\[0\].*answer",
     ),
-    "a Parquet file that is none": (
+    "an invalid Parquet file": (
         lambda w: (w.rows(""), w.task.update(data={"parquet": {"path": w.write("rows.parquet", "none")}})),
         r"spec.tasks\[0\].data.parquet",
     ),
-    "a datasets directory that is none": (
+    "an invalid datasets directory": (
         lambda w: (w.rows(""), w.task.update(data={"datasets": {"path": str(w.root)}})),
         r"spec.tasks\[0\].data.datasets",
     ),
-    "data that nobody makes": (
+    "data that no initializer writes": (
         lambda w: (w.rows(""), w.task.update(data={"jsonl": {"path": "job://rows.jsonl"}})),
         r"spec.tasks\[0\].data.jsonl.path: there is no .*run/rows.jsonl, and no initializer creates it",
     ),
-    "prompts longer than the engine takes": (
+    "prompts longer than the engine supports": (
         put("{question}" + "x" * 200, "tasks", 0, "prompt"),
         r"spec.tasks\[0\]: .*maxModelLength 128",
     ),
@@ -306,11 +306,11 @@ ROWS: dict[str, tuple[Callable[[World], object], str]] = {
         put([{"name": "exact", "function": "frobnicate.rewards:length"}], "rewards"),
         r"spec.rewards\[0\].function: module frobnicate.rewards cannot be imported \(ModuleNotFoundError",
     ),
-    "a reward's function that is not there": (
+    "a missing reward function": (
         put([{"name": "exact", "function": "e2e.fakes.extensions:two"}], "rewards"),
         r"spec.rewards\[0\].function: module e2e.fakes.extensions has no attribute two; correct",
     ),
-    "a reward's function that is none": (
+    "a reward that is not a function": (
         put([{"name": "exact", "function": "e2e.fakes.extensions:__doc__"}], "rewards"),
         r"spec.rewards\[0\].function: e2e.fakes.extensions:__doc__ is of type str; name a function or a RewardKind",
     ),
@@ -322,30 +322,30 @@ ROWS: dict[str, tuple[Callable[[World], object], str]] = {
         put([{"name": "exact", "function": "e2e.fakes.extensions:one", "config": {"a": 1}}], "rewards"),
         r"spec.rewards\[0\].config: e2e.fakes.extensions:one is a function, which has no options",
     ),
-    "an option that a reward of one's own has not": (
+    "an unknown option of a user's reward": (
         put([{"name": "exact", "function": "e2e.fakes.extensions:TARGET", "config": {"tolerence": 1}}], "rewards"),
         r"spec.rewards\[0\].config.tolerence: unknown field; did you mean tolerance\?",
     ),
-    "rows that a reward of one's own cannot score": (
+    "rows that a user's reward cannot score": (
         lambda w: (
             w.rows('{"question": "1", "answer": "x"}\n' * 40),
             put([{"name": "exact", "function": "e2e.fakes.extensions:TARGET"}], "rewards")(w),
         ),
         r"spec.tasks\[0\].data.jsonl.path: .*line 1: reward exact cannot score the row: column 'answer' holds",
     ),
-    "a reward's program that is not there": (
+    "a missing reward program": (
         put([{"name": "exact", "local": {"command": ["frobnicate"]}}], "rewards"),
         r"spec.rewards\[0\].local.command\[0\]: 'frobnicate' does not exist; install it, or correct it",
     ),
-    "a reward's program that may not be run": (
+    "a reward program that is not executable": (
         lambda w: put([{"name": "exact", "local": {"command": [w.write("judge.py")]}}], "rewards")(w),
         r"spec.rewards\[0\].local.command\[0\]: '.*judge.py' is not executable",
     ),
-    "a reward of which there is only a container": (
+    "a reward that is only a container": (
         put([{"name": "exact", "template": {"spec": {"containers": [{"name": "main", "image": "a"}]}}}], "rewards"),
         r"spec.rewards\[0\].template: a container cannot be run on this machine; add local",
     ),
-    "an initializer that is not there": (
+    "a missing initializer": (
         put({"command": ["frobnicate", "job://model"]}, "initializer"),
         r"spec.initializer.command\[0\]: 'frobnicate' does not exist; install it, or correct it",
     ),
@@ -355,11 +355,11 @@ ROWS: dict[str, tuple[Callable[[World], object], str]] = {
         put("nccl", "weightSync", "transport"),
         "spec.weightSync.transport: nccl needs NVIDIA",
     ),
-    "a cache larger than the machine": (
+    "a cache larger than the memory": (
         put(1 << 50, "rollouts", 0, "kvCacheBytes"),
         r"the job needs .* of memory at least, .*the key-value caches of pool main, .*; lower spec.rollouts\[0\].kvC",
     ),
-    "more memory than there is": (
+    "too little memory": (
         little_memory,
         "the job needs 256 MiB of memory at least, .* and this machine has 195 MiB",
     ),
@@ -372,53 +372,53 @@ ROWS: dict[str, tuple[Callable[[World], object], str]] = {
         r"checkpoints of .* do not fit the disk of .*run with its 40 MiB free; lower spec.checkpoints.keep",
     ),
     # the run directory
-    "a file in the run directory's place": (
+    "a file instead of the run directory": (
         lambda w: w.write("run"),
         r"run is not a directory; choose another --run-dir",
     ),
-    "a file on the way to it": (
+    "a file instead of a parent directory": (
         lambda w: (w.write("runs"), setattr(w, "run", w.root / "runs/bad")),
         r"runs/bad cannot be made: Not a directory; choose another --run-dir",
     ),
-    "other files in it": (
+    "other files in the run directory": (
         lambda w: w.write("run/thesis.tex"),
         r"holds no run but other files \(thesis.tex\); choose another",
     ),
-    "a directory that may not be written": (
+    "a directory that is not writable": (
         lambda w: w.patch.setattr(run_directory.os, "access", lambda path, _: path != w.root),
         r"run cannot be written: .* does not allow it; choose another --run-dir",
     ),
-    "a run that continues": (held, r"run is in use by another rljob run; wait for it or stop it"),
+    "a run in progress": (locked_run, r"run is in use by another rljob run; wait for it or stop it"),
     "a run of another rljob": (
-        lambda w: (w.begun().path / "version").write_text("0.0.7"),
+        lambda w: (w.start_run().path / "version").write_text("0.0.7"),
         r"the run in .*run is of rljob 0.0.7 and this is .*; use that version to resume it, or another --run-dir",
     ),
     "a run whose manifest cannot be read": (
-        lambda w: (w.begun().path / "job.json").write_text('{"spec": {"frobnicate": 1}}'),
+        lambda w: (w.start_run().path / "job.json").write_text('{"spec": {"frobnicate": 1}}'),
         r"run/job.json is of another version of rljob; use that version or another --run-dir",
     ),
     "a run of another seed": (
-        lambda w: (w.begun(), w.spec.update(seed=9)),
+        lambda w: (w.start_run(), w.spec.update(seed=9)),
         r"spec.seed: the run in .*run was started with 0, not 9; give it that value, or choose another --run-dir",
     ),
-    "a run of more steps": (
-        lambda w: (w.begun(), w.spec["training"].update(steps=1)),
+    "a run with more steps": (
+        lambda w: (w.start_run(), w.spec["training"].update(steps=1)),
         r"spec.training.steps: the run in .*run was started with 2, which can only be raised; 1 is lower",
     ),
     "a run of another model": (
-        lambda w: (w.begun(), shutil.copytree(w.model, w.root / "new"), put("new", "models", 0, "source")(w)),
+        lambda w: (w.start_run(), shutil.copytree(w.model, w.root / "new"), put("new", "models", 0, "source")(w)),
         r"spec.models\[0\].source: the run in .*run was started with .*, not .*; give it that value",
     ),
 }
 
 
-@pytest.mark.parametrize(("act", "sentence"), ROWS.values(), ids=map(named, ROWS))
-def test_what_cannot_run_here_is_refused_and_leaves_no_trace(
-    world: World, capsys: pytest.CaptureFixture[str], act: Callable[[World], object], sentence: str
+@pytest.mark.parametrize(("change", "sentence"), ROWS.values(), ids=map(named, ROWS))
+def test_a_job_that_cannot_run_here_is_rejected_and_changes_no_file(
+    world: World, capsys: pytest.CaptureFixture[str], change: Callable[[World], object], sentence: str
 ) -> None:
     world.patch.setattr(job_checks, "check_components", check_inside)
-    world.patch.delattr(run_control, "run_job")  # nothing may come so far
-    act(world)
+    world.patch.delattr(run_control, "run_job")  # the command must not reach the start of the run
+    change(world)
     world.write("job.yaml", write_yaml(world.data))
     before = world.tree()
     code, out, err = rljob(capsys, "run", "job.yaml", "--run-dir", world.run)
@@ -426,11 +426,11 @@ def test_what_cannot_run_here_is_refused_and_leaves_no_trace(
     assert "Traceback" not in err
     assert all(line.startswith("rljob: ") for line in err.splitlines()), err
     if not any(re.search(sentence, line) for line in err.splitlines()):
-        raise AssertionError(f"not said: {sentence}; but: {err}")
+        raise AssertionError(f"no line matches {sentence}: {err}")
     assert world.tree() == before
 
 
-def test_nothing_is_wrong_with_what_the_table_breaks(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_manifest_that_the_table_breaks_is_valid(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.write("job.yaml", write_yaml(world.data))
     before = world.tree()
     done = subprocess.run(
@@ -449,36 +449,36 @@ COMMANDS: dict[str, tuple[Callable[[World], object], list[str], str]] = {
         "none.yaml: there is no such file; give the path of a manifest",
     ),
     "a directory for a manifest": (lambda w: None, ["validate", "model"], "model: cannot be read: is a directory"),
-    "a manifest that is no text": (
+    "a manifest that is not text": (
         lambda w: (w.root / "job.yaml").write_bytes(b"\xff\xfe"),
         ["explain", "job.yaml"],
         "job.yaml: not UTF-8 at byte 0; save it as UTF-8",
     ),
     "no run": (lambda w: None, ["status"], "there is no run under runs/; give a run directory"),
     "no such run": (lambda w: None, ["logs", "trainer"], "there is no run under runs/; give a run directory"),
-    "a run that is not there": (
+    "a missing run": (
         lambda w: None,
         ["stop", "sums"],
         "there is no run 'sums': give a run directory, or a name",
     ),
     "no such component": (
-        lambda w: w.begun(),
+        lambda w: w.start_run(),
         ["logs", "run", "engine"],
         "there is no log of 'engine' in .*run/logs; name one of",
     ),
     "nothing to export": (
-        lambda w: w.begun(),
+        lambda w: w.start_run(),
         ["export", "run", "out"],
         "has no checkpoint yet; wait for spec.checkpoints",
     ),
     "nothing to evaluate": (
-        lambda w: w.begun(),
+        lambda w: w.start_run(),
         ["evaluate", "run"],
         "has no checkpoint yet; wait for spec.checkpoints",
     ),
-    "a run that is over": (lambda w: w.begun(), ["top", "run"], "has ended: interrupted; rljob status shows it"),
+    "a run that has ended": (lambda w: w.start_run(), ["top", "run"], "has ended: interrupted; rljob status shows it"),
     "an export onto files": (
-        lambda w: (w.begun(), w.write("run/checkpoints/step-000001/trainer.json"), w.write("out/thesis.tex")),
+        lambda w: (w.start_run(), w.write("run/checkpoints/step-000001/trainer.json"), w.write("out/thesis.tex")),
         ["export", "run", "out"],
         "out is not empty; give a directory that does not exist yet",
     ),
@@ -486,15 +486,15 @@ COMMANDS: dict[str, tuple[Callable[[World], object], list[str], str]] = {
 }
 
 
-@pytest.mark.parametrize(("act", "arguments", "sentence"), COMMANDS.values(), ids=map(named, COMMANDS))
-def test_a_command_that_cannot_be_done_says_why(
+@pytest.mark.parametrize(("change", "arguments", "sentence"), COMMANDS.values(), ids=map(named, COMMANDS))
+def test_a_failing_command_reports_the_cause(
     world: World,
     capsys: pytest.CaptureFixture[str],
-    act: Callable[[World], object],
+    change: Callable[[World], object],
     arguments: list[str],
     sentence: str,
 ) -> None:
-    act(world)
+    change(world)
     before = world.tree()
     code, out, err = rljob(capsys, *arguments)
     assert (code, out) == (2, "")
@@ -503,15 +503,15 @@ def test_a_command_that_cannot_be_done_says_why(
     assert world.tree() == before
 
 
-# --- what goes wrong under way: real coordinator, runner and rewards, fake engine and trainer -------------------------
+# --- errors during a run: real coordinator, runner and rewards, fake engine and trainer -------------------------------
 
-JUDGE = """\
+REWARD_PROGRAM = """\
 import http.server, json, os, sys
-VERDICT = {verdict}
+REWARD = {reward}
 class RewardEvaluator(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         items = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["items"]
-        scores = [dict(sample=item["sample"], reward=VERDICT, metrics={{}}, error="") for item in items]
+        scores = [dict(sample=item["sample"], reward=REWARD, metrics={{}}, error="") for item in items]
         body = json.dumps(dict(scores=scores)).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
@@ -523,44 +523,48 @@ http.server.ThreadingHTTPServer((host, int(port)), RewardEvaluator).serve_foreve
 """
 
 
-def judged_by(program: str) -> Callable[[World], object]:
-    """Return a row's act: a reward of one's own."""
+def scored_by(program: str) -> Callable[[World], object]:
+    """Return a function for a row of the table: it sets a user's reward program."""
 
-    def act(world: World) -> None:
+    def change(world: World) -> None:
         command = [sys.executable, world.write("judge.py", program)]
         world.spec["rewards"] = [{"name": "exact", "local": {"command": command}}]
 
-    return act
+    return change
 
 
 def initialized_by(script: str) -> Callable[[World], object]:
-    """Return a row's act: an initializer that is this shell script."""
+    """Return a function for a row of the table: it sets a shell script as initializer."""
     return lambda world: world.spec.update(
         initializer={"command": [world.write("make", f"#!/bin/sh\n{script}\n", 0o755)]},
         models=[{"name": "policy", "source": "job://made"}],
     )
 
 
-def taken_port(world: World) -> None:
+def port_in_use(world: World) -> None:
     listener = world.closing.enter_context(socket.create_server(("127.0.0.1", 0)))
-    world.begun().write("ports.json", json.dumps({"coordinator": listener.getsockname()[1]}).encode())
+    world.start_run().write("ports.json", json.dumps({"coordinator": listener.getsockname()[1]}).encode())
 
 
-UNDER_WAY: dict[str, tuple[Callable[[World], object], int, str]] = {
-    "a port in use": (taken_port, 0, ""),
+RUN_ERRORS: dict[str, tuple[Callable[[World], object], int, str]] = {
+    "a port in use": (port_in_use, 0, ""),
     "a reward that answers NaN": (
-        judged_by(JUDGE.format(verdict='float("nan")')),
+        scored_by(REWARD_PROGRAM.format(reward='float("nan")')),
         1,
         "reward exact answered something else than scores",
     ),
-    "a reward that answers text": (judged_by(JUDGE.format(verdict='"good"')), 1, "no sample could be finished"),
-    "a reward that dies at once": (
-        judged_by("raise SystemExit(3)"),
+    "a reward that answers text": (
+        scored_by(REWARD_PROGRAM.format(reward='"good"')),
+        1,
+        "no sample could be finished",
+    ),
+    "a reward that exits at once": (
+        scored_by("raise SystemExit(3)"),
         1,
         "reward-exact exited with code 3 .*its 1 restarts",
     ),
-    "a reward that refuses": (
-        judged_by("raise SystemExit(2)"),
+    "a reward that rejects its configuration": (
+        scored_by("raise SystemExit(2)"),
         2,
         "reward-exact rejects its configuration; see the end",
     ),
@@ -569,7 +573,7 @@ UNDER_WAY: dict[str, tuple[Callable[[World], object], int, str]] = {
         1,
         "the initializer exited with code 3; see",
     ),
-    "an initializer that refuses": (
+    "an initializer that rejects its configuration": (
         initialized_by("exit 2"),
         2,
         "the initializer exited with code 2; see the end of its",
@@ -583,11 +587,11 @@ UNDER_WAY: dict[str, tuple[Callable[[World], object], int, str]] = {
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("act", "expected", "sentence"), UNDER_WAY.values(), ids=map(named, UNDER_WAY))
-def test_what_goes_wrong_under_way_ends_the_run_with_a_sentence(
-    world: World, act: Callable[[World], object], expected: int, sentence: str
+@pytest.mark.parametrize(("change", "expected", "sentence"), RUN_ERRORS.values(), ids=map(named, RUN_ERRORS))
+def test_an_error_during_a_run_ends_it_with_one_message(
+    world: World, change: Callable[[World], object], expected: int, sentence: str
 ) -> None:
-    act(world)
+    change(world)
     world.write("job.yaml", write_yaml(world.data))
     command = [sys.executable, "-m", "e2e.fakes.rljob_run", "run", "job.yaml", "--run-dir", str(world.run)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -598,18 +602,18 @@ def test_what_goes_wrong_under_way_ends_the_run_with_a_sentence(
     assert process_cleanup.marked(str(world.root)) == []
 
 
-def test_a_check_that_dies_is_no_refusal(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    world.patch.setattr(job_checks, "_planned", lambda *_: [("nobody", dict(os.environ))])
+def test_a_crashed_check_is_not_a_configuration_error(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.patch.setattr(job_checks, "_planned", lambda *_: [("unknown", dict(os.environ))])
     world.write("job.yaml", write_yaml(world.data))
     code, _, err = rljob(capsys, "run", "job.yaml", "--run-dir", world.run)
     assert code == 1
-    assert "rljob: nobody could not be checked; its output" in err
+    assert "rljob: unknown could not be checked; its output" in err
     assert not world.run.exists()
 
 
 @pytest.mark.engine
 @pytest.mark.timeout(300)
-def test_an_argument_that_the_engine_does_not_know_is_refused_by_it(world: World) -> None:
+def test_an_unknown_argument_of_the_engine_is_rejected_by_the_engine(world: World) -> None:
     world.spec["rollouts"][0]["args"] = ["--frobnicate"]
     world.write("job.yaml", write_yaml(world.data))
     before = world.tree()

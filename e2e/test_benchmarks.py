@@ -1,4 +1,4 @@
-"""What all benchmarks share: an overall time-out; and the trainer of the rollout benchmark."""
+"""The overall time-out of all benchmarks, and the trainer of the rollout benchmark."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ PROGRAMS = [
     ROOT / "e2e/pods/full/__main__.py",
 ]
 
-WAIT_FOR_EVER = """
+NEVER_ENDING = """
 import os, signal, subprocess, sys, threading
 from benchmarks import time_limit
 
 time_limit.GRACE_SECONDS = time_limit.CLEANUP_SECONDS = 0.2
 time_limit.limit("benchmarks.example", 1.0)
-if sys.argv[1] == "deaf":
+if sys.argv[1] == "ignores-sigint":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 sleep = [sys.executable, "-S", "-c", "import threading; threading.Event().wait()"]
 subprocess.Popen(sleep)
 subprocess.Popen(sleep, start_new_session=True)
-if os.fork() == 0:  # its parent exits at once
+if os.fork() == 0:  # the parent of the next process exits at once
     os.setsid()
     subprocess.Popen(sleep)
     os._exit(0)
@@ -49,14 +49,14 @@ threading.Event().wait()
 
 
 def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a program; return when no process is left that holds its output, and fail if that does not happen."""
+    """Run a program until no process holds its output; fail after 90 seconds."""
     command = [sys.executable, "-c", script, *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90)
 
 
-@pytest.mark.parametrize("body", ["interruptible", "deaf"])
-def test_a_benchmark_that_waits_for_ever_fails_with_one_sentence_and_leaves_no_process(body):
-    done = run(WAIT_FOR_EVER, body)
+@pytest.mark.parametrize("body", ["interruptible", "ignores-sigint"])
+def test_a_benchmark_that_never_ends_fails_with_one_message_and_leaves_no_process(body):
+    done = run(NEVER_ENDING, body)
     assert done.stderr == "benchmarks.example did not end within 1 s (--timeout), so its processes were ended\n"
     assert (done.returncode, done.stdout) == (1, "")
 
@@ -89,7 +89,7 @@ def test_every_benchmark_has_an_overall_time_out(program):
 
 
 class FakeServer:
-    """Coordinator and engine: batches of one sample, and generation requests that wait for ``release``."""
+    """A fake coordinator and engine: batches of one sample, and generation requests that wait for ``release``."""
 
     def __init__(self) -> None:
         self.requested = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Executes the documentation: commands, manifests, programs; checks that links and names exist."""
+"""Runs the commands, manifests and programs of the documentation; checks that links and names exist."""
 
 import re
 import shutil
@@ -26,7 +26,7 @@ LANGUAGES = FILES | {"console", "text", "mermaid", ""}
 
 @pytest.fixture(scope="module")
 def run_directory(tmp_path_factory):
-    """A directory with a run of fakes in runs/, which pages may look at."""
+    """A directory with a finished run (with fakes) in runs/, which the commands of pages can read."""
     here = tmp_path_factory.mktemp("reader")
     (here / "examples").symlink_to(ROOT / "examples")
     steps = ["--set", "spec.training={steps: 4, promptsPerStep: 2, samplesPerPrompt: 2}"]
@@ -44,7 +44,7 @@ def reader(run_directory, tmp_path):
 
 
 def check_yaml(block):
-    """A manifest, or fields of its spec, must be valid."""
+    """Check that a manifest, or fields of a spec, are valid."""
     if "apiVersion" in block.text:
         loads(block.text, source=str(block))
         return
@@ -57,7 +57,9 @@ def check_yaml(block):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_blocks_of_a_page_work_in_order(page, reader):
     for block in blocks(page):
-        assert block.language in LANGUAGES, f"{block}: say what {block.language!r} is, or write text"
+        assert block.language in LANGUAGES, (
+            f"{block}: unknown language {block.language!r}; use text for blocks that are not tested"
+        )
         if block.file is not None:
             (reader / block.file).parent.mkdir(parents=True, exist_ok=True)
             (reader / block.file).write_text(block.text)
@@ -71,7 +73,7 @@ def test_the_blocks_of_a_page_work_in_order(page, reader):
         elif block.language == "console":
             for i, (command, expected) in enumerate(block.commands):
                 printed = shell(command, reader, block.exit_code if i == len(block.commands) - 1 else 0)
-                assert matches(expected, printed), f"{block}: {command} printed\n{printed}\nand not\n{expected}"
+                assert matches(expected, printed), f"{block}: {command} printed\n{printed}\ninstead of\n{expected}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -113,13 +115,13 @@ def test_files_fields_and_commands_that_a_page_names_exist(page):
 
 
 def is_program(module):
-    """Whether ``python -m`` finds a module of the repository: a file, or a package with __main__.py."""
+    """Return whether ``python -m`` finds a module of the repository: a file, or a package with __main__.py."""
     path = ROOT / module.replace(".", "/")
     return Path(f"{path}.py").is_file() or (path / "__main__.py").is_file()
 
 
 def check_command(text):
-    """A command of rljob must exist, with its options."""
+    """Assert that a command of rljob and its options exist."""
     group = typer.main.get_command(app)
     words = text.split()[1:]
     if words and words[0].startswith("-"):
@@ -161,7 +163,7 @@ def test_the_page_on_the_operator_has_every_metric():
     assert sorted(first_column(ROOT / "docs" / "operator.md", "metrics")) == sorted(known)
 
 
-def test_the_reader_is_told_why_a_block_is_not_run():
+def test_a_block_that_is_not_run_gives_a_reason():
     for page in PAGES:
         for block in blocks(page):
             if "not-run" in block.info:
@@ -175,5 +177,5 @@ def test_output_is_compared_with_gaps():
     assert not matches("a … e", "a b c d")
 
 
-def test_the_page_on_the_command_line_is_what_the_commands_say():
+def test_the_page_on_the_command_line_is_up_to_date():
     assert (ROOT / "docs" / "cli.md").read_text() == command_page(), "run: make docs"

@@ -17,7 +17,7 @@ STEPS = 3
 
 
 async def succeeded(harness: Harness) -> None:
-    """Poll the coordinator's status until Succeeded; it logs nothing at that moment."""
+    """Poll the coordinator's status until Succeeded; no log line marks this moment."""
     async with aiohttp.ClientSession() as session:
         state = ""
         while state != "Succeeded":
@@ -27,19 +27,19 @@ async def succeeded(harness: Harness) -> None:
             await asyncio.sleep(0.002)
 
 
-@pytest.mark.parametrize("way", ["killed at once", "ended"])
-async def test_the_last_evaluation_s_figures_are_there_once_the_run_has_succeeded(tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize("end", ["killed at once", "exited"])
+async def test_the_metrics_of_the_last_evaluation_are_written_before_the_run_succeeds(tmp_path: Path, end: str) -> None:
     training = {"steps": STEPS, "promptsPerStep": 2, "samplesPerPrompt": 2, "maxStaleness": 0}
     job = make_job(training=training, evaluation={"problems": 4})
     async with run_harness(job, tmp_path) as harness:
         training_ = asyncio.create_task(harness.trainer().run())
         await succeeded(harness)
-        if way == "killed at once":
+        if end == "killed at once":
             harness.kill("coordinator")
         await training_
     lines = [msgspec.json.decode(line) for line in (tmp_path / "metrics.jsonl").read_bytes().splitlines()]
     assert {line["version"] for line in lines if line["kind"] == "evaluation"} == {0, STEPS}
-    if way == "ended":
+    if end == "exited":
         assert harness.codes["coordinator"] == 0
         assert (tmp_path / "ledger.sqlite").exists() and not (tmp_path / "ledger.sqlite-wal").exists()
         assert decode_status((tmp_path / "status.json").read_bytes()).state == "Succeeded"

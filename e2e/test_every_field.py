@@ -34,13 +34,13 @@ LISTS = {
     "spec.network.egress.to": {"name": "made", "cidr": "10.0.0.0/16"},
     "spec.network.nodes": {"name": "made", "cidr": "10.0.0.0/16"},
 }
-"""Lists of mappings → the entry made where there is none."""
+"""Lists of mappings → the entry that is added to an empty list."""
 
 
 FIELDS = {field.name: field for field in manifest_fields(RLJob).values()}
 """Path without indices → metadata."""
 LOCAL = "spec.rewards.local.command"
-"""The field that is for one machine only."""
+"""The field that is supported on one machine only."""
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +52,13 @@ def storage(tmp_path_factory):
 
 
 def leaves():
-    """Return the paths of all fields that hold values and not fields of their own."""
+    """Return the paths of all fields without nested fields."""
     known = list(fields())
     return [path for path in known if not any(other.startswith(f"{path}.") for other in known)]
 
 
 def changed(path, value, given, storage, also=()):
-    """Return the manifest's text with ``given`` set, and with ``also`` and the field at ``path`` set besides."""
+    """Return two manifests as text: with ``given``, and also with ``also`` and ``value`` at ``path``."""
     data = place.manifest()
     for entry in given:
         override(data, entry.replace("make-", f"{storage}/make-"))
@@ -66,8 +66,8 @@ def changed(path, value, given, storage, also=()):
     for entry in also:
         override(data, entry)
     here, walked = data, []
-    *way, last = path.split(".")
-    for step in way:
+    *parents, last = path.split(".")
+    for step in parents:
         walked.append(step)
         made = LISTS.get(".".join(walked))
         here = here.setdefault(step, {} if made is None else [dict(made)])
@@ -78,7 +78,7 @@ def changed(path, value, given, storage, also=()):
 
 
 @functools.cache
-def _made_of(consumer, text, storage):
+def _result_of(consumer, text, storage):
     return consumer(resolve(loads(text)), storage)
 
 
@@ -94,20 +94,20 @@ def test_a_field_makes_a_difference(path, storage):
     if isinstance(row, Refused) or refused(path):
         with pytest.raises(ManifestError) as caught:
             loads(after)
-        said = "\n".join(caught.value.problems)
-        assert (row.said if isinstance(row, Refused) else "not supported yet") in said
-        assert path.split(".")[1 if "." in path else 0] in said
+        problems_text = "\n".join(caught.value.problems)
+        assert (row.cause if isinstance(row, Refused) else "not supported yet") in problems_text
+        assert path.split(".")[1 if "." in path else 0] in problems_text
     elif FIELDS[path].local:
         assert isinstance(row, Changed)
         new = set(field_support.warnings(loads(after))) - set(field_support.warnings(loads(before)))
         assert new or field_support.warnings(loads(after)) == field_support.warnings(loads(before)) != []
     else:
         assert isinstance(row, Shows), "a field that one machine supports needs a consumer that shows its effect"
-        assert _made_of(row.consumer, before, storage) != row.consumer(resolve(loads(after)), storage)
+        assert _result_of(row.consumer, before, storage) != row.consumer(resolve(loads(after)), storage)
 
 
 def refused(path):
-    """Return whether the metadata of a field says that the value of its row is not supported yet."""
+    """Return whether the value of a field's row is not supported yet according to its metadata."""
     values = FIELDS[path].unsupported
     return values is True or ROWS[path].value in values
 
@@ -117,7 +117,7 @@ def test_every_field_has_one_reader():
 
 
 def test_a_run_continues_with_another_value_of_every_field_that_does_not_define_it(storage):
-    """On one machine and in a cluster, where the API server refuses changes of more fields."""
+    """On one machine and in a cluster, where the API server rejects changes of more fields."""
     schema = crd.rljob()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     rules = immutability(schema["properties"]["spec"])
     immutable = [
@@ -134,12 +134,12 @@ def test_a_run_continues_with_another_value_of_every_field_that_does_not_define_
             to_data(loads(text)) for text in changed(path, row.value, row.given, storage, getattr(row, "also", ()))
         )
         if field.mutable == "raise":
-            assert not list(run_changes(after, before)), f"{path}: is lowered by its row, and raised by the opposite"
+            assert not list(run_changes(after, before)), f"{path}: its row must raise the value"
         if bool(list(run_changes(before, after))) != (field.defines_run or field.mutable == "raise"):
-            wrong.append(f"{path}: a run continues with another value of it, or does not, against its metadata")
+            wrong.append(f"{path}: whether a run can resume with another value contradicts its metadata")
         on_server = any(f"{path}.".startswith(f"{rule}.") for rule in immutable)
         if path.startswith("spec.") and on_server != (field.mutable == "never"):
-            wrong.append(f"{path}: the API server takes another value of it, or does not, against its metadata")
+            wrong.append(f"{path}: whether the API server accepts another value contradicts its metadata")
         if field.local and field.defines_run:
             wrong.append(f"{path}: has no effect on one machine and defines the run")
     assert not wrong, "\n".join(wrong)
@@ -156,18 +156,18 @@ def test_only_fields_that_processes_read_are_in_their_manifest(storage):
         )
         reader = FIELDS[path].reader
         if (before.parts != after.parts) != (reader in ("components", "coordinator")):
-            wrong.append(f"{path}: is in job.json, or is not, against its reader {reader}")
+            wrong.append(f"{path}: its presence in job.json contradicts its reader {reader}")
         if (before.lasting != after.lasting) != (reader == "components"):
-            wrong.append(f"{path}: is in the hash of every role, or is not, against its reader {reader}")
+            wrong.append(f"{path}: its presence in the hash of every role contradicts its reader {reader}")
     assert not wrong, "\n".join(wrong)
 
 
 OPERATOR = {path for path, field in FIELDS.items() if field.reader == "operator" and not field.group}
-"""Fields that decide what the operator does with the objects, and not what they are."""
+"""Fields that change the operator's decisions and not the rendered objects."""
 
 
 def test_every_field_makes_a_difference_in_a_cluster(storage):
-    """Of the rendered objects, or of the operator's decisions where the field is the operator's."""
+    """In the rendered objects, or in the operator's decisions if the operator reads the field."""
     rendered_once, decided_once = functools.cache(rendered_of), functools.cache(decisions_of)
     wrong = []
     for path, row in ROWS.items():
@@ -189,13 +189,13 @@ def decisions_of(text):
     return decisions(loads(text))
 
 
-def test_what_is_for_one_machine_only_is_refused_in_a_cluster(storage):
+def test_the_field_for_one_machine_is_rejected_in_a_cluster(storage):
     _, after = changed(LOCAL, ROWS[LOCAL].value, ROWS[LOCAL].given, storage)
     (problem,) = problems(loads(after))
     assert problem.startswith("spec.rewards[0].local: is for rljob run")
 
 
 @pytest.mark.parametrize("consumer", sorted({row.consumer for row in ROWS.values() if isinstance(row, Shows)}, key=str))
-def test_what_is_compared_differs_by_the_job_alone(consumer, storage):
+def test_a_consumer_gives_the_same_result_for_the_same_job(consumer, storage):
     text = write_yaml(place.manifest())
-    assert consumer(resolve(loads(text)), storage) == _made_of(consumer, text, storage)
+    assert consumer(resolve(loads(text)), storage) == _result_of(consumer, text, storage)

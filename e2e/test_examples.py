@@ -1,4 +1,4 @@
-"""Every example manifest runs to its end; only engine and trainer are fakes."""
+"""Every example manifest runs to completion; only engine and trainer are fakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code of a user's package, which docs/extending.md shows, runs in each extension point, alone and with the others.
+"""The code of docs/extending.md, in a user's package, runs in each extension point, alone and with the others.
 
 The package is outside the repository. Each job ends with a clean audit, and its ledger shows that the code was used.
 """
@@ -34,17 +34,17 @@ def advantages_of(samples: list[SampleDetail]) -> np.ndarray:
 
 
 def ranks(rewards: np.ndarray) -> np.ndarray:
-    """The advantage of each sample of a group by the formula of the page's `ranks`."""
+    """Return the advantage of each sample of a group by the formula of `ranks` on the page."""
     return np.sign(rewards[:, None] - rewards).mean(1)
 
 
 def over_batch(rewards: np.ndarray) -> np.ndarray:
-    """The advantage of each sample of a batch by the formula of the page's `over_batch`."""
+    """Return the advantage of each sample of a batch by the formula of `over_batch` on the page."""
     return (rewards - rewards.mean()) / (rewards.std() + 1e-6)
 
 
 def table_after(before: np.ndarray, samples: list[SampleDetail], rate: float) -> np.ndarray:
-    """The table after one step of REINFORCE on a batch, worked out token by token in float64."""
+    """Return the table after one step of REINFORCE on a batch, computed token by token in float64."""
     gradient = np.zeros(before.shape)
     tokens = sum(len(turn.written) for sample in samples for turn in sample.turns)
     for sample in samples:
@@ -63,14 +63,14 @@ def table_after(before: np.ndarray, samples: list[SampleDetail], rate: float) ->
 
 
 def check_table(run: Run) -> None:
-    """The first two checkpoints are those that REINFORCE on the batches between them makes."""
+    """Assert that REINFORCE on the batch between the first two checkpoints gives the second one."""
     before = run.table(1)
     assert not np.array_equal(before, run.table(2))
     np.testing.assert_allclose(run.table(2), table_after(before, run.batch(1), 0.5), atol=1e-5)
 
 
 def check_turns(run: Run) -> None:
-    """Every sample has three turns; before the later ones the model was given an observation."""
+    """Assert that every sample has three turns, with an observation before each later turn."""
     samples = run.batch(0) + run.batch(1)
     assert samples
     for sample in samples:
@@ -91,7 +91,7 @@ def test_nothing_of_the_user_is_in_the_repository(workspace: Workspace) -> None:
 def test_an_engine_and_a_backend_run_a_job(workspace: Workspace) -> None:
     run = workspace.run("engine-and-backend").check()
     [(engine, digests)] = run.rows("SELECT engine, COUNT(DISTINCT digest) FROM served GROUP BY engine")
-    assert engine.startswith("main-") and digests == 2, "one for each version that was sampled"
+    assert engine.startswith("main-") and digests == 2, "one digest for each version that was sampled"
     assert rewards_of(run.batch(0)).std() > 0
     assert not np.array_equal(run.table(1), run.table(2))
     log = (run.directory / "logs" / "trainer.log").read_text()
@@ -115,7 +115,7 @@ def check_batch_advantages(run: Run) -> None:
 
 
 def check_reward(run: Run) -> None:
-    """Every sample has the reward and the metric that `near` gives, and several values occur."""
+    """Assert that every sample has the reward and the metric of `near`, and that rewards differ."""
     samples = run.batch(0) + run.batch(1)
     for sample in samples:
         distance = sample.metrics.get("distance")
@@ -133,7 +133,7 @@ def test_an_advantage_of_a_group_and_a_reward_run_a_job(workspace: Workspace) ->
     check_reward(run)
 
 
-def test_all_parts_run_the_job_of_the_page(workspace: Workspace) -> None:
+def test_all_extensions_run_the_job_of_the_page(workspace: Workspace) -> None:
     run = workspace.run_manifest("job.yaml", "mine").check()
     check_turns(run)
     check_table(run)
@@ -151,13 +151,13 @@ def test_all_parts_run_the_job_of_the_page(workspace: Workspace) -> None:
         ("reward", NEAR, check_reward),
     ],
 )
-def test_each_part_alone_runs_a_job(
+def test_each_extension_alone_runs_a_job(
     workspace: Workspace, name: str, fields: dict[str, dict[str, object]], check: Callable[[Run], None]
 ) -> None:
     check(workspace.run(name, **fields).check())
 
 
-def test_the_built_in_trainer_takes_all_other_parts(workspace: Workspace) -> None:
+def test_the_built_in_trainer_works_with_all_other_extensions(workspace: Workspace) -> None:
     write_model(workspace.place / "qwen2")
     write_tiny_model(workspace.place / "qwen2")
     run = workspace.run(
@@ -185,7 +185,7 @@ WRONG = {
 """Every field that names code → a value that cannot be used, and the reason."""
 
 
-def test_wrong_references_are_refused_together_before_anything_starts(workspace: Workspace) -> None:
+def test_wrong_references_are_reported_together_before_anything_starts(workspace: Workspace) -> None:
     sections: dict[str, dict[str, object]] = {"rewards": {"builtin": None}}
     for path, (reference, _) in WRONG.items():
         _, section, field = path.split(".")
@@ -200,7 +200,7 @@ def test_wrong_references_are_refused_together_before_anything_starts(workspace:
     assert sorted(workspace.place.glob("runs/*")) == before
 
 
-def test_a_wrong_advantage_ends_the_run_with_a_sentence_and_no_step(workspace: Workspace) -> None:
+def test_a_wrong_advantage_ends_the_run_with_one_message_and_no_step(workspace: Workspace) -> None:
     run = workspace.run("too-few", algorithm={"advantage": "wrong.advantages:too_few"})
     assert run.code == 1, run.output
     [sentence] = [line for line in run.output.splitlines() if line.startswith("rljob: ")]

@@ -17,7 +17,7 @@ TRAINING = {"steps": 12, "promptsPerStep": 2, "samplesPerPrompt": 3, "maxStalene
 
 
 @pytest.mark.timeout(300)
-async def test_a_trainer_told_to_stop_by_a_coordinator_that_dies_is_there_when_the_run_continues(
+async def test_a_trainer_stopped_by_a_coordinator_that_dies_is_restarted_with_the_run(
     tmp_path: Path,
 ) -> None:
     async with (
@@ -27,14 +27,14 @@ async def test_a_trainer_told_to_stop_by_a_coordinator_that_dies_is_there_when_t
         await environment.until_applied(2)
         suspending = asyncio.create_task(environment.suspend())
 
-        def die() -> None:
-            suspending.cancel()  # the next coordinator gets no request to suspend
+        def kill_coordinator() -> None:
+            suspending.cancel()  # the next coordinator receives no request to suspend
             environment.kill_9("coordinator")
 
-        await environment.struck(Moment("trainer", "Stop", "after"), die)
-        told = environment.applied
-        await environment.until_applied(told + 2)
-        assert environment.applied >= told + 2
+        await environment.inject_at(Moment("trainer", "Stop", "after"), kill_coordinator)
+        applied = environment.applied
+        await environment.until_applied(applied + 2)
+        assert environment.applied >= applied + 2
         await environment.ended("trainer")
         await environment.succeeded()
     check(environment)

@@ -1,5 +1,5 @@
-"""Faults without a crash: weights that do not arrive, samples that cannot be scored, a trainer that is not
-reproducible. With fakes, over real connections."""
+"""Faults without a crash, with fakes over real connections: weights that do not arrive, samples that cannot be scored,
+a trainer that is not reproducible."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_weights_that_do_not_arrive_are_sent_again_and_change_nothing(
     assert [one.state for one in trainer.applied] == expected
 
 
-async def test_an_engine_that_does_not_answer_an_update_holds_nobody_up(tmp_path: Path) -> None:
+async def test_an_engine_that_does_not_answer_an_update_does_not_block_the_run(tmp_path: Path) -> None:
     job = make_job(training={**TRAINING, "maxStaleness": 0})
     silent = Faults(weights="silent", weights_times=1_000_000)
     async with run_harness(job, tmp_path, [silent, Faults()]) as harness:
@@ -47,7 +47,7 @@ async def test_an_engine_that_does_not_answer_an_update_holds_nobody_up(tmp_path
 
 
 @pytest.mark.timeout(300)
-async def test_an_engine_that_dies_again_and_again_costs_time_only(tmp_path: Path) -> None:
+async def test_an_engine_that_dies_repeatedly_changes_no_result(tmp_path: Path) -> None:
     job = make_job(training={**TRAINING, "maxStaleness": 0})
     async with run_harness(job, tmp_path, []) as harness:
         await harness.start("agent", "--die-after-tokens", "600")
@@ -76,7 +76,7 @@ async def test_samples_that_cannot_be_scored_are_recorded_and_their_groups_repla
 
 
 @pytest.mark.parametrize("alpha", [0, 1])
-async def test_a_trainer_that_does_not_reproduce_itself_begins_a_new_lineage(tmp_path: Path, alpha: int) -> None:
+async def test_a_trainer_that_is_not_reproducible_starts_a_new_lineage(tmp_path: Path, alpha: int) -> None:
     job = make_job(training={**TRAINING, "maxStaleness": alpha})
     async with run_harness(job, tmp_path, seconds_per_token=0.001) as harness:
         first = harness.trainer()
@@ -87,7 +87,7 @@ async def test_a_trainer_that_does_not_reproduce_itself_begins_a_new_lineage(tmp
         await asyncio.gather(running, return_exceptions=True)
         second = harness.trainer(salt=b"another library")
         await second.run()
-    assert [one.train.step for one in second.applied] == [3, 4, 5], "it replays what is after its checkpoint"
+    assert [one.train.step for one in second.applied] == [3, 4, 5], "it replays the batches after its checkpoint"
     assert [one.shard for one in second.applied[:2]] == [one.shard for one in first.applied[3:5]]
     assert {row["lineage"] for row in harness.ledger("SELECT lineage FROM publications")} == {0, 1}
     if alpha == 0:

@@ -2,9 +2,9 @@
 
 The coordinator and the runner are real, engine, trainer and reward are fakes; all are processes. Cases of one fault
 share runs (see e2e/faults/run_cases.py), so the first test runs all cases and the others look up their
-outcome. One case by itself: RLJOB_THOROUGH=1 pytest e2e/test_kill_matrix.py -k NAME.
+outcome. To run a single case: RLJOB_THOROUGH=1 pytest e2e/test_kill_matrix.py -k NAME.
 
-Where a fault may strike before or after a message, `make test` tries one of both (see e2e/faults/cases.py), and
+If a fault can be injected before or after a message, `make test` tries one of both (see e2e/faults/cases.py), and
 `make thorough` both.
 """
 
@@ -24,7 +24,7 @@ from e2e.faults.disk import NoMountsError, private_mounts
 
 ROOT = Path(__file__).resolve().parents[1]
 CASES = {case.name: case for case in selected_cases()}
-PATIENCE_SECONDS = 1800
+TIMEOUT_SECONDS = 1800
 
 Outcomes = dict[str, str]
 
@@ -48,7 +48,7 @@ def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             str(directory / f"disk-{disk}"),
             *names,
         ]
-        namespace = where_disks_can_be_mounted() if disk else []
+        namespace = mount_namespace_or_skip() if disk else []
         done = subprocess.run([*namespace, *command], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-3000:]
         found: Outcomes = json.loads(done.stdout)
@@ -57,26 +57,28 @@ def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return lambda case: outcomes(case.fault == "full")[case.name]
 
 
-def where_disks_can_be_mounted() -> list[str]:
+def mount_namespace_or_skip() -> list[str]:
     try:
         return private_mounts()
     except NoMountsError as error:
         pytest.skip(str(error))
 
 
-@pytest.mark.timeout(PATIENCE_SECONDS)
+@pytest.mark.timeout(TIMEOUT_SECONDS)
 @pytest.mark.parametrize("name", CASES)
 def test_the_run_survives(name: str, outcome: Callable[[Case], str]) -> None:
     problem = outcome(CASES[name])
     assert not problem, problem
 
 
-def test_every_fault_meets_every_component_at_every_message_before_or_after_it() -> None:
+def test_the_selected_cases_cover_every_fault_component_and_message() -> None:
     def cells(cases: list[Case]) -> set[tuple[str, ...]]:
         return {(case.fault, case.victim, case.phase, case.moment.component, case.moment.message) for case in cases}
 
     some = cases_of_every_change()
     assert cells(some) == cells(all_cases()) and len(some) == len(cells(some))
     assert {case.name for case in some} < {case.name for case in all_cases()}
-    met = {(case.phase, case.moment.message, case.moment.when) for case in some if case.fault == "kill"}
-    assert met == {(case.phase, case.moment.message, case.moment.when) for case in all_cases() if case.fault == "kill"}
+    selected = {(case.phase, case.moment.message, case.moment.when) for case in some if case.fault == "kill"}
+    assert selected == {
+        (case.phase, case.moment.message, case.moment.when) for case in all_cases() if case.fault == "kill"
+    }

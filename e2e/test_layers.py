@@ -1,4 +1,4 @@
-"""Light components stay light: no torch, no engine, no controller framework. A name has one place."""
+"""Light components import no torch, no engine and no controller framework. Module and class names are unique."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ LIGHT = (
 
 SOURCES = sorted(Path(__file__).parents[1].glob("*/src/rljob/**/*.py"))
 CONVENTIONAL = {"__init__", "__main__", "base", "errors", "main", "metrics", "preflight"}
-"""Names of modules that stand for the same thing in every package."""
+"""Names of modules with the same meaning in every package."""
 
 
 @pytest.mark.parametrize("module", LIGHT)
-def test_a_light_part_imports_nothing_heavy(module: str) -> None:
+def test_a_light_module_imports_nothing_heavy(module: str) -> None:
     program = f"import sys, {module}; print([m for m in {HEAVY!r} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
 
 
-def test_the_command_line_imports_core_alone() -> None:
+def test_the_command_line_imports_only_core_and_itself() -> None:
     shared = ("api", "protocol", "manifests", "scheduling", "ledger", "kube", "cli", "local", "remote")
     program = (
         "import sys, rljob.cli.typer_app; print(*{name.split('.')[1] for name in sys.modules if name[:6] == 'rljob.'})"
@@ -46,12 +46,12 @@ def test_the_command_line_imports_core_alone() -> None:
     assert set(out.stdout.split()) <= set(shared)
 
 
-def test_a_module_has_a_name_of_its_own() -> None:
+def test_module_names_are_unique() -> None:
     names = Counter(path.stem for path in SOURCES if path.stem not in CONVENTIONAL)
     assert [name for name, count in names.items() if count > 1] == []
 
 
-def test_a_public_class_has_a_name_of_its_own() -> None:
+def test_public_class_names_are_unique() -> None:
     trees = [ast.parse(path.read_text()) for path in SOURCES]
     classes = Counter(node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef))
     assert [name for name, count in classes.items() if count > 1 and not name.startswith("_")] == []

@@ -1,4 +1,4 @@
-"""A job whose first task has a loop of two turns runs to its end, whatever is killed, and its audit is clean."""
+"""A job with a loop of two turns runs to completion with a clean audit, also when components are killed."""
 
 from __future__ import annotations
 

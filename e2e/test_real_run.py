@@ -38,7 +38,7 @@ SUMS: dict[str, Any] = {
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that is sometimes right: rewards differ, so weights change."""
+    """A model that answers some problems correctly, so that rewards differ and weights change."""
     directory = tmp_path_factory.mktemp("policy") / "model"
     build(directory, Task.model_validate(SUMS), seed=1, recipe=Recipe(working_steps=200, bare_steps=20))
     return directory
@@ -62,7 +62,7 @@ def write_manifest(path: Path, model: Path, **training: Any) -> Path:
 
 
 class Running:
-    """A `rljob run` that was started."""
+    """A started `rljob run`."""
 
     def __init__(self, process: subprocess.Popen[bytes], directory: Path) -> None:
         self.process, self.directory = process, directory
@@ -82,7 +82,7 @@ class Running:
         while not reached():
             assert self.process.poll() is None, self.output()
             assert time.monotonic() < deadline, self.output()
-            time.sleep(0.05)  # other processes: there is nothing to await
+            time.sleep(0.05)  # another process: there is nothing to await
 
     def pid(self, component: str) -> int:
         """Return the process of a component; ``server`` is the vLLM server that the agent started."""
@@ -99,7 +99,7 @@ class Running:
         return [event["pid"] for event in events if event["subject"] == component and event["event"] == "started"][-1]
 
     def living(self, component: str) -> int:
-        """Wait for a process of a component and return its pid; never -1, which kill takes for everything there is."""
+        """Wait for a process of a component and return its pid. Never -1: os.kill(-1) would kill all processes."""
         found = -1
 
         def there() -> bool:
@@ -139,7 +139,7 @@ def rljob_run(manifest: Path, directory: Path) -> Iterator[Running]:
 @pytest.mark.engine
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("alpha", [0, 1])
-def test_one_kill_9_of_every_component_costs_time_and_nothing_else(tmp_path: Path, model: Path, alpha: int) -> None:
+def test_the_run_survives_a_kill_9_of_every_component(tmp_path: Path, model: Path, alpha: int) -> None:
     directory = tmp_path / "run"
     with rljob_run(write_manifest(tmp_path / "job.yaml", model, maxStaleness=alpha), directory) as run:
         for number, victim in enumerate(VICTIMS, start=1):
@@ -156,9 +156,7 @@ def test_one_kill_9_of_every_component_costs_time_and_nothing_else(tmp_path: Pat
 
 @pytest.mark.engine
 @pytest.mark.timeout(900)
-def test_a_run_suspended_and_then_killed_whole_continues_and_its_accounts_are_clean(
-    tmp_path: Path, model: Path
-) -> None:
+def test_a_run_suspended_and_then_killed_completely_resumes_with_a_clean_audit(tmp_path: Path, model: Path) -> None:
     directory = tmp_path / "run"
     manifest = write_manifest(tmp_path / "job.yaml", model, steps=8, maxStaleness=1)
     with rljob_run(manifest, directory) as run:
@@ -172,7 +170,7 @@ def test_a_run_suspended_and_then_killed_whole_continues_and_its_accounts_are_cl
         run.wait(lambda: run.step() >= suspended["progress"]["step"] + 2)
         victims = [run.process.pid, *(run.living(component) for component in VICTIMS)]
         for pid in victims:
-            with contextlib.suppress(ProcessLookupError):  # the rest dies with the first
+            with contextlib.suppress(ProcessLookupError):  # some processes end with the first one
                 os.kill(pid, signal.SIGKILL)
         run.process.wait()
     with rljob_run(manifest, directory) as run:
@@ -185,7 +183,7 @@ def test_a_run_suspended_and_then_killed_whole_continues_and_its_accounts_are_cl
 
 
 def check_ledger(directory: Path, alpha: int) -> None:
-    """No prompt was lost, no sample trained twice, nothing older than the bound, every batch applied."""
+    """Assert that no prompt was lost, no sample trained twice or older than α, and every batch applied."""
     with sqlite3.connect(directory / "ledger.sqlite") as ledger:
         ledger.row_factory = sqlite3.Row
         samples = ledger.execute(
@@ -206,7 +204,7 @@ def check_ledger(directory: Path, alpha: int) -> None:
 
 
 def check_metrics(directory: Path) -> None:
-    """At the first step engine and trainer agreed on every log-probability."""
+    """Assert that engine and trainer agreed on every log-probability of the first step."""
     with sqlite3.connect(directory / "ledger.sqlite") as ledger:
         first = json.loads(ledger.execute("SELECT metrics FROM applied WHERE step = 0").fetchone()[0])
     assert first["first_step_logprob_error"] <= 1e-4

@@ -58,45 +58,47 @@ async def suspend(harness: Harness) -> None:
             await asyncio.sleep(0.01)  # nothing is logged in this process
 
 
-async def run_until(harness: Harness, trainer: FakeTrainer, step: int, way: str, said: str = "is incarnation") -> None:
-    """Run until ``trainer`` has applied ``step`` batches, or for step 0 until the coordinator has ``said`` something,
-    then end all of it one way or the other."""
+async def run_until(harness: Harness, trainer: FakeTrainer, step: int, end: str, line: str = "is incarnation") -> None:
+    """Run until ``trainer`` has applied ``step`` batches, or for step 0 until the coordinator has logged ``line``; then
+    suspend or kill the run, according to ``end``."""
     running = asyncio.create_task(trainer.run())
     if step == 0:
-        await harness.until("coordinator", said)
+        await harness.until("coordinator", line)
     async with trainer.has_applied:
         await trainer.has_applied.wait_for(lambda: len(trainer.applied) >= step)
-    if way == "suspended":
+    if end == "suspended":
         await suspend(harness)
         await running
     else:
         harness.kill("coordinator")
-        running.cancel()  # the others are cut off in the middle of what they do when the harness closes
+        running.cancel()  # closing the harness stops the other components at any point
         await asyncio.gather(running, return_exceptions=True)
 
 
-@pytest.mark.parametrize("way", ["suspended", "killed"])
+@pytest.mark.parametrize("end", ["suspended", "killed"])
 @pytest.mark.parametrize("step", range(STEPS))
 async def test_a_run_stopped_at_any_step_gives_the_checkpoint_of_the_run_never_stopped(
-    tmp_path: Path, unbroken: bytes, step: int, way: str
+    tmp_path: Path, unbroken: bytes, step: int, end: str
 ) -> None:
     async with run_harness(synchronous_job(), tmp_path) as harness:
-        await run_until(harness, harness.trainer(), step, way)
+        await run_until(harness, harness.trainer(), step, end)
     async with run_harness(synchronous_job(), tmp_path) as harness:
         second = harness.trainer()
         await second.run()
     assert checkpoint(tmp_path) == unbroken
     lines = [msgspec.json.decode(line) for line in (tmp_path / "metrics.jsonl").read_bytes().splitlines()]
-    assert [line["step"] for line in lines] == list(range(STEPS)), "what was written last before the end too"
-    if way == "suspended":
-        assert all(one.train.step >= step for one in second.applied), "its checkpoint spares it what was done"
+    assert [line["step"] for line in lines] == list(range(STEPS)), "no line was lost or repeated by the stop"
+    if end == "suspended":
+        assert all(one.train.step >= step for one in second.applied), "a suspended run must not repeat batches"
 
 
-async def test_a_run_stopped_again_and_again_in_evaluations_too_gives_the_same(tmp_path: Path, unbroken: bytes) -> None:
+async def test_a_run_stopped_repeatedly_also_in_evaluations_gives_the_same_checkpoint(
+    tmp_path: Path, unbroken: bytes
+) -> None:
     job = synchronous_job(evaluation={"everySteps": 2, "problems": 16})
-    for way in ("suspended", "killed", "suspended", "killed"):
+    for end in ("suspended", "killed", "suspended", "killed"):
         async with run_harness(job, tmp_path) as harness:
-            await run_until(harness, harness.trainer(), 1 if way == "suspended" else 0, way, said="evaluating version")
+            await run_until(harness, harness.trainer(), 1 if end == "suspended" else 0, end, line="evaluating version")
     async with run_harness(job, tmp_path) as harness:
         await harness.trainer().run()
     assert checkpoint(tmp_path) == unbroken

@@ -28,7 +28,7 @@ def tiny_job() -> RLJob:
 
 @asynccontextmanager
 async def run_with_real_trainer(directory: Path) -> AsyncIterator[Harness]:
-    """Run all components: a fake engine with real weights in this process, the real trainer as its own."""
+    """Run all components: a fake engine with real weights in this process, and the real trainer as a process."""
     async with run_harness(tiny_job(), directory, engines=[]) as harness:
         write_tiny_model(directory / "model")
         engine = TinyEngine(harness.coordinator_url, TOKENS["agent"], directory / "model")
@@ -38,7 +38,7 @@ async def run_with_real_trainer(directory: Path) -> AsyncIterator[Harness]:
 
 
 async def train(directory: Path) -> dict[str, bytes]:
-    """Run to the end; return the files with weights and optimizer state of the last checkpoint."""
+    """Run to completion; return the files with weights and optimizer state of the last checkpoint."""
     async with run_with_real_trainer(directory) as harness:
         await harness.ended("trainer")
     last = directory / f"checkpoints/step-{STEPS:06d}"
@@ -47,7 +47,7 @@ async def train(directory: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module", autouse=True)
 def real_trainer() -> object:
-    """The harness starts the real trainer."""
+    """Let the harness start the real trainer."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(COMMANDS, "trainer", ["-m", "rljob.trainer.main"])
         yield
@@ -56,9 +56,9 @@ def real_trainer() -> object:
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory, real_trainer: object) -> dict[str, bytes]:
     """The result of the uninterrupted run."""
-    learned = asyncio.run(train(tmp_path_factory.mktemp("unbroken")))
-    assert learned.keys() == {"model.safetensors", "optimizer.safetensors"}
-    return learned
+    result = asyncio.run(train(tmp_path_factory.mktemp("unbroken")))
+    assert result.keys() == {"model.safetensors", "optimizer.safetensors"}
+    return result
 
 
 @pytest.mark.timeout(300)

@@ -29,7 +29,7 @@ COMMANDS: Mapping[str, Callable[[], Mapping[str, str]]] = {
     "make crds": crds,
     "make docs": lambda: {"docs/manifest.md": manifest_page(), "docs/cli.md": command_page()},
 }
-"""Command → what it writes: content by path."""
+"""Command → function that returns the files it writes: path → content."""
 
 
 def problems(root: Path = ROOT) -> list[str]:
@@ -39,17 +39,17 @@ def problems(root: Path = ROOT) -> list[str]:
         for path, content in contents().items():
             generated.add(root / path)
             if not (root / path).is_file():
-                found.append(f"{path}: is not there; run {command}")
+                found.append(f"{path}: missing; run {command}")
             elif (root / path).read_text() != content:
-                found.append(f"{path}: differs from what its sources give; run {command}")
-    strays = (path for folder in FOLDERS for path in sorted((root / folder).glob("*")))
+                found.append(f"{path}: out of date; run {command}")
+    candidates = (path for folder in FOLDERS for path in sorted((root / folder).glob("*")))
     return found + [
-        f"{path.relative_to(root)}: nothing generates it; remove it" for path in strays if path not in generated
+        f"{path.relative_to(root)}: nothing generates it; remove it" for path in candidates if path not in generated
     ]
 
 
 def main() -> None:
-    """Write the definitions; with --check print what differs and return exit code 1."""
+    """Write the definitions; with --check print the outdated files and exit with code 1."""
     if "--check" in sys.argv[1:]:
         if found := problems():
             sys.exit("\n".join(found))

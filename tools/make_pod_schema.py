@@ -1,6 +1,6 @@
-"""Writes core/src/rljob/api/pod_models.json: the schema of a PodTemplateSpec, without descriptions, nothing required.
+"""Writes core/src/rljob/api/pod_template.json: the schema of a PodTemplateSpec, without descriptions and `required`.
 
-Made from the models of the Kubernetes client, whose minor version is that of the API:
+The source is the models of the Kubernetes client, which has the minor version of the API:
 
     uv run --no-project --with kubernetes==33.1.0 tools/make_pod_schema.py
 """

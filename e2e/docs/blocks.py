@@ -1,17 +1,17 @@
-"""The blocks of a page of the documentation, and what it names.
+"""Parses pages of the documentation: fenced blocks, links, code spans and anchors.
 
-What comes after the language says how a block is tested:
+The words after the language of a block select its test:
 
-    console               its commands ($ …) are run in a shell, in order; what follows them must be what they print, …
-                          standing for anything; they exit with 0, or as `exit=2` says
-    console cluster       its commands need a cluster: they are run by e2e/integration/test_pages.py
-    console pods          its commands need a cluster whose pods run: they are run by e2e/pods/test_pages.py
-    console not-run: why  is not run, for the reason given
-    yaml, json, python, sh, csv   with `file=NAME`: written to that file for the blocks after it
-    yaml                  a manifest, or fields of one's spec: it is valid
-    python                is run
-    text                  is not for machines
-    mermaid               a diagram
+    console               the commands ($ …) are run in a shell, in order; the following lines are the expected output,
+                          in which … matches any text; the exit code is 0, or N with `exit=N` for the last command
+    console cluster       the commands need a cluster: e2e/integration/test_pages.py runs them
+    console pods          the commands need a cluster with running pods: e2e/pods/test_pages.py runs them
+    console not-run: why  the block is not run, for the given reason
+    yaml, json, python, sh, csv   with `file=NAME`: written to that file for the following blocks
+    yaml                  a manifest, or fields of a spec; must be valid
+    python                the program is run
+    text                  not tested
+    mermaid               a diagram, not tested
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block: page, line of its fence, language, the words after the language, and its text."""
+    """One fenced block. ``line``: line of its fence; ``info``: the words after the language."""
 
     page: Path
     line: int
@@ -41,19 +41,19 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """Name of the file it is written to."""
+        """Name of the file to which the block is written, or None."""
         found = re.search(r"\bfile=(\S+)", self.info)
         return found[1] if found else None
 
     @property
     def exit_code(self) -> int:
-        """Exit code that its last command is to have."""
+        """Expected exit code of the last command."""
         found = re.search(r"\bexit=(\d+)", self.info)
         return int(found[1]) if found else 0
 
     @property
     def reason(self) -> str | None:
-        """Why it is not run."""
+        """The reason for which the block is not run, or None."""
         found = re.search(r"\bnot-run: *(.+)$", self.info)
         return found[1] if found else None
 
@@ -64,12 +64,12 @@ class Block:
 
     @property
     def pods(self) -> bool:
-        """Whether its commands need a cluster whose pods run."""
+        """Whether its commands need a cluster with running pods."""
         return self.info.split(" ")[0] == "pods"
 
     @property
     def commands(self) -> list[tuple[str, str]]:
-        """The commands of a console and what they are to print."""
+        """The commands of a console block and their expected output."""
         found: list[tuple[str, str]] = []
         for line in self.text.splitlines():
             if line.startswith("$ "):
@@ -110,11 +110,11 @@ def links(page: Path) -> list[str]:
 
 
 def code_spans(page: Path) -> list[str]:
-    """Return what stands in `…` outside of blocks."""
+    """Return the code spans (`…`) outside of blocks."""
     return CODE.findall(prose(page))
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub generates them."""
     titles = HEADING.findall(prose(page))
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}

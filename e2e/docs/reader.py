@@ -1,6 +1,6 @@
 """Runs the commands of documentation pages and compares their output.
 
-A module of its own, because tests of pages on a cluster must not import torch, which takes seconds.
+This is a separate module, because tests of pages on a cluster must not import torch, which takes seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BIN = ROOT / "e2e" / "docs" / "bin"
 
 
 def shell(command: str, where: Path, code: int = 0) -> str:
-    """Run a command as a reader does; return what it prints."""
+    """Run a command as a reader does; return its output."""
     environment = os.environ | {
         "PATH": f"{BIN}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
@@ -38,6 +38,6 @@ def shell(command: str, where: Path, code: int = 0) -> str:
 
 
 def matches(expected: str, printed: str) -> bool:
-    """Return whether ``printed`` is ``expected``, in which … stands for anything, also for lines; spaces may differ."""
+    """Return whether ``printed`` matches ``expected``: … matches any text, also lines; white space may differ."""
     parts = [r"\s+".join(map(re.escape, part.split())) for part in expected.split("…")]
     return re.search(r"[\s\S]*?".join(part and rf"\s*{part}\s*" for part in parts), printed) is not None

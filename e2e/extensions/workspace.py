@@ -35,14 +35,14 @@ class Run:
     output: str
 
     def check(self) -> Run:
-        """Return the run; it has succeeded, and its audit has found nothing."""
+        """Assert that the run succeeded with a clean audit; return the run."""
         assert self.code == 0, self.output + self.logs()
         report = audit(self.directory)
         assert report.ok and report.finished, [problem for check in report.checks for problem in check.problems]
         return self
 
     def logs(self) -> str:
-        """Return the ends of the logs of all components."""
+        """Return the last 3000 characters of the log of each component."""
         return "".join(f"\n--- {log.name}\n{log.read_text()[-3000:]}" for log in self.directory.glob("logs/*.log"))
 
     def rows(self, query: str) -> list[Any]:
@@ -62,7 +62,7 @@ class Run:
 
 
 class Workspace:
-    """Where a user works: ``place`` is the current directory of every command, with the user's packages."""
+    """A user's working directory: ``place`` is the current directory of every command and holds the user's packages."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -79,7 +79,7 @@ class Workspace:
         path.write_text(text)
 
     def python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run Python as the user, without anything of the repository's tests; return what it printed."""
+        """Run Python as the user, without the repository's tests on its path; return the completed process."""
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         return subprocess.run(
             [sys.executable, *arguments],
@@ -105,9 +105,10 @@ class Workspace:
 
 
 def manifest(page: dict[str, Any], name: str, fields: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the page's manifest with built-ins for all but engine and backend, and then with ``fields`` of sections.
+    """Return the page's manifest with built-in implementations except engine and backend, changed by ``fields``.
 
-    Of a section that is a list its only entry has the fields. The model is made once for all jobs.
+    ``fields``: section → fields; in a section that is a list they change its only entry. The model is made once for all
+    jobs, so the initializer is removed.
     """
     spec = {**page["spec"], "algorithm": {"preset": "grpo"}, "models": [{"name": "policy", "source": "model"}]}
     del spec["initializer"]

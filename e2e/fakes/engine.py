@@ -50,11 +50,11 @@ class FakeEngine:
     Args:
         url: address of the coordinator.
         token: the agents' token.
-        pool: rollout pool it belongs to.
+        pool: its rollout pool.
         max_concurrency: sequences generated concurrently.
-        seconds_per_token: see the module.
+        seconds_per_token: see the module docstring.
         faults: injected faults.
-        pod: name of the pod it is in.
+        pod: name of its pod.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class FakeEngine:
         self._link = CoordinatorLink(url, "agent", token, m.ToAgent, self._register)
 
     async def run(self) -> None:
-        """Serve until told to drain.
+        """Serve until cancelled.
 
         Raises:
             RefusedError: the coordinator rejects this agent permanently.
@@ -185,7 +185,7 @@ class FakeEngine:
             running.spans.append(m.VersionSpan(self.version, end - 1, end))
         self.tokens_written += 1
         if self.faults.die_after_tokens is not None and self.tokens_written >= self.faults.die_after_tokens:
-            log.warning("dying after %d tokens, as asked", self.tokens_written)
+            log.warning("exiting after %d tokens (--die-after-tokens)", self.tokens_written)
             os._exit(137)
         return finish
 
@@ -195,7 +195,7 @@ class FakeEngine:
         if self.faults.weights and self.faults.weights_times > 0:
             self.faults.weights_times -= 1
             if self.faults.weights == "refuse":
-                self._link.send(m.WeightFailed(update.update, "refused, as asked"))
+                self._link.send(m.WeightFailed(update.update, "refused (injected fault)"))
             elif self.faults.weights == "wrong_digest":
                 self._link.send(m.WeightAck(update.update, update.lineage, update.version, "0" * 64, 0.0, 0.0))
             return
@@ -209,7 +209,7 @@ class FakeEngine:
         self._update_when_due()
 
     def _update_when_due(self) -> None:
-        """Apply the newest weights; with inFlight `wait` when no request runs."""
+        """Apply the newest weights; with inFlight `wait` only while no request runs."""
         if not self._updates or (self._updates[-1].in_flight == "wait" and (self._running or self._waiting)):
             return
         update = self._updates[-1]
@@ -217,7 +217,7 @@ class FakeEngine:
         self.lineage, self.version = update.lineage, update.version
         self.digest = digest_of_group(update.group)
         self._weights = weights_key(self.digest)
-        log.info("took version %d.", self.version)
+        log.info("applied version %d.", self.version)
         self._link.send(m.WeightAck(update.update, update.lineage, update.version, self.digest, 0.0, 0.0))
 
     def _restart(self) -> None:

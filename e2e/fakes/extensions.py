@@ -57,7 +57,7 @@ def reinforce(inputs: ObjectiveInputs) -> Objective:
 
 
 async def two_turns(context: Context) -> Score:
-    """Generate an answer, and another after an observation; the first has a reward of its own."""
+    """Generate an answer, and another after an observation; the first turn has its own reward."""
     first = await context.generate(context.prompt.token_ids)
     context.reward(FIRST_TURN_REWARD)
     second = await context.generate(context.prompt.token_ids + first.token_ids + context.encode(OBSERVATION))

@@ -76,22 +76,22 @@ class Harness:
 
     Args:
         job: the resolved manifest.
-        storage: the run directory; components log to NAME.log in it.
-        more: additional environment variables of components that are processes.
+        storage: the run directory; component NAME logs to NAME.log in it.
+        variables: additional environment variables of components that are processes.
     """
 
-    def __init__(self, job: RLJob, storage: Path, more: Mapping[str, str] | None = None) -> None:
+    def __init__(self, job: RLJob, storage: Path, variables: Mapping[str, str] | None = None) -> None:
         self.job = job
         self.storage = storage
         self.restarts: dict[str, int] = {}
         self.codes: dict[str, int] = {}  # component → exit code of its last process
         self._urls = {component: f"127.0.0.1:{_free_port()}" for component in ("coordinator", "reward")}
-        self._more = dict(more or {})
+        self._extra_variables = dict(variables or {})
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._tasks: dict[str, asyncio.Task[Any]] = {}
-        self._lines: list[tuple[str, str]] = []  # component, line: in the order in which they came
+        self._lines: list[tuple[str, str]] = []  # (component, line) in order of arrival
         self._read = 0
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._stopping = False
         write_model(storage / "model")
         (storage / "job.json").write_text(job.model_dump_json(by_alias=True))
@@ -130,7 +130,7 @@ class Harness:
             "RLJOB_LISTEN": self._urls.get(component, ""),
             "RLJOB_NAME": self.job.spec.rollouts[0].name,
             "RLJOB_REWARD_URLS": json.dumps(self.reward_urls),
-            **self._more,
+            **self._extra_variables,
         }
 
     def trainer(self, **options: Any) -> FakeTrainer:
@@ -156,19 +156,19 @@ class Harness:
         """Kill a component with SIGKILL."""
         self._processes[component].send_signal(signal.SIGKILL)
 
-    async def until(self, component: str, words: str) -> None:
-        """Wait until ``component`` has logged a line with ``words`` after the last line that was found."""
+    async def until(self, component: str, text: str) -> None:
+        """Wait until ``component`` has logged a line with ``text`` after the last line that was found."""
         while True:
             while self._read < len(self._lines):
                 self._read += 1
-                said, line = self._lines[self._read - 1]
-                if said == component and words in line:
+                source, line = self._lines[self._read - 1]
+                if source == component and text in line:
                     return
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
 
     async def ended(self, component: str) -> None:
-        """Wait until ``component`` ends with 0.
+        """Wait until ``component`` exits with 0.
 
         Raises:
             RuntimeError: it exited with 2 (configuration error).
@@ -204,12 +204,12 @@ class Harness:
                     log.write(line)
                     log.flush()
                     self._lines.append((component, line.decode(errors="replace")))
-                    self._news.set()
+                    self._changed.set()
             code = self.codes[component] = await process.wait()
             if code == 0:
                 return
             if code == 2:
-                raise RuntimeError(f"{component} ended with 2; see {self.storage / component}.log")
+                raise RuntimeError(f"{component} exited with 2; see {self.storage / component}.log")
 
 
 @asynccontextmanager
@@ -220,7 +220,7 @@ async def run_harness(
     seconds_per_token: float = 0.0,
     score_function: ScoreFunction = by_text,
     pods: Sequence[str] = (),
-    more: Mapping[str, str] | None = None,
+    variables: Mapping[str, str] | None = None,
     runner_process: bool = False,
 ) -> AsyncIterator[Harness]:
     """Run all components except the trainer: the coordinator as a process, the others inside this one.
@@ -228,14 +228,14 @@ async def run_harness(
     Args:
         job: the resolved manifest.
         storage: the run directory.
-        engines: one engine for each, with its faults.
-        seconds_per_token: of every engine.
-        score_function: of the reward service.
+        engines: the faults of each engine; one engine is started for each entry.
+        seconds_per_token: generation time per token of every engine.
+        score_function: used by the reward service.
         pods: names of the engines' pods.
-        more: variables of the coordinator.
-        runner_process: whether the runner is a process too.
+        variables: additional environment variables of the coordinator.
+        runner_process: whether the runner is also started as a process.
     """
-    harness = Harness(job, storage, more)
+    harness = Harness(job, storage, variables)
     reward = web.AppRunner(build_app(score_function), access_log=None)
     await reward.setup()
     where = harness.environment("reward")

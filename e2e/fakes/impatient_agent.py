@@ -1,4 +1,4 @@
-"""The real rollout agent, except that it gives up after one failed start of its server."""
+"""The real rollout agent, except that it exits after one failed start of its server."""
 
 from rljob.rollout import agent
 from rljob.rollout.main import main

@@ -64,7 +64,7 @@ def plain_batches(spec: RLJobSpec, codec: TextCodec) -> Iterator[PlainBatch]:
 def _answer(
     spec: RLJobSpec, task: Task, codec: TextCodec, state: str, step: int, group: str, member: int, prompt: bytes
 ) -> tuple[BatchSample, SampleTokens]:
-    sample, sampling, given = f"{group}.{member}", task.sampling, len(prompt) // 4
+    sample, sampling, prompt_tokens = f"{group}.{member}", task.sampling, len(prompt) // 4
     tokens, logprobs, spans = b"", b"", []
     segments: list[Segment] = []
     for turn in range(2 if task.loop == TWO_TURNS else 1):
@@ -86,7 +86,7 @@ def _answer(
         sample=sample,
         group=group,
         reward=scored,
-        prompt_tokens=given,
+        prompt_tokens=prompt_tokens,
         response_tokens=written,
         total_tokens=len(tokens) // 4,
         min_version=step,

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 ScoreFunction: TypeAlias = Callable[[ScoreItem], float | str]
-"""The reward of a sample, or why it has none."""
+"""Returns the reward of a sample, or the error for which it has none."""
 
 
 def by_text(item: ScoreItem) -> float | str:

@@ -27,7 +27,7 @@ VOCABULARY = 257  # of e2e/fakes/model.py
 
 
 def write_tiny_model(directory: Path) -> None:
-    """Add a Qwen2 of one layer to the tokenizer in ``directory``: the same at every call."""
+    """Add a Qwen2 of one layer to the tokenizer in ``directory``; every call writes the same weights."""
     torch.manual_seed(7)
     config = Qwen2Config(
         vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
@@ -37,7 +37,7 @@ def write_tiny_model(directory: Path) -> None:
 
 
 class TinyEngine(FakeEngine):
-    """See the module.
+    """A fake engine with real weights; see the module docstring.
 
     Args:
         url: address of the coordinator.
@@ -72,9 +72,9 @@ class TinyEngine(FakeEngine):
         if self._updates:
             update = self._updates.pop()
             self._updates.clear()
-            self._receiving = asyncio.create_task(self._take(update))
+            self._receiving = asyncio.create_task(self._apply_update(update))
 
-    async def _take(self, update: m.PrepareWeights) -> None:
+    async def _apply_update(self, update: m.PrepareWeights) -> None:
         self.digest = await asyncio.to_thread(self._receive, update)
         self.lineage, self.version = update.lineage, update.version
         self._weights = weights_key(self.digest)

@@ -27,13 +27,13 @@ def mix(x: int) -> int:
 
 
 def weights_key(digest: str) -> int:
-    """Return what weights of this digest add to the mixture."""
+    """Return the 64-bit number by which weights of this digest change the tokens."""
     return int.from_bytes(blake3.blake3(digest.encode()).digest(8), "little")
 
 
 @dataclass
 class Stream:
-    """One sequence during generation. ``stops`` are the ids that end it; the first is the one it writes."""
+    """One sequence during generation. ``stops``: token ids that end it; the stream writes the first of them."""
 
     context: int
     mean_length: int
@@ -77,7 +77,7 @@ def reward(text: str) -> float:
 
 
 def next_state(state: str, shard: bytes) -> str:
-    """Return the fake trainer's weights after a batch: a digest that follows from all that was ever applied."""
+    """Return the fake trainer's weights after a batch: a digest of all batches that were applied."""
     return blake3.blake3(state.encode() + shard).hexdigest()
 
 

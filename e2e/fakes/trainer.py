@@ -43,7 +43,7 @@ class BadBatchError(Exception):
 
 @dataclass
 class Weights:
-    """What is trained: batches applied, their digest, and the samples of each batch."""
+    """The fake weights: number of applied batches, their digest, and the samples of each batch."""
 
     step: int
     state: str
@@ -52,11 +52,11 @@ class Weights:
 
 @dataclass(frozen=True)
 class Applied:
-    """A batch as it was applied."""
+    """An applied batch."""
 
     train: m.Train
     shard: bytes  # msgpack of list[SampleTokens]
-    state: str  # after it
+    state: str  # of the weights after the batch
 
 
 class FakeTrainer:
@@ -66,9 +66,9 @@ class FakeTrainer:
         url: address of the coordinator.
         token: the trainer's token.
         job: the resolved manifest.
-        storage: of the job; checkpoints go to checkpoints/step-00000N, the journal to fake-trainer.jsonl.
-        seconds_per_step: how long applying a batch takes.
-        salt: mixed into the weights at every batch: a trainer with another salt does not reproduce what it replays.
+        storage: the run directory; checkpoints go to checkpoints/step-00000N, the journal to fake-trainer.jsonl.
+        seconds_per_step: duration of applying a batch.
+        salt: mixed into the weights at every batch: a trainer with another salt gives other weights in a replay.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class FakeTrainer:
         self._salt = salt
         self._instance = f"fake-trainer-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._incarnation = 0
-        self._last: m.StepDone | None = None  # said again after every reconnect
+        self._last: m.StepDone | None = None  # sent again after every reconnect
         self._weights = self._newest_checkpoint()
         self._link = CoordinatorLink(url, "trainer", token, m.ToTrainer, self._register)
 
@@ -108,7 +108,7 @@ class FakeTrainer:
                     case m.Checkpoint():
                         self._checkpoint(message)
                     case m.Stop(reason=reason):
-                        log.info("told to stop: %s", reason)
+                        log.info("the coordinator stops this trainer: %s", reason)
                         return
 
     def _register(self) -> list[object]:
@@ -149,9 +149,9 @@ class FakeTrainer:
                     if response.status == 200:
                         return zstandard.ZstdDecompressor().decompress(body)
                     if response.status < 500:
-                        raise BadBatchError(f"batch {train.step} is refused: HTTP {response.status}: {body[:200]!r}")
+                        raise BadBatchError(f"batch {train.step} is rejected: HTTP {response.status}: {body[:200]!r}")
             except (aiohttp.ClientError, OSError) as error:
-                log.info("the coordinator is away: %s", error)
+                log.info("the coordinator cannot be reached: %s", error)
             await asyncio.sleep(RETRY_SECONDS)
 
     def _check(self, train: m.Train, tokens: list[m.SampleTokens]) -> None:
@@ -171,17 +171,19 @@ class FakeTrainer:
             if train.step - oldest > self._training.max_staleness:
                 raise BadBatchError(f"{one.sample} of batch {train.step} has tokens of version {oldest}")
             if scalars.min_version != oldest:
-                raise BadBatchError(f"{one.sample} is said to be of version {scalars.min_version}, it is of {oldest}")
+                raise BadBatchError(
+                    f"{one.sample} has min_version {scalars.min_version}, but its oldest tokens are of version {oldest}"
+                )
             written = sum(one.loss_mask)
             if written != scalars.response_tokens or sum(s.end - s.start for s in one.spans) != written:
                 raise BadBatchError(f"{one.sample}: mask, spans and response length disagree")
             ends = [0, *(segment.end for segment in one.segments)]
             if [segment.start for segment in one.segments] != ends[:-1]:
-                raise BadBatchError(f"{one.sample}: its segments do not follow each other")
+                raise BadBatchError(f"{one.sample}: its segments are not contiguous")
             if {len(one.token_ids), len(one.logprobs), 4 * ends[-1]} != {4 * scalars.total_tokens}:
                 raise BadBatchError(f"{one.sample}: tokens, segments and length disagree")
             if not add_up([segment.reward for segment in one.segments], scalars.reward):
-                raise BadBatchError(f"{one.sample}: the rewards of its segments are not its reward")
+                raise BadBatchError(f"{one.sample}: the rewards of its segments do not add up to its reward")
 
     def _write_journal(self, entry: dict[str, object]) -> None:
         with self._journal.open("a") as journal:
@@ -219,7 +221,7 @@ class FakeTrainer:
         temporary.replace(directory / "weights.json")
         for step in command.remove:
             shutil.rmtree(self._storage / "checkpoints" / f"step-{step:06d}", ignore_errors=True)
-        state = {"step": command.step, "incarnation": self._incarnation}  # what the audit reads of a real one
+        state = {"step": command.step, "incarnation": self._incarnation}  # the fields that the audit reads
         (directory / "trainer.json").write_text(json.dumps(state))
         path = str(directory.relative_to(self._storage))
         self._link.send(m.Checkpointed(self._incarnation, command.step, path))

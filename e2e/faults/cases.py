@@ -24,7 +24,7 @@ PHASES: dict[str, list[tuple[str, str]]] = {
     "suspend": [("trainer", "Checkpoint"), ("trainer", "Checkpointed"), ("trainer", "Stop")],
     "shutdown": [("trainer", "Stop")],
 }  # fmt: skip
-"""Phase → the messages that mark it: the component they are of or to, and their name."""
+"""Phase → the messages that mark it: (component that sends or receives the message, name of the message)."""
 
 FAULTS = {
     "kill": ("before", "after"),
@@ -33,8 +33,8 @@ FAULTS = {
     "hang": ("after",),
     "full": ("before", "after"),
 }
-"""Fault → when it strikes. ``kill``: kill -9. ``cut``: its connections break. ``stop``: SIGSTOP for longer than
-all time-outs, then SIGCONT. ``hang``: SIGSTOP for good, until a supervisor notices. ``full``: a full disk."""
+"""Fault → when it is injected. ``kill``: kill -9. ``cut``: its connections break. ``stop``: SIGSTOP for longer than
+all time-outs, then SIGCONT. ``hang``: SIGSTOP until a supervisor kills the process. ``full``: a full disk."""
 
 FULL_SECONDS = 0.5
 THOROUGH = "RLJOB_THOROUGH"
@@ -43,7 +43,7 @@ THOROUGH = "RLJOB_THOROUGH"
 
 @dataclass(frozen=True)
 class Case:
-    """One cell: ``fault`` strikes ``victim`` at ``moment``, in ``phase``."""
+    """One cell: ``fault`` is injected into ``victim`` at ``moment``, in ``phase``."""
 
     fault: str
     victim: str
@@ -55,7 +55,7 @@ class Case:
         """Name of the case, unique."""
         return f"{self.fault}-{self.victim}-{self.phase}-{self.moment.when}-{self.moment.message}"
 
-    def strike(self, environment: FaultEnvironment) -> None:
+    def inject(self, environment: FaultEnvironment) -> None:
         """Inject the fault."""
         if self.fault == "kill":
             environment.kill_9(self.victim)

@@ -24,13 +24,15 @@ def private_mounts() -> list[str]:
     namespace = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
     probe = subprocess.run([*namespace, "mount", "-t", "tmpfs", "rljob-test", "/mnt"], capture_output=True, text=True)
     if probe.returncode:
-        raise NoMountsError(f"no small disk can be mounted here, not even in a namespace: {probe.stderr.strip()}")
+        raise NoMountsError(
+            f"no small disk can be mounted here, not even in a private mount namespace: {probe.stderr.strip()}"
+        )
     return namespace
 
 
 @contextlib.contextmanager
 def small_disk(directory: Path, size: int) -> Iterator[None]:
-    """While inside, ``directory`` is a disk of ``size`` bytes of its own."""
+    """Mount a separate disk of ``size`` bytes at ``directory`` for the duration of the context."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "rljob-test", directory], check=True)
     try:
         yield

@@ -1,4 +1,4 @@
-"""A run for fault injection: its components are processes behind a proxy, are restarted, and can be harmed."""
+"""A run for fault injection: its components are processes behind a proxy, which are restarted when they exit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ARGUMENTS = {"agent": ["--seconds-per-token", "0.001", "--max-concurrency", "16"
 HANG_SECONDS = 1.0
 RESTART_SECONDS = 0.03
 GRACE_SECONDS = 5.0
-ASK_SECONDS = 0.02
+POLL_SECONDS = 0.02
 
 
 class FaultEnvironment(Harness):
@@ -46,16 +46,16 @@ class FaultEnvironment(Harness):
         self.applied = 0  # batches that the trainer has reported as applied
         self._fork_server = fork_server
         self._children: dict[str, Child] = {}
-        self.proxy = Proxy(self.coordinator_url, self.reward_urls, self._hear)
+        self.proxy = Proxy(self.coordinator_url, self.reward_urls, self._on_message)
 
     async def __aenter__(self) -> FaultEnvironment:
         await self.proxy.__aenter__()
         for component in COMPONENTS:
             await self.start(component, *ARGUMENTS.get(component, []))
         while len(self._children) < len(COMPONENTS):
-            self._news.clear()
+            self._changed.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), ASK_SECONDS)
+                await asyncio.wait_for(self._changed.wait(), POLL_SECONDS)
             for task in self._tasks.values():
                 if task.done():
                     task.result()  # raises the error that prevented the start
@@ -81,10 +81,10 @@ class FaultEnvironment(Harness):
 
     # --- waiting ---
 
-    async def struck(self, moment: Moment, strike: Callable[[], None]) -> None:
-        """Call ``strike`` at ``moment`` and wait for it."""
-        trigger = self.proxy.trigger = Trigger(moment, strike)
-        await trigger.struck.wait()
+    async def inject_at(self, moment: Moment, inject: Callable[[], None]) -> None:
+        """Call ``inject`` at ``moment`` and wait for the call."""
+        trigger = self.proxy.trigger = Trigger(moment, inject)
+        await trigger.injected.wait()
 
     def has_ended(self, component: str) -> bool:
         """Return whether a component has ended and is not restarted."""
@@ -93,23 +93,25 @@ class FaultEnvironment(Harness):
     async def until_applied(self, batches: int) -> None:
         """Wait until this number of batches is applied, or the trainer has ended because the run is over."""
         while self.applied < batches and not self._tasks["trainer"].done():
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
 
     async def succeeded(self) -> None:
         """Wait until the coordinator reports Succeeded."""
-        while (await self._ask("get", "/v1/status")).get("state") != "Succeeded":
-            await asyncio.sleep(ASK_SECONDS)
+        while (await self._request("get", "/v1/status")).get("state") != "Succeeded":
+            await asyncio.sleep(POLL_SECONDS)
 
     async def describe(self) -> str:
         """Return the state of the run for an assertion message."""
-        ends = [f"{component}: {task.exception() or 'ended'}" for component, task in self._tasks.items() if task.done()]
-        status = await self._ask("get", "/v1/status")
+        ended = [
+            f"{component}: {task.exception() or 'ended'}" for component, task in self._tasks.items() if task.done()
+        ]
+        status = await self._request("get", "/v1/status")
         shown = {name: status.get(name) for name in ("state", "message", "progress", "queues", "components")}
-        return f"no longer kept alive: {ends}; status: {json.dumps(shown)}"
+        return f"no longer restarted: {ended}; status: {json.dumps(shown)}"
 
-    async def _ask(self, method: str, path: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
-        """Return the coordinator's status; empty if it does not answer."""
+    async def _request(self, method: str, path: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
+        """Send a request to the coordinator; return the status that it answers, or an empty one without an answer."""
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2), headers=headers) as session:
             with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
                 async with session.request(method, self.coordinator_url + path) as response:
@@ -117,10 +119,10 @@ class FaultEnvironment(Harness):
                     return status
         return {}
 
-    def _hear(self, component: str, message: Any) -> None:
+    def _on_message(self, component: str, message: Any) -> None:
         if isinstance(message, m.StepDone) and message.step >= self.applied:
             self.applied = message.step + 1
-            self._news.set()
+            self._changed.set()
 
     # --- components ---
 
@@ -130,7 +132,7 @@ class FaultEnvironment(Harness):
         (self.storage / "job.json").write_text(job.model_dump_json(by_alias=True))
         before = self._children["coordinator"]
         self._end("coordinator")
-        # Wait for its exit, or it would report the end of the run once more to the trainer and to _is_over.
+        # Wait for its exit; otherwise it would report the end of the run again to the trainer and to _is_over.
         if await asyncio.shield(before.ended) == 0:  # else _keep restarts it like a killed one
             await self.start("coordinator")
         if self._tasks["trainer"].done():
@@ -139,8 +141,8 @@ class FaultEnvironment(Harness):
     async def suspend(self) -> None:
         """Request suspension until the run is suspended, as `rljob stop` does."""
         headers = {"Authorization": f"Bearer {TOKENS['owner']}"}
-        while (await self._ask("post", "/v1/suspend", headers)).get("state") not in ("Suspended", "Succeeded"):
-            await asyncio.sleep(ASK_SECONDS)
+        while (await self._request("post", "/v1/suspend", headers)).get("state") not in ("Suspended", "Succeeded"):
+            await asyncio.sleep(POLL_SECONDS)
 
     def _end(self, component: str) -> None:
         child = self._children.get(component)
@@ -155,41 +157,41 @@ class FaultEnvironment(Harness):
         """Restart a component whenever it dies or hangs, until it exits with 0; a trainer until the run is over."""
         while not self._stopping:
             self.restarts[component] += 1
-            with contextlib.suppress(OSError):  # on a full disk it stays as the process before left it
+            with contextlib.suppress(OSError):  # on a full disk the file of the previous process remains
                 watchdog.reset(self._heartbeat(component))
             log = self.storage / "logs" / f"{component}.log"
             child = self._children[component] = await self._fork_server.start(
                 component, arguments, self.variables(component), log
             )
-            self._news.set()
+            self._changed.set()
             if self._stopping:
                 self._end(component)
             watching = asyncio.create_task(self._watch(component, child))
             code = await asyncio.shield(child.ended)
             watching.cancel()
             is_done = code == 0 and (component != "trainer" or await self._is_over())
-            self._news.set()
+            self._changed.set()
             if is_done:
                 return
             if code == 2:
-                raise RuntimeError(f"{component} ended with 2; see {log}")
+                raise RuntimeError(f"{component} exited with 2; see {log}")
             await asyncio.sleep(RESTART_SECONDS)
 
     async def _is_over(self) -> bool:
         """Return whether the coordinator reports a final state. The trainer's exit does not imply it: a trainer of a
         suspended run may still be exiting when the run is resumed, and the coordinator that sent Stop may have died.
         `rljob run` also restarts the trainer until the coordinator reports the end of the run."""
-        return (await self._ask("get", "/v1/status")).get("state") in ("Succeeded", "Failed")
+        return (await self._request("get", "/v1/status")).get("state") in ("Succeeded", "Failed")
 
     async def _watch(self, component: str, child: Child) -> None:
-        """Kill a hanging component by the rule of the supervisor."""
-        stillness = watchdog.HangDetector(HANG_SECONDS, time.monotonic())
-        beats = self._heartbeat(component)
-        while not stillness.observe(time.monotonic(), beats.stat().st_mtime_ns, _is_stopped(child.pid)):
+        """Kill a hanging component, by the same rule as the supervisor."""
+        detector = watchdog.HangDetector(HANG_SECONDS, time.monotonic())
+        heartbeat = self._heartbeat(component)
+        while not detector.observe(time.monotonic(), heartbeat.stat().st_mtime_ns, _is_stopped(child.pid)):
             await asyncio.sleep(HANG_SECONDS / 10)
         child.signal(signal.SIGKILL)
 
-    # --- faults: each returns what ends it, if it does not end by itself ---
+    # --- faults ---
 
     def kill_9(self, component: str) -> None:
         """Kill a component with SIGKILL."""

@@ -1,7 +1,7 @@
 """Starts components in milliseconds: a process that has imported all of them forks one for each request.
 
-A forked component is a usual process that can be killed and stopped. Only its import is saved, which is most of the
-time of a restart. Time constants that the fault matrix waits for are at most a tenth of their production values.
+A forked component is an ordinary process that can be killed and stopped. Only its imports are saved, which take most of
+the time of a restart. Time constants that the fault matrix waits for are at most a tenth of their production values.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ForkServer:
             stdout=asyncio.subprocess.PIPE,
             env=os.environ | {"PYTHONHASHSEED": "0"},
         )
-        self._asked: list[asyncio.Future[Child]] = []
+        self._requested: list[asyncio.Future[Child]] = []
         self._children: dict[int, Child] = {}
         self._reading = asyncio.create_task(self._read())
         return self
@@ -91,7 +91,7 @@ class ForkServer:
     async def start(self, component: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Child:
         """Start a component that appends its output to ``log``."""
         assert self._process.stdin is not None
-        self._asked.append(asyncio.get_running_loop().create_future())
+        self._requested.append(asyncio.get_running_loop().create_future())
         order = {
             "component": component,
             "arguments": list(arguments),
@@ -99,7 +99,7 @@ class ForkServer:
             "log": str(log),
         }
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
-        return await self._asked[-1]
+        return await self._requested[-1]
 
     async def _read(self) -> None:
         assert self._process.stdout is not None
@@ -110,7 +110,7 @@ class ForkServer:
             else:
                 child = Child(reply["pid"], asyncio.get_running_loop().create_future())
                 self._children[child.pid] = child
-                self._asked.pop(0).set_result(child)
+                self._requested.pop(0).set_result(child)
 
 
 # --- the forking process ----------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class ForkServer:
 def _import_all() -> None:
     for module in (*COMMANDS.values(), *IMPORTED_LATER):
         import_module(module)
-    gc.freeze()  # a child's collections would copy the pages of all that was imported
+    gc.freeze()  # otherwise a child's garbage collection copies the pages of all imported modules
     coordinator_link.PING_SECONDS = PING_SECONDS
     coordinator_link.LAST_BACKOFF_SECONDS = 0.1
     message_router.RECONNECT_SECONDS = 0.2
@@ -168,8 +168,8 @@ def main() -> None:
     out = os.dup(1)
     pending = b""
 
-    def say(**what: int) -> None:
-        os.write(out, json.dumps(what).encode() + b"\n")
+    def reply(**fields: int) -> None:
+        os.write(out, json.dumps(fields).encode() + b"\n")
 
     while True:
         readable, _, _ = select.select([0, wake], [], [])
@@ -183,13 +183,13 @@ def main() -> None:
             for line in lines:
                 pid = _fork(json.loads(line), [0, out, wake, woken])
                 living.add(pid)
-                say(pid=pid)
+                reply(pid=pid)
         while living:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 break
             living.discard(pid)
-            say(pid=pid, code=os.waitstatus_to_exitcode(status))
+            reply(pid=pid, code=os.waitstatus_to_exitcode(status))
     for pid in living:
         os.kill(pid, signal.SIGKILL)
 

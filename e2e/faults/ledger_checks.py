@@ -1,4 +1,4 @@
-"""Checks that every finished run must pass, whatever faults it had."""
+"""Checks that every finished run must pass, for all faults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check(harness: Harness) -> None:
     assert (status["state"], status["reason"]) == ("Succeeded", ""), f"{status['state']}: {status['message']}"
     report = audit(harness.storage)
     problems = [f"{check.name}: {problem}" for check in report.checks for problem in check.problems]
-    assert report.ok and report.finished, "\n".join(problems) or "the audit takes the run for unfinished"
+    assert report.ok and report.finished, "\n".join(problems) or "the audit reports the run as unfinished"
 
     spec = harness.job.spec
     for task in spec.tasks:
@@ -37,4 +37,4 @@ def check(harness: Harness) -> None:
     assert final.batches == batches, "the final weights were not made from each batch once"
     if spec.training.max_staleness == 0:
         *_, last = plain_batches(spec, TextCodec(harness.storage / "model"))
-        assert final.state == last.state, "what was learned is not what the plain loop learns"
+        assert final.state == last.state, "the final weights differ from those of the plain loop"

@@ -1,7 +1,7 @@
-"""A proxy between the components of a run that strikes exactly before or after a given message passes.
+"""A proxy between the components of a run. It injects a fault exactly before or after a given message.
 
 Components connect to the coordinator, and the runner to its rewards, through the proxy. Frames of the WebSockets are
-decoded with the protocol's decoders and relayed message by message, pings and pongs as they come; plain HTTP is
+decoded with the protocol's decoders and relayed message by message; pings and pongs are relayed at once. Plain HTTP is
 forwarded, and counts as a message too: ``Pull`` is the trainer's pull of a shard, ``Score`` the runner's request to a
 reward.
 """
@@ -28,7 +28,7 @@ HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length",
 
 @dataclass(frozen=True)
 class Moment:
-    """When something happens: ``when`` (before | after) a ``message`` of, or to, ``component`` passes."""
+    """A point in time: ``when`` (before | after) a ``message`` from or to ``component`` passes."""
 
     component: str
     message: str
@@ -37,16 +37,16 @@ class Moment:
 
 @dataclass
 class Trigger:
-    """Strikes once, at its moment."""
+    """Calls ``inject`` once, at its moment."""
 
     moment: Moment
-    strike: Callable[[], None]
-    struck: asyncio.Event = field(default_factory=asyncio.Event)
+    inject: Callable[[], None]
+    injected: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(eq=False)
-class Line:
-    """A component's connection through the proxy: both ends, to be cut."""
+class ProxiedConnection:
+    """The transports of a component's connection through the proxy."""
 
     component: str
     transports: list[asyncio.Transport]
@@ -63,15 +63,15 @@ class Proxy:
     Args:
         coordinator: the coordinator's own address.
         rewards: name of each reward → its own address.
-        heard: called with every message that passes: the component it is of or to, and the message.
+        on_message: called with each message that passes and the component that sends or receives it.
     """
 
-    def __init__(self, coordinator: str, rewards: dict[str, str], heard: Callable[[str, Any], None]) -> None:
+    def __init__(self, coordinator: str, rewards: dict[str, str], on_message: Callable[[str, Any], None]) -> None:
         self.trigger: Trigger | None = None
         self.coordinator = coordinator
         self.rewards = rewards
-        self._heard = heard
-        self._lines: set[Line] = set()
+        self._on_message = on_message
+        self._connections: set[ProxiedConnection] = set()
         self._up = {component: m.frame_decoder(union) for component, union in UP.items()}
         self._down = {component: m.frame_decoder(union) for component, union in DOWN.items()}
 
@@ -92,8 +92,8 @@ class Proxy:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for line in list(self._lines):
-            line.cut()
+        for connection in list(self._connections):
+            connection.cut()
         await self._app.cleanup()
         await self._session.close()
 
@@ -104,18 +104,20 @@ class Proxy:
 
     def cut(self, component: str) -> None:
         """Break all connections of ``component``."""
-        for line in [line for line in self._lines if component in (line.component, "coordinator")]:
-            if not (component == "coordinator" and line.component == "reward"):
-                line.cut()
+        for connection in [
+            connection for connection in self._connections if component in (connection.component, "coordinator")
+        ]:
+            if not (component == "coordinator" and connection.component == "reward"):
+                connection.cut()
 
     # --- passing messages ---
 
-    def _strike_if_due(self, component: str, message: str, when: str) -> None:
+    def _inject_if_due(self, component: str, message: str, when: str) -> None:
         trigger = self.trigger
         if trigger is not None and trigger.moment == Moment(component, message, when):
             self.trigger = None
-            trigger.strike()
-            trigger.struck.set()
+            trigger.inject()
+            trigger.injected.set()
 
     async def _connect(self, request: web.Request) -> web.WebSocketResponse:
         component = request.match_info["component"]
@@ -136,26 +138,26 @@ class Proxy:
             autoping=False, autoclose=False, max_msg_size=m.MAX_FRAME_BYTES, compress=False, timeout=0.1
         )
         await lower.prepare(request)
-        assert upper._conn is not None  # no public way leads to it
+        assert upper._conn is not None  # there is no public attribute for it
         ends = (request.transport, upper._conn.transport)
-        line = Line(component, [end for end in ends if end is not None])
-        self._lines.add(line)
-        ways = [
+        connection = ProxiedConnection(component, [end for end in ends if end is not None])
+        self._connections.add(connection)
+        relays = [
             asyncio.create_task(self._relay(component, lower, upper, self._up[component])),
             asyncio.create_task(self._relay(component, upper, lower, self._down[component])),
         ]
         try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(relays, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for way in ways:
-                way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
-            self._lines.discard(line)
-            line.cut()
+            for relay in relays:
+                relay.cancel()
+            await asyncio.gather(*relays, return_exceptions=True)
+            self._connections.discard(connection)
+            connection.cut()
         return lower
 
     async def _relay(self, component: str, source: Any, sink: Any, decoder: Any) -> None:
-        """Pass frames on until either end is gone."""
+        """Relay frames until either end is closed."""
         try:
             while True:
                 frame = await source.receive()
@@ -171,7 +173,7 @@ class Proxy:
                 else:
                     return
         except (aiohttp.ClientError, OSError) as error:
-            log.debug("line of %s: %s", component, error)
+            log.debug("connection of %s: %s", component, error)
 
     async def _pass(self, component: str, messages: list[Any], sink: Any) -> None:
         waiting: list[Any] = []
@@ -186,12 +188,12 @@ class Proxy:
             name = type(message).__name__
             if self._due(component, name, "before"):
                 await flush()
-                self._strike_if_due(component, name, "before")
+                self._inject_if_due(component, name, "before")
             waiting.append(message)
-            self._heard(component, message)
+            self._on_message(component, message)
             if self._due(component, name, "after"):
                 await flush()
-                self._strike_if_due(component, name, "after")
+                self._inject_if_due(component, name, "after")
         await flush()
 
     def _due(self, component: str, message: str, when: str) -> bool:
@@ -209,11 +211,11 @@ class Proxy:
 
     async def _forward(self, request: web.Request, url: str, component: str, message: str) -> web.StreamResponse:
         assert request.transport is not None
-        line = Line(component, [request.transport])
-        self._lines.add(line)
+        connection = ProxiedConnection(component, [request.transport])
+        self._connections.add(connection)
         try:
             body = await request.read()
-            self._strike_if_due(component, message, "before")
+            self._inject_if_due(component, message, "before")
             headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
             async with self._session.request(request.method, url, data=body, headers=headers) as answer:
                 data = await answer.read()
@@ -221,9 +223,9 @@ class Proxy:
             response = web.Response(body=data, status=answer.status, headers=kept)
             await response.prepare(request)
             await response.write_eof()
-            self._strike_if_due(component, message, "after")
+            self._inject_if_due(component, message, "after")
             return response
         except (aiohttp.ClientError, OSError):
             raise web.HTTPBadGateway from None
         finally:
-            self._lines.discard(line)
+            self._connections.discard(connection)

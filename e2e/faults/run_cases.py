@@ -32,14 +32,14 @@ log = logging.getLogger(__name__)
 CASES_PER_RUN = 24
 STEPS_PER_CASE = 4
 RUNS_AT_ONCE = 6
-PATIENCE_SECONDS = 120.0
+CASE_TIMEOUT_SECONDS = 120.0
 """For one case, from arming the fault to the next applied batch."""
 DISK_BYTES = 24 << 20
-ENDING = ("suspend", "shutdown")
+ENDING_PHASES = ("suspend", "shutdown")
 """Phases in which the trainer ends before the fault, or because of it."""
-OUT_OF_STEPS = "the run ended before the fault struck"
+OUT_OF_STEPS = "the run ended before the fault was injected"
 
-FLAVOURS: list[dict[str, Any]] = [
+JOB_KINDS: list[dict[str, Any]] = [
     {"alpha": 0},
     {
         "alpha": 1,
@@ -56,9 +56,9 @@ FLAVOURS: list[dict[str, Any]] = [
 """Kinds of jobs; the runs use them in turn."""
 
 
-def job_of(flavour: dict[str, Any], steps: int) -> RLJob:
+def job_of(kind: dict[str, Any], steps: int) -> RLJob:
     """Return a small job."""
-    changes = {"weightSync": {"timeoutSeconds": 0.5}, **flavour}
+    changes = {"weightSync": {"timeoutSeconds": 0.5}, **kind}
     alpha = changes.pop("alpha")
     training = {"steps": steps, "promptsPerStep": 2, "samplesPerPrompt": 3, "maxStaleness": alpha}
     return make_job(training=training, checkpoints={"everySteps": 2, "keep": 2}, **changes)
@@ -81,16 +81,16 @@ class CaseRunner:
         self._runs = 0
         ends = [case for case in cases if case.phase == "shutdown"]
         others = [case for case in cases if case.phase != "shutdown"]
-        self._lots = [lot for some in (others, ends) for lot in _lots(some)]
+        self._case_batches = [batch for some in (others, ends) for batch in _case_batches(some)]
 
     async def run(self) -> None:
         """Try all cases."""
         async with asyncio.TaskGroup() as tasks:
-            for lot in self._lots:
-                tasks.create_task(self._exhaust(lot))
+            for batch in self._case_batches:
+                tasks.create_task(self._run_all(batch))
 
-    async def _exhaust(self, cases: list[Case]) -> None:
-        """Try all of ``cases``: a run without progress is given up, and another run tries the rest."""
+    async def _run_all(self, cases: list[Case]) -> None:
+        """Try all of ``cases``: a run without progress is stopped, and another run tries the remaining cases."""
         while cases:
             async with self._slots:
                 tried = await self._one_run(cases)
@@ -106,16 +106,16 @@ class CaseRunner:
         tried = 0
         began = time.monotonic()
         with small_disk(storage, DISK_BYTES) if cases[0].fault == "full" else contextlib.nullcontext():
-            job = job_of(FLAVOURS[number % len(FLAVOURS)], steps)
+            job = job_of(JOB_KINDS[number % len(JOB_KINDS)], steps)
             environment = FaultEnvironment(job, storage, self._fork_server)
             try:
                 async with environment:
                     for case in cases:
                         tried += 1
                         if shutdown and tried > 1:
-                            await environment.resume(job_of(FLAVOURS[number % len(FLAVOURS)], steps + tried - 1))
+                            await environment.resume(job_of(JOB_KINDS[number % len(JOB_KINDS)], steps + tried - 1))
                         problem = await _try(environment, case)
-                        if problem is None and tried > 1:  # this run has no step left for it: the next run tries it
+                        if problem is None and tried > 1:  # no step is left for it: the next run tries it
                             tried -= 1
                             break
                         self.outcomes[case.name] = OUT_OF_STEPS if problem is None else problem
@@ -125,7 +125,7 @@ class CaseRunner:
                         await _finish(environment)
                 if not self.outcomes[cases[tried - 1].name]:
                     check(environment)
-            except Exception as error:  # noqa: BLE001 (whatever it is, it is what came of these cases)
+            except Exception as error:  # noqa: BLE001 (every error is the outcome of these cases)
                 for case in cases[:tried]:
                     self.outcomes[case.name] = f"the run in {storage} ({tried} cases): {error!r}"
             if any(self.outcomes[case.name] for case in cases[:tried]):
@@ -143,36 +143,36 @@ async def _try(environment: FaultEnvironment, case: Case) -> str | None:
         The problem, or an empty string; None: the run applied its last batch before the fault.
     """
     log.debug("%s", case.name)
-    striking = asyncio.create_task(environment.struck(case.moment, lambda: case.strike(environment)))
+    injecting = asyncio.create_task(environment.inject_at(case.moment, lambda: case.inject(environment)))
     try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(CASE_TIMEOUT_SECONDS):
             if case.phase == "start":
-                environment.kill_9(case.moment.component)  # it registers when it comes back
+                environment.kill_9(case.moment.component)  # the restarted component registers
             if case.phase == "suspend":
-                await _suspend_until(environment, striking)
-            if case.phase not in ENDING and not await _struck_before_the_end(environment, striking):
+                await _suspend_until(environment, injecting)
+            if case.phase not in ENDING_PHASES and not await _injected_before_the_end(environment, injecting):
                 return None
-            await striking
+            await injecting
             if case.phase == "shutdown":
                 await environment.ended("trainer")
                 await environment.succeeded()
             else:
                 await environment.until_applied(environment.applied + 1)
     except TimeoutError:
-        struck = "after it" if striking.done() and not striking.cancelled() else "before it"
-        return f"the run in {environment.storage} stands still {struck}; {await environment.describe()}"
+        when = "after the fault" if injecting.done() and not injecting.cancelled() else "before the fault"
+        return f"the run in {environment.storage} makes no progress {when}; {await environment.describe()}"
     return ""
 
 
-async def _struck_before_the_end(environment: FaultEnvironment, striking: asyncio.Task[None]) -> bool:
-    """Wait until the fault has struck or the run has ended; return whether it has struck."""
-    ended = asyncio.create_task(environment.until_applied(sys.maxsize))  # which the end of the trainer ends
+async def _injected_before_the_end(environment: FaultEnvironment, injecting: asyncio.Task[None]) -> bool:
+    """Wait until the fault is injected or the run has ended; return whether it was injected."""
+    ended = asyncio.create_task(environment.until_applied(sys.maxsize))  # returns when the trainer has ended
     try:
-        await asyncio.wait({striking, ended}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({injecting, ended}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         ended.cancel()
-    if not striking.done():
-        striking.cancel()
+    if not injecting.done():
+        injecting.cancel()
         return False
     return True
 
@@ -180,28 +180,28 @@ async def _struck_before_the_end(environment: FaultEnvironment, striking: asynci
 async def _finish(environment: FaultEnvironment) -> None:
     """Wait for the end of the run while it makes progress."""
     while not environment.has_ended("trainer"):
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(CASE_TIMEOUT_SECONDS):
             await environment.until_applied(environment.applied + 1)
     await environment.ended("trainer")
 
 
-async def _suspend_until(environment: FaultEnvironment, struck: asyncio.Task[None]) -> None:
-    """Suspend and resume the run until ``struck``: a version that has its checkpoint already is given no other."""
-    while not struck.done():
+async def _suspend_until(environment: FaultEnvironment, injecting: asyncio.Task[None]) -> None:
+    """Suspend and resume the run until the fault is injected: a version that already has a checkpoint gets no other."""
+    while not injecting.done():
         await environment.suspend()
         await environment.resume(environment.job)
-        if not struck.done():
+        if not injecting.done():
             await environment.until_applied(environment.applied + 1)
 
 
-def _lots(cases: Sequence[Case]) -> list[list[Case]]:
-    """Return the cases in lots for one run each, shuffled with a fixed seed: a run has many victims and moments."""
-    lots = []
+def _case_batches(cases: Sequence[Case]) -> list[list[Case]]:
+    """Return batches of cases, one per run, shuffled with a fixed seed so that a run has many victims and moments."""
+    batches = []
     for disk in (False, True):
         some = [case for case in cases if (case.fault == "full") == disk]
         random.Random(1).shuffle(some)
-        lots += [some[i : i + CASES_PER_RUN] for i in range(0, len(some), CASES_PER_RUN)]
-    return lots
+        batches += [some[i : i + CASES_PER_RUN] for i in range(0, len(some), CASES_PER_RUN)]
+    return batches
 
 
 def main() -> None:

@@ -19,11 +19,11 @@ PROXY = sys.argv.pop(1)
 
 
 def planner(job: RLJob, here: LocalContext) -> list[ProcessCommand]:
-    """Return the job's components with the proxy's address instead of the others'."""
+    """Return the job's components, which connect to the proxy instead of the coordinator and the rewards."""
     rewards = {reward.name: f"{PROXY}/rewards/{reward.name}" for reward in job.spec.rewards}
-    told = {"RLJOB_COORDINATOR": PROXY, "RLJOB_REWARD_URLS": json.dumps(rewards)}
+    changed = {"RLJOB_COORDINATOR": PROXY, "RLJOB_REWARD_URLS": json.dumps(rewards)}
     return [
-        replace(command, environment={name: told.get(name, value) for name, value in command.environment.items()})
+        replace(command, environment={name: changed.get(name, value) for name, value in command.environment.items()})
         for command in commands.components(job, here)
     ]
 

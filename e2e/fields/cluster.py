@@ -1,4 +1,4 @@
-"""What a cluster makes of a job: its objects, and what the operator does with it from creation to deletion."""
+"""The effect of a job in a cluster: its objects, and the operator's decisions from its creation to its deletion."""
 
 from __future__ import annotations
 
@@ -33,36 +33,36 @@ def _without_hashes(value: Any) -> Any:
 
 def decisions(job: RLJob) -> list[Any]:
     """Return what the operator decides about a job from its creation to its deletion."""
-    return list(_life(job))
+    return list(_lifecycle(job))
 
 
-def _life(job: RLJob) -> Iterator[Any]:
-    """Yield what the operator decides: while no node has room, while the job runs, when its trainer dies twice, at its
-    end and long after; and when it is suspended instead."""
+def _lifecycle(job: RLJob) -> Iterator[Any]:
+    """Yield the operator's decisions: while no node has room, while the job runs, after two crashes of its trainer,
+    after its end, and for a suspension instead."""
     world = _world().World(**_spec(job))
-    yield _decided(world)
+    yield _visible_plan(world)
     if not world.find() and not world.names("Job"):
-        return  # it is none of ours, or suspended
+        return  # another controller manages the job, or it is suspended
     world.finish_initializer()
     world.settle()
     world.make_pods()
     world.unschedulable("insufficient cpu")
     world.now += 90
-    yield _decided(world)
+    yield _visible_plan(world)
     world.ready()
     world.tell(state="Running")
-    yield _decided(world)
+    yield _visible_plan(world)
     for _ in range(2):
         if any("trainer" in name for name in world.names("Job")):
             world.fail_job()
         world.settle()
         world.now += 90
         world.settle()
-        yield _decided(world)
+        yield _visible_plan(world)
     world.tell(state="Succeeded")
     world.settle()
     world.now += 90
-    yield _decided(world)
+    yield _visible_plan(world)
     yield from _suspension(job)
 
 
@@ -76,14 +76,14 @@ def _suspension(job: RLJob) -> Iterator[Any]:
     yield world.names("StatefulSet")
 
 
-def _decided(world: Any) -> Any:
-    """Have the operator decide, and do it; return what can be seen of it."""
-    made = world.plan()
-    if made.status is None:
+def _visible_plan(world: Any) -> Any:
+    """Let the operator make and execute a plan; return its visible effects."""
+    plan = world.plan()
+    if plan.status is None:
         return None
-    conditions = [(each.type, each.status, each.reason) for each in made.status.conditions]
-    objects = [(each["kind"], each["metadata"]["name"]) for each in made.desired]
-    return objects, made.deletions, made.delete_job, made.after, conditions, made.status.trainer
+    conditions = [(each.type, each.status, each.reason) for each in plan.status.conditions]
+    objects = [(each["kind"], each["metadata"]["name"]) for each in plan.desired]
+    return objects, plan.deletions, plan.delete_job, plan.after, conditions, plan.status.trainer
 
 
 def _spec(job: RLJob) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _spec(job: RLJob) -> dict[str, Any]:
 
 
 def _world() -> ModuleType:
-    """Return operator/tests/world.py: by its path, as `operator` is the standard library's."""
+    """Return operator/tests/world.py, loaded by its path: the name `operator` belongs to the standard library."""
     name = "rljob_planning_world"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, WORLD)

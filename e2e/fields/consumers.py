@@ -1,6 +1,6 @@
-"""What the parts make of a job. Each function asks the code that reads a field and returns what came of it.
+"""Consumers of manifest fields. Each function calls the code that reads a field and returns the result.
 
-All take a resolved job and the storage its files are in, and give the same for the same job.
+All functions take a resolved job and the directory of its files, and are deterministic.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import torch
 
-from coordinator.tests import world as coordinators_world
+from coordinator.tests import world as coordinator_world
 from rljob.api.extensions import BACKENDS, load
 from rljob.api.job_status import Progress
 from rljob.api.models import RLJob
@@ -59,7 +59,7 @@ SPLITS = ("train", "heldOut")
 
 
 def environment(job: RLJob, storage: Path) -> ComponentEnvironment:
-    """Return what a part is told."""
+    """Return the environment of a component."""
     pool = job.spec.rollouts[0].name
     return ComponentEnvironment(job, storage, "http://127.0.0.1:1", "token", "127.0.0.1:2", pool, "127.0.0.1")
 
@@ -75,12 +75,12 @@ def commands(job: RLJob, storage: Path) -> Any:
 
 
 def initialized(job: RLJob, storage: Path) -> Any:
-    """Return the key by which the initializer's work is known; another key runs it anew."""
+    """Return the content key of the initializer; a different key runs the initializer again."""
     return initializer_stamp.content_key(job) if job.spec.initializer else None
 
 
 def prepared(job: RLJob, storage: Path) -> Any:
-    """Return the process that makes what the other parts need."""
+    """Return the command and environment of the initializer."""
     if job.spec.initializer is None:
         return None
     made = local_commands.initializer(job, storage)
@@ -88,22 +88,22 @@ def prepared(job: RLJob, storage: Path) -> Any:
 
 
 def directory(job: RLJob, storage: Path) -> Any:
-    """Return where the job runs when nothing else is said."""
+    """Return the default run directory."""
     return default_directory(None, job.metadata.name)
 
 
-def refusals(job: RLJob, storage: Path) -> Any:
-    """Return why `rljob run` does not run it."""
+def unsupported(job: RLJob, storage: Path) -> Any:
+    """Return the errors with which `rljob run` rejects the job."""
     return field_support.errors(job)
 
 
 def restarts(job: RLJob, storage: Path) -> Any:
-    """Return how often a part that dies at once is started, and how long it may hang."""
+    """Return the events of a component that exits at once, and the time after which it counts as hung."""
     events: list[str] = []
-    patience: list[float] = []
+    hang_seconds: list[float] = []
 
     async def hung(heartbeat: Path, mark: str, seconds: float) -> None:
-        patience.append(seconds)
+        hang_seconds.append(seconds)
         await asyncio.Event().wait()
 
     async def keep() -> None:
@@ -123,34 +123,34 @@ def restarts(job: RLJob, storage: Path) -> Any:
                 await part.run(Interrupt())
 
     asyncio.run(keep())
-    return events, patience
+    return events, hang_seconds
 
 
 def grace(job: RLJob, storage: Path) -> Any:
-    """Return how long a run that is told to stop waits for its checkpoint."""
-    given: list[float] = []
+    """Return how long a stopping run waits for its checkpoint."""
+    waits: list[float] = []
 
     async def sleep(seconds: float) -> None:
-        given.append(seconds)
+        waits.append(seconds)
 
-    async def for_ever(_: LocalContext) -> None:
+    async def never_return(_: LocalContext) -> None:
         await asyncio.Event().wait()
 
     async def stop() -> None:
         run = local_run.LocalRun(job, RunDirectory(storage), mock.Mock(), local_commands.components, None)
         run._status = RunStatus(state="Running", progress=Progress(step=1))
         here = LocalContext(storage, {"coordinator": 1}, dict.fromkeys(ROLES, "token"))
-        going_on = asyncio.create_task(for_ever(here))
-        with mock.patch.object(asyncio, "sleep", sleep), mock.patch.object(run, "_save", for_ever):
-            await run._suspend(Interrupt(), here, [going_on])
-        going_on.cancel()
+        component = asyncio.create_task(never_return(here))
+        with mock.patch.object(asyncio, "sleep", sleep), mock.patch.object(run, "_save", never_return):
+            await run._suspend(Interrupt(), here, [component])
+        component.cancel()
 
     asyncio.run(stop())
-    return given
+    return waits
 
 
-def overtime(job: RLJob, storage: Path) -> Any:
-    """Return what is said of a run that has been up for an hour."""
+def deadline_error(job: RLJob, storage: Path) -> Any:
+    """Return the error of a run that has been running for an hour."""
     run = local_run.LocalRun(job, RunDirectory(storage), mock.Mock(), local_commands.components, None)
     try:
         run._refuse_overtime(RunStatus(state="Running", progress=Progress(seconds=3600)))
@@ -176,15 +176,15 @@ def _run(job: RLJob) -> Iterator[Run]:
 
 
 def admitted(job: RLJob, storage: Path) -> Any:
-    """Return how many groups are started at first, and the tasks of groups."""
+    """Return the number of groups that are admitted at first, and the tasks of the first 16 groups."""
     with _run(job) as run:
         at_first = run.scheduler.admissible()
-        run.scheduler.version = 100  # so that many may be admitted
+        run.scheduler.version = 100  # permits the admission of many groups
         return at_first, [run.scheduler.admit().task for _ in range(16)]
 
 
-class _Recording(coordinators_world.FakePeer):
-    """A connection that keeps what was sent."""
+class _Recording(coordinator_world.FakePeer):
+    """A connection that records the messages sent."""
 
     sent: ClassVar[list[Any]] = []
 
@@ -194,23 +194,23 @@ class _Recording(coordinators_world.FakePeer):
         return taken
 
 
-class _Inexact(coordinators_world.Agent):
-    """An engine whose log-probabilities are not quite the trainer's."""
+class _Inexact(coordinator_world.Agent):
+    """An engine whose log-probabilities differ slightly from the trainer's."""
 
-    def say(self, *said: Any) -> None:
-        for message in said:
+    def say(self, *sent: Any) -> None:
+        for message in sent:
             acknowledged = isinstance(message, messages.WeightAck)
             super().say(msgspec.structs.replace(message, probe_error=5e-5) if acknowledged else message)
 
 
-def told(job: RLJob, storage: Path) -> Any:
-    """Return what the coordinator tells runner, engines and trainer in a whole run, how that ends, and which pools make
-    samples of training (g…) and of evaluations (e…)."""
+def dispatched(job: RLJob, storage: Path) -> Any:
+    """Return the messages of the coordinator to runner, engines and trainer in a complete run, the end of the run, and
+    the pools that generate samples of training (g…) and of evaluations (e…)."""
 
     async def play() -> Any:
         with tempfile.TemporaryDirectory() as place:
             pools = [pool.name for pool in job.spec.rollouts]
-            world = coordinators_world.World(job, Path(place), pools)
+            world = coordinator_world.World(job, Path(place), pools)
             world.agents = [_Inexact(world, f"engine-{i}", pool) for i, pool in enumerate(pools)]
             await world.start()
             world.connect_all()
@@ -221,16 +221,16 @@ def told(job: RLJob, storage: Path) -> Any:
             return failure, [(result.version, result.task, result.problems) for result in results], uses
 
     _Recording.sent = []
-    with mock.patch.object(coordinators_world, "FakePeer", _Recording):
+    with mock.patch.object(coordinator_world, "FakePeer", _Recording):
         ends = asyncio.run(play())
-    drives = collections.Counter(
+    leases = collections.Counter(
         (sent.task, sent.split) for sent in _Recording.sent if isinstance(sent, messages.LeaseTrajectory)
     )
-    return ends, drives, sorted(set(map(repr, map(_essence, _Recording.sent))))
+    return ends, leases, sorted(set(map(repr, map(_stable_fields, _Recording.sent))))
 
 
-def _essence(message: Any) -> Any:
-    """Return what of a message does not depend on which part was quicker."""
+def _stable_fields(message: Any) -> Any:
+    """Return the fields of a message that do not depend on the timing of components."""
     match message:
         case messages.Generate():
             return message.sampling.temperature, message.sampling.max_tokens
@@ -252,8 +252,8 @@ def tracked(job: RLJob, storage: Path) -> Any:
         tempfile.NamedTemporaryFile("w") as manifest,
         mock.patch.dict(os.environ, RLJOB_TOKENS=tokens.name, RLJOB_JOB=manifest.name),
         mock.patch.multiple(serve, **started),
-        mock.patch.object(serve, "TrackingWriter", side_effect=_EnoughError) as tracking,
-        contextlib.suppress(_EnoughError),
+        mock.patch.object(serve, "TrackingWriter", side_effect=_CapturedError) as tracking,
+        contextlib.suppress(_CapturedError),
     ):
         tokens.write("{}")
         tokens.flush()
@@ -263,8 +263,8 @@ def tracked(job: RLJob, storage: Path) -> Any:
     return tracking.call_args.args[1]
 
 
-class _EnoughError(Exception):
-    """What was to be seen was seen."""
+class _CapturedError(Exception):
+    """Ends the coordinator's start: the arguments were captured."""
 
 
 # --- runner -----------------------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ class _EnoughError(Exception):
 def prompts(job: RLJob, storage: Path) -> Any:
     """Return the first problems and prompts of every task and split, and the splits' sizes."""
     found = []
-    with _files_that_stay_open():
+    with _ignore_open_files():
         prepared = prepare(environment(job, storage), find_readers(job))
         for task, source in prepared.sources.items():
             for split in SPLITS:
@@ -286,20 +286,20 @@ def prompts(job: RLJob, storage: Path) -> Any:
 
 
 @contextlib.contextmanager
-def _files_that_stay_open() -> Iterator[None]:
-    """Inside, files may be left to the garbage collector: a runner reads its data to its end."""
+def _ignore_open_files() -> Iterator[None]:
+    """Ignore the ResourceWarning of open files: a runner keeps its data files open until it exits."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         yield
         gc.collect()
 
 
-def asked(job: RLJob, storage: Path) -> Any:
-    """Return what a runner asks of the engines for each task and split, and where it asks for rewards."""
+def requested(job: RLJob, storage: Path) -> Any:
+    """Return the first generation request of a runner for each task and split, and the addresses of its rewards."""
     found: list[Any] = []
 
-    class OneOfEach:
-        """In the runner's place: drives one trajectory of every task and split up to its first request."""
+    class OneOfEachDriver:
+        """Replaces RunnerDriver: drives one trajectory of every task and split up to its first request."""
 
         def __init__(self, url: str, token: str, kits: Any, book: Any, codec: Any, held_out: Any) -> None:
             self.kits, self.book, self.codec = kits, book, codec
@@ -309,33 +309,33 @@ def asked(job: RLJob, storage: Path) -> Any:
                 found.append(kit.reward.url)
                 for split in SPLITS:
                     need: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-                    drive = messages.LeaseTrajectory(sample="s", task=task, row=0, split=split, turns=[])
-                    trajectory = LeasedTrajectory(drive, kit, self.book, self.codec, need.set_result)
+                    lease = messages.LeaseTrajectory(sample="s", task=task, row=0, split=split, turns=[])
+                    trajectory = LeasedTrajectory(lease, kit, self.book, self.codec, need.set_result)
                     found.append(await need)
                     trajectory.cancel()
 
         def close(self) -> None:
             """Nothing is open."""
 
-    with _files_that_stay_open():
-        _ask(job, storage, OneOfEach)
+    with _ignore_open_files():
+        _serve_with(job, storage, OneOfEachDriver)
     return found
 
 
 class _Address:
-    """In the place of a reward's client: where it would ask."""
+    """Replaces RewardClient: holds only the address."""
 
     def __init__(self, reward: Any, url: str, session: Any) -> None:
         self.url = url
 
     async def wait_until_reachable(self) -> None:
-        """Nobody is there."""
+        """Return at once: there is no service."""
 
     async def close(self) -> None:
         """Nothing is open."""
 
 
-def _ask(job: RLJob, storage: Path, driver: type) -> None:
+def _serve_with(job: RLJob, storage: Path, driver: type) -> None:
     prepared = prepare(environment(job, storage), find_readers(job))
     with mock.patch.object(app, "RunnerDriver", driver), mock.patch.object(app, "RewardClient", _Address):
         asyncio.run(app.serve(prepared, {reward.name: f"http://{reward.name}" for reward in job.spec.rewards}))
@@ -350,13 +350,13 @@ def loops(job: RLJob, storage: Path) -> Any:
             found.extend((name, runtime.loop) for name, runtime in runtimes.items())
 
         async def run(self) -> None:
-            """End at once."""
+            """Exit at once."""
             raise asyncio.CancelledError
 
         def close(self) -> None:
             """Nothing is open."""
 
-    _ask(job, storage, Driver)
+    _serve_with(job, storage, Driver)
     return found
 
 
@@ -364,7 +364,7 @@ def loops(job: RLJob, storage: Path) -> Any:
 
 
 def served(job: RLJob, storage: Path) -> Any:
-    """Return the workers of the first reward's service, and how long they may take."""
+    """Return the number of workers of the first reward's service, and their time-out."""
     with mock.patch.object(sdk, "Pool") as pool, mock.patch.object(sdk, "uvicorn"), mock.patch.object(sdk, "build_app"):
         sdk.run(RewardEvaluator(lambda: 0.0, ""), job.spec.rewards[0], "127.0.0.1:1")
     return pool.call_args.args[1:]

@@ -1,4 +1,4 @@
-"""The job whose fields are changed one by one, and the files that it and the changed ones refer to."""
+"""The job whose fields are changed one by one, and the files that the original and the changed jobs refer to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHAT = "{% for message in messages %}<{{ message['role'] }}>{{ message['content'
 
 
 def manifest() -> dict[str, Any]:
-    """Return the job as data; its fields are at their defaults but for what is required or makes it small."""
+    """Return the job as data. It sets only required fields and fields that make the job small."""
     return {
         "apiVersion": "rljob.dev/v1alpha1",
         "kind": "RLJob",
@@ -70,7 +70,7 @@ def write_storage(storage: Path) -> None:
 
 
 def _save_splits(directory: Path, splits: dict[str, list[dict[str, Any]]]) -> None:
-    """Write what the `datasets` library writes in DatasetDict.save_to_disk, as far as it is read."""
+    """Write the files of DatasetDict.save_to_disk (library `datasets`) that rljob reads."""
     for split, rows in splits.items():
         (directory / split).mkdir(parents=True)
         table = pa.Table.from_pylist(rows)

@@ -1,4 +1,4 @@
-"""For every field of the manifest: a value of it, and what shows that the value makes a difference."""
+"""For every field of the manifest: a value, and the effect that shows that the value makes a difference."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Consumer = Callable[[RLJob, Path], Any]
 
 @dataclass(frozen=True)
 class Shows:
-    """Set to ``value``, what ``consumer`` makes of the job is another. ``given`` is set before and after; ``also`` is
-    set after, as the value demands it."""
+    """With ``value``, the result of ``consumer`` differs. ``given`` is set before and after; ``also`` is required by
+    the value and set only after."""
 
     consumer: Consumer
     value: Any
@@ -27,15 +27,15 @@ class Shows:
 
 @dataclass(frozen=True)
 class Refused:
-    """Set to ``value``, the manifest is refused with a sentence that names the field and contains ``said``."""
+    """With ``value``, the manifest is rejected with a message that names the field and contains ``cause``."""
 
     value: Any
-    said: str
+    cause: str
 
 
 @dataclass(frozen=True)
 class Changed:
-    """Set to ``value``, the field has the outcome that its metadata states: the value is refused as not supported yet,
+    """With ``value``, the field has the outcome that its metadata states: the value is not supported yet and rejected,
     or `rljob run` warns that the field has no effect on one machine. ``given`` is set before and after."""
 
     value: Any
@@ -51,7 +51,7 @@ def given(**fields: Any) -> tuple[str, ...]:
 
 
 def source(kind: str, **fields: Any) -> tuple[str, ...]:
-    """Return the entries that give the first task data of ``kind`` and a reward that takes them."""
+    """Return the entries that set data of ``kind`` and a matching reward for the first task."""
     exact = {"name": "column", "builtin": "exact_match"}
     gym = {"name": "exact", "builtin": "reasoning_gym"}
     return (
@@ -76,7 +76,7 @@ RDMA = {"name": "main", "rdma": {"resource": "rdma/hca"}}
 SPARE = given(rewards=[{"name": "spare", "builtin": "reasoning_gym"}, {"name": "exact", "builtin": "reasoning_gym"}])
 
 KUBERNETES = {"metadata.namespace", "metadata.labels", "metadata.annotations"}
-"""Fields that say nothing to rljob: a cluster files its objects by them."""
+"""Fields that rljob does not read: the API server stores the object by them."""
 
 ROWS: dict[str, Outcome] = {
     "apiVersion": Refused("rljob.dev/v2", "must be 'rljob.dev/v1alpha1'"),
@@ -96,12 +96,12 @@ ROWS: dict[str, Outcome] = {
     "spec.models.name": Refused("base", "no model is named 'policy'"),
     "spec.models.source": Shows(c.trained, "job://other-model"),
     "spec.models.placement": Changed("service"),
-    "spec.training.steps": Shows(c.told, 3),
-    "spec.training.promptsPerStep": Shows(c.told, 3),
-    "spec.training.samplesPerPrompt": Shows(c.told, 3),
+    "spec.training.steps": Shows(c.dispatched, 3),
+    "spec.training.promptsPerStep": Shows(c.dispatched, 3),
+    "spec.training.samplesPerPrompt": Shows(c.dispatched, 3),
     "spec.training.maxStaleness": Shows(c.admitted, 0),
-    "spec.scheduling.redundancy.groups": Shows(c.told, 1),
-    "spec.scheduling.redundancy.members": Shows(c.told, 1),
+    "spec.scheduling.redundancy.groups": Shows(c.dispatched, 1),
+    "spec.scheduling.redundancy.members": Shows(c.dispatched, 1),
     "spec.scheduling.onDeadline": Shows(c.scheduled, "regenerate"),
     "spec.scheduling.gang.provider": Changed("volcano"),
     "spec.scheduling.gang.queue": Changed("mine"),
@@ -116,8 +116,8 @@ ROWS: dict[str, Outcome] = {
     "spec.algorithm.dualClip": Shows(c.trained, 1.1),
     "spec.algorithm.ratio": Shows(c.trained, "proximal"),
     "spec.algorithm.minibatches": Shows(c.trained, 2),
-    "spec.algorithm.groupFilter": Shows(c.told, "nonconstant"),
-    "spec.tasks.name": Shows(c.told, "other"),
+    "spec.algorithm.groupFilter": Shows(c.dispatched, "nonconstant"),
+    "spec.tasks.name": Shows(c.dispatched, "other"),
     "spec.tasks.weight": Shows(c.admitted, 3.0),
     "spec.tasks.data.reasoningGym.dataset": Shows(c.prompts, "products"),
     "spec.tasks.data.reasoningGym.config": Shows(c.prompts, {"min_terms": 5, "max_terms": 5}),
@@ -141,19 +141,22 @@ ROWS: dict[str, Outcome] = {
     "spec.tasks.messagesColumn": Shows(c.prompts, "chat", JSONL),
     "spec.tasks.loop": Shows(c.loops, "e2e.fakes.extensions:two_turns"),
     "spec.tasks.reward": Shows(
-        c.asked,
+        c.requested,
         "far",
         given(rewards=[{"name": "exact", "builtin": "reasoning_gym"}, {"name": "far", "url": "http://a"}]),
     ),
-    "spec.tasks.sampling.temperature": Shows(c.asked, 0.5),
-    "spec.tasks.sampling.maxTokens": Shows(c.asked, 17),
-    "spec.evaluation.everySteps": Shows(c.told, 3, EVALUATED),
-    "spec.evaluation.tasks": Shows(c.told, ["more"], EVALUATED),
-    "spec.evaluation.problems": Shows(c.told, 3, EVALUATED),
+    "spec.tasks.sampling.temperature": Shows(c.requested, 0.5),
+    "spec.tasks.sampling.maxTokens": Shows(c.requested, 17),
+    "spec.evaluation.everySteps": Shows(c.dispatched, 3, EVALUATED),
+    "spec.evaluation.tasks": Shows(c.dispatched, ["more"], EVALUATED),
+    "spec.evaluation.problems": Shows(c.dispatched, 3, EVALUATED),
     "spec.evaluation.engines": Shows(
-        c.told, "dedicated", EVALUATED, given(rollouts=[{"name": "main"}, {"name": "judge", "purpose": "evaluation"}])
+        c.dispatched,
+        "dedicated",
+        EVALUATED,
+        given(rollouts=[{"name": "main"}, {"name": "judge", "purpose": "evaluation"}]),
     ),
-    "spec.evaluation.temperature": Shows(c.asked, 0.5, EVALUATED),
+    "spec.evaluation.temperature": Shows(c.requested, 0.5, EVALUATED),
     "spec.rewards.name": Shows(c.commands, "other", SPARE),
     "spec.rewards.builtin": Shows(c.scored, "exact_match"),
     "spec.rewards.function": Shows(c.scored, "e2e.fakes.extensions:one", also=("spec.rewards[0].builtin=null",)),
@@ -181,7 +184,7 @@ ROWS: dict[str, Outcome] = {
     "spec.trainer.parallelism.pipeline": Changed(2),
     "spec.trainer.parallelism.context": Changed(2),
     "spec.trainer.parallelism.expert": Changed(2),
-    "spec.trainer.nodes": Shows(c.refusals, 2),
+    "spec.trainer.nodes": Shows(c.unsupported, 2),
     "spec.trainer.processesPerNode": Shows(c.commands, 2),
     "spec.trainer.accelerator.kind": Shows(c.commands, "cpu"),
     "spec.trainer.sharedMemory": Changed("1Gi"),
@@ -202,7 +205,7 @@ ROWS: dict[str, Outcome] = {
     "spec.rollouts.model": Changed("judge"),
     "spec.rollouts.engine": Shows(c.launched, "e2e.fakes.engine_adapter:SleepingEngine"),
     "spec.rollouts.purpose": Shows(
-        c.told, "evaluation", (*EVALUATED, *DEDICATED), ("spec.rollouts[1].purpose=training",)
+        c.dispatched, "evaluation", (*EVALUATED, *DEDICATED), ("spec.rollouts[1].purpose=training",)
     ),
     "spec.rollouts.hosts": Changed(2),
     "spec.rollouts.parallelism.tensor": Changed(2),
@@ -228,13 +231,13 @@ ROWS: dict[str, Outcome] = {
     "spec.runner.template": Shows(c.commands, POD),
     "spec.coordinator.template": Shows(c.commands, POD),
     "spec.weightSync.transport": Shows(c.published, "nccl"),
-    "spec.weightSync.inFlight": Shows(c.told, "abort"),
+    "spec.weightSync.inFlight": Shows(c.dispatched, "abort"),
     "spec.weightSync.groups": Changed("shared"),
-    "spec.weightSync.bucketBytes": Shows(c.told, 1 << 20),
-    "spec.weightSync.timeoutSeconds": Shows(c.told, 30),
-    "spec.weightSync.probeTolerance": Shows(c.told, 1e-6),
-    "spec.checkpoints.everySteps": Shows(c.told, 1),
-    "spec.checkpoints.keep": Shows(c.told, 1, given(checkpoints__everySteps=1)),
+    "spec.weightSync.bucketBytes": Shows(c.dispatched, 1 << 20),
+    "spec.weightSync.timeoutSeconds": Shows(c.dispatched, 30),
+    "spec.weightSync.probeTolerance": Shows(c.dispatched, 1e-6),
+    "spec.checkpoints.everySteps": Shows(c.dispatched, 1),
+    "spec.checkpoints.keep": Shows(c.dispatched, 1, given(checkpoints__everySteps=1)),
     "spec.tracking.tensorboard": Shows(c.tracked, False),
     "spec.network.policy": Changed("Disabled"),
     "spec.network.allowFrom.name": Changed("mine"),
@@ -245,15 +248,15 @@ ROWS: dict[str, Outcome] = {
     "spec.network.egress.to.cidr": Changed("10.0.0.0/8", given(network__egress__policy="Listed")),
     "spec.network.nodes.name": Changed("mine"),
     "spec.network.nodes.cidr": Changed("10.0.0.0/8"),
-    "spec.suspend": Shows(c.refusals, True),
+    "spec.suspend": Shows(c.unsupported, True),
     "spec.suspendGraceSeconds": Shows(c.grace, 5),
     "spec.failurePolicy.maxRestarts": Shows(c.restarts, 1),
     "spec.failurePolicy.hangSeconds": Shows(c.restarts, 5),
     "spec.failurePolicy.disruption": Changed("Block"),
     "spec.failurePolicy.pendingSeconds": Changed(60),
-    "spec.activeDeadlineSeconds": Shows(c.overtime, 60),
+    "spec.activeDeadlineSeconds": Shows(c.deadline_error, 60),
     "spec.ttlSecondsAfterFinished": Changed(60),
     "spec.keepCoordinatorSeconds": Changed(60),
     "spec.managedBy": Changed("example.com/other"),
 }
-"""Path without indices → what comes of setting it. Of a list the first entry is changed, made where there is none."""
+"""Path without indices → outcome of setting it. In a list the first entry is changed, or added to an empty list."""

@@ -1,4 +1,4 @@
-"""Clients of the operator that misbehave: between its decisions and the real API server."""
+"""Clients of the operator that inject faults between its decisions and the real API server."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from rljob.operator.object_kinds import Resource
 from rljob.operator.operator_client import OperatorClient
 
 
-class DyingClient(OperatorClient):
-    """Of an operator that dies at a write: of its ``at``-th nothing, or no more than the request, gets out."""
+class CrashingClient(OperatorClient):
+    """Simulates an operator that crashes at its ``at``-th write: before the request, or before the answer arrives."""
 
     at = 0
-    """0: never."""
+    """Number of the write, from 1; 0: never."""
     after = False
-    """The write is done, and its answer is never seen."""
+    """Whether the write is sent; its answer is never received."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.count = 0
-        self.died = asyncio.Event()
+        self.crashed = asyncio.Event()
         self.last = ""
 
     async def send(self, verb: str, method: str, resource: Resource, path: str, *rest: Any) -> bytes:
@@ -36,20 +36,20 @@ class DyingClient(OperatorClient):
         if self.count == self.at:
             self.last = f"{verb} {path}"
             if self.after:
-                with contextlib.suppress(ApiError):  # nobody learns how it ended
+                with contextlib.suppress(ApiError):  # the crashed operator does not receive the result
                     await super().send(verb, method, resource, path, *rest)
-            self.died.set()
+            self.crashed.set()
         await asyncio.Event().wait()
-        raise AssertionError("the dead do not go on")
+        raise AssertionError("a crashed operator must not continue")
 
 
-def dying(at: int, after: bool) -> type[DyingClient]:
-    """Return the class of a client that dies at its ``at``-th write."""
-    return type("Dying", (DyingClient,), {"at": at, "after": after})
+def crashing_client(at: int, after: bool) -> type[CrashingClient]:
+    """Return the class of a client that crashes at its ``at``-th write."""
+    return type("Crashing", (CrashingClient,), {"at": at, "after": after})
 
 
 class RandomClient(OperatorClient):
-    """A part of all requests fails: before they are sent, or afterwards so that the answer is lost."""
+    """Fails a share of all requests: before they are sent, or afterwards so that the answer is lost."""
 
     share = 0.3
     seed = 0
@@ -75,19 +75,19 @@ class RandomClient(OperatorClient):
 
 
 def unreliable(share: float, seed: int) -> type[RandomClient]:
-    """Return the class of a client of which ``share`` of all requests fail."""
+    """Return the class of a client that fails ``share`` of all requests."""
     return type("Unreliable", (RandomClient,), {"share": share, "seed": seed})
 
 
 class HoldingClient(OperatorClient):
-    """Holds back what watches say while ``hold`` is clear."""
+    """Delays the watch events of the resources in ``held`` while ``flow`` is clear."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.flow = asyncio.Event()
         self.flow.set()
         self.held = frozenset[str]()
-        """Resources whose events are held back."""
+        """Plural names of resources whose events are delayed."""
 
     async def watch(self, resource: Resource, *arguments: Any, **options: Any) -> AsyncIterator[bytes]:
         async for line in super().watch(resource, *arguments, **options):
@@ -97,15 +97,15 @@ class HoldingClient(OperatorClient):
 
 
 class BreakingClient(OperatorClient):
-    """Watches can be made to end, and to be too old when they begin again."""
+    """Breaks watches, and rejects new ones as too old."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.broken = asyncio.Event()
         self.gone = 0
-        """So many watches are told that they are too old."""
+        """Number of watches that are still rejected as too old."""
         self.cut = set[str]()
-        """Resources whose watches were made to end."""
+        """Plural names of resources whose watches were broken."""
 
     async def watch(self, resource: Resource, *arguments: Any, **options: Any) -> AsyncIterator[bytes]:
         if self.gone:
@@ -130,19 +130,19 @@ class BreakingClient(OperatorClient):
 
 
 class PagingClient(OperatorClient):
-    """Lists in pages of two."""
+    """Lists in pages of two objects."""
 
     async def list(self, resource: Resource, namespace: str = "", **options: Any) -> bytes:
         return await super().list(resource, namespace, **{**options, "limit": 2})
 
 
-class MeddlingClient(OperatorClient):
-    """Somebody else does something just before chosen requests of the operator."""
+class InterferingClient(OperatorClient):
+    """Calls a function of the test before each write, which can change objects as another client does."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.meddle: Callable[[str, str, Mapping[str, Any] | None], Awaitable[None]] | None = None
-        """Told verb, path and body of each write before it is sent."""
+        self.interfere: Callable[[str, str, Mapping[str, Any] | None], Awaitable[None]] | None = None
+        """Called with verb, path and body of each write before it is sent."""
 
     async def send(
         self,
@@ -154,6 +154,6 @@ class MeddlingClient(OperatorClient):
         body: Mapping[str, Any] | None,
         content_type: str,
     ) -> bytes:
-        if method != "GET" and resource.plural != "leases" and self.meddle is not None:
-            await self.meddle(verb, path, body)
+        if method != "GET" and resource.plural != "leases" and self.interfere is not None:
+            await self.interfere(verb, path, body)
         return await super().send(verb, method, resource, path, query, body, content_type)

@@ -1,4 +1,4 @@
-"""A job in a namespace of a real API server, with an operator, and a coordinator that says what a test wants it to."""
+"""A job in a namespace of a real API server. The test acts as its user and as its coordinator."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ GPUS = Cluster(accelerator="nvidia", access_modes=("ReadWriteOnce",))
 
 
 class JobClient:
-    """One job, as its user, its coordinator and a test see it."""
+    """One job: the actions of its user and of its coordinator, and the queries of a test."""
 
     def __init__(self, cluster: ControlPlane, namespace: str, name: str = "sums") -> None:
         self.cluster, self.namespace, self.name = cluster, namespace, name
 
-    # what a user does
+    # --- actions of a user ---
 
     async def apply(self, **spec: Any) -> None:
         """Apply the job's manifest with kubectl."""
@@ -42,31 +42,31 @@ class JobClient:
         """Run kubectl in the namespace."""
         return await asyncio.to_thread(self.cluster.kubectl, "-n", self.namespace, *arguments, stdin=stdin)
 
-    # what a coordinator does
+    # --- actions of a coordinator ---
 
-    async def tell(self, state: str, **run: Any) -> None:
+    async def apply_run(self, state: str, **run: Any) -> None:
         """Apply status.run, as the coordinator does."""
         body = await self.body()
-        said = {"state": state, "observedGeneration": body["metadata"]["generation"], **run}
-        status = {"apiVersion": API, "kind": "RLJob", "metadata": {"name": self.name}, "status": {"run": said}}
+        run_status = {"state": state, "observedGeneration": body["metadata"]["generation"], **run}
+        status = {"apiVersion": API, "kind": "RLJob", "metadata": {"name": self.name}, "status": {"run": run_status}}
         path = f"{self._path('RLJob', self.name)}/status"
         await asyncio.to_thread(self.cluster.api.apply, path, status, "rljob-coordinator")
 
     async def run_up(self, **spec: Any) -> None:
-        """Apply the job and return when it runs."""
+        """Apply the job and wait until it is Running."""
         await self.apply(**spec)
         await self.ready_pods()
-        await self.tell("Running")
+        await self.apply_run("Running")
         await self.reason("Running")
 
-    # what a test asks
+    # --- queries of a test ---
 
     async def body(self) -> Object:
         """Return the RLJob."""
         return await asyncio.to_thread(self.cluster.api.get, self._path("RLJob", self.name))
 
     async def status(self) -> Object:
-        """Return its status."""
+        """Return the status of the RLJob."""
         found: Object = (await self.body()).get("status", {})
         return found
 
@@ -80,14 +80,14 @@ class JobClient:
         return next((role for role in (await self.status()).get("roles", ()) if role["name"] == name), {})
 
     async def children(self, kind: str) -> dict[str, Object]:
-        """Return the job's objects of a kind by name, but for those that are being deleted."""
+        """Return the job's objects of a kind by name, without those that are being deleted."""
         path = self._path(kind)
         selector = f"rljob.dev/job={self.name}"
         items = await asyncio.to_thread(self.cluster.api.list, path, labelSelector=selector)
         return {each["metadata"]["name"]: each for each in items if "deletionTimestamp" not in each["metadata"]}
 
     async def pods(self, role: str = "") -> list[Object]:
-        """Return the job's pods, or those of a role, but for those that are being deleted, by name."""
+        """Return the job's pods, or those of a role, sorted by name, without those that are being deleted."""
         found = (await self.children("Pod")).values()
         return sorted(
             (pod for pod in found if role in ("", pod["metadata"]["labels"]["rljob.dev/role"])),
@@ -117,7 +117,7 @@ class JobClient:
         return (await self.condition(kind))[2]
 
     async def ready_pods(self) -> None:
-        """Wait until every role has the pods it shall have."""
+        """Wait until every role has all desired pods ready."""
 
         async def all_ready() -> bool:
             roles = (await self.status()).get("roles", ())
@@ -126,7 +126,7 @@ class JobClient:
         await self.until(all_ready)
 
     async def no_pods(self, *but: str) -> None:
-        """Wait until there are no pods but those of some roles."""
+        """Wait until there are no pods except those of the roles ``but``."""
 
         async def gone() -> bool:
             return all(pod["metadata"]["labels"]["rljob.dev/role"] in but for pod in await self.pods())
@@ -134,15 +134,15 @@ class JobClient:
         await self.until(gone)
 
     async def attempt(self, number: int) -> Object:
-        """Wait until the trainer's attempt ``number`` is ready; return it as the status has it."""
+        """Wait until the trainer's attempt ``number`` is ready; return ``status.trainer``."""
 
-        async def there() -> Object | None:
+        async def ready_attempt() -> Object | None:
             status = await self.status()
             found: Object = status.get("trainer", {})
             trainer = next((role for role in status["roles"] if role["name"] == "trainer"), {"ready": 0, "desired": 1})
             return found if found.get("number") == number and trainer["ready"] == trainer["desired"] else None
 
-        found: Object = await self.until(there)
+        found: Object = await self.until(ready_attempt)
         return found
 
     async def events(self) -> list[str]:

@@ -82,7 +82,7 @@ class NamespaceClient:
                 meta = body["metadata"]
                 if meta.get("labels", {}).get("rljob.dev/job") == name and "deletionTimestamp" not in meta:
                     marks = {key: value for key, value in meta["annotations"].items() if "rljob.dev" in key}
-                    marks.pop(RENDERED_HASH)  # it holds the uid of the owner
+                    marks.pop(RENDERED_HASH)  # it depends on the uid of the owner
                     replicas = body["spec"].get("replicas") if "spec" in body else None
                     found[f"{resource.kind}/{meta['name']}"] = (marks, replicas)
         secrets = [body for body in await self.list("Secret") if body["metadata"]["name"].startswith(f"{name}-tokens-")]
@@ -97,7 +97,7 @@ class NamespaceClient:
         return {body["metadata"]["name"]: body["metadata"]["uid"] for body in await self.list(kind)}
 
     async def drop_lease(self) -> None:
-        """Delete the lease, so that the next operator leads at once after the last one was killed."""
+        """Delete the lease, so that the next operator becomes leader at once after the previous one was killed."""
         path = f"/apis/coordination.k8s.io/v1/namespaces/{self.name}/leases/rljob-operator"
         await asyncio.to_thread(self.cluster.api.delete, path)
 

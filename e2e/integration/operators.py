@@ -42,16 +42,16 @@ from rljob.operator.service import Operator
 
 Object = dict[str, Any]
 SOON = 1.0
-"""Seconds. A reconcile that asks for another one within this time is not the last: a status is held back for a second,
-and the first retries of a refused write follow after a second and less."""
+"""Seconds. A reconcile that requests another one within this time is not the last: a status update is delayed for a
+second, and the first retries of a rejected write follow after at most a second."""
 SECONDS = 120.0
-"""Of a wait: on a busy machine what takes two seconds has taken thirty."""
+"""Time-out of a wait: on a busy machine two seconds have become thirty."""
 LEASE = {"durationSeconds": 15, "renewSeconds": 10, "retrySeconds": 0.5}
-"""A lease whose end a test can wait for, and that a busy machine does not lose by itself."""
+"""A lease that expires soon enough for a test to wait, and late enough for a busy machine to renew it."""
 
 
 def settings(namespaces: Sequence[str], **changes: Any) -> OperatorSettings:
-    """Return settings for tests: the lease of the first namespace, CPU, a claim that every class can bind."""
+    """Return settings for tests: the lease in the first namespace, CPU only, an access mode of every class."""
     data: Object = {
         "namespaces": [*namespaces],
         "cluster": {"accelerator": "cpu", "accessModes": ["ReadWriteOnce"]},
@@ -63,13 +63,13 @@ def settings(namespaces: Sequence[str], **changes: Any) -> OperatorSettings:
 
 
 class Reconciles:
-    """Observes every reconcile of an operator in this process: its beginning, its end, and whether it was quiet.
+    """Observes every reconcile of an operator in this process: its start, its end, and whether it was quiet.
 
-    A reconcile is quiet if it ended well, wrote nothing, and asks for no other one within :data:`SOON`.
+    A reconcile is quiet if it succeeded, wrote nothing, and requests no other one within :data:`SOON`.
     """
 
     def __init__(self, operator: Operator, writes: Callable[[], dict[str, int]]) -> None:
-        self.begun: Counter[Key] = Counter()
+        self.started: Counter[Key] = Counter()
         self.ended: Counter[Key] = Counter()
         self.quiet: dict[Key, bool] = {}
         self._writes = writes
@@ -77,7 +77,7 @@ class Reconciles:
         object.__setattr__(operator._reconciler, "reconcile", self._observed)
 
     async def _observed(self, key: Key) -> Result:
-        self.begun[key] += 1
+        self.started[key] += 1
         before, quiet = self._writes(), False
         try:
             result = await self._reconcile(key)
@@ -96,7 +96,7 @@ class RunningOperator:
     operator: Operator
     client: OperatorClient
     namespace: str
-    """The first of those it looks at."""
+    """The first of the namespaces that it watches."""
     task: asyncio.Task[None]
     stop: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -105,16 +105,16 @@ class RunningOperator:
 
     @property
     def writes(self) -> dict[str, int]:
-        """Writes it has sent, by verb and plural, without Leases."""
+        """Number of writes sent, by verb and plural, without Leases."""
         return {what: count for what, count in self.client.writes.items() if not what.endswith(" leases")}
 
     async def wait_synced(self, seconds: float = SECONDS) -> None:
-        """Return when it leads and its caches are filled."""
+        """Wait until it is the leader and its caches are filled."""
         async with asyncio.timeout(seconds):
             await self.operator.synced.wait()
 
     async def idle(self, quiet: float = 1.0, seconds: float = SECONDS) -> None:
-        """Return when it has written nothing for ``quiet`` seconds and has nothing to do."""
+        """Wait until it has written nothing for ``quiet`` seconds and its queue is empty."""
         deadline, last, since = time.monotonic() + seconds, self.writes, time.monotonic()
         while time.monotonic() - since < quiet:
             if time.monotonic() > deadline:
@@ -124,7 +124,7 @@ class RunningOperator:
                 last, since = self.writes, time.monotonic()
 
     async def sees(self, body: Object) -> None:
-        """Return when the cache holds an RLJob or a child as ``body`` has it, or a newer version."""
+        """Wait until the cache holds ``body`` (an RLJob or a child), or a newer version of it."""
         meta, caches = body["metadata"], self.operator.caches
         cache: Any = caches.jobs if body["kind"] == RLJOBS.kind else caches.children[body["kind"]]
         async with asyncio.timeout(SECONDS):
@@ -135,9 +135,9 @@ class RunningOperator:
                 await asyncio.sleep(0.01)
 
     async def reconciled(self, name: str = "sums") -> bool:
-        """Have a job reconciled on what the caches hold now; return after that whether it was quiet."""
+        """Reconcile a job with the current content of the caches; return whether the reconcile was quiet."""
         key = self.namespace, name
-        number = self.reconciles.begun[key] + 1  # one that has begun already may have missed something
+        number = self.reconciles.started[key] + 1  # a running reconcile may have read older caches
         self.operator.queue.add(key)
         async with asyncio.timeout(SECONDS):
             while self.reconciles.ended[key] < number:
@@ -145,21 +145,21 @@ class RunningOperator:
         return self.reconciles.quiet[key]
 
     async def settled(self, name: str = "sums") -> None:
-        """Return when a job was reconciled on what the caches hold now, that was quiet, and no job waits.
+        """Wait until a reconcile with the current content of the caches was quiet and the queue is empty.
 
-        What is wrong after that stays wrong: no event, no timer and no write of the operator itself is to come.
+        After that the state is final: no event, no timer and no write of the operator itself is pending.
         """
         async with asyncio.timeout(SECONDS):
             while not await self.reconciled(name) or len(self.operator.queue):
                 await asyncio.sleep(0.05)
 
     async def end(self) -> None:
-        """Stop it in good order, as SIGTERM does; raises what it ended with."""
+        """Stop it gracefully, as SIGTERM does; raise the error with which it ended."""
         self.stop.set()
         await self.task
 
     async def kill(self) -> None:
-        """Stop it at once: nothing more is written, the lease is not given back."""
+        """Stop it at once: it writes nothing more and does not release the lease."""
         self.client.may_write = lambda: False
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
@@ -177,16 +177,16 @@ async def running_operator(
     synced: bool = True,
     **changes: Any,
 ) -> AsyncIterator[RunningOperator]:
-    """Run an operator in this event loop; it is ended in good order afterwards, unless the test did that itself.
+    """Run an operator in this event loop; stop it gracefully afterwards, unless the test has already stopped it.
 
     Args:
-        namespaces: it looks at; its lease is in the first.
-        client: class of the client; one of a test's own injects faults.
-        planner: in the place of the real one.
-        cluster: settings that rendering sees, in the place of those of :func:`settings`.
-        wall: Unix seconds, as decisions see them.
-        synced: wait until it leads and its caches are filled.
-        changes: settings, as in the file.
+        namespaces: it watches these; its lease is in the first.
+        client: class of the client; a test can pass a class that injects faults.
+        planner: replaces the real planner.
+        cluster: settings for rendering, instead of those of :func:`settings`.
+        wall: returns the Unix time in seconds that decisions use.
+        synced: wait until it is the leader and its caches are filled.
+        changes: settings, named as in the configuration file.
     """
     metrics = Metrics()
     chosen = settings(namespaces, **changes)
@@ -213,12 +213,12 @@ async def running_operator(
 
 
 class OperatorProcess:
-    """An operator as a process of its own.
+    """An operator as a separate process.
 
     Args:
-        namespaces: it looks at; its lease is in the first.
-        directory: for its settings and its log.
-        changes: settings, as in the file.
+        namespaces: it watches these; its lease is in the first.
+        directory: holds its configuration file and its log.
+        changes: settings, named as in the configuration file.
     """
 
     def __init__(self, kubeconfig: Path, namespaces: Sequence[str], directory: Path, **changes: Any) -> None:
@@ -249,13 +249,13 @@ class OperatorProcess:
         self.process.wait()
 
     async def metric(self, name: str) -> float | None:
-        """Return the value of a metric without labels; None while it does not answer."""
+        """Return the value of a metric without labels; None if the operator does not answer."""
         text = await self.text("/metrics")
         lines = [line for line in (text or "").splitlines() if line.startswith(f"{name} ")]
         return float(lines[0].split()[1]) if lines else None
 
     async def text(self, path: str) -> str | None:
-        """Return what it serves at ``path`` with 200; None otherwise."""
+        """Return the body at ``path``; None unless the status is 200."""
         try:
             async with (
                 aiohttp.ClientSession() as session,
@@ -266,19 +266,19 @@ class OperatorProcess:
             return None
 
     async def wait_leader(self, seconds: float = SECONDS) -> None:
-        """Return when it leads and is ready."""
+        """Wait until it is the leader and ready."""
         async with asyncio.timeout(seconds):
             while await self.metric("rljob_operator_leader") != 1.0 or await self.text("/readyz") is None:
                 assert self.process.poll() is None, f"the operator ended: {self.log.read_text()[-2000:]}"
                 await asyncio.sleep(0.1)
 
     def kill(self) -> None:
-        """Kill it (SIGKILL) and wait for its end."""
+        """Kill it (SIGKILL) and wait for its exit."""
         self.process.kill()
         self.process.wait()
 
     def terminate(self, seconds: float = SECONDS) -> int:
-        """End it in good order (SIGTERM); return its exit code."""
+        """Stop it gracefully (SIGTERM); return its exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(seconds)
 

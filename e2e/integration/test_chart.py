@@ -1,4 +1,4 @@
-"""The chart of the operator: what it installs, whom it lets do what, and which values it refuses."""
+"""The chart of the operator: installed objects, rights, and rejected values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Helm:
         self._environment = dict(os.environ) | {"HOME": str(home), "KUBECONFIG": str(kubeconfig or "/dev/null")}
 
     def __call__(self, *arguments: str, code: int = 0) -> str:
-        """Run it and return what it writes."""
+        """Run helm and return its output."""
         done = subprocess.run(
             [self._program, *arguments], env=self._environment, capture_output=True, text=True, timeout=60
         )
@@ -38,7 +38,7 @@ class Helm:
         return done.stdout + done.stderr
 
     def template(self, *values: str) -> list[dict]:
-        """Return the objects that the chart makes."""
+        """Return the objects that the chart renders."""
         text = self("template", "rljob", str(CHART), "-n", "rljob-system", "--kube-version", KUBERNETES, *values)
         return [found for found in yaml.safe_load_all(text) if found]
 
@@ -51,13 +51,13 @@ def program(tmp_path_factory) -> Helm:
 
 @pytest.fixture
 def helm(tmp_path, cluster: ControlPlane) -> Helm:
-    """helm with the cluster."""
+    """helm with the kubeconfig of the cluster."""
     return Helm(tmp_path, cluster.kubeconfig)
 
 
 @pytest.fixture
 def release(cluster: ControlPlane, namespace: str, helm: Helm) -> Iterator[str]:
-    """A release called as its namespace; returns the operator's name. Uninstalled after the test."""
+    """A release with the name of its namespace; yields the operator's name. It is uninstalled after the test."""
     helm("install", namespace, str(CHART), "-n", namespace)
     yield f"{namespace}-operator"
     helm("uninstall", namespace, "-n", namespace, "--ignore-not-found")
@@ -82,7 +82,7 @@ def job(name: str) -> dict:
     }
 
 
-# --- what it makes ----------------------------------------------------------------------------------------------------
+# --- rendering -------------------------------------------------------------------------------------------------------
 
 
 def test_the_chart_passes_helms_own_checks(program):
@@ -145,9 +145,9 @@ def test_with_a_list_of_namespaces_the_operator_has_no_rights_elsewhere(program)
         ("logLevel=LOUD", "at '/logLevel': value must be one of 'DEBUG', 'INFO', 'WARNING', 'ERROR'"),
     ],
 )
-def test_a_wrong_value_is_refused_with_a_sentence(program, value, sentence):
-    said = program("template", "rljob", str(CHART), "--kube-version", KUBERNETES, "--set", value, code=1)
-    assert sentence in said
+def test_a_wrong_value_is_rejected_by_name(program, value, sentence):
+    output = program("template", "rljob", str(CHART), "--kube-version", KUBERNETES, "--set", value, code=1)
+    assert sentence in output
 
 
 def test_every_value_is_in_the_schema():
@@ -163,7 +163,7 @@ def test_every_value_is_in_the_schema():
 # --- on a cluster -----------------------------------------------------------------------------------------------------
 
 
-def test_its_pods_meet_the_restricted_standard_and_are_two(cluster, release, namespace):
+def test_the_two_operator_pods_meet_the_restricted_standard(cluster, release, namespace):
     level = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
     cluster.api.patch(f"/api/v1/namespaces/{namespace}", level)
     deployment = cluster.api.path("apps/v1", "Deployment", namespace, release)
@@ -178,7 +178,7 @@ def test_its_pods_meet_the_restricted_standard_and_are_two(cluster, release, nam
     cluster.api.wait_for(updated, what="two operators under the restricted standard")
 
 
-def test_an_upgrade_keeps_jobs_and_an_uninstall_keeps_jobs_and_their_type(cluster, release, namespace, helm):
+def test_an_upgrade_and_an_uninstall_keep_rljobs(cluster, release, namespace, helm):
     jobs = cluster.api.path("rljob.dev/v1alpha1", "RLJob", namespace)
     uid = cluster.api.post(jobs, job("kept"))["metadata"]["uid"]
     helm("upgrade", namespace, str(CHART), "-n", namespace, "--set", "replicas=1")
@@ -192,20 +192,20 @@ def test_an_upgrade_keeps_jobs_and_an_uninstall_keeps_jobs_and_their_type(cluste
 def test_a_second_release_for_the_same_namespaces_is_refused(cluster, release, namespace, helm):
     other = cluster.namespace()
     for values in ((), ("--set", f"watchNamespaces={{{other}}}")):
-        said = helm("install", "second", str(CHART), "-n", other, *values, code=1)
-        assert f"the release {namespace}/{namespace} serves the RLJobs of all namespaces already" in said
+        output = helm("install", "second", str(CHART), "-n", other, *values, code=1)
+        assert f"the release {namespace}/{namespace} serves the RLJobs of all namespaces already" in output
     assert not cluster.api.exists(cluster.api.path("apps/v1", "Deployment", other, "second-operator"))
     cluster.api.delete(f"/api/v1/namespaces/{other}")
 
 
-def test_releases_with_namespaces_of_their_own_do_not_meet(cluster, helm):
+def test_releases_with_different_namespaces_do_not_conflict(cluster, helm):
     one, other = cluster.namespace(), cluster.namespace()
     helm("install", "first", str(CHART), "-n", one, "--set", f"watchNamespaces={{{one}}}")
     helm("install", "second", str(CHART), "-n", other, "--set", f"watchNamespaces={{{other}}}")
-    said = helm("upgrade", "second", str(CHART), "-n", other, "--set", f"watchNamespaces={{{other},{one}}}", code=1)
-    assert f"the release {one}/first serves the RLJobs of {one} already" in said
-    said = helm("upgrade", "second", str(CHART), "-n", other, "--reset-values", code=1)
-    assert f"the release {one}/first serves the RLJobs of {one} already" in said
+    output = helm("upgrade", "second", str(CHART), "-n", other, "--set", f"watchNamespaces={{{other},{one}}}", code=1)
+    assert f"the release {one}/first serves the RLJobs of {one} already" in output
+    output = helm("upgrade", "second", str(CHART), "-n", other, "--reset-values", code=1)
+    assert f"the release {one}/first serves the RLJobs of {one} already" in output
     for name, where in (("first", one), ("second", other)):
         helm("uninstall", name, "-n", where)
         cluster.api.delete(f"/api/v1/namespaces/{where}")
@@ -215,7 +215,7 @@ def test_releases_with_namespaces_of_their_own_do_not_meet(cluster, helm):
 
 
 def needed() -> Iterator[tuple[str, str, str]]:
-    """Verb, resource and group of all that the operator does in a job's namespace."""
+    """Yield verb, resource and group of every request of the operator in a job's namespace."""
     yield from ((verb, "rljobs", "rljob.dev") for verb in (*READ, "delete"))
     yield ("patch", "rljobs/status", "rljob.dev")
     yield ("update", "rljobs/finalizers", "rljob.dev")
@@ -250,13 +250,13 @@ def test_the_operator_may_do_all_that_it_does_in_any_namespace(cluster, release,
         cluster.wait_allowed(f"{namespace}:{release}", "default", *right)
 
 
-def test_the_operator_may_do_nothing_besides(cluster, release, namespace):
+def test_the_operator_has_no_other_rights(cluster, release, namespace):
     user = f"{namespace}:{release}"
     cluster.wait_allowed(user, "default", "create", "secrets", "")
     assert not [right for right in FORBIDDEN if cluster.allowed(user, "default", *right)]
 
 
-def test_of_leases_the_operator_has_its_own(cluster, release, namespace):
+def test_the_operator_may_access_only_its_own_lease(cluster, release, namespace):
     def may(verb: str, name: str) -> bool:
         return cluster.allowed(f"{namespace}:{release}", namespace, verb, "leases", "coordination.k8s.io", name)
 
@@ -276,7 +276,7 @@ def test_the_operator_cannot_grant_what_it_does_not_hold(cluster, release, names
         operator.post(roles, {"metadata": {"name": "more"}, "rules": [more]})
 
 
-def test_with_a_list_of_namespaces_it_may_nothing_in_others(cluster, namespace, helm):
+def test_the_api_server_grants_no_rights_outside_the_listed_namespaces(cluster, namespace, helm):
     helm("install", "one", str(CHART), "-n", namespace, "--set", f"watchNamespaces={{{namespace}}}")
     user = f"{namespace}:one-operator"
     for right in needed():
@@ -292,7 +292,7 @@ def test_with_a_list_of_namespaces_it_may_nothing_in_others(cluster, namespace, 
         ("edit", (*READ, "create", "update", "patch", "delete"), ()),
     ],
 )
-def test_people_with_the_role_for_a_namespace_have_it_for_its_jobs(cluster, release, namespace, role, may, may_not):
+def test_the_roles_view_and_edit_of_a_namespace_include_its_rljobs(cluster, release, namespace, role, may, may_not):
     bindings = cluster.api.path("rbac.authorization.k8s.io/v1", "RoleBinding", namespace)
     reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}
     subjects = [{"kind": "ServiceAccount", "name": "person", "namespace": namespace}]
@@ -301,7 +301,7 @@ def test_people_with_the_role_for_a_namespace_have_it_for_its_jobs(cluster, rele
     def has(verb: str) -> bool:
         return cluster.allowed(f"{namespace}:person", namespace, verb, "rljobs", "rljob.dev")
 
-    cluster.api.wait_for(lambda: all(map(has, may)), what=f"{role} to be extended")  # a controller does it
+    cluster.api.wait_for(lambda: all(map(has, may)), what=f"{role} to be extended")  # a controller aggregates it
     assert not [verb for verb in may_not if has(verb)]
     assert not cluster.allowed(f"{namespace}:person", namespace, "patch", "rljobs/status", "rljob.dev")
     assert cluster.allowed(f"{namespace}:person", namespace, "update", "rljobscales/scale", "rljob.dev") == (

@@ -1,4 +1,4 @@
-"""The command line against a real API server: rights, what is not there, and what is applied. No pod runs here."""
+"""The command line against a real API server: rights, missing objects, and apply. No pod runs here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Command = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def rljob(cluster: ControlPlane, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run a command in this process as a user of a kubeconfig; return exit code, stdout and stderr."""
+    """Return a function that runs a command in this process with a kubeconfig: (exit code, stdout, stderr)."""
 
     def command(
         *arguments: Any, kubeconfig: Path = cluster.kubeconfig, entry: Callable[[], None] = main
@@ -52,7 +52,7 @@ def job(cluster: ControlPlane, namespace: str) -> Job:
 
 
 class Job:
-    """An RLJob that no operator looks after but the test."""
+    """An RLJob without an operator; the test writes its status."""
 
     def __init__(self, cluster: ControlPlane, namespace: str, name: str) -> None:
         self.cluster, self.namespace, self.name = cluster, namespace, name
@@ -64,14 +64,14 @@ class Job:
     def get(self) -> Object:
         return self.cluster.api.get(self.path)
 
-    def tell(self, *conditions: Object, **status: Any) -> None:
+    def write_status(self, *conditions: Object, **status: Any) -> None:
         """Write the status as the operator does."""
         identity = {"apiVersion": API, "kind": "RLJob", "metadata": {"name": self.name}}
         body = {**identity, "status": {"conditions": list(conditions), **status}}
         self.cluster.api.apply(f"{self.path}/status", body, "rljob-operator")
 
     def coordinator(self) -> None:
-        """Make a pod that looks like its coordinator's; kwok says that it runs."""
+        """Create a pod with the labels of the coordinator; kwok reports that it runs."""
         labels = {"rljob.dev/job": self.name, "rljob.dev/role": "coordinator"}
         ports = [{"name": "http", "containerPort": 8080}]
         body = {
@@ -93,25 +93,26 @@ RUN = {
 READY = condition("Ready", True, "Running", "all roles are ready")
 
 
-# --- what is not there, or not allowed --------------------------------------------------------------------------------
+# --- missing objects and rights -------------------------------------------------------------------------------------
 
 
-def one_sentence(answer: tuple[int, str, str], code: int) -> str:
+def one_message(answer: tuple[int, str, str], code: int) -> str:
     assert answer[:2] == (code, ""), answer
     assert answer[2].count("\n") == 1 and "Traceback" not in answer[2], answer[2]
     return answer[2].removeprefix("rljob: ").rstrip("\n")
 
 
-def test_an_unknown_context_is_told_which_there_are(rljob: Command, cluster: ControlPlane) -> None:
-    said = one_sentence(rljob("status", "--context", "prod"), 2)
-    assert said == f"{cluster.kubeconfig}: there is no context 'prod'; there are test"
+def test_an_unknown_context_is_reported_with_the_known_contexts(rljob: Command, cluster: ControlPlane) -> None:
+    message = one_message(rljob("status", "--context", "prod"), 2)
+    assert message == f"{cluster.kubeconfig}: there is no context 'prod'; there are test"
 
 
-def test_an_api_server_that_is_not_there_is_named(rljob: Command, cluster: ControlPlane, tmp_path: Path) -> None:
+def test_an_unreachable_api_server_is_named(rljob: Command, cluster: ControlPlane, tmp_path: Path) -> None:
     config = changed(cluster.kubeconfig, tmp_path, server=f"https://127.0.0.1:{free_port('127.0.0.1')}")
-    said = one_sentence(rljob("status", "-n", "x", kubeconfig=config), 1)
+    message = one_message(rljob("status", "-n", "x", kubeconfig=config), 1)
     assert (
-        "of context test cannot be reached: connection refused; check that it runs, or choose another --context" in said
+        "of context test cannot be reached: connection refused; check that it runs, or choose another --context"
+        in message
     )
 
 
@@ -119,27 +120,27 @@ def test_an_api_server_of_another_authority_is_not_trusted(
     rljob: Command, cluster: ControlPlane, tmp_path: Path
 ) -> None:
     config = changed(cluster.kubeconfig, tmp_path, **{"certificate-authority-data": None})
-    said = one_sentence(rljob("status", "-n", "x", kubeconfig=config), 2)
-    assert "is not trusted: " in said and "correct certificate-authority-data in the kubeconfig" in said
+    message = one_message(rljob("status", "-n", "x", kubeconfig=config), 2)
+    assert "is not trusted: " in message and "correct certificate-authority-data in the kubeconfig" in message
 
 
-def test_credentials_that_have_expired_are_said_to_be_so(rljob: Command, cluster: ControlPlane, tmp_path: Path) -> None:
+def test_expired_credentials_are_reported(rljob: Command, cluster: ControlPlane, tmp_path: Path) -> None:
     config = changed(cluster.kubeconfig, tmp_path, user={"token": "expired"})
-    said = one_sentence(rljob("status", "-n", "x", kubeconfig=config), 2)
-    assert said == (
+    message = one_message(rljob("status", "-n", "x", kubeconfig=config), 2)
+    assert message == (
         "context test does not accept the credentials of user test: they have expired or are wrong; log in again"
     )
 
 
-def test_a_plugin_that_gives_a_good_token_the_second_time_is_asked_twice(
+def test_a_credential_plugin_is_called_again_after_a_rejected_token(
     rljob: Command, cluster: ControlPlane, tmp_path: Path, job: Job
 ) -> None:
     token = yaml.safe_load(cluster.kubeconfig.read_text())["users"][0]["user"]["token"]
     program = tmp_path / "login"
-    answers = [json.dumps({"status": {"token": each}}) for each in ("withdrawn", token)]
-    asked = tmp_path / "asked"
+    outputs = [json.dumps({"status": {"token": each}}) for each in ("withdrawn", token)]
+    called = tmp_path / "called"
     program.write_text(
-        f"#!/bin/sh\nif [ -e {asked} ]; then echo '{answers[1]}'; else touch {asked}; echo '{answers[0]}'; fi\n"
+        f"#!/bin/sh\nif [ -e {called} ]; then echo '{outputs[1]}'; else touch {called}; echo '{outputs[0]}'; fi\n"
     )
     program.chmod(0o755)
     execution = {"apiVersion": "client.authentication.k8s.io/v1", "command": "./login"}
@@ -147,55 +148,59 @@ def test_a_plugin_that_gives_a_good_token_the_second_time_is_asked_twice(
     assert rljob("status", "-n", job.namespace, kubeconfig=config)[0] == 0
 
 
-def test_a_cluster_without_the_types_says_which_chart_to_install(rljob: Command) -> None:
+def test_without_the_crds_the_error_names_the_chart(rljob: Command) -> None:
     with ControlPlane(("etcd", "apiserver")) as bare:
-        said = one_sentence(rljob("status", "-n", "default", kubeconfig=bare.kubeconfig), 2)
-        applied = one_sentence(rljob("apply", QUICKSTART, kubeconfig=bare.kubeconfig), 2)
+        message = one_message(rljob("status", "-n", "default", kubeconfig=bare.kubeconfig), 2)
+        applied = one_message(rljob("apply", QUICKSTART, kubeconfig=bare.kubeconfig), 2)
     assert (
-        said
+        message
         == applied
         == ("context test does not serve RLJobs; install the chart rljob-crds there, or choose another --context")
     )
 
 
-def test_a_job_that_is_not_there_is_told_which_there_are(rljob: Command, job: Job) -> None:
-    said = one_sentence(rljob("status", "sums", "-n", job.namespace), 2)
-    assert said == f"there is no RLJob 'sums' in namespace {job.namespace} of context test; there are quickstart"
-    said = one_sentence(rljob("status", "runs/sums", "-n", job.namespace), 2)
-    assert "there is no RLJob 'runs/sums'" in said
-    said = one_sentence(rljob("audit", "-n", "nowhere"), 2)
+def test_an_unknown_job_is_reported_with_the_known_jobs(rljob: Command, job: Job) -> None:
+    message = one_message(rljob("status", "sums", "-n", job.namespace), 2)
+    assert message == f"there is no RLJob 'sums' in namespace {job.namespace} of context test; there are quickstart"
+    message = one_message(rljob("status", "runs/sums", "-n", job.namespace), 2)
+    assert "there is no RLJob 'runs/sums'" in message
+    message = one_message(rljob("audit", "-n", "nowhere"), 2)
     assert (
-        said
+        message
         == "there is no RLJob in namespace nowhere of context test; the namespace does not exist; give another with -n"
     )
 
 
 @pytest.mark.parametrize("name", ["../../api", "a b", "A"])
-def test_a_namespace_that_cannot_be_is_refused_before_anything_is_asked(rljob: Command, name: str) -> None:
-    said = one_sentence(rljob("status", "-n", name), 2)
-    assert said == f"{name!r} is not a valid name of a namespace; write it like team-a"
+def test_an_invalid_namespace_is_rejected_before_any_request(rljob: Command, name: str) -> None:
+    message = one_message(rljob("status", "-n", name), 2)
+    assert message == f"{name!r} is not a valid name of a namespace; write it like team-a"
 
 
-def test_the_one_that_continues_is_meant_when_none_is_named(rljob: Command, cluster: ControlPlane, job: Job) -> None:
+def test_without_a_name_the_only_active_job_is_used(rljob: Command, cluster: ControlPlane, job: Job) -> None:
     other = Job(cluster, job.namespace, "other")
-    said = one_sentence(rljob("stop", "-n", job.namespace), 2)
-    assert said.startswith("several RLJobs are active") and "(other, quickstart); name one of them" in said
-    other.tell(condition("Complete", True, "Succeeded"))
+    message = one_message(rljob("stop", "-n", job.namespace), 2)
+    assert message.startswith("several RLJobs are active") and "(other, quickstart); name one of them" in message
+    other.write_status(condition("Complete", True, "Succeeded"))
     code, out, _ = rljob("status", "-n", job.namespace)
     assert code == 0 and out.startswith("quickstart")
 
 
-def test_who_has_no_rights_is_told_which_is_missing(rljob: Command, cluster: ControlPlane, job: Job) -> None:
+def test_a_missing_right_is_named(rljob: Command, cluster: ControlPlane, job: Job) -> None:
     config = cluster.service_account_kubeconfig(job.namespace, "nobody")
     for command in (("status",), ("logs",), ("stop", "quickstart"), ("apply", QUICKSTART)):
-        said = one_sentence(rljob(*command, "-n", job.namespace, kubeconfig=config), 2)
-        assert said.startswith("context test does not allow it: rljobs.rljob.dev ") and "is forbidden: User" in said
-        assert said.endswith("; ask its administrator for the right")
+        message = one_message(rljob(*command, "-n", job.namespace, kubeconfig=config), 2)
+        assert (
+            message.startswith("context test does not allow it: rljobs.rljob.dev ") and "is forbidden: User" in message
+        )
+        assert message.endswith("; ask its administrator for the right")
 
 
-def test_who_may_not_forward_ports_sees_what_the_rljob_says(rljob: Command, cluster: ControlPlane, job: Job) -> None:
+def test_without_port_forwarding_the_status_comes_from_the_rljob(
+    rljob: Command, cluster: ControlPlane, job: Job
+) -> None:
     job.coordinator()
-    job.tell(READY)
+    job.write_status(READY)
     cluster.api.apply(f"{job.path}/status", identity(job, {"run": RUN}), "rljob-coordinator")
     rules = [
         {"apiGroups": ["rljob.dev"], "resources": ["rljobs"], "verbs": ["get", "list"]},
@@ -205,15 +210,15 @@ def test_who_may_not_forward_ports_sees_what_the_rljob_says(rljob: Command, clus
     code, out, err = rljob("status", "quickstart", "-n", job.namespace, kubeconfig=config)
     assert (code, err) == (0, "") and "12/50" in out and "running" in out
     assert "note " in out and "from the RLJob" in out and "pods/portforward" in out
-    said = one_sentence(rljob("samples", "quickstart", "-n", job.namespace, kubeconfig=config), 2)
-    assert "pods/portforward" in said
+    message = one_message(rljob("samples", "quickstart", "-n", job.namespace, kubeconfig=config), 2)
+    assert "pods/portforward" in message
 
 
 # --- what the RLJob reports when its coordinator cannot be asked ----------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("conditions", "said"),
+    ("conditions", "message"),
     [
         ([], "no operator has reconciled quickstart yet; check that the chart rljob is installed and its pod runs"),
         (
@@ -233,13 +238,13 @@ def test_who_may_not_forward_ports_sees_what_the_rljob_says(rljob: Command, clus
         ),
     ],
 )
-def test_why_there_is_no_coordinator_is_said_from_the_rljob(
-    rljob: Command, job: Job, conditions: list[Object], said: str
+def test_the_rljob_explains_a_missing_coordinator(
+    rljob: Command, job: Job, conditions: list[Object], message: str
 ) -> None:
     if conditions:
-        job.tell(*conditions)
+        job.write_status(*conditions)
     for command in ("samples", "audit"):
-        assert one_sentence(rljob(command, "quickstart", "-n", job.namespace), 1) == said
+        assert one_message(rljob(command, "quickstart", "-n", job.namespace), 1) == message
 
 
 @pytest.mark.parametrize(
@@ -264,7 +269,7 @@ def test_status_works_without_a_coordinator(
         {"name": "trainer", "desired": 1, "ready": 0, "restarts": 2, "lastExit": "exit code 1", "summary": "starts"}
     ]
     if conditions:
-        job.tell(*conditions, roles=roles)
+        job.write_status(*conditions, roles=roles)
         job.cluster.api.apply(f"{job.path}/status", identity(job, {"run": RUN}), "rljob-coordinator")
     found = rljob("status", "quickstart", "-n", job.namespace)
     assert (found[0], found[2]) == (code, "") and f"state      {state}" in found[1]
@@ -279,39 +284,40 @@ def test_status_works_without_a_coordinator(
 
 
 def test_status_watched_ends_with_the_job(rljob: Command, job: Job) -> None:
-    job.tell(READY)
-    timer = threading.Timer(2.0, job.tell, [condition("Complete", True, "Succeeded")])
+    job.write_status(READY)
+    timer = threading.Timer(2.0, job.write_status, [condition("Complete", True, "Succeeded")])
     timer.start()
     code, out, _ = rljob("status", "--watch", "-n", job.namespace)
     timer.join()
     assert code == 0 and "starting" in out and "succeeded" in out.splitlines()[-1] + out.splitlines()[-2]
 
 
-def test_a_coordinator_that_cannot_be_reached_is_said_to_be_so(rljob: Command, job: Job) -> None:
+def test_an_unreachable_coordinator_is_reported(rljob: Command, job: Job) -> None:
     job.coordinator()
-    job.tell(READY)
-    said = one_sentence(rljob("samples", "-n", job.namespace), 1)
-    assert said.startswith(
+    job.write_status(READY)
+    message = one_message(rljob("samples", "-n", job.namespace), 1)
+    assert message.startswith(
         "the coordinator of quickstart does not answer; the RLJob reports Running: all roles are ready ("
     )
 
 
-def test_logs_of_a_job_without_pods_say_what_became_of_it(rljob: Command, job: Job) -> None:
-    said = one_sentence(rljob("logs", "-n", job.namespace, "quickstart"), 1)
+def test_logs_of_a_job_without_pods_report_its_state(rljob: Command, job: Job) -> None:
+    message = one_message(rljob("logs", "-n", job.namespace, "quickstart"), 1)
     assert (
-        said.startswith("RLJob quickstart in namespace") and "has no pods: no operator has reconciled it yet; " in said
+        message.startswith("RLJob quickstart in namespace")
+        and "has no pods: no operator has reconciled it yet; " in message
     )
-    job.tell(condition("Suspended", True, "Suspended"))
+    job.write_status(condition("Suspended", True, "Suspended"))
     for options in ([], ["-f"], ["-o", "json"]):
-        said = one_sentence(rljob("logs", "-n", job.namespace, "quickstart", *options), 1)
-        assert said.endswith("has no pods: quickstart is suspended; rljob resume resumes it")
-    said = one_sentence(rljob("logs", "-n", job.namespace, "quickstart", "trainer"), 1)
-    assert said.startswith("there is no pod of trainer of RLJob quickstart in namespace")
-    assert said.endswith(": quickstart is suspended; rljob resume resumes it")
+        message = one_message(rljob("logs", "-n", job.namespace, "quickstart", *options), 1)
+        assert message.endswith("has no pods: quickstart is suspended; rljob resume resumes it")
+    message = one_message(rljob("logs", "-n", job.namespace, "quickstart", "trainer"), 1)
+    assert message.startswith("there is no pod of trainer of RLJob quickstart in namespace")
+    assert message.endswith(": quickstart is suspended; rljob resume resumes it")
 
 
-def test_top_says_why_figures_are_missing(rljob: Command, job: Job) -> None:
-    job.tell(READY)
+def test_top_reports_why_metrics_are_missing(rljob: Command, job: Job) -> None:
+    job.write_status(READY)
     code, out, _ = rljob("top", "-n", job.namespace, "quickstart", "--count", 1, "--seconds", 0.1)
     assert code == 0 and "there are no pods now" in out
     job.coordinator()
@@ -321,8 +327,8 @@ def test_top_says_why_figures_are_missing(rljob: Command, job: Job) -> None:
     assert "there is no metrics-server in the cluster" in " ".join(out.split())
 
 
-def test_followed_logs_wait_for_the_pods_of_a_job_that_continues(rljob: Command, job: Job) -> None:
-    timer = threading.Timer(2.0, job.tell, [condition("Complete", True, "Succeeded")])
+def test_followed_logs_wait_for_the_pods_of_an_active_job(rljob: Command, job: Job) -> None:
+    timer = threading.Timer(2.0, job.write_status, [condition("Complete", True, "Succeeded")])
     timer.start()
     code, out, err = rljob("logs", "-n", job.namespace, "quickstart", "-f")
     assert (code, out) == (0, "")
@@ -331,22 +337,22 @@ def test_followed_logs_wait_for_the_pods_of_a_job_that_continues(rljob: Command,
     timer.join()
 
 
-def test_a_name_that_is_no_job_and_no_part_is_said_to_be_neither(rljob: Command, job: Job) -> None:
+def test_an_unknown_name_is_reported_as_neither_job_nor_component(rljob: Command, job: Job) -> None:
     job.coordinator()
-    said = one_sentence(rljob("logs", "-n", job.namespace, "quikstart"), 2)
-    assert said == (
+    message = one_message(rljob("logs", "-n", job.namespace, "quikstart"), 2)
+    assert message == (
         "there is no RLJob 'quikstart', and no component 'quikstart' of RLJob quickstart in namespace "
         f"{job.namespace} of context test; "
         "name one of coordinator, initializer, reward-sums, rollout-main, runner, trainer"
     )
-    said = one_sentence(rljob("logs", "-n", job.namespace, "quickstart", "trainr"), 2)
-    assert said.startswith("there is no component 'trainr' of RLJob quickstart")
+    message = one_message(rljob("logs", "-n", job.namespace, "quickstart", "trainr"), 2)
+    assert message.startswith("there is no component 'trainr' of RLJob quickstart")
 
 
 # --- apply ------------------------------------------------------------------------------------------------------------
 
 
-def test_apply_makes_changes_and_leaves_alone(rljob: Command, cluster: ControlPlane, namespace: str) -> None:
+def test_apply_creates_changes_or_leaves_unchanged(rljob: Command, cluster: ControlPlane, namespace: str) -> None:
     where = f"the RLJob quickstart in namespace {namespace} is"
     path = f"/apis/{API}/namespaces/{namespace}/rljobs/quickstart"
     assert rljob("apply", QUICKSTART, "-n", namespace, "--dry-run") == (0, f"{where} created (dry run)\n", "")
@@ -361,7 +367,7 @@ def test_apply_makes_changes_and_leaves_alone(rljob: Command, cluster: ControlPl
     assert cluster.api.get(path)["spec"]["training"]["steps"] == 60
 
 
-def test_what_apply_sends_is_what_the_manifest_says_and_no_default(
+def test_apply_sends_the_fields_of_the_manifest_without_defaults(
     rljob: Command, cluster: ControlPlane, namespace: str
 ) -> None:
     rljob("apply", QUICKSTART, "-n", namespace)
@@ -371,16 +377,16 @@ def test_what_apply_sends_is_what_the_manifest_says_and_no_default(
     assert {name.removeprefix("f:") for name in entry["fieldsV1"]["f:spec"]} == set(written)
 
 
-def test_apply_refuses_what_run_refuses_and_what_no_cluster_can(
+def test_apply_rejects_unknown_fields_local_paths_and_immutable_changes(
     rljob: Command, cluster: ControlPlane, namespace: str
 ) -> None:
-    said = one_sentence(rljob("apply", QUICKSTART, "-n", namespace, "--set", "spec.training.stepz=3"), 2)
-    assert said == f"{QUICKSTART}: spec.training.stepz: unknown field; did you mean steps?"
-    said = one_sentence(rljob("apply", QUICKSTART, "-n", namespace, "--set", "spec.models[policy].source=/data/m"), 2)
-    assert said.startswith(f"{QUICKSTART}: spec.models[0].source: '/data/m' is a path of one machine")
+    message = one_message(rljob("apply", QUICKSTART, "-n", namespace, "--set", "spec.training.stepz=3"), 2)
+    assert message == f"{QUICKSTART}: spec.training.stepz: unknown field; did you mean steps?"
+    message = one_message(rljob("apply", QUICKSTART, "-n", namespace, "--set", "spec.models[policy].source=/data/m"), 2)
+    assert message.startswith(f"{QUICKSTART}: spec.models[0].source: '/data/m' is a path of one machine")
     rljob("apply", QUICKSTART, "-n", namespace)
-    said = one_sentence(rljob("apply", QUICKSTART, "-n", namespace, "--set", "spec.seed=77"), 2)
-    assert said.startswith(f"{QUICKSTART}: spec.seed: ") and "field is immutable" in said
+    message = one_message(rljob("apply", QUICKSTART, "-n", namespace, "--set", "spec.seed=77"), 2)
+    assert message.startswith(f"{QUICKSTART}: spec.seed: ") and "field is immutable" in message
 
 
 def test_apply_takes_the_namespace_from_the_manifest_unless_another_is_given(
@@ -391,20 +397,20 @@ def test_apply_takes_the_namespace_from_the_manifest_unless_another_is_given(
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(body))
     assert rljob("apply", file)[1].startswith(f"the RLJob quickstart in namespace {namespace} is created")
-    said = one_sentence(rljob("apply", file, "-n", "other"), 2)
-    assert said == f"{file}: metadata.namespace: {namespace} in the manifest, but -n is other; omit one of them"
-    said = one_sentence(rljob("apply", QUICKSTART, "-n", "nowhere"), 2)
-    assert said == "there is no namespace nowhere of context test; create the namespace, or give another with -n"
+    message = one_message(rljob("apply", file, "-n", "other"), 2)
+    assert message == f"{file}: metadata.namespace: {namespace} in the manifest, but -n is other; omit one of them"
+    message = one_message(rljob("apply", QUICKSTART, "-n", "nowhere"), 2)
+    assert message == "there is no namespace nowhere of context test; create the namespace, or give another with -n"
 
 
-def test_a_field_that_another_user_has_set_is_taken_over_only_when_told(
+def test_a_field_of_another_manager_is_taken_over_only_with_force_conflicts(
     rljob: Command, cluster: ControlPlane, namespace: str
 ) -> None:
     cluster.kubectl("apply", "-n", namespace, "-f", str(QUICKSTART))
     more = ("apply", QUICKSTART, "-n", namespace, "--set", "spec.training.steps=70")
-    said = one_sentence(rljob(*more), 2)
+    message = one_message(rljob(*more), 2)
     assert (
-        said
+        message
         == f'{QUICKSTART}: spec.training.steps: set by "kubectl-client-side-apply"; --force-conflicts takes it over'
     )
     assert rljob(*more, "--force-conflicts")[0] == 0
@@ -414,25 +420,25 @@ def test_a_field_that_another_user_has_set_is_taken_over_only_when_told(
 
 
 def suspends(job: Job, seen: list[Object]) -> threading.Thread:
-    """Do as an operator does when a job is to be suspended."""
+    """Act as the operator when spec.suspend becomes true: write the status Suspended. ``seen`` gets the spec."""
 
-    def obey() -> None:
+    def write_suspended() -> None:
         body = job.cluster.api.wait_for(lambda: (found := job.get())["spec"].get("suspend") and found)
         seen.append(body["spec"])
         generation = body["metadata"]["generation"]
-        job.tell(condition("Suspended", True, "Suspended"), observedGeneration=generation)
+        job.write_status(condition("Suspended", True, "Suspended"), observedGeneration=generation)
         job.cluster.api.apply(
             f"{job.path}/status", identity(job, {"run": RUN | {"state": "Suspended"}}), "rljob-coordinator"
         )
 
-    thread = threading.Thread(target=obey)
+    thread = threading.Thread(target=write_suspended)
     thread.start()
     return thread
 
 
 @pytest.mark.parametrize("now", [False, True])
 def test_stop_suspends_and_resume_continues_the_run(rljob: Command, job: Job, now: bool) -> None:
-    job.tell(READY)
+    job.write_status(READY)
     job.cluster.api.apply(f"{job.path}/status", identity(job, {"run": RUN}), "rljob-coordinator")
     seen: list[Object] = []
     operator = suspends(job, seen)
@@ -444,15 +450,15 @@ def test_stop_suspends_and_resume_continues_the_run(rljob: Command, job: Job, no
     )
     assert seen[0]["suspendGraceSeconds"] == (0 if now else 120)
     spec = job.get()["spec"]
-    assert spec["suspend"] is True and spec["suspendGraceSeconds"] == 120, "its own value again"
+    assert spec["suspend"] is True and spec["suspendGraceSeconds"] == 120, "the original value is restored"
     code, out, _ = rljob("stop", "-n", job.namespace, "quickstart")
     assert code == 0 and out.endswith("is not running; it is suspended\n")
     assert rljob("resume", "-n", job.namespace, "quickstart")[0] == 0
     assert job.get()["spec"]["suspend"] is False
 
 
-def test_what_an_interrupted_stop_now_has_changed_is_put_back_by_the_next(rljob: Command, job: Job) -> None:
-    job.tell(condition("Suspended", True, "Suspended"))
+def test_resume_restores_the_grace_period_after_an_interrupted_stop_now(rljob: Command, job: Job) -> None:
+    job.write_status(condition("Suspended", True, "Suspended"))
     note = {"annotations": {"rljob.dev/suspend-grace-seconds": "300"}}
     job.cluster.api.patch(job.path, {"metadata": note, "spec": {"suspend": True, "suspendGraceSeconds": 0}})
     assert rljob("resume", "-n", job.namespace, "quickstart")[0] == 0
@@ -460,12 +466,12 @@ def test_what_an_interrupted_stop_now_has_changed_is_put_back_by_the_next(rljob:
     assert body["spec"]["suspendGraceSeconds"] == 300 and not body["metadata"].get("annotations")
 
 
-def test_apply_may_set_what_stop_has_set(rljob: Command, cluster: ControlPlane, namespace: str) -> None:
+def test_apply_may_change_a_field_that_stop_has_set(rljob: Command, cluster: ControlPlane, namespace: str) -> None:
     rljob("apply", QUICKSTART, "-n", namespace)
     path = f"/apis/{API}/namespaces/{namespace}/rljobs/quickstart"
     cluster.api.patch(path, {"spec": {"suspend": True}}, fieldManager="rljob")
     rljob("apply", QUICKSTART, "-n", namespace)
-    assert cluster.api.get(path)["spec"]["suspend"] is True, "the manifest does not say that it continues"
+    assert cluster.api.get(path)["spec"]["suspend"] is True, "the manifest does not set suspend to false"
     assert rljob("apply", QUICKSTART, "-n", namespace, "--set", "spec.suspend=false")[0] == 0
     assert cluster.api.get(path)["spec"]["suspend"] is False
 
@@ -473,7 +479,9 @@ def test_apply_may_set_what_stop_has_set(rljob: Command, cluster: ControlPlane, 
 # --- kubectl rljob ----------------------------------------------------------------------------------------------------
 
 
-def test_as_a_plugin_every_run_is_an_rljob(rljob: Command, cluster: ControlPlane, tmp_path: Path, job: Job) -> None:
+def test_the_kubectl_plugin_works_on_rljobs_only(
+    rljob: Command, cluster: ControlPlane, tmp_path: Path, job: Job
+) -> None:
     config = changed(cluster.kubeconfig, tmp_path, namespace=job.namespace)
     code, out, _ = rljob("status", kubeconfig=config, entry=plugin)
     assert code == 0 and out.startswith("quickstart  test/")
@@ -485,10 +493,12 @@ def test_as_a_plugin_every_run_is_an_rljob(rljob: Command, cluster: ControlPlane
     assert code == 2 and err.endswith("evaluate works on this machine and not in a cluster; write: rljob evaluate\n")
 
 
-def test_a_cluster_is_not_asked_unless_it_is_meant(rljob: Command, job: Job, monkeypatch: Any, tmp_path: Path) -> None:
+def test_without_a_cluster_option_no_request_is_sent_to_a_cluster(
+    rljob: Command, job: Job, monkeypatch: Any, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
-    said = one_sentence(rljob("status", "quickstart"), 2)
-    assert said.startswith("there is no run 'quickstart': give a run directory, or a name under runs/")
+    message = one_message(rljob("status", "quickstart"), 2)
+    assert message.startswith("there is no run 'quickstart': give a run directory, or a name under runs/")
 
 
 # --- kubeconfigs ------------------------------------------------------------------------------------------------------
@@ -512,7 +522,7 @@ def changed(kubeconfig: Path, directory: Path, user: Object | None = None, names
 
 
 def granted(cluster: ControlPlane, namespace: str, name: str, rules: list[Object]) -> Path:
-    """Return the kubeconfig of a service account with rights."""
+    """Return the kubeconfig of a service account with the rights ``rules``."""
     config = cluster.service_account_kubeconfig(namespace, name)
     metadata = {"name": name, "namespace": namespace}
     rbac = "rbac.authorization.k8s.io"

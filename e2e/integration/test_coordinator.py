@@ -1,4 +1,4 @@
-"""A real coordinator with its RLJob in a real API server, with the rights that a rendered job gives it."""
+"""A real coordinator with its RLJob in a real API server, and with the rights of the rendered Role."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Probe = Callable[[dict[str, Any]], Any]
 
 
 def manifest(namespace: str, name: str, job: RLJob) -> dict[str, Any]:
-    """Return ``job`` as it is sent to an API server."""
+    """Return ``job`` as an object for the API server."""
     body: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
     return body | {"apiVersion": API, "kind": "RLJob", "metadata": {"name": name, "namespace": namespace}}
 
@@ -61,7 +61,7 @@ class InCluster:
         return str(self.cluster.api.path(API, "RLJob", self.namespace, self.name))
 
     def variables(self) -> dict[str, str]:
-        """Return what the coordinator's pod is told, and the kubelet adds."""
+        """Return the environment variables of the coordinator's pod, with those that the kubelet adds."""
         return {
             "RLJOB_NAMESPACE": self.namespace,
             "RLJOB_JOB_NAME": self.name,
@@ -79,12 +79,12 @@ class InCluster:
         return int(self.cluster.api.patch(self.path, {"spec": fields})["metadata"]["generation"])
 
     def apply_status(self, **fields: Any) -> None:
-        """Apply a part of the status as the operator does."""
+        """Apply fields of the status as the operator does."""
         identity = {"apiVersion": API, "kind": "RLJob", "metadata": {"name": self.name}}
         self.cluster.api.apply(f"{self.path}/status", {**identity, "status": fields}, "rljob-operator")
 
     async def until(self, probe: Probe, seconds: float = 120.0) -> dict[str, Any]:
-        """Return status.run once ``probe`` is true of it."""
+        """Wait until ``probe`` of status.run is true; return status.run."""
 
         def look() -> dict[str, Any] | None:
             run = self.get().get("status", {}).get("run")
@@ -94,7 +94,7 @@ class InCluster:
 
 
 def make(cluster: ControlPlane, namespace: str, tmp_path: Path, job: RLJob, name: str = "sums") -> InCluster:
-    """Make the RLJob, and the account of its coordinator with the rights that are rendered for it."""
+    """Create the RLJob, and the service account of its coordinator with the rendered Role."""
     body = cluster.api.create(manifest(namespace, name, job))
     named = job.model_copy(update={"metadata": job.metadata.model_copy(update={"name": name})})
     roles = render(named, RenderTarget(namespace=namespace, uid=body["metadata"]["uid"]))
@@ -116,18 +116,18 @@ async def running(
     rljob = make(cluster, namespace, tmp_path, job)
     storage = tmp_path / "storage"
     storage.mkdir()
-    async with run_harness(job, storage, (Faults(), Faults()), slow, pods=PODS, more=rljob.variables()) as harness:
+    async with run_harness(job, storage, (Faults(), Faults()), slow, pods=PODS, variables=rljob.variables()) as harness:
         yield rljob, harness
 
 
 def step(harness: Harness) -> int:
-    """Return how far the coordinator says it is."""
+    """Return the step that the coordinator reports."""
     with urllib.request.urlopen(f"{harness.coordinator_url}/v1/status", timeout=10) as answer:
         return int(json.load(answer)["progress"]["step"])
 
 
 async def continues(harness: Harness, steps: int = 1) -> int:
-    """Return when the coordinator is so many steps further; return how far that is."""
+    """Wait until the coordinator reports ``steps`` more steps; return the step."""
     wanted = await asyncio.to_thread(step, harness) + steps
     while await asyncio.to_thread(step, harness) < wanted:
         await asyncio.sleep(0.05)
@@ -135,7 +135,7 @@ async def continues(harness: Harness, steps: int = 1) -> int:
 
 
 async def close(*jobs: RLJobClient) -> None:
-    """Close jobs; return when their TLS connections are closed too, which takes a moment longer."""
+    """Close clients; wait until their TLS connections are closed too, which takes longer."""
     for job in jobs:
         await job.close()
     transports = list(asyncio.get_running_loop()._transports.values())
@@ -148,7 +148,7 @@ def engines(run: dict[str, Any]) -> dict[str, bool]:
 
 
 @pytest.mark.timeout(300)
-async def test_a_run_is_told_in_the_rljobs_status_and_its_columns(
+async def test_a_run_is_reported_in_the_rljobs_status_and_columns(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     async with running(cluster, namespace, tmp_path, make_job()) as (rljob, harness):
@@ -173,7 +173,7 @@ async def test_a_run_is_told_in_the_rljobs_status_and_its_columns(
 
 
 @pytest.mark.timeout(300)
-async def test_a_job_that_is_suspended_writes_a_checkpoint_and_continues_where_it_was(
+async def test_a_suspended_job_writes_a_checkpoint_and_resumes_from_it(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     job = make_job(checkpoints={"everySteps": 100})
@@ -186,7 +186,7 @@ async def test_a_job_that_is_suspended_writes_a_checkpoint_and_continues_where_i
         assert run["lastCheckpoint"]["step"] == run["progress"]["step"] >= 2
         await harness.ended("trainer")
         resumed = rljob.set_spec(suspend=False)
-        await harness.ended("coordinator")  # it was too late to take that back: its container starts again
+        await harness.ended("coordinator")  # the change came too late; in a pod the container starts again
         run = rljob.get()["status"]["run"]
         assert (run["state"], run["observedGeneration"]) == ("Suspended", generation)
         await harness.start("coordinator")
@@ -196,7 +196,7 @@ async def test_a_job_that_is_suspended_writes_a_checkpoint_and_continues_where_i
 
 
 @pytest.mark.timeout(300)
-async def test_a_suspension_that_is_taken_back_in_time_costs_nothing(
+async def test_a_suspension_that_is_cancelled_in_time_does_not_interrupt_the_run(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     async with running(cluster, namespace, tmp_path, make_job(), slow=0.001) as (rljob, harness):
@@ -212,7 +212,7 @@ async def test_a_suspension_that_is_taken_back_in_time_costs_nothing(
 
 
 @pytest.mark.timeout(300)
-async def test_engines_that_the_operator_drains_end_what_they_have_and_get_nothing_more(
+async def test_draining_engines_finish_their_requests_and_get_no_new_ones(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     job = make_job(training={"steps": 200, "promptsPerStep": 4, "samplesPerPrompt": 4, "maxStaleness": 1})
@@ -228,7 +228,7 @@ async def test_engines_that_the_operator_drains_end_what_they_have_and_get_nothi
 
 
 @pytest.mark.timeout(300)
-async def test_the_run_continues_while_the_api_server_is_away_and_says_so_when_it_is_back(
+async def test_the_run_continues_without_the_api_server_and_reports_when_it_is_back(
     cluster: ControlPlane, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = make_job(training={"steps": 500, "promptsPerStep": 4, "samplesPerPrompt": 4, "maxStaleness": 1})
@@ -238,20 +238,18 @@ async def test_the_run_continues_while_the_api_server_is_away_and_says_so_when_i
         cluster.stop("apiserver")
         await harness.until("coordinator", "the run continues")
         reached = await continues(harness, 5)
-        cluster.start("apiserver")  # in this thread, see Process
+        cluster.start("apiserver")  # must run in this thread, see Process
         await rljob.until(lambda run: run["progress"]["step"] >= reached)
         generation = rljob.set_spec(suspend=True)
         run = await rljob.until(lambda run: run["state"] == "Suspended")
         assert run["observedGeneration"] == generation
         assert harness.restarts["coordinator"] == 0
-        said = (tmp_path / "storage" / "coordinator.log").read_text()
-        assert said.count("following the job's RLJob: it works again") == 1
+        log_text = (tmp_path / "storage" / "coordinator.log").read_text()
+        assert log_text.count("following the job's RLJob: it works again") == 1
 
 
 @pytest.mark.timeout(300)
-def test_the_coordinator_may_touch_nothing_but_its_own_job(
-    cluster: ControlPlane, namespace: str, tmp_path: Path
-) -> None:
+def test_the_coordinator_may_access_only_its_own_job(cluster: ControlPlane, namespace: str, tmp_path: Path) -> None:
     mine = make(cluster, namespace, tmp_path, make_job())
     other = make(cluster, namespace, tmp_path, make_job(), "other")
     client = cluster.client((mine.account / "token").read_text())
@@ -275,7 +273,7 @@ def test_the_coordinator_may_touch_nothing_but_its_own_job(
 
 
 @pytest.mark.timeout(300)
-async def test_operator_and_coordinator_write_one_status_without_taking_each_others_fields(
+async def test_operator_and_coordinator_write_one_status_and_keep_each_others_fields(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     rljob = make(cluster, namespace, tmp_path, make_job())
@@ -284,7 +282,7 @@ async def test_operator_and_coordinator_write_one_status_without_taking_each_oth
         await own.apply_run({"state": "Running", "queues": [{"name": "waiting", "value": 3}]})
         rljob.apply_status(observedGeneration=1, draining=["a"])
         await own.apply_run({"state": "Running", "message": "now without queues"})
-        rljob.apply_status(observedGeneration=2)  # unknown to the coordinator, which writes with the version it knows
+        rljob.apply_status(observedGeneration=2)  # the coordinator writes with its older resource version
         await own.apply_run({"state": "Running", "message": "now without queues"})
         status = rljob.get()["status"]
         assert status["run"]["message"] == "now without queues" and not status["run"].get("queues")
@@ -294,23 +292,25 @@ async def test_operator_and_coordinator_write_one_status_without_taking_each_oth
 
 
 @pytest.mark.timeout(300)
-async def test_a_job_of_the_same_name_that_is_not_its_own_is_not_obeyed_and_known_as_such(
+async def test_a_job_of_the_same_name_with_another_uid_is_ignored_and_reported_as_gone(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     rljob = make(cluster, namespace, tmp_path, make_job())
-    old, new = RLJobClient(replace(rljob.job_ref, uid="of-one-that-was-deleted")), RLJobClient(rljob.job_ref)
+    old, new = RLJobClient(replace(rljob.job_ref, uid="uid-of-a-deleted-job")), RLJobClient(rljob.job_ref)
     tasks: list[asyncio.Task[None]] = []
-    heard: list[tuple[RLJobClient, str]] = []
+    received: list[tuple[RLJobClient, str]] = []
     try:
         for job in (old, new):
-            tasks.append(asyncio.create_task(job.follow(lambda seen, job=job: heard.append((job, seen.metadata.uid)))))
+            tasks.append(
+                asyncio.create_task(job.follow(lambda seen, job=job: received.append((job, seen.metadata.uid))))
+            )
         while not (old.last_event_at and new.last_event_at):
             await asyncio.sleep(0.01)
         assert old.gone and not new.gone
         cluster.api.delete(rljob.path)
         while not new.gone:
             await asyncio.sleep(0.01)
-        assert {(job, uid) for job, uid in heard} == {(new, rljob.job_ref.uid)}
+        assert {(job, uid) for job, uid in received} == {(new, rljob.job_ref.uid)}
     finally:
         for task in tasks:
             task.cancel()
@@ -319,7 +319,7 @@ async def test_a_job_of_the_same_name_that_is_not_its_own_is_not_obeyed_and_know
 
 
 @pytest.mark.timeout(300)
-async def test_nothing_is_told_to_another_job_of_the_same_name(
+async def test_no_status_is_written_to_another_job_of_the_same_name(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     rljob = make(cluster, namespace, tmp_path, make_job())
@@ -331,7 +331,11 @@ async def test_nothing_is_told_to_another_job_of_the_same_name(
         assert refused.value.code == 409
         version = await own.apply_run({"state": "Running"})
         assert str(version) == rljob.get()["metadata"]["resourceVersion"]
-        for kind, group in (("ServiceAccount", "v1"), ("Role", RBAC), ("RoleBinding", RBAC)):  # outlive it here
+        for kind, group in (
+            ("ServiceAccount", "v1"),
+            ("Role", RBAC),
+            ("RoleBinding", RBAC),
+        ):  # they must outlive the job here
             path = cluster.api.path(group, kind, namespace, "sums-coordinator")
             cluster.api.patch(path, {"metadata": {"ownerReferences": None}})
         cluster.api.delete(rljob.path)
@@ -345,14 +349,14 @@ async def test_nothing_is_told_to_another_job_of_the_same_name(
 
 
 @pytest.mark.timeout(300)
-async def test_an_end_that_a_user_wiped_from_the_status_is_told_again(
+async def test_a_final_state_that_a_user_removed_from_the_status_is_written_again(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     async with running(cluster, namespace, tmp_path, make_job()) as (rljob, harness):
         harness.play("trainer", harness.trainer().run())
         await rljob.until(lambda run: run["state"] == "Succeeded")
-        for lost in ({"run": None}, {"run": {"state": "Running", "reason": None}}):
-            cluster.api.patch(f"{rljob.path}/status", {"status": lost})
+        for changed in ({"run": None}, {"run": {"state": "Running", "reason": None}}):
+            cluster.api.patch(f"{rljob.path}/status", {"status": changed})
             await rljob.until(lambda run: run["state"] == "Succeeded" and run["progress"]["step"] == 8)
 
 
@@ -363,39 +367,39 @@ async def test_no_change_is_missed_when_watches_end_or_their_version_is_gone(
     monkeypatch.setattr(rljob_client, "WATCH_SECONDS", 1)
     monkeypatch.setattr(rljob_client, "Backoff", partial(Backoff, 0.01))
     rljob = make(cluster, namespace, tmp_path, make_job())
-    own = Forgotten(rljob.job_ref)
-    heard: asyncio.Queue[rljob_client.RLJobView] = asyncio.Queue()
-    following = asyncio.create_task(own.follow(heard.put_nowait))
+    own = ExpiredListClient(rljob.job_ref)
+    views: asyncio.Queue[rljob_client.RLJobView] = asyncio.Queue()
+    following = asyncio.create_task(own.follow(views.put_nowait))
     try:
-        await heard.get()
+        await views.get()
         for generation in range(2, 6):
             before = watches_ended()
-            while watches_ended() == before:  # the change comes while there is no watch, or just one that begins
+            while watches_ended() == before:  # the change comes without a watch, or while one starts
                 await asyncio.sleep(0.01)
             rljob.set_spec(suspend=generation % 2 == 0)
-            while (seen := await heard.get()).metadata.generation < generation:
+            while (seen := await views.get()).metadata.generation < generation:
                 pass
             assert seen.spec.suspend == (generation % 2 == 0)
-        assert own.forgotten
+        assert own.expired
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
         await close(own)
 
 
-class Forgotten(RLJobClient):
-    """Its first list has a version that the API server does not know any more."""
+class ExpiredListClient(RLJobClient):
+    """A client whose first list has a resource version that the API server has compacted."""
 
-    forgotten = False
+    expired = False
 
     async def _list(self) -> Any:
         listed = await super()._list()
-        if not self.forgotten:
-            self.forgotten = True
+        if not self.expired:
+            self.expired = True
             listed.metadata.resource_version = "1"
         return listed
 
 
 def watches_ended() -> float:
-    """Return how many watches of this process were answered and have ended."""
+    """Return the number of watches of this process that ended with status 200."""
     return rljob_client.API_REQUESTS.labels("watch", "200")._value.get()

@@ -1,4 +1,4 @@
-"""Every bound of every field of a manifest is the same to rljob and to the API server: on it, and just beyond it."""
+"""rljob and the API server have the same bound for every field of a manifest: on the bound, and just beyond it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tools.cluster.client import ApiError
 SCHEMA = definitions()["rljobs"]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 SENTENCES = {rule.message for rule in rules()}
 LONGEST_TRIED = 5000
-"""Texts and lists with larger bounds are left out."""
+"""Texts and lists with larger bounds are not tested."""
 
 
 def leaves(schema, path):
@@ -35,7 +35,7 @@ def leaves(schema, path):
         yield path, schema
 
 
-def tried(schema):
+def values_to_try(schema):
     """Yield values on the bounds of a field, beyond them, and of other types."""
     kind = schema["type"]
     yield from {"string": [5, ["a"]], "array": ["x", {"a": 1}], "boolean": ["true", 1]}.get(kind, ["5", [1], True])
@@ -56,7 +56,7 @@ def tried(schema):
 
 
 def with_value(path, value):
-    """Return the smallest manifest with ``value`` at ``path``, and what is needed on the way to it."""
+    """Return the smallest manifest with ``value`` at ``path``; missing parents are created."""
     data = copy.deepcopy(MANIFEST)
     steps = re.findall(r"[^.\[\]]+", path)
     here = data
@@ -75,7 +75,7 @@ def with_value(path, value):
     return data
 
 
-def told_by_rljob(data, path):
+def errors_of_rljob(data, path):
     try:
         RLJob.model_validate_json(json.dumps(data), strict=True, by_alias=True, by_name=False)
     except ValidationError as error:
@@ -88,12 +88,12 @@ def below(field, path):
     return field == path or field.startswith(f"{path}[")
 
 
-def told_by_the_api_server(cluster, jobs, data, path):
+def errors_of_api_server(cluster, jobs, data, path):
     try:
         cluster.api.post(jobs, data, fieldValidation="Strict", dryRun="All")
     except ApiError as error:
         causes = error.body.get("details", {}).get("causes", [])
-        if not causes:  # of a type that it could not even read
+        if not causes:  # the type could not be decoded
             return [error.message] if path.rpartition(".")[2] in error.message else []
         bounds = [cause for cause in causes if not any(sentence in cause["message"] for sentence in SENTENCES)]
         return [cause for cause in bounds if below(cause["field"], path)]
@@ -105,9 +105,9 @@ def test_every_bound_of_every_field_is_the_same_to_rljob_and_to_the_api_server(c
     jobs = cluster.api.path("rljob.dev/v1alpha1", "RLJob", namespace)
     differing, count = [], 0
     for path, schema in leaves(SCHEMA["properties"]["spec"], "spec"):
-        for value in tried(schema):
+        for value in values_to_try(schema):
             data = with_value(path, value)
-            ours, theirs = told_by_rljob(data, path), told_by_the_api_server(cluster, jobs, data, path)
+            ours, theirs = errors_of_rljob(data, path), errors_of_api_server(cluster, jobs, data, path)
             count += 1
             if bool(ours) != bool(theirs):
                 differing.append((path, str(value)[:40], ours, theirs))

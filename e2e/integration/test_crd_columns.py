@@ -1,4 +1,4 @@
-"""What people see of a job and of its scales with kubectl."""
+"""The output of kubectl for RLJobs and RLJobScales."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ sums-rollout-main   sums   rollout-main   2         1      NOW
 
 
 def table(text):
-    """Return what kubectl wrote with ages left out, and spaces as wide as they are with a constant age."""
+    """Return the output of kubectl as rows of columns, with every age replaced by NOW."""
     lines = [re.sub(r"(?<=\s)\d+[smh]\b *", "NOW   ", line).rstrip() for line in text.strip().splitlines()]
     return [re.split(r" {2,}", re.sub(r"\bAGE +", "AGE   ", line)) for line in lines]
 
@@ -79,18 +79,18 @@ def written(cluster, job, status):
     cluster.api.apply(f"{job}/status", body, "operator", fieldValidation="Strict")
 
 
-def test_the_columns_answer_why_it_is_not_running_and_how_far_it_is(cluster, namespace, job):
+def test_the_columns_show_why_a_job_does_not_run_and_its_progress(cluster, namespace, job):
     RLJobStatus.model_validate(STATUS, by_alias=True, by_name=False)
     written(cluster, job, STATUS)
     assert table(cluster.kubectl("get", "rlj", "-n", namespace)) == table(NARROW)
 
 
-def test_the_wide_columns_answer_why_it_is_slow_and_what_restarted(cluster, namespace, job):
+def test_the_wide_columns_show_throughput_and_restarts(cluster, namespace, job):
     written(cluster, job, STATUS)
     assert table(cluster.kubectl("get", "rlj", "-n", namespace, "-o", "wide")) == table(WIDE)
 
 
-def test_a_job_that_nobody_looked_at_yet_has_empty_columns(cluster, namespace, job):
+def test_a_job_without_a_status_has_empty_columns(cluster, namespace, job):
     assert table(cluster.kubectl("get", "rlj", "-n", namespace)) == table(NEW)
 
 
@@ -99,21 +99,21 @@ def test_jobs_are_found_by_every_name(cluster, namespace, job, name):
     assert "sums" in cluster.kubectl("get", name, "-n", namespace)
 
 
-def test_kubectl_explains_fields_by_our_own_words(cluster):
+def test_kubectl_explain_shows_the_descriptions_of_fields(cluster):
     assert "lowest policy version of any token" in " ".join(
         cluster.kubectl("explain", "rljob.spec.training.maxStaleness").split()
     )
 
 
-def test_describe_says_conditions_and_roles(cluster, namespace, job):
+def test_describe_shows_conditions_and_roles(cluster, namespace, job):
     written(cluster, job, STATUS)
-    said = cluster.kubectl("describe", "rlj", "sums", "-n", namespace)
-    assert "insufficient nvidia.com/gpu" in said
-    assert "Restarts:" in said
+    output = cluster.kubectl("describe", "rlj", "sums", "-n", namespace)
+    assert "insufficient nvidia.com/gpu" in output
+    assert "Restarts:" in output
 
 
-def test_the_whole_status_of_the_models_is_stored_as_it_is(cluster, namespace, job):
-    """Every field of the models is in the schema, and none gets a default of the server's."""
+def test_a_status_of_the_models_is_stored_unchanged(cluster, namespace, job):
+    """Every field of the models is in the schema, and the API server adds no default."""
     written(cluster, job, STATUS)
     assert cluster.api.get(job)["status"] == STATUS
 

@@ -1,4 +1,4 @@
-"""The definitions are installed by every way that people have, and examples are taken as they are."""
+"""The CRDs can be installed with kubectl and with helm, and the API server accepts the examples unchanged."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def helm(cluster, *arguments):
 @pytest.mark.parametrize("name", definitions())
 def test_kubectl_installs_a_definition_by_create_and_by_server_side_apply(cluster, name):
     path = str(ROOT / "crds" / f"rljob.dev_{name}.yaml")
-    with pytest.raises(RuntimeError, match="already exists"):  # it was read, and taken but for that
+    with pytest.raises(RuntimeError, match="already exists"):  # the definition is valid
         cluster.kubectl("create", "--dry-run=server", "-f", path)
     applied = cluster.kubectl("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", path)
     assert "serverside-applied" in applied
 
 
 @pytest.mark.parametrize("name", definitions())
-def test_the_api_server_holds_the_definition_as_it_was_generated(cluster, name):
+def test_the_api_server_stores_the_definition_as_generated(cluster, name):
     stored = cluster.api.get(f"{DEFINITIONS}/{name}.rljob.dev")
     expected = definitions()[name]["spec"]
     version = stored["spec"]["versions"][0]
@@ -53,7 +53,7 @@ def test_the_chart_passes_helms_own_checks(cluster):
     assert "0 chart(s) failed" in helm(cluster, "lint", "--strict", str(CHART), "--kube-version", "1.36.0")
 
 
-def test_helm_installs_and_upgrades_the_definitions_and_leaves_them_when_it_is_uninstalled(cluster, namespace):
+def test_helm_installs_and_upgrades_the_definitions_and_an_uninstall_keeps_them(cluster, namespace):
     job = cluster.api.path(API, "RLJob", namespace)
     cluster.api.post(job, MANIFEST)
     helm(cluster, "install", "crds", str(CHART), "-n", namespace, "--take-ownership")
@@ -64,13 +64,13 @@ def test_helm_installs_and_upgrades_the_definitions_and_leaves_them_when_it_is_u
     assert cluster.api.get(f"{DEFINITIONS}/rljobs.rljob.dev")["metadata"].get("deletionTimestamp") is None
 
 
-def test_the_quickstart_is_a_job_for_a_cluster_as_it_is(cluster, namespace):
+def test_the_quickstart_is_accepted_unchanged(cluster, namespace):
     path = str(ROOT / "examples" / "quickstart.yaml")
     assert "created" in cluster.kubectl("create", "-n", namespace, "--dry-run=server", "-f", path)
 
 
 def sample(schema, field=""):
-    """Return a value that a schema allows, with every field in it."""
+    """Return a value that a schema allows, with every field set."""
     if "enum" in schema:
         return schema["enum"][0]
     if schema["type"] == "object":
@@ -85,7 +85,7 @@ def sample(schema, field=""):
 
 
 @pytest.mark.parametrize("kind", ["RLJob", "RLJobScale"])
-def test_a_status_with_every_field_set_is_stored_as_it_is(cluster, namespace, kind):
+def test_a_status_with_every_field_set_is_stored_unchanged(cluster, namespace, kind):
     definition = definitions()[f"{kind.lower()}s"]
     schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
     status, path = sample(schema), cluster.api.path(API, kind, namespace)
@@ -96,7 +96,7 @@ def test_a_status_with_every_field_set_is_stored_as_it_is(cluster, namespace, ki
     assert cluster.api.get(f"{path}/sums")["status"] == status
 
 
-def test_a_status_cannot_say_what_its_models_cannot(cluster, namespace):
+def test_a_status_that_its_models_reject_is_rejected(cluster, namespace):
     path = cluster.api.path(API, "RLJob", namespace)
     cluster.api.post(path, MANIFEST)
     header = {"apiVersion": API, "kind": "RLJob", "metadata": {"name": "sums"}}
@@ -114,8 +114,8 @@ def test_a_status_cannot_say_what_its_models_cannot(cluster, namespace):
             cluster.api.apply(f"{path}/sums/status", header | {"status": status})
 
 
-def test_the_chart_s_files_are_those_for_people(cluster):
+def test_the_files_of_the_chart_equal_those_in_crds(cluster):
     for name in definitions():
-        people, chart = ((ROOT / folder / f"rljob.dev_{name}.yaml").read_text() for folder in ("crds", CHART / "files"))
-        assert people == chart
-        assert yaml.safe_load(people)["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+        plain, chart = ((ROOT / folder / f"rljob.dev_{name}.yaml").read_text() for folder in ("crds", CHART / "files"))
+        assert plain == chart
+        assert yaml.safe_load(plain)["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}

@@ -1,4 +1,4 @@
-"""The API server refuses what rljob refuses, in its words, and takes what rljob takes: one table for both."""
+"""The API server and rljob reject the same manifests with the same messages: one table of cases for both."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DRY = STRICT | {"dryRun": "All"}
 
 
 def refusal(error: ApiError) -> str:
-    """Return everything that a refusal says."""
+    """Return the whole body of a rejection as text."""
     return json.dumps(error.body, ensure_ascii=False).replace('\\"', '"')
 
 
@@ -39,7 +39,7 @@ def jobs(cluster, namespace):
 
 
 @pytest.mark.parametrize("case", [*GOOD, *FIELDS, *BOUNDS, *UNSUPPORTED], ids=lambda case: case.name)
-def test_the_api_server_says_what_is_wrong_of_each_case(cluster, jobs, case: Case):
+def test_the_api_server_reports_the_error_of_each_case(cluster, jobs, case: Case):
     if not case.server_message:
         cluster.api.post(jobs, changed(case.change), **DRY)
         return
@@ -53,7 +53,7 @@ LEFT = [case for case in (*FIELDS, *BOUNDS, *UNSUPPORTED) if not case.server_mes
 
 
 @pytest.mark.parametrize("case", LEFT, ids=lambda case: case.name)
-def test_what_the_api_server_cannot_say_the_operator_finds_when_it_reads_the_job(cluster, jobs, case: Case):
+def test_the_operator_finds_errors_that_the_api_server_does_not_check(cluster, jobs, case: Case):
     cluster.api.post(jobs, changed(case.change), **STRICT)
     [seen] = msgspec.json.decode(json.dumps(cluster.api.list(jobs)), type=list[CachedJob])
     manifest = read_manifest(seen)
@@ -62,7 +62,7 @@ def test_what_the_api_server_cannot_say_the_operator_finds_when_it_reads_the_job
 
 
 @pytest.mark.parametrize(("change", "says"), CHANGES, ids=[f"{change[:60]}" for change, _ in CHANGES])
-def test_the_api_server_says_what_of_a_job_cannot_be_changed(cluster, jobs, change, says):
+def test_the_api_server_rejects_changes_of_immutable_fields(cluster, jobs, change, says):
     old = cluster.api.post(jobs, changed(()), **STRICT)
     override(old, change)
     path = f"{jobs}/{old['metadata']['name']}"
@@ -85,17 +85,17 @@ def immutable_values():
             field = field["items"] if step == "[]" else field["properties"][step]
         if rule.message == CHANGED and field["type"] not in ("object", "array"):
             other = {"integer": 77, "number": 7.5, "boolean": not field.get("default"), "string": "http://b"}
-            taken = (field.get("default"), "reasoning_gym")  # what the job has
-            words = [word for word in field.get("enum", []) if word not in taken]
+            current = (field.get("default"), "reasoning_gym")  # the values of the job
+            words = [word for word in field.get("enum", []) if word not in current]
             yield path, words[-1] if words else other[field["type"]]
 
 
 IMMUTABLE = list(immutable_values())
 
 
-def test_every_single_value_that_is_not_mutable_is_refused_when_it_is_changed(cluster, jobs):
+def test_a_change_of_every_immutable_value_is_rejected(cluster, jobs):
     old = cluster.api.post(jobs, changed(("spec.environments=[{name: a}]",)), **STRICT)
-    taken = []
+    wrong = []
     for path, value in IMMUTABLE:
         new = copy.deepcopy(old)
         override(new, f"{path.replace('[]', '[0]')}={json.dumps(value)}")
@@ -104,15 +104,15 @@ def test_every_single_value_that_is_not_mutable_is_refused_when_it_is_changed(cl
         except ApiError as error:
             fields = [cause["field"] for cause in error.body["details"]["causes"] if CHANGED in cause["message"]]
             if fields != [path.replace("[]", "[0]")]:
-                taken.append((path, value, error.message))
+                wrong.append((path, value, error.message))
         else:
-            taken.append((path, value, "taken"))
-    assert taken == []
+            wrong.append((path, value, "accepted"))
+    assert wrong == []
     assert len(IMMUTABLE) > 20
 
 
-def test_a_job_that_sets_everything_can_be_written_back_as_it_is(cluster, jobs):
-    """Nothing that the API server fills in, and no null, looks like a change."""
+def test_a_job_with_every_field_set_can_be_written_back_unchanged(cluster, jobs):
+    """Neither defaults that the API server sets nor nulls count as a change."""
     full = to_data(resolve(validate(changed(("spec.evaluation={}", "spec.environments=[]")))))
     cluster.api.post(jobs, full, **STRICT)
     path = f"{jobs}/{full['metadata']['name']}"
@@ -123,22 +123,24 @@ def test_a_job_that_sets_everything_can_be_written_back_as_it_is(cluster, jobs):
     cluster.api.put(path, stored | {"spec": without}, **STRICT)
 
 
-def travelled(cluster, jobs, manifest):
-    """Return the job of a manifest as it is read back from the API server."""
+def read_back(cluster, jobs, manifest):
+    """Create the RLJob of a manifest and return the job that is read back from the API server."""
     cluster.api.post(jobs, manifest, **STRICT)
     stored = cluster.api.get(f"{jobs}/{manifest['metadata']['name']}")
     return validate({**manifest, "spec": stored["spec"]})
 
 
-TRAVELLERS = [(preset, case) for preset in PRESETS for case in GOOD]
+PRESET_CASES = [(preset, case) for preset in PRESETS for case in GOOD]
 
 
-@pytest.mark.parametrize(("preset", "case"), TRAVELLERS, ids=[f"{preset}-{case.name}" for preset, case in TRAVELLERS])
+@pytest.mark.parametrize(
+    ("preset", "case"), PRESET_CASES, ids=[f"{preset}-{case.name}" for preset, case in PRESET_CASES]
+)
 def test_a_job_read_back_from_the_api_server_resolves_as_its_file_does(cluster, jobs, preset, case):
     if case.name.startswith("every preset's"):
         preset = "dr_grpo"
     manifest = changed((*case.change, f"spec.algorithm.preset={preset}"))
-    file, read = validate(manifest), travelled(cluster, jobs, manifest)
+    file, read = validate(manifest), read_back(cluster, jobs, manifest)
     assert resolve(read) == resolve(file)
     assert read == file
     set_by_hand = {"by_alias": True, "exclude_defaults": True, "mode": "json"}
@@ -148,7 +150,7 @@ def test_a_job_read_back_from_the_api_server_resolves_as_its_file_does(cluster, 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_an_expanded_job_can_be_stored_and_is_the_same(cluster, jobs, preset):
     expanded = resolve(validate(changed((f"spec.algorithm.preset={preset}", "spec.evaluation={}"))))
-    assert travelled(cluster, jobs, to_data(expanded)) == expanded
+    assert read_back(cluster, jobs, to_data(expanded)) == expanded
 
 
 def test_kubectl_refuses_an_unknown_field_by_its_path(cluster, namespace):
@@ -157,7 +159,7 @@ def test_kubectl_refuses_an_unknown_field_by_its_path(cluster, namespace):
         cluster.kubectl("create", "-n", namespace, "-f", "-", stdin=manifest)
 
 
-def test_two_appliers_of_different_entries_of_a_list_leave_one_another_alone(cluster, namespace):
+def test_two_appliers_of_one_list_keep_each_others_entries(cluster, namespace):
     job = changed(())
     path = f"{cluster.api.path(API, 'RLJob', namespace)}/sums"
     cluster.api.apply(path, job, "person")
@@ -170,7 +172,7 @@ def test_two_appliers_of_different_entries_of_a_list_leave_one_another_alone(clu
     assert [task["name"] for task in again["spec"]["tasks"]] == ["sums"]
 
 
-def test_a_job_of_a_hundred_kilobytes_is_taken(cluster, jobs):
+def test_a_job_of_a_hundred_kilobytes_is_accepted(cluster, jobs):
     job = changed(())
     task = job["spec"]["tasks"][0]
     job["spec"]["tasks"] = [task | {"name": f"t{i}", "prompt": "{question} " + "x" * 1600} for i in range(64)]
@@ -179,7 +181,7 @@ def test_a_job_of_a_hundred_kilobytes_is_taken(cluster, jobs):
 
 
 def test_a_job_as_large_as_every_bound_allows_is_checked_within_the_budget_of_a_request(cluster, jobs):
-    """The rules' cost is bounded when the definition is stored; what is spent on a request is bounded again."""
+    """The API server limits the estimated cost of the rules in a CRD and also their actual cost in a request."""
     job = changed(())
     spec = job["spec"]
     reward = spec["rewards"][0]
@@ -208,11 +210,11 @@ NULLS = {"spec": {"securityContext": None, "containers": [{"name": "main", "reso
     [
         ("create", NULLS),
         ("apply --server-side", NULLS),
-        ("apply", {"spec": {"containers": [{"name": "main"}]}}),  # kubectl itself leaves null out then
+        ("apply", {"spec": {"containers": [{"name": "main"}]}}),  # kubectl removes nulls on the client side
     ],
 )
 def test_null_in_a_template_reaches_the_operator_unless_kubectl_applies_on_its_side(cluster, namespace, how, arrives):
-    """Null deletes what rljob would set."""
+    """Null in a template removes a value that rljob would set."""
     manifest = write_yaml(changed((f"spec.trainer.template={json.dumps(NULLS)}",)))
     cluster.kubectl(*how.split(), "-n", namespace, "-f", "-", stdin=manifest)
     stored = cluster.api.get(cluster.api.path(API, "RLJob", namespace, "sums"))

@@ -1,4 +1,4 @@
-"""Who may write what of a job's status: the chart's ValidatingAdmissionPolicy on a real API server."""
+"""The chart's ValidatingAdmissionPolicy decides who may write which part of a status: on a real API server."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def policy(cluster, namespace) -> Iterator[None]:
     path = cluster.api.path(API, "RLJob", namespace)
     cluster.api.post(path, changed(("metadata.name=probe",)))
     stranger = account(cluster, namespace, "probe")
-    # A policy takes the API server a moment to know.
-    cluster.api.wait_for(lambda: refused(stranger, f"{path}/probe", {"run": RUN}), what="the policy to be in force")
+    # The API server loads a policy with a delay.
+    cluster.api.wait_for(lambda: rejection(stranger, f"{path}/probe", {"run": RUN}), what="the policy to be in force")
     yield
     for found in objects:
         cluster.api.delete(cluster.api.path(found["apiVersion"], found["kind"], None, found["metadata"]["name"]))
@@ -54,13 +54,13 @@ def account(cluster, namespace, name):
     subject = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
     role = {"apiGroup": rbac, "kind": "Role", "name": name}
     cluster.api.apply_object({**kinds, "kind": "RoleBinding", "roleRef": role, "subjects": [subject]})
-    # Else it would be refused for want of the right, also where a test waits for the policy's own refusal.
+    # Otherwise a request could be rejected by RBAC while a test waits for the rejection by the policy.
     cluster.wait_allowed(f"{namespace}:{name}", namespace, "patch", "rljobs/status", "rljob.dev")
     return client
 
 
-def refused(client, path, status, manager="test"):
-    """Apply ``status`` to the job at ``path``; return what the API server says against it, if anything."""
+def rejection(client, path, status, manager="test"):
+    """Apply ``status`` to the job at ``path``; return the message of the rejection, or an empty string."""
     body = HEADER | {"metadata": {"name": path.rpartition("/")[2]}, "status": status}
     try:
         client.apply(f"{path}/status", body, manager)
@@ -72,11 +72,11 @@ def refused(client, path, status, manager="test"):
 
 @pytest.fixture(params=["sums", LONG], ids=["short", "long"])
 def job(request, cluster, namespace, policy):
-    """Path of a job with a status of the operator's."""
+    """Path of a job with a status that the operator wrote."""
     cluster.api.post(cluster.api.path(API, "RLJob", namespace), changed((f"metadata.name={request.param}",)))
     path = cluster.api.path(API, "RLJob", namespace, request.param)
     operator = account(cluster, namespace, "rljob-operator")
-    assert refused(operator, path, {"observedGeneration": 1, "release": "1"}, "rljob-operator") == ""
+    assert rejection(operator, path, {"observedGeneration": 1, "release": "1"}, "rljob-operator") == ""
     return path
 
 
@@ -86,33 +86,35 @@ def coordinator(cluster, namespace, job):
 
 def test_the_coordinator_of_a_job_writes_its_run_and_nothing_else(cluster, namespace, job):
     client = coordinator(cluster, namespace, job)
-    assert refused(client, job, {"run": RUN}, "rljob-coordinator") == ""
+    assert rejection(client, job, {"run": RUN}, "rljob-coordinator") == ""
     status = cluster.api.get(job)["status"]
     assert status["run"]["progress"] == {"step": 3}
     assert status["release"] == "1"
-    said = "a coordinator writes status.run and nothing else of the status"
-    assert said in refused(client, job, {"run": RUN, "release": "2"}, "rljob-coordinator")
-    assert said in refused(client, job, {"run": RUN, "completionTime": "2026-01-01T00:00:00Z"}, "rljob-coordinator")
+    message = "a coordinator writes status.run and nothing else of the status"
+    assert message in rejection(client, job, {"run": RUN, "release": "2"}, "rljob-coordinator")
+    assert message in rejection(
+        client, job, {"run": RUN, "completionTime": "2026-01-01T00:00:00Z"}, "rljob-coordinator"
+    )
     stored = cluster.api.get(job)
     del stored["status"]["release"]
-    with pytest.raises(ApiError, match=said):
+    with pytest.raises(ApiError, match=message):
         client.put(f"{job}/status", stored)
 
 
 def test_the_operator_writes_all_of_a_status(cluster, namespace, job):
     operator = account(cluster, namespace, "rljob-operator")
-    assert refused(operator, job, {"release": "3", "run": RUN}, "rljob-operator") == ""
+    assert rejection(operator, job, {"release": "3", "run": RUN}, "rljob-operator") == ""
     assert cluster.api.get(job)["status"]["release"] == "3"
 
 
 @pytest.mark.parametrize("name", ["other-coordinator", "default", "sums-coordinator-x", "sums", "rljob-operator-2"])
-def test_no_other_service_account_writes_anything_of_it(cluster, namespace, job, name):
-    said = refused(account(cluster, namespace, name), job, {"run": RUN})
-    assert "status.run by the coordinator of the job" in said
-    assert f"system:serviceaccount:{namespace}:{name} is neither" in said
+def test_no_other_service_account_may_write_the_status(cluster, namespace, job, name):
+    message = rejection(account(cluster, namespace, name), job, {"run": RUN})
+    assert "status.run by the coordinator of the job" in message
+    assert f"system:serviceaccount:{namespace}:{name} is neither" in message
 
 
-def test_the_coordinator_of_a_namesake_in_another_namespace_is_kept_out(cluster, namespace, job):
+def test_the_coordinator_of_a_job_of_the_same_name_in_another_namespace_is_rejected(cluster, namespace, job):
     other = cluster.namespace()
     name = object_name(job.rpartition("/")[2], "coordinator")
     client = cluster.client(cluster.service_account_token(other, name))
@@ -129,10 +131,10 @@ def test_the_coordinator_of_a_namesake_in_another_namespace_is_kept_out(cluster,
     )
     cluster.wait_allowed(f"{other}:{name}", namespace, "patch", "rljobs/status", "rljob.dev")
     try:
-        assert "is neither" in refused(client, job, {"run": RUN})
+        assert "is neither" in rejection(client, job, {"run": RUN})
     finally:
         cluster.api.delete(f"/api/v1/namespaces/{other}")
 
 
-def test_people_are_not_kept_out(cluster, job):
-    assert refused(cluster.api, job, {"release": "by hand"}) == ""
+def test_users_may_write_the_status(cluster, job):
+    assert rejection(cluster.api, job, {"release": "by hand"}) == ""

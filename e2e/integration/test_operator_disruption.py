@@ -1,4 +1,4 @@
-"""Evictions, as of a drain, and pods that are refused, in a real control plane whose pods kwok plays."""
+"""Evictions, as in a drain, and forbidden pods, in a real control plane with pods simulated by kwok."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def operator(job_client: JobClient) -> Any:
 
 
 async def evict(job_client: JobClient, pod: str) -> bool:
-    """Ask for an eviction; return whether it was granted."""
+    """Request an eviction; return whether the API server allowed it."""
     path = f"{job_client.cluster.api.path('v1', 'Pod', job_client.namespace, pod)}/eviction"
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": job_client.namespace}}
     try:
@@ -39,8 +39,8 @@ async def evict(job_client: JobClient, pod: str) -> bool:
     return True
 
 
-async def test_a_drain_ends_where_no_node_has_room_for_what_it_evicts(job_client: JobClient, monkeypatch):
-    """One engine after the other goes, though what takes their place finds no node."""
+async def test_a_drain_completes_when_no_node_has_room_for_the_evicted_pods(job_client: JobClient, monkeypatch):
+    """Engines can be evicted one after the other although their replacements stay pending."""
     monkeypatch.setattr(scale, "SCHEDULING_SECONDS", 1.0)
     mark = {"rljob.test/engines": job_client.namespace}
     nodes = await asyncio.to_thread(job_client.cluster.api.list, "/api/v1/nodes")
@@ -63,7 +63,7 @@ async def test_a_drain_ends_where_no_node_has_room_for_what_it_evicts(job_client
         await job_client.until(none_has_a_node)
 
 
-async def test_a_trainer_that_is_not_to_be_disrupted_is_not_until_the_job_says_so(job_client: JobClient):
+async def test_disruption_block_prevents_evictions_of_the_trainer_until_it_is_changed(job_client: JobClient):
     async with operator(job_client):
         await job_client.run_up(trainer={"nodes": 2}, failurePolicy={"disruption": "Block"})
         pod = await job_client.any_pod("trainer")
@@ -79,8 +79,8 @@ async def test_a_trainer_that_is_not_to_be_disrupted_is_not_until_the_job_says_s
         assert (await job_client.attempt(2))["charged"] == 0
 
 
-async def test_pods_that_a_namespace_refuses_are_said_to_be_in_its_words(job_client: JobClient):
-    """A Job says so in its events alone."""
+async def test_pods_that_a_namespace_forbids_are_reported_with_the_cause(job_client: JobClient):
+    """A Job reports this only in its events."""
     labels = {"pod-security.kubernetes.io/enforce": "baseline"}
     await job_client.kubectl(
         "label", "namespace", job_client.namespace, *(f"{key}={value}" for key, value in labels.items())

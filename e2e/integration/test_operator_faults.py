@@ -1,4 +1,4 @@
-"""The operator when things go wrong around it: on a real API server, with kwok's nodes."""
+"""The operator with failing requests, watches and caches: on a real API server, with nodes simulated by kwok."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from e2e.integration.faulty import BreakingClient, HoldingClient, MeddlingClient, PagingClient, unreliable
+from e2e.integration.faulty import BreakingClient, HoldingClient, InterferingClient, PagingClient, unreliable
 from e2e.integration.namespace import NamespaceClient
 from e2e.integration.operators import Object, job, running_operator
 from rljob.operator.object_kinds import CHILDREN
@@ -23,26 +23,26 @@ def ns(cluster: ControlPlane, namespace: str) -> NamespaceClient:
     return NamespaceClient(cluster, namespace)
 
 
-async def test_children_that_are_deleted_come_back(ns: NamespaceClient):
+async def test_deleted_children_are_created_again(ns: NamespaceClient):
     async with ns.operator() as operator:
         await ns.create(job(ns.name))
         await ns.wait_until_ready()
         await operator.idle()
         before = {resource.kind: await ns.uids(resource.kind) for resource in CHILDREN}
-        lasting = {"Job", "PersistentVolumeClaim"}  # a trainer's Job comes back as the next attempt; pods hold a claim
-        doomed = [
+        lasting = {"Job", "PersistentVolumeClaim"}  # a trainer's Job returns as the next attempt; pods protect a claim
+        to_delete = [
             (kind, name)
             for kind, uids in before.items()
             for name in uids
             if name.startswith("sums-") and kind not in lasting
         ]
-        assert len({kind for kind, _ in doomed}) == len(CHILDREN) - len(lasting)
-        for kind, name in doomed:
+        assert len({kind for kind, _ in to_delete}) == len(CHILDREN) - len(lasting)
+        for kind, name in to_delete:
             await ns.delete(kind, name)
 
         async def all_back() -> bool:
             return all(
-                [(await ns.uids(kind)).get(name, before[kind][name]) != before[kind][name] for kind, name in doomed]
+                [(await ns.uids(kind)).get(name, before[kind][name]) != before[kind][name] for kind, name in to_delete]
             )
 
         await ns.until(all_back)
@@ -50,7 +50,7 @@ async def test_children_that_are_deleted_come_back(ns: NamespaceClient):
         assert (await ns.status())["trainer"]["number"] == 1
 
 
-async def test_children_that_are_edited_are_put_right(ns: NamespaceClient):
+async def test_edited_children_are_restored(ns: NamespaceClient):
     def image(body: Object) -> str:
         return body["spec"]["template"]["spec"]["containers"][0]["image"]
 
@@ -58,9 +58,9 @@ async def test_children_that_are_edited_are_put_right(ns: NamespaceClient):
         await ns.create(job(ns.name))
         await ns.wait_until_ready()
         await operator.idle()
-        evil = {"spec": {"template": {"spec": {"containers": [{"name": "main", "image": "evil"}]}}}}
+        other_image = {"spec": {"template": {"spec": {"containers": [{"name": "main", "image": "other_image"}]}}}}
         edits: list[tuple[str, str, Object, Callable[[Object], Any]]] = [
-            ("Deployment", "sums-runner", evil, image),
+            ("Deployment", "sums-runner", other_image, image),
             ("Deployment", "sums-rollout-main", {"spec": {"replicas": 7}}, lambda body: body["spec"]["replicas"]),
             (
                 "Service",
@@ -84,7 +84,7 @@ async def test_children_that_are_edited_are_put_right(ns: NamespaceClient):
         await operator.idle()
 
 
-async def test_what_others_add_to_a_child_is_left_alone(ns: NamespaceClient):
+async def test_metadata_that_others_add_to_a_child_is_kept(ns: NamespaceClient):
     async with ns.operator() as operator:
         await ns.create(job(ns.name))
         await ns.wait_until_ready()
@@ -171,7 +171,7 @@ async def test_a_foreign_object_of_a_later_role_is_reported_before_anything_is_s
         await ns.until(started)
 
 
-async def test_what_a_quota_refuses_is_reported_and_made_once_there_is_room(ns: NamespaceClient):
+async def test_an_object_that_a_quota_rejects_is_reported_and_created_when_the_quota_allows_it(ns: NamespaceClient):
     await ns.create(
         {
             "apiVersion": "v1",
@@ -196,7 +196,7 @@ async def test_what_a_quota_refuses_is_reported_and_made_once_there_is_room(ns: 
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_a_job_comes_up_though_a_third_of_all_requests_fails(ns: NamespaceClient, seed: int):
+async def test_a_job_starts_although_a_third_of_all_requests_fails(ns: NamespaceClient, seed: int):
     async with ns.operator(client=unreliable(0.33, seed)) as operator:
         await ns.create(job(ns.name))
         await ns.wait_until_ready()
@@ -205,31 +205,31 @@ async def test_a_job_comes_up_though_a_third_of_all_requests_fails(ns: Namespace
         assert (await ns.status())["trainer"]["number"] == 1
 
 
-async def test_a_status_that_changed_meanwhile_is_decided_on_again(ns: NamespaceClient):
-    async with ns.operator(client=MeddlingClient) as operator:
+async def test_a_conflict_in_the_status_causes_another_decision(ns: NamespaceClient):
+    async with ns.operator(client=InterferingClient) as operator:
         conflicts = 0
 
-        async def meddle(verb: str, path: str, body: Any) -> None:
+        async def interfere(verb: str, path: str, body: Any) -> None:
             nonlocal conflicts
             if path.endswith("/rljobs/sums/status") and "resourceVersion" in body["metadata"] and conflicts < 3:
                 conflicts += 1
                 await ns.patch("RLJob", "sums", {"metadata": {"labels": {"n": str(conflicts)}}})
 
-        operator.client.meddle = meddle
+        operator.client.interfere = interfere
         await ns.create(job(ns.name))
         await ns.wait_until_ready()
         assert conflicts == 3
         assert await ns.uids("Job") and (await ns.status())["trainer"]["number"] == 1
 
 
-async def test_caches_that_lag_behind_make_nothing_twice(ns: NamespaceClient):
+async def test_stale_caches_create_nothing_twice(ns: NamespaceClient):
     async with ns.operator(client=HoldingClient) as operator:
         client = operator.client
         client.held = frozenset(resource.plural for resource in CHILDREN)
         client.flow.clear()
         await ns.create(job(ns.name))
         await ns.until(lambda: ns.get("Job", "sums-trainer-1"))
-        for i in range(5):  # each has it decide again, on caches that know only of its own writes
+        for i in range(5):  # each causes a reconcile with caches that lack the children
             await operator.sees(await ns.patch("RLJob", "sums", {"metadata": {"labels": {"n": str(i)}}}))
             await operator.reconciled()
         pools = [{"name": "main", "replicas": {"min": 3, "max": 4}}]
@@ -267,7 +267,7 @@ async def test_watches_that_break_or_are_too_old_lose_no_change(ns: NamespaceCli
         await ns.wait_until_ready()
 
 
-async def test_a_watch_that_falls_silent_is_begun_again_and_loses_no_change(ns: NamespaceClient, monkeypatch):
+async def test_a_silent_watch_is_restarted_and_loses_no_change(ns: NamespaceClient, monkeypatch):
     monkeypatch.setattr("rljob.kube.client.STALL_SECONDS", 1.0)
     async with ns.operator() as operator:
         restarts = operator.operator.metrics.watch_restarts.labels("services", "error")
@@ -275,15 +275,15 @@ async def test_a_watch_that_falls_silent_is_begun_again_and_loses_no_change(ns: 
         await ns.wait_until_ready()
         silent = restarts._value.get()
 
-        async def begun_again() -> bool:
+        async def restarted() -> bool:
             return restarts._value.get() > silent
 
-        await ns.until(begun_again)
+        await ns.until(restarted)
         await ns.delete("Service", "sums-coordinator")
         await ns.until(lambda: ns.get("Service", "sums-coordinator"))
 
 
-async def test_lists_of_many_pages_are_read_whole(ns: NamespaceClient):
+async def test_lists_of_many_pages_are_read_completely(ns: NamespaceClient):
     async with ns.operator() as operator:
         for i in range(3):
             await ns.create(job(ns.name, f"sums-{i}"))
@@ -299,7 +299,7 @@ async def test_lists_of_many_pages_are_read_whole(ns: NamespaceClient):
         assert operator.writes == {}
 
 
-async def test_jobs_of_every_namespace_that_is_named_are_looked_after_and_no_others(
+async def test_jobs_of_the_configured_namespaces_are_reconciled_and_no_others(
     cluster: ControlPlane, ns: NamespaceClient
 ):
     second, other = [NamespaceClient(cluster, await asyncio.to_thread(cluster.namespace)) for _ in range(2)]
@@ -313,7 +313,9 @@ async def test_jobs_of_every_namespace_that_is_named_are_looked_after_and_no_oth
         assert await other.status() == {}
 
 
-async def test_what_the_api_server_finds_invalid_is_reported_and_made_once_the_spec_is_mended(ns: NamespaceClient):
+async def test_an_object_that_the_api_server_rejects_is_reported_and_created_after_the_spec_is_corrected(
+    ns: NamespaceClient,
+):
     mount = {"name": "main", "volumeMounts": [{"name": "nowhere", "mountPath": "/nowhere"}]}
     async with ns.operator() as operator:
         await ns.create(job(ns.name, runner={"template": {"spec": {"containers": [mount]}}}))

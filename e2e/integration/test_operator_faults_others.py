@@ -1,4 +1,4 @@
-"""The operator when others change, own, refuse or delete what is its own: on a real API server, with kwok's nodes."""
+"""The operator when other clients change, own, reject or delete its objects: on a real API server with kwok's nodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from e2e.integration.faulty import MeddlingClient
+from e2e.integration.faulty import InterferingClient
 from e2e.integration.job_lifecycle import JobClient
 from e2e.integration.operators import Object, running_operator
 from rljob.kube.errors import ForbiddenError
@@ -36,7 +36,7 @@ async def write_status(job_client: JobClient, status: Object) -> None:
     await job_client.kubectl("patch", "rljob", job_client.name, *how, "-p", json.dumps({"status": status}))
 
 
-async def test_what_shall_not_be_in_the_status_goes_though_another_manager_wrote_it(job_client: JobClient):
+async def test_obsolete_status_fields_of_another_manager_are_removed(job_client: JobClient):
     async with operator(job_client) as running:
         await job_client.run_up(failurePolicy={"pendingSeconds": 1000})
         await running.idle()
@@ -53,7 +53,7 @@ async def test_what_shall_not_be_in_the_status_goes_though_another_manager_wrote
         await job_client.kubectl("label", "rljob", "sums", "poke=1")
         await running.sees(await job_client.body())
         await running.settled()
-        assert running.writes == before, "a job that is as it shall be is not written"
+        assert running.writes == before, "a job in its desired state is not written"
         assert (await job_client.status())["trainer"]["number"] == 1
 
 
@@ -76,7 +76,7 @@ async def test_a_job_that_was_restored_while_suspended_is_resumed_once(job_clien
         assert not now.get("suspendedAt") and now["trainer"]["number"] <= 2
 
 
-async def test_a_foreign_object_that_is_labelled_as_the_jobs_is_reported_and_costs_nothing(job_client: JobClient):
+async def test_a_foreign_object_with_the_label_of_the_job_is_reported_without_repeated_writes(job_client: JobClient):
     mine = {"metadata": {"name": "sums-job", "namespace": job_client.namespace}, "data": {"a": "b"}}
     await asyncio.to_thread(job_client.cluster.api.create, {"apiVersion": "v1", "kind": "ConfigMap", **mine})
     async with operator(job_client) as running:
@@ -89,19 +89,19 @@ async def test_a_foreign_object_that_is_labelled_as_the_jobs_is_reported_and_cos
         await job_client.ready_pods()
 
 
-class Refusing(OperatorClient):
-    """Pods may not be patched, StatefulSets not be deleted."""
+class RejectingClient(OperatorClient):
+    """Rejects patches of pods and deletions of StatefulSets."""
 
-    refuses = True
+    rejects = True
 
     async def send(self, verb: str, method: str, resource: Resource, path: str, *rest: Any) -> bytes:
-        if self.refuses and (method, resource.plural) in (("PATCH", "pods"), ("DELETE", "statefulsets")):
+        if self.rejects and (method, resource.plural) in (("PATCH", "pods"), ("DELETE", "statefulsets")):
             raise ForbiddenError(403, "Forbidden", "denied by a policy of the cluster")
         return await super().send(verb, method, resource, path, *rest)
 
 
-async def test_where_pods_may_not_be_marked_the_rest_continues(job_client: JobClient):
-    async with operator(job_client, client=Refusing):
+async def test_without_the_right_to_patch_pods_everything_else_continues(job_client: JobClient):
+    async with operator(job_client, client=RejectingClient):
         await job_client.run_up()
         for count in (4, 3):
             await job_client.kubectl("scale", "rljobscale", "sums-rollout-main", f"--replicas={count}")
@@ -120,25 +120,25 @@ async def test_where_pods_may_not_be_marked_the_rest_continues(job_client: JobCl
         await job_client.until(changed)
 
 
-async def test_a_deletion_that_is_refused_holds_up_nothing_else_and_is_tried_again(job_client: JobClient):
-    async with operator(job_client, client=Refusing) as running:
+async def test_a_rejected_deletion_blocks_nothing_else_and_is_retried(job_client: JobClient):
+    async with operator(job_client, client=RejectingClient) as running:
         await job_client.run_up()
         await job_client.change(suspend=True)
-        await job_client.tell("Suspended")
+        await job_client.apply_run("Suspended")
         await job_client.no_pods("coordinator")
 
-        async def told() -> bool:
+        async def status_updated() -> bool:
             return (await job_client.role("runner"))["ready"] == 0
 
-        await job_client.until(told)
+        await job_client.until(status_updated)
         await job_client.reason("Suspending", "Suspended")
         await running.settled()
-        running.client.refuses = False
+        running.client.rejects = False
         await job_client.reason("Suspended", "Suspended")
         assert not await job_client.pods()
 
 
-async def test_a_secret_that_cannot_be_made_is_reported_and_nothing_starts_without_it(job_client: JobClient):
+async def test_a_secret_that_cannot_be_created_is_reported_and_nothing_starts_without_it(job_client: JobClient):
     quota: Object = {"apiVersion": "v1", "kind": "ResourceQuota", "spec": {"hard": {"secrets": "0"}}}
     quota["metadata"] = {"name": "none", "namespace": job_client.namespace}
     api, path = job_client.cluster.api, f"/api/v1/namespaces/{job_client.namespace}/resourcequotas/none"
@@ -153,14 +153,14 @@ async def test_a_secret_that_cannot_be_made_is_reported_and_nothing_starts_witho
         await job_client.ready_pods()
 
 
-async def test_when_the_secret_was_deleted_all_pods_are_made_again_with_the_new_tokens(job_client: JobClient):
+async def test_after_the_secret_was_deleted_all_pods_are_replaced_with_the_new_tokens(job_client: JobClient):
     async with operator(job_client) as running:
         await job_client.run_up()
         await running.idle()
         old = {pod["metadata"]["uid"] for pod in await job_client.pods()}
         (name,) = [name for name in await job_client.children("Secret") if name.startswith("sums-tokens-")]
         await job_client.kubectl("delete", "secret", name)
-        await job_client.kubectl("delete", "deployment", "sums-runner")  # only to make pods is it missed
+        await job_client.kubectl("delete", "deployment", "sums-runner")  # the Secret is needed only to create pods
 
         async def renewed() -> bool:
             pods = await job_client.pods()
@@ -173,19 +173,19 @@ async def test_when_the_secret_was_deleted_all_pods_are_made_again_with_the_new_
         assert (status["trainer"]["number"], status["trainer"]["charged"]) == (2, 0)
 
 
-async def test_a_scale_beside_a_change_of_the_template_is_not_lost(job_client: JobClient):
-    async with operator(job_client, client=MeddlingClient) as running:
+async def test_a_scale_concurrent_with_a_change_of_the_template_is_not_lost(job_client: JobClient):
+    async with operator(job_client, client=InterferingClient) as running:
         await job_client.run_up()
         await running.idle()
         scaled = False
 
-        async def meddle(verb: str, path: str, body: Mapping[str, Any] | None) -> None:
+        async def interfere(verb: str, path: str, body: Mapping[str, Any] | None) -> None:
             nonlocal scaled
             if verb == "apply" and path.endswith("/rljobscales/sums-rollout-main") and not scaled:
                 scaled = True
                 await job_client.kubectl("scale", "rljobscale", "sums-rollout-main", "--replicas=4")
 
-        running.client.meddle = meddle
+        running.client.interfere = interfere
         template = {"metadata": {"annotations": {"a": "b"}}}
         await job_client.change(rollouts=[{"name": "main", "replicas": {"min": 2, "max": 4}, "template": template}])
 
@@ -199,7 +199,7 @@ async def test_a_scale_beside_a_change_of_the_template_is_not_lost(job_client: J
 
 
 @pytest.mark.parametrize("label", ["rljob.dev/job-", "rljob.dev/job=other"], ids=["removed", "another"])
-async def test_a_child_whose_label_is_taken_away_gets_it_back(job_client: JobClient, label: str):
+async def test_a_changed_label_of_a_child_is_restored(job_client: JobClient, label: str):
     async with operator(job_client) as running:
         await job_client.run_up()
         await running.idle()
@@ -219,7 +219,7 @@ async def test_a_child_whose_label_is_taken_away_gets_it_back(job_client: JobCli
             }
 
 
-async def test_an_edited_child_without_its_annotations_is_put_right(job_client: JobClient):
+async def test_an_edited_child_without_its_annotations_is_restored(job_client: JobClient):
     async with operator(job_client) as running:
         await job_client.run_up()
         await running.idle()

@@ -1,4 +1,4 @@
-"""Operators that are killed, replaced, too many or down, and clocks that step: on a real API server."""
+"""Operators that are killed, replaced, duplicated or down, and clock steps: on a real API server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from e2e.faults.cases import THOROUGH
-from e2e.integration.faulty import dying
+from e2e.integration.faulty import crashing_client
 from e2e.integration.namespace import NamespaceClient
 from e2e.integration.operators import Object, OperatorProcess, RunningOperator, job
 from rljob.manifests import render
@@ -25,9 +25,9 @@ from tools.cluster.controlplane import ControlPlane
 
 pytestmark = pytest.mark.timeout(300)
 
-DEATHS = {"after": True, "before": False} if os.environ.get(THOROUGH) else {"after": True}
-"""Where an operator dies of a write. `make test` tries one: what it knew is gone with it, so the next operator finds
-the same after one write as before the one that would have followed."""
+CRASHES = {"after": True, "before": False} if os.environ.get(THOROUGH) else {"after": True}
+"""Whether an operator crashes after or before a write. `make test` tries one: the operator has no other state, so a
+crash after one write is the same as a crash before the following one."""
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def ns(cluster: ControlPlane, namespace: str) -> NamespaceClient:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("after", DEATHS.values(), ids=DEATHS)
-async def test_an_operator_killed_at_any_write_is_followed_by_one_that_comes_to_the_same_end(
+@pytest.mark.parametrize("after", CRASHES.values(), ids=CRASHES)
+async def test_after_a_kill_at_any_write_the_next_operator_converges_to_the_same_state(
     cluster: ControlPlane, ns: NamespaceClient, after: bool
 ):
     async with ns.operator() as operator:
@@ -51,18 +51,18 @@ async def test_an_operator_killed_at_any_write_is_followed_by_one_that_comes_to_
         await first.idle(quiet=3.0)
 
     async def killed_at(at: int) -> bool:
-        """Return whether the operator came to write so often, and died of it."""
+        """Return whether the operator sent ``at`` writes and crashed at the last one."""
         here = NamespaceClient(cluster, await asyncio.to_thread(cluster.namespace))
-        async with here.operator(client=dying(at, after)) as first:
+        async with here.operator(client=crashing_client(at, after)) as first:
             await here.create(job(here.name))
             done = asyncio.create_task(all_written(here, first))
-            died = asyncio.create_task(first.client.died.wait())
-            await asyncio.wait([done, died], return_when=asyncio.FIRST_COMPLETED)
-            reached = first.client.died.is_set()
+            crashed = asyncio.create_task(first.client.crashed.wait())
+            await asyncio.wait([done, crashed], return_when=asyncio.FIRST_COMPLETED)
+            reached = first.client.crashed.is_set()
             if not reached:
                 done.result()
             done.cancel()
-            died.cancel()
+            crashed.cancel()
             await first.kill()
         await here.drop_lease()
         jobs = await here.uids("Job")
@@ -81,13 +81,13 @@ async def test_an_operator_killed_at_any_write_is_followed_by_one_that_comes_to_
         await asyncio.to_thread(cluster.api.delete, f"/api/v1/namespaces/{here.name}")
         return reached
 
-    deaths, alive, together = 0, 0, 4
+    crashes, alive, together = 0, 0, 4
     while not alive:
-        died = await asyncio.gather(*(killed_at(deaths + 1 + i) for i in range(together)))
-        deaths, alive = deaths + sum(died), died.count(False)
-    # How many statuses are written on the way depends on the order of events; what must be made does not.
+        crashed = await asyncio.gather(*(killed_at(crashes + 1 + i) for i in range(together)))
+        crashes, alive = crashes + sum(crashed), crashed.count(False)
+    # The number of status writes depends on the order of events; the number of created objects does not.
     made = sum("/" in name for name in expected) + expected["secrets"]
-    assert deaths > made, f"each of the {made} objects is made in a write of its own, and the job's status is written"
+    assert crashes > made, f"one write for each of the {made} objects, and at least one status write"
 
 
 async def test_of_two_operators_one_acts_and_the_other_takes_over_when_it_is_killed(ns: NamespaceClient, tmp_path):
@@ -105,14 +105,14 @@ async def test_of_two_operators_one_acts_and_the_other_takes_over_when_it_is_kil
         standby = second if leads is first else first
         await ns.create(job(ns.name))
         await ns.wait_until_ready()
-        assert await standby.text("/readyz") == "ok\n", "who stands by is ready"
-        # Of what it asked to be made, the Lease at most, which the other one had made a moment before: 409.
+        assert await standby.text("/readyz") == "ok\n", "the standby is ready"
+        # It may have tried to create the Lease, which the other one had created just before: 409.
         assert 'code="201",verb="create"' not in await standby.text("/metrics")
         leads.kill()
         await ns.delete("Service", "sums-coordinator")
 
         async def taken_over() -> Any:
-            assert standby.process.poll() is None, f"who stood by has ended: {standby.log.read_text()[-2000:]}"
+            assert standby.process.poll() is None, f"the standby has exited: {standby.log.read_text()[-2000:]}"
             return await ns.get("Service", "sums-coordinator")
 
         await ns.until(taken_over)
@@ -121,7 +121,7 @@ async def test_of_two_operators_one_acts_and_the_other_takes_over_when_it_is_kil
         assert not (await asyncio.to_thread(ns.cluster.api.get, lease))["spec"].get("holderIdentity")
 
 
-async def test_an_operator_that_loses_its_lease_ends_and_writes_nothing_more(ns: NamespaceClient, tmp_path):
+async def test_an_operator_that_loses_its_lease_exits_and_writes_nothing_more(ns: NamespaceClient, tmp_path):
     with OperatorProcess(ns.cluster.kubeconfig, [ns.name], tmp_path) as process:
         await process.wait_leader()
         lease = f"/apis/coordination.k8s.io/v1/namespaces/{ns.name}/leases/rljob-operator"
@@ -147,7 +147,7 @@ async def test_a_step_of_the_clock_restarts_and_ends_nothing(ns: NamespaceClient
         assert operator.writes == writes
 
 
-async def test_at_rest_nothing_is_written_but_the_lease(ns: NamespaceClient):
+async def test_an_idle_operator_writes_only_the_lease(ns: NamespaceClient):
     async with ns.operator() as operator:
         await ns.create(job(ns.name))
         await ns.wait_until_ready()
@@ -185,7 +185,7 @@ async def run(ns: NamespaceClient, step: int) -> Object:
 
 
 class OlderPlanner:
-    """The planner of another version of the operator: its images and its pods are others."""
+    """The planner of another version of the operator, which renders other images and pods."""
 
     def __init__(self) -> None:
         self.rendering = Rendering(self.render)
@@ -223,7 +223,7 @@ async def test_an_operator_of_another_version_changes_no_pod_until_a_role_is_res
         await newer.settled()
         assert await ns.uids("Pod") == pods
         assert not any("deployments" in what or "jobs" in what.split()[1:] for what in newer.writes)
-        # A change of the runner's own fields restarts the runner, as the newer version renders it, and nothing else.
+        # A change of the runner's fields restarts only the runner, with the pod that the newer version renders.
         template = {"spec": {"containers": [{"name": "main", "env": [{"name": "MINE", "value": "1"}]}]}}
         await ns.patch("RLJob", "sums", {"spec": {"runner": {"template": template}}})
 
@@ -257,7 +257,7 @@ async def test_replicas_are_set_in_what_another_version_rendered(ns: NamespaceCl
         assert pods.items() <= (await ns.uids("Pod")).items()
 
 
-async def test_a_job_of_a_hundred_kilobytes_is_a_job_like_any_other(ns: NamespaceClient):
+async def test_a_job_of_a_hundred_kilobytes_is_reconciled(ns: NamespaceClient):
     environment = [{"name": f"TEXT_{i}", "value": "x" * 4000} for i in range(25)]
     template = {"spec": {"containers": [{"name": "main", "env": environment}]}}
     async with ns.operator() as operator:
@@ -289,7 +289,7 @@ async def test_a_burst_of_spec_changes_ends_at_the_last_of_them(ns: NamespaceCli
         assert len(pods) == 3
 
 
-async def test_what_happened_while_the_operator_was_down_is_made_good(ns: NamespaceClient):
+async def test_changes_while_the_operator_was_down_are_reconciled(ns: NamespaceClient):
     async with ns.operator() as operator:
         for i in range(4):
             await ns.create(job(ns.name, f"sums-{i}"))
@@ -305,11 +305,11 @@ async def test_what_happened_while_the_operator_was_down_is_made_good(ns: Namesp
     await ns.create(job(ns.name, "sums-4"))
     async with ns.operator():
 
-        async def made_good() -> bool:
+        async def reconciled() -> bool:
             scaled = (await ns.get("Deployment", "sums-3-rollout-main"))["spec"]["replicas"] == 3
             return scaled and bool(await ns.get("Deployment", "sums-1-runner"))
 
-        await ns.until(made_good)
+        await ns.until(reconciled)
         await ns.until(lambda: ns.get("ConfigMap", "sums-2-job"))
         for i in range(1, 5):
             await ns.wait_until_ready(f"sums-{i}")
@@ -334,7 +334,7 @@ async def test_a_job_that_is_deleted_while_the_operator_is_down_leaves_only_its_
     await ns.until(gone)
 
 
-async def test_a_job_made_again_under_the_name_of_one_that_is_going_comes_up(ns: NamespaceClient):
+async def test_a_job_created_again_while_the_old_one_is_being_deleted_starts(ns: NamespaceClient):
     async with ns.operator() as operator:
         await ns.create(job(ns.name))
         await ns.wait_until_ready()
@@ -355,7 +355,7 @@ async def test_a_job_made_again_under_the_name_of_one_that_is_going_comes_up(ns:
                     assert owner["uid"] != old["metadata"]["uid"] or "deletionTimestamp" in body["metadata"]
 
 
-async def test_what_the_operator_serves_says_how_it_is(ns: NamespaceClient, tmp_path):
+async def test_the_operator_serves_its_health_and_metrics(ns: NamespaceClient, tmp_path):
     with OperatorProcess(ns.cluster.kubeconfig, [ns.name], tmp_path) as process:
         await process.wait_leader()
         await ns.create(job(ns.name))

@@ -1,4 +1,4 @@
-"""The life of a job in a real cluster's control plane, whose pods kwok plays and whose coordinator is this test."""
+"""The lifecycle of a job in a real control plane: kwok simulates the pods, the test acts as the coordinator."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def operator(job_client: JobClient, **options: Any) -> Any:
 
 
 def annotated(**annotations: str) -> dict[str, Any]:
-    """Return a pod template that tells kwok what becomes of its pods."""
+    """Return a pod template whose annotations control the simulated pods (tools/cluster/pods.py)."""
     return {"metadata": {"annotations": {f"kwok.rljob.dev/{key}": value for key, value in annotations.items()}}}
 
 
@@ -40,7 +40,7 @@ async def test_one_apply_brings_up_the_whole_gang(job_client: JobClient):
         assert await job_client.reason("Starting")
         pods = [pod["metadata"]["labels"]["rljob.dev/role"] for pod in await job_client.pods()]
         assert sorted(pods) == ["coordinator", "reward-sums", POOL, POOL, "runner", "trainer", "trainer"]
-        await job_client.tell("Running")
+        await job_client.apply_run("Running")
         await job_client.reason("Running")
         status = await job_client.status()
         assert status["ready"] == {"trainer": "2/2", "rollout": "2/2", "reward": "1/1", "restarts": ""}
@@ -52,7 +52,7 @@ async def test_one_apply_brings_up_the_whole_gang(job_client: JobClient):
         ]
 
 
-async def test_an_initializer_runs_before_any_other_pod_is_made(job_client: JobClient):
+async def test_an_initializer_runs_before_any_other_pod_is_created(job_client: JobClient):
     async with operator(job_client):
         await job_client.apply(initializer={"command": ["make-model", "job://model"]})
         await job_client.ready_pods()
@@ -72,7 +72,7 @@ def image(name: str) -> dict[str, Any]:
     return {"template": {"spec": {"containers": [{"name": "main", "image": name}]}}}
 
 
-async def test_a_corrected_image_of_the_initializer_is_used_and_what_it_is_given_to_work_with(job_client: JobClient):
+async def test_a_corrected_image_and_pod_template_of_the_initializer_are_used(job_client: JobClient):
     quota = {
         "apiVersion": "v1",
         "kind": "ResourceQuota",
@@ -122,8 +122,8 @@ async def test_a_trainer_pod_on_a_lost_node_is_not_waited_for(job_client: JobCli
         job_client.cluster.pods.evict(job_client.namespace, await job_client.any_pod("trainer"))
         await job_client.until(lambda: _no_trainer(job_client))
         assert (await job_client.status())["trainer"]["number"] == 1
-        ahead = 120.0  # its own time to end, and half a minute
-        await job_client.change(ttlSecondsAfterFinished=1)  # so that it is looked at
+        ahead = 120.0  # longer than the grace period of the pod and half a minute
+        await job_client.change(ttlSecondsAfterFinished=1)  # causes a reconcile
         attempt = await job_client.attempt(2)
         assert "is lost" in attempt["cause"]
         assert attempt["charged"] == 0
@@ -154,10 +154,10 @@ async def test_a_scale_that_loses_its_label_costs_no_engine(job_client: JobClien
         before = {pod["metadata"]["uid"] for pod in await job_client.pods(POOL)}
         await job_client.kubectl("label", "rljs", f"sums-{POOL}", "rljob.dev/job-")
 
-        async def mended() -> bool:
+        async def restored() -> bool:
             return f"sums-{POOL}" in await job_client.children("RLJobScale")
 
-        await job_client.until(mended)
+        await job_client.until(restored)
         await running.idle()
         assert (await job_client.role(POOL))["desired"] == 4
         assert {pod["metadata"]["uid"] for pod in await job_client.pods(POOL)} == before
@@ -186,8 +186,8 @@ async def test_suspending_frees_every_pod_and_resuming_continues(job_client: Job
         claim = (await job_client.children("PersistentVolumeClaim"))["sums-storage"]["metadata"]["uid"]
         await job_client.kubectl("patch", "rlj", "sums", "--type=merge", "-p", '{"spec":{"suspend":true}}')
         await job_client.reason("Suspending")
-        assert len(await job_client.pods()) == 6  # until the coordinator has answered
-        await job_client.tell("Suspended")
+        assert len(await job_client.pods()) == 6  # until the coordinator reports Suspended
+        await job_client.apply_run("Suspended")
         await job_client.reason("Suspended", "Suspended")
         assert await job_client.pods() == []
         assert (await job_client.children("PersistentVolumeClaim"))["sums-storage"]["metadata"]["uid"] == claim
@@ -196,13 +196,13 @@ async def test_suspending_frees_every_pod_and_resuming_continues(job_client: Job
         attempt = await job_client.attempt(2)
         assert attempt["charged"] == 0
         await job_client.ready_pods()
-        await job_client.tell("Running")
+        await job_client.apply_run("Running")
         await job_client.reason("Running")
         assert (await job_client.condition("Suspended"))[:2] == ("False", "Resumed")
         assert (await job_client.children("PersistentVolumeClaim"))["sums-storage"]["metadata"]["uid"] == claim
 
 
-async def test_a_burst_of_suspend_and_resume_ends_as_it_was_written_last(job_client: JobClient):
+async def test_a_burst_of_suspend_and_resume_ends_in_the_last_requested_state(job_client: JobClient):
     async with operator(job_client):
         await job_client.run_up(suspendGraceSeconds=1)
         for suspend in (True, False, True, False, True, False):
@@ -218,25 +218,27 @@ async def _resumed(job_client: JobClient) -> bool:
     return status["observedGeneration"] == body["metadata"]["generation"] and "suspendedAt" not in status
 
 
-async def test_success_frees_accelerators_at_once_and_the_rest_in_its_time(job_client: JobClient):
+async def test_success_frees_accelerators_at_once_and_the_rest_later(job_client: JobClient):
     async with operator(job_client):
         await job_client.run_up(keepCoordinatorSeconds=1000)
-        await job_client.tell("Succeeded", message="5 of 5 steps")
+        await job_client.apply_run("Succeeded", message="5 of 5 steps")
         assert await job_client.reason("Succeeded", "Complete") == "5 of 5 steps"
         await job_client.no_pods("coordinator")
         assert await job_client.pods("coordinator")
-        await job_client.change(keepCoordinatorSeconds=await _soon(job_client))
+        await job_client.change(keepCoordinatorSeconds=await _two_seconds_from_now(job_client))
         await job_client.no_pods()
-        await job_client.change(ttlSecondsAfterFinished=await _soon(job_client))
+        await job_client.change(ttlSecondsAfterFinished=await _two_seconds_from_now(job_client))
         path = job_client._path("RLJob", "sums")
         await asyncio.to_thread(job_client.cluster.api.wait_gone, path)
         assert await job_client.children("PersistentVolumeClaim")  # retained
         await job_client.until(lambda: _nothing_but_the_claim(job_client))
 
 
-async def _soon(job_client: JobClient, since: str = "completionTime") -> int:
-    """Return the seconds from a time in the status to two seconds from now: however busy the machine is, a deadline
-    then is neither past already nor long in coming."""
+async def _two_seconds_from_now(job_client: JobClient, since: str = "completionTime") -> int:
+    """Return the seconds from a time in the status to two seconds from now.
+
+    A deadline of this length is never in the past and is reached soon, also on a busy machine.
+    """
     began = datetime.fromisoformat((await job_client.status())[since])
     return ceil((datetime.now(UTC) - began).total_seconds()) + 2
 
@@ -247,7 +249,7 @@ async def _nothing_but_the_claim(job_client: JobClient) -> bool:
     return not any([await job_client.children(kind) for kind in kinds])
 
 
-async def test_pods_that_find_no_accelerator_say_so_and_fail_the_run_in_time(job_client: JobClient):
+async def test_pods_without_an_accelerator_are_reported_and_fail_the_run_after_pending_seconds(job_client: JobClient):
     async with operator(job_client, cluster=GPUS):
         await job_client.apply(
             trainer={"processesPerNode": 64},
@@ -260,7 +262,7 @@ async def test_pods_that_find_no_accelerator_say_so_and_fail_the_run_in_time(job
         await job_client.no_pods("coordinator")
 
 
-async def test_a_claim_of_the_users_whose_class_is_not_there_has_its_class_named(job_client: JobClient):
+async def test_the_missing_storage_class_of_a_users_claim_is_named(job_client: JobClient):
     spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": "nope"}
     meta = {"name": "mine", "namespace": job_client.namespace}
     claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": spec}
@@ -284,7 +286,7 @@ async def test_a_quota_that_is_exceeded_is_named(job_client: JobClient):
         assert "exceeded quota: few" in await job_client.reason("QuotaExceeded")
 
 
-async def test_a_part_that_crashes_says_how(job_client: JobClient):
+async def test_the_exit_of_a_crashing_component_is_reported(job_client: JobClient):
     async with operator(job_client):
         await job_client.apply(
             runner={"template": annotated(**{"exit-code": "1", "message": "ImportError: no module x"})}
@@ -299,12 +301,12 @@ async def test_kubectl_scales_a_pool_up_and_engines_are_drained_on_the_way_down(
         await job_client.kubectl("scale", "rljs", f"sums-{POOL}", "--replicas=4")
         await job_client.until(lambda: _ready(job_client, 4))
         engines = [{"name": pod["metadata"]["name"], "load": 5} for pod in await job_client.pods(POOL)]
-        await job_client.tell("Running", engines=engines)
+        await job_client.apply_run("Running", engines=engines)
         await job_client.kubectl("scale", "rljs", f"sums-{POOL}", "--replicas=3")
         leaving = (await job_client.until(lambda: _draining(job_client)))[0]
-        assert len(await job_client.pods(POOL)) == 4  # it has work
+        assert len(await job_client.pods(POOL)) == 4  # the engine still has requests
         drained = [{**engine, "drained": engine["name"] == leaving} for engine in engines]
-        await job_client.tell("Running", engines=drained)
+        await job_client.apply_run("Running", engines=drained)
         await job_client.until(lambda: _ready(job_client, 3))
         assert leaving not in {pod["metadata"]["name"] for pod in await job_client.pods(POOL)}
 
@@ -315,7 +317,7 @@ async def test_kubectl_scales_a_pool_up_and_engines_are_drained_on_the_way_down(
         scale = (await job_client.children("RLJobScale"))[f"sums-{POOL}"]
         assert scale["status"]["replicas"] == 3
         assert scale["spec"]["replicas"] == 3
-        assert (await job_client.events()).count("Running") == 1  # it was ready all the time
+        assert (await job_client.events()).count("Running") == 1  # the job stayed ready
 
 
 async def _ready(job_client: JobClient, count: int) -> bool:
@@ -360,13 +362,13 @@ async def test_a_job_waits_while_another_uses_its_claim(job_client: JobClient):
         await job_client.run_up(keepCoordinatorSeconds=600)
         await second.apply(storage={"claim": "sums-storage"}, initializer={"command": ["make-model"]})
         assert "claim sums-storage is in use by RLJob sums;" in await second.reason("ClaimInUse")
-        await job_client.tell("Succeeded")
+        await job_client.apply_run("Succeeded")
         await job_client.no_pods("coordinator")
 
-        async def says_that_it_has_ended() -> bool:
+        async def reports_that_the_other_has_ended() -> bool:
             return "has ended and whose coordinator is kept for 600 s" in (await second.condition("Ready"))[2]
 
-        await second.until(says_that_it_has_ended)
+        await second.until(reports_that_the_other_has_ended)
         assert (await second.condition("Initialized"))[:2] == ("False", "ClaimInUse")
         assert not await second.children("Job") and not await second.children("StatefulSet")
         await job_client.delete()
@@ -374,7 +376,7 @@ async def test_a_job_waits_while_another_uses_its_claim(job_client: JobClient):
         assert (await second.condition("Initialized"))[1] == "Initialized"
 
 
-async def test_a_claim_that_is_not_retained_goes_with_the_job(job_client: JobClient):
+async def test_a_claim_that_is_not_retained_is_deleted_with_the_job(job_client: JobClient):
     async with operator(job_client):
         await job_client.run_up(storage={"retention": "Delete"})
         await job_client.delete()
@@ -408,6 +410,6 @@ async def test_kubectl_shows_why_a_job_does_not_run(job_client: JobClient):
         assert " ".join(head.split()) == "NAME READY STEP PROGRESS TRAINER ROLLOUT REWARD STALENESS AGE"
         assert row.split()[:5] == ["sums", "PodsPending", "0/1", "2/2", "1/1"]
         assert message in await job_client.kubectl("get", "rlj", "-o", "wide")
-        said = await job_client.kubectl("describe", "rlj", "sums")
-        assert message in said
-        assert "PodsPending" in said.partition("Events:")[2]
+        output = await job_client.kubectl("describe", "rlj", "sums")
+        assert message in output
+        assert "PodsPending" in output.partition("Events:")[2]

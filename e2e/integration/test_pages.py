@@ -1,4 +1,4 @@
-"""The commands that the documentation shows on a cluster are run on one, with the chart and operator it installs."""
+"""Runs the commands that the documentation shows for a cluster, with the chart and the operator that they install."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SYSTEM, OPERATOR = "rljob-system", "rljob-operator"
 
 @pytest.fixture(scope="module")
 def plane() -> Iterator[ControlPlane]:
-    """A control plane that knows nothing of rljob yet."""
+    """A control plane without the CRDs and the chart of rljob."""
     with ControlPlane() as plane:
         plane.nodes(2, gpus=8)
         yield plane
@@ -31,7 +31,7 @@ def plane() -> Iterator[ControlPlane]:
 
 @pytest.fixture
 def reader(plane: ControlPlane, tmp_path: Path, monkeypatch) -> Path:
-    """A reader's directory, with kubectl and helm on the PATH and the cluster theirs."""
+    """A reader's directory, with kubectl and helm on the PATH and the kubeconfig of the cluster."""
     for name in ("examples", "charts"):
         (tmp_path / name).symlink_to(ROOT / name)
     programs = f"{plane.bin}:{build.ensure('helm')}"
@@ -42,7 +42,7 @@ def reader(plane: ControlPlane, tmp_path: Path, monkeypatch) -> Path:
 
 
 def start_operator(plane: ControlPlane, where: Path) -> subprocess.Popen[bytes]:
-    """Start what the pods of the chart's Deployment would run, with its settings and its service account."""
+    """Start the command of the chart's Deployment as a process, with its settings and its service account."""
     config = plane.api.get(f"/api/v1/namespaces/{SYSTEM}/configmaps/{OPERATOR}")
     settings = json.loads(config["data"]["operator.json"]) | {"listen": "127.0.0.1:0"}
     (where / "operator.json").write_text(json.dumps(settings))
@@ -59,11 +59,11 @@ def start_operator(plane: ControlPlane, where: Path) -> subprocess.Popen[bytes]:
 
 
 def run(block: Block, where: Path) -> None:
-    """Run a block's commands; what they print must be what it says."""
+    """Run a block's commands and compare their output with the block."""
     for i, (command, expected) in enumerate(block.commands):
         code = block.exit_code if i == len(block.commands) - 1 else 0
         printed = shell(command, where, code)
-        assert matches(expected, printed), f"{block}: {command} printed\n{printed}\nand not\n{expected}"
+        assert matches(expected, printed), f"{block}: {command} printed\n{printed}\ninstead of\n{expected}"
 
 
 def on_clusters() -> list[Path]:

@@ -1,4 +1,4 @@
-"""What is rendered is what the API server takes, strictly, also from kubectl and in a namespace of restricted pods."""
+"""The API server accepts all rendered objects strictly, also from kubectl and in a namespace with restricted pods."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHECKED = {"dryRun": "All", "fieldValidation": "Strict"}
 
 @pytest.fixture
 def restricted(cluster: ControlPlane, namespace: str) -> str:
-    """A namespace that admits no pod but restricted ones, with what the job's pods refer to."""
+    """A namespace that admits only restricted pods, with the PriorityClass to which the job's pods refer."""
     cluster.api.patch(
         f"/api/v1/namespaces/{namespace}",
         {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}},
@@ -33,7 +33,7 @@ def restricted(cluster: ControlPlane, namespace: str) -> str:
 
 
 def jobs() -> dict[str, RLJob]:
-    """Return jobs that between them say something to every role, and one with the longest names."""
+    """Return jobs that together set fields of every role, and one with the longest names."""
     long = {"replicas": {"max": 2}}
     written = (
         f"metadata.name={LONG}",
@@ -50,7 +50,7 @@ def jobs() -> dict[str, RLJob]:
 
 
 def rendered(job: RLJob, context: RenderTarget, namespace: str) -> list[Object]:
-    """Return the job's objects, its Secret among them."""
+    """Return the job's objects, including its Secret."""
     here = dataclasses.replace(context, namespace=namespace)
     tokens = secret(job, here, dict.fromkeys((*TOKEN_ROLES, ALL_TOKENS), "token"))
     return [tokens, *(made for role in render(job, here) for made in role.objects)]
@@ -58,7 +58,7 @@ def rendered(job: RLJob, context: RenderTarget, namespace: str) -> list[Object]:
 
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("name", jobs())
-def test_every_object_is_taken_strictly_and_without_a_warning(cluster, namespace, name, context):
+def test_every_object_is_accepted_strictly_and_without_a_warning(cluster, namespace, name, context):
     api = cluster.api
     api.warnings.clear()
     for made in rendered(jobs()[name], CONTEXTS[context], namespace):
@@ -68,7 +68,7 @@ def test_every_object_is_taken_strictly_and_without_a_warning(cluster, namespace
     assert api.warnings == []
 
 
-def test_a_field_that_kubernetes_does_not_have_would_be_noticed(cluster, namespace):
+def test_an_unknown_field_is_rejected(cluster, namespace):
     [config] = [made for made in rendered(load(JOB), RenderTarget(), namespace) if made["kind"] == "ConfigMap"]
     with pytest.raises(ApiError, match="strict decoding error"):
         cluster.api.post(cluster.api.path("v1", "ConfigMap", namespace), config | {"dta": {}}, **CHECKED)
@@ -78,7 +78,7 @@ def test_a_field_that_kubernetes_does_not_have_would_be_noticed(cluster, namespa
 def test_every_pod_is_admitted_where_pods_must_be_restricted(cluster, restricted, context):
     objects = rendered(load(JOB), CONTEXTS[context], restricted)
     [account] = [made for made in objects if made["kind"] == "ServiceAccount"]
-    account["metadata"].pop("ownerReferences", None)  # else the garbage collector takes it
+    account["metadata"].pop("ownerReferences", None)  # otherwise the garbage collector deletes it
     cluster.api.create(account)
     templates = [made["spec"]["template"] for made in objects if "template" in made.get("spec", {})]
     assert len(templates) == 8  # initializer, coordinator, two rewards, runner, trainer, gang and elastic engines
@@ -101,33 +101,35 @@ def test_a_pod_that_is_not_restricted_is_refused_there(cluster, restricted):
         cluster.api.post(cluster.api.path("v1", "Pod", restricted), pod, **CHECKED)
 
 
-def test_kubectl_takes_what_render_prints(cluster, namespace):
+def test_kubectl_accepts_the_rendered_yaml(cluster, namespace):
     objects = rendered(load(JOB), RenderTarget(), namespace)
     cluster.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", stdin=to_yaml(objects))
 
 
-def test_what_the_api_server_keeps_is_what_was_rendered(cluster, namespace):
-    """Reading back changes nothing that we say: else the operator would fight the API server's defaults."""
+def test_the_api_server_stores_objects_as_rendered(cluster, namespace):
+    """A stored object has every rendered value; otherwise the operator would overwrite the API server's defaults."""
     for made in rendered(load(JOB), CONTEXTS["gpu"], namespace):
         collection = cluster.api.path(made["apiVersion"], made["kind"], namespace)
-        kept = cluster.api.post(collection, made, **CHECKED)
+        stored = cluster.api.post(collection, made, **CHECKED)
         if made["kind"] != "Secret":  # stringData is never read back
-            assert _differing(made, kept, made["kind"]) == []
+            assert _differing(made, stored, made["kind"]) == []
 
 
-def _differing(said, kept, path):
-    """Return the places at which ``kept`` is not what ``said`` says."""
-    if isinstance(said, dict):
-        if not said:
-            return [] if kept in ({}, None) else [path]
-        if not isinstance(kept, dict):
+def _differing(expected, stored, path):
+    """Return the paths at which ``stored`` differs from ``expected``."""
+    if isinstance(expected, dict):
+        if not expected:
+            return [] if stored in ({}, None) else [path]
+        if not isinstance(stored, dict):
             return [path]
-        return [found for key in said for found in _differing(said[key], kept.get(key), f"{path}.{key}")]
-    if isinstance(said, list) and isinstance(kept, list) and len(said) == len(kept):
+        return [found for key in expected for found in _differing(expected[key], stored.get(key), f"{path}.{key}")]
+    if isinstance(expected, list) and isinstance(stored, list) and len(expected) == len(stored):
         return [
-            found for i, (a, b) in enumerate(zip(said, kept, strict=True)) for found in _differing(a, b, f"{path}[{i}]")
+            found
+            for i, (a, b) in enumerate(zip(expected, stored, strict=True))
+            for found in _differing(a, b, f"{path}[{i}]")
         ]
-    return [] if said == kept else [f"{path}: {said!r} is kept as {kept!r}"]
+    return [] if expected == stored else [f"{path}: {expected!r} is stored as {stored!r}"]
 
 
 def test_the_coordinators_account_may_read_its_own_job_and_write_its_status_and_nothing_else(cluster, namespace):
@@ -161,12 +163,12 @@ def test_the_coordinators_account_may_read_its_own_job_and_write_its_status_and_
         assert caught.value.code == 403, what
 
 
-def test_a_job_that_the_api_server_gives_back_is_rendered_as_its_file(cluster, namespace):
-    """Defaults that the API server fills in are no fields of the user's: they change no hash and no object."""
+def test_a_job_read_back_from_the_api_server_is_rendered_as_its_file(cluster, namespace):
+    """Defaults that the API server sets do not count as set by the user: they change no hash and no object."""
     data = read_yaml(JOB.read_text())
-    data["spec"]["training"]["maxStaleness"] = 1  # what a default says, written
+    data["spec"]["training"]["maxStaleness"] = 1  # the default value, set explicitly
     cluster.api.create(data | {"metadata": {"name": "sums", "namespace": namespace}})
-    kept = cluster.api.get(cluster.api.path("rljob.dev/v1alpha1", "RLJob", namespace, "sums"))
-    assert kept["spec"] != read_yaml(JOB.read_text())["spec"]
-    job = validate(kept | {"metadata": {"name": "sums"}})
+    stored = cluster.api.get(cluster.api.path("rljob.dev/v1alpha1", "RLJob", namespace, "sums"))
+    assert stored["spec"] != read_yaml(JOB.read_text())["spec"]
+    job = validate(stored | {"metadata": {"name": "sums"}})
     assert render(job, CONTEXTS["gpu"]) == render(load(JOB), CONTEXTS["gpu"])

@@ -64,7 +64,7 @@ HEADER = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}}
 
 @pytest.fixture
 def kubectl_reads(cluster):
-    """Return the mapping in a text, as kubectl hands it to the API server. The text is the beginning of an object."""
+    """Return a function that returns the mapping in a text as kubectl sends it. The text is the start of an object."""
 
     def read(text):
         if text.startswith("{"):
@@ -80,7 +80,7 @@ def kubectl_reads(cluster):
 
 
 def same(one, other):
-    """Return whether two values are the same to Kubernetes: whole numbers below 2⁶³, floats, text, …"""
+    """Return whether two values are equal for Kubernetes: integers below 2⁶³ exactly, other numbers as floats."""
     if isinstance(one, dict | list):
         if type(one) is not type(other) or len(one) != len(other):
             return False
@@ -106,7 +106,7 @@ def assert_same(texts, kubectl_reads):
 
 
 def refused(text):
-    """Return whether a plain scalar is refused."""
+    """Return whether a plain scalar is rejected."""
     try:
         read_yaml(f"- {text}\n")
     except YamlError as error:
@@ -115,12 +115,12 @@ def refused(text):
     return False
 
 
-def test_what_is_accepted_is_read_as_kubectl_reads_it(kubectl_reads):
+def test_accepted_scalars_are_read_as_kubectl_reads_them(kubectl_reads):
     assert_same(ACCEPTED, kubectl_reads)
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_what_versions_of_yaml_read_differently_is_refused(text):
+def test_scalars_that_yaml_versions_read_differently_are_rejected(text):
     assert refused(text)
 
 
@@ -131,12 +131,12 @@ def test_a_document_is_read_as_kubectl_reads_it(kubectl_reads, text):
 
 
 @pytest.mark.parametrize("text", REFUSED_BY_DESIGN.values(), ids=REFUSED_BY_DESIGN)
-def test_what_kubectl_takes_or_not_and_nobody_means_is_refused(text):
+def test_documents_that_are_ambiguous_or_invalid_are_rejected(text):
     with pytest.raises(YamlError):
         read_yaml(text)
 
 
-def test_what_looks_like_a_number_is_refused_or_read_as_kubectl_reads_it(kubectl_reads):
+def test_scalars_like_numbers_are_rejected_or_read_as_kubectl_reads_them(kubectl_reads):
     dice = random.Random(SEED)
     pieces = [
         *"0123456789+-._eExXobO",

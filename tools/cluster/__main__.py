@@ -33,12 +33,12 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     parser = argparse.ArgumentParser(prog="python -m tools.cluster", description="Real Kubernetes programs for tests.")
     commands = parser.add_subparsers(dest="command", required=True)
-    building = commands.add_parser("build", help="build what is not built yet")
-    building.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(build.PROGRAMS)}; default: all")
+    building = commands.add_parser("build", help="build missing programs")
+    building.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(build.PROGRAMS)}; default: all")
     starting = commands.add_parser("up", help="start a control plane and keep it until Ctrl-C")
-    starting.add_argument("--nodes", type=int, default=4, help="nodes played by kwok, 8 GPUs each (default: 4)")
+    starting.add_argument("--nodes", type=int, default=4, help="nodes simulated by kwok, 8 GPUs each (default: 4)")
     real = commands.add_parser("start", help="start the real cluster of one node, in the background")
-    real.add_argument("--tag", default=install.TAG, help=f"of the images to install (default: {install.TAG})")
+    real.add_argument("--tag", default=install.TAG, help=f"tag of the images to install (default: {install.TAG})")
     real.add_argument("--context", help="install in this cluster instead; kind-…, or named by RLJOB_E2E_CONTEXT")
     commands.add_parser("stop", help="end the real cluster and remove everything")
     arguments = parser.parse_args()
@@ -94,10 +94,10 @@ def _start(tag: str, context: str | None) -> int:
             sys.stdout.write(f"In the cluster of {node.context}: {_install(node, tag)}.\n")
         return 0
     ran = node.runs
-    said = _install(node.start(), tag)
+    result = _install(node.start(), tag)
     up = "ran already" if ran else f"is up after {time.monotonic() - start:.1f} s"
     sys.stdout.write(
-        f"The cluster {up}. {said}. In a shell:\n\n"
+        f"The cluster {up}. {result}. In a shell:\n\n"
         f"  export KUBECONFIG={node.kubeconfig} PATH={node.bin}:$PATH:{Path(sys.executable).parent}\n"
         "  kubectl apply -f examples/quickstart.yaml\n\n"
         "make cluster-down stops it and removes all its files but the images.\n"
@@ -106,7 +106,7 @@ def _start(tag: str, context: str | None) -> int:
 
 
 def _install(cluster: Cluster, tag: str) -> str:
-    """Install rljob and print the result."""
+    """Install rljob and return a message with the result."""
     try:
         install.from_layout(cluster, tag)
     except install.NoImagesError as error:
@@ -116,7 +116,7 @@ def _install(cluster: Cluster, tag: str) -> str:
 
 def _stop() -> int:
     ran = Node().stop()
-    sys.stdout.write("The cluster is gone.\n" if ran else "No cluster ran.\n")
+    sys.stdout.write("The cluster has stopped.\n" if ran else "No cluster ran.\n")
     return 0
 
 

@@ -84,8 +84,10 @@ class Access:
         return self._kubeconfig(f"{namespace}-{name}", self.service_account_token(namespace, name), namespace)
 
     def allowed(self, account: str, where: str, verb: str, resource: str, group: str, name: str = "") -> bool:
-        """Return whether a service account ("namespace:name") may, in namespace ``where``; a subresource stands in
-        ``resource``, after a slash."""
+        """Return whether a service account ("namespace:name") has a right in the namespace ``where``.
+
+        ``resource``: RESOURCE or RESOURCE/SUBRESOURCE.
+        """
         resource, _, subresource = resource.partition("/")
         attributes = {"namespace": where, "verb": verb, "group": group, "resource": resource}
         attributes |= {"subresource": subresource, "name": name}
@@ -98,8 +100,7 @@ class Access:
         return may
 
     def wait_allowed(self, account: str, where: str, verb: str, resource: str, group: str, name: str = "") -> None:
-        """Wait until a service account may, as :meth:`allowed` says: the API server takes a moment to know a role that
-        was bound just now."""
+        """Wait until :meth:`allowed` is true: the API server uses a new RoleBinding with a delay."""
         what = f"{account} to be allowed to {verb} {resource} {name}".rstrip()
         self.api.wait_for(lambda: self.allowed(account, where, verb, resource, group, name), what=what)
 

@@ -1,4 +1,4 @@
-"""Builds the programs of a cluster from Go modules, once: control plane, kwok, helm, CoreDNS, the pause of pods.
+"""Builds the programs of a cluster from Go modules, once: control plane, kwok, helm, CoreDNS, the pause container.
 
 Only Go's module proxy is needed, no registry and no release page. A program is cached under the hash of its inputs, so
 it is built once, and a version is changed in one go.mod.
@@ -38,7 +38,7 @@ class Program:
     package: str
     """Package to build: a path within the module, or an import path."""
     stamps: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Go variable → (module, text), where {version}, {major}, {minor} in the text are of the module in go.mod."""
+    """Go variable → (module, text); {version}, {major}, {minor} in the text are replaced by those of go.mod."""
     names: Sequence[str] = ()
     """Names of the program, if it has several."""
 
@@ -74,12 +74,12 @@ class Program:
 
 
 KUBERNETES_STAMPS = {
-    f"k8s.io/component-base/version.{variable}": ("k8s.io/kubernetes", text)  # without them it calls itself v0.0.0
+    f"k8s.io/component-base/version.{variable}": ("k8s.io/kubernetes", text)  # without these the version is v0.0.0
     for variable, text in {"gitVersion": "v{version}", "gitMajor": "{major}", "gitMinor": "{minor}"}.items()
 }
 HELM_STAMPS = {
     "helm.sh/helm/v3/internal/version.version": ("helm.sh/helm/v3", "v{version}"),
-    # The Kubernetes that `helm template` and `helm lint` stand for; without it, 1.20.
+    # The Kubernetes version that `helm template` and `helm lint` assume; the default is 1.20.
     "helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor": ("k8s.io/client-go", "{minor}"),
     "helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor": ("k8s.io/client-go", "{minor}"),
 }
@@ -101,13 +101,13 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rljob" / "cluster"
 
 
-def ensure(name: str, say: Callable[[str], object] = _log.info) -> Path:
+def ensure(name: str, report: Callable[[str], object] = _log.info) -> Path:
     """Return the directory with the program ``name`` under each of its names; build it if it is missing.
 
-    ``say`` is called with a message before a long step.
+    ``report`` is called with a message before a long step.
 
     Raises:
-        BuildError: it cannot be built.
+        BuildError: the program cannot be built.
         NoToolchainError: Go is not available.
     """
     program, cache = PROGRAMS[name], cache_directory()
@@ -116,12 +116,12 @@ def ensure(name: str, say: Callable[[str], object] = _log.info) -> Path:
         go, version = toolchain.find(program.directory, cache)
         home = cache / f"{name}-{program.key(version)}"
         if not home.exists():
-            _build(program, go, home, say)
+            _build(program, go, home, report)
     return home
 
 
-def _build(program: Program, go: Path, home: Path, say: Callable[[str], object]) -> None:
-    say(f"building {program.name} from {program.directory} (minutes, the first time)")
+def _build(program: Program, go: Path, home: Path, report: Callable[[str], object]) -> None:
+    report(f"building {program.name} from {program.directory} (minutes, the first time)")
     start = time.monotonic()
     with tempfile.TemporaryDirectory(dir=home.parent, prefix=f"{program.name}-") as scratch:
         binary = Path(scratch, "new", program.name)
@@ -141,7 +141,7 @@ def _build(program: Program, go: Path, home: Path, say: Callable[[str], object])
         if done.returncode != 0:
             raise BuildError(f"go build of {program.directory} failed:\n{done.stderr.strip()[-4000:]}")
         install(program, binary, home)
-    say(f"built {program.name} in {time.monotonic() - start:.0f} s")
+    report(f"built {program.name} in {time.monotonic() - start:.0f} s")
 
 
 def install(program: Program, binary: Path, home: Path) -> None:

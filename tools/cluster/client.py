@@ -167,16 +167,16 @@ class Api:
         self, method: str, url: str, data: bytes | None, headers: dict[str, str]
     ) -> tuple[http.client.HTTPResponse, bytes]:
         while True:
-            connection, kept = (self._idle.pop(), True) if self._idle else (self._connect(), False)
+            connection, reused = (self._idle.pop(), True) if self._idle else (self._connect(), False)
             try:
                 connection.request(method, url, data, headers)
                 answer = connection.getresponse()
                 text = answer.read()
             except (ConnectionError, ssl.SSLEOFError):
                 connection.close()
-                if not kept:  # one that was kept open may have been closed by the other side
+                if not reused:  # the server may have closed an idle connection
                     raise
-            except BaseException:  # including Ctrl-C: a connection with half an answer is not reused
+            except BaseException:  # including Ctrl-C: a connection with a partial answer is not reused
                 connection.close()
                 raise
             else:
@@ -184,14 +184,14 @@ class Api:
                 return answer, text
 
     def close(self) -> None:
-        """Close the connections that are kept open."""
+        """Close idle connections."""
         while self._idle:
             self._idle.pop().close()
 
     # --- paths --------------------------------------------------------------------------------------------------------
 
     def path(self, version: str, kind: str, namespace: str | None = None, name: str | None = None) -> str:
-        """Return the path of a collection or an object, such as of ("batch/v1", "Job", "default", "train").
+        """Return the path of a collection or an object, for example for ("batch/v1", "Job", "default", "train").
 
         Raises:
             KeyError: the API server has no such kind.
@@ -210,10 +210,10 @@ class Api:
     # --- waiting ------------------------------------------------------------------------------------------------------
 
     def wait_for(self, probe: Callable[[], T | None], seconds: float = 30.0, what: str = "", every: float = 0.05) -> T:
-        """Call ``probe`` until its result is true and return the result; an ApiError counts as not yet.
+        """Call ``probe`` until its result is true and return the result; an ApiError counts as false.
 
         Raises:
-            TimeoutError: not within ``seconds``; the message has the last result of ``probe``.
+            TimeoutError: after ``seconds``; the message has the last result of ``probe``.
         """
         deadline = time.monotonic() + seconds
         last: object = None
@@ -225,7 +225,7 @@ class Api:
             except ApiError as error:
                 last = error
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{what or 'what the test waits for'}: not within {seconds:g} s; last: {last!r}")
+                raise TimeoutError(f"{what or 'the condition'}: not within {seconds:g} s; last: {last!r}")
             time.sleep(every)
 
     def wait_gone(self, path: str, seconds: float = 30.0) -> None:

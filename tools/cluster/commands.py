@@ -22,7 +22,7 @@ class Plane(Protocol):
 
 
 def etcd(plane: Plane) -> list[str]:
-    """Return the command of etcd; it does not wait for the disk."""
+    """Return the command of etcd, without fsync."""
     client, peer = (f"http://{ADDRESS}:{plane.ports[name]}" for name in ("etcd", "etcd-peer"))
     return [
         str(plane.bin / "etcd"),
@@ -46,8 +46,8 @@ def apiserver(plane: Plane) -> list[str]:
         f"--bind-address={plane.address}",
         f"--advertise-address={plane.address}",
         f"--secure-port={plane.ports['apiserver']}",
-        f"--cert-dir={plane.directory / 'certificates'}",  # it makes its own certificate there
-        # A loopback address is no valid endpoint.
+        f"--cert-dir={plane.directory / 'certificates'}",  # the API server creates its certificate there
+        # A loopback address is not a valid endpoint.
         *(["--endpoint-reconciler-type=none"] if plane.address == ADDRESS else []),
         f"--service-cluster-ip-range={SERVICES}",
         f"--token-auth-file={plane.directory / 'tokens.csv'}",
@@ -71,7 +71,7 @@ def controller_manager(plane: Plane) -> list[str]:
         "--use-service-account-credentials",
         f"--service-account-private-key-file={plane.directory / 'service-account.key'}",
         f"--root-ca-file={plane.authority}",
-        "--node-monitor-grace-period=600s",  # a node may be late where many share the cores
+        "--node-monitor-grace-period=600s",  # on a busy machine a node may report late
         *RATE,
     ]
 

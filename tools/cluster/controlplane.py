@@ -51,11 +51,11 @@ class ControlPlane(ResourceStack, Access):
         self.processes: dict[str, Process] = {}
         """The running components."""
 
-    # --- life ---------------------------------------------------------------------------------------------------------
+    # --- start and stop -----------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
         if "kwok" in self._components:
-            build.ensure("kwok")  # it may take minutes, so before anything runs
+            build.ensure("kwok")  # before anything runs: a first build takes minutes
         self.bin = self._programs()
         """The directory with kubectl and the components."""
         self.directory = self._home()
@@ -115,7 +115,7 @@ class ControlPlane(ResourceStack, Access):
             process.check()
 
     def restore(self) -> None:
-        """Start every component that was stopped, in their order, and resume those that were paused."""
+        """Start stopped components in order, and resume paused ones."""
         self.check()
         for process in self.processes.values():
             process.resume()
@@ -142,15 +142,15 @@ class ControlPlane(ResourceStack, Access):
 
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + START_SECONDS
-        said: object = None
+        last_error: object = None
         while True:
             try:
                 self.api.get("/readyz")
-                self.api.get("/api/v1/namespaces/kube-system")  # read from etcd, which readyz asks only now and then
+                self.api.get("/api/v1/namespaces/kube-system")  # needs etcd, which readyz checks only from time to time
                 return
             except (ApiError, OSError) as error:
-                said = error
-            self._check(deadline, f"the API server is not ready: {said}")
+                last_error = error
+            self._check(deadline, f"the API server is not ready: {last_error}")
 
     def _check(self, deadline: float, problem: str) -> None:
         self.check()
@@ -161,7 +161,7 @@ class ControlPlane(ResourceStack, Access):
     # --- access -------------------------------------------------------------------------------------------------------
 
     def client(self, token: str) -> Api:
-        """Return a client with ``token``'s rights."""
+        """Return a client with the rights of ``token``."""
         api = Api(self.address, self.ports["apiserver"], self.authority, token)
         self._stack.callback(api.close)
         return api
@@ -178,9 +178,9 @@ class ControlPlane(ResourceStack, Access):
         taints: Sequence[Mapping[str, str]] = (),
     ) -> list[str]:
         """Create nodes that kwok simulates; return their names when they are Ready."""
-        room: dict[str, Any] = {"cpu": cpu, "memory": memory, "pods": "1000", "ephemeral-storage": "1Ti"}
+        capacity: dict[str, Any] = {"cpu": cpu, "memory": memory, "pods": "1000", "ephemeral-storage": "1Ti"}
         if gpus:
-            room["nvidia.com/gpu"] = str(gpus)
+            capacity["nvidia.com/gpu"] = str(gpus)
         names = [f"node-{secrets.token_hex(4)}" for _ in range(count)]
         kind, _, value = NODE_SELECTOR.partition("=")
         for name in names:
@@ -192,7 +192,7 @@ class ControlPlane(ResourceStack, Access):
                         "labels": {kind: value, "kubernetes.io/hostname": name, **(labels or {})},
                     },
                     "spec": {"taints": [dict(taint) for taint in taints]},
-                    "status": {"capacity": room, "allocatable": room},
+                    "status": {"capacity": capacity, "allocatable": capacity},
                 },
             )
         for name in names:
@@ -200,7 +200,7 @@ class ControlPlane(ResourceStack, Access):
         return names
 
     def resident_bytes(self) -> dict[str, int]:
-        """Return the memory that each component holds now."""
+        """Return the resident memory of each component in bytes."""
         return {name: process.resident_bytes() for name, process in self.processes.items()}
 
 

@@ -33,13 +33,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, N
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Build the programs before the first test, because the minutes of a first build are not that test's time."""
+    """Build the programs before the first test, so that a first build does not count in the time-out of a test."""
     if session.config.option.collectonly:
         return
     needed = {marker for marker in PROGRAMS for item in session.items if item.get_closest_marker(marker)}
-    terminal = session.config.pluginmanager.getplugin("terminalreporter")  # a worker of pytest-xdist has none
+    terminal = session.config.pluginmanager.getplugin("terminalreporter")  # None in a worker of pytest-xdist
     for name in sorted({name for marker in needed for name in PROGRAMS[marker]}):
-        build.ensure(name, say=terminal.write_line if terminal is not None else lambda line: None)
+        build.ensure(name, report=terminal.write_line if terminal is not None else lambda line: None)
 
 
 @pytest.fixture(scope="session")

@@ -19,14 +19,14 @@ USERS = {
 
 def tokens(path: Path, users: Mapping[str, tuple[str, str]] = USERS) -> dict[str, str]:
     """Write the API server's token file and return each user's token."""
-    made = {name: secrets.token_hex(16) for name in users}
-    lines = [f'{made[name]},{user},{name},"{group}"' for name, (user, group) in users.items()]
+    created = {name: secrets.token_hex(16) for name in users}
+    lines = [f'{created[name]},{user},{name},"{group}"' for name, (user, group) in users.items()]
     path.write_text("\n".join(lines) + "\n")
-    return made
+    return created
 
 
 def signing_key(path: Path) -> None:
-    """Write a new private key on the curve P-256 (RFC 5915; the public half may be left out, readers compute it)."""
+    """Write a new private key on the curve P-256 (RFC 5915; the optional public key is left out)."""
     order = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
     number = (secrets.randbelow(order - 1) + 1).to_bytes(32, "big")
     curve = bytes.fromhex("a00a06082a8648ce3d030107")

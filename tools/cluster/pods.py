@@ -3,12 +3,12 @@
 By default a pod is Running and Ready at once, an initializer's pod completes, and a deleted pod exits with code 143.
 Annotations change this, in a pod template (for all its pods) or on one existing pod:
 
-    kwok.rljob.dev/behaviour   never-ready: it runs, but is not Ready, until the annotation is removed
-                               image-pull-backoff, creating: it does not start
-                               lingering: once deleted, it does not end
-    kwok.rljob.dev/exit-code   its containers end with this code; they are restarted into CrashLoopBackOff where the
+    kwok.rljob.dev/behaviour   never-ready: the pod runs, but is not Ready until the annotation is removed
+                               image-pull-backoff, creating: the pod does not start
+                               lingering: after its deletion the pod does not terminate
+    kwok.rljob.dev/exit-code   the containers exit with this code; they are restarted into CrashLoopBackOff if the
                                restart policy is Always
-    kwok.rljob.dev/message     what they leave as termination message
+    kwok.rljob.dev/message     termination message of the containers
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MESSAGE = "kwok.rljob.dev/message"
 
 
 class Pods:
-    """Controls pods through the API of one cluster; kwok follows within a fraction of a second."""
+    """Controls pods through the API of one cluster; kwok reacts within a fraction of a second."""
 
     def __init__(self, api: Api) -> None:
         self._api = api

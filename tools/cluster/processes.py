@@ -35,13 +35,13 @@ class Process:
                 stderr=output,
                 env=dict(environment),
                 cwd=log.parent,
-                start_new_session=True,  # Ctrl-C is for us to handle
+                start_new_session=True,  # this program handles Ctrl-C
                 preexec_fn=_die_with_parent,
             )
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         return self._process.pid
 
     def check(self) -> None:
@@ -70,7 +70,7 @@ class Process:
 
 
 class ResourceStack:
-    """A context manager that releases its resources at its end, and also if it cannot be entered."""
+    """A context manager that releases its resources on exit, and also if entering fails."""
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()

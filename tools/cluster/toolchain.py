@@ -38,24 +38,24 @@ def find(module: Path, cache: Path) -> tuple[Path, str]:
     """Return the ``go`` program for ``module`` (a directory with go.mod) and its version, such as ``go1.26.8``.
 
     Raises:
-        NoToolchainError: the message says what to install.
+        NoToolchainError: the message names the version to install.
     """
     found = shutil.which("go")
-    said = "there is no Go on the PATH"
+    problem = "there is no Go on the PATH"
     if found:
-        version, said = _version(Path(found), module)
+        version, problem = _version(Path(found), module)
         if version:
             return Path(found), version
-    _log.info("%s: fetching %s", said, VERSION)
-    program = _fetch(cache, said)
-    version, said = _version(program, module)
+    _log.info("%s: fetching %s", problem, VERSION)
+    program = _fetch(cache, problem)
+    version, problem = _version(program, module)
     if version is None:
-        raise NoToolchainError(f"{program} does not work: {said}")
+        raise NoToolchainError(f"{program} does not work: {problem}")
     return program, version
 
 
 def _version(program: Path, module: Path) -> tuple[str | None, str]:
-    """Return the version that ``program`` builds ``module`` with (it may fetch a newer one of its own), or why not."""
+    """Return (version, "") of ``program`` for ``module`` (it may fetch a newer toolchain), or (None, problem)."""
     done = subprocess.run([program, "env", "GOVERSION"], cwd=module, capture_output=True, text=True)
     version = done.stdout.strip()
     if done.returncode == 0 and _numbers(version) >= _needed(module):
@@ -68,7 +68,7 @@ def _needed(module: Path) -> tuple[int, ...]:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers that decide: (1, 26) of go1.26.8 and of go1.26rc1."""
+    """Return major and minor version: (1, 26) of go1.26.8 and of go1.26rc1."""
     found = re.match(r"go ?(\d+)\.(\d+)", version)
     return tuple(int(number) for number in found.groups()) if found else ()
 
@@ -96,7 +96,7 @@ def _fetch(cache: Path, why: str) -> Path:
             ) from error
         with zipfile.ZipFile(archive) as members:
             if (sum_ := module_sum(members)) != checksum:
-                raise NoToolchainError(f"{url} is not what it should be: its checksum is {sum_}, not {checksum}")
+                raise NoToolchainError(f"{url} has the checksum {sum_} instead of {checksum}")
             members.extractall(scratch)
         unpacked = Path(scratch, name)
         for program in [*unpacked.glob("bin/*"), *unpacked.glob("pkg/tool/**/*")]:

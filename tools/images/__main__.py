@@ -23,11 +23,11 @@ from tools.images.plan import DELIVERED
 
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 REGISTRY = re.compile(r"[a-z0-9.-]+(:[0-9]+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*")
-"""Of https://github.com/distribution/reference, without the rarest forms."""
+"""Form of a registry by https://github.com/distribution/reference, without rare forms."""
 
 
 def cache() -> Path:
-    """Return the directory of everything that is built, by the XDG base directory specification."""
+    """Return the directory of all build results, by the XDG base directory specification."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "rljob", "images")
 
 
@@ -36,15 +36,17 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     parser = argparse.ArgumentParser(prog="python -m tools.images", description="The container images of rljob.")
     commands = parser.add_subparsers(dest="command", required=True)
-    building = commands.add_parser("build", help="build what is not built yet")
-    building.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(DELIVERED)}; default: all")
+    building = commands.add_parser("build", help="build missing images")
+    building.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(DELIVERED)}; default: all")
     building.add_argument("--tag", default="dev", help="default: dev")
-    building.add_argument("--registry", default="", help="where they are sent, such as registry.example.com/rljob")
+    building.add_argument("--registry", default="", help="registry to push to, such as registry.example.com/rljob")
     building.add_argument("--variant", default="cpu", choices=("cpu", "gpu"), help="default: cpu")
-    building.add_argument("--base", default="", help="any image like Debian with Python 3.11 or later, or debootstrap")
-    building.add_argument("--engine", default="", choices=("docker", "podman", "buildah"), help="default: what works")
-    commands.add_parser("path", help="print where the OCI layout lies")
-    commands.add_parser("clean", help="delete everything that was built")
+    building.add_argument("--base", default="", help="a Debian-like image with Python 3.11 or later, or debootstrap")
+    building.add_argument(
+        "--engine", default="", choices=("docker", "podman", "buildah"), help="default: the first that works"
+    )
+    commands.add_parser("path", help="print the directory of the OCI layout")
+    commands.add_parser("clean", help="delete the layout and all builds")
     arguments = parser.parse_args()
     if arguments.command == "path":
         sys.stdout.write(f"{cache() / 'oci'}\n")
@@ -56,10 +58,10 @@ def main() -> int:
     if unknown:
         parser.error(f"there is no image {' or '.join(sorted(unknown))}; there are {', '.join(DELIVERED)}")
     if not TAG.fullmatch(arguments.tag):
-        parser.error(f"TAG {arguments.tag!r} is no tag: letters, digits and ._- of which the first is no . or -")
+        parser.error(f"TAG {arguments.tag!r} is not a valid tag: use letters, digits and ._-, and begin with no . or -")
     if arguments.registry and not REGISTRY.fullmatch(arguments.registry):
         parser.error(
-            f"REGISTRY {arguments.registry!r} is no registry: HOST[:PORT][/PATH] in small letters, such as "
+            f"REGISTRY {arguments.registry!r} is not a valid registry: use HOST[:PORT][/PATH] in lower case, such as "
             "registry.example.com/rljob"
         )
     order = Order(

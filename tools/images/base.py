@@ -23,14 +23,14 @@ path-exclude=/usr/share/info/*
 """
 """Settings of dpkg: the excluded files are not needed in a container, and after a crash the build starts again."""
 OFFICIAL = "deb http://deb.debian.org/debian {suite} main\n"
-"""Mirror that apt in the image uses: the address of this machine's mirror is not written into images."""
+"""The sources.list in the image: the address of this machine's mirror must not be in images."""
 EMPTIED = ("var/cache/apt", "var/lib/apt/lists", "var/log", "dev")
 SOURCES = (Path("/etc/apt/sources.list"), Path("/etc/apt/sources.list.d"))
 _log = logging.getLogger(__name__)
 
 
 class NoBaseError(RuntimeError):
-    """A base image cannot be built here; the message says what to do."""
+    """A base image cannot be built here; the message has the remedy."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def release_here(sources: Iterable[Path] = SOURCES, os_release: Path = Path("/et
     """Return this machine's release.
 
     Raises:
-        NoBaseError: it is no Debian, or its apt sources name no mirror.
+        NoBaseError: the machine does not run Debian, or its apt sources name no mirror.
     """
     found = (
         re.search(r"^VERSION_CODENAME=\"?(\w+)", os_release.read_text(), re.MULTILINE) if os_release.exists() else None
@@ -78,7 +78,7 @@ def make(release: Release, directory: Path) -> Path:
     """Return the tar file of the base image of ``release`` in ``directory``; build it if it is missing (2 min, root).
 
     Raises:
-        NoBaseError: the message says what to do.
+        NoBaseError: the message has the remedy.
     """
     target = directory / f"base-{release.suite}-{release.key}.tar"
     if target.exists():

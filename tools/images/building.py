@@ -21,13 +21,13 @@ from tools.images.plan import IMAGES, LABEL, ROOT, Image, key
 REGISTRY_BASE = "docker.io/library/python:3.11-slim"
 """Base image for an engine that fetches images."""
 DEBOOTSTRAP = "debootstrap"
-"""Value of BASE that asks for a base image made here."""
+"""Value of BASE for a base image that is built here."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Order:
-    """What to build; empty values are chosen from the installed programs."""
+    """Options of a build; empty values are chosen from the installed programs."""
 
     names: tuple[str, ...]
     tag: str = "dev"
@@ -41,7 +41,7 @@ def build(order: Order, cache: Path) -> None:
     """Build the images of ``order`` into the layout ``cache``/oci.
 
     Raises:
-        EngineError, NoBaseError: the message says what to do.
+        EngineError, NoBaseError: the message has the remedy.
     """
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as lock:
@@ -71,7 +71,7 @@ class Builder:
         tag = f"localhost/rljob-{image.name}:{self._order.tag}"
         wanted = self._key(image)
         if self._labels(tag).get(LABEL) == wanted and not self._order.registry:
-            _log.info("%s: nothing has changed", tag)
+            _log.info("%s: up to date", tag)
             return
         start = time.monotonic()
         self._build(image, tag, wanted)
@@ -80,7 +80,7 @@ class Builder:
         if self._order.registry:
             reference = f"{self._order.registry.rstrip('/')}/rljob-{image.name}:{self._order.tag}"
             self._engine.push(tag, reference)
-            _log.info("%s: sent", reference)
+            _log.info("%s: pushed", reference)
 
     def _key(self, image: Image) -> str:
         return key(image, self._order.variant, self._base_key)
@@ -101,7 +101,7 @@ class Builder:
             )
 
     def _needed(self, image: Image) -> str:
-        """Return the name of an image that others are based on; build it if it is missing. Its tag is its key."""
+        """Return the name of an image that others are based on; build it if it is missing. The tag is the key."""
         wanted = self._key(image)
         tag = f"localhost/rljob-{image.name}:{wanted[:16]}"
         if not self._engine.id(tag):

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class EngineError(RuntimeError):
-    """An engine failed, or none is available; the message says what to do."""
+    """An engine failed, or none is available; the message has the remedy."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Build:
     arguments: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     lent: Path | None = None
-    """Directory that the stage ``host`` stands for, see :mod:`images.host`."""
+    """Directory that replaces the stage ``host``, see :mod:`tools.images.host`."""
 
     def options(self) -> list[str]:
         """Return the options that Docker, Podman and buildah have in common."""
@@ -60,30 +60,30 @@ class Engine:
         raise NotImplementedError
 
     def export(self, tag: str, layout: Layout) -> None:
-        """Put an image into a layout, under its name."""
+        """Copy an image into a layout, under its name."""
         raise NotImplementedError
 
     def push(self, tag: str, reference: str) -> None:
-        """Send an image to a registry."""
+        """Push an image to a registry."""
         raise NotImplementedError
 
     def id(self, tag: str) -> str:
         """Return the id of an image (64 digits); empty if it does not exist."""
-        said = self.output("images", "--quiet", "--no-trunc", tag, check=False).split()
-        return said[0].removeprefix("sha256:") if said else ""
+        ids = self.output("images", "--quiet", "--no-trunc", tag, check=False).split()
+        return ids[0].removeprefix("sha256:") if ids else ""
 
     def close(self) -> None:
         """Unmount everything."""
 
     def output(self, *words: str, check: bool = True) -> str:
-        """Return what a command prints on stdout."""
+        """Return the stdout of a command."""
         done = subprocess.run([*self.command, *words], capture_output=True, text=True)
         if check and done.returncode != 0:
             raise EngineError(f"{' '.join([*self.command, *words])}: {done.stderr.strip()}")
         return done.stdout
 
     def run(self, *words: str, environment: Mapping[str, str] | None = None) -> None:
-        """Run a command, its output appended to the log. Raises EngineError with the end of it."""
+        """Run a command and append its output to the log. Raises EngineError with the end of the output."""
         command = [*self.command, *words]
         with self.log.open("a") as log:
             log.write(f"$ {' '.join(command)}\n")
@@ -97,7 +97,7 @@ class Engine:
 
 
 class Docker(Engine):
-    """Docker with BuildKit. It lends steps no writable directory: uv's cache is BuildKit's own."""
+    """Docker with BuildKit. Build steps get no writable directory of the machine: uv's cache is a cache of BuildKit."""
 
     def build(self, build: Build) -> None:
         self.run("build", *build.options(), str(build.context), environment={"DOCKER_BUILDKIT": "1"})
@@ -114,8 +114,8 @@ class Docker(Engine):
 
 
 class Buildah(Engine):
-    """buildah or Podman, which share their storage's layout and most options. Steps run in a chroot: that works in a
-    container, too."""
+    """buildah or Podman, which share the layout of their storage and most options. Steps run in a chroot, which also
+    works in a container."""
 
     def build(self, build: Build) -> None:
         lent = [f"--volume={host.uv_cache(os.environ)}:{host.INSIDE}/{host.CACHE}"] if build.lent else []
@@ -135,7 +135,7 @@ class Buildah(Engine):
         self.run("push", tag, f"docker://{reference}")
 
     def close(self) -> None:
-        """Unmount everything: the stages of a build stay mounted, and the storage on itself."""
+        """Unmount everything: the stages of a build and the bind mount of the storage stay mounted."""
         if "--root" in self.command:
             self.output("rm", "--all", check=False)
             if os.geteuid() == 0:
@@ -174,7 +174,7 @@ def find(cache: Path, wanted: str = "") -> Engine:
 
 
 def _works(name: str) -> bool:
-    """Return whether an engine answers; a `docker` may be a client without one."""
+    """Return whether an engine answers; `docker` may be a client without a daemon."""
     return bool(shutil.which(name)) and subprocess.run([name, "info"], capture_output=True).returncode == 0
 
 
@@ -182,7 +182,7 @@ def install(*programs: str) -> None:
     """Install the Debian packages of missing programs.
 
     Raises:
-        EngineError: they cannot be installed.
+        EngineError: the packages cannot be installed.
     """
     missing = [program for program in programs if shutil.which(program) is None]
     if not missing:

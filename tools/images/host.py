@@ -19,16 +19,16 @@ LENT = (
     *("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST", "PIP_DEFAULT_TIMEOUT"),
     *("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_HTTP_TIMEOUT", "UV_INSECURE_HOST"),
 )
-"""Environment variables that are passed on; those of proxies also in capitals."""
+"""Environment variables for build steps; those of proxies also in capitals."""
 
 
 def lend(directory: Path, environment: Mapping[str, str], apt_sources: str = "") -> None:
-    """Fill ``directory``.
+    """Write the settings of this machine into ``directory``.
 
     Args:
         directory: an empty one.
         environment: of this process.
-        apt_sources: lines of a sources.list that stand for the image's own; empty: its own are used.
+        apt_sources: lines of a sources.list that replaces the image's own; empty: the image's own is used.
     """
     (directory / CACHE).mkdir()
     lent = {name: environment[name] for name in _names() if name in environment}

@@ -65,13 +65,13 @@ class Layout:
                     sha256.update(chunk)
                     file.write(chunk)
             if f"sha256:{sha256.hexdigest()}" != digest:
-                raise BrokenLayoutError(f"what was read as {digest} is sha256:{sha256.hexdigest()}")
+                raise BrokenLayoutError(f"the blob {digest} has the digest sha256:{sha256.hexdigest()}")
             new.rename(path)
         finally:
             new.unlink(missing_ok=True)
 
     def add(self, reference: str, config: bytes) -> None:
-        """Name an image of which all layers (its diff_ids) are written."""
+        """Name an image whose layers (diff_ids of ``config``) are already written."""
         layers = [self._descriptor(LAYER, digest) for digest in json.loads(config)["rootfs"]["diff_ids"]]
         manifest = {
             "schemaVersion": 2,

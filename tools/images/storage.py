@@ -1,9 +1,10 @@
-"""Images in the storage of buildah and Podman (https://github.com/containers/storage, driver overlay), into a layout.
+"""Exports images from the storage of buildah and Podman (https://github.com/containers/storage, driver overlay) to a
+layout.
 
-Their own `push` to a layout compresses every layer of every image each time. Here a layer that is in the layout already
-costs nothing, and the others are copied: a layer's files lie in overlay/ID/diff, and what else its tar file had in
-overlay-layers/ID.tar-split.gz (https://github.com/vbatts/tar-split). Digests are checked, so a storage that is laid out
-otherwise is an error and no broken image.
+`push` of these engines compresses every layer of every image each time. This module copies only layers that the layout
+lacks: the files of a layer are in overlay/ID/diff, and the rest of its tar file is in overlay-layers/ID.tar-split.gz
+(https://github.com/vbatts/tar-split). Digests are checked, so a storage with another structure causes an error and not
+a broken image.
 
 python -m tools.images.storage ROOT LAYOUT REFERENCE IMAGE_ID   (A separate program: users other than root run it
 in `buildah unshare`.)
@@ -26,12 +27,12 @@ _FILE, _SEGMENT = 1, 2
 
 
 def export(root: Path, layout: Layout, reference: str, image: str) -> None:
-    """Put the image with the id ``image`` into ``layout`` under the name ``reference``.
+    """Copy the image with the id ``image`` into ``layout`` under the name ``reference``.
 
     Raises:
-        BrokenLayoutError: a layer is not what its digest says.
+        BrokenLayoutError: the content of a layer does not match its digest.
         KeyError: the storage at ``root`` has no such layer.
-        OSError: it has no such image.
+        OSError: the storage has no such image.
     """
     key = base64.b64encode(f"sha256:{image}".encode()).decode()
     config = (root / "overlay-images" / image / f"={key}").read_bytes()
@@ -49,7 +50,7 @@ def _layers(root: Path) -> dict[str, str]:
 
 
 def read_layer(root: Path, layer: str) -> Iterator[bytes]:
-    """Yield the tar file that a layer was made of."""
+    """Yield the tar file of a layer in chunks."""
     files = root / "overlay" / layer / "diff"
     with gzip.open(root / "overlay-layers" / f"{layer}.tar-split.gz") as entries:
         for line in entries:
@@ -61,7 +62,7 @@ def read_layer(root: Path, layer: str) -> Iterator[bytes]:
 
 
 def _name(entry: dict[str, str]) -> str:
-    raw = entry.get("name_raw")  # of names that are not UTF-8
+    raw = entry.get("name_raw")  # set for names that are not UTF-8
     return os.fsdecode(base64.b64decode(raw)) if raw else entry["name"].lstrip("/")
 
 

@@ -22,10 +22,10 @@ __all__ = ["Cluster", "Existing", "MachineError", "NoClusterError", "Node", "Not
 
 
 def chosen(asked: str | None = None) -> Node | Existing:
-    """Return the cluster to use: that of the context ``asked`` for, or of RLJOB_E2E_CONTEXT, or this machine's own.
+    """Return the cluster to use: of the context ``asked``, of the context in RLJOB_E2E_CONTEXT, or of this machine.
 
     Raises:
-        NotAllowedError: the requested one is not allowed.
+        NotAllowedError: the requested context is not allowed.
     """
     name = context(asked)
     return Existing(name) if name else Node()

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 WEIGHTS = {"cpu.shares": "8192", "cpu.weight": "800"}
-"""Eight times the usual, as all pods together compete with each single process of the machine."""
+"""Eight times the default, because all pods together compete with each single process of the machine."""
 _GONE_SECONDS = 10.0
 
 
@@ -22,7 +22,7 @@ def make(name: str) -> None:
     """Create the kubelet's cgroup root."""
     found = hierarchies()
     if len(found) == 1:
-        _pass_on(found[0])
+        _enable_controllers(found[0])
     for hierarchy in found:
         (hierarchy / name).mkdir(exist_ok=True)
         for weight, value in WEIGHTS.items():
@@ -30,17 +30,17 @@ def make(name: str) -> None:
                 file.write_text(value)
 
 
-def _pass_on(root: Path) -> None:
+def _enable_controllers(root: Path) -> None:
     """Enable all controllers for cgroups below ``root`` (version 2), as the kubelet requires."""
     if not (root / "cgroup.controllers").exists():
         return
     for controller in (root / "cgroup.controllers").read_text().split():
-        with contextlib.suppress(OSError):  # some cannot be passed on; the kubelet says which it misses
+        with contextlib.suppress(OSError):  # some cannot be enabled; the kubelet reports missing ones
             (root / "cgroup.subtree_control").write_text(f"+{controller}")
 
 
 def remove(name: str) -> None:
-    """Remove it and all cgroups below when they have no processes."""
+    """Wait until the cgroup ``name`` and those below have no processes, and remove them."""
     deadline = time.monotonic() + _GONE_SECONDS
     while left := [path for path in hierarchies() if not _remove(path / name)]:
         if time.monotonic() > deadline:
@@ -49,8 +49,8 @@ def remove(name: str) -> None:
 
 
 def _remove(root: Path) -> bool:
-    """Try to remove a cgroup and those below; return whether it is gone."""
+    """Try to remove a cgroup and those below; return whether the cgroup is removed."""
     for directory, _, _ in os.walk(root, topdown=False):
-        with contextlib.suppress(OSError):  # busy, or gone in the meantime
+        with contextlib.suppress(OSError):  # busy, or already removed
             os.rmdir(directory)
     return not root.exists()

@@ -25,7 +25,7 @@ def write(place: Place, plugins: Path) -> None:
 
 
 def objects(address: str) -> Objects:
-    """Return the name server's objects; it runs on the node, as a process behind the Service that pods ask."""
+    """Return the objects of the name server, which is a process on the node behind the Service kube-dns."""
     ports = [
         {"name": name, "port": 53, "protocol": protocol} for name, protocol in (("dns", "UDP"), ("dns-tcp", "TCP"))
     ]
@@ -67,7 +67,7 @@ def _cni() -> Object:
         "type": "bridge",
         "bridge": BRIDGE,
         "isGateway": True,
-        "hairpinMode": True,  # a pod may be sent to itself by its Service
+        "hairpinMode": True,  # a Service may route a pod's request to the same pod
         "ipam": {"type": "host-local", "ranges": [[{"subnet": PODS}]], "routes": [{"dst": "0.0.0.0/0"}]},
     }
     return {
@@ -86,15 +86,15 @@ def _kubelet(place: Place) -> dict[str, Any]:
         "cgroupRoot": f"/{place.name}",
         "failCgroupV1": False,
         "failSwapOn": False,
-        "oomScoreAdj": 0,  # a lower one needs CAP_SYS_RESOURCE
+        "oomScoreAdj": 0,  # a lower value needs CAP_SYS_RESOURCE
         "clusterDNS": [DNS],
         "clusterDomain": DOMAIN,
         "resolvConf": str(place.state / "resolv.conf"),
         "volumePluginDir": str(place.state / "volume-plugins"),
-        # Only the API server comes here (network.py): it has no certificate that the kubelet could check.
+        # Only the API server reaches the kubelet (network.py). It has no certificate that the kubelet could check.
         "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
         "authorization": {"mode": "AlwaysAllow"},
-        # Images are the machine's cache, and its disk is not the cluster's to keep free.
+        # Images are a cache of the machine; the cluster must not free the machine's disk.
         "imageGCHighThresholdPercent": 100,
         "evictionHard": {
             signal: "1%"

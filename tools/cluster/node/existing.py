@@ -27,21 +27,21 @@ KIND = "kind-"
 
 
 class NotAllowedError(RuntimeError):
-    """A cluster may not be used for tests; the message says how to allow it."""
+    """A cluster may not be used for tests; the message has the remedy."""
 
 
 def context(asked: str | None = None) -> str | None:
-    """Return the context to use; None: no existing one.
+    """Return the context to use, or None if no existing cluster is selected.
 
     Raises:
-        NotAllowedError: the requested one is not allowed.
+        NotAllowedError: the requested context is not allowed.
     """
     named = os.environ.get(ALLOWED) or None
     if asked is None or asked == named or asked.startswith(KIND):
         return asked or named
     raise NotAllowedError(
-        f"the cluster of context {asked} is not used, as tests delete and drain: set {ALLOWED}={asked} if it is there "
-        "for tests"
+        f"the cluster of context {asked} is not used, because tests delete objects and drain nodes: set "
+        f"{ALLOWED}={asked} if it is a test cluster"
     )
 
 
@@ -78,13 +78,13 @@ class Existing(ResourceStack, Cluster):
         self._stack.callback(process.kill)
         assert process.stdout is not None
         found = re.search(r"(\S+):(\d+)$", process.stdout.readline().strip())
-        assert found, "kubectl proxy says where it serves"
+        assert found, "kubectl proxy did not print its address"
         api = Api(found[1], int(found[2]))
         self._stack.callback(api.close)
         return api
 
     def load(self, layout: Path, references: Sequence[str]) -> list[str]:
-        """Bring images of an OCI layout directory into a cluster of kind; other clusters pull them.
+        """Load images of an OCI layout directory into a kind cluster; other clusters pull them.
 
         Raises:
             NotAllowedError: the program kind is missing.
@@ -92,7 +92,9 @@ class Existing(ResourceStack, Cluster):
         if self._kind is None:
             return []
         if (kind := shutil.which("kind")) is None:
-            raise NotAllowedError(f"images get into the cluster of {self.context} by the program kind: install it")
+            raise NotAllowedError(
+                f"the program kind is missing, which loads images into the cluster of {self.context}: install it"
+            )
         with tempfile.NamedTemporaryFile(suffix=".tar", dir=self.directory) as file:
             oci.write(Layout(layout), references, (), file)
             file.flush()

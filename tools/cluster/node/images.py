@@ -1,8 +1,8 @@
 """Imports images into the cluster's containerd; only missing blobs are transferred.
 
-Blobs are not copied where the layout and containerd's store are on one file system: they are linked, as both name them
-by their digest and neither ever changes one. containerd is then told of a blob that its store has already, and so reads
-it no more than once, to unpack it. That is less than half the time and half the disk.
+If the layout and containerd's store are on one file system, blobs are linked instead of copied: both name blobs by
+digest and never change them. containerd then ingests a blob that is already in its store and reads it only once, to
+unpack it. This takes less than half the time and half the disk.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _log = logging.getLogger(__name__)
 
 
 IMPORTS = 3
-"""What nothing names yet containerd may collect as garbage just when an import counts on it; the next one brings it."""
+"""Attempts of an import: containerd may collect unnamed blobs as garbage during an import; the next one adds them."""
 
 
 class Images:
     """The images of a containerd.
 
-    ``way`` is put before commands to get to where its socket is seen; ``store`` is where its content lies, as seen from
-    here, for blobs to be linked to.
+    ``prefix``: words before each command that enter the mount namespace of the socket. ``store``: path of containerd's
+    content as seen by this process, into which blobs are linked.
     """
 
-    def __init__(self, way: Sequence[str] = (), store: Path | None = None) -> None:
-        self._ctr = (*way, *CTR)
+    def __init__(self, prefix: Sequence[str] = (), store: Path | None = None) -> None:
+        self._ctr = (*prefix, *CTR)
         self._blobs = None if store is None else store / "io.containerd.content.v1.content" / "blobs"
 
     def names(self) -> dict[str, str]:
@@ -47,11 +47,11 @@ class Images:
         return {name: digest for name, digest in self._list().items() if not name.startswith(_ID)}
 
     def load(self, layout: Layout, names: Sequence[str]) -> list[str]:
-        """Bring in those of the layout's images ``names`` that are not there, or are others; return their names.
+        """Load those of the layout's images ``names`` that are missing or differ; return their names.
 
         Raises:
-            KeyError: the layout does not have one of them.
-            CommandError: containerd refused.
+            KeyError: the layout lacks one of the images.
+            CommandError: containerd returned an error.
         """
         there, held = self.names(), layout.references()
         wanted = sorted(name for name in names if there.get(name) != held[name])
@@ -70,21 +70,23 @@ class Images:
         return wanted
 
     def _ingest(self, layout: Layout, wanted: Sequence[str]) -> None:
-        """Make the images' blobs known that are not."""
+        """Add the missing blobs of the images to containerd's store."""
         known = self._content()
         for digest in oci.digests(layout, wanted):
             if digest in known:
                 continue
             blob = layout.blob(digest)
             if self._blobs is not None:
-                with contextlib.suppress(OSError):  # on another file system, or there already: containerd decides
+                with contextlib.suppress(
+                    OSError
+                ):  # on another file system, or it exists: containerd then copies or keeps it
                     os.link(blob, self._blobs / Path(*digest.split(":")))
             size = f"--expected-size={blob.stat().st_size}"
             with blob.open("rb") as file:
                 self._run("content", "ingest", f"--expected-digest={digest}", size, digest, stdin=file)
 
     def _import(self, layout: Layout, wanted: Sequence[str]) -> None:
-        """Make the images known and unpack them; blobs that were forgotten since, as nothing named them, come along."""
+        """Name and unpack the images; the archive has the blobs that containerd has collected as garbage since."""
         with tempfile.TemporaryFile() as file:
             oci.write(layout, wanted, self._content(), file)
             file.seek(0)
@@ -99,10 +101,10 @@ class Images:
             raise CommandError(failure(("ctr", *command), done.returncode, done.stderr))
 
     def keep(self, names: Collection[str], prefix: str) -> None:
-        """Remove the images that begin with ``prefix``, but for ``names``, and those whose name another one has now.
+        """Remove images that begin with ``prefix``, except ``names``, and images whose name was given to another image.
 
-        The latter remain under the digest of their configuration, a second name that the kubelet's side of containerd
-        gives; in a cluster whose disk is its own, the kubelet removes them.
+        Such images remain under the digest of their configuration, a second name that containerd's CRI plugin sets; in
+        a cluster with its own disk, the kubelet removes them.
         """
         there = self._list()
         kept = {name: digest for name, digest in there.items() if name in names or not name.startswith((prefix, _ID))}
@@ -112,7 +114,7 @@ class Images:
             if name not in kept and not (name.startswith(_ID) and digest in kept.values())
         ]
         if gone:
-            run(*self._ctr, "images", "remove", *gone)  # their room is given free in a while
+            run(*self._ctr, "images", "remove", *gone)  # containerd frees the space later
 
     def _list(self) -> dict[str, str]:
         """Return the digest of each image under each of its names."""

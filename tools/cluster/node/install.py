@@ -20,7 +20,7 @@ from tools.images.layout import Layout
 NAMESPACE = "rljob-system"
 TAG = "dev"
 IMAGES = ("operator", "coordinator", "runner", "trainer", "rollout", "rewards")
-"""The charts' names of the images, which are rljob-PART."""
+"""Names of the images in the values of the charts; the image of NAME is rljob-NAME."""
 _CHARTS = Path(__file__).parents[3] / "charts"
 _TIMEOUT = "3m"
 _log = logging.getLogger(__name__)
@@ -58,35 +58,35 @@ def from_layout(cluster: Cluster, tag: str = TAG) -> Installation:
     """Load the built images into the cluster and install rljob with them, or with those of its registry.
 
     Raises:
-        NoImagesError: the operator's is not built; without one of the others, jobs say so in their conditions.
+        NoImagesError: the operator's image is not built; a job reports other missing images in its conditions.
         InstallError: helm failed.
     """
     images = names(cluster.registry, tag)
     if cluster.registry != LOCAL:
         return install(cluster, images)
     built = Layout(layout()).references()
-    lacking = [image for image in images.values() if image not in built]
-    if images["operator"] in lacking:
+    missing = [image for image in images.values() if image not in built]
+    if images["operator"] in missing:
         raise NoImagesError(f"{images['operator']} is not built: run make images")
-    if lacking:
-        _log.warning("not built: %s; run make images", ", ".join(lacking))
+    if missing:
+        _log.warning("not built: %s; run make images", ", ".join(missing))
     cluster.load(layout(), [image for image in images.values() if image in built])
     cluster.keep(list(built))
     return install(cluster, images, built[images["operator"]])
 
 
 def install(cluster: Access, images: Mapping[str, str], version: str = "") -> Installation:
-    """Install or upgrade both charts; ``version`` tells an operator from one of its name.
+    """Install or upgrade both charts; another ``version`` replaces the operator's pods also with the same image name.
 
     Raises:
-        InstallError: helm failed; the charts are left as far as they got.
+        InstallError: helm failed; a partial installation remains.
     """
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}}
     try:
         cluster.api.apply_object(body, "cluster")
     except ApiError as error:
-        raise InstallError(f"the namespace {NAMESPACE} cannot be made: {error}") from error
+        raise InstallError(f"the namespace {NAMESPACE} cannot be created: {error}") from error
     _helm(cluster, "rljob-crds", {})
     _helm(cluster, "rljob", values(images, version))
     return Installation(cluster, dict(images))
@@ -98,11 +98,11 @@ def values(images: Mapping[str, str], version: str) -> dict[str, Any]:
         "replicas": 1,
         "images": {**images, "pullPolicy": "IfNotPresent"},
         "jobs": {"accelerator": "cpu"},
-        "podAnnotations": {"rljob.dev/image": version},  # so that another image of the same name is run
+        "podAnnotations": {"rljob.dev/image": version},  # another image of the same name replaces the pods
     }
 
 
-def _helm(cluster: Access, chart: str, told: Mapping[str, Any]) -> None:
+def _helm(cluster: Access, chart: str, chart_values: Mapping[str, Any]) -> None:
     command = [
         str(build.ensure("helm") / "helm"),
         "upgrade",
@@ -115,7 +115,9 @@ def _helm(cluster: Access, chart: str, told: Mapping[str, Any]) -> None:
         f"--timeout={_TIMEOUT}",
     ]
     home = {"HOME": str(cluster.directory), "KUBECONFIG": str(cluster.kubeconfig)}
-    done = subprocess.run(command, input=json.dumps(told), capture_output=True, text=True, env=os.environ | home)
+    done = subprocess.run(
+        command, input=json.dumps(chart_values), capture_output=True, text=True, env=os.environ | home
+    )
     if done.returncode != 0:
         raise InstallError(f"helm upgrade {chart} failed: {done.stderr.strip()[-2000:]}\n{_pods(cluster)}")
 

@@ -1,7 +1,8 @@
 """Starts, finds and stops the machine's cluster from outside.
 
 A process that starts or stops the cluster holds the lock `door`. The cluster's processes hold the lock `life`, which
-shows whether a cluster runs even if its starter was killed. The next start removes what a killed cluster left.
+shows whether a cluster runs even if the starting process was killed. The next start removes the remains of a killed
+cluster.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ _GONE_SECONDS = 30.0
 _NAMESPACES = ("--net", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc")
 _ROOT = Path(__file__).parents[3]
 _children: list[subprocess.Popen[bytes]] = []
-"""Children of this process, to be reaped by it."""
+"""Children of this process, which it has to reap."""
 _log = logging.getLogger(__name__)
 
 
 class NoClusterError(RuntimeError):
-    """No cluster runs, or it ended."""
+    """No cluster runs, or it has exited."""
 
 
 def start(place: Place, tether: int | None = None) -> bool:
@@ -44,18 +45,18 @@ def start(place: Place, tether: int | None = None) -> bool:
     ``tether``: the read end of a pipe; the cluster ends when the write end is closed.
 
     Raises:
-        MachineError: it cannot run on this machine.
+        MachineError: the cluster cannot run on this machine.
     """
     machine.prepare(place.root)
     programs = {name: build.ensure(name).name for name in ("controlplane", "coredns", "pause")}
-    with _door(place):
+    with _exclusive(place):
         life = place.lock.open("w")
         with life:
-            if not _take(life.fileno()):
+            if not _try_lock(life.fileno()):
                 return False
-            _sweep(place)
+            _remove_remains(place)
             link = network.free(place.name)
-            told = Settings(
+            settings = Settings(
                 cluster=place.root.name,
                 cache=str(build.cache_directory()),
                 plugins=str(machine.plugins()),
@@ -64,14 +65,14 @@ def start(place: Place, tether: int | None = None) -> bool:
                 tether=tether,
                 **programs,
             )
-            _launch(place, told, life.fileno(), link)
+            _launch(place, settings, life.fileno(), link)
     return True
 
 
-def _launch(place: Place, told: Settings, life: int, link: network.Link) -> None:
+def _launch(place: Place, settings: Settings, life: int, link: network.Link) -> None:
     place.state.mkdir()
     place.content.mkdir(exist_ok=True)
-    inside = ("tini", "--", sys.executable, "-m", "tools.cluster.node.supervisor", told.text())
+    inside = ("tini", "--", sys.executable, "-m", "tools.cluster.node.supervisor", settings.text())
     with place.log.open("ab") as log:
         process = subprocess.Popen(
             ("unshare", *_NAMESPACES, *inside),
@@ -80,28 +81,28 @@ def _launch(place: Place, told: Settings, life: int, link: network.Link) -> None
             stderr=log,
             cwd="/",
             env={"PATH": machine.PATH, "PYTHONPATH": str(_ROOT), "PYTHONUNBUFFERED": "1"},
-            pass_fds=[life, *([] if told.tether is None else [told.tether])],
+            pass_fds=[life, *([] if settings.tether is None else [settings.tether])],
             start_new_session=True,
         )
     _children.append(process)
     try:
         init = _child(process, place)
-        place.running.write_text(json.dumps({"init": init, "born": _born(init)}))
+        place.running.write_text(json.dumps({"init": init, "born": _start_time(init)}))
         network.connect(link, init)
     except BaseException:  # including Ctrl-C: an unregistered init would never be stopped
-        process.kill()  # and with it the init
+        process.kill()  # the init is killed with it
         raise
 
 
 def _child(process: subprocess.Popen[bytes], place: Place) -> int:
-    """Return the process id of the init that unshare has made."""
+    """Return the process id of the init that unshare has forked."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     while process.poll() is None:
         with contextlib.suppress(OSError):
             if found := children.read_text().split():
                 return int(found[0])
         time.sleep(0.005)
-    raise NoClusterError(f"the cluster's namespaces could not be made: {tail(place.log)}")
+    raise NoClusterError(f"the cluster's namespaces could not be created: {tail(place.log)}")
 
 
 def running(place: Place) -> int | None:
@@ -110,21 +111,23 @@ def running(place: Place) -> int | None:
         found = json.loads(place.running.read_text())
     except (FileNotFoundError, ValueError):
         return None
-    return found["init"] if _born(found["init"]) == found["born"] else None
+    return found["init"] if _start_time(found["init"]) == found["born"] else None
 
 
 def wait(place: Place, seconds: float = READY_SECONDS) -> None:
     """Wait until the running cluster can be used.
 
     Raises:
-        NoClusterError: none runs, or it exited; the message has the end of its log.
+        NoClusterError: no cluster runs, or it has exited; the message has the end of its log.
         TimeoutError: it is not ready in time.
     """
     deadline = time.monotonic() + seconds
     while True:
         if running(place) is None:
-            said = f"the last words of the last one:\n{tail(place.log)}" if place.log.exists() else "none was started"
-            raise NoClusterError(f"no cluster runs; {said}")
+            cause = (
+                f"the end of the log of the last one:\n{tail(place.log)}" if place.log.exists() else "none was started"
+            )
+            raise NoClusterError(f"no cluster runs; {cause}")
         if place.ready.exists():
             return
         if time.monotonic() > deadline:
@@ -133,34 +136,34 @@ def wait(place: Place, seconds: float = READY_SECONDS) -> None:
 
 
 def stop(place: Place) -> bool:
-    """Kill the cluster and remove all that it left; return whether one ran."""
+    """Kill the cluster and remove its remains; return whether one ran."""
     if not place.root.exists():
         return False
-    with _door(place), place.lock.open("w") as life:
+    with _exclusive(place), place.lock.open("w") as life:
         init = running(place)
         if init is not None:
             _kill(init)
         deadline = time.monotonic() + _GONE_SECONDS
-        while not _take(life.fileno()):
+        while not _try_lock(life.fileno()):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"the cluster does not end; see who holds {place.lock}")
+                raise TimeoutError(f"the cluster does not exit; a process holds {place.lock}")
             time.sleep(0.02)
-        _sweep(place)
+        _remove_remains(place)
     return init is not None
 
 
 def _kill(init: int) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.kill(init, signal.SIGKILL)  # the kernel ends the others of its namespace before it is gone
+        os.kill(init, signal.SIGKILL)  # the kernel kills the other processes of its namespace first
     deadline = time.monotonic() + _GONE_SECONDS
     while alive(init):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"process {init}, the cluster's init, does not end")
+            raise TimeoutError(f"process {init}, the cluster's init, does not exit")
         time.sleep(0.02)
 
 
-def _sweep(place: Place) -> None:
-    """Remove what a cluster that is dead has left."""
+def _remove_remains(place: Place) -> None:
+    """Remove the remains of a cluster that has exited."""
     for child in [found for found in _children if found.poll() is not None]:
         _children.remove(child)
     network.disconnect(place.name)
@@ -170,14 +173,14 @@ def _sweep(place: Place) -> None:
 
 
 @contextlib.contextmanager
-def _door(place: Place) -> Iterator[None]:
+def _exclusive(place: Place) -> Iterator[None]:
     place.root.mkdir(parents=True, exist_ok=True)
     with place.door.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _take(lock: int) -> bool:
+def _try_lock(lock: int) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -185,8 +188,8 @@ def _take(lock: int) -> bool:
     return True
 
 
-def _born(pid: int) -> str | None:
-    """Return when a process began, in the kernel's ticks, which tells it from a later one of the same number."""
+def _start_time(pid: int) -> str | None:
+    """Return the start time of a process in clock ticks, which differs from that of a later process with its id."""
     fields = _stat(pid)
     return fields[19] if fields else None
 
@@ -198,7 +201,7 @@ def alive(pid: int) -> bool:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the state on (proc_pid_stat(5))."""
+    """Return the fields of /proc/PID/stat, starting with the state (proc_pid_stat(5))."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

@@ -22,7 +22,7 @@ PROGRAMS = {
     "nsenter": "util-linux",
     "mount": "mount",
 }
-"""Program → Debian's package."""
+"""Program → Debian package."""
 PLUGINS = ("bridge", "host-local", "loopback", "portmap")
 PLUGIN_DIRECTORIES = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -31,14 +31,14 @@ _log = logging.getLogger(__name__)
 
 
 class MachineError(RuntimeError):
-    """The cluster cannot run on this machine; the message says what to do."""
+    """The cluster cannot run on this machine; the message has the remedy."""
 
 
 def prepare(cache: Path) -> None:
     """Ensure that the cluster can run here, with its files below ``cache``.
 
     Raises:
-        MachineError: it cannot.
+        MachineError: the cluster cannot run here.
     """
     if platform.system() != "Linux" or os.geteuid() != 0:
         raise MachineError("the cluster needs root on Linux, for namespaces, mounts and interfaces: run it with sudo")
@@ -46,7 +46,7 @@ def prepare(cache: Path) -> None:
     if _file_system(cache) == "overlay":
         raise MachineError(
             f"{cache} is on an overlay file system, on which images cannot be unpacked: set XDG_CACHE_HOME to a "
-            "directory on a disk, such as a volume of the container that this is"
+            "directory on a disk, for example a volume of this container"
         )
     if not Path("/proc/sys/net/bridge").exists():
         subprocess.run(["modprobe", "br_netfilter"], capture_output=True)

@@ -18,13 +18,13 @@ TUNABLES = {
     "kernel/keys/root_maxkeys": "1000000",
     "kernel/keys/root_maxbytes": "25000000",
 }
-"""Machine-wide settings that a kubelet would change → the values that it wants."""
+"""Machine-wide settings that a kubelet would change → the values that it expects."""
 
 
 def set_up(cache: Path, place: Place, name_server: str) -> None:
-    """Mount what the cluster has of its own, within its mount namespace; ``cache`` appears at INSIDE."""
-    run("mount", "--make-rshared", "/")  # volumes that the kubelet mounts are to be seen in containers
-    handle = os.open(cache, os.O_PATH)  # it may be below what is about to be hidden
+    """Mount the cluster's private directories in its mount namespace; ``cache`` appears at INSIDE."""
+    run("mount", "--make-rshared", "/")  # containers must see volumes that the kubelet mounts
+    handle = os.open(cache, os.O_PATH)  # the path may be below a directory that is hidden next
     for path in HIDDEN:
         run("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", path)
     INSIDE.mkdir()
@@ -53,7 +53,7 @@ def _name_server(file: Path, address: str) -> None:
 
 
 def _tunables(directory: Path) -> None:
-    """Show the kubelet the values that it wants, so that it changes nothing: these settings are machine-wide."""
+    """Show the kubelet the expected values, so that it does not change these machine-wide settings."""
     for name, value in TUNABLES.items():
         file = directory / name
         file.parent.mkdir(parents=True, exist_ok=True)

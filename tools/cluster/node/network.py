@@ -1,7 +1,7 @@
 """The cluster's network: one link to the machine, which gives access to the cluster only.
 
-The machine's own settings stay as they are: it forwards nothing, so the cluster has no way out, and pods none to the
-machine's neighbours.
+The machine's own settings are not changed: it forwards no packets, so the cluster and its pods cannot reach other
+machines.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LINK_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Link:
-    """The link between machine and cluster: the machine's end, both addresses, length of their network's prefix."""
+    """The link between machine and cluster: interface of the machine, addresses, prefix length of their network."""
 
     name: str
     machine: str
@@ -52,22 +52,22 @@ def connect(link: Link, pid: int) -> None:
 
 
 def disconnect(name: str) -> None:
-    """Remove the link, if it is there. (It goes by itself with the cluster's end, but somewhat later.)"""
+    """Remove the link if it exists. (The kernel removes it after the cluster's end, but with a delay.)"""
     with contextlib.suppress(CommandError):
         run("ip", "link", "delete", name)
 
 
 def set_up(address: str, prefix: int) -> None:
-    """Make the node's network, within its namespace, once the link is there."""
+    """Wait for the link and configure the node's network, within its namespace."""
     deadline = time.monotonic() + _LINK_SECONDS
     while not _exists(_UPLINK):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"nobody made the link to the machine within {_LINK_SECONDS:g} s")
+            raise TimeoutError(f"the link to the machine was not created within {_LINK_SECONDS:g} s")
         time.sleep(0.02)
     run("ip", "link", "set", "lo", "up")
     run("ip", "address", "add", f"{address}/{prefix}", "dev", _UPLINK)
     run("ip", "link", "set", _UPLINK, "up")
-    # Without a route the node itself could not even try to reach a Service, whose address is translated only later.
+    # The node needs a route to Services: iptables translates their addresses after routing.
     run("ip", "route", "add", SERVICES, "dev", _UPLINK, "src", address)
     for name in ("net/ipv4/ip_forward", "net/bridge/bridge-nf-call-iptables", "net/ipv4/conf/all/route_localnet"):
         Path("/proc/sys", name).write_text("1")

@@ -26,7 +26,7 @@ class Node(Cluster):
         self.context = self._place.name
         self._tether: int | None = None
 
-    # --- life ---------------------------------------------------------------------------------------------------------
+    # --- start and stop -----------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         reading, writing = os.pipe()
@@ -66,7 +66,7 @@ class Node(Cluster):
         """Connect to the running cluster when it is ready.
 
         Raises:
-            NoClusterError: none runs.
+            NoClusterError: no cluster runs.
         """
         life.wait(self._place)
         place = self._place
@@ -87,10 +87,10 @@ class Node(Cluster):
     # --- contents -----------------------------------------------------------------------------------------------------
 
     def load(self, layout: Path, references: Sequence[str]) -> list[str]:
-        """Bring images of an OCI layout directory into the cluster; return the names of those that were not there.
+        """Load images of an OCI layout directory into the cluster; return the names of those that were missing.
 
         Raises:
-            KeyError: the layout does not have one of them.
+            KeyError: the layout lacks one of the images.
         """
         return self._runtime().load(Layout(layout), references)
 
@@ -99,7 +99,7 @@ class Node(Cluster):
         return self._runtime().names()
 
     def keep(self, references: Sequence[str]) -> None:
-        """Remove the images that were brought in, but for these, also from the cache that the next one begins with."""
+        """Remove all loaded images except these, also from the cache of later clusters."""
         self._runtime().keep(references, f"{LOCAL}/rljob-")
 
     def _runtime(self) -> Images:

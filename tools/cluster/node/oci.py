@@ -16,7 +16,7 @@ from typing import IO, Any
 from tools.images.layout import MANIFEST, Layout
 
 NAME = "io.containerd.image.name"
-"""The annotation from which containerd takes an image's whole name; that of the layout it takes for a tag."""
+"""The annotation with an image's full name for containerd, which reads the layout's own annotation as a tag."""
 _COPY_BYTES = 1 << 20
 _COPYING: dict[str, Any] = {"copybufsize": _COPY_BYTES}
 
@@ -32,7 +32,7 @@ def digests(layout: Layout, names: Iterable[str]) -> list[str]:
 
 
 def write(layout: Layout, names: Collection[str], without: Collection[str], file: IO[bytes]) -> None:
-    """Write a layout of the images ``names`` as a tar archive, but for the blobs ``without``."""
+    """Write a layout of the images ``names`` as a tar archive, except the blobs ``without``."""
     held = layout.references()
     manifests = [
         {
@@ -59,7 +59,7 @@ def _add(archive: tarfile.TarFile, name: str, content: object) -> None:
 
 
 def add_program(layout: Layout, program: Path, name: str, architecture: str) -> None:
-    """Add the image ``name`` to a layout, which holds and runs one static program."""
+    """Add an image ``name`` with one static program as its entrypoint to a layout."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         member = tarfile.TarInfo(program.name)

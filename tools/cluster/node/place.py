@@ -8,22 +8,22 @@ from pathlib import Path
 from tools.cluster.build import cache_directory
 
 USUAL = "node"
-"""The cluster of a machine; others beside it are for the tests of clusters themselves."""
+"""Name of a machine's cluster; tests of clusters use other names."""
 API_PORT = 6443
 INSIDE = Path("/run/rljob")
-"""Where the cluster sees the cache directory, wherever that is."""
+"""Path of the cache directory in the cluster."""
 SOCKET = Path("/run/containerd/containerd.sock")
 
 
 @dataclass(frozen=True)
 class Place:
-    """The files of one cluster below a directory that is called as the cluster."""
+    """The files of one cluster, below a directory with the name of the cluster."""
 
     root: Path
 
     @property
     def name(self) -> str:
-        """Of the node, its root in the tree of cgroups, its link to the machine, and its kubeconfig's context."""
+        """Name of the node, its cgroup, its link to the machine, and the context of its kubeconfig."""
         return f"rljob-{self.root.name}"
 
     @property
@@ -38,17 +38,17 @@ class Place:
 
     @property
     def volumes(self) -> Path:
-        """What pods keep on persistent volumes, a directory for each."""
+        """Persistent volumes, a directory for each."""
         return self.state / "volumes"
 
     @property
     def kubeconfig(self) -> Path:
-        """The administrator's."""
+        """The administrator's kubeconfig."""
         return self.state / "admin.kubeconfig"
 
     @property
     def ready(self) -> Path:
-        """A file that is there once the cluster can be used."""
+        """A file that exists when the cluster is ready."""
         return self.state / "ready"
 
     @property
@@ -73,10 +73,10 @@ class Place:
 
 
 def outside(cluster: str = USUAL) -> Place:
-    """Return where the machine has the files of a cluster."""
+    """Return the paths of a cluster's files on the machine."""
     return Place(cache_directory() / cluster)
 
 
 def inside(cluster: str) -> Place:
-    """Return where the cluster sees them."""
+    """Return the paths of a cluster's files inside the cluster."""
     return Place(INSIDE / cluster)

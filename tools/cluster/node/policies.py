@@ -1,9 +1,9 @@
-"""Enforces NetworkPolicies on the node, so that tests see what a strict cluster lets through.
+"""Enforces NetworkPolicies on the node, as a strict cluster does.
 
-A pod that a policy selects is isolated in the policy's directions: what some policy allows is let through, the rest is
-dropped in silence, as other networks do, so that what is allowed a moment later gets through late. Established
-connections continue. Traffic of the node itself, such as probes and kubectl exec, is never dropped. The name
-server, a process on the node, counts as a pod of kube-system with the usual label.
+A pod that a policy selects is isolated in the policy's directions: traffic that any policy allows passes, other traffic
+is dropped without a reject, as other network plugins do, so traffic that is allowed soon after passes after a retry.
+Established connections continue. Traffic of the node itself, such as probes and kubectl exec, is never dropped. The
+name server, a process on the node, counts as a pod of kube-system with the usual label.
 
 Source: https://kubernetes.io/docs/reference/kubernetes-api/policy-resources/network-policy-v1/
 """
@@ -21,24 +21,24 @@ from tools.cluster.node.system import run
 
 CHAIN = "POLICIES"
 HOOKS = ("FORWARD", "INPUT")
-"""Pods reach each other, and the node (API server, names)."""
+"""Traffic between pods, and from pods to the node (API server, name server)."""
 _RETURN, _DROP = "-j RETURN", "-j DROP"
-_CACHED = {"resourceVersion": "0"}  # from the API server's memory, which is as new as a watch
+_CACHED = {"resourceVersion": "0"}  # from the API server's cache, which is as new as a watch
 
 
 @dataclass(frozen=True)
 class Pod:
-    """The policies' rules for a pod."""
+    """The properties of a pod that policies use."""
 
     namespace: str
     labels: Mapping[str, str]
     address: str
     ports: Mapping[str, int] = field(default_factory=dict)
-    """Name → number."""
+    """Port name → number."""
 
 
 class Enforcer:
-    """Keeps the rules of one node's network namespace as the API has the policies."""
+    """Keeps the iptables rules of one node's network namespace equal to the policies in the API server."""
 
     def __init__(self, api: Api, node: str) -> None:
         self._api, self._names = api, Pod("kube-system", {"k8s-app": "kube-dns"}, node)
@@ -46,17 +46,17 @@ class Enforcer:
         self._text = ""
 
     def start(self) -> None:
-        """Put the chain where traffic of pods passes."""
+        """Insert the chain into the hooks for traffic of pods."""
         run("iptables", "-N", CHAIN)
         for hook in HOOKS:
             run("iptables", "-I", hook, "-j", CHAIN)
 
-    def follow(self) -> None:
-        """Bring the rules to what the policies are now.
+    def update(self) -> None:
+        """Update the rules to the current policies.
 
         Raises:
             ApiError: the API server does not answer.
-            CommandError: the rules were refused.
+            CommandError: iptables rejected the rules.
         """
         policies = self._api.list("/apis/networking.k8s.io/v1/networkpolicies", **_CACHED)
         pods: list[Pod] = []
@@ -73,7 +73,7 @@ class Enforcer:
 
 
 def read(pods: Objects) -> Iterator[Pod]:
-    """Yield the pods that have an address of their own."""
+    """Yield the running and pending pods with their own address."""
     for pod in pods:
         status = pod.get("status", {})
         if status.get("podIP") and not pod["spec"].get("hostNetwork") and status["phase"] in ("Pending", "Running"):
@@ -116,7 +116,7 @@ def rules(policies: Objects, pods: list[Pod], namespaces: Mapping[str, Mapping[s
 
 def _selects(policy: Object, pod: Pod, direction: str) -> bool:
     spec = policy["spec"]
-    # Without policyTypes, which the API server fills in.
+    # The API server sets policyTypes; this is its default.
     types = spec.get("policyTypes") or ["Ingress", *(["Egress"] if "egress" in spec else [])]
     same = policy["metadata"]["namespace"] == pod.namespace
     return same and direction in types and matches(spec.get("podSelector") or {}, pod.labels)
@@ -125,7 +125,7 @@ def _selects(policy: Object, pod: Pod, direction: str) -> bool:
 def _peers(
     peers: Objects | None, policy: Object, pods: list[Pod], namespaces: Mapping[str, Mapping[str, str]]
 ) -> Iterator[tuple[Pod | None, str]]:
-    """Yield (pod, network) of each peer; no pod for ranges of addresses, and no network for everybody."""
+    """Yield (pod, network) of each peer; pod is None for an address range; network is empty for all peers."""
     if not peers:
         yield None, ""
         return
@@ -146,7 +146,7 @@ def _peers(
 
 
 def _without(cidr: str, excepted: list[str]) -> list[str]:
-    """Return the networks that a range is without some others; of IPv6, which the node does not speak, none."""
+    """Return the IPv4 networks of a range without the excepted ones; the node has no IPv6."""
     left = [ipaddress.ip_network(cidr, strict=False)]
     for network in map(ipaddress.ip_network, excepted):
         left = [
@@ -158,7 +158,7 @@ def _without(cidr: str, excepted: list[str]) -> list[str]:
 
 
 def _ports(ports: Objects | None, target: Pod | None) -> Iterator[str]:
-    """Yield the matches of a rule's ports, of which those with names are the target's."""
+    """Yield the iptables matches of a rule's ports; port names are resolved in the target pod."""
     if not ports:
         yield ""
         return
@@ -174,7 +174,7 @@ def _ports(ports: Objects | None, target: Pod | None) -> Iterator[str]:
 
 
 def matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """Return whether a label selector selects what has ``labels``; an empty one selects everything."""
+    """Return whether a label selector matches ``labels``; an empty selector matches all."""
     tests = {
         "In": lambda key, values: labels.get(key) in values,
         "NotIn": lambda key, values: labels.get(key) not in values,

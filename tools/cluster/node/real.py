@@ -8,14 +8,14 @@ from pathlib import Path
 from tools.cluster.access import Access
 
 LOCAL = "localhost"
-"""The "registry" of images that are brought into a cluster, not pulled."""
+"""The "registry" of images that are loaded into a cluster and never pulled."""
 
 
 class Cluster(Access):
     """A cluster that runs pods."""
 
     registry = LOCAL
-    """Where its images come from; nothing is pulled from LOCAL."""
+    """Registry of its images; nothing is pulled from LOCAL."""
 
     @property
     def nodes(self) -> list[str]:
@@ -23,10 +23,10 @@ class Cluster(Access):
         return [found["metadata"]["name"] for found in self.api.list("/api/v1/nodes")]
 
     def load(self, layout: Path, references: Sequence[str]) -> list[str]:
-        """Bring images of an OCI layout directory into the cluster; return the names of those that were not there.
+        """Load images of an OCI layout directory into the cluster; return the names of those that were missing.
 
         Raises:
-            KeyError: the layout does not have one of them.
+            KeyError: the layout lacks one of the images.
         """
         raise NotImplementedError
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the supervisor; programs are named by their directory in the cache."""
+    """Settings of the supervisor; a program is the name of its directory in the cache."""
 
     cluster: str
     cache: str
@@ -22,10 +22,10 @@ class Settings:
     """File descriptor of a pipe; the cluster ends when it is closed."""
 
     def text(self) -> str:
-        """Return it as the command line has it."""
+        """Return the settings as a command line argument."""
         return json.dumps(asdict(self))
 
     @classmethod
     def read(cls, text: str) -> Settings:
-        """Return it from the command line."""
+        """Return the settings of a command line argument."""
         return cls(**json.loads(text))

@@ -1,4 +1,4 @@
-"""Runs the cluster from within its namespaces: sets them up, starts the components, and ends with any of them.
+"""Runs the cluster inside its namespaces: configures them, starts the components, and exits with any of them.
 
 python -m tools.cluster.node.supervisor SETTINGS: the only child of the init process of new PID, mount and network
 namespaces. When this init process ends, all processes, mounts, interfaces and rules of the cluster end with it.
@@ -36,7 +36,7 @@ _log = logging.getLogger("supervisor")
 
 
 class NodePlane(ControlPlane):
-    """A control plane with one node, in the namespaces that it finds itself in."""
+    """A control plane with one node, in the namespaces of this process."""
 
     ALL = (
         "containerd",
@@ -50,22 +50,22 @@ class NodePlane(ControlPlane):
     )
     STORAGE = Path(__file__).with_name("storage-class.yaml")
 
-    def __init__(self, told: Settings, place: Place) -> None:
-        self._told, self._place = told, place
-        self.address, self.context = told.address, place.name
+    def __init__(self, settings: Settings, place: Place) -> None:
+        self._settings, self._place = settings, place
+        self.address, self.context = settings.address, place.name
         self.users = {
             **{name: identity.USERS[name] for name in ("admin", "controller-manager", "scheduler")},
             "kubelet": (f"system:node:{place.name}", "system:nodes"),
             "kube-proxy": ("system:kube-proxy", ""),
             "coredns": ("coredns", ""),
         }
-        given = self._place.state / "objects.yaml"
-        super().__init__(self.ALL, [given], {"apiserver": ["--enable-admission-plugins=NodeRestriction"]})
+        initial_objects = self._place.state / "objects.yaml"
+        super().__init__(self.ALL, [initial_objects], {"apiserver": ["--enable-admission-plugins=NodeRestriction"]})
         found = [*configs.objects(self.address), *volumes.make(self._place.volumes)]
-        given.write_text(yaml.safe_dump_all(found))
+        initial_objects.write_text(yaml.safe_dump_all(found))
 
     def _programs(self) -> Path:
-        return INSIDE / self._told.controlplane
+        return INSIDE / self._settings.controlplane
 
     def _home(self) -> Path:
         return self._place.state
@@ -74,22 +74,22 @@ class NodePlane(ControlPlane):
         return {"etcd": 2379, "etcd-peer": 2380, "apiserver": API_PORT}
 
     def _start(self) -> None:
-        configs.write(self._place, Path(self._told.plugins))
+        configs.write(self._place, Path(self._settings.plugins))
         self._start_runtime()
         super()._start()
         self._until(self._node_is_ready, "the node to be ready")
         self._until(self._names_are_served, "CoreDNS to answer")
 
     def _start_runtime(self) -> None:
-        """Start containerd without containers of an earlier start, and import the image that every pod needs."""
+        """Start containerd without containers of an earlier start, and import the pause image."""
         for name in ("io.containerd.runtime.v2.task", "io.containerd.grpc.v1.cri"):
             shutil.rmtree(self._place.content / name, ignore_errors=True)
         self.start("containerd")
         if containers := run(*images.CTR, "containers", "list", "--quiet").split():
             run(*images.CTR, "containers", "delete", *containers)
             self.stop("containerd")
-            self.start("containerd")  # the part of it that the kubelet speaks to keeps a list of its own
-        program = INSIDE / self._told.pause / "pause"
+            self.start("containerd")  # its CRI plugin caches the list of containers
+        program = INSIDE / self._settings.pause / "pause"
         layout = Layout(self._place.state / "pause")
         oci.add_program(layout, program, configs.PAUSE, _ARCHITECTURES[platform.machine()])
         images.Images().load(layout, [configs.PAUSE])
@@ -153,7 +153,7 @@ def _proxy(plane: NodePlane) -> list[str]:
         f"--hostname-override={plane.context}",
         "--proxy-mode=iptables",
         f"--cluster-cidr={network.PODS}",
-        # Settings of the whole machine, which are left alone.
+        # Settings of the whole machine, which must not change.
         "--conntrack-max-per-core=0",
         "--conntrack-min=0",
         "--conntrack-tcp-timeout-established=0",
@@ -163,7 +163,7 @@ def _proxy(plane: NodePlane) -> list[str]:
 
 
 def _coredns(plane: NodePlane) -> list[str]:
-    return [str(INSIDE / plane._told.coredns / "coredns"), f"-conf={plane.directory / 'Corefile'}"]
+    return [str(INSIDE / plane._settings.coredns / "coredns"), f"-conf={plane.directory / 'Corefile'}"]
 
 
 _COMMANDS: dict[str, Callable[[NodePlane], list[str]]] = {
@@ -175,20 +175,20 @@ _COMMANDS: dict[str, Callable[[NodePlane], list[str]]] = {
 
 
 def main() -> int:
-    """Run the cluster until a component ends, or the process that holds the other end of the tether exits."""
+    """Run the cluster until a component exits, or the process with the write end of the tether exits."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
-    told = Settings.read(sys.argv[1])
+    settings = Settings.read(sys.argv[1])
     start = time.monotonic()
-    place = inside(told.cluster)
-    mounts.set_up(Path(told.cache), place, told.address)
+    place = inside(settings.cluster)
+    mounts.set_up(Path(settings.cache), place, settings.address)
     run("hostname", place.name)
-    network.set_up(told.address, told.prefix)
+    network.set_up(settings.address, settings.prefix)
     cgroups.make(place.name)
-    with NodePlane(told, place) as plane:
+    with NodePlane(settings, place) as plane:
         place.ready.touch()
         _log.info("ready after %.1f s", time.monotonic() - start)
         try:
-            _watch(plane, told.tether)
+            _watch(plane, settings.tether)
         except RuntimeError as error:
             _log.error("%s", error)
             return 1
@@ -202,12 +202,12 @@ def _watch(plane: NodePlane, tether: int | None) -> None:
     while True:
         plane.check()
         try:
-            enforcer.follow()
+            enforcer.update()
             if time.monotonic() > recycled + _RECYCLE_SECONDS:
                 volumes.recycle(plane.api)
                 recycled = time.monotonic()
         except (ApiError, CommandError, OSError, HTTPException) as error:
-            _log.warning("%s", error)  # a concurrent change or a busy machine: the next round repeats it
+            _log.warning("%s", error)  # a concurrent change or a busy machine; the next round retries
         if tether is None:
             time.sleep(_CHECK_SECONDS)
         elif select.select([tether], [], [], _CHECK_SECONDS)[0]:

@@ -1,4 +1,4 @@
-"""Runs the system's own programs: ip, mount, iptables, ctr."""
+"""Runs system programs: ip, mount, iptables, ctr."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def run(*command: str, stdin: bytes | None = None) -> str:
     """Run a command and return its output.
 
     Raises:
-        CommandError: it failed.
+        CommandError: the command failed.
     """
     done = subprocess.run(command, input=stdin, capture_output=True, env={"PATH": PATH, "LC_ALL": "C"})
     if done.returncode != 0:
@@ -24,6 +24,6 @@ def run(*command: str, stdin: bytes | None = None) -> str:
     return done.stdout.decode()
 
 
-def failure(command: Sequence[str], code: int, said: bytes) -> str:
-    """Return the sentence about a command that failed."""
-    return f"{' '.join(command)} failed with code {code}: {said.decode(errors='replace').strip()[-2000:]}"
+def failure(command: Sequence[str], code: int, stderr: bytes) -> str:
+    """Return the error message for a failed command."""
+    return f"{' '.join(command)} failed with code {code}: {stderr.decode(errors='replace').strip()[-2000:]}"

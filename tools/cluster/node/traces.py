@@ -21,15 +21,15 @@ PLACES = (
     "/var/log/containers",
     "/var/log/pods",
 )
-"""Where programs of a cluster usually write."""
+"""Default directories of the programs of a cluster."""
 _BUILDERS = ("/var/lib/containers/", "/rljob/images/")
-"""Below which buildah and Podman mount, who may build images meanwhile."""
+"""Mounts below these are of buildah and Podman, which may build images at the same time."""
 
 
 def traces(cluster: str) -> dict[str, set[str]]:
-    """Return all that there is on the machine of each kind; of cgroups and links, those of ``cluster`` only.
+    """Return the traces of each kind on the machine; cgroups, links and routes only of ``cluster``.
 
-    Others may work on the machine meanwhile, clusters of theirs included.
+    Other programs may run on the machine at the same time, including other clusters.
     """
     kinds: dict[str, Callable[[], set[str]]] = {
         "mounts": _mounts,
@@ -49,7 +49,7 @@ def _mounts() -> set[str]:
 
 
 def processes(init: int) -> set[int]:
-    """Return the process ids of ``init`` and all that is in its PID namespace, nested ones included."""
+    """Return the process ids of ``init`` and its descendants, also in nested PID namespaces."""
     found = {init}
     parents = {pid: parent for pid in _pids() if (parent := _parent(pid)) is not None}
     while more := {pid for pid, parent in parents.items() if parent in found} - found:

@@ -1,4 +1,4 @@
-"""Persistent volumes of the node: directories, each taken by one claim at a time and emptied after it."""
+"""Persistent volumes of the node: directories, each bound to one claim at a time and emptied after its deletion."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from tools.cluster.client import Api, Object, Objects
 COUNT = 32
 CLASS = "node-volume"
 _COLLECTION = "/api/v1/persistentvolumes"
-_ANYBODY = 0o777  # the kubelet gives such directories to nobody's group, and pods run as users of all sorts
+_WORLD_WRITABLE = 0o777  # the kubelet does not apply fsGroup to hostPath, and pods run as various users
 
 
 def make(directory: Path) -> Objects:
-    """Make the directories and return their PersistentVolumes; their size is only a number."""
+    """Create the directories and return their PersistentVolumes; their capacity is not enforced."""
     return [_volume(f"volume-{i:02}", directory) for i in range(COUNT)]
 
 
 def _volume(name: str, directory: Path) -> Object:
     path = directory / name
     path.mkdir(parents=True)
-    path.chmod(_ANYBODY)
+    path.chmod(_WORLD_WRITABLE)
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
@@ -48,6 +48,6 @@ def recycle(api: Api) -> None:
 def _empty(directory: Path) -> None:
     for path in directory.iterdir():
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)  # what a pod that still ends writes meanwhile stays
+            shutil.rmtree(path, ignore_errors=True)  # a terminating pod may still write
         else:
             path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Programs are built once per content; a Go that is missing or too old is fetched, or asked for in a sentence."""
+"""Programs are built once per content; a missing or old Go is fetched, or the error names the version to install."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GO_MOD = "module rljob.dev/tool\n\ngo 1.26.0\n\nrequire (\n\texample.org/tool v1
 
 
 def fake_go(directory: Path, version: str = "go1.26.8", build_: str = "") -> Path:
-    """Write a ``go`` that knows its version and "builds" by writing its arguments; it notes each build."""
+    """Write a fake ``go`` that prints its version, "builds" by writing its arguments, and counts builds."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "go"
     path.write_text(
@@ -35,7 +35,7 @@ def fake_go(directory: Path, version: str = "go1.26.8", build_: str = "") -> Pat
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A module to build, ``tool``, in a place of its own."""
+    """A module to build, ``tool``, in a temporary directory with its own cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     monkeypatch.setattr(build, "HERE", tmp_path)
@@ -62,7 +62,7 @@ def test_a_program_is_built_once_and_has_all_its_names(tmp_path: Path, module: P
     assert "-X main.v=1.2.3-2" in (home / "two").read_text()
 
 
-def test_builders_at_the_same_time_build_once(tmp_path: Path, module: Path):
+def test_concurrent_builders_build_once(tmp_path: Path, module: Path):
     fake_go(tmp_path / "bin", build_="sleep 0.05")
     with ThreadPoolExecutor(4) as pool:
         homes = list(pool.map(build.ensure, ["tool"] * 4))
@@ -80,7 +80,7 @@ def test_a_changed_source_makes_another_program(tmp_path: Path, module: Path, na
     assert before.exists()
 
 
-def test_a_build_that_fails_says_so_and_leaves_nothing(tmp_path: Path, module: Path):
+def test_a_failed_build_reports_the_cause_and_leaves_no_file(tmp_path: Path, module: Path):
     fake_go(tmp_path / "bin", build_="echo no such package >&2; exit 1")
     with pytest.raises(build.BuildError, match="no such package"):
         build.ensure("tool")
@@ -121,36 +121,36 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-def test_without_go_one_is_fetched_into_the_cache(tmp_path: Path, module: Path, proxy: object):
+def test_a_missing_go_is_fetched_into_the_cache(tmp_path: Path, module: Path, proxy: object):
     home = build.ensure("tool")
     assert (home / "tool").exists()
     assert os.access(build.cache_directory() / f"{toolchain.VERSION}.linux-amd64" / "bin" / "go", os.X_OK)
 
 
 @pytest.mark.parametrize("version", ["go1.19.8", "go1.9.2", "devel"])
-def test_a_go_that_is_too_old_is_left_aside(tmp_path: Path, module: Path, proxy: object, version: str):
+def test_a_go_that_is_too_old_is_not_used(tmp_path: Path, module: Path, proxy: object, version: str):
     fake_go(tmp_path / "bin", version=version)
     build.ensure("tool")
     assert not (tmp_path / "bin" / "builds").exists()
 
 
-def test_a_toolchain_that_is_not_what_it_should_be_is_refused(
+def test_a_toolchain_with_a_wrong_checksum_is_rejected(
     tmp_path: Path, module: Path, proxy: object, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(toolchain, "SUMS", {"x86_64": ("linux-amd64", "h1:other")})
-    with pytest.raises(toolchain.NoToolchainError, match="is not what it should be"):
+    with pytest.raises(toolchain.NoToolchainError, match=r"has the checksum .* instead of h1:other"):
         build.ensure("tool")
 
 
 @pytest.mark.parametrize(
-    ("version", "said"), [(None, "there is no Go on the PATH"), ("go1.19.8", r"go is too old \(go1\.19\.8\)")]
+    ("version", "problem"), [(None, "there is no Go on the PATH"), ("go1.19.8", r"go is too old \(go1\.19\.8\)")]
 )
-def test_without_a_proxy_the_sentence_says_what_to_install(
-    tmp_path: Path, module: Path, monkeypatch: pytest.MonkeyPatch, version: str | None, said: str
+def test_without_a_proxy_the_error_names_the_version_to_install(
+    tmp_path: Path, module: Path, monkeypatch: pytest.MonkeyPatch, version: str | None, problem: str
 ):
     if version:
         fake_go(tmp_path / "bin", version=version)
     monkeypatch.setattr(toolchain.platform, "machine", lambda: "x86_64")
     monkeypatch.setenv("GOPROXY", "http://127.0.0.1:9")
-    with pytest.raises(toolchain.NoToolchainError, match=rf"{said}.*install Go 1\.26\.8 or later"):
+    with pytest.raises(toolchain.NoToolchainError, match=rf"{problem}.*install Go 1\.26\.8 or later"):
         build.ensure("tool")

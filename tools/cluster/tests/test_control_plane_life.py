@@ -1,4 +1,4 @@
-"""The control plane comes and goes without a trace, keeps its objects over restarts, and is as strict as a real one."""
+"""The control plane leaves nothing behind, keeps its objects over restarts, and is as strict as a real one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def runs(pid: int) -> bool:
-    """Return whether a process is there and is no zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -35,7 +35,7 @@ def listens(port: int) -> bool:
         return probe.connect_ex((ADDRESS, port)) == 0
 
 
-def test_a_control_plane_goes_and_leaves_no_process_no_file_and_no_port():
+def test_a_stopped_control_plane_leaves_no_process_no_file_and_no_port():
     with ControlPlane(SMALL) as plane:
         pids = [process.pid for process in plane.processes.values()]
         ports = list(plane.ports.values())
@@ -47,7 +47,7 @@ def test_a_control_plane_goes_and_leaves_no_process_no_file_and_no_port():
     assert not plane.directory.exists()
 
 
-def test_a_control_plane_that_cannot_start_says_why_and_leaves_nothing():
+def test_a_control_plane_that_cannot_start_reports_the_cause_and_leaves_nothing():
     plane = ControlPlane(SMALL, flags={"apiserver": ["--no-such-flag"]})
     with pytest.raises(RuntimeError, match="unknown flag: --no-such-flag"):
         plane.__enter__()
@@ -64,7 +64,9 @@ with ControlPlane(("etcd", "apiserver")) as plane:
 """
 
 
-def test_a_control_plane_dies_with_its_program_and_the_next_one_tidies_up(cluster: ControlPlane, tmp_path: Path):
+def test_a_control_plane_dies_with_its_program_and_the_next_one_removes_its_files(
+    cluster: ControlPlane, tmp_path: Path
+):
     elsewhere = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen([sys.executable, "-c", OWNER], cwd=ROOT, env=elsewhere, stdout=subprocess.PIPE) as owner:
         assert owner.stdout is not None
@@ -72,24 +74,24 @@ def test_a_control_plane_dies_with_its_program_and_the_next_one_tidies_up(cluste
         owner.send_signal(signal.SIGKILL)
     cluster.api.wait_for(lambda: not any(map(runs, pids)), seconds=5, what="the components to die")
     assert Path(path).exists()
-    directory.sweep(tmp_path, young_seconds=0)
+    directory.remove_unused(tmp_path, young_seconds=0)
     assert not Path(path).exists()
 
 
-def test_the_directory_of_a_living_control_plane_is_not_tidied_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_directory_of_a_running_control_plane_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with directory.directory() as living:
-        directory.sweep(tmp_path, young_seconds=0)
+        directory.remove_unused(tmp_path, young_seconds=0)
         assert living.exists()
 
 
-def test_what_another_program_has_just_made_is_not_tidied_up(tmp_path: Path):
+def test_a_directory_that_was_just_created_is_not_removed(tmp_path: Path):
     (young := tmp_path / f"{directory.PREFIX}young").mkdir()
-    directory.sweep(tmp_path)
+    directory.remove_unused(tmp_path)
     assert young.exists()
 
 
-def test_objects_survive_that_etcd_and_the_api_server_are_killed():
+def test_objects_survive_a_kill_of_etcd_and_of_the_api_server():
     with ControlPlane(SMALL) as plane:
         name = plane.namespace()
         for component in SMALL:
@@ -99,7 +101,7 @@ def test_objects_survive_that_etcd_and_the_api_server_are_killed():
             assert plane.api.exists(f"/api/v1/namespaces/{name}")
 
 
-def test_what_a_test_stopped_or_paused_runs_again_after_it():
+def test_stopped_and_paused_components_run_again_after_a_restore():
     with ControlPlane(SMALL) as plane:
         plane.processes["apiserver"].pause()
         plane.stop("etcd")
@@ -124,7 +126,7 @@ def owned_by(owner: Object) -> list[Object]:
     return [{**reference, "name": owner["metadata"]["name"], "uid": owner["metadata"]["uid"]}]
 
 
-def test_what_an_object_owns_goes_with_it_once_the_controllers_run(cluster: ControlPlane, namespace: str):
+def test_owned_objects_are_deleted_with_their_owner_when_the_controllers_run(cluster: ControlPlane, namespace: str):
     cluster.stop("controller-manager")
     owner = cluster.api.create(config("owner", namespace=namespace))
     cluster.api.create(config("owned", namespace=namespace, ownerReferences=owned_by(owner)))
@@ -135,7 +137,7 @@ def test_what_an_object_owns_goes_with_it_once_the_controllers_run(cluster: Cont
     cluster.api.wait_gone(path)
 
 
-def test_a_service_account_may_do_what_a_role_says_and_nothing_else(cluster: ControlPlane, namespace: str):
+def test_a_service_account_has_the_rights_of_its_role_and_no_others(cluster: ControlPlane, namespace: str):
     mine = cluster.client(cluster.service_account_token(namespace, "worker"))
     configs = cluster.api.path("v1", "ConfigMap", namespace)
     with pytest.raises(ApiError, match="cannot list resource"):
@@ -146,7 +148,7 @@ def test_a_service_account_may_do_what_a_role_says_and_nothing_else(cluster: Con
     subject = {"kind": "ServiceAccount", "name": "worker", "namespace": namespace}
     binding = {"roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "worker"}}
     cluster.api.post(f"{roles}/rolebindings", {"metadata": {"name": "worker"}, "subjects": [subject], **binding})
-    cluster.api.wait_for(lambda: mine.list(configs) is not None, what="the role to count")
+    cluster.api.wait_for(lambda: mine.list(configs) is not None, what="the role to be in effect")
     owner = mine.create(config("owner", namespace=namespace))
     with pytest.raises(ApiError, match="cannot set blockOwnerDeletion"):  # OwnerReferencesPermissionEnforcement
         mine.create(config("owned", namespace=namespace, ownerReferences=owned_by(owner)))
@@ -157,19 +159,19 @@ def test_kubectl_works_as_administrator_and_as_a_service_account(cluster: Contro
     cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(config("applied")))
     assert cluster.api.exists(cluster.api.path("v1", "ConfigMap", namespace, "applied"))
     mine = cluster.service_account_kubeconfig(namespace, "worker")
-    said = cluster.kubectl("auth", "whoami", "-o", "jsonpath={.status.userInfo.username}", kubeconfig=mine)
-    assert said == f"system:serviceaccount:{namespace}:worker"
+    user = cluster.kubectl("auth", "whoami", "-o", "jsonpath={.status.userInfo.username}", kubeconfig=mine)
+    assert user == f"system:serviceaccount:{namespace}:worker"
     with pytest.raises(RuntimeError, match="not found"):
         cluster.kubectl("get", "configmap", "no-such", "-n", namespace)
 
 
-def test_a_watch_yields_what_happens_until_its_time_is_up(cluster: ControlPlane, namespace: str):
+def test_a_watch_yields_events_until_its_timeout(cluster: ControlPlane, namespace: str):
     path = cluster.api.path("v1", "ConfigMap", namespace)
     cluster.api.create(config("seen", namespace=namespace))
     seen = [event["object"]["metadata"]["name"] for event in cluster.api.watch(path, seconds=1)]
     assert "seen" in seen
 
 
-def test_waiting_in_vain_says_for_what_and_what_was_there(cluster: ControlPlane, namespace: str):
+def test_a_timeout_reports_the_condition_and_the_last_state(cluster: ControlPlane, namespace: str):
     with pytest.raises(TimeoutError, match=r"pods/none.*404 NotFound"):
         cluster.api.wait_condition(f"/api/v1/namespaces/{namespace}/pods/none", "Ready", seconds=0.1)

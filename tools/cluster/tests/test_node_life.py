@@ -1,4 +1,4 @@
-"""The cluster of the tests itself: what it leaves, and what becomes of it when a user kills a part of it."""
+"""The lifecycle of the test cluster: it leaves nothing behind, also when one of its processes is killed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tools.cluster.node.traces import processes, traces
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 CLUSTER = "life"
 PLACE = outside(CLUSTER)
-"""A cluster beside the others' one, which may run."""
+"""A separate cluster, because the machine's cluster may be running."""
 ROOT = Path(__file__).parents[3]
 PROGRAM = f"""
 from tools.cluster.node import Node
@@ -36,7 +36,7 @@ with Node({CLUSTER!r}) as node:
 
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
-    """Another run of these tests on the machine would kill this one's cluster: one waits for the other."""
+    """Hold a lock: a concurrent run of these tests on the machine would kill this cluster."""
     PLACE.root.mkdir(parents=True, exist_ok=True)
     with (PLACE.root / "tests.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -45,7 +45,7 @@ def alone() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(alone: None) -> Iterator[None]:
-    """What was on the machine is there after each test, and nothing else."""
+    """Assert that the traces on the machine are the same before and after each test."""
     life.stop(PLACE)
     before = traces(PLACE.name)
     yield
@@ -75,15 +75,15 @@ def init() -> int:
     return found
 
 
-def ends(pid: int) -> None:
-    """Wait until all processes of a cluster have ended, whose init is ``pid``."""
+def wait_for_exit(pid: int) -> None:
+    """Wait until the cluster with the init ``pid`` has exited."""
     deadline = time.monotonic() + 20
     while life.alive(pid):
-        assert time.monotonic() < deadline, "it does not end"
+        assert time.monotonic() < deadline, "the cluster does not exit"
         time.sleep(0.05)
 
 
-def test_a_cluster_empties_and_offers_volumes_again_and_leaves_nothing():
+def test_a_cluster_recycles_volumes_and_leaves_nothing():
     with Node(CLUSTER) as node:
         namespace = node.namespace()
         size = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
@@ -97,9 +97,9 @@ def test_a_cluster_empties_and_offers_volumes_again_and_leaves_nothing():
         directory = PLACE.volumes / volume
         (directory / "deep").mkdir()
         (directory / "deep" / "file").write_text("of the first claim")
-        everybody = processes(init())
+        all_processes = processes(init())
         for kind in ("links", "routes", "cgroups"):
-            assert traces(PLACE.name)[kind], f"{kind}: the test looks for what is not there"
+            assert traces(PLACE.name)[kind], f"{kind}: a running cluster must have traces of this kind"
         node.kubectl("delete", "-n", namespace, "pod/one", "pvc/storage")
         path = f"/api/v1/persistentvolumes/{volume}"
         node.api.wait_for(lambda: node.api.get(path)["status"]["phase"] == "Available", 60.0)
@@ -107,15 +107,15 @@ def test_a_cluster_empties_and_offers_volumes_again_and_leaves_nothing():
         apply(node, namespace, claim)
         apply(node, namespace, pod("two"))
         node.api.wait_condition(f"/api/v1/namespaces/{namespace}/pods/two", "Ready", seconds=120)
-        everybody |= processes(init())
-        assert len(everybody) > 12
-    assert not [pid for pid in everybody if life.alive(pid)]
+        all_processes |= processes(init())
+        assert len(all_processes) > 12
+    assert not [pid for pid in all_processes if life.alive(pid)]
 
 
-def test_a_cluster_that_is_killed_is_swept_by_the_next_which_ends_with_its_tests_even_if_these_are_killed():
+def test_the_next_cluster_removes_a_killed_one_and_ends_when_its_tests_are_killed():
     Node(CLUSTER).start(wait=False)
     os.kill(first := init(), signal.SIGKILL)
-    ends(first)
+    wait_for_exit(first)
     with pytest.raises(NoClusterError, match="no cluster runs"):
         Node(CLUSTER).attach()
     with subprocess.Popen(
@@ -129,17 +129,17 @@ def test_a_cluster_that_is_killed_is_swept_by_the_next_which_ends_with_its_tests
         assert PLACE.name.encode() in tests.stdout.readline()
         second = init()
         tests.kill()
-    ends(second)
+    wait_for_exit(second)
 
 
-def test_a_cluster_continues_after_who_used_it_and_ends_with_any_component_saying_which():
+def test_a_cluster_outlives_its_users_and_ends_with_any_component_which_it_reports():
     Node(CLUSTER).start()
     with Node(CLUSTER) as node:
         assert node.nodes == [PLACE.name]
     found = init()
     (etcd,) = [pid for pid in processes(found) if Path(f"/proc/{pid}/comm").read_text() == "etcd\n"]
     os.kill(etcd, signal.SIGKILL)
-    ends(found)
+    wait_for_exit(found)
     with pytest.raises(NoClusterError, match="etcd ended with code -9"):
         Node(CLUSTER).attach()
     assert not Node(CLUSTER).stop()
@@ -155,4 +155,4 @@ def test_a_cluster_that_cannot_be_connected_is_not_left_half_started(monkeypatch
     monkeypatch.setattr(life.network, "connect", fail)
     with pytest.raises(CommandError, match="no link"):
         Node(CLUSTER).start()
-    ends(seen[0])
+    wait_for_exit(seen[0])

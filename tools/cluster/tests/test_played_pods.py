@@ -1,4 +1,4 @@
-"""What kwok does with pods, as tools/cluster/pods.py promises it."""
+"""The behaviour of simulated pods, as tools/cluster/pods.py documents it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Make = Callable[..., str]
 
 @pytest.fixture
 def pod(cluster: ControlPlane, namespace: str) -> Make:
-    """Makes a pod and returns its path."""
+    """Return a function that creates a pod and returns its path."""
 
     def make(name: str = "one", annotations: Object | None = None, labels: Object | None = None, **spec: Any) -> str:
         metadata = {"name": name, "annotations": annotations or {}, "labels": labels or {}}
@@ -41,13 +41,13 @@ def test_a_pod_is_placed_and_ready_within_seconds(cluster: ControlPlane, pod: Ma
     assert container(found)["ready"]
 
 
-def test_a_pod_that_asks_for_more_gpus_than_a_node_has_stays_pending_and_says_why(cluster: ControlPlane, pod: Make):
+def test_a_pod_that_requests_too_many_gpus_stays_pending_with_the_cause(cluster: ControlPlane, pod: Make):
     greedy = {"name": "main", "image": "none", "resources": {"limits": {"nvidia.com/gpu": "99"}}}
     found = cluster.api.wait_condition(pod(containers=[greedy]), "PodScheduled", "False")
     assert "Insufficient nvidia.com/gpu" in found["status"]["conditions"][0]["message"]
 
 
-def test_a_pod_turns_unready_and_ready_as_told(cluster: ControlPlane, namespace: str, pod: Make):
+def test_the_readiness_of_a_pod_follows_its_annotation(cluster: ControlPlane, namespace: str, pod: Make):
     path = pod(annotations={BEHAVIOUR: "never-ready"})
     found = cluster.api.wait_condition(path, "Ready", "False")
     assert found["status"]["phase"] == "Running"
@@ -57,7 +57,7 @@ def test_a_pod_turns_unready_and_ready_as_told(cluster: ControlPlane, namespace:
     assert not container(cluster.api.wait_condition(path, "Ready", "False"))["ready"]
 
 
-def test_a_pod_whose_image_cannot_be_pulled_says_so_and_starts_once_it_can(
+def test_an_image_pull_backoff_is_reported_until_the_annotation_is_removed(
     cluster: ControlPlane, namespace: str, pod: Make
 ):
     path = pod(annotations={BEHAVIOUR: "image-pull-backoff"})
@@ -72,7 +72,7 @@ def test_a_pod_whose_image_cannot_be_pulled_says_so_and_starts_once_it_can(
 
 
 @pytest.mark.parametrize(("code", "phase"), [(0, "Succeeded"), (2, "Failed")])
-def test_a_pod_exits_as_told(cluster: ControlPlane, namespace: str, pod: Make, code: int, phase: str):
+def test_a_pod_exits_with_the_requested_code(cluster: ControlPlane, namespace: str, pod: Make, code: int, phase: str):
     path = pod(restartPolicy="Never")
     cluster.api.wait_condition(path, "Ready")
     cluster.pods.exit(namespace, "one", code, "bad lr")
@@ -82,7 +82,7 @@ def test_a_pod_exits_as_told(cluster: ControlPlane, namespace: str, pod: Make, c
     assert state["message"] == "bad lr"
 
 
-def test_a_pod_that_is_always_restarted_loops_in_crashes_until_told_else(
+def test_a_pod_that_is_always_restarted_stays_in_crash_loop_until_it_recovers(
     cluster: ControlPlane, namespace: str, pod: Make
 ):
     path = pod(annotations={EXIT_CODE: "3", MESSAGE: "no"})
@@ -96,7 +96,7 @@ def test_a_pod_that_is_always_restarted_loops_in_crashes_until_told_else(
     assert container(found)["lastState"]["terminated"]["message"] == "no"
 
 
-def test_a_container_restarts_and_runs_on(cluster: ControlPlane, namespace: str, pod: Make):
+def test_a_container_runs_again_after_a_restart(cluster: ControlPlane, namespace: str, pod: Make):
     path = pod()
     cluster.api.wait_condition(path, "Ready")
     for count in (1, 2):
@@ -106,7 +106,7 @@ def test_a_container_restarts_and_runs_on(cluster: ControlPlane, namespace: str,
     cluster.api.wait_condition(path, "Ready")
 
 
-def test_a_lingering_pod_goes_when_it_may(cluster: ControlPlane, namespace: str, pod: Make):
+def test_a_lingering_pod_is_deleted_when_its_annotation_is_removed(cluster: ControlPlane, namespace: str, pod: Make):
     path = pod(annotations={BEHAVIOUR: "lingering"})
     cluster.api.wait_condition(path, "Ready")
     cluster.api.delete(path)
@@ -127,7 +127,9 @@ def job(annotations: Object, **spec: Any) -> Object:
 
 
 @pytest.mark.parametrize(("code", "condition"), [("0", "Complete"), ("1", "Failed")])
-def test_a_job_ends_as_its_pods_do(cluster: ControlPlane, namespace: str, code: str, condition: str):
+def test_the_condition_of_a_job_follows_the_exit_of_its_pods(
+    cluster: ControlPlane, namespace: str, code: str, condition: str
+):
     jobs = f"/apis/batch/v1/namespaces/{namespace}/jobs"
     cluster.api.post(jobs, job({EXIT_CODE: code}))
     cluster.api.wait_condition(f"{jobs}/train", condition)
@@ -145,7 +147,9 @@ def test_a_job_whose_pod_is_evicted_fails_by_its_rule_for_disruptions(cluster: C
     assert "DisruptionTarget" in failed["message"]
 
 
-def test_the_replicas_of_a_deployment_become_available_and_a_budget_guards_them(cluster: ControlPlane, namespace: str):
+def test_the_replicas_of_a_deployment_become_available_and_a_budget_protects_them(
+    cluster: ControlPlane, namespace: str
+):
     labels = {"app": "web"}
     template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "main", "image": "none"}]}}
     spec = {"replicas": 2, "selector": {"matchLabels": labels}, "template": template}

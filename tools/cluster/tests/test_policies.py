@@ -1,4 +1,4 @@
-"""What the rules let through is what the policies say."""
+"""The iptables rules allow exactly the traffic that the policies allow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def policy(selector: dict[str, Any], **spec: Any) -> dict[str, Any]:
 
 
 def ingress(*rules_: dict[str, Any]) -> list[str]:
-    """Return the rules of the server's chain, but for the first, which lets it reach itself, and the last."""
+    """Return the rules of the server's chain without the first, which allows itself, and the last, which drops."""
     found = rules([policy({"matchLabels": {"app": "server"}}, ingress=list(rules_))], PODS, NAMESPACES)
     (chain,) = [name for name in found if name.startswith("Ingress")]
     first, *between, last = found[chain]
@@ -29,7 +29,7 @@ def ingress(*rules_: dict[str, Any]) -> list[str]:
     return between
 
 
-def test_without_a_policy_nothing_is_held_up():
+def test_without_a_policy_no_traffic_is_dropped():
     assert rules([], PODS, NAMESPACES) == {CHAIN: ["-m conntrack --ctstate RELATED,ESTABLISHED -j RETURN"]}
 
 
@@ -68,11 +68,11 @@ def test_a_policy_isolates_the_pods_of_its_namespace_that_it_selects_in_its_dire
         ),
     ],
 )
-def test_a_rule_lets_through_what_it_says(rule: dict[str, Any], lines: list[str]):
+def test_a_rule_lets_through_only_its_peers_and_ports(rule: dict[str, Any], lines: list[str]):
     assert ingress(rule) == lines
 
 
-def test_names_of_ports_are_the_peers_in_egress():
+def test_egress_rules_resolve_port_names_in_the_peer():
     spec = {"policyTypes": ["Egress"], "egress": [{"to": [{"namespaceSelector": {}}], "ports": [{"port": "http"}]}]}
     found = rules([policy({"matchLabels": {"app": "client"}}, **spec)], PODS, NAMESPACES)
     (chain,) = [name for name in found if name != CHAIN]
@@ -80,7 +80,7 @@ def test_names_of_ports_are_the_peers_in_egress():
     assert found[chain][1:-1] == [f"-d {to}/32 -p tcp --dport {port} {ANY}" for to, port in targets.items()]
 
 
-def test_what_any_of_several_policies_allows_is_let_through():
+def test_traffic_that_one_of_several_policies_allows_passes():
     selector = {"matchLabels": {"app": "server"}}
     found = rules(
         [policy(selector), policy(selector, ingress=[{"ports": [{"port": 80}]}]), policy(selector, ingress=[{}])],
@@ -106,7 +106,7 @@ def test_expressions_of_selectors(expression: dict[str, Any], selects: bool):
     assert not matches({"matchLabels": {"app": "other"}, "matchExpressions": [expression]}, SERVER.labels)
 
 
-def test_chains_that_are_gone_are_removed_after_what_led_to_them():
+def test_removed_chains_are_deleted_after_the_rules_that_refer_to_them():
     text = restore({CHAIN: ["-j RETURN"]}, {"Ingress-1"})
     assert text.splitlines() == [
         "*filter",
@@ -118,7 +118,7 @@ def test_chains_that_are_gone_are_removed_after_what_led_to_them():
     ]
 
 
-def test_pods_without_an_address_of_their_own_are_none():
+def test_pods_without_their_own_address_are_left_out():
     def pod(phase: str, address: str, **spec: Any) -> dict[str, Any]:
         container = {"ports": [{"name": "http", "containerPort": 8000}, {"containerPort": 1}]}
         metadata = {"namespace": "one", "labels": {"app": "server"}}

@@ -1,4 +1,4 @@
-"""What `make cluster` says, without a cluster."""
+"""The output of `make cluster`, without a cluster."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tools.cluster.node import Node, install
 
 
 @pytest.mark.parametrize(
-    ("ran", "said"), [(False, "The cluster is up after 0.0 s. "), (True, "The cluster ran already. ")]
+    ("ran", "expected"), [(False, "The cluster is up after 0.0 s. "), (True, "The cluster ran already. ")]
 )
-def test_a_cluster_that_ran_is_not_said_to_have_come_up(
-    ran: bool, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_command_reports_whether_the_cluster_was_started(
+    ran: bool, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    class Played(Node):
+    class FakeNode(Node):
         runs = ran
         kubeconfig = bin = Path("here")
 
@@ -27,7 +27,7 @@ def test_a_cluster_that_ran_is_not_said_to_have_come_up(
             self.runs = True
             return self
 
-    monkeypatch.setattr(command, "chosen", lambda asked: Played())
+    monkeypatch.setattr(command, "chosen", lambda asked: FakeNode())
     monkeypatch.setattr(install, "from_layout", lambda cluster, tag: None)
     assert command._start("dev", None) == 0
-    assert capsys.readouterr().out.startswith(f"{said}Installed: rljob from the images dev. In a shell:\n")
+    assert capsys.readouterr().out.startswith(f"{expected}Installed: rljob from the images dev. In a shell:\n")

@@ -1,4 +1,4 @@
-"""The OCI layout, and how images get into it from an engine's storage or from an archive of Docker's."""
+"""The OCI layout, and the export of images to it from an engine's storage or from an archive of Docker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tools.images.layout import BrokenLayoutError, Layout
 
 
 def layer(**files):
-    """A layer's tar file, its digest, and the files in it."""
+    """Return the tar file of a layer with these files."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for name, content in files.items():
@@ -48,7 +48,7 @@ def fill(layout, name, *layers, **more):
     layout.add(name, config(*layers, **more))
 
 
-def test_an_image_is_found_by_its_whole_name(layout):
+def test_an_image_is_found_by_its_full_name(layout):
     fill(layout, "localhost/a:dev", BASE, CODE, User="65532")
     assert [path.read_bytes() for path in layout.layers("localhost/a:dev")] == [BASE, CODE]
     assert layout.config("localhost/a:dev")["config"] == {"User": "65532"}
@@ -57,7 +57,7 @@ def test_an_image_is_found_by_its_whole_name(layout):
         layout.config("localhost/b:dev")
 
 
-def test_the_same_name_is_another_image_afterwards_and_what_nobody_has_is_deleted(layout):
+def test_a_name_can_be_given_to_another_image_and_unused_blobs_are_deleted(layout):
     fill(layout, "a", BASE, CODE)
     fill(layout, "b", BASE)
     fill(layout, "a", BASE)
@@ -69,19 +69,19 @@ def test_the_same_name_is_another_image_afterwards_and_what_nobody_has_is_delete
     assert list(layout.references()) == ["b"]
 
 
-def test_a_blob_that_is_not_what_its_digest_says_is_not_kept(layout):
+def test_a_blob_with_a_wrong_digest_is_not_kept(layout):
     with pytest.raises(BrokenLayoutError):
         layout.write_blob([b"else"], digest(BASE))
     assert list((layout.path / "blobs" / "sha256").iterdir()) == []
 
 
-def test_a_blob_that_is_there_is_not_read_again(layout):
+def test_an_existing_blob_is_not_read_again(layout):
     fill(layout, "a", BASE)
     layout.write_blob((1 / 0 for _ in "x"), digest(BASE))
 
 
 def split(content):
-    """What tar-split keeps of a tar file, and the files that it leaves where they are."""
+    """Return the tar-split entries of a tar file, and the files that they leave out."""
     lines, files, end = [], {}, 0
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         for member in archive:
@@ -114,12 +114,12 @@ def root(tmp_path):
     return tmp_path
 
 
-def test_an_image_of_an_engines_storage_is_put_together_byte_for_byte(root, layout):
+def test_an_image_from_the_storage_of_an_engine_is_exported_byte_for_byte(root, layout):
     storage.export(root, layout, "a", "f00")
     assert [path.read_bytes() for path in layout.layers("a")] == [BASE, CODE]
 
 
-def test_a_layer_that_the_layout_has_is_not_looked_for_in_the_storage(root, layout):
+def test_a_layer_that_the_layout_has_is_not_read_from_the_storage(root, layout):
     fill(layout, "old", BASE)
     (root / "overlay" / "one" / "diff" / "python").unlink()
     storage.export(root, layout, "a", "f00")
@@ -134,12 +134,12 @@ def test_a_storage_whose_files_were_changed_gives_no_image(root, layout):
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "compressed"])
-def test_what_docker_saves_gives_the_same_image(layout, tmp_path, pack):
+def test_an_archive_of_docker_save_gives_the_same_image(layout, tmp_path, pack):
     settings = config(BASE, CODE)
     files = {"blobs/one": pack(BASE), "two/layer.tar": pack(CODE), "settings.json": settings}
-    told = [{"Config": "settings.json", "RepoTags": ["a"], "Layers": ["blobs/one", "two/layer.tar"]}]
+    manifest = [{"Config": "settings.json", "RepoTags": ["a"], "Layers": ["blobs/one", "two/layer.tar"]}]
     archive = tmp_path / "image.tar"
-    archive.write_bytes(layer(**files, **{"manifest.json": json.dumps(told).encode()}))
+    archive.write_bytes(layer(**files, **{"manifest.json": json.dumps(manifest).encode()}))
     layout.path.mkdir()
     docker_archive.add(archive, layout, "a")
     assert [path.read_bytes() for path in layout.layers("a")] == [BASE, CODE]

