@@ -132,7 +132,7 @@ BACKEND = """
 import torch
 from safetensors.torch import load_file
 
-from rljob.trainer.backends.base import Output, SavedState, Update
+from rljob.trainer.backends.base import OptimizerUpdate, Output, SavedState
 from rljob.trainer.checkpoint import read_state
 
 
@@ -159,7 +159,7 @@ class Bigrams:
         gradient = self.world.sum_over_data(self.table.grad)
         self.table = (self.table.detach() - self.rate * gradient).requires_grad_()
         self.updates += 1
-        return Update(float(gradient.norm()), self.rate)
+        return OptimizerUpdate(float(gradient.norm()), self.rate)
 
     def metrics(self):
         return {"bigrams_largest": float(self.table.abs().max())}
