@@ -129,7 +129,9 @@ class FaultEnvironment(Harness):
     async def resume(self, job: RLJob) -> None:
         """Resume with a job that may have more steps, as the same `rljob run` command does."""
         self.job = job
-        (self.storage / "job.json").write_text(job.model_dump_json(by_alias=True))
+        manifest = self.storage / "job.json.new"
+        manifest.write_text(job.model_dump_json(by_alias=True))
+        manifest.replace(self.storage / "job.json")  # a restarting component may read it at this moment
         before = self._children["coordinator"]
         self._end("coordinator")
         # Wait for its exit; otherwise it would report the end of the run again to the trainer and to _is_over.
