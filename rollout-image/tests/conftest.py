@@ -43,7 +43,7 @@ class FakeCoordinator:
         for socket in self._sockets:
             await socket.send_bytes(encode_frame(list(messages)))
 
-    async def until(self, matches: Callable, seconds=60.0):
+    async def until(self, matches: Callable, seconds=240.0):
         """Remove the first matching message from ``received`` and return it, waiting for it if needed."""
         async with asyncio.timeout(seconds):
             while True:
@@ -54,10 +54,10 @@ class FakeCoordinator:
                 self._changed.clear()
                 await self._changed.wait()
 
-    async def next(self, kind, seconds=60.0):
+    async def next(self, kind, seconds=240.0):
         return await self.until(lambda m: isinstance(m, kind), seconds)
 
-    async def completion(self, request_id, seconds=60.0):
+    async def completion(self, request_id, seconds=240.0):
         batch = await self.until(
             lambda m: isinstance(m, Completions) and any(item.request_id == request_id for item in m.items), seconds
         )

@@ -123,7 +123,7 @@ class World:
         return self.engines[-1]
 
     async def registered(self):
-        return await self.coordinator.next(RegisterEngine, seconds=60)
+        return await self.coordinator.next(RegisterEngine)
 
     async def send(self, *messages):
         await self.coordinator.send(*messages)
@@ -138,7 +138,7 @@ class World:
     async def in_service(self):
         registration = await self.registered()
         await self.update()
-        await self.coordinator.next(WeightAck, seconds=60)
+        await self.coordinator.next(WeightAck)
         return registration
 
     async def wait_handled(self):
@@ -371,7 +371,7 @@ async def test_a_pod_is_ready_while_its_engine_is_healthy_with_or_without_weight
     await world.registered()
     assert ready.exists()
     await world.update()
-    await world.coordinator.next(WeightAck, seconds=60)
+    await world.coordinator.next(WeightAck)
     assert ready.exists()
     world.engine.die()
     while ready.exists():

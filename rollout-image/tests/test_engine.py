@@ -124,7 +124,7 @@ class Run:
         self.turns = 0
 
     async def registered(self):
-        registration = await self.coordinator.next(RegisterEngine, seconds=90)
+        registration = await self.coordinator.next(RegisterEngine)
         self.engine = registration.instance
         return registration
 
@@ -247,7 +247,7 @@ async def test_abort_returns_the_generated_tokens(run):
     await run.coordinator.send(message)
     await asyncio.sleep(0.3)  # time to generate some tokens; no event reports them
     await run.coordinator.send(Abort([message.request_id], discard=False))
-    done = await run.coordinator.completion(message.request_id, seconds=60)
+    done = await run.coordinator.completion(message.request_id)
     assert done.finish == "abort"
     assert 0 < len(ints(done.token_ids)) < 1000
     run.check([1, 2, 3], done)
@@ -350,7 +350,7 @@ async def test_a_sender_that_ends_in_the_middle_fails_the_update_and_the_next_on
         assert await asyncio.to_thread(sender.stdout.readline) == "in the middle\n"
         if fate == "killed":
             sender.kill()
-        failed = await run.coordinator.next(WeightFailed, seconds=60)
+        failed = await run.coordinator.next(WeightFailed)
         sender.kill()
     assert failed.update == message.update
     queued = run.request([1, 2, 3], 10)
@@ -370,11 +370,11 @@ async def test_an_engine_that_cannot_join_continues_unchanged(run):
     message = run.trainer.prepare(run.engine, fresh=True, timeout=1.5)
     message.group = "not the nonce"
     await run.coordinator.send(message)
-    failed = await run.coordinator.next(WeightFailed, seconds=60)
+    failed = await run.coordinator.next(WeightFailed)
     assert failed.update == message.update
     still = run.request([1, 2, 3], 10)
     await run.coordinator.send(still)
-    done = await run.coordinator.completion(still.request_id, seconds=60)  # no weights were loaded
+    done = await run.coordinator.completion(still.request_id)  # no weights were loaded
     assert done.spans == [VersionSpan(run.trainer.version - 1, 0, 10)]
     with pytest.raises(WeightTransferError):
         run.trainer.sender.close(run.engine)
@@ -412,7 +412,7 @@ async def test_a_killed_server_is_back_in_service_once_it_has_weights(run, engin
     family = [server, *server.children(recursive=True)]
     await asyncio.sleep(0.2)
     await a_dead_server_is_gone(engine, lambda: server.send_signal(signal.SIGKILL))
-    died = await run.coordinator.next(EngineCrashed, seconds=60)
+    died = await run.coordinator.next(EngineCrashed)
     # Sometimes a request reports that the engine core is dead before the agent sees the exit of the server.
     assert died.reason.startswith(("the engine server was killed by SIGKILL", "the engine inside the server is dead"))
     assert not died.starting
@@ -439,7 +439,7 @@ async def test_settings_that_vllm_refuses_end_the_agent_with_the_reason(run, tmp
     assert agent.returncode == 2
     last = log.decode().splitlines()[-1]
     assert "rollouts: pool 'main' cannot start its engine: the engine server exited with code 2: User-specified" in last
-    died = await coordinator.next(EngineCrashed, seconds=60)
+    died = await coordinator.next(EngineCrashed)
     assert died.starting and "max_model_len (4096) is greater than" in died.reason
 
 

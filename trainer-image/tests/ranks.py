@@ -28,9 +28,9 @@ def on_ranks(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
     ]
     for process in processes:
         process.start()
-    results = [reader.recv() if reader.poll(40) else ("timeout", None) for reader, _ in pipes]
+    results = [reader.recv() if reader.poll(240) else ("timeout", None) for reader, _ in pipes]
     for process in processes:
-        process.join(60)
+        process.join(20)
         process.kill()
     assert all(problem == "" for problem, _ in results), results
     return [result for _, result in results]
