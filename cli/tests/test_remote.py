@@ -211,7 +211,7 @@ def test_an_answer_that_is_not_from_an_api_server_is_an_error() -> None:
 
 
 def test_an_unsupported_proxy_is_rejected() -> None:
-    with pytest.raises(AccessError, match="the proxy socks5://p cannot be used"):
+    with pytest.raises(AccessError, match="the proxy socks5://p is not supported"):
         SyncApiClient(Access("https://k:1", proxy="socks5://me:secret@p:1"), "test").connection()
 
 
