@@ -70,8 +70,8 @@ def test_a_file_that_differs_is_reported_with_the_command_that_updates_it(tmp_pa
     (tmp_path / "crds" / "stray.yaml").write_text("old")
     found = problems(tmp_path)
     assert "crds/rljob.dev_rljobs.yaml: out of date; run make crds" in found
-    assert "crds/rljob.dev_rljobscales.yaml: is not there; run make crds" in found
-    assert "docs/cli.md: is not there; run make docs" in found
+    assert "crds/rljob.dev_rljobscales.yaml: missing; run make crds" in found
+    assert "docs/cli.md: missing; run make docs" in found
     assert "crds/stray.yaml: nothing generates it; remove it" in found
 
 
