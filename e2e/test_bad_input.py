@@ -561,7 +561,7 @@ RUN_ERRORS: dict[str, tuple[Callable[[World], object], int, str]] = {
     "a reward that exits at once": (
         scored_by("raise SystemExit(3)"),
         1,
-        "reward-exact exited with code 3 .*its 1 restarts",
+        r"reward-exact exited with code 3 and exceeded spec.failurePolicy.maxRestarts \(1\)",
     ),
     "a reward that rejects its configuration": (
         scored_by("raise SystemExit(2)"),
@@ -603,7 +603,7 @@ def test_an_error_during_a_run_ends_it_with_one_message(
 
 
 def test_a_crashed_check_is_not_a_configuration_error(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    world.patch.setattr(job_checks, "_planned", lambda *_: [("unknown", dict(os.environ))])
+    world.patch.setattr(job_checks, "_planned_checks", lambda *_: [("unknown", dict(os.environ))])
     world.write("job.yaml", write_yaml(world.data))
     code, _, err = rljob(capsys, "run", "job.yaml", "--run-dir", world.run)
     assert code == 1
