@@ -176,7 +176,7 @@ class FaultEnvironment(Harness):
             if is_done:
                 return
             if code == 2:
-                raise RuntimeError(f"{component} exited with 2; see {log}")
+                raise RuntimeError(f"{component} exited with 2; the end of its log: {log.read_text()[-400:]!r}")
             await asyncio.sleep(RESTART_SECONDS)
 
     async def _is_over(self) -> bool:

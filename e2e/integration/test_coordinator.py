@@ -326,7 +326,7 @@ async def test_no_status_is_written_to_another_job_of_the_same_name(
     old = RLJobClient(replace(rljob.job_ref, uid="11111111-2222-3333-4444-555555555555"))
     own = RLJobClient(rljob.job_ref)
     try:
-        with pytest.raises(ConflictError, match="is another one by now") as refused:
+        with pytest.raises(ConflictError, match="was replaced by another one") as refused:
             await old.apply_run({"state": "Succeeded"})
         assert refused.value.code == 409
         version = await own.apply_run({"state": "Running"})
@@ -341,7 +341,7 @@ async def test_no_status_is_written_to_another_job_of_the_same_name(
         cluster.api.delete(rljob.path)
         await asyncio.to_thread(cluster.api.wait_gone, rljob.path)
         cluster.api.create(manifest(namespace, "sums", make_job()))
-        with pytest.raises(ConflictError, match="is another one by now"):
+        with pytest.raises(ConflictError, match="was replaced by another one"):
             await own.apply_run({"state": "Succeeded"})
         assert own.gone and "run" not in rljob.get().get("status", {})
     finally:
