@@ -141,7 +141,7 @@ def test_a_damaged_run_directory_is_named(directory, launcher):
     directory.write("job.json", b"{")
     code, out, err = launcher.rljob("status", directory.path)
     assert (code, out) == (2, "")
-    assert err == f"rljob: {directory.path}/job.json is damaged: it is no manifest any more; restore it\n"
+    assert err == f"rljob: {directory.path}/job.json is damaged: it is not a manifest; restore it\n"
 
 
 def test_status_watches_until_the_run_ends(detached):

@@ -169,7 +169,7 @@ def test_a_file_system_without_regular_files_is_reported(manifest):
 def test_a_damaged_manifest_is_not_reported_as_another_version(directory, manifest):
     with directory.opened(job(manifest), b""):
         directory.write("job.json", b"{")
-    with pytest.raises(CliError, match=r"job.json is damaged: it is no JSON any more; restore it"):
+    with pytest.raises(CliError, match=r"job.json is damaged: it is not valid JSON; restore it"):
         directory.job()
 
 

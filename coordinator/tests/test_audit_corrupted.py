@@ -30,14 +30,14 @@ PROMPTS = "no prompt is lost or started twice"
 ENDS = "every sample ends exactly once"
 BATCHES = "no sample is in two batches; samples and batches agree"
 AGE = "no trained sample is older than α"
-FILTER = "groups are filtered as the manifest says"
+FILTER = "groups are filtered as the manifest sets"
 REWARDS = "rewards and advantages are finite, and agree"
 SERVED = "engines served what was published"
 TURNS = "turns have no gaps and token counts agree"
 EVALUATIONS = "evaluations have the problems they claim"
 LINEAGE = "each batch was applied once in the lineage of the final checkpoint"
-CHECKPOINTS = "checkpoints are there and are what the ledger says"
-PAYLOAD = "payload is there as it was written"
+CHECKPOINTS = "checkpoints exist and match the ledger"
+PAYLOAD = "every payload record exists and is unchanged"
 META = "the records for a restart are valid"
 NEWEST = "the ledger is as new as the run's own status and checkpoints"
 
@@ -471,9 +471,9 @@ def test_a_corruption_is_found_by_the_check_for_it(broken: Any, corruption: str)
         ("a record lacks log-probabilities", "its log-probabilities or versions do not cover its tokens"),
         ("a record's log-probabilities are NaN", "its log-probabilities or versions do not cover its tokens"),
         ("a record's versions do not cover its tokens", "its log-probabilities or versions do not cover its tokens"),
-        ("a record has another prompt", "the length of its prompt differs from the ledger"),
+        ("a record has another prompt", "the number of tokens of its prompt differs from the ledger"),
         ("a turn does not continue the previous one", "the context of a turn does not start with the previous turn"),
-        ("the second turn lost its observation", "the length of its sequence differs from the ledger"),
+        ("the second turn lost its observation", "the number of tokens of its sequence differs from the ledger"),
         ("the second turn follows another answer", "the context of a turn does not start with the previous turn"),
         ("a turn has another reward", "its reward is not the sum of the rewards of its turns"),
         ("a turn has no reward", "its number of turn rewards differs from its number of turns"),
@@ -529,10 +529,10 @@ def test_a_missing_run_and_a_run_of_another_version_are_rejected_with_a_message(
 ) -> None:
     with pytest.raises(NoRunError, match=r"none does not exist; give the directory of a run$"):
         audit(tmp_path / "none")
-    with pytest.raises(NoRunError, match=r"has no ledger\.sqlite: the run has not started"):
+    with pytest.raises(NoRunError, match=r"has no ledger\.sqlite: no run has started in it"):
         audit(tmp_path)
     (tmp_path / "ledger.sqlite").touch()
-    with pytest.raises(NoRunError, match="is empty: the run has not started"):
+    with pytest.raises(NoRunError, match="is empty: no run has started in it"):
         audit(tmp_path)
     run = copy(finished_run, tmp_path / "run")
     (run / "job.json").unlink()

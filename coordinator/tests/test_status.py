@@ -44,7 +44,7 @@ async def test_parts_say_how_often_they_died_and_why(new_world: Any, tmp_path: P
     await world.some(3)
     components = {each.role: each for each in status_of(world.run).components}
     assert (components["trainer"].restarts, components["trainer"].state) == (1, "Train")
-    assert components["trainer"].message == "doing again what came after its checkpoint: step 0 of 2"
+    assert components["trainer"].message == "repeating the steps after its checkpoint: step 0 of 2"
     assert "signal 9" in components["agent"].message
     assert components["runner"].instance == world.runner.peer.instance
 

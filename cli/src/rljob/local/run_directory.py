@@ -146,7 +146,7 @@ class RunDirectory:
             return RLJob.model_validate_json((self.path / MANIFEST).read_bytes())
         except ValidationError as error:
             if error.errors()[0]["type"] == "json_invalid":
-                raise CliError(f"{self.path / MANIFEST} is damaged: it is no JSON any more; restore it", 2) from None
+                raise CliError(f"{self.path / MANIFEST} is damaged: it is not valid JSON; restore it", 2) from None
             raise CliError(
                 f"{self.path / MANIFEST} is of another version of rljob; use that version or another --run-dir", 2
             ) from None

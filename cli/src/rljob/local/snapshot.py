@@ -152,9 +152,9 @@ def _name(directory: RunDirectory) -> str:
     try:
         name = json.loads(path.read_bytes())["metadata"]["name"]
     except OSError as error:
-        raise CliError(f"{path} cannot be read: {error.strerror}; have its owner allow it", 2) from None
+        raise CliError(f"{path} cannot be read: {error.strerror}; ask its owner for the permission", 2) from None
     except (ValueError, TypeError, KeyError):
-        raise CliError(f"{path} is damaged: it is no manifest any more; restore it", 2) from None
+        raise CliError(f"{path} is damaged: it is not a manifest; restore it", 2) from None
     return str(name)
 
 

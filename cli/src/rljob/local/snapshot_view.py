@@ -104,6 +104,8 @@ def _rows(snapshot: RunSnapshot, width: int) -> Iterator[tuple[str, Text]]:
         yield "components", _components(snapshot)
     for exited in _exits(snapshot)[-MAX_EXITS:]:
         yield "exited", Text(exited, style="yellow")
+    for message in _trainer_messages(snapshot):
+        yield "trainer", Text(message, style="yellow")
 
 
 def _status_rows(status: RunStatus, width: int) -> Iterator[tuple[str, Text]]:
@@ -156,6 +158,12 @@ def _exits(snapshot: RunSnapshot) -> list[str]:
     connected = snapshot.status.components if snapshot.status else []
     agents = [component for component in connected if component.role == "agent" and component.message]
     return found + [f"engine of {agent.instance}: {agent.message}" for agent in agents]
+
+
+def _trainer_messages(snapshot: RunSnapshot) -> list[str]:
+    """Return why the trainer waits, or which steps it repeats."""
+    connected = snapshot.status.components if snapshot.status else []
+    return [trainer.message for trainer in connected if trainer.role == "trainer" and trainer.message]
 
 
 def _by_task(status: RunStatus) -> list[list[EvaluationResult]]:

@@ -152,7 +152,7 @@ def _component_statuses(run: Run) -> list[ComponentStatus]:
 def _trainer(session: TrainerSession, connection: Connection, version: int) -> ComponentStatus:
     message = session.blocked
     if not message and session.step < version:
-        message = f"doing again what came after its checkpoint: step {session.step} of {version}"
+        message = f"repeating the steps after its checkpoint: step {session.step} of {version}"
     return ComponentStatus(
         "trainer", connection.instance, session.busy or "waiting", max(0, session.incarnation - 1), message
     )

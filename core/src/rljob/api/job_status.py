@@ -169,7 +169,7 @@ class EngineStatus(StatusPart):
     """An engine connected to the coordinator."""
 
     name: Annotated[str, Field(max_length=253)]
-    """Name of the engine's pod."""
+    """Name of the engine: in a cluster its pod."""
     load: Count = 0
     """Requests in flight."""
     drained: bool = False
@@ -223,7 +223,7 @@ class RunState(StatusPart):
     evaluations: Annotated[list[EvaluationResult], Field(max_length=MOST_EVALUATIONS)] = field(default_factory=list)
     """Evaluation results: the first and the newest."""
     observed_generation: Count = 0
-    """Generation of the spec that the coordinator has acted on (suspend)."""
+    """Generation of the spec that the coordinator has acted on (suspend); 0 outside a cluster."""
 
 
 class RLJobStatus(Model):

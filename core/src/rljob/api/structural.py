@@ -85,8 +85,8 @@ def ordered(schema: Schema) -> Schema:
 
 
 def pod_template() -> Schema:
-    """Return the structural schema of a PodTemplateSpec. Only keys of lists are required; any other field may be null,
-    which deletes it."""
+    """Return the structural schema of a PodTemplateSpec. Only keys of lists are required; any other field except
+    restartPolicy may be null, which deletes it."""
     return _inlined(pod_models.SCHEMA, "template")
 
 

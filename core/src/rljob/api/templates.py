@@ -63,7 +63,9 @@ def value_of(row: Mapping[str, Any], column: str) -> Any:
         ValueError: the row lacks the column.
     """
     if column not in row:
-        known = ", ".join(row) or "none"
+        if not row:
+            raise ValueError(f"there is no column {column!r}; the row has no columns")
+        known = ", ".join(row)
         raise ValueError(
             f"there is no column {column!r}; there are {known}; name one of them, or rename one with columns"
         )

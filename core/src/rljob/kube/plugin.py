@@ -43,7 +43,7 @@ class Plugin:
     Args:
         config: ``users[].user.exec``.
         cluster: ``clusters[].cluster``, passed to the program if provideClusterInfo is set.
-        directory: directory of the kubeconfig; a relative command is a path in it.
+        directory: directory of the kubeconfig; a command with a slash is relative to it.
 
     Raises:
         ValueError: the configuration cannot be used.

@@ -93,7 +93,8 @@ class SyncApiClient:
         raise AssertionError("the last try returns or raises")
 
     def _may_retry(self, refused: ApiError, tries: int) -> bool:
-        """Return whether a retry may succeed. Sleep for the time of Retry-After before such a retry."""
+        """Return whether a retry may succeed. Before the retry of a 429, sleep for Retry-After or 1 s, at
+        most MAX_RETRY_SECONDS."""
         if isinstance(refused, UnauthorizedError) and self.access.plugin is not None and tries == 0:
             self.access.forget_credentials()  # the credentials may have been revoked before they expired
             return True

@@ -68,11 +68,11 @@ def audit(storage: Path) -> Report:
         try:
             _examine(ledger, spec, files, report)
         except sqlite3.DatabaseError as error:
-            database.fail(f"the other checks cannot run: {error}")
+            database.fail(f"the remaining checks cannot run: {error}")
         except (TypeError, ValueError, OverflowError) as error:
             if database.ok:
                 raise  # the values are valid, so this is a defect of the audit
-            database.fail(f"the other checks cannot run on such values: {error}")
+            database.fail(f"the remaining checks cannot run on such values: {error}")
     report.ok = all(check.ok for check in report.checks)
     return report
 

@@ -87,7 +87,7 @@ def examine_lineage(ledger: LedgerReader, version: int) -> Check:
 
 def examine_checkpoints(ledger: LedgerReader, steps: int, finished: bool) -> Check:
     """Check the kept checkpoints: all if the run is done, else the newest, since older ones may be in removal."""
-    findings = Findings("checkpoints are there and are what the ledger says")
+    findings = Findings("checkpoints exist and match the ledger")
     findings.examined = ledger.value("SELECT COUNT(*) FROM checkpoints")
     kept = ledger.rows("SELECT step, path, incarnation FROM checkpoints WHERE removed = 0 ORDER BY step DESC")
     if finished and steps > 0 and (not kept or kept[0]["step"] != steps):

@@ -25,7 +25,7 @@ FROM completions c JOIN samples s ON s.id = c.sample ORDER BY c.sample, c.turn, 
 
 def examine_payload(ledger: LedgerReader) -> Check:
     """Check every existing payload record. Only the records of one sample are in memory at a time."""
-    findings = Findings("payload is there as it was written")
+    findings = Findings("every payload record exists and is unchanged")
     sizes = {segment: ledger.payload.path(segment).stat().st_size for segment in ledger.payload.segments()}
     _examine_segments(ledger, set(sizes), findings)
     for sample, rows in groupby(ledger.db.execute(COMPLETIONS), key=lambda row: row["sample"]):
@@ -104,11 +104,11 @@ def _mismatches(counted: list[tuple[sqlite3.Row, PayloadRecord | None]]) -> Iter
     if row["ended"] != row["finish"]:
         yield "its finish differs from that of its last completion"
     if first is not None and row["prompt_tokens"] != len(first.prompt) // INT32:
-        yield "the length of its prompt differs from the ledger"
+        yield "the number of tokens of its prompt differs from the ledger"
     if last is not None:
         written = sum(completion["tokens"] for completion, _ in counted if completion["turn"] == row["turn"])
         if row["total_tokens"] != len(last.prompt) // INT32 + written:
-            yield "the length of its sequence differs from the ledger"
+            yield "the number of tokens of its sequence differs from the ledger"
     records = [record for _, record in counted if record is not None]
     if len(records) < len(counted):
         return

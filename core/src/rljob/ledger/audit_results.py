@@ -30,7 +30,7 @@ RESULTS = (
         ),
     ),
     Property(
-        "groups are filtered as the manifest says",
+        "groups are filtered as the manifest sets",
         "SELECT COUNT(*) FROM ends WHERE kind = 'train' AND trained + batched + filtered > 0",
         (
             AuditRule(
@@ -140,7 +140,7 @@ RESULTS = (
                 " WHERE c.attempt >= s.attempt GROUP BY c.sample, c.turn HAVING MIN(c.attempt) != MIN(s.attempt)"
                 " OR MAX(c.attempt) - MIN(c.attempt) + 1 != COUNT(*)"
                 " OR COALESCE(MIN(CASE WHEN c.finish != 'abort' THEN c.attempt END), MAX(c.attempt)) != MAX(c.attempt)",
-                "one of its completions is missing, or follows its last completion",
+                "one of its completions is missing, or follows the completion that finished the turn",
             ),
             AuditRule(
                 "SELECT 'completion of ' || sample FROM completions WHERE finish NOT IN ('stop', 'length', 'abort')"

@@ -121,7 +121,7 @@ ACCOUNTS = (
             AuditRule(
                 "SELECT 'group ' || id FROM ends WHERE first IS NOT 0 OR last + 1 != samples"
                 " OR samples != CASE kind WHEN 'train' THEN :admitted ELSE 1 END",
-                "its members are not complete, or not numbered from 0",
+                "it has too few or too many members, or they are not numbered from 0",
             ),
             AuditRule(
                 "SELECT 'group ' || id FROM (SELECT id, seq, LAG(seq, 1, -1) OVER (PARTITION BY kind,"
@@ -193,7 +193,7 @@ ACCOUNTS = (
             ),
             AuditRule(
                 "SELECT 'group ' || id FROM ends WHERE kind = 'train' AND waiting > 0 AND waiting < :members",
-                "some of its samples ended, and the open ones are too few for a batch",
+                "some of its samples ended, and too few are left to complete the group",
             ),
             AuditRule(
                 "SELECT 'sample ' || id FROM samples WHERE (reason != '') !="
@@ -234,7 +234,7 @@ ACCOUNTS = (
             AuditRule(
                 "SELECT 'batch ' || b.step FROM batches b WHERE (SELECT COUNT(DISTINCT s.group_id) FROM samples s"
                 " WHERE s.step = b.step) != :groups",
-                "its number of groups is wrong",
+                "its number of groups is not training.promptsPerStep",
             ),
             AuditRule(
                 "SELECT 'group ' || id FROM ends WHERE steps > 1",

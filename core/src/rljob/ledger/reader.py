@@ -91,7 +91,7 @@ class LedgerReader:
 def _connect(path: Path) -> sqlite3.Connection:
     """Return a connection inside a read transaction, so that later commits of the run are not visible."""
     if not path.is_file():
-        missing = "does not exist" if not path.parent.is_dir() else f"has no {LEDGER}: the run has not started"
+        missing = "does not exist" if not path.parent.is_dir() else f"has no {LEDGER}: no run has started in it"
         raise NoRunError(f"{path.parent} {missing}; give the directory of a run")
     try:
         db = _open_read_only(path)
@@ -103,7 +103,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     except ValueError as error:
         raise NoRunError(str(error)) from None
     if not tables:
-        raise NoRunError(f"{path} is empty: the run has not started; give the directory of a run")
+        raise NoRunError(f"{path} is empty: no run has started in it; give the directory of a run")
     return db
 
 

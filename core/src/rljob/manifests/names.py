@@ -1,5 +1,5 @@
 """Names, labels and annotations of a job's objects and pods. They depend on the job alone, so that creating an object
-again has the same name.
+twice gives the same object.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The status of a run: a RunStatus as JSON in GET /v1/status and status.json.
 
-In a cluster status.run (rljob.api.job_status.RunState) holds the same without the fields of RunStatus, which grow with
-the run. Field names are camelCase on the wire. A reader decodes with :func:`decode_status`.
+In a cluster status.run (rljob.api.job_status.RunState) holds the same without NOT_IN_CLUSTER, and with bounded lists.
+Field names are camelCase on the wire. A reader decodes with :func:`decode_status`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ComponentStatus(StatusPart):
 
 @dataclass
 class RunStatus(RunState):
-    """The whole status. Fields that are also in RunState have no maximum here."""
+    """The whole status. The fields that are declared here replace those of RunState, without their maximum."""
 
     message: str = ""
     metrics: list[Metric] = field(default_factory=list)
