@@ -32,8 +32,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
+from tools.cluster.build import BuildError
 from tools.cluster.node import MachineError, NoClusterError, NotAllowedError, chosen, install
 from tools.cluster.node.system import CommandError
+from tools.cluster.toolchain import NoToolchainError
 
 ROOT = Path(__file__).parents[1]
 CHECKS = ("lint", "types", "layers")
@@ -46,7 +48,11 @@ TOOLS = {
 WORKERS, API_SERVERS, POD_WORKERS = 2, 3, 2
 NEEDS_KUBERNETES = "apiserver or cluster"
 NOTHING_SELECTED = 5  # pytest's exit code
-NO_CLUSTER = (MachineError, NoClusterError, NotAllowedError, CommandError, install.InstallError, TimeoutError)
+NO_CLUSTER = (
+    *(MachineError, NoClusterError, NotAllowedError, BuildError, NoToolchainError, install.InstallError),
+    *(CommandError, subprocess.CalledProcessError, OSError),
+)
+"""Errors of a cluster that cannot be started or prepared: they fail the phase, and the next phases run."""
 NICENESS = 10
 LAST_LINES = 60
 IGNORED = ("__pycache__", ".egg-info")
@@ -122,6 +128,7 @@ def _pods() -> bool:
     """Run the tests in pods on one cluster, which is started before the first process and stopped after the last."""
     try:
         with chosen() as cluster:
+            _print("loading the images into the cluster")
             install.from_layout(cluster)  # here, because the minutes of a first unpacking are not a test's time
             return _pytest(*_spread(POD_WORKERS, "loadfile"), PODS)
     except NO_CLUSTER as error:

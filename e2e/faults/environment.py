@@ -129,9 +129,7 @@ class FaultEnvironment(Harness):
     async def resume(self, job: RLJob) -> None:
         """Resume with a job that may have more steps, as the same `rljob run` command does."""
         self.job = job
-        manifest = self.storage / "job.json.new"
-        manifest.write_text(job.model_dump_json(by_alias=True))
-        manifest.replace(self.storage / "job.json")  # a restarting component may read it at this moment
+        await self._replace_manifest()
         before = self._children["coordinator"]
         self._end("coordinator")
         # Wait for its exit; otherwise it would report the end of the run again to the trainer and to _is_over.
@@ -145,6 +143,18 @@ class FaultEnvironment(Harness):
         headers = {"Authorization": f"Bearer {TOKENS['owner']}"}
         while (await self._request("post", "/v1/suspend", headers)).get("state") not in ("Suspended", "Succeeded"):
             await asyncio.sleep(POLL_SECONDS)
+
+    async def _replace_manifest(self) -> None:
+        """Replace job.json at once: a restarting component may read it at this moment."""
+        manifest = self.storage / "job.json.new"
+        while True:
+            try:
+                manifest.write_text(self.job.model_dump_json(by_alias=True))
+            except OSError:  # the disk is full for a while
+                await asyncio.sleep(POLL_SECONDS)
+            else:
+                break
+        manifest.replace(self.storage / "job.json")
 
     def _end(self, component: str) -> None:
         child = self._children.get(component)

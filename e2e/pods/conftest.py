@@ -30,10 +30,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, N
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(TIMEOUT_SECONDS))
     yield
-    if first := next((item for item in items if "node" in getattr(item, "fixturenames", ())), None):
-        marker = first.get_closest_marker("timeout")
-        assert marker is not None
-        first.add_marker(pytest.mark.timeout(marker.args[0] + START_SECONDS), append=False)
+    seen: set[Path] = set()
+    for item in items:  # the first test of a file may be the first of its process, and wait for the cluster
+        marker = item.get_closest_marker("timeout")
+        if (
+            marker
+            and item.path.is_relative_to(HERE)
+            and item.path not in seen
+            and "node" in getattr(item, "fixturenames", ())
+        ):
+            seen.add(item.path)
+            item.add_marker(pytest.mark.timeout(marker.args[0] + START_SECONDS), append=False)
 
 
 @pytest.fixture(scope="session")

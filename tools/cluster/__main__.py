@@ -3,7 +3,7 @@
 python -m tools.cluster build [NAME...]   builds missing programs (all, or those named) and prints their directories
 python -m tools.cluster up [--nodes N]    starts a control plane, prints how to use it, and keeps it until Ctrl-C
 python -m tools.cluster start [--tag T]   starts the real cluster; installs rljob if its images are built
-python -m tools.cluster stop              stops it and removes all its files
+python -m tools.cluster stop              stops it and removes all its files except the images
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> int:
     real = commands.add_parser("start", help="start the real cluster of one node, in the background")
     real.add_argument("--tag", default=install.TAG, help=f"tag of the images to install (default: {install.TAG})")
     real.add_argument("--context", help="install in this cluster instead; kind-…, or named by RLJOB_E2E_CONTEXT")
-    commands.add_parser("stop", help="end the real cluster and remove everything")
+    commands.add_parser("stop", help="stop the real cluster and remove its files except the images")
     arguments = parser.parse_args()
     try:
         if arguments.command == "build":

@@ -39,6 +39,7 @@ def test_an_engine_with_too_little_memory_ends_the_job_with_words_that_say_so(no
     assert "memory" in told.lower() or "OOMKilled" in told, told
 
 
+@pytest.mark.alone
 def test_a_taint_that_evicts_every_pod_costs_time_and_no_restart(node: Cluster, namespace: str) -> None:
     job, (name,) = Job(node, namespace, small()), node.nodes
     job.apply()

@@ -96,6 +96,7 @@ def test_a_reward_pod_that_is_deleted_is_replaced_and_the_run_continues(node: Cl
     complete(job)
 
 
+@pytest.mark.alone
 def test_a_job_ends_without_an_operator_and_is_tidied_up_when_there_is_one_again(node: Cluster, namespace: str) -> None:
     job, operators = Job(node, namespace, small()), Operators(node)
     job.apply()
