@@ -51,6 +51,7 @@ class LocalApiServer(uvicorn.Server):
         try:
             listener = socket.create_server((LOOPBACK, port))
         except (OSError, OverflowError) as error:
-            log.error("the local API is not available: cannot listen on port %d of %s: %s", port, LOOPBACK, error)
+            problem = "the local API is not available: cannot listen on port %d of %s: %s; the run continues"
+            log.error(problem, port, LOOPBACK, error)
             return
         await self.serve([listener])

@@ -42,7 +42,9 @@ class RunnerMessages:
         for task in (run.spec.evaluation.tasks or []) if run.spec.evaluation is not None else []:
             if message.held_out.get(task) == 0:
                 run.fail(
-                    "NoHeldOutRows", f"task {task} has no held-out rows to evaluate; set held-out rows in its data"
+                    "NoHeldOutRows",
+                    f"task {task} has no held-out rows to evaluate; set heldOutFraction, "
+                    "heldOutPath or heldOutSplit of its data",
                 )
         run.trajectories.register_runner(connection, message.capacity, message.driving)
         run.changed()

@@ -69,7 +69,8 @@ async def serve(environment: ComponentEnvironment) -> None:
         )
     )
     for number in (signal.SIGTERM, signal.SIGINT):
-        # uvicorn installs its own handlers while it serves, and raises the signal again afterwards: ignore that one
+        # uvicorn installs its own handlers while it serves, and raises the signal again afterwards; the default action
+        # would end this process.
         signal.signal(number, lambda *_: setattr(server, "should_exit", True))
     tracking = TrackingWriter(environment.storage, environment.job.spec.tracking.tensorboard)
     committing = asyncio.create_task(ledger.run())

@@ -135,9 +135,8 @@ class EventFile:
 
     def __init__(self, directory: Path, first: int) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        path = (
-            directory / f"events.out.tfevents.{time.time_ns():019d}.{socket.gethostname()}"
-        )  # TensorBoard reads in order of name
+        # TensorBoard reads the files in the order of their names.
+        path = directory / f"events.out.tfevents.{time.time_ns():019d}.{socket.gethostname()}"
         self._records = RecordWriter(path.open("wb"))
         try:
             self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))

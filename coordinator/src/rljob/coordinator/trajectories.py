@@ -2,7 +2,8 @@
 
 A sample is *leased* to a runner, which requests *generation*; the request waits for an engine, runs, and its completion
 is recorded before any message about it is sent. An interrupted turn continues from its recorded prefix as a new
-attempt. The first record of (sample, turn, attempt) counts; later ones are acknowledged and dropped."""
+attempt. The first record of (sample, turn, attempt) counts; later ones are acknowledged and dropped.
+"""
 
 from __future__ import annotations
 
@@ -271,9 +272,8 @@ class Trajectories:
         request_id = completion.request_id
         tokens = len(completion.token_ids) // INT32
         versions = [span.version for span in completion.spans]
-        if (
-            not versions and completion.finish != "abort"
-        ):  # no tokens: attribute it to the version that the engine serves
+        if not versions and completion.finish != "abort":
+            # No tokens: attribute the completion to the version that the engine serves.
             serving = engine.serving[1] if engine is not None and engine.serving is not None else trajectory.dispatched
             versions = [serving] if serving is not None else []
         known = [*versions, *([] if trajectory.recorded_version is None else [trajectory.recorded_version])]

@@ -138,7 +138,7 @@ class _Preparation:
                 rows = min(FIRST_ROWS, source.size(split) or FIRST_ROWS)
                 problems = [source.problem(split, row) for row in range(rows)]
                 with self._collecting_problems(f"{where}: "):
-                    if row_check is not None and not isinstance(source, TableSource):  # it has checked all its rows
+                    if row_check is not None and not isinstance(source, TableSource):  # a table has checked all rows
                         for problem in problems:
                             row_check(problem)
                     self._check_prompts(task, problems)

@@ -173,7 +173,7 @@ def _keys(ledger: LedgerReader, query: str, parameters: dict[str, Any], prefix: 
         for row in ledger.db.execute(query, parameters):
             yield f"{prefix}{row[0]}"
     except sqlite3.DatabaseError as error:
-        yield f"query failed ({error})"
+        yield f"rows that could not be checked ({error})"
 
 
 def count(ledger: LedgerReader) -> dict[str, int]:

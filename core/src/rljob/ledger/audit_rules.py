@@ -229,7 +229,7 @@ ACCOUNTS = (
                 "SELECT 'sample ' || sample FROM (SELECT l.sample AS sample, l.place AS place, ROW_NUMBER() OVER"
                 " (PARTITION BY l.step ORDER BY g.seq, s.member) - 1 AS due FROM listed l JOIN samples s"
                 " ON s.id = l.sample JOIN groups g ON g.id = s.group_id) WHERE place != due",
-                "its position in the batch is wrong",
+                "its position in the batch does not follow the order of admission and member",
             ),
             AuditRule(
                 "SELECT 'batch ' || b.step FROM batches b WHERE (SELECT COUNT(DISTINCT s.group_id) FROM samples s"

@@ -15,7 +15,7 @@ REJECTED: tuple[End, ...] = ("filtered", "surplus", "expired", "failed")
 @dataclass(eq=False)
 class Sample:
     """One member of a group. ``min_version`` is the lowest policy version among its tokens and, during generation, the
-    version of its engine; None before generation."""
+    version of its engine; None without tokens and without an engine."""
 
     id: str
     group: Group
@@ -32,7 +32,8 @@ class Sample:
 
 @dataclass(eq=False)
 class Group:
-    """The samples of one prompt. ``seq``: order of admission. ``complete``: enough members are scored for a batch."""
+    """The samples of one prompt. ``seq``: order of admission. ``complete``: enough members are scored to train
+    the group."""
 
     id: str
     seq: int
@@ -44,12 +45,12 @@ class Group:
 
     @property
     def min_version(self) -> int | None:
-        """Lowest policy version of its samples; None before generation."""
+        """Lowest policy version of its samples that have not ended; None if none of them has one."""
         versions = [s.min_version for s in self.samples if s.min_version is not None and s.end is None]
         return min(versions) if versions else None
 
     def deadline(self, max_staleness: int) -> int | None:
-        """Step of the last batch that the group may join; None before generation."""
+        """Step of the last batch that the group may join; None without a version."""
         lowest = self.min_version
         return None if lowest is None else lowest + max_staleness
 

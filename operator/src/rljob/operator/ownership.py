@@ -11,8 +11,8 @@ from rljob.operator.object_kinds import CLAIM, FIELD_MANAGER
 
 
 def is_ours(job: Meta, kind: str, meta: Meta) -> bool:
-    """Return whether an object belongs to the job: the job is its controller, or it is a claim without a controller that
-    has the job's label."""
+    """Return whether an object belongs to the job: the job is its controller, or it is a claim without a controller
+    that has the job's label."""
     for reference in meta.owner_references:
         if reference.controller:
             return reference.uid == job.uid

@@ -114,9 +114,8 @@ class CheckpointStore:
         with self._needing_room("the file of the trainer's incarnation"):
             self.directory.mkdir(parents=True, exist_ok=True)
             with self._exclusive(incarnation):
-                new = (
-                    self.directory / "incarnation.new"
-                )  # written apart and renamed: a full disk must not truncate the existing file
+                # Written apart and renamed: a full disk must not truncate the existing file.
+                new = self.directory / "incarnation.new"
                 new.write_text(str(incarnation))
                 new.rename(self.directory / "incarnation")
 

@@ -257,9 +257,8 @@ class TrainerLoop:
         if self._world.rank != 0:
             return
         if self._checkpoints.has(command.step):
-            self._checkpoints.remove(
-                command.remove
-            )  # before the answer: if the trainer dies here, the command is repeated
+            # Before the answer: if the trainer dies here, the command is repeated.
+            self._checkpoints.remove(command.remove)
             path = self._checkpoints.relative(command.step)
             self._coordinator.post(Checkpointed(command.incarnation, command.step, path))
         else:

@@ -103,7 +103,8 @@ class World:
 
 
 def join_world() -> World:
-    """Join the groups that the variables of rljob.trainer.launch (or torchrun) describe; without them, of one rank."""
+    """Join the groups that the variables of rljob.trainer.launch (or torchrun) describe. Without them the world has one
+    rank."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     rank = int(os.environ.get("RANK", "0"))
     local_rank = int(os.environ.get("LOCAL_RANK", str(rank)))

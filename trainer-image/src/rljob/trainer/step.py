@@ -182,9 +182,8 @@ class PolicyLoss:
 
     def _share(self, i: int, output: Output) -> Tensor:
         inputs, tokens = self._minibatch[i], self._minibatch[i].tokens
-        logprobs_BK = output.logprobs_BK.where(
-            tokens.mask_BK, 0.0
-        )  # stops the gradient of other positions, also if it is nan
+        # where() stops the gradient of the other positions, also if it is nan.
+        logprobs_BK = output.logprobs_BK.where(tokens.mask_BK, 0.0)
         old_BK = logprobs_BK.detach() if self._old is None else self._old[i].where(tokens.mask_BK, 0.0)
         objective = self._objective(
             ObjectiveInputs(

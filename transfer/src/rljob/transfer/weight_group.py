@@ -111,9 +111,8 @@ class WeightGroup:
         prefixed = dist.PrefixStore(rendezvous.group, store)
         if transport == "nccl":
             nccl = dist.ProcessGroupNCCL.Options()
-            nccl._timeout = timedelta(
-                days=365
-            )  # broadcast() has its own deadline; a timeout of the watchdog would end the process
+            # broadcast() has its own deadline; a timeout of the watchdog would end the process.
+            nccl._timeout = timedelta(days=365)
             return cls(dist.ProcessGroupNCCL(prefixed, rank, rendezvous.world_size, nccl), device)
         gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in the stub
         gloo._timeout = timeout
