@@ -32,10 +32,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from tools.cluster.build import BuildError
-from tools.cluster.node import MachineError, NoClusterError, NotAllowedError, chosen, install
-from tools.cluster.node.system import CommandError
-from tools.cluster.toolchain import NoToolchainError
+from tools.cluster import errors
+from tools.cluster.node import chosen, install
 
 ROOT = Path(__file__).parents[1]
 CHECKS = ("lint", "types", "layers")
@@ -48,10 +46,7 @@ TOOLS = {
 WORKERS, API_SERVERS, POD_WORKERS = 2, 3, 2
 NEEDS_KUBERNETES = "apiserver or cluster"
 NOTHING_SELECTED = 5  # pytest's exit code
-NO_CLUSTER = (
-    *(MachineError, NoClusterError, NotAllowedError, BuildError, NoToolchainError, install.InstallError),
-    *(CommandError, subprocess.CalledProcessError, OSError),
-)
+NO_CLUSTER = (*errors.REFUSED, *errors.FAILED, subprocess.CalledProcessError, OSError)
 """Errors of a cluster that cannot be started or prepared: they fail the phase, and the next phases run."""
 NICENESS = 10
 LAST_LINES = 60

@@ -16,16 +16,12 @@ import sys
 import time
 from pathlib import Path
 
-from tools.cluster import build
+from tools.cluster import build, errors
 from tools.cluster.controlplane import ControlPlane
-from tools.cluster.node import Cluster, MachineError, NoClusterError, Node, NotAllowedError, chosen, install
-from tools.cluster.node.install import InstallError
-from tools.cluster.node.system import CommandError
-from tools.cluster.toolchain import NoToolchainError
+from tools.cluster.node import Cluster, Node, chosen, install
 
 ROOT = Path(__file__).parents[2]
 _CHECK_SECONDS = 1.0
-_EXPECTED = (build.BuildError, NoToolchainError, NoClusterError, CommandError, InstallError, TimeoutError)
 
 
 def main() -> int:
@@ -50,10 +46,10 @@ def main() -> int:
         if arguments.command == "stop":
             return _stop()
         return _up(arguments.nodes)
-    except (MachineError, NotAllowedError) as error:  # nothing was started
+    except errors.REFUSED as error:
         logging.error("%s", error)
         return 2
-    except _EXPECTED as error:
+    except errors.FAILED as error:
         logging.error("%s", error)
         return 1
 

@@ -77,7 +77,7 @@ def test_a_failed_build_is_shown_and_the_pods_are_not_tried(tried, monkeypatch, 
 
 def test_a_cluster_that_does_not_start_fails_the_pods_and_the_run_continues(tried, monkeypatch, capsys):
     def chosen() -> None:
-        raise run_tests.MachineError("the cause")
+        raise run_tests.errors.MachineError("the cause")
 
     images_that_exit_with(0, monkeypatch)
     monkeypatch.setattr(run_tests, "chosen", chosen)
