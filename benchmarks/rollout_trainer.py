@@ -39,7 +39,7 @@ class IdleTrainer:
         self._weights = [(name, tensor.detach().clone()) for name, tensor in model.named_parameters()]
         sender = WeightSender("127.0.0.1", sync.bucket_bytes, sync.timeout_seconds, TRANSPORT)
         self._publisher = BackgroundSender(sender, TRANSPORT, lambda result: self._coordinator.post(result))
-        self._coordinator = CoordinatorClient(url, token, "idle", 0, self._publisher.cancel)
+        self._coordinator = CoordinatorClient(url, token, m.RegisterTrainer("idle", 0, 0), self._publisher.cancel)
         self._incarnation = 0
 
     async def batches(self) -> AsyncGenerator[tuple[int, list[m.SampleTokens]], None]:

@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from e2e.fakes.model import write_model
 from rljob.local import checkpoints
 from rljob.local.run_directory import RunDirectory
-from rljob.trainer.checkpoint import CheckpointStore, TrainerState, read_configuration
+from rljob.protocol.checkpoint_record import TrainerState
+from rljob.trainer.checkpoint import CheckpointStore, read_configuration
 
 
 def test_an_exported_checkpoint_is_the_model_that_was_trained(tmp_path: Path) -> None:
@@ -31,7 +32,7 @@ def test_an_exported_checkpoint_is_the_model_that_was_trained(tmp_path: Path) ->
         trained.model.norm.weight.mul_(1.5)  # a step of training
     weights = {name: tensor.detach().clone() for name, tensor in trained.state_dict().items()}
     moments = {f"exp_avg.{name}": tensor for name, tensor in weights.items()}
-    state = TrainerState(step=7, updates=7, incarnation=1, digest="", versions={})
+    state = TrainerState(step=7, updates=7, incarnation=1, versions={}, files={})
     CheckpointStore(storage).write(state, read_configuration(source), weights, moments)
 
     step, checkpoint = checkpoints.find(RunDirectory(storage), None)

@@ -15,10 +15,8 @@ from rljob.local import checkpoints, evaluation
 from rljob.local.errors import CliError
 from rljob.local.process_usage import ProcessUsageMeter
 from rljob.local.run_directory import RunDirectory
+from rljob.protocol.checkpoint_record import TrainerState, encode_state, hash_file
 from rljob.protocol.run_status import ComponentStatus, encode_status
-
-_HEADER = b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
-WEIGHTS = len(_HEADER).to_bytes(8, "little") + _HEADER + b"01234567"
 
 
 @pytest.fixture
@@ -30,9 +28,11 @@ def run(manifest, tmp_path):
     for step in (2, 10, 12):
         path = directory.path / f"checkpoints/step-{step:06d}"
         (path / "trainer").mkdir(parents=True)
-        for name in ("config.json", "model.safetensors", "tokenizer.json", "trainer.json", "trainer/optimizer"):
+        files = ("config.json", "model.safetensors", "tokenizer.json", "trainer/optimizer")
+        for name in files:
             (path / name).write_text(f'"{name} of {step}"')
-        (path / "model.safetensors").write_bytes(WEIGHTS)
+        state = TrainerState(step, step, 1, {}, {name: hash_file(path / name) for name in files})
+        (path / "trainer.json").write_bytes(encode_state(state))
     (directory.path / "checkpoints/step-000012/trainer.json").unlink()
     (directory.path / "checkpoints/step-000014.tmp-1").mkdir()
     return directory
@@ -77,22 +77,18 @@ def test_a_destination_that_is_not_empty_is_rejected_first(rljob, tmp_path):
         assert err == f"rljob: {tmp_path} is not empty; give a directory that does not exist yet\n"
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "problem"),
-    [
-        ("config.json", b"{", "config.json is not JSON"),
-        ("model.safetensors", WEIGHTS[:-1], "model.safetensors has 69 bytes instead of 70"),
-        ("model.safetensors", b"01234567", "model.safetensors does not begin with a header"),
-        ("model.safetensors", None, "model.safetensors does not exist"),
-    ],
-)
-def test_a_damaged_checkpoint_is_not_exported(run, tmp_path, name, content, problem):
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "trainer.json"])
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "missing"])
+def test_a_damaged_checkpoint_is_not_exported(run, tmp_path, name, damage):
     _, checkpoint = checkpoints.find(run, 10)
-    if content is None:
-        (checkpoint / name).unlink()
+    path = checkpoint / name
+    content = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
     else:
-        (checkpoint / name).write_bytes(content)
-    with pytest.raises(CliError, match=f"{problem}, the checkpoint is damaged; give another --step: 2$") as caught:
+        path.write_bytes(content[:-1] if damage == "truncated" else bytes([content[0] ^ 1]) + content[1:])
+    word = "missing" if damage == "missing" else "damaged"
+    with pytest.raises(CliError, match=rf"^{path} is {word}.*; give another --step: 2$") as caught:
         checkpoints.export(checkpoint, tmp_path / "out")
     assert caught.value.exit_code == 2
     assert not (tmp_path / "out").exists()

@@ -1,5 +1,6 @@
 """`rljob run` as a process, with fake components: its output, its files, and the processes that it kills."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -41,17 +42,21 @@ def test_a_successful_run_prints_its_results(launcher):
 
 
 def test_a_run_that_has_succeeded_prints_its_results_and_starts_nothing(launcher):
-    launcher.answer(SUCCEEDED)
-    assert launcher.run()[0] == 0
-    (launcher.directory / "status.json").write_bytes(encode_status(SUCCEEDED))  # the fake coordinator does not write it
+    warned = dataclasses.replace(SUCCEEDED, warnings=["the checkpoint of step 2 was refused", "lineage 1 starts"])
+    launcher.answer(warned)
+    code, out, _ = launcher.run()
+    assert code == 0
+    assert [out.count(f"warning: {warning}\n") for warning in warned.warnings] == [2, 2], "at once and in the summary"
     events = launcher.events()
+    assert [event["message"] for event in events if event["event"] == "warning"] == warned.warnings
+    (launcher.directory / "status.json").write_bytes(encode_status(warned))  # the fake coordinator does not write it
     code, out, _ = launcher.run()
     assert code == 0
     assert out.startswith("this run has already succeeded\n3 steps in 0:12\nheld-out accuracy of sums: 0.250 before")
     assert launcher.events() == events
     code, out, _ = launcher.run("--set", "spec.training.steps=4")
     assert code == 0
-    assert "resuming the run" in out
+    assert "resuming the run" in out and out.count("lineage 1 starts") == 1, "only in the summary"
     assert json.loads((launcher.directory / "job.json").read_text())["spec"]["training"]["steps"] == 4
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import blake3
 import pytest
 from websockets.exceptions import InvalidMessage
 from websockets.sync.server import ServerConnection, serve
@@ -20,6 +21,7 @@ from rljob.kube.access import Access
 from rljob.kube.errors import AccessError, error_of
 from rljob.kube.plugin import Credential
 from rljob.kube.sync_client import SyncApiClient
+from rljob.local.errors import CliError
 from rljob.local.snapshot_view import plain_lines
 from rljob.remote import export, port_forward
 from rljob.remote.api import Api, ApiRefusedError
@@ -262,7 +264,11 @@ class _Breaking(io.BytesIO):
         return None
 
 
-def test_an_export_continues_after_a_closed_connection(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("digest", ["", "0" * 64])
+def test_an_export_continues_after_a_closed_connection(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, digest: str
+) -> None:
+    """``digest``: of the configuration, if its file is damaged."""
     header = b'{"w": {"dtype": "U8", "shape": [90], "data_offsets": [0, 90]}}'
     files = {"config.json": b"{}", "model.safetensors": len(header).to_bytes(8, "little") + header + bytes(range(90))}
     asked = []
@@ -271,7 +277,9 @@ def test_an_export_continues_after_a_closed_connection(monkeypatch: pytest.Monke
         asked.append(path)
         name, _, query = path.removeprefix("/v1/checkpoints").removeprefix("/8/").partition("?offset=")
         if not name:
-            kept = [{"step": 8, "files": {name: len(data) for name, data in files.items()}}]
+            sizes = {name: len(data) for name, data in files.items()}
+            digests = {name: blake3.blake3(data).hexdigest() for name, data in files.items()}
+            kept = [{"step": 8, "files": sizes, "digests": digests | {"config.json": digest or digests["config.json"]}}]
             return _Breaking(json.dumps(kept).encode(), True)
         rest = files[name][int(query) :]
         return _Breaking(rest[:50], len(rest) <= 50)
@@ -281,6 +289,11 @@ def test_an_export_continues_after_a_closed_connection(monkeypatch: pytest.Monke
     monkeypatch.setattr(Namespace, "pods", lambda self, job, role="": [pod("sums-coordinator-0")])
     body = {"metadata": {"name": "sums"}, "spec": {}}
     job = RemoteJob(Namespace(Api(Access("https://k:1")), "team-a"), body)
+    if digest:
+        with pytest.raises(CliError, match=r"the checkpoint of step 8: config.json is damaged .*no other checkpoint$"):
+            export.export(job, tmp_path / "model", None)
+        assert not (tmp_path / "model").exists()
+        return
     assert export.export(job, tmp_path / "model", None) == 8
     assert {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()} == files
     assert [path.partition("=")[2] for path in asked] == ["", "0", "0", "50", "100", "150"][: len(asked)]

@@ -56,6 +56,16 @@ def test_the_panel_shows_what_a_person_wants_to_know():
     assert components == ["● trainer", "● runner (2 restarts)", "● x (1 restart)", "engine restarts 2"]
 
 
+def test_warnings_of_the_coordinator_are_on_every_screen_and_in_the_summary():
+    status = running()
+    status.warnings = [f"lineage {n} starts at version {n}" for n in range(1, 8)]
+    shown = snapshot(status)
+    lines = [line for line in plain_lines(shown) if line.startswith("warning")]
+    assert lines == [f"warning    {warning}" for warning in status.warnings[-4:]], "the newest"
+    assert "lineage 7 starts at version 7" in text_of(draw(shown, 100))
+    assert [line for line in summary(shown) if "lineage" in line] == [f"warning: {w}" for w in status.warnings[-4:]]
+
+
 def test_a_cause_of_death_is_wrapped_on_a_terminal_and_whole_in_a_pipe():
     shown = snapshot(running())
     shown.components[1].last_exit = "exited with code 1 (the disk of /mnt/volume/some/where/runs/sums is full)"

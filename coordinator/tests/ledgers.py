@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import shutil
 import sqlite3
 import statistics
 from array import array
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,14 @@ import pytest
 from tokenizers import Tokenizer, models
 from world import Trainer, World, job, m
 
+from rljob.protocol.checkpoint_record import TrainerState, encode_state, hash_file, read_state_file
+
 FAILING = ("g1.0", "g5.1")  # their rewards are NaN
+CHECKPOINT_FILES = {
+    "config.json": b"{}",
+    "model.safetensors": b"weights",
+    "trainer/optimizer.safetensors": b"moments",
+}
 MANIFEST: dict[str, Any] = {
     "alpha": 1,
     "steps": 6,
@@ -39,6 +46,9 @@ class RecordingTrainer(Trainer):
     def say(self, *messages: Any) -> None:
         super().say(*(self.done.get(x.step, x) if isinstance(x, m.StepDone) else x for x in messages))
 
+    def digest(self, step: int) -> str:
+        return read_state_file(self.world.storage / f"checkpoints/step-{step:06d}").digest
+
     def _execute(self, command: Any) -> None:
         match command:
             case m.Train(step=step, samples=samples):
@@ -46,12 +56,24 @@ class RecordingTrainer(Trainer):
                 self.done[step] = m.StepDone(self.incarnation, step, {"loss": 0.0}, values)
             case m.Checkpoint(step=step, remove=remove):
                 directory = self.world.storage / f"checkpoints/step-{step:06d}"
-                directory.mkdir(parents=True, exist_ok=True)
-                record = {"step": step, "updates": step, "incarnation": self.incarnation}
-                (directory / "trainer.json").write_text(json.dumps(record))
+                write_checkpoint(directory, step, self.incarnation)
                 for old in remove:
                     shutil.rmtree(self.world.storage / f"checkpoints/step-{old:06d}", ignore_errors=True)
         super()._execute(command)
+
+
+def write_checkpoint(
+    directory: Path, step: int, incarnation: int, files: Mapping[str, bytes] = CHECKPOINT_FILES
+) -> str:
+    """Write a checkpoint directory; return the digest of its record."""
+    digests = {}
+    for name, content in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_bytes(content)
+        digests[name] = hash_file(directory / name)
+    state = TrainerState(step, step, incarnation, {}, digests)
+    (directory / "trainer.json").write_bytes(encode_state(state))
+    return state.digest
 
 
 def advantages(samples: list[Any]) -> list[float]:

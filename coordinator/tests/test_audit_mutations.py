@@ -89,6 +89,7 @@ IMMATERIAL: dict[tuple[str, str], tuple[str, Callable[[Row, Any], bool]]] = {
     ("checkpoints", "*"): ("an older checkpoint that is not needed", lambda row, new: row["step"] < 6),
     ("checkpoints", "step"): ("it was removed", lambda row, new: row["removed"] == 1),
     ("checkpoints", "path"): ("it was removed", lambda row, new: row["removed"] == 1),
+    ("checkpoints", "digest"): ("it was removed", lambda row, new: row["removed"] == 1),
     ("checkpoints", "incarnation"): ("it was removed", lambda row, new: row["removed"] == 1),
     ("evaluations", "time"): ("a time", always),
 }  # fmt: skip

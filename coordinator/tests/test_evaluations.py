@@ -226,7 +226,7 @@ async def test_a_run_of_no_steps_evaluates_and_succeeds(new_world: Any, tmp_path
     assert status_of(world.run).state == "Starting"
     await world.settle()
     assert status_of(world.run).state == "Succeeded" and versions(world) == [0]
-    assert world.trainer.saved == {0: "start"} and not world.run.trainer.checkpoints
+    assert world.trainer.saved == {0: "start"} and not world.run.trainer.checkpoints.steps
     assert not world.store.query("SELECT 1 FROM groups WHERE kind = 'train'")
 
 

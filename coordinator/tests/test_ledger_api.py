@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import blake3
 import httpx
 import msgspec
 import pytest
 from fastapi import FastAPI
-from ledgers import alter, batch_of, copy
+from ledgers import alter, batch_of, copy, write_checkpoint
 from world import World, job
 
 from rljob.coordinator import ledger_api
@@ -36,8 +37,8 @@ MODEL = {"config.json": b"{}", "model.safetensors": WEIGHTS}
 def run(finished_run: Path, tmp_path: Path) -> Path:
     """A copy of a run that tests may change; its newest checkpoint has a model."""
     storage = copy(finished_run, tmp_path / "run")
-    for name, data in MODEL.items():
-        (storage / "checkpoints" / "step-000006" / name).write_bytes(data)
+    digest = write_checkpoint(storage / "checkpoints" / "step-000006", 6, 2, MODEL)
+    alter(storage, f"UPDATE checkpoints SET digest = '{digest}' WHERE step = 6")
     return storage
 
 
@@ -79,8 +80,9 @@ async def test_an_empty_list_has_a_reason_and_an_unknown_task_an_error(client: h
 
 
 async def test_a_model_is_fetched_file_by_file_from_an_offset(client: httpx.AsyncClient) -> None:
-    kept = {each["step"]: each["files"] for each in (await client.get("/v1/checkpoints")).json()}
-    assert kept[6] == {name: len(data) for name, data in MODEL.items()}, "all files except the trainer's state"
+    (newest,) = (each for each in (await client.get("/v1/checkpoints")).json() if each["step"] == 6)
+    assert newest["digests"] == {name: blake3.blake3(data).hexdigest() for name, data in MODEL.items()}
+    assert newest["files"] == {name: len(data) for name, data in MODEL.items()}, "all files except the trainer's state"
     whole = await client.get("/v1/checkpoints/6/model.safetensors")
     assert whole.content == MODEL["model.safetensors"] and int(whole.headers["content-length"]) == len(whole.content)
     rest = await client.get("/v1/checkpoints/6/model.safetensors?offset=1279000")

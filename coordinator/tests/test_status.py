@@ -38,8 +38,10 @@ async def test_parts_say_how_often_they_died_and_why(new_world: Any, tmp_path: P
         await world.some(1)
     world.trainer.disconnect()
     world.trainer.reborn()
-    world.trainer.hold = True
     world.trainer.connect()
+    while world.run.trainer.session.busy != "Train":  # its digest comes first
+        await world.some(1)
+    world.trainer.hold = True
     world.agents[0].say(m.EngineCrashed("main", "vLLM was killed by signal 9", "out of memory", 2, False))
     await world.some(3)
     components = {each.role: each for each in status_of(world.run).components}

@@ -51,7 +51,7 @@ async def test_a_run_suspended_at_any_moment_is_durable_and_resumes(
     assert status_of(world.run).state in ("Suspended", "Succeeded")
     version = world.run.version
     assert version == 0 or world.trainer.saved[version] == world.trainer.state, "there is a checkpoint of every step"
-    assert world.run.trainer.checkpoints[-1:] == ([version] if version else [])
+    assert world.run.trainer.checkpoints.newest == version
     await restart(world)
     await world.settle()
     assert world.run.finished
@@ -104,8 +104,10 @@ async def test_suspension_does_not_wait_for_a_trainer_that_replays(new_world: An
         await world.some(1)
     world.trainer.disconnect()
     world.trainer.reborn()
-    world.trainer.hold = True
     world.trainer.connect()
+    while world.run.trainer.session.busy != "Train":
+        await world.some(1)
+    world.trainer.hold = True
     await world.settle()
     assert any(isinstance(command, m.Train) for command in world.trainer.commands), "it replays"
     world.run.suspend()
@@ -164,7 +166,7 @@ async def test_a_trainer_that_reconnects_during_a_batch_keeps_that_batch(
     trainer.hold = False
     await world.settle()
     assert status_of(world.run).state == "Suspended"
-    assert world.run.trainer.checkpoints == [step + 1]
+    assert world.run.trainer.checkpoints.steps == [step + 1]
 
 
 async def test_metrics_that_are_not_finite_are_left_out(new_world: Any, tmp_path: Path) -> None:

@@ -295,6 +295,7 @@ class Trainer(Component):
         self.last: int | None = None  # last step that this process applied
         self.hold = False
         self.drift = ""  # makes a replay differ
+        self.refused: list[m.RefusedCheckpoint] = []  # by this process
 
     def reborn(self) -> None:
         """Restart the process from the newest checkpoint."""
@@ -303,7 +304,12 @@ class Trainer(Component):
         self.state = self.saved[self.step_]
 
     def hello(self) -> Any:
-        return m.RegisterTrainer(f"trainer-{id(self)}", self.incarnation, self.step_)
+        loaded = self.digest(self.step_) if self.step_ and not self.incarnation else ""
+        return m.RegisterTrainer(f"trainer-{id(self)}", self.incarnation, self.step_, loaded, self.refused)
+
+    def digest(self, step: int) -> str:
+        """Return the digest of the record of a checkpoint."""
+        return f"record of {step}"
 
     def connect(self) -> None:
         super().connect()
@@ -350,7 +356,13 @@ class Trainer(Component):
                 self.saved[step] = self.state
                 for old in remove:
                     self.saved.pop(old, None)
-                self.say(m.Checkpointed(self.incarnation, step, f"checkpoints/step-{step:06d}"))
+                path = f"checkpoints/step-{step:06d}"
+                self.say(m.Checkpointed(self.incarnation, step, path, self.digest(step)))
+            case m.RefuseCheckpoint(step=step):
+                del self.saved[step]
+                self.disconnect()
+                self.reborn()
+                self.connect()
 
     def check(self, command: m.Train, data: bytes) -> None:
         samples = msgspec.msgpack.decode(data, type=list[m.SampleTokens])

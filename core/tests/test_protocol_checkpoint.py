@@ -1,18 +1,26 @@
-"""Names of checkpoints, and the check of weights by header and length."""
+"""Names of checkpoints, headers of weights, and the record with the digests of all files."""
 
 import json
 
+import blake3
 import pytest
 
-from rljob.protocol.checkpoint_files import complete_checkpoints, damage, directory_name, read_header, step_of
-
-
-def safetensors(length=4, cut=0, metadata=None):
-    header = {"a": {"dtype": "U8", "shape": [length], "data_offsets": [0, length]}}
-    header |= {"__metadata__": metadata} if metadata else {}
-    text = json.dumps(header).encode()
-    data = len(text).to_bytes(8, "little") + text + bytes(length)
-    return data[: len(data) - cut]
+from rljob.protocol import checkpoint_record
+from rljob.protocol.checkpoint_files import (
+    checkpoint_directories,
+    complete_checkpoints,
+    directory_name,
+    read_header,
+    step_of,
+)
+from rljob.protocol.checkpoint_record import (
+    TrainerState,
+    decode_state,
+    encode_state,
+    find_damage,
+    hash_file,
+    read_state_file,
+)
 
 
 def test_step_and_directory_name_convert_and_temporary_directories_have_no_step():
@@ -30,27 +38,51 @@ def test_a_checkpoint_without_its_state_is_not_complete(tmp_path):
         if state:
             (tmp_path / name / "trainer.json").write_text("{}")
     assert complete_checkpoints(tmp_path) == {2: tmp_path / "step-000002"}
-
-
-@pytest.mark.parametrize(
-    ("data", "problem"),
-    [
-        (safetensors(), ""),
-        (safetensors(metadata={"format": "pt"}), ""),
-        (safetensors(length=2000, cut=1), "has 2,073 bytes instead of 2,074"),
-        (b"01234567", "does not begin with a header"),
-        (b"", "does not begin with a header"),
-        ((2).to_bytes(8, "little") + b"[]", "does not begin with a header"),
-        ((9).to_bytes(8, "little") + b'{"a": {}}', "does not begin with a header"),
-    ],
-)
-def test_damaged_weights_are_recognized_by_header_and_length(tmp_path, data, problem):
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(data)
-    assert damage(path) == problem
+    assert sorted(checkpoint_directories(tmp_path)) == [2, 4]
 
 
 def test_the_header_has_the_metadata_of_the_tensors(tmp_path):
     path = tmp_path / "model.safetensors"
-    path.write_bytes(safetensors(metadata={"format": "pt"}))
+    header = {"a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}, "__metadata__": {"format": "pt"}}
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
     assert read_header(path) == {"a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}
+
+
+def state(**files):
+    return TrainerState(step=4, updates=8, incarnation=2, versions={"torch": "2"}, files=files)
+
+
+def test_a_record_is_read_as_it_was_written_and_every_flipped_bit_is_noticed():
+    written = state(**{"model.safetensors": "ab"})
+    content = encode_state(written)
+    assert decode_state(content) == written and len(written.digest) == 64
+    for position in range(8 * len(content)):
+        flipped = bytearray(content)
+        flipped[position // 8] ^= 1 << position % 8
+        with pytest.raises(ValueError):
+            decode_state(bytes(flipped))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff"])
+def test_a_damaged_or_missing_record_is_named(tmp_path, content):
+    with pytest.raises(ValueError, match=f"^{tmp_path}/trainer.json is missing$"):
+        read_state_file(tmp_path)
+    (tmp_path / "trainer.json").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"^{tmp_path}/trainer.json is damaged \(.+\)$"):
+        read_state_file(tmp_path)
+
+
+def test_the_first_file_without_its_digest_is_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint_record, "CHUNK_BYTES", 4)
+    (tmp_path / "a").write_bytes(b"123456789")
+    (tmp_path / "b").write_bytes(b"")
+    files = {name: hash_file(tmp_path / name) for name in "ab"}
+    assert files["a"] == blake3.blake3(b"123456789").hexdigest()
+    assert find_damage(tmp_path, files) == ""
+    (tmp_path / "a").write_bytes(b"123456780")
+    assert find_damage(tmp_path, files) == "a is damaged (it does not have the digest in trainer.json)"
+    (tmp_path / "a").unlink()
+    assert find_damage(tmp_path, files) == "a is missing"
+    (tmp_path / "a").mkdir()
+    assert find_damage(tmp_path, files) == "a cannot be read (Is a directory)"

@@ -26,6 +26,8 @@ from e2e.fakes.engine import group_name
 from e2e.fakes.tokens import FIRST_STATE, next_state
 from rljob.api.models import RLJob
 from rljob.protocol import messages as m
+from rljob.protocol.checkpoint_files import STATE_FILE
+from rljob.protocol.checkpoint_record import TrainerState, encode_state, hash_file
 from rljob.protocol.coordinator_link import CoordinatorLink
 from rljob.protocol.environment import read_environment
 from rljob.protocol.heartbeat import beating
@@ -221,10 +223,11 @@ class FakeTrainer:
         temporary.replace(directory / "weights.json")
         for step in command.remove:
             shutil.rmtree(self._storage / "checkpoints" / f"step-{step:06d}", ignore_errors=True)
-        state = {"step": command.step, "incarnation": self._incarnation}  # the fields that the audit reads
-        (directory / "trainer.json").write_text(json.dumps(state))
+        files = {"weights.json": hash_file(directory / "weights.json")}
+        state = TrainerState(command.step, command.step, self._incarnation, {}, files)
+        (directory / STATE_FILE).write_bytes(encode_state(state))
         path = str(directory.relative_to(self._storage))
-        self._link.send(m.Checkpointed(self._incarnation, command.step, path))
+        self._link.send(m.Checkpointed(self._incarnation, command.step, path, state.digest))
 
     def _newest_checkpoint(self) -> Weights:
         found = [read_checkpoint(path) for path in self._storage.glob("checkpoints/step-*/weights.json")]

@@ -9,23 +9,27 @@ import resource
 import signal
 from pathlib import Path
 
+import blake3
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 
+from rljob.protocol.checkpoint_record import TrainerState, find_damage
 from rljob.trainer import checkpoint as module
+from rljob.trainer import tensor_file
 from rljob.trainer.checkpoint import (
     CheckpointStore,
-    TrainerState,
     read_configuration,
     read_optimizer_tensor,
     read_state,
 )
-from rljob.trainer.errors import ModelError, NoRoomError, SupersededError
+from rljob.trainer.errors import NoRoomError, SupersededError
+from rljob.trainer.tensor_file import write_tensors
 
 
 def state(step: int, incarnation: int = 1) -> TrainerState:
-    return TrainerState(step, step, incarnation, "", {"torch": "0"})
+    return TrainerState(step, step, incarnation, {"torch": "0"}, {})
 
 
 def write(checkpoints: CheckpointStore, step: int, value: float = 0.0, incarnation: int = 1) -> None:
@@ -37,14 +41,17 @@ def names(checkpoints: CheckpointStore) -> set[str]:
     return {path.name for path in checkpoints.directory.iterdir() if path.is_dir()}
 
 
-def test_the_newest_complete_checkpoint_is_found(tmp_path):
+def test_a_checkpoint_is_read_as_it_was_written(tmp_path):
     checkpoints = CheckpointStore(tmp_path)
-    assert checkpoints.newest() is None
+    assert checkpoints.steps() == []
     for step in (9, 100, 20):
         write(checkpoints, step, value=step)
-    (checkpoints.directory / "step-000200").mkdir()  # empty
-    path, found = checkpoints.newest()
-    assert (path, found.step) == (tmp_path / "checkpoints" / "step-000100", 100)
+    path = tmp_path / "checkpoints" / "step-000100"
+    assert checkpoints.steps() == [9, 20, 100] and checkpoints.path(100) == path
+    found = read_state(path)
+    assert (found.step, found.updates, found.incarnation) == (100, 100, 1)
+    assert list(found.files) == ["config.json", "model.safetensors", "trainer/optimizer.safetensors"]
+    assert find_damage(path, found.files) == ""
     assert load_file(path / "model.safetensors")["w"].tolist() == [[100.0] * 3] * 2
     assert read_optimizer_tensor(path, "exp_avg.w").tolist() == [[1.0] * 3] * 2
     assert checkpoints.relative(100) == "checkpoints/step-000100"
@@ -69,18 +76,18 @@ def test_a_crash_at_any_point_leaves_a_complete_checkpoint_or_none(tmp_path, mon
         return wrapped
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "save_file", dying(module.save_file))
+        patch.setattr(module, "write_tensors", dying(module.write_tensors))
         patch.setattr(module, "_sync", dying(module._sync))
         patch.setattr(Path, "rename", dying(Path.rename))
         patch.setattr(module.shutil, "rmtree", dying(module.shutil.rmtree))
         with contextlib.suppress(KeyboardInterrupt):
             write(checkpoints, 5, value=2)
     checkpoints.clean()
-    found = checkpoints.newest()
-    if existing or found is not None:
-        values = load_file(found[0] / "model.safetensors")["w"]
+    if existing or checkpoints.has(5):
+        path = checkpoints.path(5)
+        values = load_file(path / "model.safetensors")["w"]
         assert values.unique().tolist() in ([1.0], [2.0])
-        assert read_state(found[0]).digest
+        assert find_damage(path, read_state(path).files) == ""
     assert names(checkpoints) <= {"step-000005"}
 
 
@@ -123,15 +130,38 @@ def test_other_errors_of_the_disk_are_raised(tmp_path, monkeypatch):
         write(CheckpointStore(tmp_path), 2)
 
 
-def test_a_replay_with_the_same_content_keeps_the_checkpoint_and_another_replaces_it(tmp_path):
+def test_a_checkpoint_replaces_one_of_the_same_step(tmp_path):
     checkpoints = CheckpointStore(tmp_path)
     write(checkpoints, 3, value=1)
-    inode = checkpoints.path(3).stat().st_ino
-    write(checkpoints, 3, value=1, incarnation=2)
-    assert checkpoints.path(3).stat().st_ino == inode
     write(checkpoints, 3, value=2, incarnation=2)
     assert load_file(checkpoints.path(3) / "model.safetensors")["w"][0, 0] == 2
+    assert read_state(checkpoints.path(3)).incarnation == 2
     assert names(checkpoints) == {"step-000003"}
+
+
+def test_a_refused_checkpoint_is_set_aside_by_the_highest_incarnation_only(tmp_path):
+    checkpoints = CheckpointStore(tmp_path)
+    write(checkpoints, 3, incarnation=2)
+    checkpoints.claim(2)
+    with pytest.raises(SupersededError):
+        checkpoints.refuse(3, 1)
+    assert checkpoints.has(3)
+    aside = checkpoints.refuse(3, 2)
+    checkpoints.clean()
+    assert checkpoints.steps() == [] and find_damage(aside, read_state(aside).files) == ""
+
+
+def test_tensors_of_every_type_are_written_as_safetensors_with_the_digest_of_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(tensor_file, "CHUNK_BYTES", 7)  # chunks that end inside an element
+    tensors = {str(dtype): torch.arange(5).to(dtype).reshape(1, 5) for dtype in tensor_file.DTYPES}
+    tensors |= {"empty": torch.empty(0, 3), "scalar": torch.tensor(4.5), "strided": torch.arange(6.0).view(2, 3).T}
+    path = tmp_path / "t.safetensors"
+    assert write_tensors(path, tensors) == blake3.blake3(path.read_bytes()).hexdigest()
+    read = load_file(path)
+    assert read.keys() == tensors.keys()
+    assert all(torch.equal(read[name], tensor) and read[name].dtype == tensor.dtype for name, tensor in tensors.items())
+    with safe_open(path, "pt") as file:
+        assert file.metadata() == {"format": "pt"}
 
 
 def test_a_lower_incarnation_can_no_longer_write(tmp_path):
@@ -159,12 +189,6 @@ def test_everything_but_weights_is_copied(tmp_path):
     for name in ("config.json", "vocab.json", "merges.txt", "model.safetensors", "model.safetensors.index.json"):
         (tmp_path / name).write_text(name)
     assert read_configuration(tmp_path).keys() == {"config.json", "vocab.json", "merges.txt"}
-
-
-def test_a_damaged_state_is_named(tmp_path):
-    (tmp_path / "trainer.json").write_text("{}")
-    with pytest.raises(ModelError, match=f"remove {tmp_path}"):
-        read_state(tmp_path)
 
 
 def test_a_directory_that_cannot_be_deleted_yet_is_deleted_later(tmp_path, monkeypatch, caplog):

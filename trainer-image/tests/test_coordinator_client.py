@@ -20,7 +20,7 @@ def cancelled() -> queue.Queue[Any]:
 
 @pytest.fixture
 def rank0(coordinator, cancelled) -> Iterator[CoordinatorClient]:
-    made = CoordinatorClient(coordinator.url, coordinator.token, "trainer-x", 5, cancelled.put)
+    made = CoordinatorClient(coordinator.url, coordinator.token, m.RegisterTrainer("trainer-x", 0, 5), cancelled.put)
     yield made
     made.close()
 
@@ -59,7 +59,7 @@ async def test_a_reconnect_repeats_results_and_drops_queued_commands(coordinator
 
 
 async def test_a_rejected_token_is_a_fatal_reject_command(coordinator, cancelled):
-    rank0 = CoordinatorClient(coordinator.url, "wrong", "trainer-x", 0, cancelled.put)
+    rank0 = CoordinatorClient(coordinator.url, "wrong", m.RegisterTrainer("trainer-x", 0, 0), cancelled.put)
     rank0.start()
     refused = await command(rank0)
     assert isinstance(refused, m.Reject) and refused.fatal

@@ -12,10 +12,12 @@ from safetensors.torch import load_file
 
 from rljob.api.models import RLJob
 from rljob.protocol.checkpoint_files import OPTIMIZER_FILE, WEIGHTS_FILE
+from rljob.protocol.checkpoint_record import TrainerState
 from rljob.scheduling.shards import assign
 from rljob.trainer.backends.fsdp import FsdpBackend
 from rljob.trainer.batch import lengths
-from rljob.trainer.checkpoint import CheckpointStore, TrainerState, read_configuration
+from rljob.trainer.checkpoint import CheckpointStore, read_configuration
+from rljob.trainer.checkpoint_choice import choose_checkpoint
 from rljob.trainer.errors import UnrecoverableError
 from rljob.trainer.fetch_batch import check_shard
 from rljob.trainer.metrics import METRICS
@@ -72,13 +74,13 @@ def save(world: World, source: Path, job: RLJob, steps: list[Any], storage: Path
     saved = backend.save()
     if world.rank == 0:
         CheckpointStore(storage).write(
-            TrainerState(1, backend.updates, 1, "", {}), read_configuration(source), saved.weights, saved.optimizer
+            TrainerState(1, backend.updates, 1, {}, {}), read_configuration(source), saved.weights, saved.optimizer
         )
 
 
 def resume(world: World, job: RLJob, step: Any, storage: Path) -> Any:
     """Return weights and moments as loaded, then after one more step."""
-    checkpoint, _ = CheckpointStore(storage).newest()
+    checkpoint = choose_checkpoint(CheckpointStore(storage), world).path
     backend = FsdpBackend(checkpoint, job.spec.trainer, world)
     backend.load(checkpoint)
     saved = backend.save()

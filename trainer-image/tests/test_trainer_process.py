@@ -15,10 +15,11 @@ import torch.distributed as dist
 from safetensors.numpy import load_file
 
 from rljob.protocol import messages as m
+from rljob.protocol.checkpoint_record import TrainerState
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.protocol.weights import parameter_bytes, plan_buckets
 from rljob.trainer.backends.fsdp import FsdpBackend
-from rljob.trainer.checkpoint import CheckpointStore, TrainerState, read_configuration
+from rljob.trainer.checkpoint import CheckpointStore, read_configuration, read_state
 from rljob.trainer.errors import ModelError
 from rljob.trainer.loop import TrainerLoop
 from rljob.trainer.main import main
@@ -27,7 +28,7 @@ from rljob.trainer.metrics import METRICS
 WAIT_SECONDS = 50
 
 
-async def test_a_killed_trainer_resumes_from_its_checkpoint_and_replays_to_the_same_bits(
+async def test_a_killed_trainer_resumes_from_an_intact_checkpoint_and_replays_to_the_same_bits(
     tmp_path, model_directory, job, batch, coordinator, start
 ):
     made = job()
@@ -52,11 +53,21 @@ async def test_a_killed_trainer_resumes_from_its_checkpoint_and_replays_to_the_s
 
     await coordinator.train(3)  # a repeated command: answered, not applied again
     assert await coordinator.digest() == after_four
+    await coordinator.send(m.Checkpoint(1, 4, []))
+    written = await coordinator.receive(m.Checkpointed)
 
     process.kill()
     await process.wait()
+    kept = tmp_path / "storage" / "checkpoints" / "step-000004"
+    assert read_state(kept).digest == written.digest
+    damaged = bytearray((kept / "model.safetensors").read_bytes())
+    damaged[-9] ^= 1
+    (kept / "model.safetensors").write_bytes(damaged)
     (process,) = await start(coordinator, made)
-    assert (await coordinator.admit(4)).step == 2
+    registered = await coordinator.admit(4)
+    assert (registered.step, registered.digest) == (2, read_state(kept.with_name("step-000002")).digest)
+    reason = f"{kept}/model.safetensors is damaged (it does not have the digest in trainer.json)"
+    assert registered.refused == [m.RefusedCheckpoint(4, reason)]
     await coordinator.train(2)
     await coordinator.send(m.SendWeights(1, 9, []))  # of a lower incarnation: dropped, digest() receives no update 9
     await coordinator.train(3)
@@ -68,14 +79,16 @@ async def test_a_killed_trainer_resumes_from_its_checkpoint_and_replays_to_the_s
     repeated = await coordinator.receive(m.StepDone)
     assert (repeated.incarnation, repeated.step) == (2, 3) and "loss" in repeated.metrics
     await coordinator.send(m.TrainerRegistered(2, 4), m.Checkpoint(2, 4, [2]))
-    await coordinator.receive(m.Checkpointed)
-    await coordinator.send(m.Stop("done"))
-    assert await asyncio.wait_for(process.wait(), WAIT_SECONDS) == 0
+    assert (await coordinator.receive(m.Checkpointed)).digest == read_state(kept).digest
+    await coordinator.send(
+        m.RefuseCheckpoint(1, 4, "of a lower incarnation"), m.RefuseCheckpoint(2, 4, "of another run")
+    )
+    assert await asyncio.wait_for(process.wait(), WAIT_SECONDS) == 1, "another process starts"
 
-    kept = tmp_path / "storage" / "checkpoints" / "step-000004"
-    assert sorted(path.name for path in kept.parent.iterdir() if path.is_dir()) == ["step-000004"]
-    assert {path.name for path in kept.iterdir()} >= {"config.json", "tokenizer.json", "model.safetensors"}
-    assert load_file(kept / "model.safetensors").keys() == load_file(model_directory / "model.safetensors").keys()
+    (aside,) = (path for path in kept.parent.iterdir() if path.is_dir())
+    assert aside.name.startswith("step-000004.refused-")
+    assert {path.name for path in aside.iterdir()} >= {"config.json", "tokenizer.json", "model.safetensors"}
+    assert load_file(aside / "model.safetensors").keys() == load_file(model_directory / "model.safetensors").keys()
 
 
 def receive(ready: m.WeightGroupReady, bucket_bytes: int) -> str:
@@ -144,7 +157,7 @@ def test_without_its_environment_the_trainer_exits_with_2(monkeypatch, caplog):
 @pytest.mark.parametrize("name", ["model.safetensors", "trainer/optimizer.safetensors"])
 def test_a_damaged_checkpoint_is_named(tmp_path, model_directory, job, world, name):
     backend = FsdpBackend(model_directory, job().spec.trainer, world)
-    state = TrainerState(1, 1, 1, "", {})
+    state = TrainerState(1, 1, 1, {}, {})
     configuration = read_configuration(model_directory)
     saved = backend.save()
     CheckpointStore(tmp_path).write(state, configuration, saved.weights, saved.optimizer)
@@ -152,7 +165,10 @@ def test_a_damaged_checkpoint_is_named(tmp_path, model_directory, job, world, na
     path = checkpoint / name
     path.write_bytes(path.read_bytes()[:-10])
     environment = ComponentEnvironment(job(), tmp_path, "http://127.0.0.1:9", "t", "", "", "127.0.0.1")
-    with pytest.raises(ModelError, match=rf"{name} is .*; remove {checkpoint} to continue from the checkpoint before"):
+    with pytest.raises(
+        ModelError,
+        match=rf"^no checkpoint can be used: {path} is damaged .*restore it from a copy, or start another run$",
+    ):
         TrainerLoop(environment, world)
 
 

@@ -6,24 +6,16 @@ The trainer writes RUN/checkpoints/step-N atomically: a Hugging Face directory t
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rljob.local.errors import CliError
 from rljob.local.run_directory import RunDirectory
-from rljob.protocol.checkpoint_files import (
-    CONFIGURATION_FILE,
-    DIRECTORY,
-    STATE_FILE,
-    WEIGHTS_FILE,
-    WEIGHTS_PATTERN,
-    complete_checkpoints,
-    damage,
-)
+from rljob.protocol.checkpoint_files import DIRECTORY, complete_checkpoints
+from rljob.protocol.checkpoint_record import find_damage, read_state_file
 
 
 def find(directory: RunDirectory, step: int | None) -> tuple[int, Path]:
@@ -56,18 +48,23 @@ def export(checkpoint: Path, destination: Path) -> None:
         CliError: with exit code 2: the destination is not empty or cannot be written, or the checkpoint is damaged;
             with exit code 1: the checkpoint was removed meanwhile.
     """
-    if checkpoint.is_dir():
-        check_checkpoint(checkpoint, "the checkpoint", _others(checkpoint))
     with new_directory(destination) as partial:
         try:
-            for source in sorted(checkpoint.iterdir()):
-                if source.is_file() and source.name != STATE_FILE:
-                    shutil.copyfile(source, partial / source.name)
-                    sync(partial / source.name)
-        except FileNotFoundError:
-            raise CliError(
-                f"{checkpoint} was removed meanwhile, because newer checkpoints were written; export one of them"
-            ) from None
+            recorded = read_state_file(checkpoint).files
+            model = {
+                name: digest for name, digest in recorded.items() if "/" not in name
+            }  # the others are the trainer's
+            for name in model:
+                shutil.copyfile(checkpoint / name, partial / name)
+                sync(partial / name)
+        except (FileNotFoundError, ValueError) as error:
+            if not checkpoint.is_dir():
+                raise CliError(
+                    f"{checkpoint} was removed meanwhile, because newer checkpoints were written; export one of them"
+                ) from None
+            missing = f"{error.filename} is missing" if isinstance(error, FileNotFoundError) else str(error)
+            raise _damaged(missing, _others(checkpoint)) from None
+        check_files(partial, model, f"{checkpoint}/", _others(checkpoint))
 
 
 def check_destination(destination: Path) -> None:
@@ -108,40 +105,29 @@ def new_directory(destination: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def check_checkpoint(checkpoint: Path, what: str, others: Sequence[int] = ()) -> None:
-    """Check that a directory holds a complete model in the format of the trainer.
+def check_files(directory: Path, files: Mapping[str, str], what: str, others: Sequence[int] = ()) -> None:
+    """Check that the files of a copied model are as the trainer wrote them.
 
     Args:
-        checkpoint: the directory.
-        what: description of the directory, for the error.
+        directory: the copy.
+        files: name → digest.
+        what: beginning of the error, before the name of a file.
         others: steps of other checkpoints, for the error.
 
     Raises:
-        CliError: with exit code 2: the model is damaged.
+        CliError: with exit code 2: a file is damaged.
     """
-    for path, problem in _damaged_files(checkpoint):
-        remedy = f"; give another --step: {', '.join(map(str, others))}" if others else "; there is no other checkpoint"
-        raise CliError(f"{path} {problem}, {what} is damaged{remedy}", 2)
+    if problem := find_damage(directory, files):
+        raise _damaged(f"{what}{problem}", others)
+
+
+def _damaged(problem: str, others: Sequence[int]) -> CliError:
+    remedy = f"give another --step: {', '.join(map(str, others))}" if others else "there is no other checkpoint"
+    return CliError(f"{problem}; {remedy}", 2)
 
 
 def _others(checkpoint: Path) -> list[int]:
     return sorted(step for step, known in complete_checkpoints(checkpoint.parent).items() if known != checkpoint)
-
-
-def _damaged_files(checkpoint: Path) -> Iterator[tuple[Path, str]]:
-    """Yield path and damage of each damaged file of a checkpoint."""
-    try:
-        json.loads((checkpoint / CONFIGURATION_FILE).read_bytes())
-    except FileNotFoundError:
-        yield checkpoint / CONFIGURATION_FILE, "does not exist"
-    except ValueError:
-        yield checkpoint / CONFIGURATION_FILE, "is not JSON"
-    weights = sorted(checkpoint.glob(WEIGHTS_PATTERN))
-    if not weights:
-        yield checkpoint / WEIGHTS_FILE, "does not exist"
-    for path in weights:
-        if problem := damage(path):
-            yield path, problem
 
 
 def sync(path: Path) -> None:

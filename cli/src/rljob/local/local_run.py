@@ -27,7 +27,7 @@ from rljob.local.processes import Interrupt, ProcessCommand
 from rljob.local.run_directory import RunDirectory
 from rljob.local.screen import Screen
 from rljob.local.snapshot import INITIALIZING, ComponentState, RunSnapshot
-from rljob.local.snapshot_view import checkpoint_line, summary
+from rljob.local.snapshot_view import WARNING, checkpoint_line, summary
 from rljob.local.stop import ask_to_suspend
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.protocol.initializer_stamp import mark_used
@@ -106,6 +106,8 @@ class LocalRun:
         self._supervisors: list[Supervisor] = []
         self._last_exits: dict[str, str] = {}  # component or engine → how it ended last
         self._status: RunStatus | None = None  # the coordinator's newest
+        before = directory.status()
+        self._warnings = len(before.warnings) if before is not None else 0  # noted by this or an earlier `rljob run`
         self._phase = "starting"  # shown until there is a status
         self._ending = ""  # shown when the run is ending
         self._started = time.monotonic()
@@ -204,6 +206,7 @@ class LocalRun:
                         self._directory.tell("run", status.state, step=status.progress.step)
                     self._status = status
                     self._note_engines(status)
+                    self._note_warnings(status)
                     if status.state in TERMINAL:
                         return status
                     self._refuse_overtime(status)
@@ -260,6 +263,13 @@ class LocalRun:
             ):
                 self._last_exits[f"engine {component.instance}"] = component.message
                 self._screen.note(f"engine of {component.instance}: {component.message}; restarting it")
+
+    def _note_warnings(self, status: RunStatus) -> None:
+        """Show and record each warning of the coordinator once."""
+        for warning in status.warnings[self._warnings :]:
+            self._directory.tell("coordinator", "warning", message=warning)
+            self._screen.note(f"{WARNING}: {warning}")
+        self._warnings = max(self._warnings, len(status.warnings))
 
     def _record(self, end: Interrupted | CliError) -> None:
         """Record why the run ended; on a full disk the command only reports it."""

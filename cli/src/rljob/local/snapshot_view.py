@@ -20,6 +20,8 @@ from rljob.protocol.run_status import RunStatus
 BLOCKS = "▁▂▃▄▅▆▇█"
 MAX_EXITS = 4
 MAX_RESULTS = 5
+MAX_WARNINGS = 4
+WARNING = "warning"
 MAX_CURVE = 60  # columns
 STEPS = "steps"
 LABEL = 11  # columns of a label and the space after it
@@ -72,6 +74,7 @@ def summary(snapshot: RunSnapshot) -> list[str]:
         lines.append(f"reward of the last batch: {status.history[-1].reward:.3f}")
     if status.last_checkpoint.path:
         lines.append(f"checkpoint (Hugging Face format): {directory / status.last_checkpoint.path}")
+    lines += [f"{WARNING}: {warning}" for warning in status.warnings[-MAX_WARNINGS:]]
     lines.append(f"logs: {directory / 'logs'}")
     if (directory / PLOT).exists():
         lines.append(f"plot of the reward: {directory / PLOT}")
@@ -118,6 +121,8 @@ def _status_rows(status: RunStatus, width: int) -> Iterator[tuple[str, Text]]:
             staleness += f", most {most:.0f}"
         yield "staleness", Text(staleness)
         yield "speed", Text(f"{_speed(status):,.0f} tokens/s")
+    for warning in status.warnings[-MAX_WARNINGS:]:
+        yield WARNING, Text(warning, style="yellow")
     for results in _by_task(status):
         course = " → ".join(f"{result.accuracy:.3f}" for result in results[-MAX_RESULTS:])
         yield "held out", Text(f"{results[-1].task} {course} at version {results[-1].version}")

@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from rljob.local.checkpoints import check_checkpoint, new_directory, sync
+from rljob.local.checkpoints import check_files, new_directory, sync
 from rljob.local.errors import CliError
 from rljob.remote.coordinator_api import CoordinatorApi, CoordinatorUnavailableError
 from rljob.remote.job import RemoteJob
@@ -21,10 +21,11 @@ PAUSE_SECONDS = 2.0
 
 
 class CheckpointFiles(msgspec.Struct):
-    """A checkpoint: name → bytes of the files of its model."""
+    """A checkpoint: name → bytes, and name → digest, of the files of its model."""
 
     step: int
     files: dict[str, int]
+    digests: dict[str, str]
 
 
 def export(job: RemoteJob, destination: Path, step: int | None) -> int:
@@ -57,7 +58,8 @@ def export(job: RemoteJob, destination: Path, step: int | None) -> int:
             with path.open("wb") as file:
                 _fetch(coordinator, chosen.step, name, size, file)
             sync(path)
-        check_checkpoint(partial, f"the checkpoint of step {chosen.step}")
+        others = sorted(checkpoints.keys() - {chosen.step})
+        check_files(partial, chosen.digests, f"the checkpoint of step {chosen.step}: ", others)
     return chosen.step
 
 

@@ -3,7 +3,8 @@
     GET /v1/samples                          list of SampleRow; the header Rljob-Note explains an empty list
     GET /v1/samples/NAME                     a SampleDetail
     GET /v1/audit                            a Report
-    GET /v1/checkpoints                      the kept checkpoints: step, and file name → bytes of the model
+    GET /v1/checkpoints                      the kept checkpoints: step, and of the model's files name → bytes, name →
+                                             digest as the trainer recorded it
     GET /v1/checkpoints/STEP/FILE?offset=N   a file, from byte N on
 
 The API is read-only and does not block the event loop: short queries run in a thread, long ones in a separate process
@@ -32,7 +33,7 @@ from fastapi import FastAPI, HTTPException, Query, Response
 from fastapi import Path as PathParameter
 from starlette.responses import StreamingResponse
 
-from rljob.coordinator.trainer_control import is_inside
+from rljob.coordinator.kept_checkpoints import is_inside
 from rljob.ledger.reader import (
     MOST_SAMPLES,
     LedgerReader,
@@ -46,6 +47,7 @@ from rljob.ledger.reader import (
 from rljob.ledger.reader import samples as select_samples
 from rljob.ledger.states import Kind, State
 from rljob.protocol.checkpoint_files import STATE_FILE
+from rljob.protocol.checkpoint_record import decode_state
 from rljob.protocol.run_status import NOTE_HEADER
 
 log = logging.getLogger(__name__)
@@ -58,6 +60,7 @@ KEEPALIVE_SECONDS = 5.0
 """Interval of the spaces in a slow response."""
 REPORT_SECONDS = 3600.0
 CHUNK_BYTES = 1 << 20
+MAX_RECORD_BYTES = 16 << 20
 NOT_FOUND = 2
 """Exit code of a worker if the run or sample does not exist."""
 
@@ -95,7 +98,10 @@ def add_ledger_api(app: FastAPI, storage: Path) -> None:
     @app.get("/v1/checkpoints")
     async def checkpoints() -> Response:
         kept = await asyncio.to_thread(_checkpoints, storage)
-        found = [{"step": step, "files": files} for step, (_, files) in sorted(kept.items())]
+        found = [
+            {"step": step, "files": files, "digests": {name: digests.get(name, "") for name in files}}
+            for step, (_, files, digests) in sorted(kept.items())
+        ]
         return Response(msgspec.json.encode(found), media_type=JSON)
 
     @app.get("/v1/checkpoints/{step}/{name}")
@@ -105,7 +111,7 @@ def add_ledger_api(app: FastAPI, storage: Path) -> None:
         offset: Annotated[int, Query(ge=0, le=MAX_NUMBER)] = 0,
     ) -> Response:
         kept = await asyncio.to_thread(_checkpoints, storage)
-        path, files = kept.get(step, ("", {}))
+        path, files, _ = kept.get(step, ("", {}, {}))
         if not offset <= files.get(name, -1):  # also rejects names with slashes
             raise HTTPException(404, f"no checkpoint of step {step} has a file {name} with byte {offset}")
         try:
@@ -129,8 +135,9 @@ def _select(storage: Path, selection: Selection) -> tuple[bytes, str]:
         return msgspec.json.encode(rows), "" if rows else why_empty(ledger, selection)
 
 
-def _checkpoints(storage: Path) -> dict[int, tuple[str, dict[str, int]]]:
-    """Return step → (path in the storage, model files: name → bytes) of the kept checkpoints."""
+def _checkpoints(storage: Path) -> dict[int, tuple[str, dict[str, int], dict[str, str]]]:
+    """Return step → (path in the storage, model files: name → bytes, recorded files: name → digest) of the kept
+    checkpoints. A damaged record has no digests, so that a reader refuses the files."""
     with LedgerReader(storage) as ledger:
         checkpoints = kept_checkpoints(ledger)
     kept = {}
@@ -142,8 +149,16 @@ def _checkpoints(storage: Path) -> dict[int, tuple[str, dict[str, int]]]:
                     for entry in entries
                     if entry.is_file(follow_symlinks=False) and entry.name != STATE_FILE  # internal to the trainer
                 }
-            kept[step] = (path, dict(sorted(files.items())))
+            kept[step] = (path, dict(sorted(files.items())), _digests(storage, path))
     return kept
+
+
+def _digests(storage: Path, path: str) -> dict[str, str]:
+    try:
+        with _open(storage, path, STATE_FILE) as file:
+            return decode_state(file.read(MAX_RECORD_BYTES)).files
+    except (OSError, ValueError):
+        return {}
 
 
 @contextlib.contextmanager

@@ -37,6 +37,7 @@ def _recover_trainer(run: Run) -> None:
     record = queries.trainer_record(run.ledger)
     run.trainer.restore(record)
     run.weights.restore(record)
+    run.warnings += queries.warnings(run.ledger)
     run.ledger.record_start(record.starts + 1)
 
 

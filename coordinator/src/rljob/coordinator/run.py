@@ -73,6 +73,7 @@ class Run:
         self.held_out: Mapping[str, int] | None = None  # task → rows; from runners
         self.ends: Counter[str] = Counter()  # end → training samples, since the start of the run
         self.failure: tuple[str, str] | None = None
+        self.warnings: list[str] = []  # oldest first, since the start of the run
         self.finished = False
         self.suspending = False
         self.suspended = False
@@ -296,7 +297,7 @@ class Run:
             "run/engines": len(self.engines.connected()),
             "run/lineage": self.weights.lineage,
             "run/incarnation": self.trainer.session.incarnation,
-            "run/checkpoint": self.trainer.checkpoints[-1] if self.trainer.checkpoints else 0,
+            "run/checkpoint": self.trainer.checkpoints.newest,
         }
 
     @property
@@ -328,6 +329,18 @@ class Run:
             if self.spec.training.max_staleness == 0 or trajectory.version is not None:
                 self.trajectories.start_over(trajectory)
         self.changed()
+
+    def refuse_start(self, reason: str) -> None:
+        """Handle weights that differ from the published ones although the trainer has just loaded them."""
+        self.trainer.refuse_start(reason)
+
+    def warn(self, message: str) -> None:
+        """Record a sentence that readers of the run must see; it stays in the status. A repeated one is only logged:
+        each trainer process reports a damaged checkpoint until it is replaced."""
+        log.warning("%s", message)
+        if message not in self.warnings:
+            self.warnings.append(message)
+            self.ledger.record_warning(message)
 
     def fail(self, reason: str, message: str) -> None:
         """End the run as failed; it is not restarted."""

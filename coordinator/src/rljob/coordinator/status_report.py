@@ -26,7 +26,7 @@ MOST_POINTS = 512
 def status_of(run: Run) -> RunStatus:
     """Return the status of ``run`` now."""
     trainer, weights, steps = run.trainer, run.weights, run.spec.training.steps
-    newest = trainer.checkpoints[-1] if trainer.checkpoints else -1
+    checkpoints = trainer.checkpoints
     reason, message = run.failure or ("", "")
     return RunStatus(
         state=state_of(run),
@@ -43,7 +43,8 @@ def status_of(run: Run) -> RunStatus:
         policy=PolicyStatus(
             weights.published, weights.lineage, weights.digests.get((weights.lineage, weights.published), "")
         ),
-        last_checkpoint=CheckpointStatus(newest, trainer.checkpoint_path),
+        last_checkpoint=CheckpointStatus(checkpoints.newest or -1, checkpoints.newest_path),
+        warnings=list(run.warnings),
         queues=[Queue(name, max(0, value)) for name, value in run.counts().items()],
         staleness=_staleness(run.progress.last_step),
         engines=_engines(run),

@@ -4,7 +4,8 @@ The trainer has one command at a time, derived by :meth:`TrainerController._next
 message history, so a reconnecting trainer or a restarted coordinator just continues with the next command. Every
 trainer process has an incarnation; messages of lower ones are rejected. A new process starts from its
 checkpoint, receives the recorded batches again, and publishes nothing until it reproduces the published digest or a new
-lineage starts (see :mod:`rljob.coordinator.weight_publisher`).
+lineage starts (see :mod:`rljob.coordinator.weight_publisher`). A checkpoint that is not what the ledger records is
+refused: the trainer starts again from the one before it.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Literal, Protocol
 
 from rljob.api.models import RLJobSpec
 from rljob.coordinator.connection import Connection
 from rljob.coordinator.engines import EngineRecord
+from rljob.coordinator.kept_checkpoints import KeptCheckpoints, is_inside
 from rljob.coordinator.weight_publisher import TrainerSession, WeightPublisher
 from rljob.ledger.queries import TrainerRecord
 from rljob.ledger.writer import LedgerWriter
@@ -50,6 +51,9 @@ class TrainerRun(Protocol):
     def applied(self, step: int, metrics: dict[str, float]) -> None:
         """Handle the first application of the batch of the current version."""
 
+    def warn(self, message: str) -> None:
+        """Record a sentence that readers of the run must see."""
+
     def fail(self, reason: str, message: str) -> None:
         """Fail the run."""
 
@@ -78,16 +82,13 @@ class TrainerController:
         self._weights = weights
         self._run = run
         self.session = session
-        self.checkpoints: list[int] = []
-        self.checkpoint_path = ""
+        self.checkpoints = KeptCheckpoints(spec.checkpoints.keep, ledger)
         self._resumes = False  # it reconnected and may still compute the batch of its step
 
     def restore(self, record: TrainerRecord) -> None:
         """Restore incarnation and checkpoints from the ledger."""
-        self.session.incarnation = record.incarnation
-        for step, path in record.checkpoints:
-            self.checkpoints.append(step)
-            self.checkpoint_path = path
+        self.session.incarnation, self.session.start = record.incarnation, record.start
+        self.checkpoints.restore(record)
 
     # --- registration and loss of the trainer ---
 
@@ -97,22 +98,25 @@ class TrainerController:
         if message.incarnation not in (0, session.incarnation):
             connection.reject(f"incarnation {message.incarnation} was superseded by {session.incarnation}", fatal=True)
             return
-        newest = self.checkpoints[-1] if self.checkpoints else 0
         allowed = version + (1 if message.incarnation else 0)
-        if message.step > max(allowed, newest):
+        if message.step > max(allowed, self.checkpoints.newest):
             connection.reject(
                 f"the trainer holds version {message.step}, but the ledger ends at {version}: checkpoints "
                 "and ledger are not of the same run; remove one of them or choose another run directory",
                 fatal=True,
             )
             return
+        new_process = message.incarnation == 0
+        if new_process and (obstacle := self.checkpoints.obstacle(message.step)):
+            connection.reject(obstacle, fatal=True)
+            return
         if session.connection is not None and session.connection is not connection:
             session.connection.send(m.Stop("another trainer process replaced this one"))
             session.connection.close()
         session.connection, session.busy, session.blocked, session.step = connection, "", "", message.step
-        new_process = message.incarnation == 0
         if new_process:
             session.incarnation += 1
+            session.start, session.digest = message.step, message.digest
             self._ledger.record_incarnation(session.incarnation, connection.instance, message.step)
             log.info(
                 "trainer %s is incarnation %d, from version %d", connection.instance, session.incarnation, message.step
@@ -121,7 +125,51 @@ class TrainerController:
         self._resumes = not new_process and self._run.is_formed(message.step)
         registered = m.TrainerRegistered(session.incarnation, version)
         self._ledger.then(lambda: connection.send(registered))
+        if new_process:
+            self._examine_start(message)
         self._run.changed()
+
+    def _examine_start(self, message: m.RegisterTrainer) -> None:
+        """Refuse the checkpoints that a new process did not load, and the loaded one if the ledger has another."""
+        for refused in self.checkpoints.refuse_newer(message.step, message.refused):
+            self._run.warn(
+                f"the checkpoint of step {refused.step} was refused: {refused.reason}; the trainer continues from "
+                f"{self._name(message.step)}"
+            )
+        if mismatch := self.checkpoints.mismatch(message):
+            self.refuse_start(mismatch)
+
+    def refuse_start(self, reason: str) -> None:
+        """Refuse the weights that a new trainer process started from: they are not what the run published or recorded.
+        The process ends; the next one starts from the checkpoint before."""
+        session, trainer = self.session, self.session.connection
+        assert trainer is not None, "a trainer that is being registered or has just answered is connected"
+        session.busy = "RefuseCheckpoint"  # no other command follows
+        previous = self.checkpoints.before(session.start)
+        if session.start == 0:
+            trainer.reject(
+                f"the initial model (spec.models, policy) is not the one that this run began with: {reason}; restore "
+                "it, or start another run",
+                fatal=True,
+            )
+        elif previous is None:
+            trainer.reject(
+                f"no checkpoint can be used: that of step {session.start} is refused ({reason}) and there is none "
+                "before it; restore it from a copy, or start another run",
+                fatal=True,
+            )
+        else:
+            self.checkpoints.refuse(session.start, session.digest)
+            self._run.warn(
+                f"the checkpoint of step {session.start} was refused: {reason}; the trainer continues from "
+                f"{self._name(previous)}"
+            )
+            refuse = m.RefuseCheckpoint(session.incarnation, session.start, reason)
+            self._ledger.then(lambda: trainer.send(refuse))
+
+    @staticmethod
+    def _name(step: int) -> str:
+        return f"the checkpoint of step {step}" if step else "the initial model"
 
     def lose(self, connection: Connection) -> None:
         """Handle the loss of the trainer's connection."""
@@ -171,6 +219,8 @@ class TrainerController:
                 return None
             if self._resumes:  # the computation cannot be interrupted, so the batch is kept
                 return TrainerCommand("train", version)
+            if self._weights.must_verify:  # before a checkpoint: it must hold what was published
+                return TrainerCommand("send_weights", version)
             return TrainerCommand("checkpoint", version)
         if self._weights.must_verify:
             return TrainerCommand("send_weights", version)
@@ -195,8 +245,7 @@ class TrainerController:
             case "send_weights":
                 return self._weights.begin_update(list(command.engines))
             case "checkpoint":
-                keep = self._spec.checkpoints.keep
-                removed = self.checkpoints[: max(0, len(self.checkpoints) + 1 - keep)]
+                removed = self.checkpoints.removed_by(command.step)
                 return m.Checkpoint(self.session.incarnation, command.step, removed)
 
     @property
@@ -252,13 +301,7 @@ class TrainerController:
         if not is_inside(message.path):
             log.error("ignoring a checkpoint that the trainer reports outside the storage: %r", message.path)
             return
-        self.checkpoints = sorted([*self.checkpoints, message.step])
-        keep = self._spec.checkpoints.keep
-        removed, self.checkpoints = self.checkpoints[:-keep], self.checkpoints[-keep:]
-        self.checkpoint_path = message.path
-        self._ledger.record_checkpoint(message.step, message.path, self.session.incarnation, removed)
-        oldest = self.checkpoints[0]
-        self._ledger.then(lambda: self._ledger.remove_covered_payload(oldest))
+        self.checkpoints.add(message)
         self._run.changed()
 
     def stop(self, reason: str) -> None:
@@ -266,9 +309,3 @@ class TrainerController:
         trainer = self.session.connection
         if trainer is not None:
             self._ledger.then(lambda: trainer.send(m.Stop(reason)))
-
-
-def is_inside(path: str) -> bool:
-    """Return whether a path reported by another process is relative and stays inside the storage."""
-    parts = PurePosixPath(path).parts
-    return bool(parts) and parts[0] != "/" and ".." not in parts

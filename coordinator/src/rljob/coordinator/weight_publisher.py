@@ -33,6 +33,8 @@ class TrainerSession:
 
     connection: Connection | None = None
     incarnation: int = 0
+    start: int = 0  # version of the weights that the process started from
+    digest: str = ""  # of the record of the checkpoint that it started from
     step: int = 0  # version of the weights the trainer holds
     busy: str = ""  # the running command
     blocked: str = ""  # why the trainer cannot continue without a user's help
@@ -46,6 +48,12 @@ class PublisherRun(Protocol):
 
     def start_new_lineage(self) -> None:
         """Handle the start of a new lineage: the weights of all engines belong to the previous one."""
+
+    def refuse_start(self, reason: str) -> None:
+        """Handle weights that differ from the published ones although the trainer has just loaded them."""
+
+    def warn(self, message: str) -> None:
+        """Record a sentence that readers of the run must see."""
 
     def fail(self, reason: str, message: str) -> None:
         """Fail the run."""
@@ -89,7 +97,7 @@ class WeightPublisher:
         self.published = -1
         self.digests: dict[tuple[int, int], str] = {}
         self.seconds_in_updates = 0.0
-        self._verified = True
+        self._to_verify: set[int] = set()  # versions at which the trainer's digest is compared with the published one
         self._last_update = 0
         self._updates: dict[int, WeightUpdate] = {}
         self._failures_in_a_row = 0  # updates, over all engines
@@ -101,24 +109,24 @@ class WeightPublisher:
             self.digests[lineage, version] = digest
             self.lineage = max(self.lineage, lineage)
             self.published = max(self.published, version)
-        self._verified = self.published < 0 or record.verified_incarnation == record.incarnation
+        if record.verified_incarnation != record.incarnation:
+            self._to_verify = self._published_versions(record.start)
         self._last_update = (record.starts + 1) << 32
 
     # --- registration and loss of the trainer ---
 
     def trainer_registered(self, new_process: bool) -> None:
         """Handle a registered trainer: its earlier updates ended. A new process opens new weight groups, and must show
-        that its weights equal the published ones."""
+        that its weights equal the published ones: those that it loaded, and those after the replay."""
         self._updates.clear()
         for engine in self._engines.by_instance.values():
             engine.end_update()
             engine.fresh = engine.fresh or new_process
         if not new_process:
             return
-        if self.published < 0 or self._session.step > self.published:
-            self._set_verified()  # no publication exists that its weights could contradict
-        else:
-            self._verified = False
+        self._to_verify = self._published_versions(self._session.start)
+        if not self._to_verify:  # no publication exists that its weights could contradict
+            self._ledger.record_verified(self._session.incarnation)
 
     def trainer_lost(self) -> None:
         """Handle the loss of the trainer's connection, which ends all running updates."""
@@ -128,25 +136,40 @@ class WeightPublisher:
 
     @property
     def must_verify(self) -> bool:
-        """Whether a restarted trainer is at the last published version and has not reported its digest yet."""
-        return not self._verified and self._session.step == self.published
+        """Whether a restarted trainer must report its digest: of a published version that it loaded, or of the last
+        published version, to which it replays."""
+        return self._session.step in self._to_verify
+
+    def _published_versions(self, start: int) -> set[int]:
+        """Return the versions at which a trainer that starts from ``start`` is compared with a publication."""
+        return {version for version in (start, self.published) if version >= start and self._digest_of(version)}
+
+    def _digest_of(self, version: int) -> str:
+        """Return the digest of a version in the newest lineage that has it; empty if it was not published."""
+        lineages = range(self.lineage, -1, -1)
+        return next((self.digests[n, version] for n in lineages if (n, version) in self.digests), "")
 
     def _verify(self, digest: str) -> None:
-        """Compare the weights of a restarted trainer with the publication of the same version."""
-        self._set_verified()
+        """Compare the weights of a restarted trainer with the publication of the same version. Weights that it loaded
+        must be equal; weights that it computed again may differ in bits, and then start a new lineage."""
         step = self._session.step
-        if self.digests.get((self.lineage, step)) == digest:
+        equal = self._digest_of(step) == digest
+        if not equal and step == self._session.start:
+            self._run.refuse_start(f"its weights are not those that were published as version {step}")
+            return
+        self._to_verify = {version for version in self._to_verify if version > step}
+        if not self._to_verify:  # recorded, because a restarted coordinator needs it
+            self._ledger.record_verified(self._session.incarnation)
+        if equal:
             log.info("the trainer's weights equal the published version %d", step)
             return
         self.lineage += 1
-        log.warning("version %d was not reproduced: lineage %d starts", step, self.lineage)
+        self._run.warn(
+            f"lineage {self.lineage} starts at version {step}: after a restart of the trainer, the repeated steps "
+            f"{self._session.start} to {step - 1} gave weights that differ in bits from the published ones"
+        )
         self._publish(step, digest)
         self._run.start_new_lineage()
-
-    def _set_verified(self) -> None:
-        """Record that the current trainer's weights match the publications; a restarted coordinator needs that."""
-        self._verified = True
-        self._ledger.record_verified(self._session.incarnation)
 
     # --- updates ---
 

@@ -22,6 +22,8 @@ MOST_ENTRIES = {"queues": 64, "metrics": 64, "engines": 1024}
 """Maximum of some lists of `run`."""
 MOST_EVALUATIONS = 64
 """Maximum in `run`, which remains after the coordinator is deleted: half the first, half the newest."""
+MOST_WARNINGS = 16
+"""Maximum in `run`: the newest."""
 State: TypeAlias = Literal["Starting", "Running", "Evaluating", "Finishing", "Succeeded", "Suspended", "Failed"]
 """Starting: no batch can be made yet (engines or trainer missing). Running: between the first batch and the last.
 Evaluating: only evaluation is active. Finishing: the last checkpoint and evaluation. The other three are final, and the
@@ -222,6 +224,8 @@ class RunState(StatusPart):
     """Connected engines."""
     evaluations: Annotated[list[EvaluationResult], Field(max_length=MOST_EVALUATIONS)] = field(default_factory=list)
     """Evaluation results: the first and the newest."""
+    warnings: Annotated[list[Text], Field(max_length=MOST_WARNINGS)] = field(default_factory=list)
+    """What happened to the policy besides training, oldest first: a checkpoint was refused, a new lineage started."""
     observed_generation: Count = 0
     """Generation of the spec that the coordinator has acted on (suspend); 0 outside a cluster."""
 

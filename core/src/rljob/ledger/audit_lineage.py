@@ -1,4 +1,4 @@
-"""Checks that each batch was applied once in the lineage of the final checkpoint, and checkpoints match the ledger.
+"""Checks that each batch was applied once in the lineage of the final checkpoint, and that checkpoints are as written.
 
 The newest incarnation that applied batch s − 1 produced the weights of version s. It started from a checkpoint of an
 earlier incarnation, and so on back to version 0. The check follows this chain from the newest checkpoint.
@@ -6,21 +6,14 @@ earlier incarnation, and so on back to version 0. The check follows this chain f
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-
 from rljob.ledger.audit_report import Check, Findings
 from rljob.ledger.reader import LedgerReader
-from rljob.protocol.checkpoint_files import CONFIGURATION_FILE, STATE_FILE, WEIGHTS_PATTERN, damage
-
-
-class CheckpointRecord(msgspec.Struct):
-    """Step and incarnation in the trainer.json of a checkpoint."""
-
-    step: int
-    incarnation: int
+from rljob.protocol.checkpoint_files import STATE_FILE
+from rljob.protocol.checkpoint_record import find_damage, read_state_file
 
 
 def writer(ledger: LedgerReader, step: int, incarnation: int) -> int | None:
@@ -86,10 +79,14 @@ def examine_lineage(ledger: LedgerReader, version: int) -> Check:
 
 
 def examine_checkpoints(ledger: LedgerReader, steps: int, finished: bool) -> Check:
-    """Check the kept checkpoints: all if the run is done, else the newest, since older ones may be in removal."""
+    """Check the kept checkpoints: they match the ledger, and every file has the digest that it was written with.
+
+    All files are read; :mod:`rljob.protocol.checkpoint_record` says what that costs. In a run that is not done, a
+    checkpoint that is gone while a newer one exists may have been replaced by the trainer; then it is not a problem.
+    """
     findings = Findings("checkpoints exist and match the ledger")
     findings.examined = ledger.value("SELECT COUNT(*) FROM checkpoints")
-    kept = ledger.rows("SELECT step, path, incarnation FROM checkpoints WHERE removed = 0 ORDER BY step DESC")
+    kept = ledger.rows("SELECT step, path, incarnation, digest FROM checkpoints WHERE removed = 0 ORDER BY step DESC")
     if finished and steps > 0 and (not kept or kept[0]["step"] != steps):
         findings.add("the run is done, but this version has no kept checkpoint", f"version {steps}")
     findings.add_all(
@@ -97,57 +94,39 @@ def examine_checkpoints(ledger: LedgerReader, steps: int, finished: bool) -> Che
         (
             f"checkpoint {row[0]}"
             for row in ledger.db.execute(
-                "SELECT step FROM checkpoints WHERE removed != 0 AND step > (SELECT MIN(step) FROM checkpoints"
-                " WHERE removed = 0) OR removed NOT IN (0, 1)"
+                "SELECT step FROM checkpoints WHERE removed = 1 AND step > (SELECT MIN(step) FROM checkpoints"
+                " WHERE removed = 0) OR removed NOT IN (0, 1, 2)"
             )
         ),
     )
-    for row in kept if finished else kept[:1]:
-        name, maker = f"checkpoint {row['step']}", writer(ledger, row["step"], row["incarnation"])
+    for row in kept:
         directory = ledger.storage / row["path"]
-        record = _record(directory)
-        if not finished and not directory.exists() and _newer(directory, row["step"]):
-            continue  # the trainer replaced it; the ledger has not recorded that yet
-        if isinstance(record, str):
-            findings.add(record, name)
-            continue
-        if record != CheckpointRecord(row["step"], maker or 0):
-            findings.add(
-                f"its trainer.json has step {record.step}, incarnation {record.incarnation}; the ledger has "
-                f"step {row['step']}, incarnation {maker or 'unknown'}",
-                name,
-            )
-        problems = list(damaged_weights(directory))
-        if finished or directory.exists():
-            for problem in problems:
-                findings.add(problem, name)
+        problem = _problem(row, directory, writer(ledger, row["step"], row["incarnation"]) or 0)
+        if problem and (finished or directory.exists() or not _newer(directory, row["step"])):
+            findings.add(problem, f"checkpoint {row['step']}")
     return findings.check()
 
 
-def damaged_weights(directory: Path) -> Iterator[str]:
-    """Yield a message for every truncated or invalid weights file of a checkpoint, by its header and length."""
-    if (directory / CONFIGURATION_FILE).exists() and not any(directory.glob(WEIGHTS_PATTERN)):
-        yield f"{directory} has no weights ({WEIGHTS_PATTERN})"
-    for path in sorted(directory.rglob(WEIGHTS_PATTERN)):
-        try:
-            problem = damage(path)
-        except OSError as error:
-            problem = f"cannot be read: {error}"
-        if problem:
-            yield f"{path} {problem}"
+def _problem(row: sqlite3.Row, directory: Path, incarnation: int) -> str:
+    """Return the first problem of a kept checkpoint, or an empty string; ``incarnation``: by the ledger, 0: unknown."""
+    if not directory.is_dir():
+        return f"its directory {directory} does not exist"
+    try:
+        state = read_state_file(directory)
+    except ValueError as error:
+        return str(error)
+    if (state.step, state.incarnation) != (row["step"], incarnation):
+        return (
+            f"its {STATE_FILE} has step {state.step}, incarnation {state.incarnation}; the ledger has "
+            f"step {row['step']}, incarnation {incarnation or 'unknown'}"
+        )
+    if state.digest != row["digest"]:
+        return f"its {STATE_FILE} does not have the digest in the ledger"
+    damage = find_damage(directory, state.files)
+    return f"{directory}/{damage}" if damage else ""
 
 
 def _newer(directory: Path, step: int) -> bool:
     """Return whether a checkpoint of a later step exists beside ``directory``."""
     steps = (path.name.rpartition("-")[2] for path in directory.parent.glob("step-*"))
     return any(int(other) > step for other in steps if other.isdecimal())
-
-
-def _record(directory: Path) -> CheckpointRecord | str:
-    """Return the record in a checkpoint, or a message if it cannot be read."""
-    if not directory.is_dir():
-        return f"its directory {directory} does not exist"
-    try:
-        return msgspec.json.decode((directory / STATE_FILE).read_bytes(), type=CheckpointRecord)
-    except (OSError, msgspec.MsgspecError) as error:
-        return f"{directory / STATE_FILE} cannot be read: {error}"

@@ -123,6 +123,12 @@ RESULTS = (
                 " GROUP BY lineage) WHERE lineage != before + 1 OR first != COALESCE(last, first)",
                 "it does not start where the previous lineage ended",
             ),
+            AuditRule(
+                "SELECT 'lineage ' || p.lineage FROM (SELECT lineage, MIN(step) AS step, incarnation FROM publications"
+                " WHERE lineage > 0 GROUP BY lineage) p JOIN incarnations i ON i.incarnation = p.incarnation"
+                " WHERE p.step <= i.step",
+                "the trainer that began it had loaded this version, not computed it again",
+            ),
         ),
     ),
     Property(

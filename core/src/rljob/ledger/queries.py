@@ -51,27 +51,38 @@ def _meta(store: Store) -> dict[str, str]:
 @dataclass(frozen=True)
 class TrainerRecord:
     """The trainer and its weights. ``publications``: (lineage, version, digest), oldest first. ``checkpoints``: (step,
-    path in the storage) of the kept ones, oldest first."""
+    path in the storage, digest of its record) of the kept ones, oldest first. ``refused``: (step, digest of its record)
+    of the ones that were refused and not written again."""
 
     starts: int  # of coordinator processes
     incarnation: int  # the newest; 0: none yet
+    start: int  # version that the newest incarnation started from
     verified_incarnation: int  # the newest whose weights matched the publication
     publications: list[tuple[int, int, str]]
-    checkpoints: list[tuple[int, str]]
+    checkpoints: list[tuple[int, str, str]]
+    refused: list[tuple[int, str]]
 
 
 def trainer_record(store: Store) -> TrainerRecord:
     """Return the records about the trainer."""
     meta = _meta(store)
     publications = store.query("SELECT lineage, step, digest FROM publications ORDER BY lineage, step")
-    checkpoints = store.query("SELECT step, path FROM checkpoints WHERE removed = 0 ORDER BY step")
+    checkpoints = store.query("SELECT step, path, digest, removed FROM checkpoints ORDER BY step")
+    newest = store.query("SELECT incarnation, step FROM incarnations ORDER BY incarnation DESC LIMIT 1")
     return TrainerRecord(
         starts=int(meta.get("coordinator_starts", 0)),
-        incarnation=store.query("SELECT COALESCE(MAX(incarnation), 0) FROM incarnations")[0][0],
+        incarnation=newest[0][0] if newest else 0,
+        start=newest[0][1] if newest else 0,
         verified_incarnation=int(meta.get("verified_incarnation", 0)),
         publications=[(row[0], row[1], row[2]) for row in publications],
-        checkpoints=[(row[0], row[1]) for row in checkpoints],
+        checkpoints=[(row["step"], row["path"], row["digest"]) for row in checkpoints if row["removed"] == 0],
+        refused=[(row["step"], row["digest"]) for row in checkpoints if row["removed"] == 2],
     )
+
+
+def warnings(store: Store) -> list[str]:
+    """Return the recorded warnings, oldest first."""
+    return [row[0] for row in store.query("SELECT message FROM warnings ORDER BY number")]
 
 
 # --- groups and samples ---

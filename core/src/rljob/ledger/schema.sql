@@ -87,8 +87,14 @@ CREATE TABLE IF NOT EXISTS checkpoints (
     step INTEGER PRIMARY KEY,
     path TEXT NOT NULL,
     incarnation INTEGER NOT NULL,
-    removed INTEGER NOT NULL DEFAULT 0,
-    time REAL NOT NULL
+    removed INTEGER NOT NULL DEFAULT 0,   -- 1: newer ones replaced it; 2: refused, because it was missing or damaged
+    time REAL NOT NULL,
+    digest TEXT NOT NULL             -- of its record (rljob.protocol.checkpoint_record); empty: not reported
+);
+CREATE TABLE IF NOT EXISTS warnings (
+    number INTEGER PRIMARY KEY,      -- from 1
+    time REAL NOT NULL,
+    message TEXT NOT NULL
 );
 CREATE TABLE IF NOT EXISTS evaluations (
     version INTEGER NOT NULL,

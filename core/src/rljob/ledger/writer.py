@@ -37,6 +37,10 @@ class LedgerWriter(Store):
         """Record that the run is complete."""
         self._set("finished", str(now()))
 
+    def record_warning(self, message: str) -> None:
+        """Record a sentence that readers of the run must see."""
+        self.execute("INSERT INTO warnings (time, message) VALUES (?,?)", now(), message)
+
     def _set(self, key: str, value: str) -> None:
         self.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", key, value)
 
@@ -199,11 +203,17 @@ class LedgerWriter(Store):
         """Record that an engine acknowledged weights; ``digest``: digest of the bytes that it received."""
         self.execute("INSERT OR IGNORE INTO served VALUES (?,?,?,?,?)", engine, lineage, version, digest, now())
 
-    def record_checkpoint(self, step: int, path: str, incarnation: int, removed: Collection[int]) -> None:
-        """Record a durable checkpoint at ``path`` in the storage, and the removed checkpoints that it replaces."""
-        self.execute("INSERT OR REPLACE INTO checkpoints VALUES (?,?,?,0,?)", step, path, incarnation, now())
+    def record_checkpoint(self, step: int, path: str, incarnation: int, digest: str, removed: Collection[int]) -> None:
+        """Record a durable checkpoint at ``path`` in the storage, and the removed checkpoints that it replaces;
+        ``digest``: of its record."""
+        self.execute("INSERT OR REPLACE INTO checkpoints VALUES (?,?,?,0,?,?)", step, path, incarnation, now(), digest)
         for old in removed:
             self.execute("UPDATE checkpoints SET removed = 1 WHERE step = ?", old)
+
+    def record_refused(self, step: int, digest: str) -> None:
+        """Record that the checkpoint of ``step`` no longer counts, if it was recorded; ``digest``: of its record, if it
+        must not be loaded even if it is readable."""
+        self.execute("UPDATE checkpoints SET removed = 2, digest = ? WHERE step = ?", digest, step)
 
     def remove_covered_payload(self, oldest_step: int) -> None:
         """Unlink payload that is needed neither by a replay from checkpoint ``oldest_step`` nor by an open sample. Call

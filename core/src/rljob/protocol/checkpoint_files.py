@@ -1,8 +1,8 @@
-"""Names of a checkpoint's files, and checks of a checkpoint that do not load its weights.
+"""Names of a checkpoint's files, and the headers of its weights.
 
 The trainer writes STORAGE/checkpoints/step-NNNNNN: a Hugging Face directory with the optimizer's state beside it. It
-writes under a temporary name and then renames, so a directory with the final name and :data:`STATE_FILE` is complete.
-The trainer, the command line and the audit use this module.
+writes under a temporary name and then renames, so a directory with the final name was complete; without
+:data:`STATE_FILE` it is damaged. The trainer, the command line and the audit use this module.
 """
 
 from __future__ import annotations
@@ -42,10 +42,15 @@ def is_complete(checkpoint: Path) -> bool:
     return (checkpoint / STATE_FILE).is_file()
 
 
+def checkpoint_directories(checkpoints: Path) -> dict[int, Path]:
+    """Return step → path of the directories with a final name in a directory, which need not exist."""
+    steps = {step_of(path.name): path for path in checkpoints.glob("step-*") if path.is_dir()}
+    return {step: path for step, path in steps.items() if step is not None}
+
+
 def complete_checkpoints(checkpoints: Path) -> dict[int, Path]:
     """Return step → path of the complete checkpoints in a directory, which need not exist."""
-    steps = {step_of(path.name): path for path in checkpoints.glob("step-*")}
-    return {step: path for step, path in steps.items() if step is not None and is_complete(path)}
+    return {step: path for step, path in checkpoint_directories(checkpoints).items() if is_complete(path)}
 
 
 def read_header(path: Path) -> dict[str, Any]:
@@ -65,20 +70,3 @@ def read_header(path: Path) -> dict[str, Any]:
         raise ValueError("the header is not an object")
     header.pop("__metadata__", None)
     return header
-
-
-def damage(path: Path) -> str:
-    """Return the defect of a safetensors file; empty if header and length agree. Only these two are checked.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    try:
-        ends = [tensor["data_offsets"][1] for tensor in read_header(path).values()]
-        with path.open("rb") as file:
-            begin = _LENGTH_BYTES + int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        length = begin + max(ends, default=0)
-    except (ValueError, TypeError, KeyError, IndexError):
-        return "does not begin with a header"
-    size = path.stat().st_size
-    return "" if size == length else f"has {size:,} bytes instead of {length:,}"

@@ -199,6 +199,13 @@ class RestartEngine(Message):
 # --- trainer -> coordinator -------------------------------------------------------------------------------------------
 
 
+class RefusedCheckpoint(msgspec.Struct, array_like=True):
+    """A checkpoint that a trainer did not load."""
+
+    step: int
+    reason: str  # sentence that names the damaged file
+
+
 class RegisterTrainer(Message):
     """First message of a trainer's connection. The process remembers the incarnation it was given and says it again
     on a reconnect (0 when new), followed by its last StepDone and Checkpointed."""
@@ -206,6 +213,8 @@ class RegisterTrainer(Message):
     instance: str
     incarnation: int
     step: int  # optimizer steps applied to the weights it holds
+    digest: str = ""  # of the checkpoint that it loaded, as in Checkpointed; empty for the initial model
+    refused: list[RefusedCheckpoint] = []  # newer checkpoints than the one that it loaded
 
 
 class StepDone(Message):
@@ -223,6 +232,7 @@ class Checkpointed(Message):
     incarnation: int
     step: int
     path: str
+    digest: str = ""  # of its record (rljob.protocol.checkpoint_record)
 
 
 class WeightGroupReady(Message):
@@ -362,6 +372,15 @@ class Checkpoint(Message):
     remove: list[int]
 
 
+class RefuseCheckpoint(Message):
+    """The checkpoint of ``step`` that this process loaded is not what the ledger records: set it aside and exit with 1;
+    the next process loads the checkpoint before it."""
+
+    incarnation: int
+    step: int
+    reason: str
+
+
 class Stop(Message):
     """The run is over, or this incarnation is: exit 0."""
 
@@ -476,7 +495,9 @@ ToAgent: TypeAlias = Generate | Abort | AckCompletions | PrepareWeights | Restar
 FromTrainer: TypeAlias = (
     RegisterTrainer | StepDone | Checkpointed | WeightGroupReady | WeightsSent | TrainerBlocked | TrainerFailed
 )
-ToTrainer: TypeAlias = TrainerRegistered | Train | SendWeights | CancelSend | Checkpoint | Stop | Reject
+ToTrainer: TypeAlias = (
+    TrainerRegistered | Train | SendWeights | CancelSend | Checkpoint | RefuseCheckpoint | Stop | Reject
+)
 FromRunner: TypeAlias = RegisterRunner | GenerateRequest | TrajectoryScored | TrajectoryFailed
 ToRunner: TypeAlias = LeaseTrajectory | GenerateResult | Cancel | AckTrajectories | Reject
 

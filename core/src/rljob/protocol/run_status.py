@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from rljob.api.job_status import (
     MOST_ENTRIES,
     MOST_EVALUATIONS,
+    MOST_WARNINGS,
     EngineStatus,
     EvaluationResult,
     Metric,
@@ -60,6 +61,7 @@ class RunStatus(RunState):
     metrics: list[Metric] = field(default_factory=list)
     engines: list[EngineStatus] = field(default_factory=list)
     evaluations: list[EvaluationResult] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     history: list[HistoryPoint] = field(default_factory=list)
     components: list[ComponentStatus] = field(default_factory=list)
 
@@ -93,6 +95,7 @@ def run_fields(status: RunStatus) -> dict[str, Any]:
         fields[name] = fields[name][:most]
     if len(results := fields["evaluations"]) > MOST_EVALUATIONS:
         fields["evaluations"] = results[: MOST_EVALUATIONS // 2] + results[-MOST_EVALUATIONS // 2 :]
+    fields["warnings"] = [warning[:LONGEST_TEXT] for warning in fields["warnings"][-MOST_WARNINGS:]]
     fields["message"] = fields["message"][:LONGEST_TEXT]
     return fields
 

@@ -6,8 +6,10 @@
     trainer/optimizer.safetensors   exp_avg.NAME, exp_avg_sq.NAME, float32; in a subdirectory, because engines read
                                     every *.safetensors of a model's directory as weights
 
-A checkpoint is written under a temporary name, synced and renamed, so a directory called step-N is complete. It holds
-whole tensors and can be resumed on any number of ranks. Only rank 0 of the highest incarnation writes.
+A checkpoint is written under a temporary name, synced and renamed, so a directory called step-N was complete. It holds
+whole tensors and can be resumed on any number of ranks. Only rank 0 of the highest incarnation writes. trainer.json has
+the digests of all other files and its own; :mod:`rljob.trainer.checkpoint_choice` compares them before a checkpoint is
+loaded.
 """
 
 from __future__ import annotations
@@ -24,10 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import blake3
-import msgspec
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from rljob.protocol.checkpoint_files import (
@@ -35,28 +34,21 @@ from rljob.protocol.checkpoint_files import (
     OPTIMIZER_FILE,
     STATE_FILE,
     WEIGHTS_FILE,
-    complete_checkpoints,
+    checkpoint_directories,
     directory_name,
     is_complete,
 )
+from rljob.protocol.checkpoint_record import TrainerState, encode_state, read_state_file
 from rljob.trainer.errors import ModelError, NoRoomError, SupersededError
+from rljob.trainer.tensor_file import write_tensors
 
 log = logging.getLogger(__name__)
 
 NOT_COPIED = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 REMOVED = "tmp-removed"
+REFUSED = "refused"
 _LEFTOVER = re.compile(r"step-\d{6,}\.(tmp|old)-.+")
-
-
-class TrainerState(msgspec.Struct):
-    """Content of trainer.json."""
-
-    step: int  # training steps applied: the policy version
-    updates: int  # optimizer updates: steps × minibatches
-    incarnation: int  # of the trainer that wrote it
-    digest: str  # blake3 hex of all tensors, weights first, by name
-    versions: dict[str, str]
 
 
 class CheckpointStore:
@@ -83,13 +75,9 @@ class CheckpointStore:
         """Return whether there is a complete checkpoint of ``step``."""
         return is_complete(self.path(step))
 
-    def newest(self) -> tuple[Path, TrainerState] | None:
-        """Return the newest complete checkpoint, or None."""
-        known = complete_checkpoints(self.directory)
-        if not known:
-            return None
-        newest = known[max(known)]
-        return newest, read_state(newest)
+    def steps(self) -> list[int]:
+        """Return the steps of all checkpoints, damaged ones included, oldest first."""
+        return sorted(checkpoint_directories(self.directory))
 
     def clean(self) -> None:
         """Remove incomplete files of a crash; restore a checkpoint whose replacement was interrupted."""
@@ -136,10 +124,10 @@ class CheckpointStore:
         weights: dict[str, Tensor],
         moments: dict[str, Tensor],
     ) -> None:
-        """Write the checkpoint of ``state.step``, durable on return; an existing one with the same content is kept.
+        """Write the checkpoint of ``state.step``, durable on return. It replaces an existing one.
 
         Args:
-            state: its ``digest`` is set here.
+            state: its ``files`` and ``digest`` are set here.
             configuration: see :func:`read_configuration`.
             weights: whole float32 tensors on the CPU by Hugging Face name.
             moments: whole float32 tensors by the backend's names, for example ``exp_avg.NAME``.
@@ -148,11 +136,7 @@ class CheckpointStore:
             SupersededError: a higher incarnation has taken over.
             NoRoomError: the disk is full; the files of the attempt are removed.
         """
-        state.digest = _digest(weights, moments)
         target = self.path(state.step)
-        if self.has(state.step) and read_state(target).digest == state.digest:
-            log.info("%s has this content already", target.name)
-            return
         suffix = f"{state.incarnation}-{secrets.token_hex(4)}"
         temporary = self.directory / f"{target.name}.tmp-{suffix}"
         try:
@@ -160,9 +144,10 @@ class CheckpointStore:
                 (temporary / OPTIMIZER_FILE).parent.mkdir(parents=True)
                 for name, content in configuration.items():
                     (temporary / name).write_bytes(content)
-                save_file(weights, temporary / WEIGHTS_FILE, metadata={"format": "pt"})
-                save_file(moments, temporary / OPTIMIZER_FILE, metadata={"format": "pt"})
-                (temporary / STATE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
+                state.files = {name: blake3.blake3(content).hexdigest() for name, content in configuration.items()}
+                state.files[WEIGHTS_FILE] = write_tensors(temporary / WEIGHTS_FILE, weights)
+                state.files[OPTIMIZER_FILE] = write_tensors(temporary / OPTIMIZER_FILE, moments)
+                (temporary / STATE_FILE).write_bytes(encode_state(state))
                 for path in (*temporary.rglob("*"), temporary):
                     _sync(path)
         except NoRoomError:
@@ -175,12 +160,24 @@ class CheckpointStore:
             _sync(self.directory)
         self._delete(self.directory / f"{target.name}.old-{suffix}")
 
+    def refuse(self, step: int, incarnation: int) -> Path:
+        """Set aside the checkpoint of ``step``, so that no process loads it; return its new path.
+
+        Raises:
+            SupersededError: a higher incarnation has taken over.
+        """
+        aside = self.directory / f"{self.path(step).name}.{REFUSED}-{secrets.token_hex(4)}"
+        with self._exclusive(incarnation):
+            self.path(step).rename(aside)
+            _sync(self.directory)
+        return aside
+
     @contextmanager
     def _needing_room(self, content: str) -> Iterator[None]:
         try:
             yield
-        except (OSError, SafetensorError) as error:
-            if _errno(error) not in NO_ROOM:
+        except OSError as error:
+            if error.errno not in NO_ROOM:
                 raise
             raise NoRoomError(f"{content} does not fit the disk of {self.directory} ({error}); make room") from None
 
@@ -206,12 +203,12 @@ def read_state(checkpoint: Path) -> TrainerState:
     """Return trainer.json of a checkpoint.
 
     Raises:
-        ModelError: the file cannot be read.
+        ModelError: the file is missing or damaged.
     """
     try:
-        return msgspec.json.decode((checkpoint / STATE_FILE).read_bytes(), type=TrainerState)
-    except msgspec.MsgspecError as error:
-        raise ModelError(f"{checkpoint / STATE_FILE} cannot be read ({error}); remove {checkpoint}") from None
+        return read_state_file(checkpoint)
+    except ValueError as error:
+        raise ModelError(str(error)) from None
 
 
 def read_optimizer_tensor(checkpoint: Path, name: str) -> Tensor:
@@ -235,22 +232,6 @@ def read_configuration(source: Path) -> dict[str, bytes]:
         for path in source.iterdir()
         if path.is_file() and path.suffix not in NOT_COPIED and path.name != STATE_FILE and ".index." not in path.name
     }
-
-
-def _digest(*parts: dict[str, Tensor]) -> str:
-    digest = blake3.blake3()
-    for part in parts:
-        for name in sorted(part):
-            digest.update(name.encode())
-            digest.update(memoryview(part[name].contiguous().view(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
-    return digest.hexdigest()
-
-
-def _errno(error: OSError | SafetensorError) -> int | None:
-    if isinstance(error, OSError):
-        return error.errno
-    match = re.search(r"\(os error (\d+)\)", str(error))
-    return int(match[1]) if match else None
 
 
 def _sync(path: Path) -> None:

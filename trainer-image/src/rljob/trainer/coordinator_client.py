@@ -21,6 +21,7 @@ from rljob.protocol.messages import (
     CancelSend,
     Checkpoint,
     Checkpointed,
+    RefuseCheckpoint,
     RegisterTrainer,
     Reject,
     SendWeights,
@@ -37,7 +38,7 @@ from rljob.protocol.messages import (
 
 log = logging.getLogger(__name__)
 
-Command: TypeAlias = TrainerRegistered | Train | SendWeights | Checkpoint | Stop | Reject
+Command: TypeAlias = TrainerRegistered | Train | SendWeights | Checkpoint | RefuseCheckpoint | Stop | Reject
 Result: TypeAlias = StepDone | Checkpointed | WeightGroupReady | WeightsSent | TrainerBlocked | TrainerFailed
 
 CLOSE_SECONDS = 5.0
@@ -70,17 +71,16 @@ class CoordinatorClient:
     Args:
         url: its address.
         token: the trainer's token.
-        instance: name of this process.
-        step: version of the current weights.
+        registration: of this process, with the step of the weights that it loaded.
         cancel: handles CancelSend at once, in the connection's thread, because a command may be in progress.
     """
 
-    def __init__(self, url: str, token: str, instance: str, step: int, cancel: Callable[[CancelSend], None]) -> None:
+    def __init__(
+        self, url: str, token: str, registration: RegisterTrainer, cancel: Callable[[CancelSend], None]
+    ) -> None:
         self._link = CoordinatorLink(url, "trainer", token, ToTrainer, self._register)
-        self._instance = instance
-        self._step = step
+        self._registration = registration
         self._cancel = cancel
-        self._incarnation = 0
         self._results = Results()
         self._commands: deque[Command] = deque()
         self._changed = threading.Condition()
@@ -135,20 +135,19 @@ class CoordinatorClient:
         with self._changed:
             self._results.add(result)
             if isinstance(result, StepDone):
-                self._step = max(self._step, result.step + 1)
+                self._registration.step = max(self._registration.step, result.step + 1)
         if self._events is not None:
             self._events.call_soon_threadsafe(self._link.send, result)
 
     def _register(self) -> list[Any]:
         with self._changed:
             self._commands = deque(command for command in self._commands if isinstance(command, Stop | Reject))
-            registration = RegisterTrainer(self._instance, self._incarnation, self._step)
-            return [registration, *self._results.of(self._incarnation)]
+            return [self._registration, *self._results.of(self._registration.incarnation)]
 
     def _receive(self, command: Command) -> None:
         with self._changed:
             if isinstance(command, TrainerRegistered):
-                self._incarnation = command.incarnation
+                self._registration.incarnation = command.incarnation
             self._commands.append(command)
             self._changed.notify()
 

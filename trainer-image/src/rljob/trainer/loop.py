@@ -17,13 +17,17 @@ import torch
 
 from rljob.api.extensions import BACKENDS, load
 from rljob.api.models import RLJob
+from rljob.protocol.checkpoint_record import TrainerState
 from rljob.protocol.environment import ComponentEnvironment
-from rljob.protocol.exit_codes import CONFIGURATION_ERROR
+from rljob.protocol.exit_codes import CONFIGURATION_ERROR, FAILURE
 from rljob.protocol.health_probe import record_ready
 from rljob.protocol.initializer_stamp import mark_used
 from rljob.protocol.messages import (
     Checkpoint,
     Checkpointed,
+    RefuseCheckpoint,
+    RefusedCheckpoint,
+    RegisterTrainer,
     Reject,
     SendWeights,
     StepDone,
@@ -40,7 +44,8 @@ from rljob.trainer import preflight
 from rljob.trainer.backends.base import Backend, BackendFactory
 from rljob.trainer.background_sender import BackgroundSender
 from rljob.trainer.batch import Row
-from rljob.trainer.checkpoint import CheckpointStore, TrainerState, read_configuration
+from rljob.trainer.checkpoint import CheckpointStore, read_configuration
+from rljob.trainer.checkpoint_choice import choose_checkpoint
 from rljob.trainer.coordinator_client import Command, CoordinatorClient, Result
 from rljob.trainer.errors import ModelError, NoRoomError, SupersededError, UnrecoverableError
 from rljob.trainer.fetch_batch import pull_shard
@@ -89,7 +94,7 @@ class TrainerLoop:
         world: the ranks.
 
     Raises:
-        ModelError: the model or the checkpoint to start from cannot be used.
+        ModelError: the model, or every checkpoint, cannot be used.
     """
 
     def __init__(self, environment: ComponentEnvironment, world: World) -> None:
@@ -101,14 +106,15 @@ class TrainerLoop:
         if world.rank == 0:
             self._checkpoints.clean()
         world.raise_first_error(None)  # all ranks wait until rank 0 has cleaned up
-        self._load()
+        refused = self._load()
         if world.rank == 0:
             self._publisher = self._make_publisher()
             self._coordinator = CoordinatorClient(
                 environment.coordinator,
                 environment.token,
-                f"trainer-{secrets.token_hex(4)}",
-                self._step,
+                RegisterTrainer(
+                    f"trainer-{secrets.token_hex(4)}", 0, self._step, self._saved.digest if self._saved else "", refused
+                ),
                 self._publisher.cancel,
             )
 
@@ -132,6 +138,8 @@ class TrainerLoop:
             if isinstance(command, Reject):
                 log.error("the coordinator rejects this trainer: %s", command.reason)
                 return CONFIGURATION_ERROR
+            if isinstance(command, RefuseCheckpoint) and command.incarnation == self._incarnation:
+                return self._refuse(command)
             try:
                 self._execute(command)
             except UnrecoverableError as error:
@@ -144,7 +152,7 @@ class TrainerLoop:
         command: Command = _commands.decode(self._world.broadcast(frame))[0]
         return command
 
-    def _execute(self, command: TrainerRegistered | Train | SendWeights | Checkpoint) -> None:
+    def _execute(self, command: TrainerRegistered | Train | SendWeights | Checkpoint | RefuseCheckpoint) -> None:
         if isinstance(command, TrainerRegistered):
             self._registered(command)
         elif command.incarnation != self._incarnation:
@@ -155,31 +163,30 @@ class TrainerLoop:
             self._train(command)
         elif isinstance(command, SendWeights):
             self._send_weights(command)
-        else:
+        elif isinstance(command, Checkpoint):
             self._checkpoint(command)
 
     def _post(self, result: Result) -> None:
         if self._world.rank == 0:
             self._coordinator.post(result)
 
-    def _load(self) -> None:
-        newest = self._checkpoints.newest()
+    def _load(self) -> list[RefusedCheckpoint]:
+        """Load the newest checkpoint without damage, else the initial model; return the refused checkpoints."""
+        chosen = choose_checkpoint(self._checkpoints, self._world)
         policy = next(model for model in self._job.spec.models if model.name == "policy")
-        source = self._environment.path(policy.source) if newest is None else newest[0]
+        source = self._environment.path(policy.source) if chosen.path is None else chosen.path
         log.info("loading %s", source)
-        self._step = 0 if newest is None else newest[1].step
+        self._saved: TrainerState | None = chosen.state
+        """Record of the checkpoint that this process loaded or wrote last; only rank 0 updates it."""
+        self._step = chosen.state.step if chosen.state is not None else 0
         factory: BackendFactory = load(BACKENDS, self._job.spec.trainer.backend, "spec.trainer.backend")
-        try:
-            self._backend: Backend = factory(source, self._job.spec.trainer, self._world)
-            if newest is not None:
-                self._backend.load(source)
-        except ModelError as error:
-            if newest is None:
-                raise
-            raise ModelError(f"{error}; remove {source} to continue from the checkpoint before it") from None
+        self._backend: Backend = factory(source, self._job.spec.trainer, self._world)
+        if chosen.path is not None:
+            self._backend.load(chosen.path)
         self._world = self._backend.world
         self._configuration = read_configuration(source)
         self._last = StepDone(0, self._step - 1, {})
+        return chosen.refused
 
     def _make_publisher(self) -> BackgroundSender:
         settings = self._job.spec.weight_sync
@@ -256,20 +263,36 @@ class TrainerLoop:
             self._write_checkpoint(command.incarnation)
         if self._world.rank != 0:
             return
-        if self._checkpoints.has(command.step):
+        if self._saved is not None and self._saved.step == command.step:
             # Before the answer: if the trainer dies here, the command is repeated.
             self._checkpoints.remove(command.remove)
             path = self._checkpoints.relative(command.step)
-            self._coordinator.post(Checkpointed(command.incarnation, command.step, path))
+            self._coordinator.post(Checkpointed(command.incarnation, command.step, path, self._saved.digest))
         else:
             log.warning("there is no checkpoint of step %d; the weights are of step %d", command.step, self._step)
 
     def _write_checkpoint(self, incarnation: int) -> None:
+        """Write the checkpoint of the current step, unless this process has loaded or written it."""
         saved = self._backend.save()
+        known = self._saved is not None and self._saved.step == self._step and self._checkpoints.has(self._step)
+        if known or self._world.rank != 0:
+            return
+        versions = {name: version(name) for name in ("rljob-trainer", "torch", "transformers")}
+        state = TrainerState(self._step, self._backend.updates, incarnation, versions, {})
+
+        def attempt() -> None:
+            self._checkpoints.write(state, self._configuration, saved.weights, saved.optimizer)
+            self._saved = state
+
+        self._write(attempt)
+
+    def _refuse(self, command: RefuseCheckpoint) -> int:
+        """Set aside the checkpoint that this process loaded; return the exit code, after which the next one starts."""
         if self._world.rank == 0:
-            versions = {name: version(name) for name in ("rljob-trainer", "torch", "transformers")}
-            state = TrainerState(self._step, self._backend.updates, incarnation, "", versions)
-            self._write(lambda: self._checkpoints.write(state, self._configuration, saved.weights, saved.optimizer))
+            log.error("the checkpoint of step %d is refused: %s", command.step, command.reason)
+            with contextlib.suppress(SupersededError):  # the successor decides itself
+                log.error("it is kept as %s", self._checkpoints.refuse(command.step, command.incarnation))
+        return FAILURE
 
     def _write(self, attempt: Callable[[], None]) -> None:
         """Write to the disk; while it is full, retry until the command is obsolete."""

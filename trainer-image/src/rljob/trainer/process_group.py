@@ -72,12 +72,17 @@ class World:
         dist.broadcast(data, 0, group=self.control)
         return data.numpy().tobytes()
 
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, by rank, on every rank; waits for all ranks without a time limit."""
+        values: list[Any] = [value]
+        if self.size > 1:
+            values = [None] * self.size
+            dist.all_gather_object(values, value, group=self.control)
+        return values
+
     def raise_first_error(self, error: TrainerError | None) -> None:
         """Wait for all ranks without a time limit; raise one of their errors on all, an UnrecoverableError first."""
-        errors: list[Any] = [error]
-        if self.size > 1:
-            errors = [None] * self.size
-            dist.all_gather_object(errors, error, group=self.control)
+        errors = self.gather(error)
         for kind in (UnrecoverableError, TrainerError):
             for found in errors:
                 if isinstance(found, kind):

@@ -1,0 +1,102 @@
+"""The record of a checkpoint, trainer.json: what the checkpoint is, and the digest of every other file in it.
+
+Digests are blake3 of the files' bytes. They are computed while the files are written. :func:`find_damage` computes them
+again: the trainer before it loads a checkpoint, `rljob audit` and `rljob export`. That costs one pass over the files:
+0.5 s per GB for files in the page cache, of which 0.25 s is blake3 (measured on one core of a Xeon); otherwise the disk
+is the limit. A checkpoint has 12 bytes per parameter.
+
+The record has a digest of its own, which the ledger keeps, so that a checkpoint of another run is noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import blake3
+import msgspec
+
+from rljob.protocol.checkpoint_files import STATE_FILE
+
+CHUNK_BYTES = 4 << 20
+
+
+class TrainerState(msgspec.Struct):
+    """Content of trainer.json."""
+
+    step: int  # training steps applied: the policy version
+    updates: int  # optimizer updates: steps × minibatches
+    incarnation: int  # of the trainer that wrote it
+    versions: dict[str, str]
+    files: dict[str, str]  # path in the checkpoint → blake3 hex, of all other files
+    digest: str = ""  # blake3 hex of this record with an empty digest
+
+
+def encode_state(state: TrainerState) -> bytes:
+    """Set ``state.digest`` and return the content of trainer.json."""
+    state.digest = _own_digest(state)
+    return msgspec.json.format(msgspec.json.encode(state))
+
+
+def read_state_file(checkpoint: Path) -> TrainerState:
+    """Return the content of trainer.json of a checkpoint.
+
+    Raises:
+        ValueError: the file is missing or damaged.
+    """
+    path = checkpoint / STATE_FILE
+    try:
+        return decode_state(path.read_bytes())
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error})") from None
+
+
+def decode_state(content: bytes) -> TrainerState:
+    """Return the state from the content of trainer.json.
+
+    Raises:
+        ValueError: the content is damaged.
+    """
+    state = msgspec.json.decode(content, type=TrainerState)
+    if state.digest != _own_digest(state):
+        raise ValueError("it does not have its own digest")
+    return state
+
+
+def find_damage(directory: Path, files: Mapping[str, str]) -> str:
+    """Return the first of ``files`` (path in the directory → digest) that is missing or differs, and how; empty if all
+    are as written."""
+    for name, digest in files.items():
+        try:
+            found = hash_file(directory / name)
+        except FileNotFoundError:
+            return f"{name} is missing"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror})"
+        if found != digest:
+            return f"{name} is damaged (it does not have the digest in {STATE_FILE})"
+    return ""
+
+
+def hash_file(path: Path) -> str:
+    """Return the digest of a file.
+
+    The file is read, not mapped: a read error of the disk is an OSError, where a mapped file would kill the process.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    digest, buffer = blake3.blake3(), bytearray(CHUNK_BYTES)
+    view = memoryview(buffer)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(view[:count])
+    return digest.hexdigest()
+
+
+def _own_digest(state: TrainerState) -> str:
+    return blake3.blake3(msgspec.json.encode(msgspec.structs.replace(state, digest=""))).hexdigest()

@@ -1,0 +1,84 @@
+"""Chooses the checkpoint to load: the newest one that is as it was written.
+
+Every rank reads whole files, so every rank computes their digests before it loads them, and the first problem of any
+rank counts for all ranks. :mod:`rljob.protocol.checkpoint_record` says what that costs. A refused checkpoint stays
+where it is: this process has no incarnation yet, and a process that has been replaced must not move files of its
+successor. The replay writes the checkpoint again; the coordinator removes one that is not written again.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from rljob.protocol.checkpoint_record import TrainerState, find_damage, read_state_file
+from rljob.protocol.messages import RefusedCheckpoint
+from rljob.trainer.checkpoint import CheckpointStore
+from rljob.trainer.errors import ModelError
+from rljob.trainer.process_group import World
+
+log = logging.getLogger(__name__)
+
+VANISHED = "vanished"
+"""Verdict on a checkpoint that the previous trainer process, which may still run, has removed meanwhile."""
+
+
+@dataclass(frozen=True)
+class CheckpointChoice:
+    """The checkpoint to load, None for the initial model, and the newer ones that were refused, newest first."""
+
+    path: Path | None
+    state: TrainerState | None
+    refused: list[RefusedCheckpoint]
+
+
+def choose_checkpoint(checkpoints: CheckpointStore, world: World) -> CheckpointChoice:
+    """Return the newest checkpoint without damage. All ranks call this together and get the same result.
+
+    Raises:
+        ModelError: there are checkpoints, and all are damaged; raised on all ranks.
+    """
+    judged: set[int] = set()
+    refused: list[RefusedCheckpoint] = []
+    while True:
+        # Each rank lists the directory: on NFS that makes it see the names that rank 0 sees.
+        left = [step for step in checkpoints.steps() if step not in judged]
+        newest = world.broadcast(msgspec.json.encode(max(left, default=None)) if world.rank == 0 else None)
+        step: int | None = msgspec.json.decode(newest)
+        if step is None:
+            break
+        judged.add(step)
+        state, verdict = _judge(checkpoints.path(step), step)
+        verdicts = world.gather(verdict)
+        if not any(verdicts):
+            return CheckpointChoice(checkpoints.path(step), state, refused)
+        if VANISHED not in verdicts:
+            reason = next(filter(None, verdicts))
+            log.error("the checkpoint of step %d is refused: %s", step, reason)
+            refused.append(RefusedCheckpoint(step, reason))
+    if refused:
+        raise ModelError(f"no checkpoint can be used: {_all(refused)}; restore it from a copy, or start another run")
+    return CheckpointChoice(None, None, [])
+
+
+def _judge(path: Path, step: int) -> tuple[TrainerState | None, str]:
+    """Return the record of a checkpoint and what is wrong with the checkpoint; empty if nothing is."""
+    state, problem = None, ""
+    try:
+        state = read_state_file(path)
+        if state.step != step:
+            problem = f"{path} holds the checkpoint of step {state.step}"
+        elif damage := find_damage(path, state.files):
+            problem = f"{path}/{damage}"
+    except ValueError as error:
+        problem = str(error)
+    return state, VANISHED if problem and not path.is_dir() else problem
+
+
+def _all(refused: list[RefusedCheckpoint]) -> str:
+    """Return the reasons of the newest and the number of the others."""
+    others = f" and {len(refused) - 1} older checkpoints are damaged too" if len(refused) > 1 else ""
+    return f"{refused[0].reason}{others}"
