@@ -320,7 +320,7 @@ sent = []
 def broadcast(*args, plain=WeightGroup.broadcast):
     plain(*args)
     sent.append(1)
-    if len(sent) == 3:
+    if len(sent) == 6:  # three of the members' proof, three buckets
         print('in the middle', flush=True)
         sys.stdin.read()
 WeightGroup.broadcast = broadcast

@@ -13,8 +13,8 @@ import torch
 from rljob.protocol.messages import CancelSend, EngineTarget, Probe, SendWeights, WeightGroupReady, WeightsSent
 from rljob.trainer.background_sender import BackgroundSender
 from rljob.trainer.weight_sender import WeightTransferError
+from rljob.transfer.rendezvous import Rendezvous
 from rljob.transfer.rounds import digest
-from rljob.transfer.weight_group import Rendezvous
 
 WEIGHTS = [("w", torch.ones(2, 3))]
 PROBE = Probe([[1, 2]], [[-1.0]])

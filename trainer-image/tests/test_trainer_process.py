@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import time
 from array import array
-from datetime import timedelta
 
 import blake3
 import msgspec
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.numpy import load_file
 
 from rljob.protocol import messages as m
@@ -24,6 +23,8 @@ from rljob.trainer.errors import ModelError
 from rljob.trainer.loop import TrainerLoop
 from rljob.trainer.main import main
 from rljob.trainer.metrics import METRICS
+from rljob.transfer.rendezvous import Rendezvous
+from rljob.transfer.weight_group import WeightGroup
 
 WAIT_SECONDS = 50
 
@@ -93,14 +94,15 @@ async def test_a_killed_trainer_resumes_from_an_intact_checkpoint_and_replays_to
 
 def receive(ready: m.WeightGroupReady, bucket_bytes: int) -> str:
     """Join the group like an engine and receive all weights; return their digest."""
-    tcp = dist.TCPStore(ready.address, ready.port, is_master=False, wait_for_workers=False)
-    group = dist.ProcessGroupGloo(dist.PrefixStore(ready.group, tcp), 1, ready.world_size, timedelta(seconds=20))
+    rendezvous = Rendezvous(ready.group, ready.address, ready.port, ready.world_size)
+    group, end = WeightGroup.join(rendezvous, 1, "gloo", 20.0), time.monotonic() + 20.0
     hasher = blake3.blake3()
     for bucket in plan_buckets(ready.parameters, bucket_bytes):
         buffer = torch.empty(sum(parameter_bytes(ready.parameters[i]) for i in bucket), dtype=torch.uint8)
-        group.broadcast(buffer, 0).wait()
+        group.broadcast(buffer, 0, end)
         hasher.update(buffer.numpy().tobytes())
-    group.broadcast(torch.frombuffer(bytearray(hasher.digest()), dtype=torch.uint8), 1).wait()
+    group.broadcast(torch.frombuffer(bytearray(hasher.digest()), dtype=torch.uint8), 1, end)
+    group.abandon()
     return hasher.hexdigest()
 
 

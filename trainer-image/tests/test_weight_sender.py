@@ -1,24 +1,25 @@
 """Sending weights: the received bytes, and the time limit with a dead, stopped or absent peer."""
 
+import contextlib
 import multiprocessing
 import os
 import queue
 import signal
+import socket
 import threading
 import time
-from datetime import timedelta
 
 import blake3
 import psutil
 import pytest
 import torch
-import torch.distributed as dist
 
 from rljob.protocol.messages import EngineTarget, Probe, SendWeights
 from rljob.protocol.weights import parameter_bytes, plan_buckets
 from rljob.trainer.background_sender import BackgroundSender
 from rljob.trainer.weight_sender import WeightSender, WeightTransferError
 from rljob.transfer.rounds import describe, digest
+from rljob.transfer.weight_group import WeightGroup
 
 torch.set_num_threads(1)
 LONGER_THAN_A_TEST = 1000.0
@@ -42,14 +43,9 @@ def sender(seconds=60.0, bucket_bytes=50_000, host="127.0.0.1"):
 class Peer:
     """The engine's side of the wire format in rljob.protocol.weights."""
 
-    def __init__(self, info, seconds=60.0, seen_from="127.0.0.1"):
-        store = dist.PrefixStore(
-            info.group, dist.TCPStore(info.address, info.port, is_master=False, wait_for_workers=False)
-        )
-        options = dist.ProcessGroupGloo._Options()
-        options._timeout = timedelta(seconds=seconds)
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=seen_from)]
-        self.group = dist.ProcessGroupGloo(store, 1, info.world_size, options)
+    def __init__(self, info, seconds=60.0):
+        self.group = WeightGroup.join(info, 1, "gloo", seconds)
+        self.deadline = time.monotonic() + seconds
         self.received = b""
 
     def receive(self, metas, bucket_bytes=50_000, spoil=False):
@@ -64,9 +60,7 @@ class Peer:
         self.broadcast(torch.frombuffer(bytearray(receipt), dtype=torch.uint8), 1)
 
     def broadcast(self, tensor, root):
-        options = dist.BroadcastOptions()
-        options.rootRank = root
-        self.group.broadcast([tensor], options).wait()
+        self.group.broadcast(tensor, root, self.deadline)
 
 
 def in_thread(target, *args, **kwargs):
@@ -81,7 +75,7 @@ def test_every_byte_arrives_in_order_and_the_digest_is_the_receivers(host):
     info = out.open("e", fresh=False)
 
     def engine():
-        peer = Peer(info, seen_from=host)
+        peer = Peer(info)
         for _ in range(2):  # the same group serves the next update
             peer.receive(describe(tensors()))
         arrived["bytes"] = peer.received
@@ -115,6 +109,58 @@ def test_a_send_to_an_engine_that_never_joins_ends_by_the_timeout():
     with pytest.raises(WeightTransferError, match="engine e did not receive"):
         out.send("e", tensors())
     assert out.open("e", fresh=False) != first, "a broken group is not handed out again"
+
+
+def _closed(info):
+    try:
+        socket.create_connection((info.address, info.port), 60.0).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def test_a_process_that_connects_before_the_engine_receives_nothing_and_the_port_is_closed_after_joining():
+    out = sender()
+    info = out.open("e", fresh=False)
+    with socket.create_connection((info.address, info.port), 60.0) as rival:
+        rival.sendall(bytes(1000))
+        engine = in_thread(lambda: Peer(info).receive(describe(tensors())))
+        assert out.send("e", tensors()) == digest(tensors())
+        with contextlib.suppress(ConnectionResetError):
+            assert rival.recv(1) == b""
+    engine.join()
+    assert _closed(info)
+
+
+@pytest.mark.parametrize("waiting", [True, False])
+def test_closing_a_group_before_the_engine_has_joined_closes_its_port_and_ends_the_send(waiting):
+    out, errors = sender(LONGER_THAN_A_TEST), queue.Queue()
+    info = out.open("e", fresh=False)
+
+    def send():
+        try:
+            out.send("e", tensors())
+        except WeightTransferError as error:
+            errors.put(str(error))
+
+    opened = out._opened["e"]
+    if waiting:
+        in_thread(send)
+        while not opened.listener._accepting.locked():
+            time.sleep(0.001)
+    out.close("e")
+    assert _closed(info)
+    if waiting:
+        assert errors.get(timeout=60) == "engine e did not receive the weights: the weight group was abandoned"
+
+
+def test_a_new_group_closes_the_port_of_the_previous_one_that_no_engine_joined():
+    out = sender()
+    first = out.open("e", fresh=False)
+    second = out.open("e", fresh=True)
+    assert _closed(first) and not _closed(second)
+    assert first.group != second.group
+    out.close("e")
 
 
 def test_sending_without_a_group_is_an_error():

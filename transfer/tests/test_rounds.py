@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from rljob.transfer.receiver import WeightReceiver
+from rljob.transfer.rendezvous import RendezvousListener
 from rljob.transfer.rounds import describe, digest, send_round
-from rljob.transfer.weight_group import SENDER_RANK, WeightGroup, host_rendezvous
+from rljob.transfer.weight_group import WeightGroup
 
 torch.set_num_threads(1)
 LONGER_THAN_A_TEST = 1000.0
@@ -42,12 +43,12 @@ def group():
     members = []
 
     def start(bucket_bytes, seconds=60.0):
-        rendezvous, store = host_rendezvous("127.0.0.1", 2, seconds)
+        listener = RendezvousListener("127.0.0.1", 2)
         engine = Engine()
-        arguments = (rendezvous, 1, "gloo", bucket_bytes, seconds)
+        arguments = (listener.rendezvous, 1, "gloo", bucket_bytes, seconds)
         thread = threading.Thread(target=engine.receiver.join, args=arguments, daemon=True)
         thread.start()
-        members.append(WeightGroup.join(rendezvous, SENDER_RANK, "gloo", seconds, store=store))
+        members.append(WeightGroup.host(listener, "gloo", seconds))
         thread.join()
         members.append(engine.receiver)
         return members[-2], engine

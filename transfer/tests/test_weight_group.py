@@ -1,6 +1,5 @@
-"""Weight groups: rendezvous, deadlines and abandoned members."""
+"""Weight groups: deadlines and abandoned members."""
 
-import socket
 import threading
 import time
 
@@ -8,7 +7,8 @@ import psutil
 import pytest
 import torch
 
-from rljob.transfer.weight_group import WeightGroup, host_rendezvous, listen
+from rljob.transfer.rendezvous import RendezvousListener
+from rljob.transfer.weight_group import WeightGroup
 
 torch.set_num_threads(1)
 LONGER_THAN_A_TEST = 1000.0
@@ -17,21 +17,15 @@ LONGER_THAN_A_TEST = 1000.0
 
 def joined(seconds=60.0, host="127.0.0.1"):
     """Return the two members of a new group, sender first."""
-    rendezvous, store = host_rendezvous(host, 2, seconds)
+    listener = RendezvousListener(host, 2)
     members = {}
     worker = threading.Thread(
-        target=lambda: members.update(worker=WeightGroup.join(rendezvous, 1, "gloo", seconds)), daemon=True
+        target=lambda: members.update(worker=WeightGroup.join(listener.rendezvous, 1, "gloo", seconds)), daemon=True
     )
     worker.start()
-    sender = WeightGroup.join(rendezvous, 0, "gloo", seconds, store=store)
+    sender = WeightGroup.host(listener, "gloo", seconds)
     worker.join()
     return sender, members["worker"]
-
-
-def test_it_listens_on_all_addresses_if_the_machine_does_not_own_the_host():
-    with listen("192.0.2.1") as listener:
-        for host in ("127.0.0.1", "::1"):
-            socket.create_connection((host, listener.getsockname()[1]), 1.0).close()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -48,12 +42,6 @@ def test_members_know_their_rank_and_broadcast_from_any_of_them(host):
         assert received.equal(sent)
     sender.abandon()
     worker.abandon()
-
-
-def test_joining_a_group_without_a_sender_ends_by_the_timeout():
-    rendezvous, _store = host_rendezvous("127.0.0.1", 2, LONGER_THAN_A_TEST)
-    with pytest.raises(RuntimeError):
-        WeightGroup.join(rendezvous, 1, "gloo", 0.5)
 
 
 def test_a_broadcast_whose_root_sends_nothing_ends_by_its_deadline():

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from rljob.protocol.messages import PrepareWeights, SamplingParams
 from rljob.transfer.receiver import WeightReceiver
-from rljob.transfer.weight_group import Rendezvous
+from rljob.transfer.rendezvous import Rendezvous
 
 TOKEN_SECONDS = 0.001
 DECAY = 0.5

@@ -177,7 +177,7 @@ class PrepareWeights(Message):
     update: int
     lineage: int
     version: int
-    group: str  # the nonce: key prefix in the group's store
+    group: str  # the nonce: a member proves that it knows it, and never sends it to another member
     address: str
     port: int
     world_size: int

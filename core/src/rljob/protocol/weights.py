@@ -1,7 +1,8 @@
 """Wire format of weights, the same on both sides of a weight group.
 
-A group consists of one sender (rank 0) and the workers of one engine. The members rendezvous in a TCPStore of the
-sender, under the key prefix ``group``, a nonce. A round in a group consists of:
+A group consists of one sender (rank 0) and the workers of one engine. The workers connect to the port of the sender,
+and both ends prove that they know the nonce ``group`` (``rljob.transfer.handshake``). Once gloo or NCCL has connected
+the members, they prove it again over its connections (``rljob.transfer.membership``). A round in a group consists of:
 
 1. The buckets, each one broadcast from rank 0. Tensors are sent in the order of their metadata as one uint8 stream,
    contiguous, little-endian, without padding. A bucket is the run of whole tensors that first reaches

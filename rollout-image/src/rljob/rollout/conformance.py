@@ -29,8 +29,9 @@ from rljob.rollout.adapters.base import (
     GenerationOutput,
     unpack_ints,
 )
+from rljob.transfer.rendezvous import Rendezvous, RendezvousListener
 from rljob.transfer.rounds import describe, send_round
-from rljob.transfer.weight_group import SENDER_RANK, Rendezvous, WeightGroup, host_rendezvous
+from rljob.transfer.weight_group import WeightGroup
 
 BUCKET_BYTES = 1  # one tensor per broadcast
 HOST = "127.0.0.1"
@@ -116,10 +117,10 @@ class EngineUnderTest:
         if self._joined is not None and not fresh:
             return self._joined
         self.close()
-        rendezvous, store = host_rendezvous(HOST, 2, UPDATE_SECONDS)
-        joining = asyncio.to_thread(WeightGroup.join, rendezvous, SENDER_RANK, "gloo", UPDATE_SECONDS, "cpu", store)
-        sender, _ = await asyncio.gather(joining, self.client.join(self.prepare(rendezvous), UPDATE_SECONDS))
-        self._joined = rendezvous, sender
+        listener = RendezvousListener(HOST, 2)
+        joining = asyncio.to_thread(WeightGroup.host, listener, "gloo", UPDATE_SECONDS)
+        sender, _ = await asyncio.gather(joining, self.client.join(self.prepare(listener.rendezvous), UPDATE_SECONDS))
+        self._joined = listener.rendezvous, sender
         return self._joined
 
     def close(self) -> None:
@@ -271,14 +272,16 @@ async def _update_in_flight(engine: EngineUnderTest, mode: str, wait: float) -> 
 
 async def a_join_without_sender_fails_in_time(engine: EngineUnderTest) -> None:
     """The engine continues with its current weights."""
-    rendezvous, _store = host_rendezvous(HOST, 2, UPDATE_SECONDS)
+    listener = RendezvousListener(HOST, 2)
     start = time.monotonic()
     try:
-        await engine.client.join(engine.prepare(rendezvous), SHORT_SECONDS)
+        await engine.client.join(engine.prepare(listener.rendezvous), SHORT_SECONDS)
     except EngineError:
         assert time.monotonic() - start < SHORT_SECONDS + GRACE_SECONDS
     else:
         raise AssertionError("it joined a group without sender")
+    finally:
+        listener.close()
     output = await engine.generate(8)
     assert [span.version for span in output.spans] == [engine.version]
     await engine.update(fresh=True)

@@ -10,10 +10,9 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-import torch.distributed as dist
-
+from rljob.transfer.rendezvous import ABANDONED, Rendezvous, RendezvousListener
 from rljob.transfer.rounds import NamedTensors, send_round
-from rljob.transfer.weight_group import SENDER_RANK, TRANSPORTS, Rendezvous, WeightGroup, host_rendezvous
+from rljob.transfer.weight_group import TRANSPORTS, WeightGroup
 
 WORLD_SIZE = 2  # the sender and the one worker of an engine
 
@@ -24,8 +23,7 @@ class WeightTransferError(Exception):
 
 @dataclass(eq=False)
 class _Opened:
-    rendezvous: Rendezvous
-    store: dist.TCPStore
+    listener: RendezvousListener
     group: WeightGroup | None = None
     used: float = field(default_factory=time.monotonic)
     sending: threading.Lock = field(default_factory=threading.Lock)
@@ -58,12 +56,12 @@ class WeightSender:
             opened = self._opened.get(engine)
             if opened is not None and not fresh:
                 opened.used = time.monotonic()
-                return opened.rendezvous
+                return opened.listener.rendezvous
             if opened is not None:
                 self._forget(engine, opened)
-            rendezvous, store = host_rendezvous(self._host, WORLD_SIZE, self._timeout)
-            self._opened[engine] = _Opened(rendezvous, store)
-            return rendezvous
+            listener = RendezvousListener(self._host, WORLD_SIZE)
+            self._opened[engine] = _Opened(listener)
+            return listener.rendezvous
 
     def send(self, engine: str, named_tensors: NamedTensors) -> str:
         """Send all tensors to ``engine`` and return their digest, blake3 hex.
@@ -82,9 +80,8 @@ class WeightSender:
         with opened.sending:
             try:
                 deadline = time.monotonic() + self._timeout
-                if opened.group is None:
-                    opened.group = self._join(opened)
-                return send_round(opened.group, tensors, self._bucket_bytes, deadline)
+                group = opened.group or self._form(engine, opened)
+                return send_round(group, tensors, self._bucket_bytes, deadline)
             except (RuntimeError, ValueError, OSError) as error:
                 with self._lock:
                     if self._opened.get(engine) is opened:
@@ -93,7 +90,8 @@ class WeightSender:
                 raise WeightTransferError(f"engine {engine} did not receive the weights: {reason}") from error
 
     def close(self, engine: str) -> None:
-        """Forget the engine's group, if any. A send in progress fails, by its deadline at the latest."""
+        """Forget the engine's group, if any. A send in progress fails: at once before the engine has joined, later by
+        its deadline."""
         with self._lock:
             opened = self._opened.get(engine)
             if opened is not None:
@@ -108,10 +106,17 @@ class WeightSender:
                 if opened.used < oldest and not opened.sending.locked():
                     self._forget(engine, opened)
 
-    def _join(self, opened: _Opened) -> WeightGroup:
-        return WeightGroup.join(opened.rendezvous, SENDER_RANK, self._transport, self._timeout, store=opened.store)
+    def _form(self, engine: str, opened: _Opened) -> WeightGroup:
+        group = WeightGroup.host(opened.listener, self._transport, self._timeout)
+        with self._lock:
+            if self._opened.get(engine) is opened:
+                opened.group = group
+                return group
+        group.abandon()
+        raise RuntimeError(ABANDONED)
 
     def _forget(self, engine: str, opened: _Opened) -> None:
         del self._opened[engine]
+        opened.listener.close()
         if opened.group is not None:
             opened.group.abandon()

@@ -10,8 +10,9 @@ import time
 from collections.abc import Sequence
 
 from rljob.protocol.messages import ParameterMeta
+from rljob.transfer.rendezvous import Rendezvous
 from rljob.transfer.rounds import LoadWeights, receive_round
-from rljob.transfer.weight_group import Rendezvous, WeightGroup
+from rljob.transfer.weight_group import WeightGroup
 
 
 class WeightReceiver:
@@ -43,7 +44,7 @@ class WeightReceiver:
             timeout_seconds: of joining.
 
         Raises:
-            RuntimeError: the sender is absent, or did not join in time.
+            RuntimeError: the sender is absent, did not join in time, or does not know the nonce.
         """
         self.leave()
         self._bucket_bytes = bucket_bytes

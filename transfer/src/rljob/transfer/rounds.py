@@ -10,7 +10,8 @@ import torch
 
 from rljob.protocol.messages import ParameterMeta
 from rljob.protocol.weights import DIGEST_BYTES, DTYPE_BYTES, parameter_bytes, plan_buckets
-from rljob.transfer.weight_group import SENDER_RANK, WeightGroup
+from rljob.transfer.rendezvous import SENDER_RANK
+from rljob.transfer.weight_group import WeightGroup
 
 NamedTensors: TypeAlias = Iterable[tuple[str, torch.Tensor]]
 LoadWeights: TypeAlias = Callable[[list[tuple[str, torch.Tensor]]], object]

@@ -1,69 +1,38 @@
 """Weight groups: the trainer's rank 0 and the workers of one engine, connected by gloo or NCCL.
 
-The sender serves the store in which the members meet (:func:`host_rendezvous`); every member then calls
-:meth:`WeightGroup.join`. Invariant: every operation has a deadline. A communicator that failed may still wait for a
-dead peer, so it is aborted in a daemon thread that is never joined.
+The sender listens (:class:`rljob.transfer.rendezvous.RendezvousListener`) and calls :meth:`WeightGroup.host`; the
+workers call :meth:`WeightGroup.join`. The members of a group that either method returns know its nonce, and its sender
+no longer listens. Invariant: every operation has a deadline. A communicator that failed may still wait for a dead peer,
+so it is aborted in a daemon thread that is never joined.
 
 Called by ``rljob.trainer.weight_sender`` and, through :mod:`rljob.transfer.receiver`, by the engine's workers.
 """
 
 from __future__ import annotations
 
-import secrets
 import socket
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
 
+from rljob.transfer.exchange import ExchangeStore
+from rljob.transfer.membership import prove_membership
+from rljob.transfer.rendezvous import SENDER_RANK, Rendezvous, RendezvousListener, connect
+
 Communicator: TypeAlias = "dist.ProcessGroupGloo | dist.ProcessGroupNCCL"
 
 TRANSPORTS = ("gloo", "nccl")
-SENDER_RANK = 0
 POLL_SECONDS = 0.001
-_aborted_nccl: list[Communicator] = []  # kept, because the destructor might wait for a dead peer
-
-
-@dataclass(frozen=True)
-class Rendezvous:
-    """Rendezvous of the members of a weight group.
-
-    Args:
-        group: key prefix in the store, a nonce.
-        address: host of the store.
-        port: port of the store.
-        world_size: number of members: the sender and the engine's workers.
-    """
-
-    group: str
-    address: str
-    port: int
-    world_size: int
-
-
-def host_rendezvous(host: str, world_size: int, timeout_seconds: float) -> tuple[Rendezvous, dist.TCPStore]:
-    """Return the rendezvous of a new group and the store that serves it. Does not wait for the other members.
-
-    Args:
-        host: address of this process that the other members can reach.
-        world_size: of the group.
-        timeout_seconds: of the store's operations.
-    """
-    listener = listen(host)
-    port = listener.getsockname()[1]
-    store = dist.TCPStore(
-        host,
-        port,
-        is_master=True,
-        timeout=timedelta(seconds=timeout_seconds),
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-    )
-    return Rendezvous(secrets.token_hex(16), host, port, world_size), store
+PROOF_SECONDS = 10.0
+"""Time limit of the members' proof with gloo, whose members are connected then: one does not answer only if another
+process took its place. The proof is the first operation of NCCL, which connects the members; it has all the time."""
+IMPOSTOR = "not all members of the weight group know its nonce: another process may have taken the place of one"
+_aborted_nccl: list[object] = []  # kept, because the destructor might wait for a dead peer
 
 
 class WeightGroup:
@@ -75,49 +44,82 @@ class WeightGroup:
         device: where tensors to broadcast must be.
     """
 
-    def __init__(self, communicator: Communicator, device: str) -> None:
+    def __init__(self, communicator: Communicator, store: ExchangeStore, device: str) -> None:
         self.rank = communicator.rank()
         self.size = communicator.size()
         self.device = device
         self._communicator: Communicator | None = communicator
+        self._store = store  # the communicator calls its methods
+
+    @classmethod
+    def host(
+        cls, listener: RendezvousListener, transport: str, timeout_seconds: float, device: str = "cuda"
+    ) -> WeightGroup:
+        """Form the group as its sender, with all workers. The port is closed when this returns or raises.
+
+        Args:
+            listener: of the group.
+            transport: gloo or nccl.
+            timeout_seconds: of forming the group.
+            device: the GPU to use with nccl.
+
+        Raises:
+            RuntimeError: the workers did not join in time, or another process took the place of one.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        try:
+            workers = listener.accept_members(deadline)
+            return cls._form(listener.rendezvous, SENDER_RANK, workers, transport, deadline, device)
+        finally:
+            listener.close()
 
     @classmethod
     def join(
-        cls,
-        rendezvous: Rendezvous,
-        rank: int,
-        transport: str,
-        timeout_seconds: float,
-        device: str = "cuda",
-        store: dist.TCPStore | None = None,
+        cls, rendezvous: Rendezvous, rank: int, transport: str, timeout_seconds: float, device: str = "cuda"
     ) -> WeightGroup:
-        """Join as ``rank``; gloo waits for the other members.
+        """Join as a worker.
 
         Args:
             rendezvous: of the group.
-            rank: 0 is the sender.
+            rank: at least 1.
             transport: gloo or nccl.
             timeout_seconds: of joining.
             device: the GPU to use with nccl.
-            store: of the sender, which serves it; None: connect to it.
 
         Raises:
-            RuntimeError: the other members did not join in time.
+            RuntimeError: the other members did not join in time, or another process took the place of one.
         """
-        timeout = timedelta(seconds=timeout_seconds)
-        if store is None:
-            address, port = rendezvous.address, rendezvous.port
-            store = dist.TCPStore(address, port, is_master=False, timeout=timeout, wait_for_workers=False)
-        prefixed = dist.PrefixStore(rendezvous.group, store)
-        if transport == "nccl":
-            nccl = dist.ProcessGroupNCCL.Options()
-            # broadcast() has its own deadline; a timeout of the watchdog would end the process.
-            nccl._timeout = timedelta(days=365)
-            return cls(dist.ProcessGroupNCCL(prefixed, rank, rendezvous.world_size, nccl), device)
-        gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in the stub
-        gloo._timeout = timeout
-        gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=address_towards(rendezvous.address))]
-        return cls(dist.ProcessGroupGloo(prefixed, rank, rendezvous.world_size, gloo), "cpu")
+        deadline = time.monotonic() + timeout_seconds
+        connection = connect(rendezvous, rank, deadline)
+        return cls._form(rendezvous, rank, {SENDER_RANK: connection}, transport, deadline, device)
+
+    @classmethod
+    def _form(
+        cls,
+        rendezvous: Rendezvous,
+        rank: int,
+        connections: Mapping[int, socket.socket],
+        transport: str,
+        deadline: float,
+        device: str,
+    ) -> WeightGroup:
+        store = ExchangeStore(connections, deadline)
+        try:
+            if transport == "nccl":
+                group = cls(_nccl(store, rank, rendezvous), store, device)
+            else:
+                group = cls(_gloo(store, rank, rendezvous, deadline), store, "cpu")
+                deadline = min(deadline, time.monotonic() + PROOF_SECONDS)
+            try:
+                prove_membership(group, rendezvous.group, deadline)
+            except BaseException as error:  # re-raised; the communicator must be aborted after a cancellation too
+                group.abandon()
+                if isinstance(error, RuntimeError):
+                    raise RuntimeError(f"{IMPOSTOR} ({error})") from error
+                raise
+        finally:
+            store.close()
+        return group
 
     def broadcast(self, tensor: torch.Tensor, root: int, deadline: float) -> None:
         """Broadcast ``tensor`` in place from rank ``root``.
@@ -153,7 +155,7 @@ class WeightGroup:
         if communicator is None:
             return
         if isinstance(communicator, dist.ProcessGroupNCCL):
-            _aborted_nccl.append(communicator)
+            _aborted_nccl.append((communicator, self._store))
         references = [communicator]
         del communicator
 
@@ -163,16 +165,20 @@ class WeightGroup:
         threading.Thread(target=abort, daemon=True, name="abort-weight-group").start()
 
 
-def listen(host: str) -> socket.socket:
-    """Return a listening socket on a free port of ``host``, or of all addresses if this machine does not own ``host``
-    (the address of a Service in front of it)."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, 0), family=family)
-    except OSError:
-        if socket.has_dualstack_ipv6():
-            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-        return socket.create_server(("", 0))
+def _gloo(store: ExchangeStore, rank: int, rendezvous: Rendezvous, deadline: float) -> dist.ProcessGroupGloo:
+    """Return a communicator that is connected to all members."""
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in the stub
+    options._timeout = timedelta(seconds=max(deadline - time.monotonic(), 0.001))
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address_towards(rendezvous.address))]
+    return dist.ProcessGroupGloo(store, rank, rendezvous.world_size, options)
+
+
+def _nccl(store: ExchangeStore, rank: int, rendezvous: Rendezvous) -> dist.ProcessGroupNCCL:
+    """Return a communicator that connects to the members with its first operation."""
+    options = dist.ProcessGroupNCCL.Options()
+    # broadcast() has its own deadline; a timeout of the watchdog would end the process.
+    options._timeout = timedelta(days=365)
+    return dist.ProcessGroupNCCL(store, rank, rendezvous.world_size, options)
 
 
 def address_towards(host: str) -> str:

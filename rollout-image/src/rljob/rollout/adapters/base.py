@@ -151,8 +151,8 @@ class EngineClient(Protocol):
     async def join(self, update: PrepareWeights, seconds: float) -> None:
         """Leave the previous weight group and join that of ``update``, in all workers.
 
-        The sender is rank 0 and serves the store at ``update.address``; workers are ranks 1 to
-        ``update.world_size`` - 1. Requests continue meanwhile. After a failure no group is joined, and the engine is
+        The sender is rank 0 and listens at ``update.address``; workers are ranks 1 to ``update.world_size`` - 1.
+        Requests continue meanwhile. After a failure no group is joined, and the engine is
         otherwise unchanged.
 
         Args:

@@ -38,8 +38,8 @@ from rljob.protocol.parent_death import die_with_parent
 from rljob.rollout.adapters.vllm.expected_warnings import RELOADING, is_reload_warning
 from rljob.rollout.log_filter import drop_records
 from rljob.transfer.receiver import WeightReceiver
+from rljob.transfer.rendezvous import Rendezvous
 from rljob.transfer.rounds import LoadWeights
-from rljob.transfer.weight_group import Rendezvous
 
 BACKEND = "rljob"
 
@@ -86,7 +86,7 @@ class VllmWeightTransfer(WeightTransferEngine[JoinInfo, RoundInfo]):
         """Leave the current group, if any, and join this one.
 
         Raises:
-            RuntimeError: the sender is absent, or did not join in time.
+            RuntimeError: the sender is absent, did not join in time, or does not know the nonce.
         """
         parallel = self.parallel_config
         rank = 1 + parallel.data_parallel_index * parallel.world_size + parallel.rank
