@@ -325,7 +325,7 @@ def requested(job: RLJob, storage: Path) -> Any:
 class _Address:
     """Replaces RewardClient: holds only the address."""
 
-    def __init__(self, reward: Any, url: str, session: Any) -> None:
+    def __init__(self, reward: Any, url: str, session: Any, token: str) -> None:
         self.url = url
 
     async def wait_until_reachable(self) -> None:

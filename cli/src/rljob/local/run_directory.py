@@ -42,7 +42,7 @@ from rljob.protocol.run_status import RunStatus, decode_status
 
 MANIFEST = "job.json"
 VERSION = importlib.metadata.version("rljob")
-ROLES = ("agent", "trainer", "runner", "owner")
+ROLES = ("agent", "trainer", "runner", "reward", "owner")
 OWN = re.compile(r"lock|logs|run\.log|\..*\.new")
 """Files that a run which never started may have left."""
 MADE_BY_COMPONENTS = (
