@@ -9,6 +9,8 @@ from typing import Any, Literal
 import msgspec
 
 TOLERANCE = 1e-9  # relative, of the sum of turn rewards
+MAX_REQUEST_BYTES = 64 << 20
+"""Length of a ScoreRequest."""
 
 
 class ScoreTurn(msgspec.Struct):

@@ -22,12 +22,13 @@ import os
 import signal
 import sys
 
-import uvicorn
-
 from rljob.api.rewards import Scorer
 from rljob.api.roles import Reward
+from rljob.protocol.connection_limits import HttpLimits
 from rljob.protocol.environment import LOG_LEVEL, ComponentEnvironment, read_environment
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
+from rljob.protocol.http_server import HttpServer
+from rljob.protocol.score_messages import MAX_REQUEST_BYTES
 from rljob.protocol.startup import end_on_sigterm, host_and_port
 from rljob.rewards.evaluate import RewardEvaluator
 from rljob.rewards.pool import Pool
@@ -85,12 +86,12 @@ def run(evaluator: RewardEvaluator, reward: Reward, listen: str) -> None:
     # uvicorn has its own handler while it serves and raises the signal again afterwards; then exit with code 0.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     pool = Pool(evaluator, reward.name, reward.processes, reward.timeout_seconds)
-    uvicorn.run(
+    HttpServer(
         build_app(pool),
+        HttpLimits(body_bytes=MAX_REQUEST_BYTES, connections=1024),  # runners of a reward with url have no token
         host=host,
         port=int(port),
         loop="uvloop",
-        access_log=False,
         log_config=None,
         timeout_graceful_shutdown=DRAIN_SECONDS if os.environ.get("RLJOB_INSTANCE") else 1,
-    )
+    ).run()
