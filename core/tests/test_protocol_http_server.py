@@ -11,7 +11,7 @@ import pytest
 from rljob.protocol import connection_limits
 from rljob.protocol.connection_limits import NO_DESCRIPTORS, NOT_READ, TOO_MANY, HttpLimits
 from rljob.protocol.http_server import INVALID_REQUEST, HttpServer, token_check
-from rljob.protocol.request_limits import TOO_BUSY
+from rljob.protocol.request_limits import LONG_HEAD, TOO_BUSY
 
 SHORT = 0.05
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -111,6 +111,15 @@ async def test_headers_without_an_end_are_refused():
                 await asyncio.sleep(0)
         await closed(reader)
         assert server.open_connections.refused == {INVALID_REQUEST: 1}
+
+
+async def test_long_headers_in_one_part_are_refused():
+    async with serving(App(), head_bytes=1000) as server:
+        long = b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 1000 + b"\r\n\r\n"
+        assert await ask(server, long) == 431
+        assert await ask(server, b"GET /" + b"a" * 1000 + b" HTTP/1.1\r\nHost: x\r\n\r\n") == 431
+        assert await ask(server) == 200
+        assert server.open_connections.refused == {LONG_HEAD: 2}
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from rljob.api.models import RLJob
 from rljob.coordinator.disk_space import wait_for_space
 from rljob.coordinator.job_match import check_same_job
 from rljob.coordinator.local_api_server import LocalApiServer
+from rljob.coordinator.metrics import REGISTRY, ConnectionCollector
 from rljob.coordinator.recovery import recover
 from rljob.coordinator.rljob_client import job_ref_from_environment
 from rljob.coordinator.routes import build_app
@@ -82,6 +83,7 @@ async def serve(environment: ComponentEnvironment) -> None:
     if job_ref is not None:
         reading.add(asyncio.create_task(readers.listen(environment.readers_port)))
         working.add(asyncio.create_task(StatusSync(run, job_ref).serve()))
+    REGISTRY.register(ConnectionCollector(server.open_connections))
     run.changed()
     with beating():
         done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)

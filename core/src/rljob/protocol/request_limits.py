@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 CONNECTION = "rljob.connection"
 """Key of the connection in a request's state."""
+LONG_HEAD = "headers that are too long"
 TOO_BUSY = "the bodies of all requests exceed the memory for them"
 
 
@@ -42,6 +43,9 @@ class RequestLimits:
             connection.accept_token()
         if scope["type"] == "websocket":
             await self._app(scope, receive, send)
+        elif _head_bytes(scope) > self._limits.head_bytes:  # h11 checks it only if headers come in several parts
+            connection.count(LONG_HEAD)
+            await _answer(send, 431, f"{LONG_HEAD}\n".encode())
         else:
             await self._with_body(scope, receive, send, connection, int(headers.get(b"content-length", b"0")))
 
@@ -98,6 +102,14 @@ class RequestLimits:
                 raise
         finally:
             self._bodies_bytes -= size
+
+
+def _head_bytes(scope: HTTPScope) -> int:
+    return (
+        len(scope["raw_path"])
+        + len(scope["query_string"])
+        + sum(len(key) + len(value) for key, value in scope["headers"])
+    )
 
 
 async def _answer(send: ASGISendCallable, status: int, body: bytes) -> None:
