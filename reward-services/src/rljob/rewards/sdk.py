@@ -25,12 +25,13 @@ import socket
 import sys
 from types import FrameType
 
-import uvicorn
-
 from rljob.api.rewards import Scorer
 from rljob.api.roles import Reward
+from rljob.protocol.connection_limits import HttpLimits
 from rljob.protocol.environment import LOG_LEVEL, ComponentEnvironment, read_environment, remove_token
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
+from rljob.protocol.http_server import HttpServer, token_check
+from rljob.protocol.score_messages import MAX_REQUEST_BYTES
 from rljob.protocol.startup import end_on_sigterm, host_and_port
 from rljob.rewards.evaluate import RewardEvaluator
 from rljob.rewards.pool import Pool
@@ -93,16 +94,15 @@ def run(evaluator: RewardEvaluator, reward: Reward, listen: str, token: str) -> 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     pool = Pool(evaluator, reward.name, reward.processes, reward.timeout_seconds)
     server = _Server(
-        uvicorn.Config(
-            build_app(pool, token),
-            host=host,
-            port=int(port),
-            loop="uvloop",
-            access_log=False,
-            log_config=None,
-            log_level="warning",  # the end of the log is the message of a run that a reward ends
-            timeout_graceful_shutdown=DRAIN_SECONDS if os.environ.get("RLJOB_INSTANCE") else 1,
-        )
+        build_app(pool, token),
+        HttpLimits(body_bytes=MAX_REQUEST_BYTES, connections=1024),  # runners of a reward with url have no token
+        token_check([token] if token else []),
+        host=host,
+        port=int(port),
+        loop="uvloop",
+        log_config=None,
+        log_level="warning",  # the end of the log is part of the message when a reward ends a run
+        timeout_graceful_shutdown=DRAIN_SECONDS if os.environ.get("RLJOB_INSTANCE") else 1,
     )
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C in a terminal
         server.run()
@@ -110,7 +110,7 @@ def run(evaluator: RewardEvaluator, reward: Reward, listen: str, token: str) -> 
         sys.exit(1)
 
 
-class _Server(uvicorn.Server):
+class _Server(HttpServer):
     """Logs when it serves and why it ends."""
 
     signal = ""
