@@ -51,9 +51,8 @@ IGNORED = {
 
 
 def components(manifest, tmp_path):
-    here = LocalContext(
-        tmp_path, {"coordinator": 1, "reward-exact": 2}, {"agent": "a", "trainer": "t", "runner": "r", "owner": "o"}
-    )
+    tokens = {"agent": "a", "trainer": "t", "runner": "r", "reward": "s", "owner": "o"}
+    here = LocalContext(tmp_path, {"coordinator": 1, "reward-exact": 2}, tokens)
     return {component.name: component for component in commands.components(resolve(validate(manifest)), here)}
 
 

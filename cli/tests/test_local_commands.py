@@ -10,7 +10,7 @@ from rljob.api.resolve import in_storage, resolve
 from rljob.local import commands
 from rljob.local.commands import LocalContext
 from rljob.protocol import initializer_stamp
-from rljob.protocol.environment import read_environment, reward_urls
+from rljob.protocol.environment import read_environment, reward_token, reward_urls
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def here(tmp_path):
     return LocalContext(
         tmp_path,
         {"coordinator": 7001, "reward-exact": 7002},
-        {"agent": "token-a", "trainer": "token-t", "runner": "token-r"},
+        {"agent": "token-a", "trainer": "token-t", "runner": "token-r", "reward": "token-s"},
     )
 
 
@@ -51,7 +51,7 @@ def test_a_component_finds_in_its_environment_what_it_needs(manifest, here, monk
         "trainer": ("token-t", ""),
         "runner": ("token-r", ""),
         "coordinator": ("", ""),
-        "reward-exact": ("", "exact"),
+        "reward-exact": ("token-s", "exact"),
     }
     for name, component in found.items():
         with monkeypatch.context() as context:
@@ -64,6 +64,7 @@ def test_a_component_finds_in_its_environment_what_it_needs(manifest, here, monk
             assert (read.token, read.name) == expected[name]
             assert read.listen_host == read.host == "127.0.0.1"
             assert reward_urls() == ({"exact": "http://127.0.0.1:7002"} if name == "runner" else {})
+            assert reward_token() == ("token-s" if name == "runner" else "")
     assert found["coordinator"].environment["RLJOB_LISTEN"] == "127.0.0.1:7001"
     assert found["coordinator"].environment["RLJOB_TOKENS"] == str(here.storage / "tokens.json")
     assert found["reward-exact"].environment["RLJOB_LISTEN"] == "127.0.0.1:7002"
@@ -81,6 +82,7 @@ def test_a_reward_of_ones_own_is_started_and_one_elsewhere_only_asked(manifest, 
         "RLJOB_STORAGE": str(here.storage),
         "RLJOB_NAME": "exact",
         "RLJOB_LISTEN": "127.0.0.1:7002",
+        "RLJOB_TOKEN": "token-s",
     }
     assert "reward-far" not in found
     assert commands.servers(validate(manifest)) == ["coordinator", "reward-exact"]
@@ -89,11 +91,11 @@ def test_a_reward_of_ones_own_is_started_and_one_elsewhere_only_asked(manifest, 
 
 
 def test_a_token_is_passed_only_to_its_component(manifest, here):
+    roles = {"rollout": {"agent"}, "trainer": {"trainer"}, "runner": {"runner", "reward"}, "reward": {"reward"}}
     for name, component in components(manifest, here).items():
-        own = {
-            token for token in here.tokens.values() if token in json.dumps([component.arguments, component.environment])
-        }
-        assert len(own) == (name.partition("-")[0] in ("rollout", "trainer", "runner")), name
+        texts = json.dumps([component.arguments, component.environment])
+        passed = {role for role, token in here.tokens.items() if token in texts}
+        assert passed == roles.get(name.partition("-")[0], set()), name
 
 
 def test_several_trainer_processes_are_started_by_one_that_ends_as_they_do(manifest, here):

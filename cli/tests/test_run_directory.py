@@ -1,5 +1,8 @@
+import errno
 import json
+import os
 import socket
+import stat
 from pathlib import Path
 
 import pytest
@@ -134,10 +137,60 @@ def test_a_manifest_of_another_version_is_refused(directory, manifest):
 def test_tokens_are_created_once_and_readable_by_the_owner_only(directory):
     directory.path.mkdir(parents=True)
     tokens = directory.tokens()
-    assert set(tokens) == {"agent", "trainer", "runner", "owner"}
-    assert len(set(tokens.values())) == 4
+    assert set(tokens) == {"agent", "trainer", "runner", "reward", "owner"}
+    assert len(set(tokens.values())) == 5
     assert directory.tokens() == tokens
     assert (directory.path / "tokens.json").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o022, 0o077])
+def test_a_new_directory_belongs_to_its_owner_alone(directory, manifest, umask):
+    before = os.umask(umask)
+    try:
+        with directory.opened(job(manifest), b""):
+            assert not directory.made_private
+    finally:
+        os.umask(before)
+    assert mode(directory.path) == 0o700
+    assert mode(directory.path.parent) == 0o777 & ~umask, "directories above are made as usual"
+
+
+@pytest.mark.parametrize("earlier_run", [False, True])
+def test_a_directory_that_others_can_read_is_made_private(directory, manifest, earlier_run):
+    directory.path.mkdir(parents=True)
+    if earlier_run:
+        with directory.opened(job(manifest), b""):
+            pass
+    directory.path.chmod(0o775)
+    with directory.opened(job(manifest), b"") as resumed:
+        assert directory.made_private and resumed is earlier_run
+    assert mode(directory.path) == 0o700
+
+
+def test_a_directory_for_all_users_is_refused_and_left_as_it_is(directory, manifest):
+    directory.path.mkdir(parents=True)
+    directory.path.chmod(0o1777)
+    for use in (lambda: directory.check(job(manifest)), directory.opened(job(manifest), b"").__enter__):
+        with pytest.raises(CliError, match="is shared by all users; choose a --run-dir in it") as caught:
+            use()
+        assert caught.value.exit_code == 2
+    assert mode(directory.path) == 0o1777 and not list(directory.path.iterdir())
+
+
+def test_a_directory_that_cannot_be_made_private_is_refused(directory, manifest, monkeypatch):
+    directory.path.mkdir(parents=True, mode=0o775)
+
+    def refuse(path, mode):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(Path, "chmod", refuse)
+    with pytest.raises(CliError, match="cannot be made private: Operation not permitted; choose another --run-dir"):
+        with directory.opened(job(manifest), b""):
+            pass
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
 
 
 def test_ports_are_kept_while_they_are_free(directory):

@@ -1,17 +1,19 @@
 """Requests to a reward service that is healthy, unavailable or failing."""
 
 import asyncio
+import gzip
 import json
-from collections.abc import AsyncIterator, Callable
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-from aiohttp import ClientSession, web
+from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from rljob.api.roles import Reward
 from rljob.protocol.score_messages import ScoreItem
 from rljob.runner import scoring
-from rljob.runner.scoring import RewardClient
+from rljob.runner.scoring import RewardClient, reward_session
 
 Answer = Callable[[list[dict]], web.Response]
 
@@ -26,17 +28,22 @@ class FakeService:
 
     def __init__(self) -> None:
         self.requests: list[list[dict]] = []
+        self.headers: list[str | None] = []  # Authorization of each request
         self.answer: Answer = reply
         self.fault: Callable[[list[dict]], Callable[[web.Request], web.Response] | None] = lambda items: None
         self.health: Callable[[], int] = lambda: 200
+        self.stream: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def score(self, request: web.Request) -> web.Response:
+    async def score(self, request: web.Request) -> web.StreamResponse:
         items = (await request.json())["items"]
         self.requests.append(items)
+        self.headers.append(request.headers.get("Authorization"))
         await self.gate.wait()
         fault = self.fault(items)
+        if self.stream is not None:
+            return await self.stream(request)
         return self.answer(items) if fault is None else fault(request)
 
     async def healthz(self, request: web.Request) -> web.Response:
@@ -52,7 +59,7 @@ async def service() -> FakeService:
 async def client(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RewardClient]:
     monkeypatch.setattr(scoring, "FIRST_BACKOFF_SECONDS", 0.001)
     monkeypatch.setattr(scoring, "LAST_BACKOFF_SECONDS", 0.001)
-    async with TestServer(_app(service)) as server, ClientSession() as session:
+    async with TestServer(_app(service)) as server, reward_session() as session:
         client = RewardClient(Reward(name="sums", builtin="reasoning_gym"), str(server.make_url("/")), session)
         yield client
         service.gate.set()
@@ -111,7 +118,7 @@ async def test_a_service_that_restarts_loses_nothing(monkeypatch: pytest.MonkeyP
     hangs.gate.clear()
     first = TestServer(_app(hangs))
     await first.start_server()
-    async with ClientSession() as session:
+    async with reward_session() as session:
         client = RewardClient(Reward(name="sums", builtin="reasoning_gym"), str(first.make_url("/")), session)
         asked = asyncio.create_task(client.score(item("g0.0")))
         await until(lambda: len(hangs.requests) == 1)
@@ -130,7 +137,15 @@ async def test_a_service_that_restarts_loses_nothing(monkeypatch: pytest.MonkeyP
     [
         pytest.param(lambda items: web.json_response({"scores": []}), id="no scores"),
         pytest.param(lambda items: web.json_response({"score": 1}), id="another shape"),
-        pytest.param(lambda items: web.Response(text="<html>"), id="no JSON"),
+        pytest.param(lambda items: web.Response(text="<html>", content_type="text/html"), id="no JSON"),
+        pytest.param(lambda items: web.Response(body=b'{"scores":["\xff"]}'), id="not UTF-8"),
+        pytest.param(lambda items: web.Response(text='{"x":' + "[" * 100_000), id="deep"),
+        pytest.param(lambda items: web.Response(text='{"scores":[{"sample":"g0.1","reward":1e999}]}'), id="infinite"),
+        pytest.param(lambda items: web.Response(status=204), id="no content"),
+        pytest.param(lambda items: web.Response(status=101), id="another protocol"),
+        pytest.param(lambda items: _score(metrics={"a": "b"}), id="a metric of another type"),
+        pytest.param(lambda items: _score(reward="1"), id="a reward of another type"),
+        pytest.param(lambda items: _compressed(_score()), id="compressed"),
         pytest.param(lambda items: web.Response(status=422, text="no such task"), id="refused"),
         pytest.param(
             lambda items: web.Response(
@@ -188,7 +203,7 @@ async def test_a_sample_that_kills_the_service_fails_no_other_sample(
     """All requests in flight fail when the service dies; an isolated request identifies the sample that kills it."""
     monkeypatch.setattr(scoring, "FIRST_BACKOFF_SECONDS", 0.001)
     monkeypatch.setattr(scoring, "LAST_BACKOFF_SECONDS", 0.001)
-    monkeypatch.setattr(scoring, "ITEMS_PER_REQUEST", 1)
+    monkeypatch.setattr(scoring, "MAX_ITEMS", 1)
     out: list[tuple[web.Request, set[str]]] = []
 
     async def score(request: web.Request) -> web.Response:
@@ -204,7 +219,7 @@ async def test_a_sample_that_kills_the_service_fails_no_other_sample(
 
     app = web.Application()
     app.router.add_post("/v1/score", score)
-    async with TestServer(app) as server, ClientSession() as session:
+    async with TestServer(app) as server, reward_session() as session:
         reward = Reward(name="sums", builtin="reasoning_gym", processes=4)
         client = RewardClient(reward, str(server.make_url("/")), session)
         scores = await asyncio.gather(*(client.score(item(f"g0.{i}")) for i in range(12)))
@@ -228,7 +243,7 @@ async def test_a_service_that_fails_once_loses_no_sample(client: RewardClient, s
     assert [score.error for score in scores] == ["", "", ""]
 
 
-@pytest.mark.parametrize("status", [400, 401, 404, 413, 422])
+@pytest.mark.parametrize("status", [400, 404, 413, 422])
 async def test_the_message_of_a_refused_request_is_the_error_of_its_sample(
     client: RewardClient, service: FakeService, status: int
 ) -> None:
@@ -239,6 +254,105 @@ async def test_the_message_of_a_refused_request_is_the_error_of_its_sample(
 async def test_a_sample_that_cannot_be_sent_fails(client: RewardClient) -> None:
     score = await client.score(item("g0.0", "\ud800"))
     assert score.error.startswith("the sample cannot be sent to reward sums:")
+
+
+async def test_a_row_that_is_nested_too_deeply_fails_its_sample(client: RewardClient) -> None:
+    deep = item("g0.0")
+    deep.problem["row"] = row = []
+    for _ in range(sys.getrecursionlimit()):
+        row.append(row := [])
+    scores = await asyncio.gather(client.score(deep), client.score(item("g0.1")))
+    assert scores[0].error.startswith("the sample cannot be sent to reward sums: maximum recursion depth")
+    assert scores[1].reward == 3
+
+
+async def test_a_request_that_is_too_long_is_sent_one_sample_at_a_time(
+    client: RewardClient, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "MAX_REQUEST_BYTES", 400)
+    scores = await asyncio.gather(*(client.score(item(f"g0.{i}", "x" * 100 * i)) for i in range(5)))
+    assert [len(request) for request in service.requests] == [1, 1, 1]
+    assert [bool(score.error) for score in scores] == [False, False, False, True, True]
+    assert scores[4].error == (
+        "the sample cannot be sent to reward sums: it has 559 bytes, and a request has at most 400; "
+        "shorten its row or its answer"
+    )
+
+
+async def test_a_reply_is_read_up_to_its_bound(
+    client: RewardClient, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "MAX_SCORE_BYTES", 1000)
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:  # until the client closes the connection
+            await response.write(b" " * 1000)
+
+    service.stream = endless
+    score = await client.score(item("g0.0"))
+    assert score.error == "reward sums answered more than 1,000 bytes; shorten its metrics"
+
+
+async def test_a_slow_reply_is_read_up_to_the_time_limit(
+    client: RewardClient, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "EXTRA_SECONDS", -9.99)  # with the reward's own ten seconds: 10 ms for one sample
+
+    async def drips(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b" ")
+            await asyncio.sleep(0.001)
+
+    service.stream = drips
+    score = await client.score(item("g0.0"))
+    assert score.error == "reward sums did not answer within 0 s, 3 times on this sample alone"
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_redirect_is_not_followed(client: RewardClient, service: FakeService, status: int) -> None:
+    headers = {"Location": "http://127.0.0.1:9/elsewhere"}
+    service.answer = lambda items: web.Response(status=status, headers=headers)
+    score = await client.score(item("g0.0"))
+    where = f"http://127.0.0.1:9/elsewhere (HTTP {status})"
+    assert score.error == f"reward sums redirects to {where}; redirects are not followed"
+    assert len(service.requests) == 1
+
+
+@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize(
+    ("token", "reason"),
+    [
+        ("secret", "refused the run's token (HTTP {}: no); it must accept its RLJOB_TOKEN"),
+        ("", "requires a token (HTTP {}: no); rljob sends none to a reward with url"),
+    ],
+)
+async def test_a_refused_token_is_the_reason_of_the_failed_sample(
+    service: FakeService, status: int, token: str, reason: str
+) -> None:
+    service.answer = lambda items: web.Response(status=status, text="no")
+    async with TestServer(_app(service)) as server, reward_session() as session:
+        client = RewardClient(Reward(name="sums", builtin="exact_match"), str(server.make_url("/")), session, token)
+        assert (await client.score(item("g0.0"))).error == f"reward sums {reason.format(status)}"
+        await client.close()
+    assert service.headers == [f"Bearer {token}" if token else None]
+
+
+async def test_a_long_error_of_the_service_is_cut(client: RewardClient, service: FakeService) -> None:
+    service.answer = lambda items: _score(sample="g0.0", error="x" * 100_000)
+    assert (await client.score(item("g0.0"))).error == "x" * 1000
+
+
+async def test_a_defect_fails_the_samples_of_its_request_and_no_other(
+    client: RewardClient, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(client, "_read", None)
+        assert (await client.score(item("g0.0"))).error.startswith("reward sums could not be asked (TypeError: ")
+    assert (await client.score(item("g0.1"))).reward == 3
 
 
 async def test_the_start_waits_for_the_service_and_logs_it_once(
@@ -272,6 +386,15 @@ async def test_a_cancelled_sample_is_not_sent(client: RewardClient, service: Fak
     service.gate.set()
     await asyncio.gather(*out, late[1])
     assert [i["sample"] for request in service.requests for i in request] == ["g0.0", "g0.1", "g1.0", "g2.1"]
+
+
+def _score(**changes: object) -> web.Response:
+    return web.json_response({"scores": [{"sample": "g0.1", "reward": 1, "metrics": {}, "error": "", **changes}]})
+
+
+def _compressed(response: web.Response) -> web.Response:
+    assert isinstance(response.body, bytes)
+    return web.Response(body=gzip.compress(response.body), headers={"Content-Encoding": "gzip"})
 
 
 def _app(service: FakeService) -> web.Application:

@@ -12,11 +12,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from world import job, m
 
-from rljob.coordinator.metrics import API_REQUESTS, REFUSED, RunCollector
+from rljob.coordinator.metrics import API_REQUESTS, REFUSED, ConnectionCollector, RunCollector
 from rljob.coordinator.progress import RunHistory
 from rljob.coordinator.status_report import status_of
 from rljob.coordinator.status_sync import StatusSyncCollector
 from rljob.coordinator.tracking import TrackingWriter, finish
+from rljob.protocol.connection_limits import HttpLimits, OpenConnections
 from rljob.protocol.run_status import HistoryPoint
 from rljob.scheduling.groups import REJECTED
 
@@ -77,7 +78,10 @@ async def test_the_page_on_monitoring_has_every_metric_with_type_and_labels(new_
     client, throttle = SimpleNamespace(last_event_at=1.0), SimpleNamespace(applied={}, at=1.0)
     declared = [REFUSED, API_REQUESTS]
     families = [family for metric in declared for family in metric.collect()]
-    families += [*RunCollector(world.run).collect(), *StatusSyncCollector(client, throttle).collect()]  # type: ignore[arg-type]
+    connections = OpenConnections(HttpLimits())
+    connections.count("invalid HTTP request")
+    families += [*ConnectionCollector(connections).collect(), *RunCollector(world.run).collect()]
+    families += [*StatusSyncCollector(client, throttle).collect()]  # type: ignore[arg-type]
     labels = {family.name: {name for sample in family.samples for name in sample.labels} for family in families}
     labels |= {metric.describe()[0].name: set(metric._labelnames) for metric in declared}
     served = {

@@ -197,13 +197,19 @@ def test_a_pod_may_read_its_own_token_only(manifest):
             for volume in rendered.get("spec", {}).get("template", {}).get("spec", {}).get("volumes", []):
                 if "secret" in volume:
                     keys[role.kind] = [item["key"] for item in volume["secret"]["items"]]
-    assert keys == {"coordinator": ["coordinator"], "runner": ["runner"], "trainer": ["trainer"], "rollout": ["agent"]}
+    assert keys == {
+        "coordinator": ["coordinator"],
+        "reward": ["reward"],
+        "runner": ["runner", "reward"],
+        "trainer": ["trainer"],
+        "rollout": ["agent"],
+    }
 
 
 def test_the_secret_has_a_key_for_each_role(manifest):
     made = secret(validate(manifest), RenderTarget(uid=UID), dict.fromkeys((*TOKEN_ROLES, ALL_TOKENS), "x"))
     assert made["metadata"]["name"] == secret_name("sums", UID) == "sums-tokens-0f1e2d3c"
-    assert {*made["stringData"]} == {"coordinator", "trainer", "agent", "runner"}
+    assert {*made["stringData"]} == {"coordinator", "trainer", "agent", "runner", "reward"}
     assert made["metadata"]["ownerReferences"]
 
 
@@ -214,6 +220,8 @@ def test_a_user_s_reward_container_has_image_and_listen_address(manifest):
     assert "command" not in main_of(found)
     assert main_of(found)["image"] == "judge:1"
     assert variables(found)["RLJOB_LISTEN"] == ":8080"
+    assert variables(found)["RLJOB_TOKEN_FILE"] == "/etc/rljob/token/token"
+    assert variables(roles(manifest)["runner"])["RLJOB_REWARD_TOKEN_FILE"] == "/etc/rljob/token/reward-token"
     containers = pod_of(found)["spec"]["containers"]
     assert [container["terminationMessagePolicy"] for container in containers] == ["FallbackToLogsOnError"] * 2
 

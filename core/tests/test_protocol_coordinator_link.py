@@ -159,10 +159,20 @@ async def test_a_fatal_reject_ends_the_link_and_any_other_reject_is_logged(serve
             await link.reading
 
 
-async def test_a_coordinator_of_another_protocol_ends_the_link(server):
+@pytest.mark.parametrize(
+    "frame",
+    [
+        msgspec.msgpack.encode([["Dance", 1]]),
+        b"\x91\x92\xa6Cancel\x91\xa2\xff\xfe",  # not UTF-8
+        b"\x91\x93\xaeGenerateResult\xa1a\x95\x00\xc4\x00\xc4\x00\xa4stop" + b"\x91" * 100_000 + b"\xc0",
+        b"\xdd\xff\xff\xff\xff",
+    ],
+    ids=["type", "text", "depth", "length"],
+)
+async def test_a_coordinator_of_another_protocol_ends_the_link(server, frame):
     async with linked(server) as link:
         socket = await server.sockets.get()
-        await socket.send_bytes(msgspec.msgpack.encode([["Dance", 1]]))
+        await socket.send_bytes(frame)
         with pytest.raises(RefusedError, match="another version of the protocol"):
             await link.reading
 

@@ -1,10 +1,11 @@
 """Settings that a process reads from its environment, in a pod and on one machine."""
 
 import json
+import os
 
 import pytest
 
-from rljob.protocol.environment import read_environment
+from rljob.protocol.environment import read_environment, remove_token, reward_token
 
 
 @pytest.fixture
@@ -12,7 +13,7 @@ def variables(manifest, tmp_path, monkeypatch):
     """The variables that every process has."""
     path = tmp_path / "job.json"
     path.write_text(json.dumps(manifest))
-    for name in ("RLJOB_TOKEN", "RLJOB_TOKEN_FILE", "RLJOB_INSTANCE"):
+    for name in ("RLJOB_TOKEN", "RLJOB_TOKEN_FILE", "RLJOB_INSTANCE", "RLJOB_REWARD_TOKEN", "RLJOB_REWARD_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RLJOB_JOB", str(path))
     monkeypatch.setenv("RLJOB_STORAGE", str(tmp_path))
@@ -30,6 +31,23 @@ def test_a_token_is_read_from_a_file_or_the_environment(variables, tmp_path):
     (tmp_path / "token").write_text("of-the-secret\n")
     variables.setenv("RLJOB_TOKEN_FILE", str(tmp_path / "token"))
     assert read_environment().token == "of-the-secret"
+
+
+def test_the_token_of_the_rewards_is_read_from_a_file_or_the_environment(variables, tmp_path):
+    assert reward_token() == ""
+    variables.setenv("RLJOB_REWARD_TOKEN", "given")
+    assert reward_token() == "given"
+    (tmp_path / "token").write_text("of-the-secret\n")
+    variables.setenv("RLJOB_REWARD_TOKEN_FILE", str(tmp_path / "token"))
+    assert reward_token() == "of-the-secret"
+
+
+def test_a_token_can_be_removed_from_the_environment(variables):
+    remove_token()
+    variables.setenv("RLJOB_TOKEN", "given")
+    variables.setenv("RLJOB_TOKEN_FILE", "/a/file")
+    remove_token()
+    assert not {"RLJOB_TOKEN", "RLJOB_TOKEN_FILE"} & os.environ.keys()
 
 
 def test_the_environment_has_the_name_of_the_pod(variables):

@@ -30,7 +30,7 @@ from rljob.runner.app import serve
 from rljob.runner.main import find_readers
 from rljob.runner.setup import prepare
 
-TOKENS = {role: f"{role}-secret" for role in ("agent", "runner", "trainer", "owner")}
+TOKENS = {role: f"{role}-secret" for role in ("agent", "runner", "trainer", "reward", "owner")}
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = {
     "coordinator": ["-m", "rljob.coordinator.main"],

@@ -41,7 +41,7 @@ IMPORTED_LATER = (
     "rljob.coordinator.serve",
     "rljob.runner.app",
     "rljob.runner.data.reasoning_gym_source",
-    "uvicorn.protocols.http.httptools_impl",
+    "uvicorn.protocols.http.h11_impl",
     "uvloop",
     "websockets.server",
     "pydantic.v1",

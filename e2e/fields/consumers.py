@@ -246,7 +246,7 @@ def _stable_fields(message: Any) -> Any:
 
 def tracked(job: RLJob, storage: Path) -> Any:
     """Return whether event files are written."""
-    started = {name: mock.DEFAULT for name in ("LedgerWriter", "check_same_job", "Run", "uvicorn", "build_app")}
+    started = {name: mock.DEFAULT for name in ("LedgerWriter", "check_same_job", "Run", "HttpServer", "build_app")}
     with (
         tempfile.NamedTemporaryFile("w") as tokens,
         tempfile.NamedTemporaryFile("w") as manifest,
@@ -325,7 +325,7 @@ def requested(job: RLJob, storage: Path) -> Any:
 class _Address:
     """Replaces RewardClient: holds only the address."""
 
-    def __init__(self, reward: Any, url: str, session: Any) -> None:
+    def __init__(self, reward: Any, url: str, session: Any, token: str) -> None:
         self.url = url
 
     async def wait_until_reachable(self) -> None:
@@ -365,8 +365,12 @@ def loops(job: RLJob, storage: Path) -> Any:
 
 def served(job: RLJob, storage: Path) -> Any:
     """Return the number of workers of the first reward's service, and their time-out."""
-    with mock.patch.object(sdk, "Pool") as pool, mock.patch.object(sdk, "uvicorn"), mock.patch.object(sdk, "build_app"):
-        sdk.run(RewardEvaluator(lambda: 0.0, ""), job.spec.rewards[0], "127.0.0.1:1")
+    with (
+        mock.patch.object(sdk, "Pool") as pool,
+        mock.patch.object(sdk, "_Server"),
+        mock.patch.object(sdk, "build_app"),
+    ):
+        sdk.run(RewardEvaluator(lambda: 0.0, ""), job.spec.rewards[0], "127.0.0.1:1", "")
     return pool.call_args.args[1:]
 
 

@@ -18,11 +18,16 @@ from rljob.api.rewards import REWARDS
 from rljob.rewards.main import function_problems
 
 PACKAGE = """
+import os
+
 from rljob.api.base import Model
 from rljob.api.rewards import RewardKind
 
 def plain(completion, problem):
     return float(problem["answer"] in completion), {"characters": len(completion)}
+
+if "RLJOB_TOKEN" in os.environ:
+    raise ValueError("code of a user sees the token")
 
 def wrong(text):
     return 1.0
@@ -105,15 +110,15 @@ def start(directory: Path, job: RLJob, *arguments: str, **variables: str) -> sub
 def test_a_function_of_a_user_package_is_served(
     tmp_path: Path, package: None, unused_tcp_port: int, reward: dict, scores: list
 ) -> None:
-    service = start(
-        tmp_path, job({"name": "own"} | reward), RLJOB_NAME="own", RLJOB_LISTEN=f"127.0.0.1:{unused_tcp_port}"
-    )
+    where = {"RLJOB_LISTEN": f"127.0.0.1:{unused_tcp_port}", "RLJOB_TOKEN": "secret"}
+    service = start(tmp_path, job({"name": "own"} | reward), RLJOB_NAME="own", **where)
     try:
         assert service.stderr is not None
-        assert any("Uvicorn running" in line for line in service.stderr), service.wait()
+        assert any("serving at" in line for line in service.stderr), service.wait()
         item = {"sample": "g0.0", "task": "sums-0", "prompt": "", "finish": "stop", "problem": {"answer": "7"}}
         body = {"items": [{**item, "completion": completion} for completion in ("7", "88")]}
-        reply = httpx.post(f"http://127.0.0.1:{unused_tcp_port}/v1/score", content=json.dumps(body)).json()
+        url, token = f"http://127.0.0.1:{unused_tcp_port}/v1/score", {"Authorization": "Bearer secret"}
+        reply = httpx.post(url, content=json.dumps(body), headers=token).json()
         assert [(score["reward"], score["metrics"], score["error"]) for score in reply["scores"]] == [
             (value, metrics, "") for value, metrics in scores
         ]

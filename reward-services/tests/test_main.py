@@ -63,7 +63,7 @@ def wait_until(service: subprocess.Popen[str], text: str) -> None:
 def test_the_service_scores_and_ends_its_workers(tmp_path, unused_tcp_port):
     service = start(tmp_path, "right", unused_tcp_port)
     try:
-        wait_until(service, "Uvicorn running")
+        wait_until(service, "serving at")
         url = f"http://127.0.0.1:{unused_tcp_port}"
         assert httpx.get(f"{url}/readyz").status_code == 200
         problem = {"question": "1 + 1 =", "answer": "2", "metadata": {"source_dataset": "chain_sum"}}
@@ -91,13 +91,15 @@ def test_a_name_that_is_not_a_reward_of_the_job_is_an_error(tmp_path):
 
 def test_the_example_program_serves_its_function(tmp_path, unused_tcp_port):
     listen = f":{unused_tcp_port}"  # as in a pod, which may have only an IPv4 or only an IPv6 address
-    service = start(tmp_path, "own", program=[str(EXAMPLE)], RLJOB_LISTEN=listen)
+    service = start(tmp_path, "own", program=[str(EXAMPLE)], RLJOB_LISTEN=listen, RLJOB_TOKEN="secret")
     try:
-        wait_until(service, "Uvicorn running")
+        wait_until(service, "serving at")
         item = {"task": "sums", "prompt": "", "finish": "stop", "problem": {"answer": "7"}}
         items = [{**item, "sample": f"g0.{i}", "completion": f"<answer>{i}</answer>"} for i in (7, 8)]
         items += [{**item, "sample": "g0.9", "completion": "", "problem": {}}]
-        answer = httpx.post(f"http://127.0.0.1:{unused_tcp_port}/v1/score", content=json.dumps({"items": items}))
+        url, body = f"http://127.0.0.1:{unused_tcp_port}/v1/score", json.dumps({"items": items})
+        assert httpx.post(url, content=body).status_code == 401
+        answer = httpx.post(url, content=body, headers={"Authorization": "Bearer secret"})
         assert httpx.get(f"http://[::1]:{unused_tcp_port}/readyz").status_code == 200
         right, wrong, broken = answer.json()["scores"]
         assert (right["reward"], wrong["reward"]) == (pytest.approx(0.82), pytest.approx(-0.18))
@@ -128,7 +130,7 @@ def test_after_sigterm_a_service_in_a_pod_finishes_received_samples(tmp_path, un
     (tmp_path / "slow.py").write_text(SLOW)
     service = start(tmp_path, "own", unused_tcp_port, [str(tmp_path / "slow.py")], RLJOB_INSTANCE=pod)
     try:
-        wait_until(service, "Uvicorn running")
+        wait_until(service, "serving at")
         item = {"sample": "g0.0", "task": "sums", "prompt": "", "finish": "stop", "problem": {}, "completion": ""}
         with ThreadPoolExecutor(1) as asker:
             url = f"http://127.0.0.1:{unused_tcp_port}/v1/score"
@@ -136,7 +138,7 @@ def test_after_sigterm_a_service_in_a_pod_finishes_received_samples(tmp_path, un
             while not (tmp_path / "begun").exists():
                 time.sleep(0.01)
             service.send_signal(signal.SIGTERM)
-            wait_until(service, "Shutting down")
+            wait_until(service, "received SIGTERM")
             if pod:
                 (tmp_path / "go").touch()
             assert service.wait(60) == 0

@@ -2,22 +2,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import select
 import signal
+import socket
+import sys
 import time
 
 import psutil
 import pytest
 
-from rljob.protocol.score_messages import Score, ScoreItem
-from rljob.rewards import metrics
+from rljob.protocol.score_messages import MAX_SCORE_BYTES, Score, ScoreItem
+from rljob.rewards import metrics, pool
+from rljob.rewards.evaluate import RewardEvaluator
 from rljob.rewards.pool import Pool
 from rljob.rewards.worker import fork_worker
 
 HANG = "hang"
 NAP = "nap"
 DIE = "die"
+WRITE = "write "
+CLOSE = "close"
 
 
 def item(sample: str, completion: str = "") -> ScoreItem:
@@ -31,9 +37,25 @@ def score(item: ScoreItem) -> Score:
             pass
     if item.completion == DIE:
         os.kill(os.getpid(), signal.SIGSEGV)
+    if item.completion.startswith(WRITE):  # to the service, instead of the score
+        socket_to_service().sendall(item.completion.removeprefix(WRITE).encode() + b"\n")
+    if item.completion == CLOSE:
+        socket_to_service().shutdown(socket.SHUT_RDWR)
     if item.completion == NAP:
         time.sleep(0.1)
     return Score(item.sample, float(os.getpid()), {}, "")
+
+
+def socket_to_service() -> socket.socket:
+    (number,) = (int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2 and _is_socket(int(name)))
+    return socket.socket(fileno=os.dup(number))
+
+
+def _is_socket(number: int) -> bool:
+    try:
+        return os.readlink(f"/proc/self/fd/{number}").startswith("socket:")
+    except OSError:  # of the list of the directory itself
+        return False
 
 
 def gone(pid: int) -> bool:
@@ -113,12 +135,125 @@ async def test_closing_the_pool_kills_hanging_workers():
     assert psutil.Process().children() == before, "all workers have ended and are reaped"
 
 
+SCORE = '{"sample":"b","reward":1.0}'
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        pytest.param("no score", id="no JSON"),
+        pytest.param("", id="an empty line"),
+        pytest.param('{"sample":"b"}', id="another shape"),
+        pytest.param('{"sample":"b","reward":NaN}', id="not a number"),
+        pytest.param('{"sample":"b","reward":1e999}', id="infinite"),
+        pytest.param('{"sample":"x","reward":1.0}', id="another sample"),
+        pytest.param('{"sample":"\\ud800","reward":1.0}', id="a surrogate"),
+        pytest.param(f'{{"x":{"[" * 10_000}{"]" * 10_000},{SCORE[1:]}', id="deep"),
+        pytest.param(f'{{"x":"{"x" * MAX_SCORE_BYTES}",{SCORE[1:]}', id="a line that is too long"),
+        pytest.param("x" * 3 * MAX_SCORE_BYTES, id="much more than that"),
+    ],
+)
+async def test_a_worker_that_writes_no_score_costs_its_sample_only(written):
+    before = metrics.CRASHES._value.get()
+    async with Pool(score, "odd", processes=1, timeout_seconds=10) as workers:
+        results = await workers.score([item("a"), item("b", WRITE + written), item("c"), item("d")])
+        (later,) = await workers.score([item("e")])
+    assert [(v.sample, bool(v.error)) for v in results] == [("a", False), ("b", True), ("c", False), ("d", False)]
+    assert results[1].error.startswith("reward odd: the worker wrote something other than ")
+    assert results[1].error.endswith(" twice on this sample")
+    assert later.error == ""
+    assert metrics.CRASHES._value.get() == before + 2
+
+
+async def test_a_worker_that_closes_its_socket_costs_its_sample_only():
+    async with Pool(score, "odd", processes=1, timeout_seconds=10) as workers:
+        bad, good = await workers.score([item("a", CLOSE), item("b")])
+    assert bad.error.startswith("reward odd: the worker exited (") and good.error == ""
+
+
+async def test_a_reward_that_prints_is_no_fault(capfd):
+    def prints(completion):
+        os.write(1, b"{}\n" * 10)
+        os.write(2, b"x" * 100_000)
+        return 1.0
+
+    async with Pool(RewardEvaluator(prints, "prints"), "prints", processes=1, timeout_seconds=10) as workers:
+        assert [v.error for v in await workers.score([item("a"), item("b")])] == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("metrics_of_sample", "error"),
+    [
+        ({"x" * 2_000_000: 1.0}, "the reward returned 1,953 KiB of metrics; at most 256 KiB"),
+        ({str(i): 1.0 for i in range(50_000)}, "the reward returned 575 KiB of metrics; at most 256 KiB"),
+        ({"\ud800": 1.0}, "the reward returned a metric that cannot be sent: "),
+    ],
+)
+async def test_metrics_that_cannot_be_sent_fail_their_sample_and_the_worker_stays(metrics_of_sample, error):
+    def returns(completion):
+        return float(os.getpid()), metrics_of_sample if completion else {}
+
+    async with Pool(RewardEvaluator(returns, "large"), "large", processes=1, timeout_seconds=10) as workers:
+        first, bad, last = await workers.score([item("a"), item("b", "x"), item("c")])
+    assert bad.error.startswith(error) and bad.metrics == {}
+    assert first.error == last.error == "" and first.reward == last.reward
+
+
+@pytest.mark.parametrize("bad", [item("\ud800"), item("b", "\ud800")], ids=ascii)
+async def test_a_sample_that_no_worker_can_receive_fails(bad):
+    async with Pool(score, "r", processes=1, timeout_seconds=10) as workers:
+        first, failed, last = await workers.score([item("a"), bad, item("c")])
+    assert failed.error.startswith("the sample cannot be passed to a worker: ") and first.error == last.error == ""
+
+
+async def test_a_row_that_is_nested_too_deeply_fails_its_sample():
+    deep = []
+    for _ in range(sys.getrecursionlimit()):
+        deep = [deep]
+    async with Pool(score, "r", processes=1, timeout_seconds=10) as workers:
+        bad, good = await workers.score([ScoreItem("a", "", "", "", "", {"row": deep}), item("b")])
+    assert bad.error.startswith("the sample cannot be passed to a worker: maximum recursion") and good.error == ""
+
+
+async def test_a_service_without_a_free_process_tries_again(monkeypatch, caplog):
+    failures = iter([BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")] * 3)
+
+    def fork(score):
+        for error in failures:
+            raise error
+        return fork_worker(score)
+
+    monkeypatch.setattr(pool, "fork_worker", fork)
+    monkeypatch.setattr(pool, "FIRST_BACKOFF_SECONDS", 0.0)
+    async with Pool(score, "r", processes=1, timeout_seconds=10) as workers:
+        (result,) = await workers.score([item("a")])
+    assert result.error == ""
+    assert [record.message for record in caplog.records] == [
+        "reward r: a worker cannot be used; trying another one"
+    ] * 3
+
+
+async def test_a_defect_of_the_service_fails_a_sample_and_ends_nothing(monkeypatch):
+    class Decoder:
+        def decode(self, line):
+            if b'"b"' in line:
+                raise RuntimeError("a defect")
+            return decoder.decode(line)
+
+    decoder = pool._decoder
+    monkeypatch.setattr(pool, "_decoder", Decoder())
+    monkeypatch.setattr(pool, "FIRST_BACKOFF_SECONDS", 0.0)
+    async with Pool(score, "r", processes=1, timeout_seconds=10) as workers:
+        results = await workers.score([item("a"), item("b"), item("c")])
+    assert [v.error for v in results] == ["", "reward r: the worker cannot be used twice on this sample", ""]
+
+
 def test_workers_die_with_a_service_that_is_killed():
     reading, writing = os.pipe()
     service = os.fork()
     if service == 0:
         pid, connection = fork_worker(score)
-        connection.sendall(b'[{"sample":"a","task":"","prompt":"","completion":"hang","finish":"","problem":{}}]\n')
+        connection.sendall(b'{"sample":"a","task":"","prompt":"","completion":"hang","finish":"","problem":{}}\n')
         os.write(writing, str(pid).encode())
         signal.pause()
     worker = os.pidfd_open(int(os.read(reading, 20)))

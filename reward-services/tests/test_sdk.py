@@ -77,6 +77,39 @@ def test_a_result_that_is_not_finite_is_an_error_of_the_sample(answer, error):
     assert score.reward == 0.0 and score.metrics == {}
 
 
+class _Mute(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+class _NoNumber:
+    def __float__(self):
+        raise RuntimeError("no number")
+
+    def __repr__(self):
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("answer", [_NoNumber(), (1.0, {"a": _NoNumber()})])
+def test_an_object_that_raises_is_an_error_of_the_sample(answer):
+    assert evaluate(lambda **_: answer, "mine", ITEM).error == "reward mine raised RuntimeError: no number"
+
+
+def test_an_exception_without_text_is_an_error_of_the_sample():
+    def raises(completion):
+        raise _Mute
+
+    assert evaluate(raises, "mine", ITEM).error == "reward mine raised _Mute"
+
+
+def test_the_text_of_an_error_can_be_sent_and_is_cut():
+    def raises(completion):
+        raise ValueError("\ud800" + "x" * 5000)
+
+    error = evaluate(raises, "mine", ITEM).error
+    assert error.startswith("reward mine raised ValueError: \\ud800xxx") and error.encode() and len(error) < 1010
+
+
 def test_an_exception_is_an_error_of_the_sample():
     score = evaluate(lambda **_: json.loads("{"), "mine", ITEM)
     assert score.error.startswith("reward mine raised JSONDecodeError: Expecting")

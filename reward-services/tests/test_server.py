@@ -4,6 +4,7 @@ import httpx
 import msgspec
 import pytest
 
+from rljob.protocol import score_messages
 from rljob.protocol.score_messages import Score, ScoreItem, ScoreReply, ScoreRequest
 from rljob.rewards.pool import Pool
 from rljob.rewards.server import build_app
@@ -33,7 +34,34 @@ async def test_a_request_without_items_is_answered(client):
     assert (await client.post("/v1/score", content=b'{"items":[]}')).json() == {"scores": []}
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"items":[{"sample":1}]}', b'{"items":[{}]}', b"\xff"])
+def body(**changes: object) -> bytes:
+    return b'{"items":[%s]}' % (
+        msgspec.json.encode({**msgspec.to_builtins(ScoreItem("g0.0", "sums", "", "", "stop", {})), **changes})
+    )
+
+
+def raw(problem: bytes) -> bytes:
+    return body().replace(b'"problem":{}', b'"problem":{"a":%s}' % problem)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"items":[{"sample":1}]}',
+        b'{"items":[{}]}',
+        b"\xff",
+        pytest.param(body().replace(b"g0.0", b"\xff\xfe"), id="not UTF-8"),
+        pytest.param(body().replace(b"g0.0", b"\\ud800"), id="a lone surrogate"),
+        pytest.param(raw(b"NaN"), id="NaN"),
+        pytest.param(raw(b"1e999"), id="infinite"),
+        pytest.param(raw(b"9" * 5000), id="an integer of 5,000 digits"),
+        pytest.param(raw(b"[" * 200_000 + b"]" * 200_000), id="deep"),
+        pytest.param(body(other=1)[:-2] + b',"x":' + b"[" * 200_000, id="deep in an unknown field"),
+    ],
+)
 async def test_a_malformed_body_is_rejected_with_the_reason(client, body):
     answer = await client.post("/v1/score", content=body)
     assert answer.status_code == 422
@@ -51,3 +79,59 @@ async def test_health_and_metrics_are_plain_http(client):
         "rljob_reward_worker_crashes_total",
         "rljob_reward_failures_total",
     } <= names
+
+
+@pytest.mark.parametrize(
+    ("request_body", "sentence"),
+    [
+        (body(sample="s" * 257), "items[0].sample has 257 characters; send at most 256"),
+        (body(task="s" * 20_000), "items[0].task has 20,000 characters; send at most 256"),
+        (body(finish="s" * 257), "items[0].finish has 257 characters; send at most 256"),
+        (body(prompt="ä" * 11), "items[0].prompt has 11 characters; send at most 10"),
+        (body(completion="s" * 11), "items[0].completion has 11 characters; send at most 10"),
+        (
+            body(turns=[{"kind": "model", "text": ""}, {"kind": "model", "text": "s" * 11}]),
+            "items[0].turns[1].text has 11 characters; send at most 10",
+        ),
+        (
+            b'{"items":[%s]}' % b",".join([body()[len('{"items":[') : -2]] * 65),
+            "the request has 65 items; send at most 64",
+        ),
+    ],
+)
+async def test_a_request_beyond_a_bound_is_rejected_with_413(client, monkeypatch, request_body, sentence):
+    monkeypatch.setattr(score_messages, "MAX_TEXT", 10)
+    answer = await client.post("/v1/score", content=request_body)
+    assert (answer.status_code, answer.text) == (413, f"{sentence}\n")
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_body_leaves_no_traceback():
+    sent, messages = [], iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
+
+    async def receive():
+        return next(messages)
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/score", "headers": [], "query_string": b""}
+    await build_app(Pool(score, "r", processes=1, timeout_seconds=10))(scope, receive, send)
+    assert sent[0]["status"] == 400
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, {"Authorization": "Bearer other"}, {"Authorization": "secret"}, {"Authorization": b"Bearer \xe4"}]
+)
+async def test_a_service_with_a_token_answers_401_without_it_and_reads_nothing(headers):
+    async def parts():
+        pytest.fail("the body is read")
+        yield b""
+
+    transport = httpx.ASGITransport(app=build_app(Pool(score, "r", processes=1, timeout_seconds=10), "secret"))
+    async with httpx.AsyncClient(transport=transport, base_url="http://reward") as client:
+        answer = await client.post("/v1/score", content=parts(), headers=headers)
+        assert answer.status_code == 401
+        assert answer.text == "this request requires the token that rljob gave to the job's runner\n"
+        assert [(await client.get(path)).status_code for path in ("/healthz", "/readyz", "/metrics")] == [200] * 3
+        answer = await client.post("/v1/score", content=b'{"items":[]}', headers={"Authorization": "Bearer secret"})
+        assert answer.json() == {"scores": []}

@@ -25,6 +25,8 @@ class FakeVllm:
     async def handle(self, request):
         body = await request.text()
         self.calls.append((request.path_qs, json.loads(body) if body else None, request.headers.get("Authorization")))
+        if isinstance(self.answer, bytes):
+            return web.Response(body=self.answer, status=self.status)
         return web.json_response(self.answer, status=self.status)
 
 
@@ -114,6 +116,13 @@ async def test_refusals_and_failures_raise_different_errors(server, client, stat
 
 async def test_an_invalid_reply_is_a_failure(server, client):
     server.answer = {"choices": [{"token_ids": ["x"]}]}
+    with pytest.raises(EngineGoneError, match="cannot be read"):
+        await client.generate("5", b"\1\0\0\0", SAMPLING)
+
+
+@pytest.mark.parametrize("unknown", [b'"\xff"', b"[" * 100_000 + b"]" * 100_000], ids=["text", "depth"])
+async def test_a_reply_with_an_undecodable_part_is_a_failure(server, client, unknown):
+    server.answer = b'{"request_id": ' + unknown + b', "unknown": ' + unknown + b"}"
     with pytest.raises(EngineGoneError, match="cannot be read"):
         await client.generate("5", b"\1\0\0\0", SAMPLING)
 

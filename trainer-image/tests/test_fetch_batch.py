@@ -25,7 +25,15 @@ def test_a_shard_is_decoded_unchanged(batch):
     assert sum(int(row.mask_L.sum()) for row in rows.values()) == sum(s.response_tokens for s in train.samples)
 
 
-@pytest.mark.parametrize("data", [b"", b"no zstd", zstandard.compress(b"no msgpack"), zstandard.compress(b"\x91\x01")])
+DEEP = b"\x91\x96\xa1a\xc4\x00\xc4\x00\x90\x90" + b"\x91" * 100_000 + b"\xc0"
+"""A SampleTokens with one element more than this version knows."""
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"no zstd", *map(zstandard.compress, (b"no msgpack", b"\x91\x01", b"\x91\x95\xa1\xff", DEEP))],
+    ids=["empty", "no zstd", "no msgpack", "type", "text", "depth"],
+)
 def test_data_that_is_not_a_shard_is_refused(data):
     with pytest.raises(UnrecoverableError, match="cannot be read"):
         decode_shard(data, 1 << 20)

@@ -60,7 +60,7 @@ def components(job: RLJob, here: LocalContext) -> list[ProcessCommand]:
 
     def reward_component(reward: Reward) -> ProcessCommand:
         name = f"reward-{reward.name}"
-        own = {"RLJOB_NAME": reward.name, "RLJOB_LISTEN": listen(name)}
+        own = {"RLJOB_NAME": reward.name, "RLJOB_LISTEN": listen(name), "RLJOB_TOKEN": here.tokens["reward"]}
         if reward.local is None:
             return component(name, ["-m", "rljob.rewards.main"], reward, **own)
         return ProcessCommand(
@@ -103,6 +103,7 @@ def components(job: RLJob, here: LocalContext) -> list[ProcessCommand]:
                 ["-m", "rljob.runner.main"],
                 job.spec.runner,
                 RLJOB_TOKEN=here.tokens["runner"],
+                RLJOB_REWARD_TOKEN=here.tokens["reward"],
                 RLJOB_REWARD_URLS=json.dumps(urls),
             )
             for i in range(job.spec.runner.replicas.min)

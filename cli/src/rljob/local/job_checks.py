@@ -20,7 +20,7 @@ from rljob.local import capacity, environment_checks, field_support
 from rljob.local.commands import LocalContext, components, servers
 from rljob.local.errors import CliError
 from rljob.local.processes import environment_of
-from rljob.local.run_directory import MANIFEST, RunDirectory
+from rljob.local.run_directory import MANIFEST, ROLES, RunDirectory
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.protocol.startup import CHECK_REPORT
 
@@ -80,7 +80,7 @@ def _planned_checks(job: RLJob, storage: Path) -> Iterator[tuple[str, dict[str, 
 
     Pools and rewards are checked together, without RLJOB_NAME, if their environments are the same.
     """
-    context = LocalContext(storage, dict.fromkeys(servers(job), 0), {"agent": "", "trainer": "", "runner": ""})
+    context = LocalContext(storage, dict.fromkeys(servers(job), 0), dict.fromkeys(ROLES, ""))
     functions = {f"reward-{reward.name}" for reward in job.spec.rewards if reward.function is not None}
     planned: dict[str, list[dict[str, str]]] = {component: [] for component in CHECKED_COMPONENTS}
     for command in components(job, context):

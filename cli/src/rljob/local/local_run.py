@@ -73,6 +73,8 @@ def run_job(
             return ["this run has already succeeded", *summary(_ended(job, run_directory, status))]
         with screen, processes.reaper(run_directory.path):
             run = LocalRun(job, run_directory, screen, planner, backoff)
+            if run_directory.made_private:
+                screen.note(f"{run_directory.path} was readable by other users; now only you can read it")
             if resumed:
                 screen.note(f"resuming the run in {run_directory.path}")
             try:

@@ -1,4 +1,4 @@
-"""A run directory: the job's storage, and the files with which a local run is resumed.
+"""A run directory: the job's storage, and the files with which a local run is resumed. Only its owner can read it.
 
     job.yaml, job.json   the manifest as given, and resolved
     version              of the rljob that works here
@@ -25,6 +25,7 @@ import re
 import secrets
 import shutil
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -42,7 +43,8 @@ from rljob.protocol.run_status import RunStatus, decode_status
 
 MANIFEST = "job.json"
 VERSION = importlib.metadata.version("rljob")
-ROLES = ("agent", "trainer", "runner", "owner")
+PRIVATE = 0o700
+ROLES = ("agent", "trainer", "runner", "reward", "owner")
 OWN = re.compile(r"lock|logs|run\.log|\..*\.new")
 """Files that a run which never started may have left."""
 MADE_BY_COMPONENTS = (
@@ -64,6 +66,8 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
+        self.made_private = False
+        """Other users could read the directory before :meth:`opened`."""
 
     @contextlib.contextmanager
     def opened(self, job: RLJob, manifest: bytes) -> Iterator[bool]:
@@ -74,7 +78,7 @@ class RunDirectory:
         """
         self._refuse_foreign()
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
             lock = (self.path / "lock").open("a")
         except OSError as error:
             raise _cannot_be_made(self.path, error) from None
@@ -82,6 +86,7 @@ class RunDirectory:
             if not _locked(lock.fileno()):
                 raise self._in_use()
             resumed = self._refuse_other_job(job)
+            self._make_private()
             lock.truncate(0)
             lock.write(str(os.getpid()))
             lock.flush()
@@ -210,10 +215,27 @@ class RunDirectory:
             if written < len(line):
                 file.truncate(end)  # no partial line
 
+    def _make_private(self) -> None:
+        """Let only the owner read the run: prompts, answers, logs and weights."""
+        if not self.path.stat().st_mode & ~PRIVATE & 0o777:
+            return
+        try:
+            self.path.chmod(PRIVATE)
+        except OSError as error:
+            raise CliError(
+                f"{self.path} is readable by other users and cannot be made private: {error.strerror}; choose another "
+                "--run-dir",
+                2,
+            ) from None
+        self.made_private = True
+
     def _refuse_foreign(self) -> None:
-        """Refuse a directory with foreign files: components delete files in the job's storage."""
+        """Refuse a directory with foreign files, because components delete files in the job's storage, and one that all
+        users share, such as /tmp."""
         if self.path.exists() and not self.path.is_dir():
             raise CliError(f"{self.path} is not a directory; choose another --run-dir", 2)
+        if self.path.is_dir() and self.path.stat().st_mode & stat.S_ISVTX:
+            raise CliError(f"{self.path} is shared by all users; choose a --run-dir in it", 2)
         if self.path.is_dir() and not (self.path / MANIFEST).exists():
             others = sorted(entry.name for entry in self.path.iterdir() if not OWN.fullmatch(entry.name))
             if others:

@@ -6,17 +6,15 @@ of the pod. The components of the job and Prometheus use the first server (:mod:
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import socket
-from collections.abc import Iterator
 
-import uvicorn
 from fastapi import FastAPI
 
 from rljob.coordinator.ledger_api import add_ledger_api
 from rljob.coordinator.routes import add_status
 from rljob.coordinator.run import Run
+from rljob.protocol.http_server import HttpServer
 
 log = logging.getLogger(__name__)
 
@@ -31,19 +29,11 @@ def build_local_api(run: Run) -> FastAPI:
     return app
 
 
-class LocalApiServer(uvicorn.Server):
+class LocalApiServer(HttpServer):
     """The second server. The first server handles signals."""
 
     def __init__(self, run: Run) -> None:
-        app = build_local_api(run)
-        super().__init__(
-            uvicorn.Config(app, ws="none", log_level="warning", access_log=False, timeout_graceful_shutdown=2)
-        )
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Install no signal handlers."""
-        yield
+        super().__init__(build_local_api(run), signals=False, log_level="warning")
 
     async def listen(self, port: int) -> None:
         """Serve until ``should_exit`` is set. If the port is not available, log the error and return: the run

@@ -10,8 +10,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import msgspec
-
 from rljob.coordinator.connection import Connection
 from rljob.coordinator.engine_messages import EngineMessages
 from rljob.coordinator.metrics import REFUSED
@@ -53,7 +51,7 @@ class MessageRouter:
         """Handle one frame. A frame that cannot be decoded is rejected, and the connection is closed."""
         try:
             batch = DECODERS[connection.role].decode(frame)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except m.DECODE_ERRORS as error:
             REFUSED.labels(connection.role).inc()
             connection.reject(f"the frame does not follow the protocol of this version: {error}", fatal=True)
             return

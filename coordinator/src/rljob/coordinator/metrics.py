@@ -14,6 +14,7 @@ from rljob.scheduling.groups import REJECTED
 
 if TYPE_CHECKING:
     from rljob.coordinator.run import Run
+    from rljob.protocol.connection_limits import OpenConnections
 
 REGISTRY = CollectorRegistry()
 
@@ -29,6 +30,20 @@ API_REQUESTS = Counter(
 def gauge_name(metric: str) -> str:
     """Return the name of the gauge of a step metric: ``rljob_step_reward_mean`` for ``reward/mean``."""
     return f"rljob_step_{re.sub('[^a-zA-Z0-9_]', '_', metric)}"
+
+
+class ConnectionCollector:
+    """Collects the number of connections that the server refused."""
+
+    def __init__(self, connections: OpenConnections) -> None:
+        self._connections = connections
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the counter."""
+        refused = CounterMetricFamily("rljob_refused_connections", "Connections refused since start", labels=["reason"])
+        for reason, count in self._connections.refused.items():
+            refused.add_metric([reason], count)
+        yield refused
 
 
 class RunCollector:

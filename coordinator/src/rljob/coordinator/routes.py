@@ -116,9 +116,9 @@ async def _serve(router: MessageRouter, connection: Connection, socket: WebSocke
 
 
 async def _receive(socket: WebSocket) -> bytes:
-    """Return the next frame. A text frame is returned as bytes, which the router then rejects."""
+    """Return the next frame. WebSocketProtocol turns a text frame into bytes, which the router then rejects."""
     message = await socket.receive()
     if message["type"] == "websocket.disconnect":
         raise WebSocketDisconnect(message.get("code", 1000), message.get("reason"))
-    data: bytes = message.get("bytes") or (message.get("text") or "").encode()
+    data: bytes = message["bytes"]
     return data

@@ -10,12 +10,11 @@ import signal
 import sys
 from pathlib import Path
 
-import uvicorn
-
 from rljob.api.models import RLJob
 from rljob.coordinator.disk_space import wait_for_space
 from rljob.coordinator.job_match import check_same_job
 from rljob.coordinator.local_api_server import LocalApiServer
+from rljob.coordinator.metrics import REGISTRY, ConnectionCollector
 from rljob.coordinator.recovery import recover
 from rljob.coordinator.rljob_client import job_ref_from_environment
 from rljob.coordinator.routes import build_app
@@ -23,10 +22,12 @@ from rljob.coordinator.run import Run
 from rljob.coordinator.status_report import status_of
 from rljob.coordinator.status_sync import StatusSync
 from rljob.coordinator.tracking import TrackingWriter, finish, follow
+from rljob.coordinator.websocket_protocol import WebSocketProtocol
 from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import coordinator_link
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.protocol.heartbeat import beating
+from rljob.protocol.http_server import HttpServer, token_check
 from rljob.protocol.messages import MAX_FRAME_BYTES
 from rljob.protocol.run_status import encode_status
 
@@ -53,20 +54,17 @@ async def serve(environment: ComponentEnvironment) -> None:
     check_same_job(ledger, RLJob.model_validate_json(Path(os.environ["RLJOB_JOB"]).read_bytes()))
     save_resolved_manifest(environment)
     run = Run(environment.job.spec, ledger)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            build_app(run, tokens),
-            host=environment.listen_host,
-            port=environment.listen_port,
-            ws="websockets-sansio",
-            ws_max_size=MAX_FRAME_BYTES,
-            ws_per_message_deflate=False,
-            ws_ping_interval=coordinator_link.PING_SECONDS,
-            ws_ping_timeout=coordinator_link.PING_SECONDS,
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=2,
-        )
+    server = HttpServer(
+        build_app(run, tokens),
+        is_token=token_check(tokens.values()),
+        host=environment.listen_host,
+        port=environment.listen_port,
+        ws=WebSocketProtocol,
+        ws_max_size=MAX_FRAME_BYTES,
+        ws_per_message_deflate=False,
+        ws_ping_interval=coordinator_link.PING_SECONDS,
+        ws_ping_timeout=coordinator_link.PING_SECONDS,
+        log_level="warning",
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn installs its own handlers while it serves, and raises the signal again afterwards; the default action
@@ -85,6 +83,7 @@ async def serve(environment: ComponentEnvironment) -> None:
     if job_ref is not None:
         reading.add(asyncio.create_task(readers.listen(environment.readers_port)))
         working.add(asyncio.create_task(StatusSync(run, job_ref).serve()))
+    REGISTRY.register(ConnectionCollector(server.open_connections))
     run.changed()
     with beating():
         done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)

@@ -6,25 +6,24 @@ import asyncio
 import logging
 import signal
 
-import aiohttp
-
 from rljob.protocol.health_probe import record_ready
 from rljob.protocol.heartbeat import beating
 from rljob.runner.driver import RunnerDriver
 from rljob.runner.leased_trajectory import TaskRuntime
 from rljob.runner.prompts import PromptCache
-from rljob.runner.scoring import RewardClient
+from rljob.runner.scoring import RewardClient, reward_session
 from rljob.runner.setup import Prepared, model_length
 
 log = logging.getLogger(__name__)
 
 
-async def serve(prepared: Prepared, reward_urls: dict[str, str]) -> None:
+async def serve(prepared: Prepared, reward_urls: dict[str, str], reward_token: str = "") -> None:
     """Run until SIGTERM or SIGINT.
 
     Args:
         prepared: data, tokenizer, prompts and loops.
         reward_urls: reward → address of its service.
+        reward_token: token of the rewards that rljob starts; rewards with a ``url`` do not get it.
 
     Raises:
         RefusedError: the coordinator rejects this runner permanently.
@@ -35,8 +34,11 @@ async def serve(prepared: Prepared, reward_urls: dict[str, str]) -> None:
         if reward.name not in reward_urls:
             raise ValueError(f"RLJOB_REWARD_URLS: reward {reward.name!r} has no address; add one")
     prompts = PromptCache(prepared.sources, prepared.maker)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        rewards = {reward.name: RewardClient(reward, reward_urls[reward.name], session) for reward in spec.rewards}
+    async with reward_session() as session:
+        rewards = {
+            reward.name: RewardClient(reward, reward_urls[reward.name], session, "" if reward.url else reward_token)
+            for reward in spec.rewards
+        }
         length = model_length(spec)
         evaluation_temperature = spec.evaluation.temperature if spec.evaluation is not None else None
         runtimes = {

@@ -30,13 +30,13 @@ def main() -> None:
     import uvloop
 
     from rljob.protocol.coordinator_link import RefusedError
-    from rljob.protocol.environment import read_environment, reward_urls
+    from rljob.protocol.environment import read_environment, reward_token, reward_urls
     from rljob.runner.app import serve
     from rljob.runner.setup import prepare
 
     try:
         environment = read_environment()
-        uvloop.run(serve(prepare(environment, find_readers(environment.job)), reward_urls()))
+        uvloop.run(serve(prepare(environment, find_readers(environment.job)), reward_urls(), reward_token()))
     except (ValueError, RefusedError) as error:
         logging.error("%s", error)
         sys.exit(CONFIGURATION_ERROR)

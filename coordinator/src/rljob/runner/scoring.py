@@ -6,6 +6,8 @@ until the service answers: no sample is lost, and one line is logged. If the ser
 other than its scores, or fails on it (it dies, hangs, or answers HTTP 500), each sample of the request is sent by
 itself. An invalid reply then fails its sample. Concurrent requests can fail together, so a single sample on which the
 service fails is retried with no other request in flight; it is marked failed after three isolated failures.
+
+Requests and replies have the bounds of :mod:`rljob.protocol.score_messages`. A reply is read no further than its bound.
 """
 
 from __future__ import annotations
@@ -22,17 +24,26 @@ import msgspec
 
 from rljob.api.roles import Reward
 from rljob.protocol.backoff import Backoff
-from rljob.protocol.score_messages import Score, ScoreItem, ScoreReply, ScoreRequest
+from rljob.protocol.score_messages import (
+    MAX_ERROR,
+    MAX_ITEMS,
+    MAX_REQUEST_BYTES,
+    MAX_SCORE_BYTES,
+    Score,
+    ScoreItem,
+    ScoreReply,
+    ScoreRequest,
+)
 
 log = logging.getLogger(__name__)
 
-ITEMS_PER_REQUEST = 64
 FIRST_BACKOFF_SECONDS = 0.1
 LAST_BACKOFF_SECONDS = 5.0
 CONNECT_SECONDS = 5.0
 EXTRA_SECONDS = 30.0
 ISOLATED_FAILURES = 3
 RETRY_STATUSES = (408, 425, 429)
+REFUSAL_BYTES = 200  # of the body of a reply with another status than 200
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(ScoreReply)
@@ -44,6 +55,17 @@ class InvalidReplyError(Exception):
 
 class ServiceFailedError(Exception):
     """The service accepted the request and failed on it: it died, hung, or answered HTTP 500."""
+
+
+def reward_session() -> aiohttp.ClientSession:
+    """Return a session for all clients of a process. It stores no cookies and decompresses no replies, because a small
+    compressed reply can be large."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        headers={"Accept-Encoding": "identity"},
+    )
 
 
 @dataclass(frozen=True)
@@ -58,11 +80,13 @@ class RewardClient:
     Args:
         reward: the manifest's entry.
         url: address of the service.
-        session: shared by all clients of the process.
+        session: see :func:`reward_session`.
+        token: sent with every request; empty: none.
     """
 
-    def __init__(self, reward: Reward, url: str, session: aiohttp.ClientSession) -> None:
+    def __init__(self, reward: Reward, url: str, session: aiohttp.ClientSession, token: str = "") -> None:
         self._name = reward.name
+        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
         self._base = url.rstrip("/")
         self._session = session
         self._requests = max(2, 2 * reward.processes)  # one in work and one waiting per process keep the pool busy
@@ -89,7 +113,8 @@ class RewardClient:
         limit = aiohttp.ClientTimeout(total=CONNECT_SECONDS)
         while True:
             try:
-                async with self._session.get(f"{self._base}/healthz", timeout=limit) as response:
+                health = f"{self._base}/healthz"
+                async with self._session.get(health, timeout=limit, allow_redirects=False) as response:
                     if response.status < 500:  # a user's service may not have this path
                         self._report_available()
                         return
@@ -108,7 +133,7 @@ class RewardClient:
         self._flushing = False
         self._waiting = [waiting for waiting in self._waiting if not waiting.answer.done()]  # drops cancelled samples
         while self._waiting and len(self._in_flight) < self._requests:
-            batch, self._waiting = self._waiting[:ITEMS_PER_REQUEST], self._waiting[ITEMS_PER_REQUEST:]
+            batch, self._waiting = self._waiting[:MAX_ITEMS], self._waiting[MAX_ITEMS:]
             request = asyncio.create_task(self._score_batch(batch))
             self._in_flight.add(request)
             request.add_done_callback(self._done)
@@ -127,6 +152,10 @@ class RewardClient:
                     await self._score_batch([waiting])
                 return
             scores = [_failed(batch[0].item, str(error))]
+        except Exception as error:  # a defect of this module: without an answer the samples would wait forever
+            log.exception("reward %s: a request for %d samples failed", self._name, len(batch))
+            reason = f"reward {self._name} could not be asked ({type(error).__name__}: {error})"
+            scores = [_failed(waiting.item, reason) for waiting in batch]
         for waiting, score in zip(batch, scores, strict=True):
             if not waiting.answer.done():
                 waiting.answer.set_result(score)
@@ -141,8 +170,13 @@ class RewardClient:
         """
         try:
             body = _encoder.encode(ScoreRequest([waiting.item for waiting in batch]))
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise InvalidReplyError(f"the sample cannot be sent to reward {self._name}: {error}") from error
+        if len(body) > MAX_REQUEST_BYTES:
+            raise InvalidReplyError(
+                f"the sample cannot be sent to reward {self._name}: it has {len(body):,} bytes, and a request has at "
+                f"most {MAX_REQUEST_BYTES:,}; shorten its row or its answer"
+            )
         backoff = Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS)
         failures, isolated = 0, False
         while not all(waiting.answer.done() for waiting in batch):
@@ -173,9 +207,11 @@ class RewardClient:
         )
         try:
             async with self._session.post(
-                f"{self._base}/v1/score", data=body, headers={"Content-Type": "application/json"}, timeout=limit
+                f"{self._base}/v1/score", data=body, headers=self._headers, timeout=limit, allow_redirects=False
             ) as response:
-                answer, status = await response.read(), response.status
+                status, location = response.status, response.headers.get("Location", "")
+                longest = samples * MAX_SCORE_BYTES if status == 200 else REFUSAL_BYTES
+                answer = await _read_at_most(response.content, longest + 1)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             self._report_unavailable(str(error))
             return None
@@ -185,22 +221,36 @@ class RewardClient:
             raise ServiceFailedError(self._report_failure(f"broke the connection ({error})")) from None
         finally:
             self._samples_in_flight -= samples
-        if status == 200:
-            self._report_available()
-            return answer
-        summary = f"HTTP {status}: {' '.join(answer[:200].decode(errors='replace').split())}"
+        if status > 500 or status in RETRY_STATUSES:
+            self._report_unavailable(f"HTTP {status}")
+            return None
+        summary = f"HTTP {status}: {_one_line(answer[:REFUSAL_BYTES])}"
         if status == 500:
             raise ServiceFailedError(self._report_failure(f"answered {summary}"))
-        if 400 <= status < 500 and status not in RETRY_STATUSES:
-            self._report_available()
-            raise InvalidReplyError(f"reward {self._name} refused the sample: {summary}")
-        self._report_unavailable(f"HTTP {status}")
-        return None
+        self._report_available()
+        if status == 200 and len(answer) <= longest:
+            return answer
+        raise InvalidReplyError(self._refusal(status, summary, longest, location))
+
+    def _refusal(self, status: int, summary: str, longest: int, location: str) -> str:
+        """Return why a reply is not an answer to its request, as one sentence."""
+        if status == 200:
+            return f"reward {self._name} answered more than {longest:,} bytes; shorten its metrics"
+        if status in (401, 403):
+            if "Authorization" in self._headers:
+                return f"reward {self._name} refused the run's token ({summary}); it must accept its RLJOB_TOKEN"
+            return f"reward {self._name} requires a token ({summary}); rljob sends none to a reward with url"
+        if 300 <= status < 400:
+            where = _one_line(location.encode(errors="replace")[:REFUSAL_BYTES])
+            return (
+                f"reward {self._name} redirects to {where or 'no address'} (HTTP {status}); redirects are not followed"
+            )
+        return f"reward {self._name} refused the sample: {summary}"
 
     def _read(self, batch: list[_Waiting], answer: bytes) -> list[Score]:
         try:
             scores = _decoder.decode(answer).scores
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except (ValueError, RecursionError) as error:  # DecodeError is a ValueError
             raise InvalidReplyError(f"reward {self._name} answered something else than scores: {error}") from None
         if [score.sample for score in scores] != [waiting.item.sample for waiting in batch]:
             raise InvalidReplyError(f"reward {self._name} answered for other samples than those requested")
@@ -209,6 +259,7 @@ class RewardClient:
     def _checked(self, score: Score) -> Score:
         if not score.error and not all(map(math.isfinite, (score.reward, *score.metrics.values()))):
             score.error = f"reward {self._name} answered a number that is not finite"
+        score.error = score.error[:MAX_ERROR]
         return score
 
     def _report_failure(self, what: str) -> str:
@@ -253,5 +304,17 @@ class _ExclusiveGate:
                 self._changed.notify_all()
 
 
+async def _read_at_most(content: aiohttp.StreamReader, most: int) -> bytes:
+    """Return the body of a reply, or its first ``most`` bytes."""
+    body = bytearray()
+    while len(body) < most and (part := await content.read(most - len(body))):
+        body += part
+    return bytes(body)
+
+
+def _one_line(text: bytes) -> str:
+    return " ".join(text.decode(errors="replace").split())
+
+
 def _failed(item: ScoreItem, reason: str) -> Score:
-    return Score(item.sample, 0.0, {}, reason)
+    return Score(item.sample, 0.0, {}, reason[:MAX_ERROR])

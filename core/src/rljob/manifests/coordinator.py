@@ -6,7 +6,7 @@ The ServiceAccount may read the coordinator's own RLJob and write its status, an
 from __future__ import annotations
 
 from rljob.api.pod_models import PORT, PORT_NAME
-from rljob.manifests.pods import TOKENS_FILE, PodSettings, http_probes, pod_template
+from rljob.manifests.pods import PodSettings, http_probes, pod_template
 from rljob.manifests.render_context import RenderContext, RenderedRole
 
 RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}}
@@ -29,8 +29,7 @@ def coordinator(ctx: RenderContext) -> RenderedRole:
             "RLJOB_JOB_NAME": job.metadata.name,
             "RLJOB_JOB_UID": ctx.target.uid,
         },
-        token="coordinator",
-        token_file=TOKENS_FILE,
+        tokens={"RLJOB_TOKENS": "coordinator"},
         serves=True,
         probes=http_probes(job.spec.failure_policy.hang_seconds),
         resources=RESOURCES,

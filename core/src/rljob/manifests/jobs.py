@@ -44,7 +44,7 @@ def trainer(ctx: RenderContext) -> RenderedRole:
             **requested.variables,
         },
         fields={NODE_RANK: RANK_FIELD},
-        token="trainer",
+        tokens={"RLJOB_TOKEN_FILE": "trainer"},
         volumes=requested.volumes,
         probes=file_probes(ctx.job.spec.failure_policy.hang_seconds),
         resources=requested.resources,

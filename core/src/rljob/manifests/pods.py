@@ -29,8 +29,12 @@ JOB_DIRECTORY = "/etc/rljob/job"
 STORAGE_DIRECTORY = "/var/lib/rljob"
 TOKEN_DIRECTORY = "/etc/rljob/token"
 PROBE_DIRECTORY = "/run/rljob"
-TOKEN_FILE = "token"
-TOKENS_FILE = "tokens.json"
+TOKEN_FILES = {
+    "RLJOB_TOKEN_FILE": "token",
+    "RLJOB_REWARD_TOKEN_FILE": "reward-token",
+    "RLJOB_TOKENS": "tokens.json",
+}
+"""Variable of a pod → the file in TOKEN_DIRECTORY that it names."""
 GRACE_SECONDS = 30
 READABLE = 0o444
 NO_FAILURE_LIMIT = 2**31 - 1
@@ -59,9 +63,8 @@ class PodSettings:
     variables: Mapping[str, str] = field(default_factory=dict)
     fields: Mapping[str, str] = field(default_factory=dict)
     """Variable → field path of the pod."""
-    token: str = ""
-    """Key of the job's Secret that is mounted; empty: none."""
-    token_file: str = TOKEN_FILE
+    tokens: Mapping[str, str] = field(default_factory=dict)
+    """Variable of TOKEN_FILES → key of the job's Secret that is mounted as its file."""
     volumes: Sequence[Volume] = ()
     writes: bool = True
     """Whether the pod may write to the job's storage."""
@@ -173,9 +176,7 @@ def _environment(ctx: RenderContext, pod: PodSettings) -> list[dict[str, Any]]:
     }
     if pod.serves:
         values["RLJOB_LISTEN"] = f":{PORT}"  # all addresses of both families: a pod may have only an IPv6 address
-    if pod.token:
-        variable = "RLJOB_TOKENS" if pod.token_file == TOKENS_FILE else "RLJOB_TOKEN_FILE"
-        values[variable] = f"{TOKEN_DIRECTORY}/{pod.token_file}"
+    values |= {variable: f"{TOKEN_DIRECTORY}/{TOKEN_FILES[variable]}" for variable in pod.tokens}
     # Images have no passwd entry for this user, and libraries read HOME and USER.
     values |= {**pod.variables, "HOME": "/tmp", "USER": "rljob"}
     fields = {"RLJOB_HOST": "status.podIP", "RLJOB_INSTANCE": "metadata.name", **pod.fields}
@@ -194,10 +195,10 @@ def _volumes(ctx: RenderContext, pod: PodSettings) -> list[Volume]:
         ({"name": "rljob-life", "emptyDir": {}}, PROBE_DIRECTORY),
         ({"name": "tmp", "emptyDir": {}}, "/tmp"),
     ]
-    if pod.token:
+    if pod.tokens:
         secret = {
             "secretName": secret_name(job.metadata.name, ctx.target.uid),
-            "items": [{"key": pod.token, "path": pod.token_file}],
+            "items": [{"key": key, "path": TOKEN_FILES[variable]} for variable, key in pod.tokens.items()],
             "defaultMode": READABLE,
         }
         volumes.append(({"name": "rljob-token", "secret": secret}, TOKEN_DIRECTORY))

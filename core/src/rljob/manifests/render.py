@@ -18,10 +18,13 @@ from rljob.manifests.names import secret_name
 from rljob.manifests.network import network
 from rljob.manifests.render_context import RenderContext, RenderedRole, RoleKey
 
-TOKEN_ROLES = ("trainer", "agent", "runner")
-"""Roles with their own token. Each role is a key of the Secret; a pod mounts one key."""
+TOKEN_ROLES = ("trainer", "agent", "runner", "reward")
+"""Roles with their own token. Each role is a key of the Secret; a pod mounts its own key, and a runner also ``reward``,
+the token that it sends to the rewards."""
 ALL_TOKENS = "coordinator"
-"""Key of the Secret: JSON of role → token, for the coordinator."""
+"""Key of the Secret: JSON of role → token, for the coordinator, of the roles that connect to it."""
+CLIENT_ROLES = ("trainer", "agent", "runner")
+"""Roles that connect to the coordinator."""
 
 
 def render(job: RLJob, target: RenderTarget) -> tuple[RenderedRole, ...]:

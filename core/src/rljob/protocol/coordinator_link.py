@@ -17,7 +17,15 @@ import aiohttp
 import msgspec
 
 from rljob.protocol.backoff import Backoff
-from rljob.protocol.messages import MAX_FRAME_BYTES, Reject, encode, encode_frame, frame_decoder, frame_length
+from rljob.protocol.messages import (
+    DECODE_ERRORS,
+    MAX_FRAME_BYTES,
+    Reject,
+    encode,
+    encode_frame,
+    frame_decoder,
+    frame_length,
+)
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +106,7 @@ class CoordinatorLink:
                     continue
                 try:
                     batch = self._decoder.decode(frame.data)
-                except (msgspec.DecodeError, msgspec.ValidationError) as error:
+                except DECODE_ERRORS as error:
                     raise RefusedError(f"the coordinator uses another version of the protocol: {error}") from None
                 for message in batch:
                     if isinstance(message, Reject):

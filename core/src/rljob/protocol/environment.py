@@ -35,6 +35,7 @@ class ComponentEnvironment:
     process. RLJOB_TOKENS (coordinator only): file of role → token, JSON. RLJOB_REWARD_URLS (runner only): JSON of
     reward → address. RLJOB_HOST: address at which other processes reach this one (weight groups), without brackets.
     RLJOB_INSTANCE: name of the pod. RLJOB_TOKEN_FILE: file with the role's token, instead of RLJOB_TOKEN.
+    RLJOB_REWARD_TOKEN, RLJOB_REWARD_TOKEN_FILE (runner only): the token of the rewards, likewise.
     """
 
     job: RLJob
@@ -81,7 +82,7 @@ def read_environment() -> ComponentEnvironment:
         job=resolve(RLJob.model_validate_json(_read("RLJOB_JOB"))),
         storage=Path(os.environ["RLJOB_STORAGE"]),
         coordinator=os.environ.get("RLJOB_COORDINATOR", ""),
-        token=_token(),
+        token=_token("RLJOB_TOKEN", "RLJOB_TOKEN_FILE"),
         listen=os.environ.get("RLJOB_LISTEN", "127.0.0.1:0"),
         name=os.environ.get("RLJOB_NAME", ""),
         host=os.environ.get("RLJOB_HOST", "127.0.0.1"),
@@ -89,10 +90,16 @@ def read_environment() -> ComponentEnvironment:
     )
 
 
-def _token() -> str:
-    if os.environ.get("RLJOB_TOKEN_FILE"):
-        return _read("RLJOB_TOKEN_FILE").decode().strip()
-    return os.environ.get("RLJOB_TOKEN", "")
+def _token(variable: str, file_variable: str) -> str:
+    if os.environ.get(file_variable):
+        return _read(file_variable).decode().strip()
+    return os.environ.get(variable, "")
+
+
+def remove_token() -> None:
+    """Remove the role's token from the environment, before code of a user runs. Read the environment first."""
+    for variable in ("RLJOB_TOKEN", "RLJOB_TOKEN_FILE"):
+        os.environ.pop(variable, None)
 
 
 def _read(variable: str) -> bytes:
@@ -111,3 +118,8 @@ def search_path() -> str:
 def reward_urls() -> dict[str, str]:
     """Return reward name → address from RLJOB_REWARD_URLS."""
     return msgspec.json.decode(os.environ.get("RLJOB_REWARD_URLS", "{}"), type=dict[str, str])
+
+
+def reward_token() -> str:
+    """Return the token of the rewards that rljob starts, from RLJOB_REWARD_TOKEN_FILE or RLJOB_REWARD_TOKEN."""
+    return _token("RLJOB_REWARD_TOKEN", "RLJOB_REWARD_TOKEN_FILE")

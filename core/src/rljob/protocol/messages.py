@@ -17,6 +17,8 @@ import msgspec
 
 MAX_FRAME_BYTES = 64 << 20
 MESSAGES_PER_FRAME = 256
+DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError)
+"""What a msgspec decoder raises on arbitrary bytes: not only its own errors."""
 
 
 class Message(msgspec.Struct, tag=True, array_like=True, forbid_unknown_fields=True):

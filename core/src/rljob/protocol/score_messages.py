@@ -1,4 +1,7 @@
-"""Protocol of reward services: POST /v1/score with a ScoreRequest, answered with a ScoreReply, both JSON."""
+"""Protocol of reward services: POST /v1/score with a ScoreRequest, answered with a ScoreReply, both JSON.
+
+The runner sends no request beyond the bounds below and accepts no reply beyond them.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,18 @@ from typing import Any, Literal
 import msgspec
 
 TOLERANCE = 1e-9  # relative, of the sum of turn rewards
+MAX_ITEMS = 64
+"""Samples of a request."""
+MAX_NAME = 256
+"""Characters of the name of a sample or task, and of its finish."""
+MAX_TEXT = 16 << 20
+"""Characters of a prompt, a completion, or a turn."""
+MAX_REQUEST_BYTES = 64 << 20
+"""Length of a ScoreRequest."""
+MAX_SCORE_BYTES = 256 << 10
+"""Length of a Score. A ScoreReply has at most this length for each sample of its request."""
+MAX_ERROR = 1000
+"""Characters of the error of a Score; longer ones are cut."""
 
 
 class ScoreTurn(msgspec.Struct):
@@ -34,6 +49,22 @@ class ScoreRequest(msgspec.Struct):
     """Samples to score together."""
 
     items: list[ScoreItem]
+
+
+def excess(items: Sequence[ScoreItem]) -> str:
+    """Return a sentence on the first bound that a request's items exceed; empty if there is none."""
+    if len(items) > MAX_ITEMS:
+        return f"the request has {len(items):,} items; send at most {MAX_ITEMS}"
+    for i, item in enumerate(items):
+        for name in ("sample", "task", "finish"):
+            if (length := len(getattr(item, name))) > MAX_NAME:
+                return f"items[{i}].{name} has {length:,} characters; send at most {MAX_NAME}"
+        texts = {"prompt": item.prompt, "completion": item.completion}
+        texts |= {f"turns[{turn}].text": each.text for turn, each in enumerate(item.turns)}
+        for name, text in texts.items():
+            if len(text) > MAX_TEXT:
+                return f"items[{i}].{name} has {len(text):,} characters; send at most {MAX_TEXT:,}"
+    return ""
 
 
 class Score(msgspec.Struct):

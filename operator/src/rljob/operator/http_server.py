@@ -2,50 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
-from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from rljob.operator.metrics import Metrics
+from rljob.protocol.http_server import HttpServer
 from rljob.protocol.startup import host_and_port
 
+TEXT = "text/plain; charset=utf-8"
 
-def build_app(metrics: Metrics, ready: Callable[[], bool]) -> web.Application:
+Application = Callable[[Any, Any, Callable[[dict[str, Any]], Awaitable[None]]], Awaitable[None]]
+"""An ASGI application."""
+
+
+def build_app(metrics: Metrics, ready: Callable[[], bool]) -> Application:
     """Return the application. ``ready``: the caches are filled, or the operator is on standby."""
 
-    async def healthz(request: web.Request) -> web.Response:
-        return web.Response(text="ok\n")  # a blocked event loop does not answer
+    async def app(scope: Any, receive: Any, send: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
+        status, content_type, body = _answer(scope["method"], scope["path"], metrics, ready)
+        headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
-    async def readyz(request: web.Request) -> web.Response:
-        if ready():
-            return web.Response(text="ok\n")
-        return web.Response(status=503, text="the caches are not filled yet\n")
-
-    async def show_metrics(request: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-    app = web.Application()
-    app.router.add_get("/healthz", healthz)
-    app.router.add_get("/readyz", readyz)
-    app.router.add_get("/metrics", show_metrics)
     return app
 
 
+def _answer(method: str, path: str, metrics: Metrics, ready: Callable[[], bool]) -> tuple[int, str, bytes]:
+    """Return status, content type and body of the answer to a request."""
+    if path not in ("/healthz", "/readyz", "/metrics"):
+        return 404, TEXT, b"not found\n"
+    if method not in ("GET", "HEAD"):
+        return 405, TEXT, b"use GET\n"
+    if path == "/metrics":
+        return 200, CONTENT_TYPE_LATEST, generate_latest(metrics.registry)
+    if path == "/readyz" and not ready():
+        return 503, TEXT, b"the caches are not filled yet\n"
+    return 200, TEXT, b"ok\n"  # /healthz: a blocked event loop does not answer
+
+
 @asynccontextmanager
-async def serving(app: web.Application, listen: str) -> AsyncIterator[int]:
+async def serving(app: Application, listen: str) -> AsyncIterator[int]:
     """Serve ``app`` at host:port while entered; yield the port.
 
     Raises:
         OSError: the address is in use or not local.
     """
     host, port = host_and_port(listen)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
+    sockets = await _bind(host, int(port))
+    server = HttpServer(app, signals=False, lifespan="off", log_config=None, log_level="warning")
+    running, listening = (asyncio.create_task(each) for each in (server.serve(sockets), server.listening.wait()))
     try:
-        site = web.TCPSite(runner, host or None, int(port))
-        await site.start()
-        yield runner.addresses[0][1]
+        await asyncio.wait((running, listening), return_when=asyncio.FIRST_COMPLETED)
+        if listening.done():
+            yield sockets[0].getsockname()[1]
     finally:
-        await runner.cleanup()
+        server.should_exit = True
+        listening.cancel()
+        await running
+
+
+async def _bind(host: str, port: int) -> list[socket.socket]:
+    """Return sockets bound to all addresses of ``host``; without a host, to all addresses of this machine."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, address in found:
+            sockets.append(socket.socket(family, kind, protocol))
+            sockets[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sockets[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sockets[-1].bind(address)
+    except OSError:
+        for each in sockets:
+            each.close()
+        raise
+    return sockets

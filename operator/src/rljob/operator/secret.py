@@ -6,7 +6,7 @@ import json
 import secrets
 
 from rljob.api.models import RLJob
-from rljob.manifests import ALL_TOKENS, TOKEN_ROLES, secret
+from rljob.manifests import ALL_TOKENS, CLIENT_ROLES, TOKEN_ROLES, secret
 from rljob.manifests.inputs import Object, RenderTarget
 from rljob.operator.api_types import Meta
 
@@ -15,4 +15,5 @@ def new_secret(meta: Meta, job: RLJob) -> Object:
     """Return a Secret with new tokens. Its name contains the job's uid, so a later job of the same name has its own."""
     tokens = {role: secrets.token_urlsafe(32) for role in TOKEN_ROLES}
     context = RenderTarget(namespace=meta.namespace, uid=meta.uid)
-    return secret(job, context, {**tokens, ALL_TOKENS: json.dumps(tokens)})
+    of_clients = {role: tokens[role] for role in CLIENT_ROLES}
+    return secret(job, context, {**tokens, ALL_TOKENS: json.dumps(of_clients)})

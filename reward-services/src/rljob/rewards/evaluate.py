@@ -9,7 +9,7 @@ from typing import Any
 
 from rljob.api.extensions import is_async
 from rljob.api.rewards import Scorer
-from rljob.protocol.score_messages import Score, ScoreItem
+from rljob.protocol.score_messages import MAX_ERROR, Score, ScoreItem
 
 FIELDS = ("prompt", "completion", "finish", "problem", "task")
 """Possible parameters of a reward: fields of a ScoreItem."""
@@ -40,20 +40,30 @@ class RewardEvaluator:
         """Return the score of ``item``."""
         try:
             result: Any = self._scorer(**{field: getattr(item, field) for field in self._fields})
+            return self._score_of(item, result)
         except Exception as error:  # noqa: BLE001 user code may raise anything; the error is the result of the sample
-            return error_score(item, f"reward {self._name} raised {type(error).__name__}: {error}")
+            return error_score(item.sample, f"reward {self._name} raised {_described(error)}")
+
+    def _score_of(self, item: ScoreItem, result: Any) -> Score:
+        """Return the score for what the scorer returned. Objects of user code may raise here."""
         reward, metrics = result if _is_pair(result) else (result, {})
         for key, value in {"reward": reward, **metrics}.items():
             if not _is_number(value):
-                return error_score(
-                    item, f"reward {self._name} returned {value!r} as {key}; it must return a finite number"
-                )
+                reason = f"reward {self._name} returned {value!r} as {key}; it must return a finite number"
+                return error_score(item.sample, reason)
         return Score(item.sample, float(reward), {str(key): float(value) for key, value in metrics.items()}, "")
 
 
-def error_score(item: ScoreItem, reason: str) -> Score:
-    """Return the score of a sample that could not be scored."""
-    return Score(item.sample, 0.0, {}, reason[:1000])
+def error_score(sample: str, reason: str) -> Score:
+    """Return the score of a sample that could not be scored. Lone surrogates in ``reason`` are escaped."""
+    return Score(sample, 0.0, {}, reason[:MAX_ERROR].encode(errors="backslashreplace").decode())
+
+
+def _described(error: Exception) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 an exception of user code may be unable to describe itself
+        return type(error).__name__
 
 
 def _fields_of(scorer: Any, name: str) -> tuple[str, ...]:

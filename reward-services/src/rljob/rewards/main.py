@@ -23,15 +23,16 @@ def main() -> None:
     from rljob.protocol.startup import end_on_sigterm
 
     end_on_sigterm()
-    from rljob.protocol.environment import LOG_LEVEL, read_environment
+    from rljob.protocol.environment import LOG_LEVEL, read_environment, remove_token
     from rljob.rewards.sdk import FORMAT, reward_of, run
 
     logging.basicConfig(level=os.environ.get(LOG_LEVEL, "INFO"), format=FORMAT)
     try:
         environment = read_environment()
+        remove_token()
         reward = reward_of(environment)
         spec = environment.job.spec
-        run(make_evaluator(spec, spec.rewards.index(reward)), reward, environment.listen)
+        run(make_evaluator(spec, spec.rewards.index(reward)), reward, environment.listen, environment.token)
     except ValueError as error:
         logging.error("%s", error)
         sys.exit(CONFIGURATION_ERROR)

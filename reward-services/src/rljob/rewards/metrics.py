@@ -15,4 +15,7 @@ SECONDS = Histogram(
 )
 TIMEOUTS = Counter("rljob_reward_timeouts", "Samples that exceeded the time limit", registry=REGISTRY)
 CRASHES = Counter("rljob_reward_worker_crashes", "Worker processes that crashed", registry=REGISTRY)
+REJECTED = Counter(
+    "rljob_reward_rejected_requests", "Requests refused: no token, too large, or malformed", registry=REGISTRY
+)
 FAILURES = Counter("rljob_reward_failures", "Samples answered with an error, including time-outs", registry=REGISTRY)

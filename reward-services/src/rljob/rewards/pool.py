@@ -1,8 +1,9 @@
 """The pool of worker processes: many samples per message, one time limit per sample.
 
 A sample that exceeds the limit gets an error, its worker is replaced, and the samples behind it are scored by the new
-worker. A sample whose worker exits is tried once more, because another sample may be the cause; then it gets an error
-too. Therefore no reward can stop the service or affect another sample.
+worker. A sample whose worker exits, or writes something other than its score, is tried once more, because another
+sample may be the cause; then it gets an error too. An error of the service itself, for example that the system has no
+process left, replaces the worker too. Therefore no reward can stop the service or affect another sample.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from rljob.protocol.score_messages import Score, ScoreItem
+from rljob.protocol.backoff import Backoff
+from rljob.protocol.score_messages import MAX_SCORE_BYTES, Score, ScoreItem
 from rljob.rewards import metrics
 from rljob.rewards.evaluate import error_score
 from rljob.rewards.worker import fork_worker
@@ -29,16 +31,25 @@ log = logging.getLogger(__name__)
 
 CHUNK = 32  # maximum number of samples that a worker receives at a time
 GRACE_SECONDS = 0.05  # to read a score that arrived in time although the service was not scheduled
-MAX_LINE_BYTES = 16 << 20
 TRIES = 2
+FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS = 0.1, 5.0  # after an error of the service
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Score)
 
 
+class WorkerError(Exception):
+    """A worker is of no more use. The message continues "reward NAME: the worker …"."""
+
+
+class SampleTimeoutError(WorkerError):
+    """A sample exceeded its time limit."""
+
+
 @dataclass(eq=False)
 class _Job:
-    item: ScoreItem
+    sample: str
+    line: bytes  # the item as JSON
     result: asyncio.Future[Score]
     tries: int = 0
 
@@ -52,30 +63,48 @@ class _Worker:
         self.chunk: deque[_Job] = deque()
 
     async def connect(self) -> None:
-        self._reader, self._writer = await asyncio.open_unix_connection(sock=self._socket, limit=MAX_LINE_BYTES)
+        self._reader, self._writer = await asyncio.open_unix_connection(sock=self._socket, limit=MAX_SCORE_BYTES + 1)
 
     def give(self, chunk: deque[_Job]) -> None:
         assert self._writer is not None
         self.chunk = chunk
-        self._writer.write(_encoder.encode([job.item for job in chunk]) + b"\n")
+        self._writer.writelines(job.line for job in chunk)
 
-    async def answer(self, seconds: float) -> bytes:
-        """Return the next line, incomplete if the worker exited; TimeoutError after ``seconds``."""
+    async def answer(self, seconds: float) -> Score:
+        """Return the score of the first sample of the chunk.
+
+        Raises:
+            SampleTimeoutError: there is none after ``seconds``.
+            WorkerError: the worker exited, or wrote something else.
+        """
         try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    return await self._reader.readline()
-            async with asyncio.timeout(GRACE_SECONDS):
-                return await self._reader.readline()
-        except ConnectionError:  # it exited before it read the chunk
-            return b""
+            score = _decoder.decode(await self._line(seconds))
+        except TimeoutError:
+            raise SampleTimeoutError(f"took longer than {seconds:g} s") from None
+        except (ConnectionError, asyncio.IncompleteReadError):
+            raise WorkerError("exited") from None
+        except (ValueError, RecursionError, asyncio.LimitOverrunError):
+            raise WorkerError("wrote something other than a score") from None
+        if score.sample != self.chunk[0].sample:
+            raise WorkerError("wrote something other than the score of its sample")
+        return score
+
+    async def _line(self, seconds: float) -> bytes:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                return await self._reader.readuntil()
+        async with asyncio.timeout(GRACE_SECONDS):
+            return await self._reader.readuntil()
 
     def end(self) -> str:
         """Kill the process if it has not exited; return how it ended. The status of a process that is already exiting
         does not change."""
         (self._writer or self._socket).close()
-        os.kill(self._pid, signal.SIGKILL)
-        code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        try:
+            os.kill(self._pid, signal.SIGKILL)
+            code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        except (ProcessLookupError, ChildProcessError):  # the reward's own code has changed the handling of SIGCHLD
+            return "unknown exit code"
         return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
 
@@ -99,8 +128,6 @@ class Pool:
 
     async def __aenter__(self) -> Pool:
         self._tasks = [asyncio.create_task(self._keep_worker()) for _ in range(self._processes)]
-        for task in self._tasks:
-            task.add_done_callback(_end_process)
         return self
 
     async def __aexit__(self, *exception: object) -> None:
@@ -110,44 +137,63 @@ class Pool:
 
     async def score(self, items: list[ScoreItem]) -> list[Score]:
         """Return the scores of ``items``, in order."""
-        loop = asyncio.get_running_loop()
-        jobs = [_Job(item, loop.create_future()) for item in items]
-        for job in jobs:
-            self._queue.put_nowait(job)
+        jobs = [self._enqueue(item) for item in items]
         try:
             return [await job.result for job in jobs]
         finally:  # if the client is gone, samples that have not started are dropped
             for job in jobs:
                 job.result.cancel()
 
+    def _enqueue(self, item: ScoreItem) -> _Job:
+        job = _Job(item.sample, b"", asyncio.get_running_loop().create_future())
+        try:
+            job.line = _encoder.encode(item) + b"\n"
+        except (ValueError, RecursionError) as error:
+            _answer(job, error_score(item.sample, f"the sample cannot be passed to a worker: {error}"))
+        else:
+            self._queue.put_nowait(job)
+        return job
+
     async def _keep_worker(self) -> None:
-        """Keep one worker alive and busy until the task is cancelled."""
+        """Keep one worker alive and busy until the task is cancelled. All errors end here."""
+        backoff = Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS)
         while True:
-            worker = _Worker(self._score)
             try:
-                await worker.connect()
-                timed_out = await self._work(worker)
-            finally:
-                how = worker.end()
-            if worker.chunk:
-                self._handle_worker_exit(worker.chunk.popleft(), timed_out, how)
+                worker = _Worker(self._score)
+                await self._use(worker)
+            except Exception:  # no process left, or a defect of this module: without workers all samples would wait
+                log.exception("reward %s: a worker cannot be used; trying another one", self._name)
+                await backoff.wait()
+            else:
+                backoff.reset()
+
+    async def _use(self, worker: _Worker) -> None:
+        """Score samples until the worker is of no more use; then end it and pass its samples on."""
+        error: WorkerError | None = WorkerError("cannot be used")
+        try:
+            await worker.connect()
+            await self._work(worker)
+        except WorkerError as raised:
+            error = raised
+        except asyncio.CancelledError:
+            error = None  # the service ends
+            raise
+        finally:
+            how = worker.end()
+            if worker.chunk and error is not None:
+                self._handle_worker_end(worker.chunk.popleft(), error, how)
                 for job in worker.chunk:
                     self._queue.put_nowait(job)
 
-    async def _work(self, worker: _Worker) -> bool:
-        """Score chunks until a sample exceeds the limit (return True) or the worker exits (return False)."""
+    async def _work(self, worker: _Worker) -> None:
+        """Score chunks until the worker raises WorkerError."""
         while True:
             worker.give(await self._take_chunk())
             while worker.chunk:
                 started = time.perf_counter()
-                try:
-                    line = await worker.answer(self._timeout)
-                except TimeoutError:
-                    return True
-                if not line.endswith(b"\n"):
-                    return False
+                score = await worker.answer(self._timeout)
                 metrics.SECONDS.observe(time.perf_counter() - started)
-                _answer(worker.chunk.popleft(), _decoder.decode(line))
+                _answer(worker.chunk.popleft(), score)
 
     async def _take_chunk(self) -> deque[_Job]:
         """Return waiting samples, at most this worker's share."""
@@ -159,19 +205,19 @@ class Pool:
             chunk.extend(job for job in waiting if not job.result.done())
         return chunk
 
-    def _handle_worker_exit(self, job: _Job, timed_out: bool, how: str) -> None:
-        """Retry or fail the sample that a worker was scoring when it ended."""
+    def _handle_worker_end(self, job: _Job, error: WorkerError, how: str) -> None:
+        """Retry or fail the sample that a worker was scoring when it ended. ``how``: the end of its process."""
         job.tries += 1
-        if timed_out:
+        if isinstance(error, SampleTimeoutError):
             metrics.TIMEOUTS.inc()
-            log.warning("reward %s: sample %s timed out, its worker is replaced", self._name, job.item.sample)
-            reason = f"reward {self._name} took longer than {self._timeout:g} s"
-        else:
-            metrics.CRASHES.inc()
-            log.warning("reward %s: a worker exited (%s) on sample %s", self._name, how, job.item.sample)
-            reason = f"reward {self._name}: the worker exited ({how}) twice on this sample"
-        if timed_out or job.tries >= TRIES:
-            _answer(job, error_score(job.item, reason))
+            log.warning("reward %s: sample %s timed out, its worker is replaced", self._name, job.sample)
+            _answer(job, error_score(job.sample, f"reward {self._name} {error}"))
+            return
+        metrics.CRASHES.inc()
+        what = f"{error} ({how})" if str(error) == "exited" else str(error)
+        log.warning("reward %s: a worker %s on sample %s", self._name, what, job.sample)
+        if job.tries >= TRIES:
+            _answer(job, error_score(job.sample, f"reward {self._name}: the worker {what} twice on this sample"))
         else:
             self._queue.put_nowait(job)
 
@@ -183,10 +229,3 @@ def _answer(job: _Job, score: Score) -> None:
         log.debug("sample %s: %s", score.sample, score.error)  # the score carries it to the runner
     if not job.result.done():
         job.result.set_result(score)
-
-
-def _end_process(task: asyncio.Task[None]) -> None:
-    """End the service if a task of the pool failed: requests would hang without it. The service is restarted."""
-    if not task.cancelled() and task.exception() is not None:
-        log.critical("a task of the reward's pool failed", exc_info=task.exception())
-        os.kill(os.getpid(), signal.SIGTERM)

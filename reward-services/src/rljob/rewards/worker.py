@@ -1,8 +1,8 @@
 """A worker process: scores the samples that it receives over its socket, one at a time.
 
 Workers are forked from the service after the reward is loaded: a fork takes milliseconds, an import seconds. The
-service sends lines of JSON, each a list of ScoreItem. The worker answers each item immediately with one line, its
-Score, so the service always knows which sample is being scored.
+service sends lines of JSON, each a ScoreItem. The worker answers each item immediately with one line, its Score, so the
+service always knows which sample is being scored.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from collections.abc import Callable
 import msgspec
 
 from rljob.protocol.parent_death import set_parent_death_signal
-from rljob.protocol.score_messages import Score, ScoreItem
+from rljob.protocol.score_messages import MAX_SCORE_BYTES, Score, ScoreItem
+from rljob.rewards.evaluate import error_score
 
 log = logging.getLogger(__name__)
 
-_decoder = msgspec.json.Decoder(list[ScoreItem])
+_decoder = msgspec.json.Decoder(ScoreItem)
 _encoder = msgspec.json.Encoder()
 
 
@@ -31,7 +32,12 @@ def fork_worker(score: Callable[[ScoreItem], Score]) -> tuple[int, socket.socket
     """
     service = os.getpid()
     ours, theirs = socket.socketpair()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:  # no process left
+        ours.close()
+        theirs.close()
+        raise
     if pid:
         theirs.close()
         return pid, ours
@@ -49,8 +55,19 @@ def serve(connection: socket.socket, score: Callable[[ScoreItem], Score]) -> Non
     """Score samples until the other side closes the socket."""
     with connection.makefile("rb") as lines:
         for line in lines:
-            for item in _decoder.decode(line):
-                connection.sendall(_encoder.encode(score(item)) + b"\n")
+            connection.sendall(_encoded(score(_decoder.decode(line))) + b"\n")
+
+
+def _encoded(score: Score) -> bytes:
+    """Return a score as JSON. A score that is too long, or whose metrics cannot be encoded, becomes an error."""
+    try:
+        line = _encoder.encode(score)
+    except ValueError as error:  # lone surrogates
+        return _encoder.encode(error_score(score.sample, f"the reward returned a metric that cannot be sent: {error}"))
+    if len(line) <= MAX_SCORE_BYTES:
+        return line
+    bounds = f"{len(line) / 1024:,.0f} KiB of metrics; at most {MAX_SCORE_BYTES // 1024} KiB"
+    return _encoder.encode(error_score(score.sample, f"the reward returned {bounds}"))
 
 
 def _leave_service(service: int, keep: int) -> None:

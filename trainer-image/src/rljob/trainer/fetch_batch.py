@@ -13,7 +13,7 @@ import numpy as np
 import zstandard
 
 from rljob.protocol.backoff import Backoff
-from rljob.protocol.messages import BatchSample, SampleTokens, Train
+from rljob.protocol.messages import DECODE_ERRORS, BatchSample, SampleTokens, Train
 from rljob.protocol.score_messages import add_up
 from rljob.scheduling.shards import assign
 from rljob.trainer.algorithms.rewards import token_rewards
@@ -86,7 +86,7 @@ def decode_shard(data: bytes, limit: int) -> list[SampleTokens]:
         if len(plain) > limit:
             raise UnrecoverableError(f"a shard is larger than the {limit} bytes that its samples can need")
         return _shard_decoder.decode(plain)
-    except (zstandard.ZstdError, msgspec.MsgspecError) as error:
+    except (zstandard.ZstdError, *DECODE_ERRORS) as error:
         raise UnrecoverableError(f"a shard cannot be read: {error}") from None
 
 

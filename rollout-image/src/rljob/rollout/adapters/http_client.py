@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
+from rljob.protocol.messages import DECODE_ERRORS
 from rljob.rollout.adapters.base import BadRequestError, EngineGoneError
 
 KEEP_ALIVE_SECONDS = 600
@@ -76,5 +77,5 @@ class EngineHttp:
         """
         try:
             return decoder.decode(await self.post(path, body))
-        except msgspec.DecodeError as error:
+        except DECODE_ERRORS as error:
             raise EngineGoneError(f"the answer of {self._engine} cannot be read: {error}") from None
