@@ -63,6 +63,7 @@ def test_explain_takes_one_of_its_arguments(rljob, arguments):
         ["explain", "none.yaml"],
         ["validate", "none.yaml"],
         ["explain", "--field", "spec.none"],
+        ["explain", "--field", ""],
         ["run"],
         ["frobnicate"],
         ["run", "none.yaml", "--frobnicate"],
