@@ -19,6 +19,7 @@ from rljob.protocol.environment import search_path
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 """Name of a model on the Hugging Face Hub."""
 
+
 def problems(job: RLJob, storage: Path) -> Iterator[str]:
     """Yield one sentence for each missing program or file.
 
