@@ -213,7 +213,7 @@ async def test_a_component_whose_heartbeat_does_not_change_is_restarted(tmp_path
 
 async def test_exits_on_a_full_disk_name_it_and_are_not_counted_until_there_is_space(tmp_path, monkeypatch):
     class Usage:
-        free = 0
+        total, free = 1 << 40, 0
 
     monkeypatch.setattr("shutil.disk_usage", lambda path: Usage)
     async with supervised(tmp_path, fake("exit", "1"), max_restarts=1) as (_, events, _, task):

@@ -15,6 +15,7 @@ from typing import Any
 
 from rljob.local import process_cleanup
 from rljob.local.log_pipe import HEADER, LogPipe
+from rljob.local.outage import full_disk_message
 from rljob.protocol.environment import LOG_LEVEL, search_path
 from rljob.protocol.health_probe import HEARTBEAT
 from rljob.protocol.parent_death import set_parent_death_signal
@@ -173,7 +174,7 @@ def describe_restart(event: Mapping[str, Any]) -> str:
     it was killed for hanging; ``full``: directory whose disk was full; ``cause``: its last line of output."""
     still, full, cause = event.get("still"), event.get("full"), event.get("cause")
     how = describe_exit(event["code"]) if still is None else f"made no progress for {still:g} s"
-    why = f"the disk of {full} is full: make room there" if full else cause
+    why = full_disk_message(full) if full else cause
     return f"{how} ({why})" if why else how
 
 
