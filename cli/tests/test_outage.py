@@ -1,4 +1,4 @@
-"""What the screens show while the disk is full, or while the coordinator does not answer."""
+"""What the screens show of failures: a full disk, a silent coordinator, an engine that cannot start."""
 
 import re
 import time
@@ -14,7 +14,7 @@ from rljob.local.outage import SILENCE_SECONDS, is_full
 from rljob.local.run_directory import RunDirectory
 from rljob.local.snapshot import take_snapshot
 from rljob.local.snapshot_view import plain_lines
-from rljob.protocol.run_status import encode_status
+from rljob.protocol.run_status import ComponentStatus, encode_status
 
 Usage = namedtuple("Usage", "total free")
 
@@ -106,6 +106,12 @@ def test_restarts_on_a_full_disk_are_noted_once_until_they_change(run, directory
         "trainer was killed by signal 9; restarting it",
         "trainer was killed by signal 9; restarting it",
     ]
+
+
+def test_an_engine_that_has_failed_is_not_called_restarted(run):
+    for instance, state in (("main-1", "starting"), ("main-1", "starting"), ("main-2", "failed")):
+        run._note_engines(status(components=[ComponentStatus("agent", instance, state, 1, "it died")]))
+    assert run._screen.lines == ["engine of main-1: it died; restarting it", "engine of main-2: it died"]
 
 
 def test_a_file_system_without_a_size_is_not_full(monkeypatch, tmp_path):

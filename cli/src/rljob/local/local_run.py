@@ -259,7 +259,7 @@ class LocalRun:
                 self._screen.note(f"{subject} {now}; restarting it")
 
     def _note_engines(self, status: RunStatus) -> None:
-        """Show once that an engine server exited; its agent restarts it."""
+        """Show once that an engine server exited; its agent restarts it, unless it has failed."""
         for component in status.components:
             if (
                 component.role == "agent"
@@ -267,7 +267,8 @@ class LocalRun:
                 and self._last_exits.get(f"engine {component.instance}") != component.message
             ):
                 self._last_exits[f"engine {component.instance}"] = component.message
-                self._screen.note(f"engine of {component.instance}: {component.message}; restarting it")
+                restarting = "" if component.state == "failed" else "; restarting it"
+                self._screen.note(f"engine of {component.instance}: {component.message}{restarting}")
 
     def _record(self, end: Interrupted | CliError) -> None:
         """Record why the run ended; on a full disk the command only reports it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from rljob.protocol.health_probe import HEARTBEAT
 from rljob.protocol.parent_death import set_parent_death_signal
 
 GRACE_SECONDS = 10.0
+_ERROR_RECORD = re.compile(r"\s*\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d+ ERROR [\w.]+: (.+)")
+"""An ERROR record of a component's log."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,13 @@ def last_line(path: Path) -> str:
     """Return the last line that the newest process wrote to a log; empty if there is none."""
     lines = tail(path, 1).splitlines()[1:]
     return lines[0].strip() if lines else ""
+
+
+def last_error(path: Path) -> str:
+    """Return the message of the last ERROR record that the newest process wrote at the end of a log; empty if there is
+    none, as in the log of a user's program."""
+    records = map(_ERROR_RECORD.fullmatch, tail(path).splitlines()[1:])
+    return next((found[1] for found in reversed(list(records)) if found), "")
 
 
 class ComponentProcess:
