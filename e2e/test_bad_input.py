@@ -57,11 +57,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(path)
     config = Qwen2Config(
         vocab_size=257,
-        hidden_size=16,
+        hidden_size=32,
         intermediate_size=16,
         num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
+        num_attention_heads=1,
+        num_key_value_heads=1,
         max_position_embeddings=256,
         eos_token_id=0,
     )
@@ -237,6 +237,10 @@ ROWS: dict[str, tuple[Callable[[World], object], str]] = {
         r"spec.models\[0\].source: .*model-2.safetensors",
     ),
     "weights of another model": (lambda w: other_config(w, hidden_size=64), r"spec.models\[0\].source: .*64"),
+    "attention heads that vLLM cannot run on a CPU": (
+        lambda w: other_config(w, num_attention_heads=2, num_key_value_heads=2),
+        r"spec.rollouts\[0\].model: vLLM on a CPU cannot run .* heads of size 16 .*; use a model with one of 32, 64",
+    ),
     "no tokenizer": (lambda w: (w.model / "tokenizer.json").unlink(), r"spec.models\[0\].source: .*tokenizer"),
     "an invalid tokenizer": (
         lambda w: w.write("model/tokenizer.json", "{}"),

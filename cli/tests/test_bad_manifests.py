@@ -22,7 +22,7 @@ from rljob.local import process_cleanup
 TEXTS = {
     "an empty file": ("", "the manifest is empty; it begins with apiVersion"),
     "a list": ("- a\n- b\n", "the manifest is not a mapping; it begins with apiVersion"),
-    "a tab": ("spec:\n\tseed: 1\n", "line 2, column 1: .*found character"),
+    "a tab": ("spec:\n\tseed: 1\n", "line 2, column 1: a tab; indent with spaces"),
     "an open bracket": ("spec: [1, 2\n", "line 2, column 1: .*expected"),
     "a key twice": ("kind: RLJob\nkind: RLJob\n", "line 2, column 1: the key 'kind' is used twice; keep one"),
     "two documents": ("kind: RLJob\n---\nkind: RLJob\n", "a second document begins; keep one RLJob in a file"),
@@ -41,8 +41,21 @@ SETTINGS = {
         "spec.trainer.optimizer.lr: unknown field; there are lea",
     ),
     "snake case": ("spec.training.max_staleness=1", "spec.training.max_staleness: unknown field; did you mean maxStal"),
-    "text for a number": ("spec.training.steps=many", "spec.training.steps: must be a whole number, not 'many'"),
-    "a number in quotes": ("spec.seed='1'", "spec.seed: must be a whole number, not '1'"),
+    "text for a number": ("spec.training.steps=many", "spec.training.steps: must be a whole number, not 'many'$"),
+    "a number in quotes": ("spec.seed='1'", "spec.seed: must be a whole number, not '1'; remove the quotes$"),
+    "a number in quotes for a number": (
+        "spec.algorithm.clipLow='1e-1'",
+        "spec.algorithm.clipLow: must be a number, not '1e-1'; remove the quotes$",
+    ),
+    "true in quotes": (
+        "spec.tracking.tensorboard='true'",
+        "spec.tracking.tensorboard: must be true or false, not 'true'; remove the quotes$",
+    ),
+    "a whole number beyond 64 bits": (
+        "spec.seed=99999999999999999999",
+        r"spec.seed: must be at most 9007199254740991, not about 1e\+20$",
+    ),
+    "a small bound": ("spec.algorithm.clipLow=1.0", "spec.algorithm.clipLow: must be less than 1, not 1$"),
     "a fraction for a whole number": ("spec.seed=1.5", "spec.seed: must be a whole number, not 1.5"),
     "a negative number": ("spec.training.steps=-1", "spec.training.steps: must be at least 0, not -1"),
     "too large a number": ("spec.training.maxStaleness=65", "spec.training.maxStaleness: must be at most 64, not 65"),
@@ -53,7 +66,7 @@ SETTINGS = {
     "a word for true": ("spec.tracking.tensorboard=yes", "spec.tracking.tensorboard=yes: .* write true"),
     "text for true": (
         "spec.tracking.tensorboard='yes'",
-        "spec.tracking.tensorboard: must be true or false, not 'yes'",
+        "spec.tracking.tensorboard: must be true or false, not 'yes'$",
     ),
     "no task": ("spec.tasks=[]", "spec.tasks: must have at least 1 entry, not 0"),
     "no model called policy": ("spec.models[policy].name=base", "spec.models: no model is named 'policy'"),

@@ -45,6 +45,20 @@ def test_explain_prints_the_expanded_manifest(rljob, file):
     assert job.spec.tasks[0].prompt == "Q: {question} :smile: [bold]"
 
 
+@pytest.mark.parametrize("configured", [False, True])
+def test_resume_of_a_run_of_this_machine_names_rljob_run(rljob, tmp_path, monkeypatch, configured):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    if configured:
+        (tmp_path / "kubeconfig").write_text("{}")
+        (tmp_path / "runs/sums").mkdir(parents=True)
+        (tmp_path / "runs/sums/job.json").write_text("{}")
+    code, out, err = rljob("resume", "sums")
+    assert (code, out) == (2, "") and "give -n or --context; `rljob run FILE` resumes a run of this machine" in err
+    assert rljob("resume", "sums", "-n", "team-a")[2] != err
+
+
 def test_explain_describes_a_field(rljob):
     code, out, _ = rljob("explain", "--field", "spec.training.maxStaleness")
     assert code == 0
@@ -63,6 +77,7 @@ def test_explain_takes_one_of_its_arguments(rljob, arguments):
         ["explain", "none.yaml"],
         ["validate", "none.yaml"],
         ["explain", "--field", "spec.none"],
+        ["explain", "--field", ""],
         ["run"],
         ["frobnicate"],
         ["run", "none.yaml", "--frobnicate"],

@@ -156,6 +156,29 @@ async def test_exit_code_2_after_a_logged_error_ends_the_run_with_that_error(tmp
         assert (caught.value.exit_code, caught.value.log) == (2, f"{tmp_path}/logs/component.log")
 
 
+async def test_exit_code_2_ends_the_run_and_reports_the_last_error_of_the_log(tmp_path):
+    record = "2026-11-23 02:04:28,210 ERROR root: pool 'main' cannot start its engine: head_dim=16"
+    async with supervised(tmp_path, fake("say", f"starting\n{record}\nmore", "exit", "2")) as (_, _, _, task):
+        with pytest.raises(CliError) as caught:
+            await task
+        assert caught.value.exit_code == 2
+        assert caught.value.sentence == "component: pool 'main' cannot start its engine: head_dim=16"
+        assert caught.value.log == f"{tmp_path}/logs/component.log"
+
+
+def test_the_last_error_of_a_log_is_that_of_its_newest_process(tmp_path):
+    path = tmp_path / "component.log"
+    record = "2026-11-23 02:04:28,210 {} rljob.rollout.agent: {}"
+    path.write_text(f"--- started a\n{record.format('ERROR', 'old')}\n--- started b\nERROR: usage\n")
+    assert processes.last_error(path) == ""
+    with path.open("a") as log:
+        for level, text in (("ERROR", "first"), ("ERROR", "second: a"), ("INFO", "third")):
+            log.write(f"{record.format(level, text)}\n")
+        log.write("(EngineCore pid=7) ERROR 11-23 02:04:27 [core.py:1] RuntimeError: x\n")
+    assert processes.last_error(path) == "second: a"
+    assert processes.last_error(tmp_path / "none.log") == ""
+
+
 async def test_more_restarts_than_allowed_end_the_run(tmp_path):
     async with supervised(tmp_path, fake("exit", "3"), max_restarts=2) as (_, events, _, task):
         with pytest.raises(
@@ -227,7 +250,7 @@ async def test_a_component_whose_heartbeat_does_not_change_is_restarted(tmp_path
 
 async def test_exits_on_a_full_disk_name_it_and_are_not_counted_until_there_is_space(tmp_path, monkeypatch):
     class Usage:
-        free = 0
+        total, free = 1 << 40, 0
 
     monkeypatch.setattr("shutil.disk_usage", lambda path: Usage)
     async with supervised(tmp_path, fake("exit", "1"), max_restarts=1) as (_, events, _, task):

@@ -1,7 +1,7 @@
 import pytest
 
 from rljob.api.load import validate
-from rljob.api.resolve import resolve
+from rljob.api.resolve import resolve, with_absolute_paths
 from rljob.local import environment_checks
 
 
@@ -25,6 +25,27 @@ def problems_of(manifest, tmp_path, monkeypatch):
         return list(environment_checks.problems(resolve(validate(manifest)), tmp_path / "run"))
 
     return problems_of
+
+
+def test_the_name_of_a_model_on_the_hub_is_explained(manifest, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    manifest["spec"].pop("initializer")
+
+    def problem(source):
+        manifest["spec"]["models"][0]["source"] = source
+        job = with_absolute_paths(resolve(validate(manifest)), tmp_path)
+        (found,) = environment_checks.problems(job, tmp_path / "run")
+        return found
+
+    assert problem("Qwen/Qwen3-0.6B") == (
+        f"spec.models[0].source: there is no directory {tmp_path}/Qwen/Qwen3-0.6B; models of the Hugging Face Hub are "
+        "not downloaded: run `hf download Qwen/Qwen3-0.6B --local-dir Qwen/Qwen3-0.6B`, or give a directory with a "
+        "model"
+    )
+    for path in ("model", "a/b/c", "/models/of-mine"):
+        assert problem(path).endswith("; give one with a model")
+    (tmp_path / "Qwen").mkdir()
+    assert problem("Qwen/Qwen3-0.6B").endswith("; give one with a model")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from rich.console import Console
 
 from rljob.api.job_status import EvaluationResult, Metric, Progress
 from rljob.local import screen
+from rljob.local.plot import draw_plot
 from rljob.local.process_usage import Usage
 from rljob.local.screen import LiveScreen, PlainScreen, screen_for
 from rljob.local.snapshot import ComponentState, RunSnapshot
@@ -163,6 +164,35 @@ def test_top_shows_the_usage_of_each_component_and_a_dash_where_it_is_unknown():
     assert ["trainer", "running", "150", "2,048", "MiB", "3", "0"] in rows
     assert ["runner", "restarting", "–", "–", "–", "2"] in rows
     assert "one is not measured yet" in lines
+
+
+def test_top_omits_columns_on_a_narrow_terminal_and_never_cuts_a_name():
+    status = running()
+    status.components = [ComponentStatus("agent", "main-7f3a91c2", "updating", 1, running=12, waiting=345)]
+    components = [ComponentState(name, "restarting", 3) for name in ("coordinator", "rollout-main-0", "reward-sums")]
+    for component in components:
+        component.usage = Usage(13, 0.5, 1234 << 20)
+    shown = snapshot(status, components=components)
+    headings = {
+        width: next(line.split() for line in text_of(draw_usage(shown, width), width).splitlines() if "cpu %" in line)
+        for width in (25, 40, 60, 80)
+    }
+    assert headings[25] == ["component", "cpu", "%"]
+    assert headings[40] == ["component", "cpu", "%", "memory"]
+    assert headings[60] == ["component", "state", "cpu", "%", "memory", "restarts"]
+    assert headings[80] == ["component", "state", "cpu", "%", "memory", "processes", "restarts"]
+    for width in (20, 25, 40, 60, 80):
+        text = text_of(draw_usage(shown, width), width)
+        assert "…" not in text and all(len(line.rstrip()) <= width for line in text.splitlines())
+        assert all(name in text for name in ("coordinator", "rollout-main-0", "reward-sums", "main-7f3a91c2"))
+    assert text_of(draw_usage(shown, 10), 10).replace("\n", "").replace(" ", "").count("rollout-main-0") == 1
+
+
+def test_an_evaluation_alone_has_a_summary_without_steps_and_no_plot(tmp_path):
+    status = running(0)
+    status.progress.steps = 0
+    assert summary(snapshot(status, directory=tmp_path))[0] == "evaluated in 0:20"
+    assert draw_plot(status, tmp_path, "sums") == "" and not any(tmp_path.iterdir())
 
 
 def test_durations_are_clocks():

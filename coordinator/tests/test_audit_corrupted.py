@@ -559,6 +559,9 @@ def test_a_missing_run_and_a_run_of_another_version_are_rejected_with_a_message(
     (run / "job.json").write_text("{}")
     with pytest.raises(NoRunError, match=r"job.json is of another version of rljob"):
         audit(run)
+    (run / "job.json").write_bytes((finished_run / "job.json").read_bytes()[:100])
+    with pytest.raises(NoRunError, match=r"job.json is damaged: it is not valid JSON; restore it$"):
+        audit(run)
     alter(run, "PRAGMA user_version=7")
     with pytest.raises(NoRunError, match=r"another version of rljob \(ledger 7, this one reads 5\)"):
         audit(run)

@@ -189,7 +189,7 @@ def test_audit_of_a_running_run_counts_open_samples(rljob: Command, tmp_path: Pa
         (("show", "RUN", "g3.0", "g3.1"), "give a run and one sample, for example: rljob show runs/sums g17.3"),
         (("show", "RUN"), "give a sample of that run too, for example: rljob show "),
         (("show", "RUN", "zz"), "'zz' is not a sample id; ids are like g17.3"),
-        (("show", "RUN", "g999.0"), "there is no sample 'g999.0'; near it are "),
+        (("show", "RUN", "g999.0"), "there is no sample 'g999.0'; the newest is g"),
         (("samples", "RUN", "--task", "zz"), "there is no task 'zz'; the tasks of this run are sums"),
         (("samples", "none"), "there is no run 'none'"),
         (("audit", "none"), "there is no run 'none'"),

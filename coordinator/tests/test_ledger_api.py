@@ -65,7 +65,7 @@ async def test_a_sample_equals_that_of_the_command(client: httpx.AsyncClient, ru
 
 async def test_an_unknown_sample_gives_an_error_message(client: httpx.AsyncClient) -> None:
     found = (await client.get("/v1/samples/g999.0")).json()
-    assert found["error"].startswith("there is no sample 'g999.0'; near it are ")
+    assert found["error"].startswith("there is no sample 'g999.0'; the newest is g")
     found = (await client.get("/v1/samples/--help")).json()
     assert found == {"error": "'--help' is not a sample id; ids are like g17.3, or e40.7.0 in an evaluation"}
 

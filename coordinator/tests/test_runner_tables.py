@@ -387,7 +387,7 @@ def test_reading_a_file_that_changed_during_the_run_is_an_error(tmp_path: Path) 
     source = task_of({"jsonl": {"path": str(path), "heldOutFraction": 0}})
     with path.open("a") as file:
         file.write('{"question": "new"}\n')
-    with pytest.raises(ValueError, match=r"/a was changed while the run reads it; start the run again"):
+    with pytest.raises(ValueError, match=r"/a was changed while the run reads it; put the file back, or"):
         source.problem("train", 0)
 
 

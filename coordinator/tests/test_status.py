@@ -48,7 +48,10 @@ async def test_parts_say_how_often_they_died_and_why(new_world: Any, tmp_path: P
     components = {each.role: each for each in status_of(world.run).components}
     assert (components["trainer"].restarts, components["trainer"].state) == (1, "Train")
     assert components["trainer"].message == "repeating the steps after its checkpoint: step 0 of 2"
-    assert "signal 9" in components["agent"].message
+    assert "signal 9" in components["agent"].message and components["agent"].state == "ready"
+    world.agents[0].say(m.EngineCrashed("main", "vLLM cannot run this model", "", 3, True, final=True))
+    await world.some(3)
+    assert "failed" in {each.state for each in status_of(world.run).components if each.role == "agent"}
     assert components["runner"].instance == world.runner.peer.instance
 
 

@@ -78,6 +78,12 @@ GOOD = [
         ("spec.evaluation={engines: dedicated}", "spec.rollouts=[{name: a}, {name: b, purpose: evaluation}]"),
         "",
     ),
+    Case("one sample per prompt with GRPO", ("spec.training.samplesPerPrompt=1",), ""),
+    Case(
+        "one sample per prompt with Dr. GRPO and another advantage",
+        ("spec.training.samplesPerPrompt=1", "spec.algorithm={preset: dr_grpo, advantage: 'mine:advantage'}"),
+        "",
+    ),
     Case("only evaluation", ("spec.training.steps=0", "spec.evaluation={tasks: [sums]}"), ""),
     Case(
         "templates with quantities, null and keyed lists",
@@ -170,6 +176,18 @@ FIELDS = [
         "nonconstant groups of one sample",
         ("spec.training.samplesPerPrompt=1", "spec.algorithm.groupFilter=nonconstant"),
         "with training.samplesPerPrompt 1 every group is constant and would be rejected; use none, or more samples",
+    ),
+    Case(
+        "one sample per prompt with Dr. GRPO",
+        ("spec.training.samplesPerPrompt=1", "spec.algorithm.preset=dr_grpo"),
+        "training.samplesPerPrompt: 1 makes every advantage of algorithm.advantage group_centered 0",
+        "1 makes every advantage 0 with this algorithm",
+        "CEL messages contain no values",
+    ),
+    Case(
+        "one sample per prompt with a centered advantage",
+        ("spec.training.samplesPerPrompt=1", "spec.algorithm.advantage=group_centered"),
+        "so nothing is learned; set at least 2, or another algorithm.advantage",
     ),
     Case(
         "two sources of data",

@@ -259,7 +259,10 @@ def test_what_is_not_there_is_said_in_the_same_words(cli: Cli, done: Job, run: P
 
 
 def test_a_model_is_exported_whole_or_not_at_all(cli: Cli, done: Job, tmp_path: Path) -> None:
-    assert cli("export", DONE, tmp_path / "model") == (0, f"{tmp_path / 'model'}: the model of step 8\n", "")
+    code, out, err = cli("export", DONE, tmp_path / "model")
+    assert (code, err) == (0, "") and out.startswith(f"{tmp_path / 'model'}: the model of step 8 of the ")
+    code, out, err = cli("export", DONE)
+    assert (code, out) == (2, "") and f"{DONE} is a run; give a destination too" in err
     found = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
     assert found.items() >= MODEL.items()
     code, out, err = cli("export", DONE, tmp_path / "other", "--step", 5)

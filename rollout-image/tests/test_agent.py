@@ -278,7 +278,7 @@ async def test_an_engine_that_cannot_start_ends_the_agent_and_the_reason_is_sent
     assert len(world.engines) == agent_module.FAILED_STARTS
     (last,) = await crashes(world.coordinator, 1)
     assert (last.pool, last.reason, last.last_lines) == ("main", "it cannot start: no such model", "last lines")
-    assert last.starting
+    assert last.starting and last.final
     assert not [m for m in world.coordinator.received if isinstance(m, RegisterEngine)]
 
 
@@ -297,10 +297,10 @@ async def test_an_engine_that_always_dies_before_it_serves_ends_the_agent(world)
     with pytest.raises(ExceptionGroup) as failure:
         await world.running
     assert failure.group_contains(EngineStartError, match="SIGKILL .it had not received weights yet")
-    assert [(died.restarts, died.starting) for died in await crashes(world.coordinator, 3)] == [
-        (1, True),
-        (2, True),
-        (3, True),
+    assert [(died.restarts, died.starting, died.final) for died in await crashes(world.coordinator, 3)] == [
+        (1, True, False),
+        (2, True, False),
+        (3, True, True),
     ]
 
 

@@ -1,9 +1,15 @@
 """Diagnosis of a server's exit, with log lines of real servers."""
 
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
+from rljob.api.roles import Rollout
 from rljob.rollout import exit_diagnosis
-from rljob.rollout.adapters.vllm.adapter import LOG_PREFIX
+from rljob.rollout.adapters.vllm.adapter import LOG_PREFIX, VllmAdapter
+from rljob.rollout.adapters.vllm.engine_exit import report_kills
 from rljob.rollout.exit_diagnosis import describe_end, first_error, oom_kills
 
 ENGINE = "(EngineCore pid=71) ERROR 11-21 14:00:01 [core.py:1108] "
@@ -49,6 +55,39 @@ def test_an_exit_is_described():
     assert describe_end(-9, False) == "the engine server was killed by SIGKILL"
     assert "was killed by SIGKILL (memory ran out: lower rollouts.kvCacheBytes" in describe_end(-9, True)
     assert describe_end(-11, True) == "the engine server was killed by SIGSEGV (a memory fault)"
+
+
+class Manager:
+    """The part of vLLM's CoreEngineProcManager that is extended."""
+
+    def __init__(self, failed, exitcode):
+        self.processes = [SimpleNamespace(name="EngineCore", exitcode=exitcode)]
+        self.failed_proc_name = failed
+
+    def monitor_engine_liveness(self):
+        sys.stderr.write("monitored\n")
+
+
+@pytest.mark.parametrize(
+    ("failed", "exitcode", "found"),
+    [
+        ("EngineCore", -9, "vLLM's EngineCore was killed by SIGKILL"),
+        ("EngineCore", -11, "vLLM's EngineCore was killed by SIGSEGV (a memory fault)"),
+        ("EngineCore", 1, ""),
+        (None, -15, ""),  # ended by vLLM itself
+        (None, None, ""),
+    ],
+)
+def test_the_signal_that_killed_vllms_engine_process_explains_its_end(capsys, monkeypatch, failed, exitcode, found):
+    monkeypatch.setattr(Manager, "monitor_engine_liveness", Manager.monitor_engine_liveness)
+    report_kills(Manager)
+    Manager(failed, exitcode).monitor_engine_liveness()
+    log = capsys.readouterr().err.splitlines()
+    assert log[0] == "monitored"
+    dead = "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue."
+    lines = [*(f"(APIServer pid=70) {line}" for line in log), f"(APIServer pid=70) ERROR 11-21 [a.py:1] {dead}"]
+    adapter = VllmAdapter(Rollout(name="main"), Path("model"))
+    assert adapter.find_error(iter(lines)) == (found or "EngineDeadError: EngineCore encountered an issue.")
 
 
 def test_oom_kills_are_read_from_the_kernel(tmp_path, monkeypatch):

@@ -1,9 +1,11 @@
 """Problems of engines are reported as sentences before any engine is started."""
 
+import ast
 import importlib.util
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from rljob.protocol.environment import read_environment
 from rljob.rollout import preflight
 from rljob.rollout.adapters.vllm import adapter as vllm_adapter
 from rljob.rollout.main import main
+from rljob.rollout.model_config import head_size, longest_sequence
 
 
 @pytest.fixture
@@ -54,7 +57,45 @@ def test_a_sequence_longer_than_the_model_is_refused(environment, tmp_path):
 )
 def test_the_longest_sequence_is_read_unless_positions_are_scaled(tmp_path, configuration, longest):
     (tmp_path / "config.json").write_text(json.dumps(configuration))
-    assert preflight.longest_sequence(tmp_path) == longest
+    assert longest_sequence(tmp_path) == longest
+
+
+@pytest.mark.parametrize(
+    ("configuration", "size"),
+    [
+        ({"hidden_size": 128, "num_attention_heads": 8}, 16),
+        ({"hidden_size": 128, "num_attention_heads": 8, "head_dim": 32}, 32),
+        ({"text_config": {"hidden_size": 64, "num_attention_heads": 2}, "head_dim": 7}, 32),
+        ({"hidden_size": 128, "num_attention_heads": 8, "kv_lora_rank": 16}, None),
+        ({"hidden_size": 128, "num_attention_heads": 0}, None),
+        ({"head_dim": "x"}, None),
+        ([], None),
+    ],
+)
+def test_the_size_of_attention_heads_is_read(tmp_path, configuration, size):
+    (tmp_path / "config.json").write_text(json.dumps(configuration))
+    assert head_size(tmp_path) == size
+
+
+@pytest.mark.parametrize(("gpu", "size", "count"), [(False, 16, 1), (False, 32, 0), (True, 16, 0)])
+def test_a_model_whose_heads_vllm_cannot_run_on_a_cpu_is_refused(environment, tmp_path, monkeypatch, gpu, size, count):
+    monkeypatch.setattr(vllm_adapter, "_has_gpu", lambda: gpu)
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"head_dim": size}))
+    problems = list(preflight.check(environment()))
+    assert len(problems) == count
+    assert all("spec.rollouts[0].model: vLLM on a CPU cannot run" in problem for problem in problems)
+    assert all(f"heads of size {size}" in problem and "one of 32, 64," in problem for problem in problems)
+
+
+def test_the_head_sizes_are_those_of_the_installed_vllm():
+    root = importlib.util.find_spec("vllm").submodule_search_locations[0]  # vLLM itself takes seconds to import
+    source = Path(root, "v1/attention/backends/cpu_attn.py").read_text()
+    (function,) = (
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef) and node.name == "get_supported_head_sizes"
+    )
+    assert ast.literal_eval(function.body[-1].value) == list(vllm_adapter.CPU_HEAD_SIZES)
 
 
 def test_an_engine_that_is_not_installed_is_named(environment, monkeypatch):

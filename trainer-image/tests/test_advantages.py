@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob.api.algorithm import Algorithm
+from rljob.api.algorithm import ZERO_FOR_ONE_SAMPLE, Algorithm
 from rljob.api.extensions import ADVANTAGES, load
 from rljob.protocol.messages import BatchSample
 from rljob.trainer.algorithms.advantages.base import AdvantageInputs
@@ -42,6 +42,11 @@ def test_advantages_equal_the_published_anchor(kind, positive, negative):
 def test_a_group_of_one_keeps_its_reward_when_normalized_and_is_zero_when_centered():
     assert advantages("group_normalized", [0.7], ["g"]) == [0.7]
     assert advantages("group_centered", [0.7], ["g"]) == [0.0]
+
+
+@pytest.mark.parametrize("kind", ADVANTAGES)
+def test_the_manifest_knows_which_advantages_are_zero_for_a_group_of_one(kind):
+    assert (advantages(kind, [0.7], ["g"]) == [0.0]) == (kind in ZERO_FOR_ONE_SAMPLE)
 
 
 @pytest.mark.parametrize("kind", ADVANTAGES)

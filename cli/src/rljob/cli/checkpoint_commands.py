@@ -43,14 +43,41 @@ def export(
     """Copy a checkpoint as a Hugging Face directory: weights, configuration, tokenizer."""
     if len(names) > 2:
         raise CliError("give [RUN] DEST: at most one run, and one destination", 2)
-    run = names[0] if len(names) == 2 else None
-    checkpoints.check_destination(Path(names[-1]))  # before the slow steps
-    if cluster_commands.targets_cluster(context, namespace):
-        step = cluster_commands.export(cluster_commands.find(run, context, namespace), Path(names[-1]), step)
+    run, destination = names[0] if len(names) == 2 else None, names[-1]
+    remote = cluster_commands.targets_cluster(context, namespace)
+    if run is None and not remote:
+        _refuse_name_of_run(destination)
+    checkpoints.check_destination(Path(destination))  # before the slow steps
+    if remote:
+        job = cluster_commands.find(run, context, namespace)
+        if run is None and job.namespace.has(destination):
+            raise _no_destination(destination)
+        step, source = cluster_commands.export(job, Path(destination), step), f"the {job.place}"
     else:
-        step, checkpoint = checkpoints.find(find_run.find(run), step)
-        checkpoints.export(checkpoint, Path(names[-1]))
-    typer.echo(f"{names[-1]}: the model of step {step}")
+        directory = find_run.find(run)
+        step, checkpoint = checkpoints.find(directory, step)
+        checkpoints.export(checkpoint, Path(destination))
+        source = f"the run in {directory.path}"
+    typer.echo(f"{destination}: the model of step {step} of {source}")
+
+
+def _refuse_name_of_run(destination: str) -> None:
+    """Refuse a destination that is, or misspells, the name of a run: the run of such a command is a mistake."""
+    if find_run.exists(destination):
+        raise _no_destination(destination)
+    similar = find_run.similar(destination)
+    if similar is not None and not Path(destination).exists():
+        raise CliError(
+            f"there is no run {destination!r}; did you mean rljob export {similar} DEST? Write {destination}/ for a "
+            "directory of this name",
+            2,
+        )
+
+
+def _no_destination(run: str) -> CliError:
+    return CliError(
+        f"{run} is a run; give a destination too, for example: {cluster_commands.program()} export {run} model/", 2
+    )
 
 
 def evaluate(

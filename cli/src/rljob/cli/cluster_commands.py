@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rljob.api.models import RLJob
+from rljob.local import find_run
 from rljob.local.errors import CliError
 from rljob.local.snapshot import RunSnapshot
 
@@ -106,9 +107,21 @@ def export(job: RemoteJob, destination: Path, step: int | None) -> int:
 
 
 def resume(run: str | None, context: str | None, namespace: str | None) -> str:
-    """Resume a suspended job; return a message."""
+    """Resume a suspended job; return a message.
+
+    Raises:
+        CliError: with exit code 2: ``run`` is a run of this machine, or no cluster is configured; and as
+            :func:`rljob.remote.job.find`.
+    """
+    from rljob.kube.kubeconfig import configured
     from rljob.remote import apply, job
 
+    if not targets_cluster(context, namespace) and (not configured() or (run is not None and find_run.exists(run))):
+        raise CliError(
+            "rljob resume resumes a job in a cluster: give -n or --context; `rljob run FILE` resumes a run of this "
+            "machine",
+            2,
+        )
     found = job.find(run, context, namespace)
     if not found.body["spec"].get("suspend"):
         return f"the {found.place} is not suspended"

@@ -198,7 +198,7 @@ def show(
 
 def _local_sample(names: list[str]) -> SampleDetail:
     """Return a sample of a local run."""
-    if len(names) == 1 and (find_run.is_run(Path(names[0])) or find_run.is_run(find_run.ROOT / names[0])):
+    if len(names) == 1 and find_run.exists(names[0]):
         raise CliError(f"give a sample of that run too, for example: rljob show {names[0]} g17.3", 2)
     with _open_run(names[0] if len(names) == 2 else None) as path, LedgerReader(path) as ledger:
         return load_sample(ledger, names[-1])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -72,7 +71,7 @@ def logs(
 
 def _run_and_components(names: list[str]) -> tuple[RunDirectory, list[str]]:
     """Return the run and the named components. The first name may be the name of the run."""
-    if names and (find_run.is_run(Path(names[0])) or find_run.is_run(find_run.ROOT / names[0])):
+    if names and find_run.exists(names[0]):
         return find_run.find(names[0]), names[1:]
     return find_run.find(None), names
 

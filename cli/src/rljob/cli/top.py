@@ -49,7 +49,7 @@ def top(
                 screen.show(snapshot)
     else:
         for snapshot in frames:
-            console.print(draw_usage(snapshot))
+            console.print(draw_usage(snapshot, console.width))
 
 
 def _source(run: str | None, context: str | None, namespace: str | None) -> Callable[[], RunSnapshot]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,11 +15,9 @@ from pathlib import Path
 from rljob.api.run_policy import FailurePolicy
 from rljob.local import process_cleanup, processes, watchdog
 from rljob.local.errors import CliError
+from rljob.local.outage import is_full
 from rljob.local.processes import Interrupt, ProcessCommand
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
-
-MIN_FREE_BYTES = 1 << 20
-"""With less free space the full disk counts as the cause of an exit."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +138,7 @@ class Supervisor:
         details: dict[str, object] = {"code": end.code}
         if end.still is not None:
             details["still"] = end.still
-        if shutil.disk_usage(self._directory).free < MIN_FREE_BYTES:
+        if is_full(self._directory):
             details["full"] = str(self._directory)  # not counted: the disk stays full until a user frees space
         else:
             self._charged += 1

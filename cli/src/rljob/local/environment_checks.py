@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,9 @@ from rljob.api.models import RLJob
 from rljob.api.resolve import IN_STORAGE, in_storage
 from rljob.api.tasks import TaskData
 from rljob.protocol.environment import search_path
+
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+"""Name of a model on the Hugging Face Hub."""
 
 
 def problems(job: RLJob, storage: Path) -> Iterator[str]:
@@ -33,12 +37,23 @@ def problems(job: RLJob, storage: Path) -> Iterator[str]:
     for i, model in enumerate(job.spec.models):
         path = Path(in_storage(model.source, storage))
         if not (path.is_dir() or _may_be_created(job, model.source)):
-            yield f"spec.models[{i}].source: there is no directory {path}; give one with a model"
+            yield f"spec.models[{i}].source: there is no directory {path}; {_remedy_without_model(path)}"
     for i, task in enumerate(job.spec.tasks):
         for field, source in _files(task.data):
             path = Path(in_storage(source, storage))
             if source.startswith(IN_STORAGE) and not (path.exists() or _may_be_created(job, source)):
                 yield f"spec.tasks[{i}].data.{field}: there is no {path}, and no initializer creates it; correct it"
+
+
+def _remedy_without_model(path: Path) -> str:
+    """Return the remedy for a missing model; ``path`` may be the name of a model on the Hugging Face Hub."""
+    name = str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else ""
+    if not HUB_NAME.fullmatch(name) or path.parent.exists():
+        return "give one with a model"
+    return (
+        f"models of the Hugging Face Hub are not downloaded: run `hf download {name} --local-dir {name}`, or give a "
+        "directory with a model"
+    )
 
 
 def _may_be_created(job: RLJob, source: str) -> bool:

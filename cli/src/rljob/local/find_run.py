@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from rljob.local.errors import CliError
 from rljob.local.run_directory import MANIFEST, RunDirectory
 
 ROOT = Path("runs")
+SIMILARITY = 0.75
+"""Least ratio of difflib between the name of a run and its misspelling."""
 
 
 def find(name: str | None) -> RunDirectory:
@@ -33,6 +36,20 @@ def find(name: str | None) -> RunDirectory:
     if not candidates:
         raise CliError(f"there is no run under {ROOT}/; give a run directory", 2)
     return RunDirectory(max(candidates, key=lambda path: (path / MANIFEST).stat().st_mtime_ns))
+
+
+def exists(name: str) -> bool:
+    """Return whether there is a run called ``name``: a run directory, or a name under runs/."""
+    return any(is_run(path) for path in (Path(name), ROOT / name))
+
+
+def similar(name: str) -> str | None:
+    """Return the name of a run under runs/ that ``name`` may misspell, or None; ``name`` with a slash at its end is a
+    directory."""
+    path = Path(name)
+    if name.endswith("/") or path.parent not in (Path(), ROOT):
+        return None
+    return next(iter(difflib.get_close_matches(path.name, [run.name for run in known()], 1, SIMILARITY)), None)
 
 
 def is_run(path: Path) -> bool:

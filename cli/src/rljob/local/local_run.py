@@ -22,6 +22,7 @@ from rljob.local import commands, processes, run_initializer
 from rljob.local.commands import LocalContext
 from rljob.local.component_supervisor import RestartBackoff, Supervisor
 from rljob.local.errors import CliError, Interrupted
+from rljob.local.outage import SILENCE_SECONDS, age_note, outage
 from rljob.local.plot import draw_plot
 from rljob.local.processes import Interrupt, ProcessCommand
 from rljob.local.run_directory import RunDirectory
@@ -110,6 +111,7 @@ class LocalRun:
         self._status: RunStatus | None = None  # the coordinator's newest
         before = directory.status()
         self._warnings = len(before.warnings) if before is not None else 0  # noted by this or an earlier `rljob run`
+        self._answered = 0.0  # monotonic time of that answer
         self._phase = "starting"  # shown until there is a status
         self._ending = ""  # shown when the run is ending
         self._started = time.monotonic()
@@ -206,7 +208,7 @@ class LocalRun:
                 if status is not None:
                     if self._status is None or self._status.state != status.state:
                         self._directory.tell("run", status.state, step=status.progress.step)
-                    self._status = status
+                    self._status, self._answered = status, time.monotonic()
                     self._note_engines(status)
                     self._note_warnings(status)
                     if status.state in TERMINAL:
@@ -230,9 +232,12 @@ class LocalRun:
 
     def _snapshot(self) -> RunSnapshot:
         """Return the state of the run as this process knows it."""
-        status, state, message, detail = self._status, self._ending or self._phase, "", ""
+        status, state, message, detail, note = self._status, self._ending or self._phase, "", "", ""
         if status is not None and not self._ending:
-            state, message = status.state.lower(), status.message
+            silence = time.monotonic() - self._answered
+            silent = silence > SILENCE_SECONDS and status.state not in TERMINAL
+            state, message = status.state.lower(), outage(self._directory.path, silent) or status.message
+            note = age_note(silence) if silent else ""
         if not self._supervisors:
             detail = processes.last_line(processes.log_path(self._directory.path, run_initializer.NAME))
         components = [
@@ -243,20 +248,23 @@ class LocalRun:
         ]
         place, seconds = {"directory": str(self._directory.path)}, time.monotonic() - self._started
         return RunSnapshot(
-            place, self._job.metadata.name, True, state, message, status, components, seconds, detail=detail
+            place, self._job.metadata.name, True, state, message, status, components, seconds, detail, note
         )
 
     def _tell(self, subject: str, event: str, **figures: Any) -> None:
-        """Record an event of a component; show a restart on the screen, with the last line of the log."""
+        """Record an event of a component; show a restart on the screen, with the last line of the log. Of restarts on a
+        full disk, which repeat until there is room, only the first is shown."""
         if event == "restarting" and figures["code"] > 0:
             figures["cause"] = processes.last_line(processes.log_path(self._directory.path, subject))
         self._directory.tell(subject, event, **figures)
         if event == "restarting":
-            self._last_exits[subject] = processes.describe_restart(figures)
-            self._screen.note(f"{subject} {self._last_exits[subject]}; restarting it")
+            before, now = self._last_exits.get(subject), processes.describe_restart(figures)
+            self._last_exits[subject] = now
+            if now != before or "full" not in figures:
+                self._screen.note(f"{subject} {now}; restarting it")
 
     def _note_engines(self, status: RunStatus) -> None:
-        """Show once that an engine server exited; its agent restarts it."""
+        """Show once that an engine server exited; its agent restarts it, unless it has failed."""
         for component in status.components:
             if (
                 component.role == "agent"
@@ -264,7 +272,8 @@ class LocalRun:
                 and self._last_exits.get(f"engine {component.instance}") != component.message
             ):
                 self._last_exits[f"engine {component.instance}"] = component.message
-                self._screen.note(f"engine of {component.instance}: {component.message}; restarting it")
+                restarting = "" if component.state == "failed" else "; restarting it"
+                self._screen.note(f"engine of {component.instance}: {component.message}{restarting}")
 
     def _note_warnings(self, status: RunStatus) -> None:
         """Show and record each warning of the coordinator once."""

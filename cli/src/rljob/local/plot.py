@@ -16,7 +16,12 @@ TIMEOUT_SECONDS = 120
 
 
 def draw_plot(status: RunStatus, directory: Path, title: str) -> str:
-    """Draw the plot into the run directory; return why it could not be drawn, or an empty text."""
+    """Draw the plot into the run directory; return why it could not be drawn, or an empty text.
+
+    A run without steps, which only evaluates, has no plot.
+    """
+    if not status.progress.steps:
+        return ""
     command = [sys.executable, "-m", "rljob.local.plot", str(directory / PLOT), title]
     try:
         done = subprocess.run(command, input=encode_status(status), capture_output=True, timeout=TIMEOUT_SECONDS)

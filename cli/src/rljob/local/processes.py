@@ -16,15 +16,18 @@ from typing import Any
 
 from rljob.local import process_cleanup
 from rljob.local.log_pipe import HEADER, LogPipe
+from rljob.local.outage import full_disk_message
 from rljob.protocol.environment import LOG_LEVEL, search_path
 from rljob.protocol.health_probe import HEARTBEAT
 from rljob.protocol.parent_death import set_parent_death_signal
 
 GRACE_SECONDS = 10.0
 MAX_LOG_LINES = 200
-_ERROR = re.compile(r"\s*\S+ \S+ (?:ERROR|CRITICAL) (?:rank \d+ )?rljob[\w.]*: (.+)")
-"""A line of a component's log: time, level, for the trainer its rank, logger, message. The launcher's lines, which only
-repeat an exit code, have another logger."""
+_ERROR = re.compile(
+    r"\s*\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d+ (?:ERROR|CRITICAL) (?:rank \d+ )?(?!launcher:)[\w.]+: (.+)"
+)
+"""A line of a component's log: time, level, for the trainer its rank, logger, message. The launcher's lines only repeat
+an exit code."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +80,9 @@ def last_line(path: Path) -> str:
 
 
 def last_error(path: Path) -> str:
-    """Return the last error that the newest process logged, without time and logger; empty if there is none."""
-    errors = [match[1] for line in tail(path, MAX_LOG_LINES).splitlines() if (match := _ERROR.match(line))]
+    """Return the last error that the newest process logged, without time and logger; empty if there is none, as in the
+    log of a user's program."""
+    errors = [match[1] for line in tail(path, MAX_LOG_LINES).splitlines() if (match := _ERROR.fullmatch(line))]
     return errors[-1] if errors else ""
 
 
@@ -184,7 +188,7 @@ def describe_restart(event: Mapping[str, Any]) -> str:
     it was killed for hanging; ``full``: directory whose disk was full; ``cause``: its last line of output."""
     still, full, cause = event.get("still"), event.get("full"), event.get("cause")
     how = describe_exit(event["code"]) if still is None else f"made no progress for {still:g} s"
-    why = f"the disk of {full} is full: make room there" if full else cause
+    why = full_disk_message(full) if full else cause
     return f"{how} ({why})" if why else how
 
 

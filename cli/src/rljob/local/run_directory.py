@@ -199,6 +199,13 @@ class RunDirectory:
         except (OSError, ValueError):
             return None
 
+    def status_time(self) -> float:
+        """Return the Unix time at which status.json was written; now if there is none."""
+        try:
+            return (self.path / "status.json").stat().st_mtime
+        except OSError:
+            return time.time()
+
     def tell(self, subject: str, event: str, **figures: Any) -> None:
         """Append to events.jsonl: one object with unix time, subject (a component, or run) and event. Lost on a full
         disk."""

@@ -16,6 +16,7 @@ from typing import Any
 from rljob.local import run_initializer
 from rljob.local.commands import HOST
 from rljob.local.errors import CliError
+from rljob.local.outage import age_note, outage
 from rljob.local.process_usage import Usage
 from rljob.local.processes import describe_restart, last_line, log_path
 from rljob.local.run_directory import MANIFEST, RunDirectory
@@ -23,6 +24,8 @@ from rljob.protocol.run_status import RunStatus, decode_status, status_data
 
 ANSWER_SECONDS = 5.0
 INITIALIZING = "running the initializer"
+ACTIVE = ("running", "evaluating", "finishing")
+"""States of a run that has a coordinator."""
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback is behind no proxy
 
 
@@ -133,13 +136,18 @@ def take_snapshot(directory: RunDirectory) -> RunSnapshot:
             message = f"{message}; {damage}" if message else damage
     elif past.initializing:
         message = INITIALIZING
+    note = ""
+    if running and past.state in ACTIVE:
+        silent = answer is None and not past.initializing
+        message = outage(directory.path, silent) or message
+        note = age_note(time.time() - directory.status_time()) if silent and status is not None else ""
     until = time.time() if running else past.end
     seconds = status.progress.seconds if status is not None else max(0.0, until - past.start)
     log = log_path(directory.path, run_initializer.NAME)
     detail = last_line(log) if running and past.initializing else ""
     place = {"directory": str(directory.path)}
     components = list(past.components.values())
-    return RunSnapshot(place, name, running, state, message, status, components, seconds, detail)
+    return RunSnapshot(place, name, running, state, message, status, components, seconds, detail, note)
 
 
 def initializing(directory: RunDirectory) -> bool:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rljob.api.job_status import EvaluationResult
+from rljob.local.fitting_table import fitting_table
 from rljob.local.plot import PLOT
 from rljob.local.snapshot import ComponentState, RunSnapshot
 from rljob.protocol.run_status import RunStatus
@@ -28,6 +29,9 @@ LABEL = 11  # columns of a label and the space after it
 STATE_STYLE = {"running": "green", "restarting": "yellow", "waiting": "dim", "stopped": "dim"}
 ACTIVITY = "seconds_"
 UNKNOWN = "–"
+USAGE_DROPPED = ("processes", "restarts", "state", "memory", "cpu %")
+ENGINES_DROPPED = ("restarts", "state", "waiting", "running")
+"""Columns of the tables of `rljob top` that a narrow terminal omits, in this order."""
 
 # --- run and status -----------------------------------------------------------------------------------------------
 
@@ -68,7 +72,8 @@ def summary(snapshot: RunSnapshot) -> list[str]:
     """Return the result of a local run that has a status, as lines."""
     status, directory = snapshot.status, Path(snapshot.location)
     assert status is not None, "a run that ended has a status"
-    lines = [f"{status.progress.step} steps in {clock(status.progress.seconds)}"]
+    done = f"{status.progress.step} steps" if status.progress.steps else "evaluated"
+    lines = [f"{done} in {clock(status.progress.seconds)}"]
     lines += [_accuracy(results) for results in _by_task(status)]
     if status.history:
         lines.append(f"reward of the last batch: {status.history[-1].reward:.3f}")
@@ -191,18 +196,22 @@ def _accuracy(results: list[EvaluationResult]) -> str:
 
 
 def draw_usage(snapshot: RunSnapshot, width: int = 0) -> Group:
-    """Return the tables of `rljob top`: components and their usage, engines, queues and time."""
-    lines: list[RenderableType] = [_head(snapshot), "", _usage_table(snapshot.components)]
+    """Return the tables of `rljob top`: components and their usage, engines, queues and time.
+
+    On a terminal of ``width`` columns less important columns are omitted; 0: no limit.
+    """
+    lines: list[RenderableType] = [_head(snapshot), "", _usage_table(snapshot.components, width)]
     if snapshot.note:
         lines.append(Text(snapshot.note, style="yellow"))
-    for table in (_engines(snapshot.status), _flow(snapshot.status)) if snapshot.status is not None else ():
+    for table in (_engines(snapshot.status, width), _flow(snapshot.status)) if snapshot.status is not None else ():
         lines += ["", table] if table.row_count else []
     return Group(*lines)
 
 
-def _usage_table(components: Sequence[ComponentState]) -> Table:
+def _usage_table(components: Sequence[ComponentState], width: int = 0) -> Table:
     counted = any(c.usage is not None and c.usage.processes is not None for c in components)  # unknown of pods
-    table = _table("component", "state", "cpu %", "memory", *(["processes"] if counted else []), "restarts")
+    headings = ["component", "state", "cpu %", "memory", *(["processes"] if counted else []), "restarts"]
+    rows = []
     for component in components:
         usage = component.usage
         cells = [UNKNOWN] * 2
@@ -210,45 +219,38 @@ def _usage_table(components: Sequence[ComponentState]) -> Table:
             cells = [f"{100 * usage.processor:.0f}", f"{usage.memory / (1 << 20):,.0f} MiB"]
         if counted:
             cells.append(UNKNOWN if usage is None or usage.processes is None else str(usage.processes))
-        table.add_row(component.name, component.state, *cells, str(component.restarts))
-    return table
+        rows.append([component.name, component.state, *cells, str(component.restarts)])
+    return fitting_table(headings, rows, width, [name for name in USAGE_DROPPED if name in headings])
 
 
-def _engines(status: RunStatus) -> Table:
-    table = _table("engine", "state", "running", "waiting", "restarts")
-    for agent in status.components:
-        if agent.role == "agent":
-            figures = (str(agent.running), str(agent.waiting), str(agent.restarts))
-            table.add_row(agent.instance[:24], agent.state, *figures)
-    return table
+def _engines(status: RunStatus, width: int) -> Table:
+    rows = [
+        [agent.instance, agent.state, str(agent.running), str(agent.waiting), str(agent.restarts)]
+        for agent in status.components
+        if agent.role == "agent"
+    ]
+    return fitting_table(["engine", "state", "running", "waiting", "restarts"], rows, width, ENGINES_DROPPED)
 
 
 def _flow(status: RunStatus) -> Table:
     """Return samples by queue, seconds by activity, and tokens per second."""
-    metrics, table = _metrics(status), _table("metric", "now")
-    for queue in status.queues:
-        table.add_row(queue.name, f"{queue.value:,}")
+    metrics = _metrics(status)
+    rows = [[queue.name, f"{queue.value:,}"] for queue in status.queues]
     for name, value in metrics.items():
         if name.startswith(ACTIVITY):
-            table.add_row(f"seconds {name.removeprefix(ACTIVITY).replace('_', ' ')}", f"{value:,.0f}")
+            rows.append([f"seconds {name.removeprefix(ACTIVITY).replace('_', ' ')}", f"{value:,.0f}"])
     if "tokens_per_second" in metrics:
-        table.add_row("tokens/s", f"{metrics['tokens_per_second']:,.0f}")
-    return table
+        rows.append(["tokens/s", f"{metrics['tokens_per_second']:,.0f}"])
+    return fitting_table(["metric", "now"], rows)
 
 
 def evaluation_table(step: int, results: Sequence[EvaluationResult]) -> Table:
     """Return the table of `rljob evaluate`: the results of the checkpoint of ``step``, by task."""
-    table = _table(f"step {step}", "accuracy", "mean reward", "problems")
-    for result in results:
-        table.add_row(result.task, f"{result.accuracy:.3f}", f"{result.mean_reward:.3f}", f"{result.problems:,}")
-    return table
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for i, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if i == 0 or heading == "state" else "right")
-    return table
+    rows = [
+        [result.task, f"{result.accuracy:.3f}", f"{result.mean_reward:.3f}", f"{result.problems:,}"]
+        for result in results
+    ]
+    return fitting_table([f"step {step}", "accuracy", "mean reward", "problems"], rows)
 
 
 # --- numbers ------------------------------------------------------------------------------------------------------

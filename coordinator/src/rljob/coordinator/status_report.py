@@ -17,6 +17,7 @@ from rljob.api.job_status import (
 from rljob.coordinator.connection import Connection
 from rljob.coordinator.run import Run
 from rljob.coordinator.weight_publisher import TrainerSession
+from rljob.protocol.messages import EngineCrashed
 from rljob.protocol.run_status import ComponentStatus, HistoryPoint, RunStatus
 
 MOST_POINTS = 512
@@ -138,16 +139,21 @@ def _component_statuses(run: Run) -> list[ComponentStatus]:
     components = []
     for engine in run.engines.connected():
         crash = crashed.pop(engine.connection, None) if engine.connection is not None else None
-        reason = crash.reason if crash is not None else ""
+        reason, state = (crash.reason, _crashed_state(crash, engine.state)) if crash is not None else ("", engine.state)
         held = (engine.running, engine.waiting)
-        components.append(ComponentStatus("agent", engine.instance, engine.state, engine.restarts, reason, *held))
+        components.append(ComponentStatus("agent", engine.instance, state, engine.restarts, reason, *held))
     components += [
-        ComponentStatus("agent", crash.pool, "starting", crash.restarts, crash.reason) for crash in crashed.values()
+        ComponentStatus("agent", crash.pool, _crashed_state(crash, "starting"), crash.restarts, crash.reason)
+        for crash in crashed.values()
     ]
     if run.trainer.session.connection is not None:
         components.append(_trainer(run.trainer.session, run.trainer.session.connection, run.version))
     components += [ComponentStatus("runner", runner.instance, "connected") for runner in run.trajectories.runners]
     return components
+
+
+def _crashed_state(crash: EngineCrashed, state: str) -> str:
+    return "failed" if crash.final else state
 
 
 def _trainer(session: TrainerSession, connection: Connection, version: int) -> ComponentStatus:

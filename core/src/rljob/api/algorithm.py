@@ -16,7 +16,8 @@ class Algorithm(Model):
     preset: Literal["grpo", "dr_grpo"] = "grpo"
     """`grpo` (DeepSeekMath, arXiv 2402.03300) or `dr_grpo` (arXiv 2503.20783)."""
     advantage: Annotated[str, Extension(ADVANTAGES)] | None = None
-    """`group_normalized`: (R − mean) / (std + 1e-6) over the group, unbiased std. `group_centered`: R − mean. Or
+    """`group_normalized`: (R − mean) / (std + 1e-6) over the group, unbiased std; for a group of one sample R
+    (REINFORCE without a baseline). `group_centered`: R − mean; needs at least 2 samples per prompt. Or
     `module:function` of your own package."""
     objective: Annotated[str, Extension(OBJECTIVES)] | None = None
     """Objective of a token: `ppo_clip`, the clipped ratio times the advantage. Or `module:function` of your own
@@ -63,3 +64,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 """Preset → fields of `algorithm` it fills. A field that the user set wins. dualClip stays null (off)."""
+
+ZERO_FOR_ONE_SAMPLE = ("group_centered",)
+"""Built-in advantages that are 0 in a group of one sample."""
+
+
+def advantage_of(algorithm: Algorithm) -> str:
+    """Return the advantage of ``algorithm``: its own, or that of its preset."""
+    return algorithm.advantage or str(PRESETS[algorithm.preset]["advantage"])

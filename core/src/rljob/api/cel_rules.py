@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rljob.api.algorithm import PRESETS, ZERO_FOR_ONE_SAMPLE
 from rljob.api.kubernetes import GPUS
 from rljob.api.rewards import REWARDS
 from rljob.api.tasks import SOURCES
@@ -107,6 +108,19 @@ def _spec() -> Iterator[CelRule]:
         "self.algorithm.groupFilter != 'nonconstant'",
         "with training.samplesPerPrompt 1 every group is constant and would be rejected; use none, or more samples",
         ".algorithm.groupFilter",
+    )
+    yield _one_sample_per_prompt()
+
+
+def _one_sample_per_prompt() -> CelRule:
+    presets = [name for name, fields in PRESETS.items() if fields["advantage"] in ZERO_FOR_ONE_SAMPLE]
+    return CelRule(
+        "spec",
+        "self.training.samplesPerPrompt > 1 || (has(self.algorithm.advantage) "
+        f"? !(self.algorithm.advantage in {[*ZERO_FOR_ONE_SAMPLE]}) : !(self.algorithm.preset in {presets}))",
+        "1 makes every advantage 0 with this algorithm, so nothing is learned; set at least 2, or another "
+        "algorithm.advantage",
+        ".training.samplesPerPrompt",
     )
 
 

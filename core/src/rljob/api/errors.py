@@ -11,7 +11,10 @@ from pydantic_core import ErrorDetails
 
 from rljob.api.field_metadata import nested_model
 from rljob.api.unsupported import near_miss, on_one_line
+from rljob.api.yaml_loader import INT64, plain_kind
 
+MAX_EXACT = 2**53
+"""A float below this bound with a whole value is written as a whole number."""
 KEY = "[key]"
 """Path element that pydantic adds for an invalid key."""
 
@@ -121,8 +124,26 @@ def _entries(count: int) -> str:
     return f"{count} entry" if count == 1 else f"{count} entries"
 
 
-def _must_be(text: str) -> Callable[[dict[str, Any], Any], str]:
-    return lambda ctx, value: f"must be {text.format(**ctx)}, not {_format_input(value)}"
+def _must_be(text: str, *kinds: str) -> Callable[[dict[str, Any], Any], str]:
+    """Return a function that returns a cause. ``kinds``: of plain YAML scalars that are valid without quotes."""
+
+    def cause(ctx: dict[str, Any], value: Any) -> str:
+        quoted = isinstance(value, str) and plain_kind(value) in kinds
+        return f"must be {text.format(**ctx)}, not {_format_input(value)}{'; remove the quotes' if quoted else ''}"
+
+    return cause
+
+
+def _compared(text: str, bound: str) -> Callable[[dict[str, Any], Any], str]:
+    """Return a function that returns the cause of a number beyond the bound ``ctx[bound]``."""
+    return lambda ctx, value: f"must be {text} {_number(ctx[bound])}, not {_number(value)}"
+
+
+def _number(value: float) -> str:
+    """Return a number as text, whole numbers with all digits; a manifest holds none beyond 64 bits exactly."""
+    if isinstance(value, int) and value not in INT64:
+        return f"about {value:.10g}"
+    return str(int(value)) if float(value).is_integer() and abs(value) < MAX_EXACT else repr(value)
 
 
 def _not_text(ctx: dict[str, Any], value: Any) -> str:
@@ -148,16 +169,16 @@ def _pattern(ctx: dict[str, Any], value: Any) -> str:
 
 CAUSES: dict[str, Callable[[dict[str, Any], Any], str]] = {
     "missing": lambda ctx, value: "required; add it",
-    "greater_than_equal": _must_be("at least {ge:.10g}"),
-    "greater_than": _must_be("more than {gt:.10g}"),
-    "less_than_equal": _must_be("at most {le:.10g}"),
-    "less_than": _must_be("less than {lt:.10g}"),
+    "greater_than_equal": _compared("at least", "ge"),
+    "greater_than": _compared("more than", "gt"),
+    "less_than_equal": _compared("at most", "le"),
+    "less_than": _compared("less than", "lt"),
     "literal_error": lambda ctx, value: f"must be {ctx['expected']}, not {_format_input(value)}",
-    "int_type": _must_be("a whole number"),
+    "int_type": _must_be("a whole number", "int"),
     "int_from_float": _must_be("a whole number"),
     "int_parsing_size": _must_be("a whole number with fewer digits"),
-    "float_type": _must_be("a number"),
-    "bool_type": _must_be("true or false"),
+    "float_type": _must_be("a number", "int", "float"),
+    "bool_type": _must_be("true or false", "bool"),
     "string_type": _not_text,
     "string_too_long": lambda ctx, value: f"must have at most {ctx['max_length']} characters, not {len(value)}",
     "string_too_short": lambda ctx, value: "is empty; give it a value",

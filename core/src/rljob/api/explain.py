@@ -78,6 +78,8 @@ def explain_field(path: str) -> str:
     """
     known = fields()
     key = re.sub(r"\[[^\]]*\]", "", path)
+    if not path:
+        raise ManifestError(["--field is empty; give a path, for example spec.training.steps"])
     if key not in known:
         close = difflib.get_close_matches(key, known, n=1)
         raise ManifestError([f"{path}: unknown field; {f'did you mean {close[0]}?' if close else 'start with spec'}"])

@@ -75,7 +75,7 @@ class Training(Model):
     prompts_per_step: Annotated[int, Field(ge=1, le=65_536)] = 32
     """Prompts (groups) per batch."""
     samples_per_prompt: Annotated[int, Field(ge=1, le=1024)] = 8
-    """Samples per prompt (group size)."""
+    """Samples per prompt (group size). `algorithm.advantage` describes the effect of 1."""
     max_staleness: Annotated[int, Field(ge=0, le=64)] = 1
     """α: trainer version at consumption minus the lowest policy version of any token of a sample is at most this.
     0: synchronous training."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from rljob.api.algorithm import ZERO_FOR_ONE_SAMPLE, advantage_of
 from rljob.api.engine_registry import refused
 from rljob.api.kubernetes import GPUS
 from rljob.api.pod_models import MAIN
@@ -210,6 +211,11 @@ def _batches(spec: RLJobSpec) -> Iterator[str]:
         yield (
             "algorithm.groupFilter: with training.samplesPerPrompt 1 every group is constant and would be rejected; "
             "use none, or more samples"
+        )
+    if spec.training.samples_per_prompt == 1 and advantage_of(spec.algorithm) in ZERO_FOR_ONE_SAMPLE:
+        yield (
+            f"training.samplesPerPrompt: 1 makes every advantage of algorithm.advantage {advantage_of(spec.algorithm)} "
+            "0, so nothing is learned; set at least 2, or another algorithm.advantage"
         )
 
 

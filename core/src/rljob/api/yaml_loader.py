@@ -84,6 +84,11 @@ def read_yaml(text: str) -> Any:
         raise YamlError("the text is nested too deeply to be a manifest") from None
 
 
+def plain_kind(text: str) -> str:
+    """Return the kind of ``text`` as a plain scalar: null, bool, int, float, refused, or text."""
+    return next((kind for kind, pattern in _KINDS.items() if pattern.match(text)), "text")
+
+
 def write_yaml(data: Any) -> str:
     """Return YAML that :func:`read_yaml` reads as ``data``."""
     return yaml.dump(data, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
@@ -96,6 +101,8 @@ def _sentence(error: yaml.MarkedYAMLError) -> str:
         return f"{where}a second document begins; keep one RLJob in a file"
     if "recursive" in (error.problem or ""):
         return f"{where}an anchor contains an alias of itself, so its value is infinite; write the values out"
+    if r"'\t'" in (error.problem or ""):
+        return f"{where}a tab; indent with spaces"
     return where + " ".join(filter(None, (error.context, error.problem)))
 
 

@@ -182,6 +182,11 @@ def default_paths() -> list[Path]:
     return named or [Path.home() / ".kube" / "config"]
 
 
+def configured() -> bool:
+    """Return whether there is a kubeconfig, or a service account of this pod."""
+    return "KUBERNETES_SERVICE_HOST" in os.environ or any(path.exists() for path in default_paths())
+
+
 def default_access(context: str = "") -> Access:
     """Return the access that kubectl uses: from a kubeconfig, or this pod's service account if there is none.
 

@@ -55,14 +55,16 @@ class LedgerReader:
         """Return the resolved manifest of the run.
 
         Raises:
-            NoRunError: job.json does not exist, or is of another version of rljob.
+            NoRunError: job.json does not exist, is damaged, or is of another version of rljob.
         """
         path = self.storage / "job.json"
         try:
             return RLJob.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             raise NoRunError(f"{path} does not exist; give the directory of a run") from None
-        except ValidationError:
+        except ValidationError as error:
+            if error.errors()[0]["type"] == "json_invalid":
+                raise NoRunError(f"{path} is damaged: it is not valid JSON; restore it") from None
             raise NoRunError(f"{path} is of another version of rljob; use that version to read the run") from None
 
     def rows(self, statement: str, *values: Any) -> list[sqlite3.Row]:
@@ -234,7 +236,7 @@ def why_empty(ledger: LedgerReader, selection: Selection) -> str:
 
 
 def unknown_sample(ledger: LedgerReader, name: str) -> str:
-    """Return an error message that lists samples near ``name``, which does not exist."""
+    """Return an error message for ``name``, which does not exist: samples of its group, or the newest one."""
     members = [row[0] for row in ledger.rows("SELECT id FROM samples WHERE group_id = ? ORDER BY member LIMIT 9", name)]
     if members:
         return f"{name} is a group; its samples are {_join(members)}"
@@ -246,13 +248,15 @@ def unknown_sample(ledger: LedgerReader, name: str) -> str:
         return f"there is no sample {name!r}; the samples of {group} are {_join(members)}"
     if not re.fullmatch(r"(g\d+|e\d+\.\d+)(\.\d+)?", name):
         return f"{name!r} is not a sample id; ids are like g17.3, or e40.7.0 in an evaluation"
-    near = [
-        *ledger.rows("SELECT id FROM samples WHERE id < ? ORDER BY id DESC LIMIT 2", name)[::-1],
-        *ledger.rows("SELECT id FROM samples WHERE id >= ? ORDER BY id LIMIT 2", name),
-    ]
-    if not near:
+    kind = Kind.TRAIN if name.startswith("g") else Kind.EVALUATION
+    newest = ledger.value(
+        "SELECT s.id FROM groups g JOIN samples s ON s.group_id = g.id WHERE g.kind = ?"
+        " ORDER BY g.version DESC, g.seq DESC, s.member DESC LIMIT 1",
+        kind,
+    )
+    if newest is None:
         return f"there is no sample {name!r}: the run has not admitted any yet"
-    return f"there is no sample {name!r}; near it are {_join([row[0] for row in near])}"
+    return f"there is no sample {name!r}; the newest is {newest}"
 
 
 def _join(names: Sequence[str]) -> str:

@@ -121,6 +121,7 @@ class EngineCrashed(Message):
     last_lines: str  # of the server's log
     restarts: int  # as in EngineHeartbeat
     starting: bool  # it had not served anything yet
+    final: bool = False  # the agent starts no other server and exits
 
 
 # --- coordinator -> agent ---------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ class ComponentStatus(StatusPart):
 
     role: str  # agent | runner | trainer
     instance: str
-    state: str  # agent: starting | ready | updating; others: connected
+    state: str  # agent: starting | ready | updating | failed; others: connected
     restarts: int = 0  # agent: of its engine server
     message: str = ""  # agent: why its engine server exited last; trainer: why it waits
     running: int = 0  # agent: requests running in its engine

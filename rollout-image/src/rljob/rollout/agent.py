@@ -144,9 +144,9 @@ class Agent:
                 self._report(reason, engine.last_lines(), starting=False)
             except EngineStartError as error:
                 failures += 1
-                reason = str(error)
-                self._report(reason, error.last_lines, starting=True)
-                if failures == FAILED_STARTS or error.permanent:
+                reason, final = str(error), error.permanent or failures == FAILED_STARTS
+                self._report(reason, error.last_lines, starting=True, final=final)
+                if final:
                     await asyncio.sleep(FLUSH_SECONDS)
                     raise
             log.warning("%s; restarting it", reason)
@@ -156,10 +156,10 @@ class Agent:
                 backoff.reset()
             await backoff.wait()
 
-    def _report(self, reason: str, last_lines: str, starting: bool) -> None:
+    def _report(self, reason: str, last_lines: str, starting: bool, final: bool = False) -> None:
         """Send EngineCrashed now, and on every connection until the next server is ready."""
         self._restarts += 1
-        self._crash = EngineCrashed(self._pool.name, reason, last_lines, self._restarts, starting)
+        self._crash = EngineCrashed(self._pool.name, reason, last_lines, self._restarts, starting, final)
         self._link.send(self._crash)
 
     async def _serve(self, engine: EngineProcess) -> str:

@@ -30,20 +30,21 @@ def oom_kills() -> int:
     return int(counts.get("oom_kill", 0))
 
 
-def describe_end(code: int, out_of_memory: bool) -> str:
-    """Return how a server ended.
+def describe_end(code: int, out_of_memory: bool, process: str = "the engine server") -> str:
+    """Return how a server, or one of its processes, ended.
 
     Args:
         code: its exit code, or minus the signal that killed it.
         out_of_memory: whether the kernel killed any process because of low memory while the server ran.
+        process: name for the message.
     """
     if code >= 0:
-        return f"the engine server exited with code {code}"
+        return f"{process} exited with code {code}"
     number = signal.Signals(-code)
     why = _SIGNALS.get(number, "")
     if number == signal.SIGKILL and out_of_memory:
         why = "memory ran out: lower rollouts.kvCacheBytes or maxConcurrency, or give it more memory"
-    return f"the engine server was killed by {number.name}{f' ({why})' if why else ''}"
+    return f"{process} was killed by {number.name}{f' ({why})' if why else ''}"
 
 
 def first_error(lines: Iterable[str], prefix: str = "") -> str:

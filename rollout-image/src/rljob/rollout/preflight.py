@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from rljob.api.models import RLJobSpec
 from rljob.api.roles import Rollout
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.rollout.adapters.base import Adapter
 from rljob.rollout.adapters.load_adapter import load_adapter
+from rljob.rollout.model_config import longest_sequence
 
 
 def check(environment: ComponentEnvironment) -> Iterator[str]:
@@ -58,17 +57,3 @@ def _length(pool: Rollout, model: Path) -> Iterator[str]:
             f"maxModelLength: {pool.max_model_length} is more than the {positions} positions of {model} "
             "(max_position_embeddings); lower it"
         )
-
-
-def longest_sequence(model: Path) -> int | None:
-    """Return the positions of a model; None if config.json has none, or scales them (RoPE)."""
-    try:
-        configuration = json.loads((model / "config.json").read_bytes())
-    except (OSError, ValueError):
-        return None
-    text: Any = configuration.get("text_config", configuration) if isinstance(configuration, dict) else None
-    if not isinstance(text, dict):
-        return None
-    stretched = (text.get("rope_scaling") or text.get("rope_parameters") or {}).get("factor")
-    positions = text.get("max_position_embeddings")
-    return positions if isinstance(positions, int) and stretched is None else None

@@ -46,7 +46,10 @@ class JsonLines:
             ValueError: the file has changed since it was opened.
         """
         if _state(self.path) != self._state:
-            raise ValueError(f"{self.where}: {self.path} was changed while the run reads it; start the run again")
+            raise ValueError(
+                f"{self.where}: {self.path} was changed while the run reads it; put the file back, or choose another "
+                "--run-dir"
+            )
         with self.path.open("rb") as file:
             file.seek(position)
             return self._decode(file.readline(), f"byte {position}")

@@ -16,9 +16,11 @@ from rljob.api.roles import Rollout
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
 from rljob.rollout.adapters.base import Launch
 from rljob.rollout.adapters.http_client import KEEP_ALIVE_SECONDS
+from rljob.rollout.adapters.vllm.engine_exit import find_kill
 from rljob.rollout.adapters.vllm.server_key import KEY_VARIABLE, RequireVllmKey
 from rljob.rollout.adapters.vllm.vllm_client import PAUSE_MODES, VllmClient
 from rljob.rollout.exit_diagnosis import first_error
+from rljob.rollout.model_config import head_size
 
 PACKAGE = "rljob.rollout.adapters.vllm"
 LOG_PREFIX = r"(?:\([^)]*\)\s*)*(?:ERROR\s.*?\]\s*)?"
@@ -26,6 +28,8 @@ LOG_PREFIX = r"(?:\([^)]*\)\s*)*(?:ERROR\s.*?\]\s*)?"
 SERVED_NAME = "model"
 PROBE_SLOTS = 8  # sequences beyond the pool's concurrency, so that a probe never waits for a slot
 CPU_STEP_TOKENS = 8192
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Sizes of attention heads of vLLM's CPU backend (CPUAttentionBackend)."""
 SERVER_KEEP_ALIVE_SECONDS = 6 * KEEP_ALIVE_SECONDS
 CPU_ENVIRONMENT: Mapping[str, str | None] = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -55,7 +59,14 @@ class VllmAdapter:
         """Yield each reason why a server cannot start. Takes 10 s if the pool has args."""
         if importlib.util.find_spec("vllm") is None:
             yield "engine: vLLM is not installed in this environment; install it beside rljob-rollout"
-        elif self._pool.args:
+            return
+        size = head_size(self._model)
+        if self._on_cpu and size is not None and size not in CPU_HEAD_SIZES:
+            yield (
+                f"model: vLLM on a CPU cannot run {self._model} with attention heads of size {size} (config.json); use "
+                f"a model with one of {', '.join(map(str, CPU_HEAD_SIZES))}"
+            )
+        if self._pool.args:
             command = [sys.executable, "-m", f"{PACKAGE}.check_arguments", *self._pool.args]
             environment = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}
             done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -108,8 +119,9 @@ class VllmAdapter:
         return VllmClient(f"http://127.0.0.1:{port}", key)
 
     def find_error(self, lines: Iterable[str]) -> str:
-        """Return the first error that vLLM's log names."""
-        return first_error(lines, LOG_PREFIX)
+        """Return which signal killed the engine process, else the first error that vLLM's log names."""
+        log = list(lines)
+        return find_kill(log) or first_error(log, LOG_PREFIX)
 
 
 def _has_gpu() -> bool:

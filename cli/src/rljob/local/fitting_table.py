@@ -1,0 +1,46 @@
+"""Tables that omit columns on a narrow terminal. A cell is never cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.cells import cell_len
+from rich.table import Table
+
+GAP = 2
+"""Terminal columns between two columns of a table."""
+LEFT = ("state",)
+"""Columns besides the first that hold text."""
+
+
+def fitting_table(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], width: int = 0, dropped: Sequence[str] = ()
+) -> Table:
+    """Return a table without a frame.
+
+    Args:
+        headings: of the columns.
+        rows: a text for each column.
+        width: of the terminal in columns; 0: unlimited.
+        dropped: headings of columns to omit, in this order, until the table fits.
+    """
+    shown = list(headings)
+    for heading in dropped:
+        if not width or _width(headings, rows, shown) <= width:
+            break
+        shown.remove(heading)
+    table = Table(box=None, pad_edge=False)
+    for i, heading in enumerate(shown):
+        if i == 0:
+            table.add_column(heading, overflow="fold")  # a name longer than the terminal continues on the next line
+        else:
+            table.add_column(heading, justify="left" if heading in LEFT else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(cell for heading, cell in zip(headings, row, strict=True) if heading in shown))
+    return table
+
+
+def _width(headings: Sequence[str], rows: Sequence[Sequence[str]], shown: Sequence[str]) -> int:
+    """Return the width of the table with the columns ``shown``."""
+    columns = [max(map(cell_len, cells)) for cells in zip(headings, *rows, strict=True) if cells[0] in shown]
+    return sum(columns) + GAP * (len(columns) - 1)
