@@ -11,7 +11,7 @@ from rljob.api.explain import to_data
 from rljob.api.yaml_loader import write_yaml
 from rljob.cli import cluster_commands
 from rljob.cli.cluster_commands import Context, Namespace
-from rljob.cli.options import RUN_HELP, Format, LocalRunName, Output, Overrides, complete_runs, print_json, report
+from rljob.cli.options import RUN_HELP, Format, LocalRunName, Output, Overrides, complete_runs, echo, print_json, report
 from rljob.local import checkpoints, find_run, job_checks
 from rljob.local.errors import CliError
 from rljob.local.evaluation import evaluated_model, evaluation_job, evaluation_path
@@ -50,7 +50,7 @@ def export(
     else:
         step, checkpoint = checkpoints.find(find_run.find(run), step)
         checkpoints.export(checkpoint, Path(names[-1]))
-    typer.echo(f"{names[-1]}: the model of step {step}")
+    echo(f"{names[-1]}: the model of step {step}")
 
 
 def evaluate(

@@ -16,9 +16,10 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from rljob.api.text_escape import escape_block, escape_line
 from rljob.cli import cluster_commands
 from rljob.cli.cluster_commands import Context, Namespace
-from rljob.cli.options import RUN_HELP, Format, Output, RunName, complete_runs, report
+from rljob.cli.options import RUN_HELP, Format, Output, RunName, complete_runs, echo, echo_json, report
 from rljob.ledger.audit import Report
 from rljob.ledger.audit import audit as audit_run
 from rljob.ledger.reader import (
@@ -43,6 +44,7 @@ from rljob.local.screen import Terminal
 from rljob.local.snapshot import initializing
 
 MAX_TEXT_CHARACTERS = 80
+MAX_REASON_CHARACTERS = 500
 STYLES = ((0.9, "green"), (0.5, "yellow"), (0.1, "dark_orange"), (0.0, "red"))
 """Lower bound of a token's probability when it was sampled → colour on a terminal."""
 
@@ -110,10 +112,10 @@ def samples(
     if not rows:
         report(note)
     if output is ListFormat.JSON:
-        typer.echo(msgspec.json.encode(rows))
+        echo_json(msgspec.json.encode(rows))
     elif output is ListFormat.JSONL:
         for row in rows:
-            typer.echo(msgspec.json.encode(row))
+            echo_json(msgspec.json.encode(row))
     else:
         _print_table([_cells(row) for row in rows])
 
@@ -133,9 +135,16 @@ def _local_samples(run: str | None, selection: Selection) -> tuple[list[SampleRo
 
 
 def _cells(row: SampleRow) -> list[str]:
-    text = _one_line((row.text or row.reason)[:MAX_TEXT_CHARACTERS])
     numbers = [_number(value) for value in (row.step, row.reward, row.advantage, row.response_tokens)]
-    return [row.id, row.task, row.state, *numbers, _versions(row), _number(row.staleness), row.finish or "", text]
+    cells = [row.id, row.task, row.state, *numbers, _versions(row), _number(row.staleness), row.finish or ""]
+    return [*map(escape_line, cells), _text(row)]
+
+
+def _text(row: SampleRow) -> str:
+    """Return the start of the last answer; of a failed sample, the reason."""
+    if row.state == State.FAILED or not row.text:
+        return escape_line(row.reason[:MAX_REASON_CHARACTERS])
+    return _one_line(row.text[:MAX_TEXT_CHARACTERS])
 
 
 def _versions(row: SampleRow) -> str:
@@ -148,7 +157,7 @@ def _print_table(rows: list[list[str]]) -> None:
     console = Terminal()
     if not console.is_terminal:
         for row in [list(COLUMNS), *rows]:
-            typer.echo("\t".join(row))
+            echo("\t".join(row))
         return
     columns = _columns_that_fit(rows, console.width)
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -191,7 +200,7 @@ def show(
     else:
         detail = _local_sample(names)
     if output is Format.JSON:
-        typer.echo(msgspec.json.encode(detail))
+        echo_json(msgspec.json.encode(detail))
         return
     _print_lines(_sample_lines(detail))
 
@@ -211,14 +220,15 @@ def _print_lines(lines: Iterable[Text]) -> None:
         if console.is_terminal:
             console.print(line, soft_wrap=True)
         else:
-            typer.echo(line.plain)
+            echo(line.plain)
 
 
 def _sample_lines(detail: SampleDetail) -> Iterator[Text]:
     """Yield the lines that describe a sample."""
     sample = detail.sample
     where = f" in batch {sample.step}" if sample.step is not None else ""
-    yield Text.assemble((sample.id, "bold"), f"  {sample.state}{where}{f': {sample.reason}' if sample.reason else ''}")
+    ended = f"{sample.state}{where}{f': {sample.reason}' if sample.reason else ''}"
+    yield Text.assemble((sample.id, "bold"), f"  {escape_line(ended)}")
     staleness = "" if sample.staleness is None else f", staleness {sample.staleness}"
     fields = {
         "task": f"{sample.task}, row {sample.row} of its {'held-out ' * (sample.kind == Kind.EVALUATION)}data",
@@ -243,7 +253,7 @@ def _sample_lines(detail: SampleDetail) -> Iterator[Text]:
         yield from _turn(turn, single=len(detail.turns) == 1)
     if sample.text is not None and not any(turn.written for turn in detail.turns):
         yield _title("answer")
-        yield Text(sample.text)
+        yield Text(escape_block(sample.text))
 
 
 def _tokens(sample: SampleRow) -> str:
@@ -263,12 +273,12 @@ def _turn(turn: TurnDetail, single: bool) -> Iterator[Text]:
         yield _field("", f"reward {_number(turn.reward)}")
     if turn.given_ids:
         yield _title("prompt" if turn.turn == 0 else "observation")
-        yield Text(turn.given if turn.given is not None else " ".join(map(str, turn.given_ids)))
+        yield Text(escape_block(turn.given) if turn.given is not None else " ".join(map(str, turn.given_ids)))
     if not turn.written:
         return
     if turn.given is not None:
         yield _title("answer")
-        yield Text.assemble(*((token.text or "", _style(token)) for token in turn.written))
+        yield Text.assemble(*((escape_block(token.text or ""), _style(token)) for token in turn.written))
     yield _title("index  token  log-probability  probability  version  text")
     for i, token in enumerate(turn.written):
         numbers = f"{i:5}  {token.id:5}  {token.logprob:15.6f}  {math.exp(token.logprob):11.4f}  {token.version:7}"
@@ -280,7 +290,7 @@ def _style(token: TokenDetail) -> str:
 
 
 def _field(name: str, value: str) -> Text:
-    return Text.assemble((f"{name:10} ", "dim"), value)
+    return Text.assemble((f"{name:10} ", "dim"), escape_line(value))
 
 
 def _title(name: str) -> Text:
@@ -292,7 +302,8 @@ def _number(value: float | None) -> str:
 
 
 def _one_line(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
+    """Return a text of the model on one line; backslashes are doubled, so that it can be told from escapes."""
+    return escape_line(text.replace("\\", "\\\\"))
 
 
 def audit(
@@ -308,7 +319,7 @@ def audit(
         with _open_run(run) as path:
             found = audit_run(path)
     if output is Format.JSON:
-        typer.echo(msgspec.json.encode(found))
+        echo_json(msgspec.json.encode(found))
     else:
         _print_lines(_audit_lines(found))
     raise typer.Exit(0 if found.ok else 1)
@@ -320,10 +331,10 @@ def _audit_lines(found: Report) -> Iterator[Text]:
     for check in found.checks:
         label = ("ok      ", "green") if check.ok else ("FAILED  ", "bold red")
         yield Text.assemble(
-            label, f"{check.name} ({'; '.join(filter(None, (f'{check.examined} examined', check.note)))})"
+            label, escape_line(f"{check.name} ({'; '.join(filter(None, (f'{check.examined} examined', check.note)))})")
         )
         for problem in check.problems:
-            yield Text(f"        {problem}")
+            yield Text(f"        {escape_line(problem)}")
     failed = sum(not check.ok for check in found.checks)
     result = f"{failed} {'check' if failed == 1 else 'checks'} failed" if failed else "all checks ok"
     yield Text(f"{result}{'' if found.finished else '; the run is not finished; open samples are not errors'}")

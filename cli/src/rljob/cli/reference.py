@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 from typer.testing import CliRunner
 
+from rljob.cli.options import echo
 from rljob.cli.typer_app import app
 
 WIDTH = 100  # columns
@@ -59,4 +60,4 @@ def _help(name: str) -> str:
 
 
 if __name__ == "__main__":
-    typer.echo(page(), nl=False)
+    echo(page(), nl=False)
