@@ -13,6 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rljob.api.job_status import EvaluationResult
+from rljob.api.text_escape import escape_data
+from rljob.local.ended_view import ended_rows, ended_shares, ended_summary, failed_problems, failed_summary
 from rljob.local.plot import PLOT
 from rljob.local.snapshot import ComponentState, RunSnapshot
 from rljob.protocol.run_status import RunStatus
@@ -32,7 +34,7 @@ UNKNOWN = "–"
 
 def draw(snapshot: RunSnapshot, width: int) -> Group:
     """Return the panel of a run for a terminal of ``width`` columns."""
-    width = max(10, min(MAX_CURVE, width - 40))
+    snapshot, width = escape_data(snapshot), max(10, min(MAX_CURVE, width - 40))
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column()
@@ -44,6 +46,7 @@ def draw(snapshot: RunSnapshot, width: int) -> Group:
 
 def plain_lines(snapshot: RunSnapshot) -> Iterator[str]:
     """Yield the content of the panel as lines: nothing is cut, padded or wrapped."""
+    snapshot = escape_data(snapshot)
     yield _head(snapshot).plain
     for label, value in _rows(snapshot, MAX_CURVE):
         for i, line in enumerate(value.plain.splitlines()):
@@ -55,10 +58,11 @@ def one_line(snapshot: RunSnapshot) -> str:
     status = snapshot.status
     if status is None or not status.history:
         return f"{clock(snapshot.seconds)}  {snapshot.stage}"
-    last = status.history[-1]
+    last, ended = status.history[-1], ended_shares(status.ended)
     return (
         f"{clock(snapshot.seconds)}  step {_steps(status)[0]}  reward {last.reward:.3f}  staleness "
-        f"{last.staleness:.2f}  {_speed(status):,.0f} tokens/s{_steps(status)[1]}  {snapshot.stage}"
+        f"{last.staleness:.2f}  {_speed(status):,.0f} tokens/s{_steps(status)[1]}{f'  {ended}' if ended else ''}  "
+        f"{snapshot.stage}"
     )
 
 
@@ -67,9 +71,11 @@ def summary(snapshot: RunSnapshot) -> list[str]:
     status, directory = snapshot.status, Path(snapshot.location)
     assert status is not None, "a run that ended has a status"
     lines = [f"{status.progress.step} steps in {clock(status.progress.seconds)}"]
-    lines += [_accuracy(results) for results in _by_task(status)]
+    for results in _by_task(status):
+        lines += [_accuracy(results), *failed_summary(results)]
     if status.history:
         lines.append(f"reward of the last batch: {status.history[-1].reward:.3f}")
+    lines += ended_summary(status.ended, directory)
     if status.last_checkpoint.path:
         lines.append(f"checkpoint (Hugging Face format): {directory / status.last_checkpoint.path}")
     lines.append(f"logs: {directory / 'logs'}")
@@ -118,9 +124,13 @@ def _status_rows(status: RunStatus, width: int) -> Iterator[tuple[str, Text]]:
             staleness += f", most {most:.0f}"
         yield "staleness", Text(staleness)
         yield "speed", Text(f"{_speed(status):,.0f} tokens/s")
+    for end, text in ended_rows(status.ended):
+        yield end, Text(text, style="yellow" if end == "failed" else "")
     for results in _by_task(status):
         course = " → ".join(f"{result.accuracy:.3f}" for result in results[-MAX_RESULTS:])
-        yield "held out", Text(f"{results[-1].task} {course} at version {results[-1].version}")
+        failed = failed_problems(results[-1])
+        text = f"{results[-1].task} {course} at version {results[-1].version}{failed and f', {failed}'}"
+        yield "held out", Text(text)
 
 
 def _steps(status: RunStatus) -> tuple[str, str]:
@@ -187,6 +197,7 @@ def _accuracy(results: list[EvaluationResult]) -> str:
 
 def draw_usage(snapshot: RunSnapshot, width: int = 0) -> Group:
     """Return the tables of `rljob top`: components and their usage, engines, queues and time."""
+    snapshot = escape_data(snapshot)
     lines: list[RenderableType] = [_head(snapshot), "", _usage_table(snapshot.components)]
     if snapshot.note:
         lines.append(Text(snapshot.note, style="yellow"))
@@ -231,12 +242,15 @@ def _flow(status: RunStatus) -> Table:
     return table
 
 
-def evaluation_table(step: int, results: Sequence[EvaluationResult]) -> Table:
-    """Return the table of `rljob evaluate`: the results of the checkpoint of ``step``, by task."""
-    table = _table(f"step {step}", "accuracy", "mean reward", "problems")
+def evaluation_table(step: int, results: Sequence[EvaluationResult]) -> Group:
+    """Return the table of `rljob evaluate`: the results of the checkpoint of ``step``, by task, and a line for each
+    task with failed problems."""
+    results = escape_data(results)
+    table = _table(f"step {step}", "accuracy", "mean reward", "problems", "failed")
     for result in results:
-        table.add_row(result.task, f"{result.accuracy:.3f}", f"{result.mean_reward:.3f}", f"{result.problems:,}")
-    return table
+        figures = (f"{result.accuracy:.3f}", f"{result.mean_reward:.3f}", f"{result.problems:,}", f"{result.failed:,}")
+        table.add_row(result.task, *figures)
+    return Group(table, *(f"{result.task}: {failed_problems(result)}" for result in results if result.failed))
 
 
 def _table(*headings: str) -> Table:
