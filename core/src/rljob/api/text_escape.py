@@ -1,8 +1,8 @@
 """Makes text of models, data rows, rewards, exceptions and file names safe to print.
 
 A terminal acts on control characters, and invisible characters change what a reader sees. Both are shown as escapes
-(``\\x1b``, ``\\u202e``), in the notation of Python, which is also that of YAML in double quotes. Every output of rljob to
-a terminal, and every message in the status of an RLJob, goes through this module.
+(``\\x1b``, ``\\u202e``), in the notation of Python, which is also that of YAML in double quotes. Every output of the
+command line, and every message in the status of an RLJob, goes through this module.
 """
 
 from __future__ import annotations
