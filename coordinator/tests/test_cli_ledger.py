@@ -63,6 +63,20 @@ def test_samples_show_the_start_of_the_text_on_one_line(rljob: Command, finished
     )
 
 
+def test_failed_samples_are_listed_with_their_reason_also_those_that_had_an_answer(
+    rljob: Command, finished_run: Path, tmp_path: Path
+) -> None:
+    run = copy(finished_run, tmp_path / "run")
+    own, other = "reward mine raised ValueError: " + "no " * 100, "sample g2.0 of the group failed: reward mine raised"
+    alter(
+        run, "UPDATE samples SET state = 'failed', text = 'an answer', reason = '" + other + "' WHERE group_id = 'g2'"
+    )
+    alter(run, f"UPDATE samples SET reason = '{own}' WHERE id = 'g2.0'")
+    _, out, _ = rljob("samples", run, "--state", "failed", "--group", "g2")
+    texts = [line.split("\t")[-1] for line in out.splitlines()[1:]]
+    assert texts == [own, *[other] * (len(texts) - 1)] and len(texts) > 1
+
+
 def test_samples_on_a_terminal_are_a_table_of_its_width(
     rljob: Command, finished_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

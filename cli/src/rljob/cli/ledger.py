@@ -67,7 +67,8 @@ class ListFormat(StrEnum):
 
 @contextlib.contextmanager
 def _open_run(name: str | None) -> Iterator[Path]:
-    """Yield the directory of the run called ``name``; NoRunError in the body becomes a CliError with exit code 2."""
+    """Yield the directory of the run called ``name``; NoRunError in the body becomes a CliError with exit code 2, and so
+    does an argument that is not UTF-8."""
     directory = find_run.find(name)
     if not (directory.path / LEDGER).exists():
         raise CliError(f"the run in {directory.path} has no ledger yet: {_no_ledger_reason(directory)}", 2)
@@ -75,6 +76,8 @@ def _open_run(name: str | None) -> Iterator[Path]:
         yield directory.path
     except NoRunError as error:
         raise CliError(str(error), 2) from None
+    except UnicodeEncodeError as error:  # an argument that the ledger cannot be asked for
+        raise CliError(f"{error.object!r} is not UTF-8; no name in a ledger is like this", 2) from None
 
 
 def _no_ledger_reason(directory: RunDirectory) -> str:
