@@ -140,6 +140,22 @@ def test_every_command_has_cases() -> None:
     assert COMMANDS.keys() == set(typer.main.get_group(app).commands)
 
 
+def test_only_the_functions_that_escape_write_to_the_terminal() -> None:
+    sources = Path(__file__).resolve().parents[2] / "cli" / "src" / "rljob"
+    writes = re.compile(r"typer\.echo\(|(?<!\w)print\(|std(out|err)\.write\(|(?<!\w)Console\(|secho\(")
+    found = [
+        (path.name, line.strip())
+        for path in sorted(sources.rglob("*.py"))
+        for line in path.read_text().splitlines()
+        if writes.search(line) and ".print(" not in line and "def " not in line
+    ]
+    assert found == [
+        ("options.py", "typer.echo(escape_block(text), err=err, nl=nl)"),
+        ("options.py", "typer.echo(escape_json(document if isinstance(document, str) else document.decode()))"),
+        ("background.py", 'sys.stderr.write(escape_block(data.decode(errors="replace")))'),
+    ]
+
+
 @pytest.mark.parametrize("terminal", ["", "xterm-256color"])
 @pytest.mark.parametrize(("name", "arguments"), [(name, case) for name in COMMANDS for case in COMMANDS[name]])
 def test_no_control_character_of_a_run_or_of_an_argument_reaches_the_output(

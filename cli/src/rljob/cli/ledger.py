@@ -67,8 +67,8 @@ class ListFormat(StrEnum):
 
 @contextlib.contextmanager
 def _open_run(name: str | None) -> Iterator[Path]:
-    """Yield the directory of the run called ``name``; NoRunError in the body becomes a CliError with exit code 2, and so
-    does an argument that is not UTF-8."""
+    """Yield the directory of the run called ``name``; NoRunError in the body, and an argument that is not UTF-8, become
+    a CliError with exit code 2."""
     directory = find_run.find(name)
     if not (directory.path / LEDGER).exists():
         raise CliError(f"the run in {directory.path} has no ledger yet: {_no_ledger_reason(directory)}", 2)
