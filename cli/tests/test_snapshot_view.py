@@ -191,8 +191,10 @@ def test_failed_samples_are_shown_with_their_share_and_the_last_reason(tmp_path)
     assert f"failed      {line}" in text_of(draw(snapshot(status), 100))
     assert f"failed     {line}" in list(plain_lines(snapshot(status)))
     assert "  1:20 left  failed 66 %  running" in one_line(snapshot(status))
-    listing = f"; rljob samples {tmp_path} --state failed lists them"
-    assert f"failed: {line}{listing}" in summary(snapshot(status, directory=tmp_path))
+    assert summary(snapshot(status, directory=tmp_path))[3:5] == [
+        f"failed: {line}",
+        f"list of failed samples: rljob samples {tmp_path} --state failed",
+    ]
     assert snapshot(status).data()["status"]["ended"]["failed"] == 244
     narrow = text_of(draw(snapshot(status), 40), width=40)
     assert max(map(len, narrow.splitlines())) <= 40 and "raised" in narrow

@@ -53,7 +53,7 @@ COLUMNS = (
 )  # fmt: skip
 DROPPED_FIRST = ("versions", "staleness", "advantage", "task", "tokens", "state", "step")
 """Columns that a narrow terminal omits, in this order."""
-MIN_TEXT_WIDTH = 24  # terminal columns that are reserved for the text
+MIN_TEXT_WIDTH, MIN_REASON_WIDTH = 24, 48  # terminal columns that are reserved for the text, or for a reason
 COLUMN_GAP = 2
 
 
@@ -156,26 +156,32 @@ def _versions(row: SampleRow) -> str:
 
 
 def _print_table(rows: list[list[str]]) -> None:
-    """Print a table cut to the terminal's width, or tab-separated lines when piped."""
+    """Print a table cut to the terminal's width, with whole reasons of failed samples, or tab-separated lines when
+    piped."""
     console = Terminal()
     if not console.is_terminal:
         for row in [list(COLUMNS), *rows]:
             echo("\t".join(row))
         return
-    columns = _columns_that_fit(rows, console.width)
+    reasons = any(row[COLUMNS.index("state")] == State.FAILED for row in rows)
+    *columns, text = _columns_that_fit(rows, console.width, MIN_REASON_WIDTH if reasons else MIN_TEXT_WIDTH)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        min_width = None if COLUMNS[column] == "text" else _width(rows, column)
-        table.add_column(COLUMNS[column], no_wrap=True, overflow="ellipsis", min_width=min_width)
+        table.add_column(COLUMNS[column], no_wrap=True, overflow="ellipsis", width=_width(rows, column))
+    # Without a width, rich narrows all columns to make room for a long text, some of them to nothing.
+    rest = console.width - sum(_width(rows, column) + COLUMN_GAP for column in columns)
+    width = max(len(COLUMNS[text]), min(rest, _width(rows, text)))
+    table.add_column(COLUMNS[text], no_wrap=not reasons, overflow="fold" if reasons else "ellipsis", width=width)
+    columns.append(text)
     for row in rows:
         table.add_row(*(Text(row[column]) for column in columns))
     console.print(table)
 
 
-def _columns_that_fit(rows: list[list[str]], width: int) -> list[int]:
-    """Return the columns that leave room for the beginning of the texts on a terminal ``width`` wide."""
+def _columns_that_fit(rows: list[list[str]], width: int, least: int) -> list[int]:
+    """Return the columns that leave ``least`` columns of a terminal ``width`` wide for the texts."""
     columns = [i for i, name in enumerate(COLUMNS) if name == "text" or any(row[i] for row in rows)]
-    text = min(MIN_TEXT_WIDTH, _width(rows, len(COLUMNS) - 1))
+    text = min(least, _width(rows, len(COLUMNS) - 1))
     for name in DROPPED_FIRST:
         if sum(_width(rows, column) + COLUMN_GAP for column in columns[:-1]) + text <= width:
             break

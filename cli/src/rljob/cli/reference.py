@@ -28,8 +28,8 @@ With `-n` (`--namespace`) or `--context`, and always as `kubectl rljob`, RUN is 
 | `run` | no, exit code 2: the directory is in use | resumes it; of a run that succeeded it shows the result |
 
 `-o json` is for programs. Text has colours on a terminal only, and no frame or width limit when piped. Control and
-invisible characters in text of models, rewards, logs and files are printed as escapes, for example `\\x1b`; JSON has them
-exactly, as escapes of JSON.
+invisible characters in text of models, rewards, logs and files are printed as escapes, for example `\\x1b`; JSON has
+them exactly, as escapes of JSON.
 
 | exit code | meaning |
 |---|---|

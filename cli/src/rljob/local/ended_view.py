@@ -38,8 +38,9 @@ def ended_shares(ended: EndedSamples) -> str:
 def ended_summary(ended: EndedSamples, directory: Path) -> Iterator[str]:
     """Yield the lines of the summary of a run."""
     for end, text in ended_rows(ended):
-        listed = f"; rljob samples {directory} --state failed lists them" if end == "failed" else ""
-        yield f"{end}: {text}{listed}"
+        yield f"{end}: {text}"
+    if ended.failed:
+        yield f"list of failed samples: rljob samples {directory} --state failed"
 
 
 def failed_problems(result: EvaluationResult) -> str:

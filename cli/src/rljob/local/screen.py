@@ -48,7 +48,7 @@ class Terminal(Console):
         if not self.is_terminal:
             self.width = PIPED_WIDTH
 
-    def render_str(self, text: str, **options: Any) -> Text:  # type: ignore[override]
+    def render_str(self, text: str, **options: Any) -> Text:
         """Return ``text`` as Text; it strips some control characters, so they are escaped before."""
         return super().render_str(escape_block(text), **options)
 

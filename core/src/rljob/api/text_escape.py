@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 _HIDDEN = (
@@ -38,18 +38,21 @@ def escape_block(text: str) -> str:
 
 def escape_data(value: T) -> T:
     """Return a copy of plain data (dataclasses, lists, tuples, mappings) with every text escaped as a block."""
-    copy: Any = value
+    return cast("T", _escape_data(value))
+
+
+def _escape_data(value: Any) -> Any:
     match value:
         case str():
-            copy = escape_block(value)
+            return escape_block(value)
         case list() | tuple():
-            copy = type(value)(map(escape_data, value))
+            return type(value)(map(_escape_data, value))
         case dict():
-            copy = {escape_data(key): escape_data(inner) for key, inner in value.items()}
+            return {_escape_data(key): _escape_data(inner) for key, inner in value.items()}
         case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields = {field.name: escape_data(getattr(value, field.name)) for field in dataclasses.fields(value)}
-            copy = dataclasses.replace(value, **fields)
-    return copy
+            fields = {field.name: _escape_data(getattr(value, field.name)) for field in dataclasses.fields(value)}
+            return dataclasses.replace(value, **fields)
+    return value
 
 
 def escape_json(text: str) -> str:
