@@ -224,7 +224,5 @@ def test_failed_problems_are_shown_beside_the_accuracy(tmp_path):
     said = "1 of 3 problems failed and count as 0: reward mine raised ValueError: no"
     assert f"held out   sums 0.250 → 0.500 at version 3, {said}" in list(plain_lines(snapshot(status)))
     assert f"evaluation of sums at version 3: {said}" in summary(snapshot(status, directory=tmp_path))
-    table = text_of(evaluation_table(3, [evaluated()])).splitlines()
-    assert table[0].split()[-2:] == ["problems", "failed"] and table[1].split()[-2:] == ["3", "1"]
-    assert table[2] == f"sums: {said}"
+    assert text_of(evaluation_table(3, [evaluated()])).splitlines()[2] == f"sums: {said}"
     assert len(text_of(evaluation_table(3, [evaluated(failed=0, failure="")])).splitlines()) == 2

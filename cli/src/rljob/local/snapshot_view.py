@@ -246,10 +246,9 @@ def evaluation_table(step: int, results: Sequence[EvaluationResult]) -> Group:
     """Return the table of `rljob evaluate`: the results of the checkpoint of ``step``, by task, and a line for each
     task with failed problems."""
     results = escape_data(results)
-    table = _table(f"step {step}", "accuracy", "mean reward", "problems", "failed")
+    table = _table(f"step {step}", "accuracy", "mean reward", "problems")
     for result in results:
-        figures = (f"{result.accuracy:.3f}", f"{result.mean_reward:.3f}", f"{result.problems:,}", f"{result.failed:,}")
-        table.add_row(result.task, *figures)
+        table.add_row(result.task, f"{result.accuracy:.3f}", f"{result.mean_reward:.3f}", f"{result.problems:,}")
     return Group(table, *(f"{result.task}: {failed_problems(result)}" for result in results if result.failed))
 
 
