@@ -2,13 +2,22 @@ import io
 
 from rich.console import Console
 
-from rljob.api.job_status import EvaluationResult, Metric, Progress
+from rljob.api.job_status import EndedSamples, EvaluationResult, Metric, Progress
 from rljob.local import screen
 from rljob.local.plot import draw_plot
 from rljob.local.process_usage import Usage
 from rljob.local.screen import LiveScreen, PlainScreen, screen_for
 from rljob.local.snapshot import ComponentState, RunSnapshot
-from rljob.local.snapshot_view import clock, draw, draw_usage, one_line, plain_lines, sparkline, summary
+from rljob.local.snapshot_view import (
+    clock,
+    draw,
+    draw_usage,
+    evaluation_table,
+    one_line,
+    plain_lines,
+    sparkline,
+    summary,
+)
 from rljob.protocol.run_status import ComponentStatus, HistoryPoint, RunStatus
 
 
@@ -206,3 +215,54 @@ def test_one_line_says_what_is_waited_for():
 
 def test_the_summary_of_one_evaluation_claims_no_gain(tmp_path):
     assert "held-out accuracy of sums: 0.250 on 64 problems" in summary(snapshot(running(), directory=tmp_path))
+
+
+def evaluated(*, failed=1, failure="reward mine raised ValueError: no"):
+    return EvaluationResult(3, "sums", 0.5, 3, 0.5, failed, failure)
+
+
+ENDED = EndedSamples(trained=120, filtered=5, surplus=3, failed=244, last_failure="reward mine raised ValueError: no")
+
+
+def test_failed_samples_are_shown_with_their_share_and_the_last_reason(tmp_path):
+    status = running()
+    status.ended = ENDED
+    line = "244 samples (66 %), last: reward mine raised ValueError: no"
+    assert f"failed      {line}" in text_of(draw(snapshot(status), 100))
+    assert f"failed     {line}" in list(plain_lines(snapshot(status)))
+    assert "  1:20 left  failed 66 %  running" in one_line(snapshot(status))
+    assert summary(snapshot(status, directory=tmp_path))[3:5] == [
+        f"failed: {line}",
+        f"list of failed samples: rljob samples {tmp_path} --state failed",
+    ]
+    assert snapshot(status).data()["status"]["ended"]["failed"] == 244
+    narrow = text_of(draw(snapshot(status), 40), width=40)
+    assert max(map(len, narrow.splitlines())) <= 40 and "raised" in narrow
+
+
+def test_filtered_surplus_and_expired_samples_are_shown_when_they_are_many():
+    status = running()
+    status.ended = EndedSamples(trained=100, filtered=700, surplus=50, expired=150)
+    lines = list(plain_lines(snapshot(status)))
+    assert "filtered   700 samples (70 %), algorithm.groupFilter rejected their groups" in lines
+    assert "expired    150 samples (15 %), their groups were not complete at the deadline" in lines
+    assert not any(line.startswith(("surplus", "failed")) for line in lines)
+    assert "filtered 70 %, expired 15 %" in one_line(snapshot(status))
+
+
+def test_nothing_is_said_of_ends_of_which_there_are_none_or_few():
+    status = running()
+    for status.ended in (EndedSamples(), EndedSamples(trained=100, surplus=5)):
+        assert not any(line.startswith(("failed", "surplus", "filtered")) for line in plain_lines(snapshot(status)))
+    status.ended = EndedSamples(trained=1000, failed=1)
+    assert "failed     1 sample (<1 %)" in list(plain_lines(snapshot(status)))
+
+
+def test_failed_problems_are_shown_beside_the_accuracy(tmp_path):
+    status = running()
+    status.evaluations.append(evaluated())
+    said = "1 of 3 problems failed and count as 0: reward mine raised ValueError: no"
+    assert f"held out   sums 0.250 → 0.500 at version 3, {said}" in list(plain_lines(snapshot(status)))
+    assert f"evaluation of sums at version 3: {said}" in summary(snapshot(status, directory=tmp_path))
+    assert text_of(evaluation_table(3, [evaluated()])).splitlines()[2] == f"sums: {said}"
+    assert len(text_of(evaluation_table(3, [evaluated(failed=0, failure="")])).splitlines()) == 2

@@ -63,6 +63,20 @@ def test_samples_show_the_start_of_the_text_on_one_line(rljob: Command, finished
     )
 
 
+def test_failed_samples_are_listed_with_their_reason_also_those_that_had_an_answer(
+    rljob: Command, finished_run: Path, tmp_path: Path
+) -> None:
+    run = copy(finished_run, tmp_path / "run")
+    own, other = "reward mine raised ValueError: " + "no " * 100, "sample g2.0 of the group failed: reward mine raised"
+    alter(
+        run, "UPDATE samples SET state = 'failed', text = 'an answer', reason = '" + other + "' WHERE group_id = 'g2'"
+    )
+    alter(run, f"UPDATE samples SET reason = '{own}' WHERE id = 'g2.0'")
+    _, out, _ = rljob("samples", run, "--state", "failed", "--group", "g2")
+    texts = [line.split("\t")[-1] for line in out.splitlines()[1:]]
+    assert texts == [own, *[other] * (len(texts) - 1)] and len(texts) > 1
+
+
 def test_samples_on_a_terminal_are_a_table_of_its_width(
     rljob: Command, finished_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,6 +86,21 @@ def test_samples_on_a_terminal_are_a_table_of_its_width(
     assert "\x1b[" in out and all(name in plain.splitlines()[0] for name in COLUMNS)
     assert all(len(line) <= 110 for line in plain.splitlines())
     assert [line.split()[0] for line in plain.splitlines()[1:]] == batch_of(finished_run, 5)[:3]
+
+
+def test_failed_samples_on_a_terminal_have_their_whole_reason_and_all_columns_that_fit(
+    rljob: Command, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = copy(finished_run, tmp_path / "run")
+    reason = " ".join(map(str, range(100)))
+    alter(run, f"UPDATE samples SET state = 'failed', reason = '{reason}' WHERE group_id = 'g2'")
+    for width in (110, 80, 40):
+        monkeypatch.setattr(ledger, "Terminal", lambda width=width: terminal(width))
+        _, out, _ = rljob("samples", run, "--state", "failed", "--group", "g2", "--limit", 1)
+        head, *lines = Text.from_ansi(out).plain.splitlines()
+        assert head.split()[0] == "sample" and lines[0].split()[0] == "g2.0"
+        assert " ".join(" ".join(line[head.index("text") :] for line in lines).split()) == reason
+        assert all(len(line) <= width for line in lines)
 
 
 def test_samples_on_80_columns_keep_end_and_start_of_the_text(

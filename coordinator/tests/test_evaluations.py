@@ -208,6 +208,7 @@ async def test_results_count_failed_problems(new_world: Any, tmp_path: Path) -> 
     await world.settle()
     first = world.run.evaluations.results[0]
     assert (first.problems, first.failed, first.accuracy, first.mean_reward) == (5, 1, 0.8, 0.8)
+    assert first.failure == "its reward is nan"
     world.kill_coordinator()
     await world.start()
     assert world.run.evaluations.results[0] == first

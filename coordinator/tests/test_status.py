@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,13 +13,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from world import job, m
 
+from rljob.api.job_status import LONGEST_REASON, EvaluationResult
 from rljob.coordinator.metrics import API_REQUESTS, REFUSED, ConnectionCollector, RunCollector
 from rljob.coordinator.progress import RunHistory
 from rljob.coordinator.status_report import status_of
 from rljob.coordinator.status_sync import StatusSyncCollector
 from rljob.coordinator.tracking import TrackingWriter, finish
 from rljob.protocol.connection_limits import HttpLimits, OpenConnections
-from rljob.protocol.run_status import HistoryPoint
+from rljob.protocol.run_status import HistoryPoint, run_fields
 from rljob.scheduling.groups import REJECTED
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "monitoring.md"
@@ -102,6 +104,36 @@ async def test_the_page_on_monitoring_has_every_metric_with_type_and_labels(new_
     assert documented == served
     (discarded,) = (cell for name, _, cell in rows if "discarded" in name)
     assert set(re.findall(r"`(\w+)`", discarded.partition(":")[2])) == set(REJECTED)
+
+
+async def test_the_status_counts_ended_samples_and_has_the_last_failure_also_after_a_restart(
+    new_world: Any, tmp_path: Path
+) -> None:
+    world = new_world(job(evaluation={"problems": 2}), tmp_path)
+    world.reward = lambda sample, result: math.nan if sample in ("g1.0", "e0.1.0") else 1.0
+    await world.start()
+    world.connect_all()
+    await world.settle()
+    ended = status_of(world.run).ended
+    assert (ended.trained, ended.failed, ended.last_failure) == (16, 2, "its reward is nan")
+    recorded = world.store.query("SELECT state, COUNT(*) FROM samples WHERE id LIKE 'g%' GROUP BY state")
+    assert {row[0]: row[1] for row in recorded} == {n: x for n, x in vars(ended).items() if x and n != "last_failure"}
+    assert run_fields(status_of(world.run))["ended"]["failed"] == 2, "also in a cluster"
+    world.kill_coordinator()
+    await world.start()
+    assert status_of(world.run).ended == ended
+
+
+async def test_reasons_in_the_status_are_one_printable_line_of_bounded_length(new_world: Any, tmp_path: Path) -> None:
+    world = new_world(job(), tmp_path)
+    await world.start()
+    world.run.last_failure = "\x1b]0;title\x07\n" + "long " * 1000
+    world.run.evaluations.results.append(EvaluationResult(0, "sums", 0.0, 2, 0.0, 1, "\x9b" * 1000))
+    world.run.failure = ("X", "the end:\n\x1b[2Jof it")
+    status = status_of(world.run)
+    assert status.ended.last_failure.startswith(r"\x1b]0;title\x07\nlong ") and status.ended.last_failure.endswith("…")
+    assert status.evaluations[0].failure.startswith(r"\x9b\x9b") and status.message == "the end:\n\\x1b[2Jof it"
+    assert len(status.ended.last_failure) == len(status.evaluations[0].failure) == LONGEST_REASON
 
 
 def test_the_speed_shown_is_a_mean_over_the_last_steps() -> None:

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rljob.api.text_escape import escape_block
 from rljob.api.yaml_loader import YamlError, read_yaml, write_yaml
 
 ACCEPTED = [
@@ -60,6 +61,15 @@ def test_a_plain_scalar_that_other_readers_read_differently_is_refused(text):
         read_yaml(f"{{{text}: 1}}\n")
     assert read_yaml(f'x: "{text}"\n') == read_yaml(f"x: |-\n  {text}\n") == {"x": text}
     assert read_yaml(write_yaml({text: text})) == {text: text}
+
+
+@pytest.mark.parametrize(
+    "text", ["a\x1b[2J", "a\u202eb", "\u200b", "a\u2028b", "x\x9by\n\tz", "\U000e0041", "\x7f\r\n"]
+)
+def test_control_and_invisible_characters_are_written_as_escapes_and_read_as_the_same_text(text):
+    written = write_yaml({text: [text]})
+    assert written == escape_block(written)
+    assert read_yaml(written) == {text: [text]}
 
 
 def test_a_file_mode_is_refused_with_its_decimal_number():

@@ -26,5 +26,9 @@ def test_event_names_depend_only_on_the_content():
     assert len({body()["metadata"]["name"], body("x")["metadata"]["name"], body(reason="X")["metadata"]["name"]}) == 3
 
 
+def test_control_characters_of_a_message_are_escaped():
+    assert body("it ended:\n\x1b[2Jdone\udc80")["message"] == "it ended:\n\\x1b[2Jdone\\udc80"
+
+
 def test_a_long_message_is_truncated():
     assert len(body("x" * 5000)["message"]) == MESSAGE_CHARACTERS

@@ -11,7 +11,7 @@ from rljob.api.explain import to_data
 from rljob.api.yaml_loader import write_yaml
 from rljob.cli import cluster_commands
 from rljob.cli.cluster_commands import Context, Namespace
-from rljob.cli.options import RUN_HELP, Format, LocalRunName, Output, Overrides, complete_runs, print_json, report
+from rljob.cli.options import RUN_HELP, Format, LocalRunName, Output, Overrides, complete_runs, echo, print_json, report
 from rljob.local import checkpoints, find_run, job_checks
 from rljob.local.errors import CliError
 from rljob.local.evaluation import evaluated_model, evaluation_job, evaluation_path
@@ -58,7 +58,7 @@ def export(
         step, checkpoint = checkpoints.find(directory, step)
         checkpoints.export(checkpoint, Path(destination))
         source = f"the run in {directory.path}"
-    typer.echo(f"{destination}: the model of step {step} of {source}")
+    echo(f"{destination}: the model of step {step} of {source}")
 
 
 def _refuse_name_of_run(destination: str) -> None:

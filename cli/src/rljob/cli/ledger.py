@@ -16,9 +16,10 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from rljob.api.text_escape import escape_block, escape_line
 from rljob.cli import cluster_commands
 from rljob.cli.cluster_commands import Context, Namespace
-from rljob.cli.options import RUN_HELP, Format, Output, RunName, complete_runs, report
+from rljob.cli.options import RUN_HELP, Format, Output, RunName, complete_runs, echo, echo_json, report
 from rljob.ledger.audit import Report
 from rljob.ledger.audit import audit as audit_run
 from rljob.ledger.reader import (
@@ -43,6 +44,7 @@ from rljob.local.screen import Terminal
 from rljob.local.snapshot import initializing
 
 MAX_TEXT_CHARACTERS = 80
+MAX_REASON_CHARACTERS = 500
 STYLES = ((0.9, "green"), (0.5, "yellow"), (0.1, "dark_orange"), (0.0, "red"))
 """Lower bound of a token's probability when it was sampled → colour on a terminal."""
 
@@ -51,7 +53,7 @@ COLUMNS = (
 )  # fmt: skip
 DROPPED_FIRST = ("versions", "staleness", "advantage", "task", "tokens", "state", "step")
 """Columns that a narrow terminal omits, in this order."""
-MIN_TEXT_WIDTH = 24  # terminal columns that are reserved for the text
+MIN_TEXT_WIDTH, MIN_REASON_WIDTH = 24, 48  # terminal columns that are reserved for the text, or for a reason
 COLUMN_GAP = 2
 
 
@@ -65,7 +67,8 @@ class ListFormat(StrEnum):
 
 @contextlib.contextmanager
 def _open_run(name: str | None) -> Iterator[Path]:
-    """Yield the directory of the run called ``name``; NoRunError in the body becomes a CliError with exit code 2."""
+    """Yield the directory of the run called ``name``; NoRunError in the body, and an argument that is not UTF-8, become
+    a CliError with exit code 2."""
     directory = find_run.find(name)
     if not (directory.path / LEDGER).exists():
         raise CliError(f"the run in {directory.path} has no ledger yet: {_no_ledger_reason(directory)}", 2)
@@ -73,6 +76,8 @@ def _open_run(name: str | None) -> Iterator[Path]:
         yield directory.path
     except NoRunError as error:
         raise CliError(str(error), 2) from None
+    except UnicodeEncodeError as error:  # an argument that the ledger cannot be asked for
+        raise CliError(f"{error.object!r} is not UTF-8; no name in a ledger is like this", 2) from None
 
 
 def _no_ledger_reason(directory: RunDirectory) -> str:
@@ -110,10 +115,10 @@ def samples(
     if not rows:
         report(note)
     if output is ListFormat.JSON:
-        typer.echo(msgspec.json.encode(rows))
+        echo_json(msgspec.json.encode(rows))
     elif output is ListFormat.JSONL:
         for row in rows:
-            typer.echo(msgspec.json.encode(row))
+            echo_json(msgspec.json.encode(row))
     else:
         _print_table([_cells(row) for row in rows])
 
@@ -133,9 +138,16 @@ def _local_samples(run: str | None, selection: Selection) -> tuple[list[SampleRo
 
 
 def _cells(row: SampleRow) -> list[str]:
-    text = _one_line((row.text or row.reason)[:MAX_TEXT_CHARACTERS])
     numbers = [_number(value) for value in (row.step, row.reward, row.advantage, row.response_tokens)]
-    return [row.id, row.task, row.state, *numbers, _versions(row), _number(row.staleness), row.finish or "", text]
+    cells = [row.id, row.task, row.state, *numbers, _versions(row), _number(row.staleness), row.finish or ""]
+    return [*map(escape_line, cells), _text(row)]
+
+
+def _text(row: SampleRow) -> str:
+    """Return the start of the last answer; of a failed sample, the reason."""
+    if row.state == State.FAILED or not row.text:
+        return escape_line(row.reason[:MAX_REASON_CHARACTERS])
+    return _one_line(row.text[:MAX_TEXT_CHARACTERS])
 
 
 def _versions(row: SampleRow) -> str:
@@ -144,26 +156,32 @@ def _versions(row: SampleRow) -> str:
 
 
 def _print_table(rows: list[list[str]]) -> None:
-    """Print a table cut to the terminal's width, or tab-separated lines when piped."""
+    """Print a table cut to the terminal's width, with whole reasons of failed samples, or tab-separated lines when
+    piped."""
     console = Terminal()
     if not console.is_terminal:
         for row in [list(COLUMNS), *rows]:
-            typer.echo("\t".join(row))
+            echo("\t".join(row))
         return
-    columns = _columns_that_fit(rows, console.width)
+    reasons = any(row[COLUMNS.index("state")] == State.FAILED for row in rows)
+    *columns, text = _columns_that_fit(rows, console.width, MIN_REASON_WIDTH if reasons else MIN_TEXT_WIDTH)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        min_width = None if COLUMNS[column] == "text" else _width(rows, column)
-        table.add_column(COLUMNS[column], no_wrap=True, overflow="ellipsis", min_width=min_width)
+        table.add_column(COLUMNS[column], no_wrap=True, overflow="ellipsis", width=_width(rows, column))
+    # Without a width, rich narrows all columns to make room for a long text, some of them to nothing.
+    rest = console.width - sum(_width(rows, column) + COLUMN_GAP for column in columns)
+    width = max(len(COLUMNS[text]), min(rest, _width(rows, text)))
+    table.add_column(COLUMNS[text], no_wrap=not reasons, overflow="fold" if reasons else "ellipsis", width=width)
+    columns.append(text)
     for row in rows:
         table.add_row(*(Text(row[column]) for column in columns))
     console.print(table)
 
 
-def _columns_that_fit(rows: list[list[str]], width: int) -> list[int]:
-    """Return the columns that leave room for the beginning of the texts on a terminal ``width`` wide."""
+def _columns_that_fit(rows: list[list[str]], width: int, least: int) -> list[int]:
+    """Return the columns that leave ``least`` columns of a terminal ``width`` wide for the texts."""
     columns = [i for i, name in enumerate(COLUMNS) if name == "text" or any(row[i] for row in rows)]
-    text = min(MIN_TEXT_WIDTH, _width(rows, len(COLUMNS) - 1))
+    text = min(least, _width(rows, len(COLUMNS) - 1))
     for name in DROPPED_FIRST:
         if sum(_width(rows, column) + COLUMN_GAP for column in columns[:-1]) + text <= width:
             break
@@ -191,7 +209,7 @@ def show(
     else:
         detail = _local_sample(names)
     if output is Format.JSON:
-        typer.echo(msgspec.json.encode(detail))
+        echo_json(msgspec.json.encode(detail))
         return
     _print_lines(_sample_lines(detail))
 
@@ -211,14 +229,15 @@ def _print_lines(lines: Iterable[Text]) -> None:
         if console.is_terminal:
             console.print(line, soft_wrap=True)
         else:
-            typer.echo(line.plain)
+            echo(line.plain)
 
 
 def _sample_lines(detail: SampleDetail) -> Iterator[Text]:
     """Yield the lines that describe a sample."""
     sample = detail.sample
     where = f" in batch {sample.step}" if sample.step is not None else ""
-    yield Text.assemble((sample.id, "bold"), f"  {sample.state}{where}{f': {sample.reason}' if sample.reason else ''}")
+    ended = f"{sample.state}{where}{f': {sample.reason}' if sample.reason else ''}"
+    yield Text.assemble((sample.id, "bold"), f"  {escape_line(ended)}")
     staleness = "" if sample.staleness is None else f", staleness {sample.staleness}"
     fields = {
         "task": f"{sample.task}, row {sample.row} of its {'held-out ' * (sample.kind == Kind.EVALUATION)}data",
@@ -243,7 +262,7 @@ def _sample_lines(detail: SampleDetail) -> Iterator[Text]:
         yield from _turn(turn, single=len(detail.turns) == 1)
     if sample.text is not None and not any(turn.written for turn in detail.turns):
         yield _title("answer")
-        yield Text(sample.text)
+        yield Text(escape_block(sample.text))
 
 
 def _tokens(sample: SampleRow) -> str:
@@ -263,12 +282,12 @@ def _turn(turn: TurnDetail, single: bool) -> Iterator[Text]:
         yield _field("", f"reward {_number(turn.reward)}")
     if turn.given_ids:
         yield _title("prompt" if turn.turn == 0 else "observation")
-        yield Text(turn.given if turn.given is not None else " ".join(map(str, turn.given_ids)))
+        yield Text(escape_block(turn.given) if turn.given is not None else " ".join(map(str, turn.given_ids)))
     if not turn.written:
         return
     if turn.given is not None:
         yield _title("answer")
-        yield Text.assemble(*((token.text or "", _style(token)) for token in turn.written))
+        yield Text.assemble(*((escape_block(token.text or ""), _style(token)) for token in turn.written))
     yield _title("index  token  log-probability  probability  version  text")
     for i, token in enumerate(turn.written):
         numbers = f"{i:5}  {token.id:5}  {token.logprob:15.6f}  {math.exp(token.logprob):11.4f}  {token.version:7}"
@@ -280,7 +299,7 @@ def _style(token: TokenDetail) -> str:
 
 
 def _field(name: str, value: str) -> Text:
-    return Text.assemble((f"{name:10} ", "dim"), value)
+    return Text.assemble((f"{name:10} ", "dim"), escape_line(value))
 
 
 def _title(name: str) -> Text:
@@ -292,7 +311,8 @@ def _number(value: float | None) -> str:
 
 
 def _one_line(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
+    """Return a text of the model on one line; backslashes are doubled, so that it can be told from escapes."""
+    return escape_line(text.replace("\\", "\\\\"))
 
 
 def audit(
@@ -308,7 +328,7 @@ def audit(
         with _open_run(run) as path:
             found = audit_run(path)
     if output is Format.JSON:
-        typer.echo(msgspec.json.encode(found))
+        echo_json(msgspec.json.encode(found))
     else:
         _print_lines(_audit_lines(found))
     raise typer.Exit(0 if found.ok else 1)
@@ -320,10 +340,10 @@ def _audit_lines(found: Report) -> Iterator[Text]:
     for check in found.checks:
         label = ("ok      ", "green") if check.ok else ("FAILED  ", "bold red")
         yield Text.assemble(
-            label, f"{check.name} ({'; '.join(filter(None, (f'{check.examined} examined', check.note)))})"
+            label, escape_line(f"{check.name} ({'; '.join(filter(None, (f'{check.examined} examined', check.note)))})")
         )
         for problem in check.problems:
-            yield Text(f"        {problem}")
+            yield Text(f"        {escape_line(problem)}")
     failed = sum(not check.ok for check in found.checks)
     result = f"{failed} {'check' if failed == 1 else 'checks'} failed" if failed else "all checks ok"
     yield Text(f"{result}{'' if found.finished else '; the run is not finished; open samples are not errors'}")

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from rljob.cli import cluster_commands
 from rljob.cli.cluster_commands import Context, Namespace
-from rljob.cli.options import RUN_HELP, Format, Output, complete_components, print_json, report
+from rljob.cli.options import RUN_HELP, Format, Output, complete_components, echo, print_json, report
 from rljob.local import find_run, log_reader
 from rljob.local.log_reader import Line
 from rljob.local.run_directory import RunDirectory
@@ -96,6 +96,6 @@ class _Prefixed:
     def __call__(self, line: Line) -> None:
         prefix = f"{line.component:{self._width}} | " if self._width else ""
         if self._console.color_system is None:
-            typer.echo(f"{prefix}{line.text}")
+            echo(f"{prefix}{line.text}")
         else:
             self._console.print(Text(prefix, self._colours.get(line.component, "")), line.text, sep="", soft_wrap=True)

@@ -15,7 +15,7 @@ from rljob.api.explain import explain as expand
 from rljob.api.explain import explain_field, manifest_page
 from rljob.api.load import load
 from rljob.api.yaml_loader import YamlError, read_yaml
-from rljob.cli.options import File, Overrides, RunDir, default_directory, report
+from rljob.cli.options import File, Overrides, RunDir, default_directory, echo, echo_json, report
 from rljob.local import job_checks
 from rljob.local.run_directory import RunDirectory
 from rljob.manifests.inputs import Cluster, RenderTarget, read_cluster
@@ -38,7 +38,7 @@ def validate(
     job = load(file, overrides or [])
     if not static:
         job_checks.prepare(job, RunDirectory(default_directory(run_dir, job.metadata.name)), report)
-    typer.echo(f"{file}: the RLJob {job.metadata.name} is valid")
+    echo(f"{file}: the RLJob {job.metadata.name} is valid")
 
 
 def explain(
@@ -55,7 +55,7 @@ def explain(
         text = expand(load(file, overrides or []))
     else:
         text = explain_field(field) if field is not None else manifest_page()
-    typer.echo(text, nl=False)
+    echo(text, nl=False)
 
 
 class Form(StrEnum):
@@ -98,9 +98,9 @@ def render(
     objects = [rendered for role in manifests.render(job, context) for rendered in role.objects]
     if output is Form.JSON:
         whole = {"apiVersion": "v1", "kind": "List", "items": objects}
-        typer.echo(json.dumps(whole, ensure_ascii=False, indent=1))
+        echo_json(json.dumps(whole, ensure_ascii=False, indent=1))
     else:
-        typer.echo(to_yaml(objects), nl=False)
+        echo(to_yaml(objects), nl=False)
 
 
 def _cluster(path: Path | None, gpu: bool | None) -> Cluster:

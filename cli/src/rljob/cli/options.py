@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from rljob.api.text_escape import escape_block, escape_json, escape_line
 from rljob.local import find_run, log_reader
 from rljob.local.errors import CliError
 
@@ -59,7 +60,8 @@ LOCAL_RUN_HELP = f"A run directory, or a name under runs/. {DEFAULT_RUN}"
 
 def complete_runs(incomplete: str) -> list[str]:
     """Return the names of runs that begin with ``incomplete``."""
-    return [path.name for path in find_run.known() if path.name.startswith(incomplete)]
+    names = [path.name for path in find_run.known() if path.name.startswith(incomplete)]
+    return [name for name in names if name == escape_line(name)]
 
 
 def complete_components(incomplete: str) -> list[str]:
@@ -91,9 +93,19 @@ def default_directory(run_dir: Path | None, name: str) -> Path:
 def report(message: str) -> None:
     """Print an error to stderr."""
     for line in message.splitlines():
-        typer.echo(f"rljob: {line}", err=True)
+        echo(f"rljob: {line}", err=True)
+
+
+def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Print text of one or several lines, with control characters as escapes."""
+    typer.echo(escape_block(text), err=err, nl=nl)
+
+
+def echo_json(document: str | bytes) -> None:
+    """Print a JSON document. Its value is exact: control characters are escapes of JSON."""
+    typer.echo(escape_json(document if isinstance(document, str) else document.decode()))
 
 
 def print_json(data: Mapping[str, Any]) -> None:
     """Print one JSON object on a line."""
-    typer.echo(json.dumps(data, ensure_ascii=False))
+    echo_json(json.dumps(data, ensure_ascii=False))

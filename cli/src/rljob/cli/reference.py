@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 from typer.testing import CliRunner
 
+from rljob.cli.options import echo
 from rljob.cli.typer_app import app
 
 WIDTH = 100  # columns
@@ -26,7 +27,9 @@ With `-n` (`--namespace`) or `--context`, and always as `kubectl rljob`, RUN is 
 | `top` | yes | no, exit code 2: there are no processes to measure |
 | `run` | no, exit code 2: the directory is in use | resumes it; of a run that succeeded it shows the result |
 
-`-o json` is for programs. Text has colours on a terminal only, and no frame or width limit when piped.
+`-o json` is for programs. Text has colours on a terminal only, and no frame or width limit when piped. Control and
+invisible characters in text of models, rewards, logs and files are printed as escapes, for example `\\x1b`; JSON has
+them exactly, as escapes of JSON.
 
 | exit code | meaning |
 |---|---|
@@ -59,4 +62,4 @@ def _help(name: str) -> str:
 
 
 if __name__ == "__main__":
-    typer.echo(page(), nl=False)
+    echo(page(), nl=False)

@@ -9,7 +9,7 @@ import typer
 from rljob.api.load import load
 from rljob.cli import cluster_commands
 from rljob.cli.cluster_commands import Context, Namespace
-from rljob.cli.options import File, Overrides, RemoteRunName, RunDir, RunName, default_directory, report
+from rljob.cli.options import File, Overrides, RemoteRunName, RunDir, RunName, default_directory, echo, report
 from rljob.local import background, find_run, job_checks
 from rljob.local.errors import Interrupted
 from rljob.local.local_run import run_job
@@ -40,9 +40,9 @@ def run(
     job = job_checks.prepare(job, RunDirectory(directory), report)
     screen = background.start(directory) if detach else screen_for(RunOutput(), live=not no_screen)
     if screen is None:
-        typer.echo(f"the run continues in the background, in {directory}")
-        typer.echo(f"watch it:  rljob status --watch {directory}   or   rljob logs -f {directory}")
-        typer.echo(f"stop it:   rljob stop {directory}")
+        echo(f"the run continues in the background, in {directory}")
+        echo(f"watch it:  rljob status --watch {directory}   or   rljob logs -f {directory}")
+        echo(f"stop it:   rljob stop {directory}")
         return
     try:
         lines = run_job(job, file.read_bytes(), directory, screen)
@@ -53,7 +53,7 @@ def run(
         report(f"{directory}: {error.strerror or error}; correct it and run the same command again")
         raise typer.Exit(1) from None
     for line in lines:
-        typer.echo(line)
+        echo(line)
 
 
 def stop(
@@ -71,20 +71,20 @@ def stop(
         return
     directory = find_run.find(run)
     if not directory.running():
-        typer.echo(f"the run in {directory.path} is not running; it is {take_snapshot(directory).state}")
+        echo(f"the run in {directory.path} is not running; it is {take_snapshot(directory).state}")
         return
     end(directory, now)
     snapshot = take_snapshot(directory)
-    typer.echo(_stopped_message(snapshot, f"{directory.path}/", "rljob run resumes it"))
+    echo(_stopped_message(snapshot, f"{directory.path}/", "rljob run resumes it"))
 
 
 def _suspend(job: RemoteJob, now: bool) -> None:
     snapshot = job.snapshot()
     if not snapshot.running:
-        typer.echo(f"the {job.place} is not running; it is {snapshot.state}")
+        echo(f"the {job.place} is not running; it is {snapshot.state}")
         return
     cluster_commands.suspend(job, now, report)
-    typer.echo(_stopped_message(job.snapshot(), f"{job.claim()}:", f"{cluster_commands.program()} resume resumes it"))
+    echo(_stopped_message(job.snapshot(), f"{job.claim()}:", f"{cluster_commands.program()} resume resumes it"))
 
 
 def _stopped_message(snapshot: RunSnapshot, storage: str, hint: str) -> str:
@@ -103,7 +103,7 @@ def _stopped_message(snapshot: RunSnapshot, storage: str, hint: str) -> str:
 
 def resume(run: RemoteRunName = None, context: Context = None, namespace: Namespace = None) -> None:
     """Resume a suspended RLJob."""
-    typer.echo(cluster_commands.resume(run, context, namespace))
+    echo(cluster_commands.resume(run, context, namespace))
 
 
 def apply(
@@ -125,9 +125,9 @@ def apply(
     job = load(file, overrides or [])
     where, outcome = cluster_commands.apply(job, file, context, namespace, dry_run, force)
     name, tried = job.metadata.name, " (dry run)" if dry_run else ""
-    typer.echo(f"the RLJob {name} in namespace {where} is {outcome}{tried}")
+    echo(f"the RLJob {name} in namespace {where} is {outcome}{tried}")
     if not dry_run:
         at = f"-n {where} {name}" if context is None else f"--context {context} -n {where} {name}"
         program = cluster_commands.program()
-        typer.echo(f"watch it:  {program} status --watch {at}   or   {program} logs -f {at}")
-        typer.echo(f"stop it:   {program} stop {at}")
+        echo(f"watch it:  {program} status --watch {at}   or   {program} logs -f {at}")
+        echo(f"stop it:   {program} stop {at}")

@@ -11,7 +11,7 @@ import typer
 
 from rljob.cli import cluster_commands
 from rljob.cli.cluster_commands import Context, Namespace
-from rljob.cli.options import Format, Output, RunName, print_json
+from rljob.cli.options import Format, Output, RunName, echo, print_json
 from rljob.local import find_run
 from rljob.local.errors import CliError
 from rljob.local.screen import LiveScreen, Terminal
@@ -74,4 +74,4 @@ def _print(snapshot: RunSnapshot, output: Format, console: Terminal) -> None:
         console.print(draw(snapshot, console.width))
     else:
         for line in plain_lines(snapshot):
-            typer.echo(line)
+            echo(line)

@@ -5,14 +5,18 @@ Exit codes: 0 done, 1 a failure while running, 2 bad input, 130 interrupted.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+from typer.exceptions import TyperException
 
 from rljob.api.errors import ManifestError
+from rljob.api.text_escape import escape_block
 from rljob.cli import checkpoint_commands, cluster_commands, ledger, logs, manifest, run_control, status, top
-from rljob.cli.options import report
+from rljob.cli.options import echo, report
 from rljob.local.errors import CliError, Interrupted
 from rljob.local.run_directory import VERSION
 
@@ -31,7 +35,7 @@ def report_failure(error: Exception) -> int:
         case CliError():
             report(error.sentence)
             if error.log:
-                typer.echo(error.log, err=True)
+                echo(error.log, err=True)
             return error.exit_code
         case Interrupted():
             report(f"{error.checkpoint or 'interrupted'}; the same command resumes the run")
@@ -40,6 +44,16 @@ def report_failure(error: Exception) -> int:
             report(f"{error.filename or 'this machine'}: {error.strerror or error}; correct it and try again")
             return 1
     raise error
+
+
+@contextlib.contextmanager
+def _printable_errors() -> Iterator[None]:
+    """Escape control characters of arguments in typer's messages."""
+    try:
+        yield
+    except TyperException as error:
+        error.message = escape_block(error.message)
+        raise
 
 
 class _Commands(TyperGroup):
@@ -61,10 +75,16 @@ class _Commands(TyperGroup):
             ctx.fail(f"{args[0]} works on this machine and not in a cluster; write: rljob {args[0]}")
         return super().resolve_command(ctx, args)
 
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        """Parse the arguments before the name of the command."""
+        with _printable_errors():
+            return super().make_context(*arguments, **options)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the named command."""
         try:
-            return super().invoke(ctx)
+            with _printable_errors():
+                return super().invoke(ctx)
         except typer.BadParameter as error:
             error.message = error.message.removeprefix("Value error, ")
             raise
@@ -82,7 +102,7 @@ app = typer.Typer(
 
 def _print_version(requested: bool) -> None:
     if requested:
-        typer.echo(f"rljob {VERSION}")
+        echo(f"rljob {VERSION}")
         raise typer.Exit
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Self
 
+from rljob.api.text_escape import escape_block
 from rljob.local.screen import PlainScreen, RunOutput
 from rljob.local.snapshot import RunSnapshot
 
@@ -87,6 +88,6 @@ def _copy_output(log: Path, offset: int) -> int:
             data = file.read()
     except FileNotFoundError:
         return 0
-    sys.stderr.write(data.decode(errors="replace"))
+    sys.stderr.write(escape_block(data.decode(errors="replace")))
     sys.stderr.flush()
     return len(data)

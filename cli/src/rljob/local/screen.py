@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Iterator
+from typing import Any, Self
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
+from rich.segment import Segment
+from rich.text import Text
 
+from rljob.api.text_escape import escape_block
 from rljob.local.errors import CliError
 from rljob.local.snapshot import RunSnapshot
 from rljob.local.snapshot_view import draw, one_line
@@ -38,12 +41,24 @@ class Screen(ABC):
 
 
 class Terminal(Console):
-    """Standard output or stderr; markup, emoji codes and highlighting are off."""
+    """Standard output or stderr; markup, emoji codes and highlighting are off, control characters are escaped."""
 
     def __init__(self, stderr: bool = False) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, stderr=stderr)
         if not self.is_terminal:
             self.width = PIPED_WIDTH
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return ``text`` as Text; it strips some control characters, so they are escaped before."""
+        return super().render_str(escape_block(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Yield the segments of an object. No text reaches the terminal by another way."""
+        for segment in super().render(renderable, options):
+            if segment.control:  # written by rich itself, for example to move the cursor
+                yield segment
+            else:
+                yield Segment(escape_block(segment.text), segment.style)
 
 
 class RunOutput(Terminal):

@@ -13,6 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rljob.api.job_status import EvaluationResult
+from rljob.api.text_escape import escape_data
+from rljob.local.ended_view import ended_rows, ended_shares, ended_summary, failed_problems, failed_summary
 from rljob.local.fitting_table import fitting_table
 from rljob.local.plot import PLOT
 from rljob.local.snapshot import ComponentState, RunSnapshot
@@ -38,7 +40,7 @@ ENGINES_DROPPED = ("restarts", "state", "waiting", "running")
 
 def draw(snapshot: RunSnapshot, width: int) -> Group:
     """Return the panel of a run for a terminal of ``width`` columns."""
-    width = max(10, min(MAX_CURVE, width - 40))
+    snapshot, width = escape_data(snapshot), max(10, min(MAX_CURVE, width - 40))
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column()
@@ -50,6 +52,7 @@ def draw(snapshot: RunSnapshot, width: int) -> Group:
 
 def plain_lines(snapshot: RunSnapshot) -> Iterator[str]:
     """Yield the content of the panel as lines: nothing is cut, padded or wrapped."""
+    snapshot = escape_data(snapshot)
     yield _head(snapshot).plain
     for label, value in _rows(snapshot, MAX_CURVE):
         for i, line in enumerate(value.plain.splitlines()):
@@ -61,10 +64,11 @@ def one_line(snapshot: RunSnapshot) -> str:
     status = snapshot.status
     if status is None or not status.history:
         return f"{clock(snapshot.seconds)}  {snapshot.stage}"
-    last = status.history[-1]
+    last, ended = status.history[-1], ended_shares(status.ended)
     return (
         f"{clock(snapshot.seconds)}  step {_steps(status)[0]}  reward {last.reward:.3f}  staleness "
-        f"{last.staleness:.2f}  {_speed(status):,.0f} tokens/s{_steps(status)[1]}  {snapshot.stage}"
+        f"{last.staleness:.2f}  {_speed(status):,.0f} tokens/s{_steps(status)[1]}{f'  {ended}' if ended else ''}  "
+        f"{snapshot.stage}"
     )
 
 
@@ -74,9 +78,11 @@ def summary(snapshot: RunSnapshot) -> list[str]:
     assert status is not None, "a run that ended has a status"
     done = f"{status.progress.step} steps" if status.progress.steps else "evaluated"
     lines = [f"{done} in {clock(status.progress.seconds)}"]
-    lines += [_accuracy(results) for results in _by_task(status)]
+    for results in _by_task(status):
+        lines += [_accuracy(results), *failed_summary(results)]
     if status.history:
         lines.append(f"reward of the last batch: {status.history[-1].reward:.3f}")
+    lines += ended_summary(status.ended, directory)
     if status.last_checkpoint.path:
         lines.append(f"checkpoint (Hugging Face format): {directory / status.last_checkpoint.path}")
     lines += [f"{WARNING}: {warning}" for warning in status.warnings[-MAX_WARNINGS:]]
@@ -128,9 +134,13 @@ def _status_rows(status: RunStatus, width: int) -> Iterator[tuple[str, Text]]:
         yield "speed", Text(f"{_speed(status):,.0f} tokens/s")
     for warning in status.warnings[-MAX_WARNINGS:]:
         yield WARNING, Text(warning, style="yellow")
+    for end, text in ended_rows(status.ended):
+        yield end, Text(text, style="yellow" if end == "failed" else "")
     for results in _by_task(status):
         course = " → ".join(f"{result.accuracy:.3f}" for result in results[-MAX_RESULTS:])
-        yield "held out", Text(f"{results[-1].task} {course} at version {results[-1].version}")
+        failed = failed_problems(results[-1])
+        text = f"{results[-1].task} {course} at version {results[-1].version}{failed and f', {failed}'}"
+        yield "held out", Text(text)
 
 
 def _steps(status: RunStatus) -> tuple[str, str]:
@@ -200,6 +210,7 @@ def draw_usage(snapshot: RunSnapshot, width: int = 0) -> Group:
 
     On a terminal of ``width`` columns less important columns are omitted; 0: no limit.
     """
+    snapshot = escape_data(snapshot)
     lines: list[RenderableType] = [_head(snapshot), "", _usage_table(snapshot.components, width)]
     if snapshot.note:
         lines.append(Text(snapshot.note, style="yellow"))
@@ -244,13 +255,16 @@ def _flow(status: RunStatus) -> Table:
     return fitting_table(["metric", "now"], rows)
 
 
-def evaluation_table(step: int, results: Sequence[EvaluationResult]) -> Table:
-    """Return the table of `rljob evaluate`: the results of the checkpoint of ``step``, by task."""
+def evaluation_table(step: int, results: Sequence[EvaluationResult]) -> Group:
+    """Return the table of `rljob evaluate`: the results of the checkpoint of ``step``, by task, and a line for each
+    task with failed problems."""
+    results = escape_data(results)
     rows = [
         [result.task, f"{result.accuracy:.3f}", f"{result.mean_reward:.3f}", f"{result.problems:,}"]
         for result in results
     ]
-    return fitting_table([f"step {step}", "accuracy", "mean reward", "problems"], rows)
+    table = fitting_table([f"step {step}", "accuracy", "mean reward", "problems"], rows)
+    return Group(table, *(f"{result.task}: {failed_problems(result)}" for result in results if result.failed))
 
 
 # --- numbers ------------------------------------------------------------------------------------------------------

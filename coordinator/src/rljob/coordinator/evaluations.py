@@ -35,7 +35,7 @@ class Evaluations:
         self.dropped = -1  # the last version whose evaluation was dropped
         self._open: dict[str, Sample] = {}
         self._rewards: dict[str, list[float]] = {}
-        self._failed: dict[str, int] = {}
+        self._failures: dict[str, list[str]] = {}  # task → reasons
 
     def wanted(self, version: int) -> bool:
         """Return whether ``version`` must be evaluated and has no result yet."""
@@ -63,15 +63,15 @@ class Evaluations:
                 number += 1
         self.resume(version, trajectories, [])
 
-    def resume(self, version: int, open_: list[Trajectory], scored: list[tuple[str, float | None]]) -> None:
-        """Start with open problems and scored ones, which are (task, reward); reward None: the problem failed."""
+    def resume(self, version: int, open_: list[Trajectory], ended: list[tuple[str, float | None, str]]) -> None:
+        """Start with open problems and ended ones: (task, reward, reason); reward None: the problem failed."""
         assert self._spec.evaluation is not None
         self.running = version
         self._open = {trajectory.sample.id: trajectory.sample for trajectory in open_}
         self._rewards = {task: [] for task in self._spec.evaluation.tasks or []}
-        self._failed = dict.fromkeys(self._rewards, 0)
-        for task, reward in scored:
-            self._count(task, reward)
+        self._failures = {task: [] for task in self._rewards}
+        for task, reward, reason in ended:
+            self._count(task, reward, reason)
         log.info("evaluating version %d: %d problems", version, len(open_))
         self._add(open_)
         self._finish_if_complete()
@@ -90,16 +90,16 @@ class Evaluations:
         self.dropped, self.running = self.running, None
         return dropped
 
-    def take(self, sample: Sample, reward: float | None) -> None:
-        """Record the reward of a problem; None: the problem failed, which counts as reward 0."""
+    def take(self, sample: Sample, reward: float | None, reason: str = "") -> None:
+        """Record the reward of a problem; None: the problem failed for ``reason``, which counts as reward 0."""
         if self._open.pop(sample.id, None) is not None:
             sample.reward, sample.end = reward, "evaluated" if reward is not None else "failed"
-            self._count(sample.group.task, reward)
+            self._count(sample.group.task, reward, reason)
             self._finish_if_complete()
 
-    def _count(self, task: str, reward: float | None) -> None:
+    def _count(self, task: str, reward: float | None, reason: str) -> None:
         if reward is None:
-            self._failed[task] += 1
+            self._failures[task].append(reason)
         self._rewards[task].append(reward if reward is not None else 0.0)
 
     def _finish_if_complete(self) -> None:
@@ -112,13 +112,15 @@ class Evaluations:
                 accuracy=sum(reward >= 1 for reward in rewards) / len(rewards),
                 problems=len(rewards),
                 mean_reward=sum(rewards) / len(rewards),
-                failed=self._failed[task],
+                failed=len(self._failures[task]),
+                failure=max(self._failures[task], default=""),  # as queries.evaluation_results
             )
             self.results.append(result)
             self._ledger.record_evaluation(result)
             log.info(
-                "version %d: accuracy %.3f on %d problems of %s", self.running, result.accuracy, len(rewards), task
-            )
+                "version %d: accuracy %.3f on %d problems of %s, %d failed",
+                self.running, result.accuracy, len(rewards), task, result.failed,
+            )  # fmt: skip
         self.running = None
 
     @property

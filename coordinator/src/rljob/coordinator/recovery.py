@@ -59,6 +59,7 @@ def _recover_scheduler(run: Run, version: int) -> None:
             if sample.open:
                 trajectories.append(_trajectory(run.ledger, sample, row))
     run.ends.update(admitted.ends)
+    run.last_failure = admitted.last_failure
     scheduler.restore(mixture, version, admitted.groups - admitted.rejected, admitted.groups, waiting)
     run.trajectories.add(trajectories)
 

@@ -72,6 +72,7 @@ class Run:
         self.progress = RunHistory()
         self.held_out: Mapping[str, int] | None = None  # task → rows; from runners
         self.ends: Counter[str] = Counter()  # end → training samples, since the start of the run
+        self.last_failure = ""  # reason of the last training sample that failed by itself
         self.failure: tuple[str, str] | None = None
         self.warnings: list[str] = []  # oldest first, since the start of the run
         self.finished = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from rljob.api.text_escape import escape_line
 from rljob.coordinator.trajectory import Trajectory
 from rljob.ledger.states import Kind, State
 from rljob.protocol import messages as m
@@ -39,12 +40,13 @@ class SampleOutcomes:
     def failed(self, trajectory: Trajectory, reason: str) -> None:
         """End a sample that cannot be finished; its group is replaced."""
         run, sample = self._run, trajectory.sample
-        log.warning("sample %s failed: %s", sample.id, reason)
+        log.warning("sample %s failed: %s", sample.id, escape_line(reason))
         run.trajectories.drop([sample.id])
         if trajectory.kind is Kind.EVALUATION:
             run.ledger.end_sample(sample.id, State.FAILED, reason)
-            run.evaluations.take(sample, None)
+            run.evaluations.take(sample, None, reason)
         else:
+            run.last_failure = reason
             run.end_samples(run.scheduler.fail(sample, reason))
             self._check_no_progress(reason)
         run.changed()

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from rljob.api.job_status import (
+    LONGEST_REASON,
     METRIC_NAME_LENGTH,
     CheckpointStatus,
+    EndedSamples,
     EngineStatus,
+    EvaluationResult,
     Metric,
     PolicyStatus,
     Progress,
     Queue,
     State,
 )
+from rljob.api.text_escape import escape_block, escape_line
 from rljob.coordinator.connection import Connection
 from rljob.coordinator.run import Run
 from rljob.coordinator.weight_publisher import TrainerSession
@@ -32,7 +37,7 @@ def status_of(run: Run) -> RunStatus:
     return RunStatus(
         state=state_of(run),
         reason=reason,
-        message=message or _waiting_for(run),
+        message=escape_block(message or _waiting_for(run)),
         incarnation=trainer.session.incarnation,
         progress=Progress(
             step=run.version,
@@ -47,14 +52,37 @@ def status_of(run: Run) -> RunStatus:
         last_checkpoint=CheckpointStatus(checkpoints.newest or -1, checkpoints.newest_path),
         warnings=list(run.warnings),
         queues=[Queue(name, max(0, value)) for name, value in run.counts().items()],
+        ended=_ended(run),
         staleness=_staleness(run.progress.last_step),
         engines=_engines(run),
         observed_generation=run.observed_generation,
         metrics=[Metric(name, value) for name, value in _metrics(run).items()],
-        evaluations=list(run.evaluations.results),
+        evaluations=_evaluations(run),
         history=thinned(run.progress.points),
         components=_component_statuses(run),
     )
+
+
+def _ended(run: Run) -> EndedSamples:
+    ends = run.ends
+    return EndedSamples(
+        trained=ends["trained"],
+        filtered=ends["filtered"],
+        surplus=ends["surplus"],
+        expired=ends["expired"],
+        failed=ends["failed"],
+        last_failure=_reason(run.last_failure),
+    )
+
+
+def _evaluations(run: Run) -> list[EvaluationResult]:
+    return [dataclasses.replace(result, failure=_reason(result.failure)) for result in run.evaluations.results]
+
+
+def _reason(text: str) -> str:
+    """Return the reason of a failed sample as one line of bounded length. It may contain text of models and rewards."""
+    line = escape_line(text[:LONGEST_REASON])
+    return line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON - 1]}…"
 
 
 def _metrics(run: Run) -> dict[str, float]:

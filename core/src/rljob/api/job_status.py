@@ -18,6 +18,8 @@ Time = Annotated[str, Field(max_length=63, json_schema_extra={"format": "date-ti
 """A time stamp: 2026-01-31T12:00:00Z."""
 Count = Annotated[int, Field(ge=0)]
 METRIC_NAME_LENGTH = 63
+LONGEST_REASON = 500
+"""Characters of the reason of a failed sample."""
 MOST_ENTRIES = {"queues": 64, "metrics": 64, "engines": 1024}
 """Maximum of some lists of `run`."""
 MOST_EVALUATIONS = 64
@@ -194,6 +196,26 @@ class EvaluationResult(StatusPart):
     """Mean reward over the problems."""
     failed: Count = 0
     """Problems that could not be scored, counted as reward 0."""
+    failure: Annotated[str, Field(max_length=LONGEST_REASON)] = ""
+    """Reason of one of them."""
+
+
+@dataclass
+class EndedSamples(StatusPart):
+    """Training samples that have ended since the start of the run, by their end."""
+
+    trained: Count = 0
+    """Samples of applied batches."""
+    filtered: Count = 0
+    """Samples of groups that algorithm.groupFilter rejected."""
+    surplus: Count = 0
+    """Redundant samples, and samples that no batch needed."""
+    expired: Count = 0
+    """Samples of groups that were not complete at their deadline."""
+    failed: Count = 0
+    """Samples that could not be finished or scored, and the other samples of their groups."""
+    last_failure: Annotated[str, Field(max_length=LONGEST_REASON)] = ""
+    """Reason of the last sample that could not be finished or scored."""
 
 
 @dataclass
@@ -218,6 +240,8 @@ class RunState(StatusPart):
     """Mean/maximum staleness of the last batch, for the printer column: 0.8/1."""
     queues: Annotated[list[Queue], Field(max_length=MOST_ENTRIES["queues"])] = field(default_factory=list)
     """Samples and groups by state."""
+    ended: EndedSamples = field(default_factory=EndedSamples)
+    """Training samples that have ended."""
     metrics: Annotated[list[Metric], Field(max_length=MOST_ENTRIES["metrics"])] = field(default_factory=list)
     """Current metrics."""
     engines: Annotated[list[EngineStatus], Field(max_length=MOST_ENTRIES["engines"])] = field(default_factory=list)

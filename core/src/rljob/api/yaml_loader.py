@@ -14,6 +14,8 @@ from typing import Any
 
 import yaml
 
+from rljob.api.text_escape import escape_block
+
 MAX_BYTES = 1 << 20
 MAX_VALUES = 100_000
 LONGEST_SCALAR = 60
@@ -91,7 +93,7 @@ def plain_kind(text: str) -> str:
 
 def write_yaml(data: Any) -> str:
     """Return YAML that :func:`read_yaml` reads as ``data``."""
-    return yaml.dump(data, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return escape_block(yaml.dump(data, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120))
 
 
 def _sentence(error: yaml.MarkedYAMLError) -> str:
@@ -196,12 +198,22 @@ _Loader.yaml_constructors = {
 
 
 class Dumper(yaml.SafeDumper):
-    """SafeDumper that quotes only text that :func:`read_yaml` would otherwise not read as the same text."""
+    """SafeDumper that quotes only text that :func:`read_yaml` would otherwise not read as the same text.
+
+    Text with control or invisible characters is in double quotes: escape_block then changes the notation only.
+    """
 
     yaml_implicit_resolvers = {None: [(_STANDARD + kind, pattern) for kind, pattern in _KINDS.items()]}
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
+
+    def analyze_scalar(self, scalar: str) -> Any:
+        analysis = super().analyze_scalar(scalar)
+        if escape_block(scalar) != scalar:
+            analysis.allow_flow_plain = analysis.allow_block_plain = False
+            analysis.allow_single_quoted = analysis.allow_block = False
+        return analysis
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:

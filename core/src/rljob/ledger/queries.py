@@ -14,7 +14,7 @@ from typing import Any
 from rljob.api.job_status import EvaluationResult
 from rljob.ledger.payload_record import PayloadRecord, decode_record
 from rljob.ledger.segments import Location
-from rljob.ledger.states import OPEN, REJECTED, State, quoted
+from rljob.ledger.states import OPEN, State, quoted
 from rljob.ledger.store import Store
 
 Query = Callable[..., list[sqlite3.Row]]
@@ -91,12 +91,13 @@ def warnings(store: Store) -> list[str]:
 @dataclass(frozen=True)
 class Admissions:
     """Counts over all training groups: rows taken from each task, admitted groups, rejected groups (no open or trained
-    sample), and rejected samples by end."""
+    sample), samples by end; and the reason of the newest sample that failed by itself."""
 
     rows: dict[str, int]
     groups: int
     rejected: int
     ends: dict[State, int]
+    last_failure: str
 
 
 def admissions(store: Store) -> Admissions:
@@ -109,10 +110,16 @@ def admissions(store: Store) -> Admissions:
     )
     ends = store.query(
         "SELECT state, COUNT(*) FROM samples s JOIN groups g ON g.id = group_id WHERE kind = 'train'"
-        f" AND state IN ({quoted(REJECTED)}) GROUP BY state"
+        f" AND state NOT IN ({quoted(OPEN)}) GROUP BY state"
     )
     counts = {State(row[0]): row[1] for row in ends}
-    return Admissions({row["task"]: row["rows"] for row in rows}, groups[0][0], rejected[0][0], counts)
+    failure = store.query(
+        "SELECT reason FROM samples s JOIN groups g ON g.id = group_id WHERE kind = 'train' AND state = 'failed'"
+        " AND reason NOT LIKE 'sample %.% of the group failed: %'"  # of the other samples: see Scheduler.fail
+        " ORDER BY seq DESC, member DESC LIMIT 1"
+    )
+    last_failure = failure[0][0] if failure else ""
+    return Admissions({row["task"]: row["rows"] for row in rows}, groups[0][0], rejected[0][0], counts, last_failure)
 
 
 @dataclass(frozen=True)
@@ -233,19 +240,32 @@ def samples_of_batch(store: Store, step: int) -> list[str]:
 
 @dataclass(frozen=True)
 class OpenEvaluation:
-    """The running evaluation: its groups with an open sample, and (task, reward) of the problems that ended; reward
-    None: the problem failed."""
+    """The running evaluation: its groups with an open sample, and (task, reward, reason) of the problems that ended;
+    reward None: the problem failed for this reason."""
 
     version: int
     groups: list[GroupRecord]
-    ended: list[tuple[str, float | None]]
+    ended: list[tuple[str, float | None, str]]
 
 
 def evaluation_results(store: Store) -> list[EvaluationResult]:
     """Return the results of all evaluations, by version."""
+    failures = {
+        (row["version"], row["task"]): row["reason"]
+        for row in store.query(
+            "SELECT g.version, g.task, MAX(s.reason) AS reason FROM groups g JOIN samples s ON s.group_id = g.id"
+            " WHERE g.kind = 'evaluation' AND s.state = 'failed' GROUP BY g.version, g.task"
+        )
+    }
     return [
         EvaluationResult(
-            row["version"], row["task"], row["accuracy"], row["problems"], row["mean_reward"], row["failed"]
+            row["version"],
+            row["task"],
+            row["accuracy"],
+            row["problems"],
+            row["mean_reward"],
+            row["failed"],
+            failures.get((row["version"], row["task"]), ""),
         )
         for row in store.query("SELECT * FROM evaluations ORDER BY version")
     ]
@@ -266,8 +286,8 @@ def open_evaluation(store: Store) -> OpenEvaluation | None:
     if not groups:
         return None
     ended = store.query(
-        "SELECT g.task, s.reward FROM groups g JOIN samples s ON s.group_id = g.id WHERE g.kind = 'evaluation'"
-        " AND g.version = ? AND s.state != 'admitted'",
+        "SELECT g.task, s.reward, s.reason FROM groups g JOIN samples s ON s.group_id = g.id"
+        " WHERE g.kind = 'evaluation' AND g.version = ? AND s.state != 'admitted'",
         groups[0].version,
     )
-    return OpenEvaluation(groups[0].version, groups, [(row["task"], row["reward"]) for row in ended])
+    return OpenEvaluation(groups[0].version, groups, [tuple(row) for row in ended])

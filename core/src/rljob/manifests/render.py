@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import yaml
 
 from rljob.api.models import RLJob
+from rljob.api.text_escape import escape_block
 from rljob.api.yaml_loader import Dumper
 from rljob.manifests.coordinator import access, coordinator
 from rljob.manifests.deployments import reward, rollout, runner
@@ -81,6 +82,7 @@ _BlockDumper.add_representer(str, _represent_text)
 
 def to_yaml(objects: Iterable[Object]) -> str:
     """Return one YAML document per object, for kubectl and for reading."""
-    return yaml.dump_all(
+    text = yaml.dump_all(
         objects, Dumper=_BlockDumper, sort_keys=False, allow_unicode=True, width=120, explicit_start=True
     )
+    return escape_block(text)

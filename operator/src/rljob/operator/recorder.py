@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from rljob.api.text_escape import escape_block
 from rljob.kube.errors import AlreadyExistsError, ApiError, NotFoundError
 from rljob.operator.api_types import Meta
 from rljob.operator.metrics import Metrics
@@ -91,7 +92,8 @@ class Recorder:
 
 def event_body(job: Meta, event: Event, instance: str, now: datetime.datetime) -> dict[str, Any]:
     """Return the Event object for the first occurrence of ``event`` on ``job``."""
-    content = "\0".join((job.uid, event.type, event.reason, event.message))
+    message = escape_block(event.message)
+    content = "\0".join((job.uid, event.type, event.reason, message))
     digest = hashlib.sha256(content.encode()).hexdigest()[:16]
     time = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
@@ -108,7 +110,7 @@ def event_body(job: Meta, event: Event, instance: str, now: datetime.datetime) -
         },
         "type": event.type,
         "reason": event.reason,
-        "message": event.message[:MESSAGE_CHARACTERS],
+        "message": message[:MESSAGE_CHARACTERS],
         "source": {"component": COMPONENT},
         "reportingComponent": COMPONENT,
         "reportingInstance": instance[:128],

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from rljob.api.job_status import Condition, RLJobStatus
+from rljob.api.text_escape import escape_block
 from rljob.operator.plan import Event
 from rljob.operator.planning import reasons
 from rljob.operator.planning.plan_builder import PlanBuilder
@@ -48,7 +49,7 @@ def set_condition(builder: PlanBuilder, kind: Type, true: bool, reason: str, mes
     """Set a condition; lastTransitionTime changes only with its status."""
     before = find(builder.status, kind)
     value: Literal["True", "False"] = "True" if true else "False"
-    message = message[:MAX_MESSAGE_CHARACTERS]
+    message = escape_block(message)[:MAX_MESSAGE_CHARACTERS]
     generation = builder.observed.metadata.generation
     if before is not None and before.status == value and before.reason == reason and before.message == message:
         if before.observed_generation == generation:

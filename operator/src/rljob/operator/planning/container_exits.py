@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from rljob.api.pod_models import MAIN
+from rljob.api.text_escape import escape_block
 from rljob.operator.api_types import ContainerStatus, Pod, Terminated
 from rljob.operator.planning.timestamps import seconds_of
 
@@ -43,7 +44,7 @@ def with_log_end(end: Terminated, characters: int = 1000) -> str:
 
 
 def _described(end: Terminated, text: str) -> str:
-    return ": ".join(filter(None, (describe(end), _ADVICE.get(end.reason), text)))
+    return ": ".join(filter(None, (describe(end), _ADVICE.get(end.reason), escape_block(text))))
 
 
 def main_container(pod: Pod) -> ContainerStatus | None:
