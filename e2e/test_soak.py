@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 from pathlib import Path
@@ -13,6 +14,7 @@ from e2e.soak import results, whole_run
 from e2e.soak.fault import Fault, FaultError
 from e2e.soak.plan import FAMILIES, FULL_MINUTES, count, expected_seconds, plan, steps_until_restart
 from e2e.soak.results import Outcome, RunResult
+from e2e.soak.soak_run import MORE_STEPS, SoakRun
 from e2e.soak.victims import VICTIMS
 
 SEEDS = range(20)
@@ -153,3 +155,32 @@ def test_a_check_that_fails_is_an_outcome_and_a_line(capsys: pytest.CaptureFixtu
     assert result.failed
     assert [(one.family, one.problem) for one in result.outcomes] == [(results.CHECK, "exit code 1")]
     assert "the run ends" in capsys.readouterr().err
+
+
+class FakeRljob:
+    """Has exited with a code; a second start keeps running."""
+
+    def __init__(self, code: int, started: asyncio.Event) -> None:
+        self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.exited.set_result(code)
+        self.started = started
+        self.steps: list[int] = []
+
+    async def start(self, steps: int) -> None:
+        self.steps.append(steps)
+        self.exited = asyncio.get_running_loop().create_future()
+        self.started.set()
+
+
+async def test_a_run_that_trained_all_steps_too_early_gets_more(tmp_path: Path) -> None:
+    run, event = SoakRun(tmp_path, 1, tmp_path, 1, tmp_path), asyncio.Event()
+    run.rljob = rljob = FakeRljob(0, event)  # type: ignore[assignment]
+    await run.until(event)
+    assert rljob.steps == [MORE_STEPS]
+
+
+async def test_a_run_that_fails_while_an_event_is_awaited_does_not_survive(tmp_path: Path) -> None:
+    run, event = SoakRun(tmp_path, 1, tmp_path, 1, tmp_path), asyncio.Event()
+    run.rljob = FakeRljob(1, event)  # type: ignore[assignment]
+    with pytest.raises(FaultError, match="exited with code 1"):
+        await run.until(event)

@@ -2,9 +2,9 @@
 
     python -m e2e.soak [--seed N] [--minutes N] [--staleness N] [--only FAMILY] [--skip TEXT] [--json] ...
 
-Each run must apply two more batches after each fault, end with exit code 0 after every step was trained, and leave no
-process and no file. `rljob audit` must be clean before each resume and at the end. Prints a table, then one JSON
-object; --json also writes benchmarks/results/soak.json. A run that fails is kept in runs/.
+Each run must apply batches that were sampled after each fault, end with exit code 0 after every step was trained, and
+leave no process and no file. `rljob audit` must be clean before each resume and at the end. Prints a table, then one
+JSON object; --json also writes benchmarks/results/soak.json. A run that fails is kept in runs/.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def soak(plans: Plan, options: argparse.Namespace, scratch: Path, began: float) 
         environment.write_manifest(manifest, model, staleness)
         deadline = began + 60 * options.minutes * (i + 1) / len(plans)
         with environment.run_directory(scratch / name) as directory:
-            run = SoakRun(manifest, directory, options.seed, output)
+            run = SoakRun(manifest, staleness, directory, options.seed, output)
             asyncio.run(run.run(faults, deadline, result))
             with result.checking("no file is left"):
                 environment.check_files()
@@ -82,7 +82,10 @@ def soak(plans: Plan, options: argparse.Namespace, scratch: Path, began: float) 
 def main() -> None:
     """Run the soak; exit code 1 when a target is missed."""
     options = parse()
-    environment.enter_namespaces("e2e.soak")
+    try:
+        environment.enter_namespaces("e2e.soak")
+    except environment.NoNamespacesError as error:
+        sys.exit(f"python -m e2e.soak: {error}")
     time_limit.limit("e2e.soak", options.timeout)
     began = time.monotonic()
     not_run = environment.families_not_run()

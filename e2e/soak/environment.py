@@ -36,18 +36,27 @@ SUMS: dict[str, Any] = {
 }
 
 
+class NoNamespacesError(Exception):
+    """The soak cannot have namespaces of its own here."""
+
+
 def enter_namespaces(module: str) -> None:
     """Run ``module`` again in mount and network namespaces of its own, unless this is that process.
 
     Raises:
-        disk.NoMountsError: this machine has no such namespaces.
+        NoNamespacesError: the message has the cause.
     """
+    if shutil.which("ip") is None:
+        raise NoNamespacesError("the program ip is missing; install iproute2 (requirements/system.sh PYTHON soak)")
     if INSIDE in os.environ:
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
         subprocess.run(["mount", "-t", "tmpfs", "rljob-test", SHARED_MEMORY], check=True)
         return
     inner = [sys.executable, "-W", "ignore", "-m", module, *sys.argv[1:]]
-    command = [*disk.private_mounts(), "unshare", "--net", *inner]
+    try:
+        command = [*disk.private_mounts(), "unshare", "--net", *inner]
+    except disk.NoMountsError as error:
+        raise NoNamespacesError(str(error)) from None
     os.execvpe(command[0], command, os.environ | {INSIDE: "1", "PYTHONPATH": os.getcwd()})
 
 

@@ -21,8 +21,8 @@ from e2e.soak.results import Outcome, RunResult
 from e2e.soak.rljob_process import POLL_SECONDS, RljobProcess
 from rljob.protocol import messages as m
 
-BATCHES = 2
-"""Batches that the run must apply after a fault. The first may have been complete before the fault."""
+NEW_BATCHES = 2
+"""Batches that the run must apply after a fault, besides the maxStaleness ones that may have been sampled before it."""
 RECOVERY_SECONDS = 180.0
 """Longest time for them, for a moment to come, and for the start and the end of the run."""
 AHEAD_STEPS = 5
@@ -40,12 +40,13 @@ class SoakRun:
 
     Args:
         manifest: of the run.
+        staleness: maxStaleness of the manifest.
         directory: of the run.
         seed: of everything random in it.
         out: file for the output of `rljob run`.
     """
 
-    def __init__(self, manifest: Path, directory: Path, seed: int, out: Path) -> None:
+    def __init__(self, manifest: Path, staleness: int, directory: Path, seed: int, out: Path) -> None:
         self.directory = directory
         self.random = random.Random(seed)
         self.stopped = psutil.Process()  # the last victim of SIGSTOP
@@ -53,6 +54,7 @@ class SoakRun:
         self.registered_step = 0
         self.proxy = Proxy("http://127.0.0.1:1", {"sums": "http://127.0.0.1:1"}, self._on_message)
         self.rljob = RljobProcess(manifest, directory, out, self.proxy)
+        self._batches = staleness + NEW_BATCHES
         self._applied = 0  # batches
         self._stepped = asyncio.Event()
         self._steps = 1  # of the manifest
@@ -109,7 +111,7 @@ class SoakRun:
             over = time.monotonic()
             await self._recover()
         except TimeoutError:
-            problem = f"its moment or the next {BATCHES} batches did not come within {RECOVERY_SECONDS:g} s"
+            problem = f"its moment or the next {self._batches} batches did not come within {RECOVERY_SECONDS:g} s"
         except FaultError as error:
             problem = str(error)
         if problem:
@@ -142,7 +144,7 @@ class SoakRun:
                 await self.until(trigger.injected)
 
     async def _recover(self) -> None:
-        wanted = self._applied + BATCHES
+        wanted = self._applied + self._batches
         self._slow_down_at(wanted)
         async with asyncio.timeout(RECOVERY_SECONDS):
             await self._until_applied(wanted)

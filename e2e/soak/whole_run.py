@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import random
+import re
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 TORN_BYTES = 7
 CHECKPOINT = "newest checkpoint"
+COMPLETE = re.compile(r"step-\d+")
+START_SECONDS = 180.0
+"""Longest time until the trainer of a resumed run has loaded a checkpoint."""
 
 CASES = tuple(
     Fault("restart", kind, victim, moment=moment, expected=40.0)
@@ -37,7 +41,7 @@ def kill(run: SoakRun, fault: Fault) -> None:
     pids: list[int] = []
     if "everything" in fault.kind:
         pids += victims.processes(run.directory)
-    if "group," not in fault.kind:
+    if "everything" in fault.kind or "reaper" in fault.kind:
         pids += victims.reapers(run.rljob.pid)
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -57,7 +61,8 @@ async def resume(run: SoakRun, fault: Fault) -> None:
     expected = await asyncio.to_thread(damage, run.directory, fault.victim, run.random)
     await run.start()
     if expected is not None:
-        await run.until(run.trainer_registered)
+        async with asyncio.timeout(START_SECONDS):
+            await run.until(run.trainer_registered)
         if run.registered_step != expected:
             raise FaultError(f"the trainer continues from step {run.registered_step}, not from checkpoint {expected}")
 
@@ -65,9 +70,9 @@ async def resume(run: SoakRun, fault: Fault) -> None:
 def damage(directory: Path, what: str, rng: random.Random) -> int | None:
     """Damage files of a run that was killed; return the step of the checkpoint that must be used, if it matters."""
     if what == CHECKPOINT:
-        *_, previous, newest = sorted((directory / "checkpoints").glob("step-*"))
-        _overwrite(newest / "model.safetensors", rng)
-        return int(previous.name.removeprefix("step-"))
+        names = sorted(path.name for path in (directory / "checkpoints").iterdir() if COMPLETE.fullmatch(path.name))
+        _overwrite(directory / "checkpoints" / names[-1] / "model.safetensors", rng)
+        return int(names[-2].removeprefix("step-"))
     if what in ("last lines", "all files"):
         for name in ("events.jsonl", "metrics.jsonl"):
             path = directory / name
