@@ -116,8 +116,9 @@ bench: setup ## Run the benchmarks; each prints one JSON object (minutes)
 	$(BIN)/python -m benchmarks.operator --json
 
 .PHONY: soak
-soak: setup ## Inject twenty faults into a run with real engine and trainer (15 minutes)
-	$(BIN)/python -W ignore -m e2e.soak --json
+soak: setup ## Inject seventy faults into three runs with real engines and trainer (30 minutes; SEED=1)
+	requirements/system.sh "$(PYTHON)" soak
+	$(BIN)/python -W ignore -m e2e.soak --seed $(SEED) --json
 
 .PHONY: e2e-full
 e2e-full: programs ## Run all tests in pods, including the long ones, on the real cluster (about 50 minutes)

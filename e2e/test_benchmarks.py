@@ -25,7 +25,7 @@ from rljob.protocol import messages as m
 ROOT = Path(__file__).parents[1]
 PROGRAMS = [
     *(path for path in sorted((ROOT / "benchmarks").glob("*.py")) if '__name__ == "__main__"' in path.read_text()),
-    ROOT / "e2e/soak.py",
+    ROOT / "e2e/soak/__main__.py",
     ROOT / "e2e/pods/full/__main__.py",
 ]
 

@@ -1,8 +1,9 @@
 #!/bin/sh
-# Checks for the system packages that pip cannot install. Usage: requirements/system.sh PYTHON
+# Checks for the system packages that pip cannot install. Usage: requirements/system.sh PYTHON [soak]
 #   libnuma.so.1           vLLM's CPU build loads it
 #   venv                   Debian has this module of Python in a separate package
 #   C compiler, Python.h   pycosat (a dependency of reasoning-gym) is published as source only
+#   nft, ip, ss            with the argument soak: `make soak` breaks connections with them
 # As root, it installs missing Debian packages; as another user, it prints their names and exits with code 1.
 set -eu
 python=$1
@@ -20,6 +21,10 @@ if ! command -v cc >/dev/null 2>&1; then
 fi
 if ! "$python" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'; then
     missing="$missing python$version-dev"
+fi
+if [ "${2:-}" = soak ]; then
+    command -v nft >/dev/null 2>&1 || missing="$missing nftables"
+    { command -v ip && command -v ss; } >/dev/null 2>&1 || missing="$missing iproute2"
 fi
 
 [ -n "$missing" ] || exit 0

@@ -9,6 +9,7 @@ reward.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 
 UP = {"agent": m.FromAgent, "runner": m.FromRunner, "trainer": m.FromTrainer}
 DOWN = {"agent": m.ToAgent, "runner": m.ToRunner, "trainer": m.ToTrainer}
+SLOW_SECONDS = 10.0
+"""Delay of a request to a reward; shorter than the runner's time-outs."""
 HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "content-encoding", "host"}
 
 
@@ -68,6 +71,8 @@ class Proxy:
 
     def __init__(self, coordinator: str, rewards: dict[str, str], on_message: Callable[[str, Any], None]) -> None:
         self.trigger: Trigger | None = None
+        self.full_speed = asyncio.Event()  # while cleared, each request to a reward is delayed
+        self.full_speed.set()
         self.coordinator = coordinator
         self.rewards = rewards
         self._on_message = on_message
@@ -87,8 +92,8 @@ class Proxy:
         await self._app.setup()
         site = web.TCPSite(self._app, "127.0.0.1", 0)
         await site.start()
-        host, port = self._app.addresses[0][:2]
-        self.url = f"http://{host}:{port}"
+        host, self.port = self._app.addresses[0][:2]
+        self.url = f"http://{host}:{self.port}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -206,6 +211,8 @@ class Proxy:
         return await self._forward(request, f"{self.coordinator}{request.path_qs}", "trainer", "Pull" if pull else "")
 
     async def _score(self, request: web.Request) -> web.StreamResponse:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.full_speed.wait(), SLOW_SECONDS)
         url = f"{self.rewards[request.match_info['reward']]}/{request.match_info['path']}"
         return await self._forward(request, url, "reward", "Score")
 
