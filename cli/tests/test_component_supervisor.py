@@ -142,20 +142,6 @@ async def test_exit_code_2_ends_the_run_and_reports_the_end_of_the_log(tmp_path)
         assert caught.value.log == f"{tmp_path}/logs/component.log:\n  no such pool"
 
 
-async def test_exit_code_2_after_a_logged_error_ends_the_run_with_that_error(tmp_path):
-    error = (
-        "2026-11-23 01:02:03,456 ERROR rank 1 rljob.trainer.loop: no checkpoint can be used: x is missing; restore it"
-    )
-    lines = ["2026-11-23 01:02:03,450 ERROR rank 0 rljob.trainer.loop: first", error, "2026-11-23 01:02:04,1 INFO x: y"]
-    lines.append("2026-11-23 01:02:05,456 ERROR launcher: rank 1 exited with code 2")
-    async with supervised(tmp_path, fake("say", "\n".join(lines), "exit", "2")) as (_, _, _, task):
-        with pytest.raises(
-            CliError, match=r"^component: no checkpoint can be used: x is missing; restore it$"
-        ) as caught:
-            await task
-        assert (caught.value.exit_code, caught.value.log) == (2, f"{tmp_path}/logs/component.log")
-
-
 async def test_more_restarts_than_allowed_end_the_run(tmp_path):
     async with supervised(tmp_path, fake("exit", "3"), max_restarts=2) as (_, events, _, task):
         with pytest.raises(

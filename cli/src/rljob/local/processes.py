@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -21,10 +20,6 @@ from rljob.protocol.health_probe import HEARTBEAT
 from rljob.protocol.parent_death import set_parent_death_signal
 
 GRACE_SECONDS = 10.0
-MAX_LOG_LINES = 200
-_ERROR = re.compile(r"\s*\S+ \S+ (?:ERROR|CRITICAL) (?:rank \d+ )?rljob[\w.]*: (.+)")
-"""A line of a component's log: time, level, for the trainer its rank, logger, message. The launcher's lines, which only
-repeat an exit code, have another logger."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +69,6 @@ def last_line(path: Path) -> str:
     """Return the last line that the newest process wrote to a log; empty if there is none."""
     lines = tail(path, 1).splitlines()[1:]
     return lines[0].strip() if lines else ""
-
-
-def last_error(path: Path) -> str:
-    """Return the last error that the newest process logged, without time and logger; empty if there is none."""
-    errors = [match[1] for line in tail(path, MAX_LOG_LINES).splitlines() if (match := _ERROR.match(line))]
-    return errors[-1] if errors else ""
 
 
 class ComponentProcess:
