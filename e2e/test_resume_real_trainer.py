@@ -1,4 +1,7 @@
-"""A stopped and resumed run of the real trainer gives the same result, bit for bit, as an uninterrupted run."""
+"""A stopped and resumed run of the real trainer gives the same result, bit for bit, as an uninterrupted run.
+
+Also if the newest checkpoint is damaged meanwhile: the one before it is used.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,9 @@ from e2e.fakes.harness import COMMANDS, TOKENS, Harness, make_job, run_harness
 from e2e.fakes.tiny import TinyEngine, write_tiny_model
 from e2e.test_resume import suspend
 from rljob.api.models import RLJob
+from rljob.ledger.audit import audit
+from rljob.ledger.reader import LedgerReader
+from rljob.protocol.checkpoint_files import checkpoint_directories
 
 STEPS = 4
 
@@ -23,7 +29,7 @@ STEPS = 4
 def tiny_job() -> RLJob:
     training = {"steps": STEPS, "promptsPerStep": 2, "samplesPerPrompt": 4, "maxStaleness": 0}
     optimizer = {"learningRate": 1e-2}
-    return make_job(training=training, trainer={"optimizer": optimizer}, checkpoints={"everySteps": 2, "keep": 9})
+    return make_job(training=training, trainer={"optimizer": optimizer}, checkpoints={"everySteps": 1, "keep": 9})
 
 
 @asynccontextmanager
@@ -62,7 +68,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory, real_trainer: object) -> 
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("way", "step"), [("suspended", 1), ("killed", 3)])
+@pytest.mark.parametrize(("way", "step"), [("suspended", 1), ("killed and damaged", 3)])
 async def test_the_real_trainer_learns_the_same_bit_for_bit_when_the_run_was_stopped(
     tmp_path: Path, unbroken: dict[str, bytes], way: str, step: int
 ) -> None:
@@ -74,4 +80,19 @@ async def test_the_real_trainer_learns_the_same_bit_for_bit_when_the_run_was_sto
         else:
             harness.kill("coordinator")
             harness.kill("trainer")
+    damaged = damage_newest_checkpoint(tmp_path) if way == "killed and damaged" else None
     assert await train(tmp_path) == unbroken
+    with LedgerReader(tmp_path) as ledger:
+        warnings = [row["message"] for row in ledger.rows("SELECT message FROM warnings")]
+    assert [damaged in warning for warning in warnings] == ([True] if damaged else []), warnings
+    assert audit(tmp_path).ok
+
+
+def damage_newest_checkpoint(storage: Path) -> str:
+    """Flip a bit of the moments in the newest checkpoint; return the path of the file."""
+    known = checkpoint_directories(storage / "checkpoints")
+    path = known[max(known)] / "trainer" / "optimizer.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    return str(path)

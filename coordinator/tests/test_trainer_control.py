@@ -199,8 +199,11 @@ async def test_a_suspended_run_writes_no_checkpoint_before_its_weights_are_verif
     world.trainer.connect()
     while world.run.trainer.session.step < 3:
         await world.some(1)
-    assert world.run.weights.must_verify
-    world.run.suspend()
+    assert world.run.weights.must_verify and world.run.trainer.session.busy == "SendWeights"
+    world.trainer.disconnect()
+    world.trainer.commands.clear()
+    world.trainer.connect()
+    world.run.suspend()  # before the digest is asked for again
     await world.settle()
     assert world.run.suspended and world.run.weights.lineage == 1
     digest = world.store.query("SELECT digest FROM publications WHERE step = 3 AND lineage = 1")[0][0]

@@ -89,8 +89,8 @@ def test_without_a_checkpoint_the_initial_model_is_taken_and_without_a_valid_one
         choose_checkpoint(checkpoints, ALONE)
     newest = checkpoints.path(6) / "model.safetensors"
     assert str(error.value) == (
-        f"no checkpoint can be used: {newest} is missing and 2 older checkpoints are damaged too; restore it from a "
-        "copy, or start another run"
+        f"no checkpoint can be used: {newest} is missing (also damaged: step 4, 2); restore the file from a copy, or "
+        "start another run"
     )
 
 

@@ -169,7 +169,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path, model_directory, job, world, na
     environment = ComponentEnvironment(job(), tmp_path, "http://127.0.0.1:9", "t", "", "", "127.0.0.1")
     with pytest.raises(
         ModelError,
-        match=rf"^no checkpoint can be used: {path} is damaged .*restore it from a copy, or start another run$",
+        match=rf"^no checkpoint can be used: {path} is damaged .*restore the file from a copy, or start another run$",
     ):
         TrainerLoop(environment, world)
 

@@ -60,7 +60,9 @@ def choose_checkpoint(checkpoints: CheckpointStore, world: World) -> CheckpointC
             log.error("the checkpoint of step %d is refused: %s", step, reason)
             refused.append(RefusedCheckpoint(step, reason))
     if refused:
-        raise ModelError(f"no checkpoint can be used: {_all(refused)}; restore it from a copy, or start another run")
+        raise ModelError(
+            f"no checkpoint can be used: {_all(refused)}; restore the file from a copy, or start another run"
+        )
     return CheckpointChoice(None, None, [])
 
 
@@ -79,6 +81,6 @@ def _judge(path: Path, step: int) -> tuple[TrainerState | None, str]:
 
 
 def _all(refused: list[RefusedCheckpoint]) -> str:
-    """Return the reasons of the newest and the number of the others."""
-    others = f" and {len(refused) - 1} older checkpoints are damaged too" if len(refused) > 1 else ""
-    return f"{refused[0].reason}{others}"
+    """Return the reason of the newest, and the steps of the others."""
+    others = ", ".join(str(other.step) for other in refused[1:])
+    return f"{refused[0].reason}{f' (also damaged: step {others})' if others else ''}"

@@ -100,7 +100,8 @@ class Backend(Protocol):
         ...
 
     def save(self) -> SavedState:
-        """Return the state of the model for a checkpoint. It does not depend on the number of ranks.
+        """Return the state of the model for a checkpoint. It does not depend on the number of ranks, and a backend that
+        starts from it yields the same bits from :meth:`named_tensors`; otherwise the checkpoint is refused.
 
         The backend writes no file: rank 0 repeats the write while the disk is full, without the other ranks.
         """
