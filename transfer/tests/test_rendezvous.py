@@ -121,6 +121,17 @@ def test_a_rival_that_connects_first_does_not_keep_the_engine_away(form, rival, 
             assert each.recv(4096) == b""
 
 
+def test_rivals_that_reset_their_connections_do_not_keep_the_engine_away(form, rival):
+    group = form()
+    for message in (b"", handshake.MAGIC + struct.pack("!I", 1) + bytes(32)):
+        connection = rival(group.place)
+        connection.sendall(message)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+    group.host().join().wait()
+    assert sorted(group.members) == [0, 1], group.errors
+
+
 def test_the_store_of_torch_finds_nothing_to_list_there(form):
     group = form().host()
     with pytest.raises(RuntimeError):
