@@ -231,6 +231,33 @@ def test_closing_a_group_ends_the_joining_of_its_members_at_once(form, phase):
     assert is_closed(group.place)
 
 
+def accepted(group):
+    """Return the members whose connections the sender accepts while a worker connects."""
+    joining = threading.Thread(target=lambda: connect(group.place, 1, time.monotonic() + SECONDS).close(), daemon=True)
+    joining.start()
+    members = group.listener.accept_members(time.monotonic() + SECONDS)
+    joining.join(SECONDS)
+    return members
+
+
+def test_the_port_is_closed_before_the_members_exchange_anything(form):
+    group = form()
+    assert sorted(accepted(group)) == [1]
+    assert is_closed(group.place)
+
+
+def test_a_group_that_is_closed_while_its_last_member_is_accepted_does_not_form(form, monkeypatch):
+    group, accept = form(), handshake.SenderHandshake.accept
+
+    def close_and_accept(self):
+        group.listener.close()
+        accept(self)
+
+    monkeypatch.setattr(handshake.SenderHandshake, "accept", close_and_accept)
+    with pytest.raises(RuntimeError, match="the weight group was abandoned"):
+        accepted(group)
+
+
 def test_a_group_that_is_closed_before_its_sender_waits_has_no_port(form):
     group = form()
     group.listener.close()
