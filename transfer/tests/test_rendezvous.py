@@ -121,6 +121,17 @@ def test_a_rival_that_connects_first_does_not_keep_the_engine_away(form, rival, 
             assert each.recv(4096) == b""
 
 
+def test_rivals_that_reset_their_connections_do_not_keep_the_engine_away(form, rival):
+    group = form()
+    for message in (b"", handshake.MAGIC + struct.pack("!I", 1) + bytes(32)):
+        connection = rival(group.place)
+        connection.sendall(message)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+    group.host().join().wait()
+    assert sorted(group.members) == [0, 1], group.errors
+
+
 def test_the_store_of_torch_finds_nothing_to_list_there(form):
     group = form().host()
     with pytest.raises(RuntimeError):
@@ -218,6 +229,33 @@ def test_closing_a_group_ends_the_joining_of_its_members_at_once(form, phase):
     assert group.errors[0] == "the weight group was abandoned"
     assert set(group.errors) == {0, 1} if phase == "a worker waits for another" else {0}
     assert is_closed(group.place)
+
+
+def accepted(group):
+    """Return the members whose connections the sender accepts while a worker connects."""
+    joining = threading.Thread(target=lambda: connect(group.place, 1, time.monotonic() + SECONDS).close(), daemon=True)
+    joining.start()
+    members = group.listener.accept_members(time.monotonic() + SECONDS)
+    joining.join(SECONDS)
+    return members
+
+
+def test_the_port_is_closed_before_the_members_exchange_anything(form):
+    group = form()
+    assert sorted(accepted(group)) == [1]
+    assert is_closed(group.place)
+
+
+def test_a_group_that_is_closed_while_its_last_member_is_accepted_does_not_form(form, monkeypatch):
+    group, accept = form(), handshake.SenderHandshake.accept
+
+    def close_and_accept(self):
+        group.listener.close()
+        accept(self)
+
+    monkeypatch.setattr(handshake.SenderHandshake, "accept", close_and_accept)
+    with pytest.raises(RuntimeError, match="the weight group was abandoned"):
+        accepted(group)
 
 
 def test_a_group_that_is_closed_before_its_sender_waits_has_no_port(form):

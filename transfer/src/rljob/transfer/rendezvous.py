@@ -136,7 +136,8 @@ class RendezvousListener:
         if len(self._pending) >= MAX_HANDSHAKES:
             # A random one: a flood would push a member out for certain if the oldest or the newest were dropped.
             self._drop(selector, random.choice(list(self._pending)))
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError):  # the peer has gone; reading will tell
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         handshake = SenderHandshake(connection, self.rendezvous.group)
         self._pending[connection] = handshake, time.monotonic() + HANDSHAKE_SECONDS
         selector.register(connection, selectors.EVENT_READ)
