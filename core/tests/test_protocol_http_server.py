@@ -122,6 +122,14 @@ async def test_headers_without_an_end_are_refused():
         assert server.open_connections.refused == {INVALID_REQUEST: 1}
 
 
+async def test_headers_up_to_the_limit_are_accepted_in_parts():
+    async with serving(App()) as server:
+        reader, writer = await connect(server, b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 60_000)
+        await received(server, b"aaa")
+        writer.write(b"\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+
+
 async def test_long_headers_in_one_part_are_refused():
     async with serving(App(), head_bytes=1000) as server:
         long = b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 1000 + b"\r\n\r\n"
