@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from world import job, m
 
+from rljob.coordinator import serve
 from rljob.coordinator.metrics import API_REQUESTS, REFUSED, ConnectionCollector, RunCollector
 from rljob.coordinator.progress import RunHistory
 from rljob.coordinator.status_report import status_of
@@ -97,6 +102,24 @@ async def test_the_page_on_monitoring_has_every_metric_with_type_and_labels(new_
     assert documented == served
     (discarded,) = (cell for name, _, cell in rows if "discarded" in name)
     assert set(re.findall(r"`(\w+)`", discarded.partition(":")[2])) == set(REJECTED)
+
+
+async def test_the_status_file_is_written_again_when_a_descriptor_is_free(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    written, failures = asyncio.Event(), [OSError(errno.EMFILE, os.strerror(errno.EMFILE))]
+
+    def write(run: Any, path: Path) -> None:
+        if failures:
+            raise failures.pop()
+        written.set()
+
+    monkeypatch.setattr(serve, "write_status", write)
+    monkeypatch.setattr(serve, "STATUS_SECONDS", 0.0)
+    reporting = asyncio.create_task(serve._report(SimpleNamespace(ended=asyncio.Event()), Path("status.json")))  # type: ignore[arg-type]
+    await written.wait()
+    reporting.cancel()
+    assert caplog.messages == ["status.json cannot be written: Too many open files; retrying"]
 
 
 def test_the_speed_shown_is_a_mean_over_the_last_steps() -> None:
