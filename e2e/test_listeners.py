@@ -33,7 +33,7 @@ SERVER_LIBRARIES = {"uvicorn", "hypercorn", "http.server", "socketserver", "aioh
 SERVERS = {
     "coordinator/src/rljob/coordinator/local_api_server.py",
     "coordinator/src/rljob/coordinator/serve.py",
-    "operator/src/rljob/operator/http_server.py",
+    "operator/src/rljob/operator/metrics_server.py",
     "reward-services/src/rljob/rewards/sdk.py",
 }
 OTHERS = {

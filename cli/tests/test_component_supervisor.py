@@ -189,6 +189,17 @@ async def test_more_restarts_than_allowed_end_the_run(tmp_path):
         assert len([e for e in events if e[1] == "started"]) == 3
 
 
+async def test_exits_with_code_0_that_end_the_run_are_told_with_the_last_line_of_the_log(tmp_path):
+    actions = ("say", "received SIGTERM", "exit", "0")
+    async with supervised(tmp_path, fake(*actions), max_restarts=0) as (_, _, _, task):
+        with pytest.raises(CliError) as caught:
+            await task
+    assert str(caught.value) == (
+        "component exited with code 0 (received SIGTERM) and exceeded spec.failurePolicy.maxRestarts (0)"
+    )
+    assert caught.value.log.startswith(f"{tmp_path}/logs/component.log:\n")
+
+
 async def test_a_component_that_exits_0_while_the_run_continues_is_restarted(tmp_path):
     async with supervised(tmp_path, fake("once", str(tmp_path / "done"), "0", "wait")) as (_, events, _, _):
         assert (await events.wait_for("restarting"))["code"] == 0

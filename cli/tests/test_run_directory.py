@@ -184,9 +184,9 @@ def test_a_directory_that_cannot_be_made_private_is_refused(directory, manifest,
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(Path, "chmod", refuse)
-    with pytest.raises(CliError, match="cannot be made private: Operation not permitted; choose another --run-dir"):
-        with directory.opened(job(manifest), b""):
-            pass
+    message = "cannot be made private: Operation not permitted; choose another --run-dir"
+    with pytest.raises(CliError, match=message), directory.opened(job(manifest), b""):
+        pass
 
 
 def mode(path):

@@ -115,14 +115,14 @@ async def test_a_websocket_without_a_message_is_closed(serving: Any) -> None:
     assert server.open_connections.refused == {"a WebSocket without a message after 0.05 s": 1}
 
 
-async def test_a_websocket_that_registers_in_time_stays(serving: Any) -> None:
-    server = await serving(first_frame_seconds=0.05, head_seconds=0.05)
+async def test_the_first_message_of_a_websocket_ends_its_time(serving: Any) -> None:
+    server = await serving()
     async with connected(server, "runner") as websocket:
+        (protocol,) = server.server_state.connections
+        assert protocol._connection._timer is not None
         await websocket.send_bytes(m.encode_frame([m.RegisterRunner("r", 1, [])]))
-        with pytest.raises(TimeoutError):
-            while (await websocket.receive(timeout=0.2)).type is aiohttp.WSMsgType.BINARY:
-                pass
-        assert not websocket.closed
+        assert (await websocket.receive()).type is aiohttp.WSMsgType.BINARY
+        assert protocol._connection._timer is None and protocol._connection.has_token
 
 
 async def test_no_byte_of_a_frame_is_read_before_the_token_is_checked() -> None:

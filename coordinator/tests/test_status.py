@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
 import math
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from world import job, m
 
 from rljob.api.job_status import LONGEST_REASON, EvaluationResult
+from rljob.coordinator import serve
 from rljob.coordinator.metrics import API_REQUESTS, REFUSED, ConnectionCollector, RunCollector
 from rljob.coordinator.progress import RunHistory
 from rljob.coordinator.status_report import status_of
@@ -134,6 +139,24 @@ async def test_reasons_in_the_status_are_one_printable_line_of_bounded_length(ne
     assert status.ended.last_failure.startswith(r"\x1b]0;title\x07\nlong ") and status.ended.last_failure.endswith("…")
     assert status.evaluations[0].failure.startswith(r"\x9b\x9b") and status.message == "the end:\n\\x1b[2Jof it"
     assert len(status.ended.last_failure) == len(status.evaluations[0].failure) == LONGEST_REASON
+
+
+async def test_the_status_file_is_written_again_when_a_descriptor_is_free(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    written, failures = asyncio.Event(), [OSError(errno.EMFILE, os.strerror(errno.EMFILE))]
+
+    def write(run: Any, path: Path) -> None:
+        if failures:
+            raise failures.pop()
+        written.set()
+
+    monkeypatch.setattr(serve, "write_status", write)
+    monkeypatch.setattr(serve, "STATUS_SECONDS", 0.0)
+    reporting = asyncio.create_task(serve._report(SimpleNamespace(ended=asyncio.Event()), Path("status.json")))  # type: ignore[arg-type]
+    await written.wait()
+    reporting.cancel()
+    assert caplog.messages == ["status.json cannot be written: Too many open files; retrying"]
 
 
 def test_the_speed_shown_is_a_mean_over_the_last_steps() -> None:

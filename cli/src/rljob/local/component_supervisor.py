@@ -143,6 +143,8 @@ class Supervisor:
         else:
             self._charged += 1
         if self._charged > self._policy.max_restarts:
+            if end.code == 0:  # no error of its own: its last line names what ended it
+                details["cause"] = processes.last_line(log)
             raise CliError(
                 f"{self.name} {processes.describe_restart(details)} and exceeded spec.failurePolicy.maxRestarts "
                 f"({self._policy.max_restarts})",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -109,7 +110,12 @@ async def _finish_metrics(run: Run, tracking: TrackingWriter) -> None:
 async def _report(run: Run, path: Path) -> None:
     """Write the status file every STATUS_SECONDS and at the end of the run."""
     while True:
-        write_status(run, path)
+        try:
+            write_status(run, path)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            log.warning("%s cannot be written: %s; retrying", path.name, error.strerror)
         if run.ended.is_set():
             await asyncio.sleep(STATUS_SECONDS)
             continue

@@ -92,8 +92,8 @@ class OpenConnection:
 
     def close(self, problem: str) -> None:
         """Close the connection at once, without an answer."""
-        self.count(problem)
-        self.closed()
+        self.clear_deadline()
+        self._connections.close(self, problem)
         if self._transport is not None:
             self._transport.abort()
 
@@ -120,6 +120,8 @@ class OpenConnections:
         self.limits = limits
         self.refused: Counter[str] = Counter()
         self._without_token: dict[OpenConnection, None] = {}
+        self._closing: set[OpenConnection] = set()
+        """Closed, but their descriptors may still be in use."""
 
     def __len__(self) -> int:
         return len(self._without_token)
@@ -127,14 +129,22 @@ class OpenConnections:
     def add(self, connection: OpenConnection, descriptor: int) -> None:
         """Add a new connection. The kernel gives it the lowest free ``descriptor``, so all below are in use."""
         self._without_token[connection] = None
-        if descriptor >= _descriptor_limit() - self.limits.free_descriptors:
+        available = _descriptor_limit() - self.limits.free_descriptors
+        while connection in self._without_token and descriptor - len(self._closing) >= available:
             self._longest_waiting(connection).close(NO_DESCRIPTORS)
-        elif len(self) > self.limits.connections:
+        if len(self) > self.limits.connections:
             self._longest_waiting(connection).close(TOO_MANY)
 
     def remove(self, connection: OpenConnection) -> None:
         """Remove a connection that is closed or has a token."""
         self._without_token.pop(connection, None)
+        self._closing.discard(connection)
+
+    def close(self, connection: OpenConnection, problem: str) -> None:
+        """Count a connection as closed because of ``problem``; :meth:`remove` follows when its descriptor is free."""
+        self.count(problem)
+        self._without_token.pop(connection, None)
+        self._closing.add(connection)
 
     def count(self, problem: str) -> None:
         """Count a refused connection or request. Only the first of its kind is logged: a flood fills no disk."""
@@ -144,7 +154,7 @@ class OpenConnections:
 
     def _longest_waiting(self, newest: OpenConnection) -> OpenConnection:
         """Return the oldest connection that waits for a request; ``newest`` if all others are being answered."""
-        return next((connection for connection in self._without_token if not connection.answering), newest)
+        return next((each for each in self._without_token if not each.answering), newest)
 
 
 def _descriptor_limit() -> float:

@@ -16,10 +16,10 @@ from typing import Any
 from rljob.kube.errors import ApiError
 from rljob.manifests.inputs import Cluster
 from rljob.operator.config import OperatorSettings, Start
-from rljob.operator.http_server import build_app, serving
 from rljob.operator.informers import Caches
 from rljob.operator.lease import Lease, LeaseLostError
 from rljob.operator.metrics import Metrics
+from rljob.operator.metrics_server import build_app, serving
 from rljob.operator.operator_client import FencedError, OperatorClient
 from rljob.operator.plan import Key, Observed, Plan
 from rljob.operator.planning import Rendering, plan

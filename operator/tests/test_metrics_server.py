@@ -3,8 +3,8 @@
 import aiohttp
 import pytest
 
-from rljob.operator.http_server import build_app, serving
 from rljob.operator.metrics import Metrics
+from rljob.operator.metrics_server import build_app, serving
 
 
 def app(ready=True):
