@@ -640,6 +640,6 @@ def test_an_engine_that_cannot_start_ends_the_run_with_the_error_of_its_log(worl
     done = subprocess.run(command, capture_output=True, text=True, timeout=380)
     assert done.returncode in (1, 2)
     assert "Traceback" not in done.stderr
-    assert re.search(r"^rljob: rollout-main-0 rejects its configuration: .*KV cache", done.stderr, re.MULTILINE)
-    assert done.stderr.splitlines()[-1] == f"its log: {world.run}/logs/rollout-main-0.log"
+    assert re.search(r"^rljob: rollout-main-0: rollouts: pool 'main' .*KV cache", done.stderr, re.MULTILINE)
+    assert done.stderr.splitlines()[-1] == f"{world.run}/logs/rollout-main-0.log"
     assert process_cleanup.marked(str(world.root)) == []

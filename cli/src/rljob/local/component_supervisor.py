@@ -131,8 +131,8 @@ class Supervisor:
         """Count an exit against the restarts; raise if none is left. An exit on a full disk is not counted."""
         log = processes.log_path(self._directory, self.name)
         if end.code == CONFIGURATION_ERROR:
-            if error := processes.last_error(log):
-                raise CliError(f"{self.name} rejects its configuration: {error}", 2, f"its log: {log}")
+            if reason := processes.last_error(log):
+                raise CliError(f"{self.name}: {reason}", 2, str(log))
             raise CliError(f"{self.name} rejects its configuration; see the end of its log", 2, processes.tail(log))
         self._charged = max(0, self._charged - int(lived / self._backoff.forgiveness_seconds))
         details: dict[str, object] = {"code": end.code}

@@ -107,10 +107,10 @@ class LocalRun:
         self._supervisors: list[Supervisor] = []
         self._last_exits: dict[str, str] = {}  # component or engine → how it ended last
         self._status: RunStatus | None = None  # the coordinator's newest
-        self._answered = 0.0  # monotonic time of that answer
         self._phase = "starting"  # shown until there is a status
         self._ending = ""  # shown when the run is ending
         self._started = time.monotonic()
+        self._answered = 0.0  # monotonic time of the coordinator's last answer
 
     @property
     def trained(self) -> bool:
@@ -202,9 +202,10 @@ class LocalRun:
             while True:
                 status = await _get_status(session, url)
                 if status is not None:
+                    self._answered = time.monotonic()
                     if self._status is None or self._status.state != status.state:
                         self._directory.tell("run", status.state, step=status.progress.step)
-                    self._status, self._answered = status, time.monotonic()
+                    self._status = status
                     self._note_engines(status)
                     if status.state in TERMINAL:
                         return status

@@ -22,8 +22,10 @@ from rljob.protocol.health_probe import HEARTBEAT
 from rljob.protocol.parent_death import set_parent_death_signal
 
 GRACE_SECONDS = 10.0
-_ERROR_RECORD = re.compile(r"\s*\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d+ ERROR [\w.]+: (.+)")
-"""An ERROR record of a component's log."""
+MAX_LOG_LINES = 200
+_ERROR = re.compile(r"\s*\S+ \S+ (?:ERROR|CRITICAL) (?:rank \d+ )?(?:root|rljob[\w.]*): (.+)")
+"""A line of a component's log: time, level, for the trainer its rank, logger, message. The launcher's lines, which only
+repeat an exit code, have another logger."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +78,9 @@ def last_line(path: Path) -> str:
 
 
 def last_error(path: Path) -> str:
-    """Return the message of the last ERROR record that the newest process wrote at the end of a log; empty if there is
-    none, as in the log of a user's program."""
-    records = map(_ERROR_RECORD.fullmatch, tail(path).splitlines()[1:])
-    return next((found[1] for found in reversed(list(records)) if found), "")
+    """Return the last error that the newest process logged, without time and logger; empty if there is none."""
+    errors = [match[1] for line in tail(path, MAX_LOG_LINES).splitlines() if (match := _ERROR.match(line))]
+    return errors[-1] if errors else ""
 
 
 class ComponentProcess:
