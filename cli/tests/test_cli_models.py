@@ -77,29 +77,6 @@ def test_a_destination_that_is_not_empty_is_rejected_first(rljob, tmp_path):
         assert err == f"rljob: {tmp_path} is not empty; give a directory that does not exist yet\n"
 
 
-@pytest.mark.parametrize("name", ["sums", "runs/sums"])
-def test_the_name_of_a_run_is_no_destination(run, rljob, tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs/sums").symlink_to(run.path)
-    code, out, err = rljob("export", name)
-    assert (code, out) == (2, "")
-    assert err == f"rljob: {name} is a run; give a destination too, for example: rljob export {name} model/\n"
-    assert names(tmp_path) == ["run", "runs"]
-
-
-def test_a_misspelt_run_is_no_destination_and_another_name_is(run, rljob, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs/sums").symlink_to(run.path)
-    code, out, err = rljob("export", "sum")
-    assert (code, out) == (2, "") and "there is no run 'sum'" in err and "rljob export sums DEST" in err
-    code, out, err = rljob("export", "sum/")
-    assert (code, err) == (0, "") and out == f"sum/: the model of step 10 of the run in {tmp_path / 'runs/sums'}\n"
-    assert rljob("export", "model")[0] == 0
-    assert names(tmp_path) == ["model", "run", "runs", "sum"]
-
-
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "trainer.json"])
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "missing"])
 def test_a_damaged_checkpoint_is_not_exported(run, tmp_path, name, damage):
@@ -264,3 +241,26 @@ def test_an_evaluation_prints_its_results_by_task(run, tmp_path):
     assert names(run.path / "evaluations/model-000010") == ["config.json", "model.safetensors", "tokenizer.json"]
     data = json.loads(evaluate("-o", "json", "--step", "10").stdout)
     assert data == {"step": 10, "directory": str(place), "results": results}
+
+
+@pytest.mark.parametrize("name", ["sums", "runs/sums"])
+def test_the_name_of_a_run_is_no_destination(run, rljob, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/sums").symlink_to(run.path)
+    code, out, err = rljob("export", name)
+    assert (code, out) == (2, "")
+    assert err == f"rljob: {name} is a run; give a destination too, for example: rljob export {name} model/\n"
+    assert names(tmp_path) == ["run", "runs"]
+
+
+def test_a_misspelt_run_is_no_destination_and_another_name_is(run, rljob, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/sums").symlink_to(run.path)
+    code, out, err = rljob("export", "sum")
+    assert (code, out) == (2, "") and "there is no run 'sum'" in err and "rljob export sums DEST" in err
+    code, out, err = rljob("export", "sum/")
+    assert (code, err) == (0, "") and out == f"sum/: the model of step 10 of the run in {tmp_path / 'runs/sums'}\n"
+    assert rljob("export", "model")[0] == 0
+    assert names(tmp_path) == ["model", "run", "runs", "sum"]

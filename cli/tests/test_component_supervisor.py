@@ -142,43 +142,6 @@ async def test_exit_code_2_ends_the_run_and_reports_the_end_of_the_log(tmp_path)
         assert caught.value.log == f"{tmp_path}/logs/component.log:\n  no such pool"
 
 
-async def test_exit_code_2_after_a_logged_error_ends_the_run_with_that_error(tmp_path):
-    error = (
-        "2026-11-23 01:02:03,456 ERROR rank 1 rljob.trainer.loop: no checkpoint can be used: x is missing; restore it"
-    )
-    lines = ["2026-11-23 01:02:03,450 ERROR rank 0 rljob.trainer.loop: first", error, "2026-11-23 01:02:04,1 INFO x: y"]
-    lines.append("2026-11-23 01:02:05,456 ERROR launcher: rank 1 exited with code 2")
-    async with supervised(tmp_path, fake("say", "\n".join(lines), "exit", "2")) as (_, _, _, task):
-        with pytest.raises(
-            CliError, match=r"^component: no checkpoint can be used: x is missing; restore it$"
-        ) as caught:
-            await task
-        assert (caught.value.exit_code, caught.value.log) == (2, f"{tmp_path}/logs/component.log")
-
-
-async def test_exit_code_2_ends_the_run_and_reports_the_last_error_of_the_log(tmp_path):
-    record = "2026-11-23 02:04:28,210 ERROR root: pool 'main' cannot start its engine: head_dim=16"
-    async with supervised(tmp_path, fake("say", f"starting\n{record}\nmore", "exit", "2")) as (_, _, _, task):
-        with pytest.raises(CliError) as caught:
-            await task
-        assert caught.value.exit_code == 2
-        assert caught.value.sentence == "component: pool 'main' cannot start its engine: head_dim=16"
-        assert caught.value.log == f"{tmp_path}/logs/component.log"
-
-
-def test_the_last_error_of_a_log_is_that_of_its_newest_process(tmp_path):
-    path = tmp_path / "component.log"
-    record = "2026-11-23 02:04:28,210 {} rljob.rollout.agent: {}"
-    path.write_text(f"--- started a\n{record.format('ERROR', 'old')}\n--- started b\nERROR: usage\n")
-    assert processes.last_error(path) == ""
-    with path.open("a") as log:
-        for level, text in (("ERROR", "first"), ("ERROR", "second: a"), ("INFO", "third")):
-            log.write(f"{record.format(level, text)}\n")
-        log.write("(EngineCore pid=7) ERROR 11-23 02:04:27 [core.py:1] RuntimeError: x\n")
-    assert processes.last_error(path) == "second: a"
-    assert processes.last_error(tmp_path / "none.log") == ""
-
-
 async def test_more_restarts_than_allowed_end_the_run(tmp_path):
     async with supervised(tmp_path, fake("exit", "3"), max_restarts=2) as (_, events, _, task):
         with pytest.raises(
@@ -305,3 +268,26 @@ def test_the_tail_of_a_log_contains_only_the_newest_process(tmp_path):
 def test_marks_of_components_do_not_overlap(tmp_path):
     assert not processes.mark(tmp_path, "reward-ab").startswith(processes.mark(tmp_path, "reward-a"))
     assert processes.mark(tmp_path, "reward-a").startswith(processes.mark(tmp_path))
+
+
+async def test_exit_code_2_ends_the_run_and_reports_the_last_error_of_the_log(tmp_path):
+    record = "2026-11-23 02:04:28,210 ERROR root: pool 'main' cannot start its engine: head_dim=16"
+    async with supervised(tmp_path, fake("say", f"starting\n{record}\nmore", "exit", "2")) as (_, _, _, task):
+        with pytest.raises(CliError) as caught:
+            await task
+        assert caught.value.exit_code == 2
+        assert caught.value.sentence == "component: pool 'main' cannot start its engine: head_dim=16"
+        assert caught.value.log == f"{tmp_path}/logs/component.log"
+
+
+def test_the_last_error_of_a_log_is_that_of_its_newest_process(tmp_path):
+    path = tmp_path / "component.log"
+    record = "2026-11-23 02:04:28,210 {} rljob.rollout.agent: {}"
+    path.write_text(f"--- started a\n{record.format('ERROR', 'old')}\n--- started b\nERROR: usage\n")
+    assert processes.last_error(path) == ""
+    with path.open("a") as log:
+        for level, text in (("ERROR", "first"), ("ERROR", "second: a"), ("INFO", "third")):
+            log.write(f"{record.format(level, text)}\n")
+        log.write("(EngineCore pid=7) ERROR 11-23 02:04:27 [core.py:1] RuntimeError: x\n")
+    assert processes.last_error(path) == "second: a"
+    assert processes.last_error(tmp_path / "none.log") == ""

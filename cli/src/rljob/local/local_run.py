@@ -111,10 +111,10 @@ class LocalRun:
         self._status: RunStatus | None = None  # the coordinator's newest
         before = directory.status()
         self._warnings = len(before.warnings) if before is not None else 0  # noted by this or an earlier `rljob run`
-        self._answered = 0.0  # monotonic time of that answer
         self._phase = "starting"  # shown until there is a status
         self._ending = ""  # shown when the run is ending
         self._started = time.monotonic()
+        self._answered = 0.0  # monotonic time of the coordinator's last answer
 
     @property
     def trained(self) -> bool:
@@ -206,9 +206,10 @@ class LocalRun:
             while True:
                 status = await _get_status(session, url)
                 if status is not None:
+                    self._answered = time.monotonic()
                     if self._status is None or self._status.state != status.state:
                         self._directory.tell("run", status.state, step=status.progress.step)
-                    self._status, self._answered = status, time.monotonic()
+                    self._status = status
                     self._note_engines(status)
                     self._note_warnings(status)
                     if status.state in TERMINAL:

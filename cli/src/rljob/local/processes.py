@@ -23,11 +23,9 @@ from rljob.protocol.parent_death import set_parent_death_signal
 
 GRACE_SECONDS = 10.0
 MAX_LOG_LINES = 200
-_ERROR = re.compile(
-    r"\s*\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d+ (?:ERROR|CRITICAL) (?:rank \d+ )?(?!launcher:)[\w.]+: (.+)"
-)
-"""A line of a component's log: time, level, for the trainer its rank, logger, message. The launcher's lines only repeat
-an exit code."""
+_ERROR = re.compile(r"\s*\S+ \S+ (?:ERROR|CRITICAL) (?:rank \d+ )?(?:root|rljob[\w.]*): (.+)")
+"""A line of a component's log: time, level, for the trainer its rank, logger, message. The launcher's lines, which only
+repeat an exit code, have another logger."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +78,8 @@ def last_line(path: Path) -> str:
 
 
 def last_error(path: Path) -> str:
-    """Return the last error that the newest process logged, without time and logger; empty if there is none, as in the
-    log of a user's program."""
-    errors = [match[1] for line in tail(path, MAX_LOG_LINES).splitlines() if (match := _ERROR.fullmatch(line))]
+    """Return the last error that the newest process logged, without time and logger; empty if there is none."""
+    errors = [match[1] for line in tail(path, MAX_LOG_LINES).splitlines() if (match := _ERROR.match(line))]
     return errors[-1] if errors else ""
 
 

@@ -138,9 +138,8 @@ def take_snapshot(directory: RunDirectory) -> RunSnapshot:
         message = INITIALIZING
     note = ""
     if running and past.state in ACTIVE:
-        silent = answer is None and not past.initializing
-        message = outage(directory.path, silent) or message
-        note = age_note(time.time() - directory.status_time()) if silent and status is not None else ""
+        message = outage(directory.path, silent=answer is None) or message
+        note = age_note(time.time() - directory.status_time()) if answer is None and status is not None else ""
     until = time.time() if running else past.end
     seconds = status.progress.seconds if status is not None else max(0.0, until - past.start)
     log = log_path(directory.path, run_initializer.NAME)

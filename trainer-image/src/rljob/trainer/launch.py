@@ -121,11 +121,9 @@ def launch(command: list[str], processes: int, nodes: Nodes = Nodes()) -> int:
     if not signals:
         _wait(ranks, REPORT_SECONDS)
     codes = _codes(ranks)
-    level = logging.INFO if CONFIGURATION_ERROR in codes else logging.ERROR  # a rank's own error is the last one
     for rank, code in enumerate(codes):
         if code:
-            how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-            log.log(level, "rank %d %s", rank, how)
+            log.error("rank %d %s", rank, f"was killed by signal {-code}" if code < 0 else f"exited with code {code}")
     _end(ranks)
     if signals:
         return 128 + signal.SIGTERM  # not 0: the training is not complete
