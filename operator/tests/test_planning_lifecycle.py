@@ -303,6 +303,12 @@ def test_an_ended_job_creates_nothing():
     assert world.names("StatefulSet") == world.names("Job") == []
 
 
+def test_control_characters_of_a_message_are_escaped_in_conditions(world_that_runs):
+    world_that_runs.tell(state="Failed", reason="TooManyFailedSamples", message="the last failure: \x1b[2Jno\u202e")
+    world_that_runs.settle()
+    assert world_that_runs.condition("Failed")[2].endswith(r"the last failure: \x1b[2Jno\u202e")
+
+
 def test_a_run_that_takes_too_long_fails():
     world = World(activeDeadlineSeconds=100)
     world.run_up()

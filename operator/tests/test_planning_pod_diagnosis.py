@@ -260,6 +260,12 @@ def test_exits_are_described(end, text):
     assert container_exits.describe(end) == text
 
 
+def test_control_characters_of_a_termination_message_are_escaped():
+    end = Terminated(1, message="\x1b[2Jloading\n\x1b]0;title\x07last words\n")
+    assert container_exits.with_last_line(end) == r"exit code 1: \x1b]0;title\x07last words"
+    assert container_exits.with_log_end(end) == "exit code 1: \\x1b[2Jloading\n\\x1b]0;title\\x07last words"
+
+
 def test_an_oom_kill_is_reported_with_a_remedy(world):
     end = Terminated(137, reason="OOMKilled", message="loading\nlast words\n")
     advice = "its memory limit was reached; raise it in the role's template or the namespace's LimitRange"

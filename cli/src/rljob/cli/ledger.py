@@ -156,14 +156,14 @@ def _versions(row: SampleRow) -> str:
 
 
 def _print_table(rows: list[list[str]]) -> None:
-    """Print a table cut to the terminal's width, with whole reasons of failed samples, or tab-separated lines when
-    piped."""
+    """Print a table cut to the terminal's width, or tab-separated lines when piped. In a list of failed samples the
+    reasons are wrapped, not cut."""
     console = Terminal()
     if not console.is_terminal:
         for row in [list(COLUMNS), *rows]:
             echo("\t".join(row))
         return
-    reasons = any(row[COLUMNS.index("state")] == State.FAILED for row in rows)
+    reasons = bool(rows) and all(row[COLUMNS.index("state")] == State.FAILED for row in rows)
     *columns, text = _columns_that_fit(rows, console.width, MIN_REASON_WIDTH if reasons else MIN_TEXT_WIDTH)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:

@@ -50,8 +50,10 @@ def _escape_data(value: Any) -> Any:
         case dict():
             return {_escape_data(key): _escape_data(inner) for key, inner in value.items()}
         case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields = {field.name: _escape_data(getattr(value, field.name)) for field in dataclasses.fields(value)}
-            return dataclasses.replace(value, **fields)
+            fields = {name: getattr(value, name) for name in value.__dataclass_fields__}
+            escaped = {name: _escape_data(inner) for name, inner in fields.items() if not isinstance(inner, float)}
+            changed = {name: inner for name, inner in escaped.items() if inner != fields[name]}
+            return dataclasses.replace(value, **changed) if changed else value  # a history is long and has no text
     return value
 
 
