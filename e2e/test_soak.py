@@ -108,6 +108,7 @@ def test_torn_files_end_as_after_a_power_cut(tmp_path: Path) -> None:
 
 
 def test_a_damaged_checkpoint_keeps_its_length_and_the_one_before_is_expected(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step-000009.tmp-1").mkdir(parents=True)
     for name in ("step-000003", "step-000006"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
         (tmp_path / "checkpoints" / name / "model.safetensors").write_bytes(bytes(5000))

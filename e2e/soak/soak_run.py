@@ -8,6 +8,7 @@ import json
 import random
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -89,38 +90,44 @@ class SoakRun:
     # --- one fault ---
 
     async def _inject(self, fault: Fault) -> list[Outcome]:
-        """Inject a fault and the faults beside it; return the outcome of each."""
-        injected: list[tuple[Fault, float]] = []
+        """Inject a fault and the faults beside it, wait until the run has recovered; return the outcome of each."""
+        begun: list[tuple[Fault, float]] = []
         over, problem = time.monotonic(), ""
         try:
-            self._slow_down_at(self._applied + AHEAD_STEPS)
-            await asyncio.sleep(fault.delay)
-            await self._begin(fault)
-            injected.append((fault, time.monotonic()))
-            self._slow_down_at(self._applied + AHEAD_STEPS)
-            finishing = asyncio.ensure_future(FAMILIES[fault.family].finish(self, fault))
-            try:
-                for other in fault.beside:
-                    await asyncio.wait({finishing}, timeout=BESIDE_SECONDS)
-                    await self._begin(other)
-                    injected.append((other, time.monotonic()))
-                await finishing
-            finally:
-                finishing.cancel()
-                await asyncio.wait({finishing})
+            await self._last(fault, begun)
             over = time.monotonic()
             await self._recover()
         except TimeoutError:
             problem = f"its moment or the next {self._batches} batches did not come within {RECOVERY_SECONDS:g} s"
         except FaultError as error:
             problem = str(error)
+        except Exception:  # noqa: BLE001 a defect of the soak: the results so far and the directory are kept
+            problem = traceback.format_exc()
         if problem:
-            problem += f"; {self.rljob.tail()}"
+            problem += f"\n{self.rljob.tail()}"
         recovered = time.monotonic()
         return [
             Outcome(each.family, each.name, recovered - max(over, began), problem)
-            for each, began in injected or [(fault, over)]
+            for each, began in begun or [(fault, over)]
         ]
+
+    async def _last(self, fault: Fault, begun: list[tuple[Fault, float]]) -> None:
+        """Inject a fault and those beside it, and return when it is over; add each to ``begun`` with its time."""
+        self._slow_down_at(self._applied + AHEAD_STEPS)
+        await asyncio.sleep(fault.delay)
+        await self._begin(fault)
+        begun.append((fault, time.monotonic()))
+        self._slow_down_at(self._applied + AHEAD_STEPS)
+        finishing = asyncio.ensure_future(FAMILIES[fault.family].finish(self, fault))
+        try:
+            for other in fault.beside:
+                await asyncio.wait({finishing}, timeout=BESIDE_SECONDS)
+                await self._begin(other)
+                begun.append((other, time.monotonic()))
+            await finishing
+        finally:
+            finishing.cancel()
+            await asyncio.wait({finishing})
 
     async def _begin(self, fault: Fault) -> None:
         """Inject a fault at its moment, or at once; wait for its victim."""
