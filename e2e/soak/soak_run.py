@@ -32,6 +32,8 @@ BESIDE_SECONDS = 10.0
 """Between faults that are injected while another one lasts."""
 VICTIM_SECONDS = 60.0
 """Longest time until a process that was just killed is there again."""
+END_SECONDS = 45.0
+"""Kept free before the deadline for the end of the run."""
 MORE_STEPS = 30
 """Steps added when all steps were trained before all faults were injected."""
 
@@ -75,7 +77,7 @@ class SoakRun:
                     async with asyncio.timeout(RECOVERY_SECONDS):
                         await self._until_applied(1)
                 for i, fault in enumerate(faults):
-                    if result.failed or time.monotonic() + fault.expected > deadline:
+                    if result.failed or time.monotonic() + fault.expected + END_SECONDS > deadline:
                         break
                     if fault.family == "restart":
                         self._steps = max(self._steps, self._applied + steps_until_restart(faults[i + 1 :]))
