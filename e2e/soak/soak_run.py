@@ -15,7 +15,6 @@ from typing import Any
 import psutil
 
 from e2e.faults.proxy import Proxy, Trigger
-from e2e.soak import victims
 from e2e.soak.fault import Fault, FaultError
 from e2e.soak.plan import FAMILIES, steps_until_restart
 from e2e.soak.results import Outcome, RunResult
@@ -31,7 +30,7 @@ AHEAD_STEPS = 5
 BESIDE_SECONDS = 10.0
 """Between faults that are injected while another one lasts."""
 VICTIM_SECONDS = 60.0
-"""Longest time until a process that was just killed is there again."""
+"""Longest time until a process that was just killed is there again, and listens."""
 END_SECONDS = 45.0
 """Kept free before the deadline for the end of the run."""
 MORE_STEPS = 30
@@ -132,12 +131,17 @@ class SoakRun:
             await asyncio.wait({finishing})
 
     async def _begin(self, fault: Fault) -> None:
-        """Inject a fault at its moment, or at once; wait for its victim."""
+        """Inject a fault at its moment, or as soon as there is its victim."""
         begin = FAMILIES[fault.family].begin
         if fault.moment is None:
-            await self._wait_for_victim(fault)
-            begin(self, fault)
-            return
+            deadline = time.monotonic() + VICTIM_SECONDS
+            while True:
+                try:
+                    return begin(self, fault)
+                except FaultError:
+                    if time.monotonic() > deadline:
+                        raise
+                await asyncio.sleep(POLL_SECONDS)  # another process starts the victim
         self._slow_down_at(sys.maxsize)
         injected = False
 
@@ -157,13 +161,6 @@ class SoakRun:
         self._slow_down_at(wanted)
         async with asyncio.timeout(RECOVERY_SECONDS):
             await self._until_applied(wanted)
-
-    async def _wait_for_victim(self, fault: Fault) -> None:
-        deadline = time.monotonic() + VICTIM_SECONDS
-        while fault.victim in victims.VICTIMS and time.monotonic() < deadline:
-            if self.rljob.find(fault.victim, fault.replica) is not None:
-                return
-            await asyncio.sleep(POLL_SECONDS)  # another process starts it
 
     def victim(self, fault: Fault) -> psutil.Process:
         """Return the process to which a fault happens.
