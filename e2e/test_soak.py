@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from e2e.faults.cases import PHASES
-from e2e.soak import results, whole_run
+from e2e.soak import results, soak_run, whole_run
 from e2e.soak.fault import Fault, FaultError
 from e2e.soak.plan import FAMILIES, FULL_MINUTES, count, expected_seconds, plan, steps_until_restart
 from e2e.soak.results import Outcome, RunResult
@@ -108,6 +109,7 @@ def test_torn_files_end_as_after_a_power_cut(tmp_path: Path) -> None:
 
 
 def test_a_damaged_checkpoint_keeps_its_length_and_the_one_before_is_expected(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step-000009.tmp-1").mkdir(parents=True)
     for name in ("step-000003", "step-000006"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
         (tmp_path / "checkpoints" / name / "model.safetensors").write_bytes(bytes(5000))
@@ -184,3 +186,18 @@ async def test_a_run_that_fails_while_an_event_is_awaited_does_not_survive(tmp_p
     run.rljob = FakeRljob(1, event)  # type: ignore[assignment]
     with pytest.raises(FaultError, match="exited with code 1"):
         await run.until(event)
+
+
+async def test_a_fault_waits_for_its_victim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, tries = SoakRun(tmp_path, 1, tmp_path, 1, tmp_path), 0
+
+    def begin(run: SoakRun, fault: Fault) -> None:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise FaultError("there is no process runner")
+
+    monkeypatch.setattr(soak_run, "POLL_SECONDS", 0)
+    monkeypatch.setitem(FAMILIES, "kill", replace(FAMILIES["kill"], begin=begin))
+    await run._begin(Fault("kill", "kill", "runner"))
+    assert tries == 3

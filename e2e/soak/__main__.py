@@ -73,7 +73,7 @@ def soak(plans: Plan, options: argparse.Namespace, scratch: Path, began: float) 
                 environment.check_files()
             if result.failed:
                 kept = environment.keep(directory, output, KEPT)
-                again = f"--seed {options.seed} --minutes {options.minutes:g} --staleness {staleness}"
+                again = " ".join([*(one for one in sys.argv[1:] if one != "--json"), f"--staleness {staleness}"])
                 sys.stderr.write(f"the failed run is in {kept.absolute()}; again: python -m e2e.soak {again}\n")
         finished.append(result)
     return finished

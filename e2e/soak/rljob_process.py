@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -16,6 +15,8 @@ import psutil
 from e2e.faults.proxy import Proxy
 from e2e.soak import victims
 from e2e.soak.fault import Fault, FaultError
+from rljob.local import process_cleanup
+from rljob.local import processes as local_processes
 
 CLEAN_SECONDS = 15.0
 """Longest time until no process of a killed run is left."""
@@ -115,11 +116,10 @@ class RljobProcess:
             await asyncio.sleep(POLL_SECONDS)  # not children of this process
 
     async def stop(self) -> None:
-        """Kill the run, if it is still running."""
+        """Kill the run and its processes, if it is still running."""
         if self._finding is not None:
             self._finding.cancel()
             if not self.exited.done():
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self.pid, signal.SIGKILL)
+                os.kill(self.pid, signal.SIGKILL)
                 await self.exited
-                await self.wait_clean()
+            process_cleanup.kill_marked(local_processes.mark(self.directory))

@@ -8,13 +8,13 @@ import json
 import random
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from e2e.faults.proxy import Proxy, Trigger
-from e2e.soak import victims
 from e2e.soak.fault import Fault, FaultError
 from e2e.soak.plan import FAMILIES, steps_until_restart
 from e2e.soak.results import Outcome, RunResult
@@ -30,7 +30,9 @@ AHEAD_STEPS = 5
 BESIDE_SECONDS = 10.0
 """Between faults that are injected while another one lasts."""
 VICTIM_SECONDS = 60.0
-"""Longest time until a process that was just killed is there again."""
+"""Longest time until a process that was just killed is there again, and listens."""
+END_SECONDS = 45.0
+"""Kept free before the deadline for the end of the run."""
 MORE_STEPS = 30
 """Steps added when all steps were trained before all faults were injected."""
 
@@ -74,7 +76,7 @@ class SoakRun:
                     async with asyncio.timeout(RECOVERY_SECONDS):
                         await self._until_applied(1)
                 for i, fault in enumerate(faults):
-                    if result.failed or time.monotonic() + fault.expected > deadline:
+                    if result.failed or time.monotonic() + fault.expected + END_SECONDS > deadline:
                         break
                     if fault.family == "restart":
                         self._steps = max(self._steps, self._applied + steps_until_restart(faults[i + 1 :]))
@@ -89,46 +91,57 @@ class SoakRun:
     # --- one fault ---
 
     async def _inject(self, fault: Fault) -> list[Outcome]:
-        """Inject a fault and the faults beside it; return the outcome of each."""
-        injected: list[tuple[Fault, float]] = []
+        """Inject a fault and the faults beside it, wait until the run has recovered; return the outcome of each."""
+        begun: list[tuple[Fault, float]] = []
         over, problem = time.monotonic(), ""
         try:
-            self._slow_down_at(self._applied + AHEAD_STEPS)
-            await asyncio.sleep(fault.delay)
-            await self._begin(fault)
-            injected.append((fault, time.monotonic()))
-            self._slow_down_at(self._applied + AHEAD_STEPS)
-            finishing = asyncio.ensure_future(FAMILIES[fault.family].finish(self, fault))
-            try:
-                for other in fault.beside:
-                    await asyncio.wait({finishing}, timeout=BESIDE_SECONDS)
-                    await self._begin(other)
-                    injected.append((other, time.monotonic()))
-                await finishing
-            finally:
-                finishing.cancel()
-                await asyncio.wait({finishing})
+            await self._last(fault, begun)
             over = time.monotonic()
             await self._recover()
         except TimeoutError:
             problem = f"its moment or the next {self._batches} batches did not come within {RECOVERY_SECONDS:g} s"
         except FaultError as error:
             problem = str(error)
+        except Exception:  # noqa: BLE001 a defect of the soak: the results so far and the directory are kept
+            problem = traceback.format_exc()
         if problem:
-            problem += f"; {self.rljob.tail()}"
+            problem += f"\n{self.rljob.tail()}"
         recovered = time.monotonic()
         return [
             Outcome(each.family, each.name, recovered - max(over, began), problem)
-            for each, began in injected or [(fault, over)]
+            for each, began in begun or [(fault, over)]
         ]
 
+    async def _last(self, fault: Fault, begun: list[tuple[Fault, float]]) -> None:
+        """Inject a fault and those beside it, and return when it is over; add each to ``begun`` with its time."""
+        self._slow_down_at(self._applied + AHEAD_STEPS)
+        await asyncio.sleep(fault.delay)
+        await self._begin(fault)
+        begun.append((fault, time.monotonic()))
+        self._slow_down_at(self._applied + AHEAD_STEPS)
+        finishing = asyncio.ensure_future(FAMILIES[fault.family].finish(self, fault))
+        try:
+            for other in fault.beside:
+                await asyncio.wait({finishing}, timeout=BESIDE_SECONDS)
+                await self._begin(other)
+                begun.append((other, time.monotonic()))
+            await finishing
+        finally:
+            finishing.cancel()
+            await asyncio.wait({finishing})
+
     async def _begin(self, fault: Fault) -> None:
-        """Inject a fault at its moment, or at once; wait for its victim."""
+        """Inject a fault at its moment, or as soon as there is its victim."""
         begin = FAMILIES[fault.family].begin
         if fault.moment is None:
-            await self._wait_for_victim(fault)
-            begin(self, fault)
-            return
+            deadline = time.monotonic() + VICTIM_SECONDS
+            while True:
+                try:
+                    return begin(self, fault)
+                except FaultError:
+                    if time.monotonic() > deadline:
+                        raise
+                await asyncio.sleep(POLL_SECONDS)  # another process starts the victim
         self._slow_down_at(sys.maxsize)
         injected = False
 
@@ -148,13 +161,6 @@ class SoakRun:
         self._slow_down_at(wanted)
         async with asyncio.timeout(RECOVERY_SECONDS):
             await self._until_applied(wanted)
-
-    async def _wait_for_victim(self, fault: Fault) -> None:
-        deadline = time.monotonic() + VICTIM_SECONDS
-        while fault.victim in victims.VICTIMS and time.monotonic() < deadline:
-            if self.rljob.find(fault.victim, fault.replica) is not None:
-                return
-            await asyncio.sleep(POLL_SECONDS)  # another process starts it
 
     def victim(self, fault: Fault) -> psutil.Process:
         """Return the process to which a fault happens.

@@ -31,13 +31,19 @@ CASES = tuple(
         ("kill group and reaper, tear", "payload", Moment("agent", "Completions", "after")),
         ("kill everything, tear", "all files", Moment("trainer", "Checkpoint", "after")),
         ("kill everything, tear", "all files", None),
-        ("kill everything, damage", CHECKPOINT, None),
+        ("kill everything, damage", CHECKPOINT, Moment("trainer", "Checkpointed", "after")),
     ]
 )
 
 
 def kill(run: SoakRun, fault: Fault) -> None:
-    """Send SIGKILL to the process group of `rljob run`, also to its reaper, or also to every process of the run."""
+    """Send SIGKILL to the process group of `rljob run`, also to its reaper, or also to every process of the run.
+
+    Raises:
+        FaultError: the newest checkpoint is to be damaged, and there is none before it.
+    """
+    if fault.victim == CHECKPOINT and len(_checkpoints(run.directory)) < 2:
+        raise FaultError("there are not two checkpoints yet")
     pids: list[int] = []
     if "everything" in fault.kind:
         pids += victims.processes(run.directory)
@@ -68,11 +74,11 @@ async def resume(run: SoakRun, fault: Fault) -> None:
 
 
 def damage(directory: Path, what: str, rng: random.Random) -> int | None:
-    """Damage files of a run that was killed; return the step of the checkpoint that must be used, if it matters."""
+    """Damage files of a run that was killed; return the step that the trainer must resume from, if that changes."""
     if what == CHECKPOINT:
-        names = sorted(path.name for path in (directory / "checkpoints").iterdir() if COMPLETE.fullmatch(path.name))
-        _overwrite(directory / "checkpoints" / names[-1] / "model.safetensors", rng)
-        return int(names[-2].removeprefix("step-"))
+        *_, previous, newest = _checkpoints(directory)
+        _overwrite(newest / "model.safetensors", rng)
+        return int(previous.name.removeprefix("step-"))
     if what in ("last lines", "all files"):
         for name in ("events.jsonl", "metrics.jsonl"):
             path = directory / name
@@ -85,6 +91,11 @@ def damage(directory: Path, what: str, rng: random.Random) -> int | None:
         (directory / "status.json").write_bytes(b"")
         (directory / "ports.json").write_bytes(b"{")
     return None
+
+
+def _checkpoints(directory: Path) -> list[Path]:
+    """Return the complete checkpoints of a run, oldest first."""
+    return sorted(path for path in (directory / "checkpoints").glob("step-*") if COMPLETE.fullmatch(path.name))
 
 
 def _overwrite(path: Path, rng: random.Random) -> None:
