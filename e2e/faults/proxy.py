@@ -143,8 +143,8 @@ class Proxy:
             autoping=False, autoclose=False, max_msg_size=m.MAX_FRAME_BYTES, compress=False, timeout=0.1
         )
         await lower.prepare(request)
-        assert upper._conn is not None  # there is no public attribute for it
-        ends = (request.transport, upper._conn.transport)
+        # There is no public attribute for the upper transport. A connection that was just cut has none.
+        ends = (request.transport, upper._conn.transport if upper._conn is not None else None)
         connection = ProxiedConnection(component, [end for end in ends if end is not None])
         self._connections.add(connection)
         relays = [
@@ -217,7 +217,8 @@ class Proxy:
         return await self._forward(request, url, "reward", "Score")
 
     async def _forward(self, request: web.Request, url: str, component: str, message: str) -> web.StreamResponse:
-        assert request.transport is not None
+        if request.transport is None:  # the connection was just cut
+            raise web.HTTPBadGateway
         connection = ProxiedConnection(component, [request.transport])
         self._connections.add(connection)
         try:
