@@ -7,14 +7,12 @@ weights changes the tokens. The real trainer trains on these samples, so two run
 from __future__ import annotations
 
 import asyncio
+import time
 from array import array
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import blake3
 import torch
-import torch.distributed as dist
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from e2e.fakes.engine import FakeEngine, Running
@@ -22,7 +20,10 @@ from e2e.fakes.model import STOP
 from e2e.fakes.tokens import weights_key
 from rljob.protocol import messages as m
 from rljob.protocol.weights import parameter_bytes, plan_buckets
+from rljob.transfer.rendezvous import Rendezvous
+from rljob.transfer.weight_group import WeightGroup
 
+WEIGHTS_SECONDS = 60.0
 VOCABULARY = 257  # of e2e/fakes/model.py
 
 
@@ -48,7 +49,7 @@ class TinyEngine(FakeEngine):
     def __init__(self, url: str, token: str, model: Path) -> None:
         super().__init__(url, token)
         self._model = Qwen2ForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-        self._groups: dict[str, Any] = {}
+        self._groups: dict[str, WeightGroup] = {}
         self._prompts: dict[str, bytes] = {}
 
     def _generate(self, request: m.Generate) -> None:
@@ -83,18 +84,18 @@ class TinyEngine(FakeEngine):
     def _receive(self, update: m.PrepareWeights) -> str:
         """Receive all weights from the trainer; return their digest."""
         if update.group not in self._groups:
-            tcp = dist.TCPStore(update.address, update.port, is_master=False, wait_for_workers=False)
-            store = dist.PrefixStore(update.group, tcp)
-            self._groups[update.group] = dist.ProcessGroupGloo(store, 1, update.world_size, timedelta(seconds=30))
+            rendezvous = Rendezvous(update.group, update.address, update.port, update.world_size)
+            self._groups[update.group] = WeightGroup.join(rendezvous, 1, "gloo", WEIGHTS_SECONDS)
         group, hasher, state = self._groups[update.group], blake3.blake3(), {}
+        deadline = time.monotonic() + WEIGHTS_SECONDS
         for bucket in plan_buckets(update.parameters, update.bucket_bytes):
             buffer = torch.empty(sum(parameter_bytes(update.parameters[i]) for i in bucket), dtype=torch.uint8)
-            group.broadcast(buffer, 0).wait()
+            group.broadcast(buffer, 0, deadline)
             hasher.update(buffer.numpy().tobytes())
             for i in bucket:
                 meta = update.parameters[i]
                 data, buffer = buffer[: parameter_bytes(meta)], buffer[parameter_bytes(meta) :]
                 state[meta.name] = data.clone().view(torch.float32).view(meta.shape)
-        group.broadcast(torch.frombuffer(bytearray(hasher.digest()), dtype=torch.uint8), 1).wait()
+        group.broadcast(torch.frombuffer(bytearray(hasher.digest()), dtype=torch.uint8), 1, deadline)
         self._model.load_state_dict(state, strict=False)
         return hasher.hexdigest()
