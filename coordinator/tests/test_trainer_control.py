@@ -106,6 +106,35 @@ async def test_a_checkpoint_with_another_digest_than_in_the_ledger_is_refused(
     assert warning.startswith("the checkpoint of step 4 was refused: its digest is not the one in the ledger; ")
 
 
+@pytest.mark.parametrize("coordinator", ["stays", "is killed"])
+async def test_a_trainer_that_reconnects_before_it_is_told_does_not_train_on_a_refused_checkpoint(
+    new_world: Any, tmp_path: Path, coordinator: str
+) -> None:
+    world = new_world(job(alpha=1, steps=6), tmp_path)
+    await trained(world, 4)
+    world.trainer.digest = lambda step: "another record" if step == 4 else f"record of {step}"
+    restart_trainer(world)
+    world.trainer.hold = True
+    world.trainer.connect()
+    await world.store.drain()
+    while not any(isinstance(command, m.RefuseCheckpoint) for command in world.trainer.commands):
+        await world.some(1)
+    assert world.trainer.incarnation
+    if coordinator == "is killed":
+        world.kill_coordinator()
+        await world.start()
+        world.connect_all()
+    else:
+        world.trainer.disconnect()
+    world.trainer.commands.clear()
+    world.trainer.connect()
+    world.trainer.hold = False
+    await world.settle()
+    assert world.run.finished and world.run.weights.lineage == 0
+    assert [row[0] for row in world.store.query("SELECT step FROM incarnations ORDER BY incarnation")] == [0, 4, 2]
+    world.check_accounts()
+
+
 async def test_checkpoints_that_the_trainer_refuses_or_does_not_find_no_longer_count(
     new_world: Any, tmp_path: Path
 ) -> None:

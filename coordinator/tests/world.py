@@ -296,6 +296,7 @@ class Trainer(Component):
         self.hold = False
         self.drift = ""  # makes a replay differ
         self.refused: list[m.RefusedCheckpoint] = []  # by this process
+        self.loaded = ""  # digest of the record of the checkpoint that this process loaded
 
     def reborn(self) -> None:
         """Restart the process from the newest checkpoint."""
@@ -304,8 +305,9 @@ class Trainer(Component):
         self.state = self.saved[self.step_]
 
     def hello(self) -> Any:
-        loaded = self.digest(self.step_) if self.step_ and not self.incarnation else ""
-        return m.RegisterTrainer(f"trainer-{id(self)}", self.incarnation, self.step_, loaded, self.refused)
+        if not self.incarnation:
+            self.loaded = self.digest(self.step_) if self.step_ else ""
+        return m.RegisterTrainer(f"trainer-{id(self)}", self.incarnation, self.step_, self.loaded, self.refused)
 
     def digest(self, step: int) -> str:
         """Return the digest of the record of a checkpoint."""

@@ -50,7 +50,7 @@ def status_of(run: Run) -> RunStatus:
             weights.published, weights.lineage, weights.digests.get((weights.lineage, weights.published), "")
         ),
         last_checkpoint=CheckpointStatus(checkpoints.newest or -1, checkpoints.newest_path),
-        warnings=list(run.warnings),
+        warnings=[escape_block(warning) for warning in run.warnings],
         queues=[Queue(name, max(0, value)) for name, value in run.counts().items()],
         ended=_ended(run),
         staleness=_staleness(run.progress.last_step),

@@ -114,9 +114,10 @@ class TrainerController:
             session.connection.send(m.Stop("another trainer process replaced this one"))
             session.connection.close()
         session.connection, session.busy, session.blocked, session.step = connection, "", "", message.step
+        session.digest = message.digest
         if new_process:
             session.incarnation += 1
-            session.start, session.digest = message.step, message.digest
+            session.start = message.step
             self._ledger.record_incarnation(session.incarnation, connection.instance, message.step)
             log.info(
                 "trainer %s is incarnation %d, from version %d", connection.instance, session.incarnation, message.step
@@ -126,18 +127,18 @@ class TrainerController:
         registered = m.TrainerRegistered(session.incarnation, version)
         self._ledger.then(lambda: connection.send(registered))
         if new_process:
-            self._examine_start(message)
+            self._refuse_others(message)
+        if message.step == session.start and (mismatch := self.checkpoints.mismatch(message)):
+            self.refuse_start(mismatch)  # also of a process that lost its connection before it was told
         self._run.changed()
 
-    def _examine_start(self, message: m.RegisterTrainer) -> None:
-        """Refuse the checkpoints that a new process did not load, and the loaded one if the ledger has another."""
+    def _refuse_others(self, message: m.RegisterTrainer) -> None:
+        """Refuse the checkpoints after the one that a new process loaded: they are damaged or missing."""
         for refused in self.checkpoints.refuse_newer(message.step, message.refused):
             self._run.warn(
                 f"the checkpoint of step {refused.step} was refused: {refused.reason}; the trainer continues from "
                 f"{self._name(message.step)}"
             )
-        if mismatch := self.checkpoints.mismatch(message):
-            self.refuse_start(mismatch)
 
     def refuse_start(self, reason: str) -> None:
         """Refuse the weights that a new trainer process started from: they are not what the run published or recorded.
@@ -146,6 +147,8 @@ class TrainerController:
         assert trainer is not None, "a trainer that is being registered or has just answered is connected"
         session.busy = "RefuseCheckpoint"  # no other command follows
         previous = self.checkpoints.before(session.start)
+        if previous is None and not self.checkpoints.obstacle(0):  # all batches since version 0 are stored
+            previous = 0
         if session.start == 0:
             trainer.reject(
                 f"the initial model (spec.models, policy) is not the one that this run began with: {reason}; restore "

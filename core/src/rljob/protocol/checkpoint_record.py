@@ -71,6 +71,8 @@ def find_damage(directory: Path, files: Mapping[str, str]) -> str:
     """Return the first of ``files`` (path in the directory → digest) that is missing or differs, and how; empty if all
     are as written."""
     for name, digest in files.items():
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            return f"{STATE_FILE} is damaged (it names {name!r}, which is not in the checkpoint)"
         try:
             found = hash_file(directory / name)
         except FileNotFoundError:

@@ -292,6 +292,7 @@ class TrainerLoop:
             log.error("the checkpoint of step %d is refused: %s", command.step, command.reason)
             with contextlib.suppress(SupersededError):  # the successor decides itself
                 log.error("it is kept as %s", self._checkpoints.refuse(command.step, command.incarnation))
+        self._world.raise_first_error(None)  # all ranks wait for rank 0: the first exit ends the others
         return FAILURE
 
     def _write(self, attempt: Callable[[], None]) -> None:
