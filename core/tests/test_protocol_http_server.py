@@ -262,13 +262,16 @@ class Transport:
     """A transport of a socket with this descriptor."""
 
     def __init__(self, descriptor):
-        self.descriptor, self.aborted = descriptor, False
+        self.descriptor, self.aborted, self.unread = descriptor, False, 0
 
     def get_extra_info(self, name):
         return self
 
     def fileno(self):
         return self.descriptor
+
+    def get_write_buffer_size(self):
+        return self.unread
 
     def abort(self):
         self.aborted = True
@@ -281,6 +284,16 @@ def opened(connections, descriptor, **state):
     for name, value in state.items():
         setattr(connection, name, value)
     return connection, transport
+
+
+def test_of_connections_that_are_all_answered_one_that_does_not_read_is_closed():
+    connections = OpenConnections(HttpLimits(connections=2))
+    _, reading = opened(connections, 10, answering=True)
+    _, silent = opened(connections, 11, answering=True)
+    silent.unread = 1
+    _, newest = opened(connections, 12)
+    assert [reading.aborted, silent.aborted, newest.aborted] == [False, True, False]
+    assert connections.refused == {TOO_MANY: 1}
 
 
 def test_connections_leave_descriptors_free(monkeypatch):

@@ -60,6 +60,11 @@ class OpenConnection:
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def unread(self) -> bool:
+        """Whether the peer has not read all that was sent to it."""
+        return self._transport is not None and self._transport.get_write_buffer_size() > 0
+
     def opened(self, transport: asyncio.Transport) -> None:
         """Count the connection; close another one, or this one, if there are too many."""
         self._transport = transport
@@ -131,9 +136,9 @@ class OpenConnections:
         self._without_token[connection] = None
         available = _descriptor_limit() - self.limits.free_descriptors
         while connection in self._without_token and descriptor - len(self._closing) >= available:
-            self._longest_waiting(connection).close(NO_DESCRIPTORS)
+            self._dispensable(connection).close(NO_DESCRIPTORS)
         if len(self) > self.limits.connections:
-            self._longest_waiting(connection).close(TOO_MANY)
+            self._dispensable(connection).close(TOO_MANY)
 
     def remove(self, connection: OpenConnection) -> None:
         """Remove a connection that is closed or has a token."""
@@ -152,9 +157,12 @@ class OpenConnections:
         if self.refused[problem] == 1:
             log.warning("refused a connection: %s; further ones are counted, not logged", problem)
 
-    def _longest_waiting(self, newest: OpenConnection) -> OpenConnection:
-        """Return the oldest connection that waits for a request; ``newest`` if all others are being answered."""
-        return next((each for each in self._without_token if not each.answering), newest)
+    def _dispensable(self, newest: OpenConnection) -> OpenConnection:
+        """Return the connection to close: the oldest one that waits for a request, else the oldest one whose peer does
+        not read its answer, else ``newest``."""
+        others = [each for each in self._without_token if each is not newest]
+        waiting = next((each for each in others if not each.answering), None)
+        return waiting or next((each for each in others if each.unread), newest)
 
 
 def _descriptor_limit() -> float:
