@@ -71,9 +71,14 @@ async def _bind(host: str, port: int) -> list[socket.socket]:
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
+    problem: OSError | None = None
     try:
         for family, kind, protocol, _, address in found:
-            sockets.append(socket.socket(family, kind, protocol))
+            try:
+                sockets.append(socket.socket(family, kind, protocol))
+            except OSError as error:  # this kernel has no IPv6
+                problem = error
+                continue
             sockets[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 sockets[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -82,4 +87,6 @@ async def _bind(host: str, port: int) -> list[socket.socket]:
         for each in sockets:
             each.close()
         raise
+    if problem is not None and not sockets:
+        raise problem
     return sockets
