@@ -109,10 +109,13 @@ async def test_a_text_frame_is_refused(serving: Any, text: bytes, caplog: pytest
 
 
 async def test_a_websocket_without_a_message_is_closed(serving: Any) -> None:
-    server = await serving(first_frame_seconds=0.05)
+    server = await serving()
     async with connected(server, "runner") as websocket:
+        (protocol,) = server.server_state.connections
+        timer = protocol._connection._timer
+        timer._callback(*timer._args)  # its time ends now
         assert (await websocket.receive()).type in (aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.CLOSE)
-    assert server.open_connections.refused == {"a WebSocket without a message after 0.05 s": 1}
+    assert server.open_connections.refused == {"a WebSocket without a message after 20 s": 1}
 
 
 async def test_the_first_message_of_a_websocket_ends_its_time(serving: Any) -> None:
