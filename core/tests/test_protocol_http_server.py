@@ -130,6 +130,17 @@ async def test_headers_up_to_the_limit_are_accepted_in_parts():
         assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
 
 
+async def test_an_invalid_body_is_refused_without_a_traceback(caplog):
+    async def not_found(scope, receive, send):
+        await send({"type": "http.response.start", "status": 404, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async with serving(not_found) as server:
+        assert await ask(server, CHUNKED + b"zz\r\n") == 400
+        assert server.open_connections.refused == {INVALID_REQUEST: 1}
+    assert not any(record.exc_info for record in caplog.records), caplog.text
+
+
 async def test_long_headers_in_one_part_are_refused():
     async with serving(App(), head_bytes=1000) as server:
         long = b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 1000 + b"\r\n\r\n"

@@ -157,8 +157,11 @@ class HttpProtocol(H11Protocol):
             self.connection.clear_deadline()
 
     def send_400_response(self, msg: str) -> None:
-        """Count an invalid request; uvicorn answers it and closes the connection."""
+        """Count an invalid request; uvicorn answers it and closes the connection. The application must not answer too."""
         self.connection.count(INVALID_REQUEST)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         super().send_400_response(msg)
 
     def _received(self) -> str:
