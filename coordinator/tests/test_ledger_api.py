@@ -79,7 +79,8 @@ async def test_an_empty_list_has_a_reason_and_an_unknown_task_an_error(client: h
     assert NOTE_HEADER not in (await client.get("/v1/samples?limit=1")).headers
 
 
-async def test_a_model_is_fetched_file_by_file_from_an_offset(client: httpx.AsyncClient) -> None:
+async def test_a_model_is_fetched_file_by_file_from_an_offset(client: httpx.AsyncClient, run: Path) -> None:
+    (run / "checkpoints" / "step-000006" / "notes.txt").write_text("not the trainer's")
     (newest,) = (each for each in (await client.get("/v1/checkpoints")).json() if each["step"] == 6)
     assert newest["digests"] == {name: blake3.blake3(data).hexdigest() for name, data in MODEL.items()}
     assert newest["files"] == {name: len(data) for name, data in MODEL.items()}, "all files except the trainer's state"

@@ -64,7 +64,7 @@ def test_a_record_is_read_as_it_was_written_and_every_flipped_bit_is_noticed():
             decode_state(bytes(flipped))
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff", b'{"x":' + b"[" * 100_000])
 def test_a_damaged_or_missing_record_is_named(tmp_path, content):
     with pytest.raises(ValueError, match=f"^{tmp_path}/trainer.json is missing$"):
         read_state_file(tmp_path)

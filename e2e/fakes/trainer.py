@@ -223,7 +223,7 @@ class FakeTrainer:
         temporary.replace(directory / "weights.json")
         for step in command.remove:
             shutil.rmtree(self._storage / "checkpoints" / f"step-{step:06d}", ignore_errors=True)
-        files = {"weights.json": hash_file(directory / "weights.json")}
+        files = {path.name: hash_file(path) for path in directory.iterdir() if path.name != STATE_FILE}
         state = TrainerState(command.step, command.step, self._incarnation, {}, files)
         (directory / STATE_FILE).write_bytes(encode_state(state))
         path = str(directory.relative_to(self._storage))

@@ -23,6 +23,7 @@ from e2e.fakes.harness import make_job, run_harness
 from e2e.fakes.model import write_model
 from e2e.pods.job import IDLE_RESOURCES, RESTRICTED, WAIT_FOR_SIGTERM, Job
 from rljob.cli.main import main
+from rljob.protocol.checkpoint_files import STATE_FILE
 from tools.cluster.client import API
 from tools.cluster.node import Node
 from tools.cluster.node.install import Installation
@@ -87,17 +88,18 @@ def cli(node: Node, namespace: str) -> Cli:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with fake components on this machine, to its end; its newest checkpoint is a model."""
     storage = tmp_path_factory.mktemp("run") / "storage"
-    storage.mkdir()
+    newest = storage / "checkpoints" / "step-000008"
+    newest.mkdir(parents=True)
+    for name, data in MODEL.items():  # the trainer records all files in the directory
+        (newest / name).write_bytes(data)
 
     async def to_its_end() -> None:
         async with run_harness(make_job(), storage) as harness:
             harness.play("trainer", harness.trainer().run())
-            while not any(storage.glob("checkpoints/step-000008/*")) or not _succeeded(storage):
+            while not (newest / STATE_FILE).exists() or not _succeeded(storage):
                 await asyncio.sleep(0.1)
 
     asyncio.run(to_its_end())
-    for name, data in MODEL.items():
-        (storage / "checkpoints" / "step-000008" / name).write_bytes(data)
     return storage
 
 

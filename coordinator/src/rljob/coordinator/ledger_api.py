@@ -149,7 +149,9 @@ def _checkpoints(storage: Path) -> dict[int, tuple[str, dict[str, int], dict[str
                     for entry in entries
                     if entry.is_file(follow_symlinks=False) and entry.name != STATE_FILE  # internal to the trainer
                 }
-            kept[step] = (path, dict(sorted(files.items())), _digests(storage, path))
+            digests = _digests(storage, path)
+            model = {name: size for name, size in sorted(files.items()) if name in digests or not digests}
+            kept[step] = (path, model, digests)
     return kept
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rljob.ledger.audit_report import Check, Findings
 from rljob.ledger.reader import LedgerReader
-from rljob.protocol.checkpoint_files import STATE_FILE
+from rljob.protocol.checkpoint_files import STATE_FILE, checkpoint_directories
 from rljob.protocol.checkpoint_record import find_damage, read_state_file
 
 
@@ -128,5 +128,4 @@ def _problem(row: sqlite3.Row, directory: Path, incarnation: int) -> str:
 
 def _newer(directory: Path, step: int) -> bool:
     """Return whether a checkpoint of a later step exists beside ``directory``."""
-    steps = (path.name.rpartition("-")[2] for path in directory.parent.glob("step-*"))
-    return any(int(other) > step for other in steps if other.isdecimal())
+    return max(checkpoint_directories(directory.parent), default=0) > step

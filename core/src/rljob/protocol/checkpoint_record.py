@@ -61,7 +61,10 @@ def decode_state(content: bytes) -> TrainerState:
     Raises:
         ValueError: the content is damaged.
     """
-    state = msgspec.json.decode(content, type=TrainerState)
+    try:
+        state = msgspec.json.decode(content, type=TrainerState)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     if state.digest != _own_digest(state):
         raise ValueError("it does not have its own digest")
     return state
