@@ -157,7 +157,7 @@ class HttpProtocol(H11Protocol):
             self.connection.clear_deadline()
 
     def send_400_response(self, msg: str) -> None:
-        """Count an invalid request. uvicorn answers it and closes the connection; the application must not answer too."""
+        """Count an invalid request. uvicorn answers it and closes the connection; the application must not answer."""
         self.connection.count(INVALID_REQUEST)
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
