@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import PurePosixPath
 
 from rljob.ledger.queries import TrainerRecord
 from rljob.ledger.writer import LedgerWriter
@@ -98,9 +97,3 @@ class KeptCheckpoints:
         self._ledger.record_checkpoint(message.step, message.path, message.incarnation, message.digest, removed)
         oldest = self.steps[0]
         self._ledger.then(lambda: self._ledger.remove_covered_payload(oldest))
-
-
-def is_inside(path: str) -> bool:
-    """Return whether a path reported by another process is relative and stays inside the storage."""
-    parts = PurePosixPath(path).parts
-    return bool(parts) and parts[0] != "/" and ".." not in parts

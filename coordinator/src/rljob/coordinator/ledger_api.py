@@ -33,7 +33,6 @@ from fastapi import FastAPI, HTTPException, Query, Response
 from fastapi import Path as PathParameter
 from starlette.responses import StreamingResponse
 
-from rljob.coordinator.kept_checkpoints import is_inside
 from rljob.ledger.reader import (
     MOST_SAMPLES,
     LedgerReader,
@@ -46,7 +45,7 @@ from rljob.ledger.reader import (
 )
 from rljob.ledger.reader import samples as select_samples
 from rljob.ledger.states import Kind, State
-from rljob.protocol.checkpoint_files import STATE_FILE
+from rljob.protocol.checkpoint_files import STATE_FILE, is_inside
 from rljob.protocol.checkpoint_record import decode_state
 from rljob.protocol.run_status import NOTE_HEADER
 

@@ -18,11 +18,12 @@ from typing import Literal, Protocol
 from rljob.api.models import RLJobSpec
 from rljob.coordinator.connection import Connection
 from rljob.coordinator.engines import EngineRecord
-from rljob.coordinator.kept_checkpoints import KeptCheckpoints, is_inside
+from rljob.coordinator.kept_checkpoints import KeptCheckpoints
 from rljob.coordinator.weight_publisher import TrainerSession, WeightPublisher
 from rljob.ledger.queries import TrainerRecord
 from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import messages as m
+from rljob.protocol.checkpoint_files import is_inside
 
 log = logging.getLogger(__name__)
 

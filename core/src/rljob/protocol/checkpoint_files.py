@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 DIRECTORY = "checkpoints"
@@ -35,6 +35,12 @@ def step_of(name: str) -> int | None:
     """Return the step of a checkpoint directory; None for other names, for example that of a temporary directory."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
+
+
+def is_inside(path: str) -> bool:
+    """Return whether a path that another process wrote or reported is relative and stays inside its directory."""
+    parts = PurePosixPath(path).parts
+    return bool(parts) and parts[0] != "/" and ".." not in parts
 
 
 def is_complete(checkpoint: Path) -> bool:

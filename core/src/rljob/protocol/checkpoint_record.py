@@ -16,7 +16,7 @@ from pathlib import Path
 import blake3
 import msgspec
 
-from rljob.protocol.checkpoint_files import STATE_FILE
+from rljob.protocol.checkpoint_files import STATE_FILE, is_inside
 
 CHUNK_BYTES = 4 << 20
 
@@ -74,7 +74,7 @@ def find_damage(directory: Path, files: Mapping[str, str]) -> str:
     """Return the first of ``files`` (path in the directory → digest) that is missing or differs, and how; empty if all
     are as written."""
     for name, digest in files.items():
-        if Path(name).is_absolute() or ".." in Path(name).parts:
+        if not is_inside(name):
             return f"{STATE_FILE} is damaged (it names {name!r}, which is not in the checkpoint)"
         try:
             found = hash_file(directory / name)

@@ -35,6 +35,7 @@ def build_app(pool: Pool, token: str = "") -> FastAPI:
         pool: scores the samples.
         token: that requests for scores must send as bearer token; empty: none.
     """
+    is_token = token_check([token])
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -47,7 +48,8 @@ def build_app(pool: Pool, token: str = "") -> FastAPI:
     @app.post("/v1/score")
     async def score(request: Request) -> Response:
         try:
-            _check_token(request, token)
+            if token and not is_token(request.headers.get("authorization", "")):
+                raise RequestRejectedError(401, "this request requires the token that rljob gave to the job's runner")
             items = _decode(await _read(request))
         except RequestRejectedError as error:
             REJECTED.inc()
@@ -68,11 +70,6 @@ def build_app(pool: Pool, token: str = "") -> FastAPI:
         return Response(generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST)
 
     return app
-
-
-def _check_token(request: Request, token: str) -> None:
-    if token and not token_check([token])(request.headers.get("authorization", "")):
-        raise RequestRejectedError(401, "this request requires the token that rljob gave to the job's runner")
 
 
 async def _read(request: Request) -> bytes:
