@@ -3,12 +3,14 @@
 import threading
 import time
 
+import blake3
 import pytest
 import torch
 
+from rljob.transfer.packed_weights import pack
 from rljob.transfer.receiver import WeightReceiver
 from rljob.transfer.rendezvous import RendezvousListener
-from rljob.transfer.rounds import describe, digest, send_round
+from rljob.transfer.rounds import send_round
 from rljob.transfer.weight_group import WeightGroup
 
 torch.set_num_threads(1)
@@ -58,8 +60,8 @@ def group():
         (member.leave if isinstance(member, WeightReceiver) else member.abandon)()
 
 
-def test_describe_returns_types_and_shapes_and_rejects_unsupported_types():
-    metas = describe(tensors())
+def test_packed_weights_have_types_and_shapes_and_unsupported_types_are_rejected():
+    metas = pack(tensors(), 1).parameters
     assert [(m.name, m.dtype, m.shape) for m in metas] == [
         ("a", "float32", [300, 100]),
         ("b", "bfloat16", [7]),
@@ -67,7 +69,7 @@ def test_describe_returns_types_and_shapes_and_rejects_unsupported_types():
         ("d", "float32", []),
     ]
     with pytest.raises(ValueError, match="parameter q is int64"):
-        describe([("q", torch.zeros(2, dtype=torch.int64))])
+        pack([("q", torch.zeros(2, dtype=torch.int64))], 1)
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 40_000, 1 << 30])
@@ -75,26 +77,28 @@ def test_an_engine_loads_the_sent_tensors_for_any_bucket_size(group, bucket_byte
     sender, engine = group(bucket_bytes)
     for scale in (1.0, 2.0):  # the group serves the next update too
         expected = tensors(scale)
-        thread = threading.Thread(target=engine.receiver.receive, args=(describe(expected), engine.load, 60.0))
+        weights = pack(expected, bucket_bytes)
+        thread = threading.Thread(target=engine.receiver.receive, args=(weights.parameters, engine.load, 60.0))
         thread.start()
-        sent = send_round(sender, expected, bucket_bytes, time.monotonic() + 60)
+        sent = send_round(sender, weights, time.monotonic() + 60)
         thread.join()
-        assert sent == engine.receiver.digest == digest(expected)
+        plain = b"".join(t.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for _, t in expected)
+        assert sent == engine.receiver.digest == weights.digest() == blake3.blake3(plain).hexdigest()
         assert engine.loaded.keys() == dict(expected).keys()
         assert all(engine.loaded[name].equal(tensor) for name, tensor in expected)
 
 
 def test_a_receiver_that_did_not_join_refuses_to_receive():
     with pytest.raises(RuntimeError, match="no weight group is joined"):
-        WeightReceiver("cpu").receive(describe(tensors()), lambda pairs: None, 1.0)
+        WeightReceiver("cpu").receive(pack(tensors(), 1).parameters, lambda pairs: None, 1.0)
 
 
 def test_a_receiver_leaves_when_the_sender_sends_nothing_until_the_timeout(group):
     _sender, engine = group(50_000, LONGER_THAN_A_TEST)
     with pytest.raises(RuntimeError):
-        engine.receiver.receive(describe(tensors()), engine.load, 0.3)
+        engine.receiver.receive(pack(tensors(), 1).parameters, engine.load, 0.3)
     with pytest.raises(RuntimeError, match="no weight group is joined"):
-        engine.receiver.receive(describe(tensors()), engine.load, 0.3)
+        engine.receiver.receive(pack(tensors(), 1).parameters, engine.load, 0.3)
 
 
 def test_a_receiver_whose_load_fails_leaves_and_the_sender_fails(group):
@@ -105,10 +109,10 @@ def test_a_receiver_whose_load_fails_leaves_and_the_sender_fails(group):
 
     def receive():
         with pytest.raises(KeyError):
-            engine.receiver.receive(describe(tensors()), load, 60.0)
+            engine.receiver.receive(pack(tensors(), 1).parameters, load, 60.0)
 
     thread = threading.Thread(target=receive)
     thread.start()
     with pytest.raises(RuntimeError):
-        send_round(sender, tensors(), 50_000, time.monotonic() + 60)
+        send_round(sender, pack(tensors(), 50_000), time.monotonic() + 60)
     thread.join()

@@ -22,7 +22,7 @@ class WeightReceiver:
         device: the worker's GPU, used by nccl.
 
     Attributes:
-        digest: of the bytes of the last received round, blake3 hex.
+        digest: of the bytes of the last received round, hex.
     """
 
     def __init__(self, device: str) -> None:
@@ -54,8 +54,11 @@ class WeightReceiver:
         """Receive one round; call ``load`` for each bucket.
 
         Raises:
-            RuntimeError: no group is joined, or the sender died or is too slow. After a failure of any kind, ``load``
-                included, the group is left and the model may hold a mixture of weights.
+            RuntimeError: no group is joined, or the sender died or is too slow.
+            ValueError: the received bytes are not those that were sent.
+
+        After a failure of any kind, ``load`` included, the group is left and the loaded weights must not be used: they
+        may be a mixture. An engine commits an update only after this method has returned.
         """
         if self._group is None:
             raise RuntimeError("no weight group is joined")

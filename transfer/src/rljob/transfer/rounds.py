@@ -1,99 +1,97 @@
-"""One round of weights in a weight group, by the wire format of :mod:`rljob.protocol.weights`: both ends."""
+"""One round of weights in a weight group, by the wire format of :mod:`rljob.protocol.weights`: both ends.
+
+While the receiver loads a bucket, the next ones arrive in a thread.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import TypeAlias
 
-import blake3
 import torch
 
 from rljob.protocol.messages import ParameterMeta
-from rljob.protocol.weights import DIGEST_BYTES, DTYPE_BYTES, parameter_bytes, plan_buckets
+from rljob.protocol.weights import parameter_bytes, plan_buckets
+from rljob.transfer.checksum import Checksum
+from rljob.transfer.membership import Member
+from rljob.transfer.packed_weights import PackedWeights
 from rljob.transfer.rendezvous import SENDER_RANK
-from rljob.transfer.weight_group import WeightGroup
 
-NamedTensors: TypeAlias = Iterable[tuple[str, torch.Tensor]]
 LoadWeights: TypeAlias = Callable[[list[tuple[str, torch.Tensor]]], object]
 """Loads some tensors into the model. They are views of a buffer that is not reused for the next bucket."""
+AHEAD = 2
+"""Buckets that may arrive while an earlier one is loaded; each takes memory."""
 
 
-def describe(named_tensors: NamedTensors) -> list[ParameterMeta]:
-    """Return the metadata of the tensors, in their order.
-
-    Raises:
-        ValueError: the wire format does not support the type of a tensor.
-    """
-    metas = []
-    for name, tensor in named_tensors:
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        if dtype not in DTYPE_BYTES:
-            raise ValueError(f"parameter {name} is {dtype}; weights are sent as {', '.join(DTYPE_BYTES)}")
-        metas.append(ParameterMeta(name, dtype, list(tensor.shape)))
-    return metas
-
-
-def digest(named_tensors: NamedTensors) -> str:
-    """Return the digest that :func:`send_round` returns for these tensors, blake3 hex."""
-    hasher = blake3.blake3()
-    for _, tensor in named_tensors:
-        hasher.update(_hashable(_bytes_of(tensor)))
-    return hasher.hexdigest()
-
-
-def send_round(
-    group: WeightGroup, tensors: Sequence[tuple[str, torch.Tensor]], bucket_bytes: int, deadline: float
-) -> str:
-    """Send all tensors and return their digest, blake3 hex, once every worker has loaded everything.
+def send_round(group: Member, weights: PackedWeights, deadline: float) -> str:
+    """Send all tensors and return their digest, hex, once every worker has received them.
 
     Raises:
         RuntimeError: a worker died, or the deadline (``time.monotonic()``) passed.
         ValueError: a worker received other bytes.
     """
-    hasher = blake3.blake3()
-    for bucket in plan_buckets(describe(tensors), bucket_bytes):
-        packed = torch.cat([_bytes_of(tensors[i][1]) for i in bucket]).to(group.device)
-        hasher.update(_hashable(packed))
-        group.broadcast(packed, SENDER_RANK, deadline)
-    for rank in range(1, group.size):
-        receipt = torch.zeros(DIGEST_BYTES, dtype=torch.uint8, device=group.device)
-        group.broadcast(receipt, rank, deadline)
-        if bytes(receipt.cpu().numpy()) != hasher.digest():
-            raise ValueError("its digest differs from the digest of the sent bytes")
-    return hasher.hexdigest()
+    for bucket in weights.buckets:
+        group.broadcast(bucket, SENDER_RANK, deadline)
+    own = bytes.fromhex(weights.digest())
+    for rank, receipt in enumerate(_exchange_digests(group, own, deadline)):
+        if receipt != own:
+            raise ValueError(f"its worker of rank {rank} received other bytes than were sent")
+    return own.hex()
 
 
 def receive_round(
-    group: WeightGroup, parameters: Sequence[ParameterMeta], bucket_bytes: int, load: LoadWeights, deadline: float
+    group: Member, parameters: Sequence[ParameterMeta], bucket_bytes: int, load: LoadWeights, deadline: float
 ) -> str:
-    """Receive all tensors, load them bucket by bucket and return their digest, blake3 hex.
+    """Receive all tensors, load them bucket by bucket and return their digest, hex.
 
     Raises:
         RuntimeError: a member died, or the deadline (``time.monotonic()``) passed.
+        ValueError: the received bytes are not those that were sent. They are loaded, but must not be used.
     """
-    hasher = blake3.blake3()
-    for bucket in plan_buckets(parameters, bucket_bytes):
-        metas = [parameters[i] for i in bucket]
-        sizes = [parameter_bytes(meta) for meta in metas]
-        packed = torch.empty(sum(sizes), dtype=torch.uint8, device=group.device)
-        group.broadcast(packed, SENDER_RANK, deadline)
-        hasher.update(_hashable(packed))
-        load([(meta.name, _tensor_of(raw, meta)) for meta, raw in zip(metas, packed.split(sizes), strict=True)])
-    receipt = torch.frombuffer(bytearray(hasher.digest()), dtype=torch.uint8).to(group.device)
-    for rank in range(1, group.size):
-        group.broadcast(receipt if rank == group.rank else torch.empty_like(receipt), rank, deadline)
-    return hasher.hexdigest()
+    checksum = Checksum()
+    buckets = [[parameters[i] for i in bucket] for bucket in plan_buckets(parameters, bucket_bytes)]
+    stream = torch.cuda.current_stream(group.device) if group.device.startswith("cuda") else None
+
+    def receive(metas: list[ParameterMeta]) -> torch.Tensor:
+        with nullcontext() if stream is None else torch.cuda.stream(stream):  # of load(): it orders the reuse of memory
+            packed = torch.empty(sum(map(parameter_bytes, metas)), dtype=torch.uint8, device=group.device)
+            group.broadcast(packed, SENDER_RANK, deadline)
+        return packed
+
+    wire = ThreadPoolExecutor(1, "receive-weights")
+    try:
+        arriving = deque(wire.submit(receive, metas) for metas in buckets[:AHEAD])
+        for i, metas in enumerate(buckets):
+            packed = arriving.popleft().result()
+            if i + AHEAD < len(buckets):
+                arriving.append(wire.submit(receive, buckets[i + AHEAD]))
+            pieces = packed.split(list(map(parameter_bytes, metas)))
+            for piece in pieces:
+                checksum.update(piece)  # before load(), which may change it
+            load([(meta.name, _tensor_of(raw, meta)) for meta, raw in zip(metas, pieces, strict=True)])
+    finally:
+        wire.shutdown(wait=False, cancel_futures=True)
+    own = checksum.hexdigest()
+    sent = _exchange_digests(group, bytes.fromhex(own), deadline)[SENDER_RANK].hex()
+    if sent != own:
+        raise ValueError(f"weights with digest {own} were received, but {sent} were sent")
+    return own
 
 
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+def _exchange_digests(group: Member, own: bytes, deadline: float) -> list[bytes]:
+    """Return the digest of each rank; ``own`` is that of this member."""
+    digests = []
+    for rank in range(group.size):
+        message = torch.frombuffer(bytearray(own), dtype=torch.uint8).to(group.device)
+        group.broadcast(message, rank, deadline)
+        digests.append(bytes(message.cpu().numpy()))
+    return digests
 
 
 def _tensor_of(raw: torch.Tensor, meta: ParameterMeta) -> torch.Tensor:
     dtype: torch.dtype = getattr(torch, meta.dtype)
     aligned = raw if raw.storage_offset() % dtype.itemsize == 0 else raw.clone()
     return aligned.view(dtype).view(meta.shape)
-
-
-def _hashable(packed: torch.Tensor) -> memoryview:
-    return packed.cpu().numpy().data

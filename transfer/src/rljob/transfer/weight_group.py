@@ -2,18 +2,22 @@
 
 The sender listens (:class:`rljob.transfer.rendezvous.RendezvousListener`) and calls :meth:`WeightGroup.host`; the
 workers call :meth:`WeightGroup.join`. The members of a group that either method returns know its nonce, and its sender
-no longer listens. Invariant: every operation has a deadline. A communicator that failed may still wait for a dead peer,
-so it is aborted in a daemon thread that is never joined.
+no longer listens. Invariants: every operation has a deadline, and the death of a member never ends the process of
+another. The creation of a communicator, and its abort, may wait for a dead peer without end, so both run in daemon
+threads that are never joined and hold no weights.
 
 Called by ``rljob.trainer.weight_sender`` and, through :mod:`rljob.transfer.receiver`, by the engine's workers.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import TypeAlias
 
@@ -31,12 +35,19 @@ POLL_SECONDS = 0.001
 PROOF_SECONDS = 10.0
 """Time limit of the members' proof with gloo, whose members are connected then: one does not answer only if another
 process took its place. The proof is the first operation of NCCL, which connects the members; it has all the time."""
+NCCL_SETTINGS = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # the watchdog would end the process after the error of a peer
+    "TORCH_NCCL_DESYNC_DEBUG": "0",  # would change the value above to 3
+    "TORCH_NCCL_ENABLE_MONITORING": "0",  # the monitor would end the process if an abort hangs
+}
+"""Read by the constructor of ProcessGroupNCCL. A weight group reports errors as exceptions of its own operations."""
 IMPOSTOR = "not all members of the weight group know its nonce: another process may have taken the place of one"
+_environment = threading.Lock()
 _aborted_nccl: list[object] = []  # kept, because the destructor might wait for a dead peer
 
 
 class WeightGroup:
-    """This process's membership of a weight group. Made by :meth:`join`.
+    """This process's membership of a weight group. Made by :meth:`host` or :meth:`join`.
 
     Attributes:
         rank: of this member; 0 is the sender.
@@ -104,22 +115,32 @@ class WeightGroup:
         device: str,
     ) -> WeightGroup:
         store = ExchangeStore(connections, deadline)
-        try:
-            if transport == "nccl":
-                group = cls(_nccl(store, rank, rendezvous), store, device)
-            else:
-                group = cls(_gloo(store, rank, rendezvous, deadline), store, "cpu")
-                deadline = min(deadline, time.monotonic() + PROOF_SECONDS)
+        created: list[WeightGroup] = []
+
+        def form() -> WeightGroup:
             try:
-                prove_membership(group, rendezvous.group, deadline)
-            except BaseException as error:  # re-raised; the communicator must be aborted after a cancellation too
-                group.abandon()
-                if isinstance(error, RuntimeError):
+                if transport == "nccl":
+                    group, end = cls(_nccl(store, rank, rendezvous), store, device), deadline
+                else:
+                    group = cls(_gloo(store, rank, rendezvous, deadline), store, "cpu")
+                    end = min(deadline, time.monotonic() + PROOF_SECONDS)
+                created.append(group)
+                try:
+                    prove_membership(group, rendezvous.group, end)
+                except RuntimeError as error:
+                    group.abandon()
                     raise RuntimeError(f"{IMPOSTOR} ({error})") from error
-                raise
-        finally:
+            finally:
+                store.close()
+            return group
+
+        try:
+            return _call_until(deadline, form)
+        except BaseException:  # re-raised; the communicator must be aborted after a cancellation too
+            for group in created:
+                group.abandon()
             store.close()
-        return group
+            raise
 
     def broadcast(self, tensor: torch.Tensor, root: int, deadline: float) -> None:
         """Broadcast ``tensor`` in place from rank ``root``.
@@ -148,6 +169,9 @@ class WeightGroup:
             if time.monotonic() > deadline:
                 raise RuntimeError("the weight transfer took too long")
             time.sleep(POLL_SECONDS)
+        error = work.exception()
+        if error is not None:  # is_completed() is true after an error too
+            raise RuntimeError(f"a member of the weight group died, or NCCL failed: {error}") from error
 
     def abandon(self) -> None:
         """Abort the communicator and its operations in the background; the group cannot be used again. Non-blocking."""
@@ -178,7 +202,53 @@ def _nccl(store: ExchangeStore, rank: int, rendezvous: Rendezvous) -> dist.Proce
     options = dist.ProcessGroupNCCL.Options()
     # broadcast() has its own deadline; a timeout of the watchdog would end the process.
     options._timeout = timedelta(days=365)
-    return dist.ProcessGroupNCCL(store, rank, rendezvous.world_size, options)
+    with _environment_of(NCCL_SETTINGS):
+        return dist.ProcessGroupNCCL(store, rank, rendezvous.world_size, options)
+
+
+@contextlib.contextmanager
+def _environment_of(settings: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the duration of a block."""
+    with _environment:
+        before = {name: os.environ.get(name) for name in settings}
+        os.environ.update(settings)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name)
+                if value is not None:
+                    os.environ[name] = value
+
+
+def _call_until(deadline: float, form: Callable[[], WeightGroup]) -> WeightGroup:
+    """Return the result of ``form``; a thread calls it, which is left behind if it takes longer.
+
+    Raises:
+        RuntimeError: the deadline (``time.monotonic()``) passed. A group that forms later is abandoned.
+    """
+    outcome: Future[WeightGroup] = Future()
+
+    def run() -> None:
+        try:
+            group = form()
+        except BaseException as error:  # noqa: BLE001  raised in the caller's thread
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(group)
+
+    def abandon(late: Future[WeightGroup]) -> None:
+        if late.exception() is None:
+            late.result().abandon()
+
+    threading.Thread(target=run, daemon=True, name="form-weight-group").start()
+    try:
+        return outcome.result(max(deadline - time.monotonic(), 0.0))
+    except BaseException as error:  # re-raised; a group that forms after a cancellation must be abandoned too
+        outcome.add_done_callback(abandon)
+        if isinstance(error, TimeoutError):
+            raise RuntimeError("the communicator of the weight group was not created in time") from None
+        raise
 
 
 def address_towards(host: str) -> str:
