@@ -72,6 +72,8 @@ GOOD = [
         (f"spec.rewards=[{{name: exact, template: {_TEMPLATE}, local: {{command: [serve]}}}}]",),
         "",
     ),
+    Case("a model of the Hub", ("spec.models[0].source='hf://Qwen/Qwen3-0.6B@refs/pr/1'",), ""),
+    Case("a model in S3", ("spec.models[0].source='s3://my.bucket/a/b c/'",), ""),
     Case("a reward service outside the job", ("spec.rewards=[{name: exact, url: 'http://scores.example:80/x'}]",), ""),
     Case(
         "dedicated evaluation",
@@ -258,7 +260,15 @@ FIELDS = [
         "the last message is the assistant's; end with the message that the model answers",
     ),
     Case(
-        "a model at a remote URL", ("spec.models[0].source='s3://b/x'",), "cannot be read; write job://PATH for a path"
+        "a model at a remote URL", ("spec.models[0].source='gs://b/x'",), "cannot be read; write job://PATH for a path"
+    ),
+    Case("a model of the Hub without an owner", ("spec.models[0].source='hf://x'",), "write hf://ORG/NAME@REVISION"),
+    Case("a bucket without a prefix", ("spec.models[0].source='s3://bucket/'",), "write s3://BUCKET/PREFIX"),
+    Case("rows at a remote URL", (_EXACT, "spec.tasks[0].data={jsonl: {path: 'hf://a/b'}}"), "cannot be read; write"),
+    Case(
+        "a claim and an emptyDir for models",
+        ("spec.downloads={claim: mine, emptyDir: true}",),
+        "downloads have one of claim, emptyDir",
     ),
     Case("a path outside the storage", ("spec.models[0].source='job://../x'",), "is not a path inside the storage"),
     Case(

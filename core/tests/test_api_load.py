@@ -106,7 +106,7 @@ def test_the_smallest_manifest_loads(manifest):
             "spec.evaluation.tasks[1]: 'sums' is named twice; name it once",
         ),
         ({"spec__training__steps": 0}, "spec.training.steps: 0 only evaluates, and there is no evaluation; add"),
-        ({"spec__models__0__source": "s3://bucket/x"}, "spec.models[0].source: s3:// cannot be read; write job://PATH"),
+        ({"spec__models__0__source": "gs://bucket/x"}, "spec.models[0].source: gs:// cannot be read; write job://PATH"),
         ({"spec__rewards__0__builtin": ...}, "spec.rewards[0]: no scorer is given; give exactly one of builtin"),
         ({"spec__rewards__0__url": "http://a"}, "spec.rewards[0]: builtin and url are given; give exactly one of"),
         (

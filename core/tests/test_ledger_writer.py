@@ -31,7 +31,7 @@ async def ledger(tmp_path: Path) -> AsyncIterator[LedgerWriter]:
 @pytest.mark.parametrize(("before", "after"), product(State, State))
 def test_a_sample_moves_forward_or_the_commit_fails(tmp_path: Path, before: State, after: State) -> None:
     ledger = LedgerWriter(tmp_path)
-    ledger.admit_group("g0", Kind.TRAIN, 0, "sums", 0, 0, ["g0.0"])
+    ledger.admit_group("g0", Kind.TRAIN, 0, "sums", 0, 0, ["g0.0"], 0)
     ledger._commit(ledger._statements, [])
     ledger.db.execute("UPDATE samples SET state = ?", (before,))
     ledger._statements = []
@@ -74,9 +74,9 @@ async def test_a_write_to_a_sample_that_does_not_exist_ends_the_ledger(tmp_path:
 
 
 async def test_open_groups_are_read_back_with_their_samples_and_completions(ledger: LedgerWriter) -> None:
-    ledger.admit_group("g0", Kind.TRAIN, 0, "sums", 0, 0, ["g0.0", "g0.1"])
-    ledger.admit_group("g1", Kind.TRAIN, 1, "sums", 1, 0, ["g1.0"])
-    record = PayloadRecord("g0.0", 0, 0, bytes(8), bytes(12), bytes(12), [VersionSpan(3, 0, 3)], "stop")
+    ledger.admit_group("g0", Kind.TRAIN, 0, "sums", 0, 0, ["g0.0", "g0.1"], 0)
+    ledger.admit_group("g1", Kind.TRAIN, 1, "sums", 1, 0, ["g1.0"], 0)
+    record = PayloadRecord("g0.0", 0, 0, bytes(8), bytes(12), bytes(12), [VersionSpan(3, 0, 3)], "stop", "")
     ledger.record_dispatch("g0.1", 4)
     ledger.record_completion(record, "engine-0", 3, 3, 3)
     ledger.record_score("g1.0", Kind.TRAIN, 0.5, [0.5], {"length": 1.0}, "text")
@@ -90,7 +90,23 @@ async def test_open_groups_are_read_back_with_their_samples_and_completions(ledg
     assert queries.completions(ledger, "g0.0", 0) == [record]
     assert queries.completions(ledger, "g0.0", 1) == []
     found = queries.admissions(ledger)
-    assert (found.rows, found.groups, found.rejected, found.ends) == ({"sums": 2}, 2, 1, {State.FILTERED: 1})
+    assert (found.groups, found.rejected, found.ends) == (2, 1, {State.FILTERED: 1})
+
+
+async def test_the_counters_of_the_mixture_are_those_of_the_last_step_and_of_the_groups_since(
+    ledger: LedgerWriter,
+) -> None:
+    ledger.admit_group("g0", Kind.TRAIN, 0, "sums", 0, 0, ["g0.0"], 0)
+    ledger.record_mixture(1, {"sums": queries.MixtureRecord(1, -0.5, 0.25, 2.0, 1.0, 7.0)})
+    for number, restarts in ((1, 0), (2, 0), (3, 1)):
+        ledger.admit_group(f"g{number}", Kind.TRAIN, number, "sums", number, 1, [f"g{number}.0"], restarts)
+    ledger.admit_group("g4", Kind.TRAIN, 4, "new", 0, 1, ["g4.0"], 0)
+    ledger.end_sample("g1.0", State.FILTERED, "the group's rewards are all equal")
+    await ledger.drain()
+    assert queries.mixture(ledger, 1) == {
+        "sums": queries.MixtureRecord(4, -0.5, 0.25, 2.5, 1.0, 8.0),
+        "new": queries.MixtureRecord(1, 0.0, 1.0, 1.0, 0.0, 0.0),
+    }
 
 
 async def test_advantages_go_to_the_samples_of_their_batch_in_its_order(ledger: LedgerWriter) -> None:

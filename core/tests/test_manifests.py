@@ -88,6 +88,37 @@ def test_a_pod_refers_to_objects_of_the_job_by_their_names(long_manifest):
         assert ("Service", re.match(r"http://([^.]+)\.default\.svc", url)[1]) in names
 
 
+def test_pods_that_read_models_get_what_downloads_them(manifest):
+    """With remote models there is an initializer; a change of the downloads restarts only the pods that read models."""
+    manifest["spec"].pop("initializer", None)
+    plain = roles(manifest)
+    manifest["spec"]["downloads"] = {"claim": "shared", "hubEndpoint": "http://mirror", "secret": "access"}
+    unused = roles(manifest)
+    assert "initializer" not in unused
+    assert all("HF_TOKEN" not in variables(unused[name]) for name in ("trainer", "runner", "rollout-main"))
+    manifest["spec"]["models"][0]["source"] = "hf://org/name"
+    remote = roles(manifest)
+    assert main_of(remote["initializer"])["command"] == ["python", "-m", "rljob.trainer.initialize", "--"]
+    for name in ("initializer", "trainer", "runner", "rollout-main"):
+        assert variables(remote[name])["RLJOB_MODEL_CACHE"] == "/var/cache/rljob"
+        assert variables(remote[name])["HF_ENDPOINT"] == "http://mirror"
+        (token,) = [entry for entry in main_of(remote[name])["env"] if entry["name"] == "HF_TOKEN"]
+        assert token["valueFrom"]["secretKeyRef"] == {"name": "access", "key": "HF_TOKEN", "optional": True}
+        (volume,) = [each for each in pod_of(remote[name])["spec"]["volumes"] if each["name"] == "rljob-models"]
+        assert volume["persistentVolumeClaim"] == {"claimName": "shared"}
+    for name in ("coordinator", "reward-exact"):
+        assert not {"RLJOB_MODEL_CACHE", "HF_ENDPOINT", "HF_TOKEN"} & variables(remote[name]).keys()
+    manifest["spec"]["downloads"] = {"emptyDir": True}
+    others = roles(manifest)
+    changed = {"initializer", "trainer", "runner", "rollout-main"}
+    assert {name for name in remote if remote[name].hash != others[name].hash} == changed
+    assert all(plain[name].hash == unused[name].hash for name in plain)
+    (volume,) = [each for each in pod_of(others["runner"])["spec"]["volumes"] if each["name"] == "rljob-models"]
+    assert volume == {"name": "rljob-models", "emptyDir": {}}
+    del manifest["spec"]["downloads"]
+    assert variables(roles(manifest)["trainer"])["RLJOB_MODEL_CACHE"] == "/var/lib/rljob/models"
+
+
 def test_the_trainers_master_is_its_first_pod(manifest):
     trainer = roles(manifest, RenderTarget(uid=UID, attempt=4, namespace="research"))["trainer"]
     assert variables(trainer)["RLJOB_MASTER"] == "sums-trainer-4-0.sums-trainer.research.svc.cluster.local"

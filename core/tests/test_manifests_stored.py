@@ -20,18 +20,18 @@ from rljob.manifests.inputs import RenderTarget
 STORED = Path(__file__).parent / "stored" / "v1alpha1.yaml"
 """The job of the golden files as an API server stored it."""
 HASHES = {
-    "storage": "3e76b92adfc23601",
-    "config": "2fd97c46c91d7281",
-    "access": "5a4419a51fba3aae",
-    "network": "cd088f22e2a4a4fe",
-    "initializer": "7a9f8a016d3a33a3",
-    "coordinator": "f8aeaa1a1ae2006c",
-    "reward-gym": "67c3e8e004c4459c",
-    "reward-judge": "e13dfa065fddbd7d",
-    "runner": "5a4ddd2cb2afbd74",
-    "trainer": "49ecb674bd8788ec",
-    "rollout-main": "1882c8daaade1722",
-    "claim": "052c4378b7922d3a",
+    "storage": "b81d5bd88c84cb7e",
+    "config": "6514252c923fe620",
+    "access": "026ee9fb4cdd995c",
+    "network": "70c6d0c297c03a08",
+    "initializer": "48b2e70a084cdc1f",
+    "coordinator": "e654448bf75a8707",
+    "reward-gym": "4c885502b8cfc6d8",
+    "reward-judge": "48ab4be9c13f9647",
+    "runner": "959a33986dd2f8d5",
+    "trainer": "528a729666e3622b",
+    "rollout-main": "73a8e8e61ec03513",
+    "claim": "8980d8a425a042cc",
 }
 WARNING = (
     "an upgrade to this version would restart this role of every running job: a default, or the set of hashed fields, "

@@ -8,8 +8,8 @@ import pytest
 from rljob.protocol import checkpoint_record
 from rljob.protocol.checkpoint_files import (
     checkpoint_directories,
-    complete_checkpoints,
     directory_name,
+    is_complete,
     read_header,
     step_of,
 )
@@ -32,13 +32,13 @@ def test_step_and_directory_name_convert_and_temporary_directories_have_no_step(
 
 
 def test_a_checkpoint_without_its_state_is_not_complete(tmp_path):
-    assert complete_checkpoints(tmp_path / "absent") == {}
+    assert checkpoint_directories(tmp_path / "absent") == {}
     for name, state in (("step-000002", True), ("step-000004", False), ("step-000006.tmp-1-ab", True)):
         (tmp_path / name).mkdir()
         if state:
             (tmp_path / name / "trainer.json").write_text("{}")
-    assert complete_checkpoints(tmp_path) == {2: tmp_path / "step-000002"}
-    assert sorted(checkpoint_directories(tmp_path)) == [2, 4]
+    found = checkpoint_directories(tmp_path)
+    assert {step: is_complete(path) for step, path in found.items()} == {2: True, 4: False}
 
 
 def test_the_header_has_the_metadata_of_the_tensors(tmp_path):

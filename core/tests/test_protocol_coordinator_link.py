@@ -23,7 +23,7 @@ from rljob.protocol.messages import (
     frame_decoder,
 )
 
-REGISTER = RegisterRunner("r", 8, [])
+REGISTER = RegisterRunner("r", 8, {})
 
 
 class Server:
@@ -111,14 +111,14 @@ async def test_after_a_disconnect_the_link_reconnects_and_registers_again(server
     connects = itertools.count(1)
 
     def register():
-        return [RegisterRunner("r", 8, [f"lease{next(connects)}"])]
+        return [RegisterRunner("r", 8, {f"lease{next(connects)}": 1})]
 
     async with linked(server, register) as link:
         first = await server.sockets.get()
-        assert (await server.frames.get())[0].driving == ["lease1"]
+        assert (await server.frames.get())[0].driving == {"lease1": 1}
         await first.close()
         second = await server.sockets.get()
-        assert (await server.frames.get())[0].driving == ["lease2"]
+        assert (await server.frames.get())[0].driving == {"lease2": 1}
         link.send(TrajectoryScored("g1.0", 1.0, {}, "", 1))
         assert await server.frames.get() == [TrajectoryScored("g1.0", 1.0, {}, "", 1)]
         assert not second.closed

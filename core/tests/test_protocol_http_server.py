@@ -212,13 +212,29 @@ async def test_an_answer_has_no_deadline():
 
 async def test_a_large_body_is_refused_before_it_is_received():
     app = App()
-    async with serving(app, body_bytes=1000) as server:
+    async with serving(app, body_bytes=1000, drain_seconds=0.0) as server:
         reader, _ = await connect(server, POST % 1001)
         assert (await closed(reader)).startswith(b"HTTP/1.1 413 ")
         reader, _ = await connect(server, CHUNKED + b"3e9\r\n" + b"x" * 1001)
         assert (await closed(reader)).startswith(b"HTTP/1.1 413 ")
         assert app.sizes == [] and await ask(server, POST % 1000 + b"x" * 1000) == 200
         assert server.open_connections.refused == {"a body of more than 1000 bytes": 2}
+
+
+async def refuse_without_reading(scope, receive, send):
+    headers = [(b"content-length", b"0"), (b"connection", b"close")]  # the client may ask for it, too
+    await send({"type": "http.response.start", "status": 401, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
+
+
+@pytest.mark.parametrize(("app", "most", "status"), [(App(), 1000, 413), (refuse_without_reading, 64 << 20, 401)])
+async def test_a_peer_that_still_sends_a_refused_body_gets_the_answer(app, most, status):
+    async with serving(app, body_bytes=most, drain_seconds=60.0) as server:
+        for sent in (POST % (8 << 20) + bytes(8 << 20), CHUNKED + (b"100000\r\n" + bytes(1 << 20) + b"\r\n") * 8):
+            reader, writer = await connect(server, sent)
+            await writer.drain()  # raises ConnectionResetError if the server closes the connection
+            writer.write(b"0\r\n\r\n" if sent.startswith(CHUNKED) else b"")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 %d " % status)
 
 
 async def test_the_bodies_of_all_requests_are_limited_together():

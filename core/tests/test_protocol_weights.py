@@ -1,11 +1,12 @@
-"""The wire format of weights, and the shards of a batch: rules that two processes apply independently."""
+"""The wire formats of weights and of requests for shards."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob.protocol.messages import ParameterMeta
+from rljob.protocol.shards import SelectionError, decode_selection, encode_selection
 from rljob.protocol.weights import parameter_bytes, plan_buckets
-from rljob.scheduling.shards import assign
 
 
 def meta(*shape, dtype="float32"):
@@ -38,24 +39,11 @@ def test_buckets_are_all_tensors_in_order_and_no_larger_than_needed(sizes, bucke
         assert sum(4 * sizes[i] for i in bucket[:-1]) < bucket_bytes
 
 
-@given(st.lists(st.integers(1, 1000), max_size=60), st.integers(1, 8))
-def test_shards_are_a_partition_in_batch_order(tokens, ranks):
-    shards = assign(tokens, ranks)
-    assert len(shards) == ranks
-    assert sorted(i for shard in shards for i in shard) == list(range(len(tokens)))
-    assert all(shard == sorted(shard) for shard in shards)
-    assert assign(tokens, ranks) == shards
-
-
-@given(st.lists(st.integers(1, 1000), min_size=1, max_size=60), st.integers(1, 8))
-def test_shards_differ_by_one_sample_at_most_and_are_empty_only_without_enough_samples(tokens, ranks):
-    shards = assign(tokens, ranks)
-    loads = [sum(tokens[i] for i in shard) for shard in shards]
-    assert max(loads) - min(loads) <= max(tokens)
-    assert sum(not shard for shard in shards) == max(0, ranks - len(tokens))
-
-
-def test_the_longest_sample_goes_to_the_shard_with_the_fewest_tokens():
-    assert assign([5, 1, 4, 2], 2) == [[0, 1], [2, 3]]
-    assert assign([3, 3, 3], 1) == [[0, 1, 2]]
-    assert assign([], 2) == [[], []]
+@given(st.lists(st.booleans(), max_size=40))
+def test_a_selection_is_decoded_to_the_selected_samples(chosen):
+    indices = [i for i, wanted in enumerate(chosen) if wanted]
+    body = encode_selection(indices, len(chosen))
+    assert decode_selection(body, len(chosen)) == indices
+    for wrong, samples in ((body + b"\0", len(chosen)), (b"\xff\xff", 9), (b"", 1)):
+        with pytest.raises(SelectionError, match=f"each of the {samples} samples"):
+            decode_selection(wrong, samples)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import heapq
 import random
 from collections import Counter
@@ -11,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rljob.scheduling.dispatch import EngineLoad, Request, RequestQueue
 from rljob.scheduling.filters import FILTERS
 from rljob.scheduling.groups import Ended, Group
 from rljob.scheduling.mixture import Mixture
-from rljob.scheduling.scheduler import Scheduler, Settings
+from rljob.scheduling.scheduler import MAX_RESTARTS, Scheduler, Settings
 
 
 def make(steps=6, n=3, g=2, alpha=1, groups=0, members=0, regenerate=False, accept="none", **weights) -> Scheduler:
@@ -57,8 +60,8 @@ def simulate(scheduler: Scheduler, seed: int, slots: int, training: float = 1.0,
             push(clock + rng.lognormvariate(0, 1.2), "done", sample)
         if not training_until:
             step, batch = scheduler.version, scheduler.form_batch()
-            for task, row in batch.expired_prompts:
-                group = scheduler.restart(task, row)
+            for late in batch.replaced:
+                group = scheduler.restart(late)
                 outcome.admitted.append(group)
                 waiting += group.samples
             outcome.ended += batch.ended
@@ -67,7 +70,7 @@ def simulate(scheduler: Scheduler, seed: int, slots: int, training: float = 1.0,
                 outcome.ages += [step - s.min_version for g in batch.groups for s in g.samples if s.end is None]
                 training_until = True
                 push(clock + training, "trained", step)
-            if batch.expired_prompts:
+            if batch.replaced:
                 continue
         assert events, "the run is stuck"
         clock, _, kind, payload = heapq.heappop(events)
@@ -179,7 +182,7 @@ def test_a_group_that_exceeds_the_staleness_bound_expires_and_restarts() -> None
     straggler = scheduler.admit()
     complete(scheduler, straggler, 0, 1.0)  # its version was unknown until now
     batch = scheduler.form_batch()
-    assert old.step == 1 and not batch.groups and batch.expired_prompts == [("sums", straggler.row)]
+    assert old.step == 1 and not batch.groups and batch.replaced == [straggler]
     assert [(e.sample.group, e.end) for e in batch.ended] == [(straggler, "expired")]
 
 
@@ -193,7 +196,8 @@ def test_regenerate_expires_a_late_group_and_restarts_its_prompt() -> None:
     complete(scheduler, scheduler.admit(), 1, 1.0)
     batch = scheduler.form_batch()
     assert batch.groups and [e.end for e in batch.ended] == ["expired"]
-    assert batch.expired_prompts == [(straggler.task, straggler.row)]
+    again = scheduler.restart(straggler)
+    assert batch.replaced == [straggler] and (again.task, again.row, again.restarts) == ("sums", straggler.row, 1)
 
 
 def test_redundant_groups_replace_late_ones() -> None:
@@ -204,7 +208,7 @@ def test_redundant_groups_replace_late_ones() -> None:
         complete(scheduler, group, 0, 1.0)
     batch = scheduler.form_batch()
     assert batch.groups and [(e.sample.id, e.end) for e in batch.ended] == [("g0.0", "surplus")]
-    assert scheduler.admissible() == 1, "the surplus group is replaced"
+    assert scheduler.admissible() == 1 and batch.replaced == [late], "its prompt does not leave training"
 
 
 def test_redundant_members_replace_failures_or_end_as_surplus() -> None:
@@ -225,6 +229,64 @@ def test_a_filtered_group_is_replaced_at_once() -> None:
     assert scheduler.admissible() == 1
 
 
+def test_a_prompt_that_was_regenerated_twice_is_waited_for() -> None:
+    scheduler = make(steps=10, n=1, g=1, alpha=1, regenerate=True)
+    straggler, restarts = scheduler.admit(), 0
+    straggler.samples[0].min_version = 0
+    for _ in range(10):
+        complete(scheduler, scheduler.admit(), scheduler.version, 1.0)
+        batch = scheduler.form_batch()
+        for late in batch.replaced:
+            straggler, restarts = scheduler.restart(late), restarts + 1
+            straggler.samples[0].min_version = scheduler.version
+        if not batch.groups:
+            break
+        scheduler.trained(scheduler.version)
+    assert restarts == straggler.restarts == MAX_RESTARTS
+    complete(scheduler, straggler, scheduler.version - 1, 1.0)
+    assert scheduler.form_batch().groups == [straggler]
+
+
+def test_a_filtered_group_was_finished_and_resets_the_count_of_failures() -> None:
+    scheduler = make(n=1, g=2, alpha=0, accept="nonconstant")
+    for _ in range(3):
+        scheduler.fail(scheduler.admit().samples[0], "broken")
+    assert scheduler.failures_in_a_row == 3
+    complete(scheduler, scheduler.admit(), 0, 1.0, 1.0)
+    assert (scheduler.failures_in_a_row, scheduler.rejections_in_a_row) == (0, 1)
+
+
+def loaded(name: str, slots: int, requests: int) -> EngineLoad:
+    """Return an engine that runs ``requests`` requests of 100 tokens."""
+    engine = EngineLoad(name, slots, 1000)
+    for number in range(requests):
+        engine.add(Request((name, number, 0), name, (1, 0, number), 100))
+    return engine
+
+
+def assign(engines: list[EngineLoad], groups: int, members: int) -> list[str]:
+    """Queue requests of 100 tokens and assign them; return the engine of each, in order."""
+    queue = RequestQueue()
+    for group in range(groups):
+        for member in range(members):
+            queue.put(Request((f"g{group}.{member}", 0, 0), f"g{group}", (1, group, member), 100))
+    return [engine.instance for _, engine in queue.assign(engines, lambda engine, request: True)]
+
+
+def test_a_group_is_not_packed_onto_a_small_engine() -> None:
+    large, small = loaded("large", 64, 32), loaded("small", 4, 1)
+    assert assign([large, small], 1, 8) == ["small"] * 3 + ["large"] * 5, "it runs 4 and holds none"
+    assert assign([loaded("one", 8, 0), loaded("two", 8, 0)], 2, 2) == ["one", "one", "two", "two"], "one prefix each"
+
+
+@given(st.lists(st.tuples(st.integers(1, 16), st.integers(0, 20)), min_size=1, max_size=5), st.integers(1, 9))
+def test_no_request_is_held_while_an_engine_has_a_free_slot(sizes: list[tuple[int, int]], members: int) -> None:
+    engines = [loaded(f"e{number}", slots, min(had, slots)) for number, (slots, had) in enumerate(sizes)]
+    assign(engines, 4, members)
+    held = [engine for engine in engines if len(engine.requests) > engine.max_concurrency]
+    assert not held or all(engine.busy for engine in engines)
+
+
 def test_the_mixture_keeps_weights_to_within_one_prompt() -> None:
     mixture = Mixture({"a": 3.0, "b": 1.0, "c": 0.5})
     taken = Counter()
@@ -234,5 +296,41 @@ def test_the_mixture_keeps_weights_to_within_one_prompt() -> None:
         taken[task] += 1
         for name, share in {"a": 3 / 4.5, "b": 1 / 4.5, "c": 0.5 / 4.5}.items():
             assert abs(taken[name] - share * i) < 1.5
-    resumed = Mixture({"a": 3.0, "b": 1.0, "c": 0.5}, taken)
+    resumed = Mixture({"a": 3.0, "b": 1.0, "c": 0.5}, copy.deepcopy(mixture.shares))
     assert [resumed.next() for _ in range(20)] == [mixture.next() for _ in range(20)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(0, 4), st.sampled_from([0.1, 0.3, 1.0]), st.sampled_from([0.25, 0.5, 0.75]), st.integers(0, 4),
+    st.integers(0, 1000),
+)  # fmt: skip
+def test_trained_groups_follow_the_weights_whatever_the_filter_rejects(
+    alpha: int, acceptance: float, weight: float, redundant: int, seed: int
+) -> None:
+    """A task of long samples whose groups are rejected more often. Ten steps, after ten steps to learn its rate."""
+    n, steps, rng = 8, 20, random.Random(seed)
+    scheduler = make(steps, n, 1, alpha, redundant, hard=weight, easy=1 - weight)
+    verdict = True
+    scheduler.settings = dataclasses.replace(scheduler.settings, accept=lambda rewards: verdict)
+    running: list[Group] = []
+    shares: Counter[str] = Counter()
+    while scheduler.version < steps:
+        running += [scheduler.admit() for _ in range(scheduler.admissible())]
+        for group in running:
+            if group.samples[0].min_version is None and scheduler.may_generate:
+                group.samples[0].min_version = scheduler.version
+        formed = scheduler.form_batch()
+        running = [group for group in running if group.id in scheduler.groups]
+        running += [scheduler.restart(group) for group in formed.replaced]
+        if formed.groups:
+            shares.update(group.task for group in formed.groups if scheduler.version >= 10)
+            scheduler.trained(scheduler.version)
+            continue
+        able = [group for group in running if not group.complete and group.samples[0].min_version is not None]
+        quick = [group for group in able if group.task == "easy" or rng.random() < 0.2]
+        group = rng.choice(quick or able)
+        verdict = group.task == "easy" or rng.random() < acceptance
+        scheduler.score(group.samples[0], 1.0)
+        running = [group for group in running if group.id in scheduler.groups]
+    assert abs(shares["hard"] - weight * 10 * n) <= n, "within one batch in ten"

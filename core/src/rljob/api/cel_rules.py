@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from rljob.api.algorithm import PRESETS, ZERO_FOR_ONE_SAMPLE
 from rljob.api.kubernetes import GPUS
+from rljob.api.model_address import HUB_FORM, HUB_PATTERN, S3_FORM, S3_PATTERN
 from rljob.api.rewards import REWARDS
 from rljob.api.tasks import SOURCES
 
@@ -186,14 +187,25 @@ def _tasks() -> Iterator[CelRule]:
 
 def _locations() -> Iterator[CelRule]:
     """Yield rules for locations of models and files. In a cluster these locations must be in the job's storage."""
+    yield CelRule(
+        "spec.models[].source",
+        f"!self.startsWith('hf://') || self.matches(r'{HUB_PATTERN}')",
+        f"is not the address of a model; write {HUB_FORM}",
+    )
+    yield CelRule(
+        "spec.models[].source",
+        f"!self.startsWith('s3://') || self.matches(r'{S3_PATTERN}')",
+        f"is not the address of a model; write {S3_FORM}",
+    )
     for at in (
         "spec.models[].source",
         *(f"spec.tasks[].data.{table}.{field}" for table in ("jsonl", "parquet") for field in ("path", "heldOutPath")),
         "spec.tasks[].data.datasets.path",
     ):
+        remote = " || self.startsWith('hf://') || self.startsWith('s3://')" if at == "spec.models[].source" else ""
         yield CelRule(
             at,
-            "self.startsWith('job://') || !self.contains('://')",
+            f"self.startsWith('job://') || !self.contains('://'){remote}",
             "cannot be read; write job://PATH for a path in the storage",
         )
         yield CelRule(
@@ -251,6 +263,9 @@ def _services() -> Iterator[CelRule]:
 
 def _settings() -> Iterator[CelRule]:
     yield CelRule("spec.storage", "!has(self.size) || !has(self.claim)", "a storage has one of size, claim")
+    yield CelRule(
+        "spec.downloads", "!has(self.claim) || !self.emptyDir", "downloads have one of claim, emptyDir", ".emptyDir"
+    )
     yield from _fabric()
     yield CelRule(
         "spec.network.egress",

@@ -5,15 +5,17 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from rljob.api.algorithm import PRESETS
 from rljob.api.errors import ManifestError
 from rljob.api.field_metadata import ManifestField, manifest_fields, outermost
+from rljob.api.kubernetes import AcceleratorKind
 from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
+from rljob.api.unsupported import on_one_line
 from rljob.api.yaml_loader import write_yaml
 
 
@@ -38,9 +40,16 @@ class FieldDoc:
         return f"{self.kind}; {self.default or 'required'}"
 
 
-def explain(job: RLJob) -> str:
-    """Return ``job`` as YAML with presets and defaults expanded. Loading the YAML gives the same job."""
-    return write_yaml(to_data(resolve(job)))
+def explain(job: RLJob, accelerator: AcceleratorKind = "cpu", notes: Iterable[str] = ()) -> str:
+    """Return ``job`` as YAML with presets and defaults expanded. Loading the YAML gives the resolved job.
+
+    Args:
+        job: as loaded.
+        accelerator: see :func:`rljob.api.resolve.resolve`.
+        notes: written as comments below the job.
+    """
+    comments = "".join(f"# {on_one_line(note)}\n" for note in notes)
+    return write_yaml(to_data(resolve(job, accelerator))) + comments
 
 
 def to_data(job: RLJob) -> dict[str, Any]:

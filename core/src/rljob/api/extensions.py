@@ -34,7 +34,7 @@ AGGREGATIONS: Registry = {
     "token_mean": "rljob.trainer.algorithms.aggregation:token_mean",
     "token_sum_constant": "rljob.trainer.algorithms.aggregation:token_sum_constant",
 }
-BACKENDS: Registry = {"fsdp": "rljob.trainer.backends.fsdp:FsdpBackend"}
+BACKENDS: Registry = {"fsdp": "rljob.trainer.backends.fsdp.backend:FsdpBackend"}
 ENGINES: Registry = {name: engine.adapter for name, engine in engine_registry.ENGINES.items()}
 LOOPS: Registry = {"single_turn": "rljob.runner.loops.single_turn:single_turn"}
 

@@ -250,6 +250,8 @@ class RunState(StatusPart):
     """Evaluation results: the first and the newest."""
     warnings: Annotated[list[Text], Field(max_length=MOST_WARNINGS)] = field(default_factory=list)
     """What happened to the policy besides training, oldest first: a checkpoint was refused, a new lineage started."""
+    earlier_warnings: Count = 0
+    """Number of warnings before those."""
     observed_generation: Count = 0
     """Generation of the spec that the coordinator has acted on (suspend); 0 outside a cluster."""
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, StringConstraints
 
-from rljob.api.base import Label, Labels, Model, Name, Quantity, ResourceName
+from rljob.api.base import Label, Labels, Model, Name, Quantity, ResourceName, Url
 from rljob.api.field_metadata import FieldMeta
 
 NO_PODS = "there are no pods to place"
+LOCAL_CACHE = "models are kept in a directory of this machine"
 
 
 class Storage(Model):
@@ -23,11 +24,35 @@ class Storage(Model):
     """Name of an existing PersistentVolumeClaim to use instead of a new one."""
 
 
+AcceleratorKind: TypeAlias = Literal["nvidia", "cpu"]
+
+
+class Downloads(Model):
+    """Download of models whose source is `hf://` or `s3://`. `rljob run` keeps them in the cache of huggingface_hub and
+    in ~/.cache/rljob/models, or in the directory in RLJOB_MODEL_CACHE."""
+
+    claim: Annotated[Name | None, FieldMeta(local=LOCAL_CACHE)] = None
+    """Name of an existing PersistentVolumeClaim for the models, which several jobs can share. Default: the job's
+    storage."""
+    empty_dir: Annotated[bool, FieldMeta(local=LOCAL_CACHE)] = False
+    """Keep the models in an emptyDir of each pod instead: every pod of the trainer, the engines and the runner
+    downloads them."""
+    hub_endpoint: Url | None = None
+    """Address of the Hugging Face Hub or of a mirror. Default: HF_ENDPOINT, else https://huggingface.co."""
+    s3_endpoint: Url | None = None
+    """Address of the S3 service. Default: AWS_ENDPOINT_URL, else AWS."""
+    secret: Annotated[Name | None, FieldMeta(local="HF_TOKEN and the variables of AWS in your environment apply")] = (
+        None
+    )
+    """Name of a Secret with any of the keys HF_TOKEN, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and
+    AWS_DEFAULT_REGION. Each key becomes a variable of the pods that download."""
+
+
 class Accelerator(Model):
     """The device type of a role."""
 
     kind: Literal["auto", "nvidia", "cpu"] = "auto"
-    """`auto`: accelerators if there are any, else the CPU."""
+    """`auto`: accelerators if there are any, else the CPU. In a cluster a setting of the cluster decides."""
 
 
 GPUS = "nvidia.com/gpu"

@@ -7,14 +7,14 @@ user's value can always be distinguished from an expanded value.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
 from rljob.api.algorithm import Algorithm
 from rljob.api.base import Label, Labels, Model, Name, Text
 from rljob.api.field_metadata import FieldMeta
-from rljob.api.kubernetes import Network, Storage
+from rljob.api.kubernetes import Downloads, Network, Storage
 from rljob.api.pod_models import PodTemplate
 from rljob.api.roles import Coordinator, Environment, Reward, Rollout, Runner, Trainer
 from rljob.api.run_policy import Checkpoints, FailurePolicy, Scheduling, Tracking, WeightSync
@@ -62,7 +62,8 @@ class ModelSource(Model):
     name: Name
     """Name that rollouts refer to. The trained model has the name `policy`."""
     source: Annotated[Text, Field(min_length=1)]
-    """Hugging Face directory: `job://PATH` in the job's storage, or a path (for `rljob run` only)."""
+    """Hugging Face directory: `job://PATH` in the job's storage, a path (for `rljob run` only), or a model that is
+    downloaded: `hf://ORG/NAME@REVISION` (a branch, tag or commit; default `main`) or `s3://BUCKET/PREFIX`."""
     placement: Annotated[Literal["trainer", "service"] | None, FieldMeta(unsupported=True)] = None
     """Where a model that is not trained runs: in the trainer's processes, or as a pool of engines."""
 
@@ -81,6 +82,15 @@ class Training(Model):
     0: synchronous training."""
 
 
+class LogprobTolerance(NamedTuple):
+    """Bounds of |trainer − engine| in nats, with the fields that set them."""
+
+    mean: float
+    largest: float
+    mean_field: str
+    largest_field: str
+
+
 class RLJobSpec(Model):
     """Specification of the job."""
 
@@ -94,6 +104,8 @@ class RLJobSpec(Model):
     """Command that runs once before the other roles start."""
     models: Annotated[list[ModelSource], Field(min_length=1, max_length=64)]
     """The models. The one with the name `policy` is trained."""
+    downloads: Annotated[Downloads, FieldMeta(reader="pods")] = Downloads()
+    """Download of models from the Hugging Face Hub or S3."""
     training: Training
     """Size and length of training."""
     scheduling: Scheduling = Scheduling()
@@ -147,6 +159,23 @@ class RLJobSpec(Model):
         FieldMeta(reader="operator", mutable="never", local="there is no operator"),
     ] = None
     """Name of another controller that manages the job instead of rljob's operator."""
+
+    @property
+    def uses_bfloat16(self) -> bool:
+        """Whether the trainer or an engine computes in bfloat16."""
+        return "bfloat16" in (self.trainer.dtype, *(pool.dtype for pool in self.rollouts))
+
+    @property
+    def logprob_tolerance(self) -> LogprobTolerance:
+        """How much the log-probabilities of engines may differ from the trainer's."""
+        sync = self.weight_sync
+        if self.uses_bfloat16:
+            field = "spec.weightSync.bfloat16Tolerance"
+            return LogprobTolerance(
+                sync.bfloat16_tolerance.mean, sync.bfloat16_tolerance.max, f"{field}.mean", f"{field}.max"
+            )
+        field = "spec.weightSync.probeTolerance"
+        return LogprobTolerance(sync.probe_tolerance, sync.probe_tolerance, field, field)
 
     @model_validator(mode="after")
     def _check_references(self) -> RLJobSpec:

@@ -75,6 +75,12 @@ def main_container(template: dict[str, Any] | None) -> dict[str, Any]:
     return next((container for container in containers if container.get("name") == MAIN), {})
 
 
+def main_variables(template: dict[str, Any] | None) -> dict[str, str]:
+    """Return the variables of a template's main container that have values."""
+    entries = main_container(template).get("env") or []
+    return {entry["name"]: entry["value"] for entry in entries if entry.get("value") is not None}
+
+
 def _mismatches(value: Any, schema: dict[str, Any], path: str) -> Iterator[str]:
     if value is None:  # null deletes the value that rljob renders
         return

@@ -1,6 +1,7 @@
-"""Expansion of a manifest: presets and defaults of governed fields, and the paths of models and data.
+"""Expansion of a manifest: presets, defaults of governed fields, kinds of accelerators, and paths of models and data.
 
-Paths are those of a user's machine, or job://PATH for files in the job's storage.
+Paths are those of a user's machine, or job://PATH for files in the job's storage. Models may also be remote
+(:mod:`rljob.api.model_address`).
 """
 
 from __future__ import annotations
@@ -8,16 +9,41 @@ from __future__ import annotations
 from pathlib import Path
 
 from rljob.api.algorithm import PRESETS
+from rljob.api.kubernetes import AcceleratorKind
+from rljob.api.model_address import is_remote
 from rljob.api.models import RLJob
+from rljob.api.roles import Rollout, Trainer
 
 DEFAULT_PROMPT = "{question}\n"
 HELD_OUT_FRACTION = 0.1
+CPU_MICROBATCH_TOKENS = 16_384
 IN_STORAGE = "job://"
 
 
-def resolve(job: RLJob) -> RLJob:
-    """Return a copy of ``job`` in which every field that a preset or another field governs has its value."""
+def resolve(job: RLJob, accelerator: AcceleratorKind = "cpu") -> RLJob:
+    """Return a copy of ``job`` in which every field that a preset or another field governs has its value.
+
+    On GPUs `trainer.microbatchTokens` stays null: it follows from their memory, which the trainer knows
+    (:mod:`rljob.api.memory_checks`). So a run can be resumed on GPUs of another size.
+
+    Args:
+        job: as loaded.
+        accelerator: meaning of ``accelerator: {kind: auto}``: on one machine what the machine has, in a cluster the
+            cluster setting.
+    """
     resolved = job.model_copy(deep=True)
+    roles: list[Trainer | Rollout] = [resolved.spec.trainer, *resolved.spec.rollouts]
+    for role in roles:
+        if role.accelerator.kind == "auto":
+            role.accelerator.kind = accelerator
+        if role.dtype is None:
+            role.dtype = "bfloat16" if role.accelerator.kind == "nvidia" else "float32"
+    trainer = resolved.spec.trainer
+    if trainer.microbatch_tokens is None and trainer.accelerator.kind == "cpu":
+        trainer.microbatch_tokens = CPU_MICROBATCH_TOKENS
+    if resolved.spec.weight_sync.transport == "auto":
+        on_gpus = all(role.accelerator.kind == "nvidia" for role in roles)
+        resolved.spec.weight_sync.transport = "nccl" if on_gpus else "gloo"
     algorithm = resolved.spec.algorithm
     for field, value in PRESETS[algorithm.preset].items():
         if getattr(algorithm, field) is None:
@@ -41,6 +67,11 @@ def in_storage(text: str, storage: Path) -> str:
     return text.replace(IN_STORAGE, f"{storage}/")
 
 
+def made_later(source: str) -> bool:
+    """Return whether ``source`` may not exist before the run starts: the initializer or a download makes it."""
+    return source.startswith(IN_STORAGE) or is_remote(source)
+
+
 def with_absolute_paths(job: RLJob, base: Path) -> RLJob:
     """Return a copy of ``job`` in which relative paths of models and data are absolute, relative to ``base``.
 
@@ -48,7 +79,8 @@ def with_absolute_paths(job: RLJob, base: Path) -> RLJob:
     """
     absolute = job.model_copy(deep=True)
     for model in absolute.spec.models:
-        model.source = _absolute(model.source, base)
+        if not is_remote(model.source):
+            model.source = _absolute(model.source, base)
     for task in absolute.spec.tasks:
         for table in (task.data.jsonl, task.data.parquet):
             if table is not None:

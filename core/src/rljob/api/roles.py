@@ -141,10 +141,15 @@ class Trainer(Model):
     """Pods use the network of their node, as some fabrics need. NetworkPolicies admit them only by `network.nodes`."""
     template: PodTemplate | None = None
     """Kubernetes PodTemplateSpec, merged over the pods that rljob creates."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Data type of parameters in forward and backward; the optimizer state is float32."""
-    microbatch_tokens: Annotated[int, Field(ge=1, le=16_777_216)] = 16_384
-    """Padded tokens of one forward pass on one rank; a longer sample is processed alone."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Data type of parameters in forward and backward; the optimizer state is float32. Default: bfloat16 on NVIDIA
+    GPUs, float32 on a CPU."""
+    microbatch_tokens: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
+    """Padded tokens of one forward pass on one rank; a longer sample is processed alone. Default: 16,384 on a CPU; on
+    NVIDIA GPUs as many as fit their memory, at most 32,768."""
+    recompute: Literal["none", "layer"] = "none"
+    """`layer`: the backward pass computes the activations of each layer again from the inputs of the layer. It needs a
+    fraction of the memory for activations and about a third more time. A backend of your own decides itself."""
     optimizer: Optimizer = Optimizer()
     """The optimizer."""
 
@@ -196,12 +201,18 @@ class Rollout(Model):
     """Maximum of concurrent requests per engine."""
     max_model_length: Annotated[int, Field(ge=2, le=16_777_216)] = 4096
     """Maximum length of a sequence in tokens, prompt included."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Data type of the engine's weights and KV cache."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Data type of the engine's weights and KV cache. Default: bfloat16 on NVIDIA GPUs, float32 on a CPU."""
     kv_cache_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
     """Size of the KV cache in bytes. Default: the engine decides."""
     args: Annotated[list[Text], Field(max_length=64)] = []
     """Additional arguments of the engine's server. Arguments that rljob sets itself are refused."""
+
+    @property
+    def devices(self) -> int:
+        """Accelerators of one pod of an engine."""
+        sizes = self.parallelism
+        return max(1, sizes.tensor * sizes.pipeline * sizes.data // self.hosts)
 
 
 class Runner(Model):

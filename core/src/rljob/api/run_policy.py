@@ -37,16 +37,26 @@ class Scheduling(Model):
     """Topology-aware placement of the gang's pods. Default: any node."""
 
 
+class Bfloat16Tolerance(Model):
+    """Largest difference between the log-probabilities of trainer and engine in bfloat16. The run stops when it is
+    exceeded."""
+
+    mean: Annotated[float, Field(gt=0, le=10)] = 0.03
+    """Mean over the tokens of the probe after every update, and over a batch's samples of the current version."""
+    max: Annotated[float, Field(gt=0, le=100)] = 0.5
+    """One token of the probe."""
+
+
 class WeightSync(Model):
     """Transfer of new weights to the engines."""
 
     transport: Annotated[Literal["auto", "gloo", "nccl", "ipc"], FieldMeta(unsupported=("ipc",))] = "auto"
-    """`auto`: nccl when trainer and engines have NVIDIA GPUs of their own, else gloo. `ipc`: GPU memory
+    """`auto`: nccl if the trainer and all engines run on NVIDIA GPUs, else gloo. `ipc`: GPU memory
     that trainer and engines share."""
     in_flight: Literal["keep", "keepStaleCache", "abort", "wait"] = "keep"
     """Sequences in flight at an update. `keep`: they continue under the new weights with a recomputed KV cache.
     `keepStaleCache`: they continue with the old cache. `abort`: they are interrupted and continue from their prefix.
-    `wait`: the update waits for them."""
+    `wait`: the update of an engine starts when they have ended; it gets no new ones until then."""
     groups: Annotated[Literal["perEngine", "shared"], FieldMeta(unsupported=("shared",))] = "perEngine"
     """`perEngine`: each engine receives the weights in its own group, so that an engine that crashes blocks no other.
     `shared`: all engines of a pool at once."""
@@ -56,8 +66,11 @@ class WeightSync(Model):
     """Time limit for updating one engine. After this time the update has failed, and the engine is updated again or
     restarted."""
     probe_tolerance: Annotated[float, Field(gt=0, le=10)] = 1e-4
-    """Largest difference between trainer and engine in the log-probability of a probe token (float32: the run stops
-    when exceeded; bfloat16: a warning)."""
+    """In float32 the largest difference between trainer and engine in the log-probability of one token: of the probe
+    after every update, and of the first step. Also of the mean over a batch's samples of the current version. The run
+    stops when it is exceeded."""
+    bfloat16_tolerance: Bfloat16Tolerance = Bfloat16Tolerance()
+    """The same if the trainer or an engine uses bfloat16."""
 
 
 class Checkpoints(Model):
@@ -84,6 +97,10 @@ class FailurePolicy(Model):
     hang_seconds: Annotated[float, Field(ge=1, le=86_400), FieldMeta(reader="objects", mutable="never")] = 60.0
     """A process whose event loop has not run for this long (stopped or hung) is killed and restarted. The probes of all
     pods contain this value, and a change would restart every pod; therefore it is immutable in a cluster."""
+    stall_seconds: Annotated[float, Field(ge=1, le=86_400), FieldMeta(reader="components")] = 600.0
+    """Time without progress. An engine that generates no token for this long although it has requests is restarted, and
+    its requests go to other engines. A sample fails if its loop makes no call, or its source no prompt, for this
+    long; the time that it waits for an engine or for a reward does not count."""
     disruption: Annotated[
         Literal["Allow", "Block"], FieldMeta(reader="objects", local="this machine is not drained")
     ] = "Allow"

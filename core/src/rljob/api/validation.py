@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rljob.api.algorithm import ZERO_FOR_ONE_SAMPLE, advantage_of
 from rljob.api.engine_registry import refused
 from rljob.api.kubernetes import GPUS
+from rljob.api.model_address import HUB_FORM, S3_FORM, parse_address
 from rljob.api.pod_models import MAIN
 from rljob.api.rewards import REWARDS
 from rljob.api.tasks import SOURCES
@@ -52,7 +53,13 @@ def _models(spec: RLJobSpec) -> Iterator[str]:
     if "policy" not in {model.name for model in spec.models}:
         yield "models: no model is named 'policy'; name the model to train 'policy'"
     for i, model in enumerate(spec.models):
-        yield from _location(f"models[{i}].source", model.source)
+        try:
+            remote = parse_address(model.source)
+        except ValueError as error:
+            yield f"models[{i}].source: {error}"
+            continue
+        if remote is None:
+            yield from _location(f"models[{i}].source", model.source, f", {HUB_FORM}, {S3_FORM}")
     for i, text in enumerate(spec.initializer.command if spec.initializer else []):
         if text.startswith("job://"):
             yield from _location(f"initializer.command[{i}]", text)
@@ -70,14 +77,14 @@ def _initializer(spec: RLJobSpec) -> Iterator[str]:
                 )
 
 
-def _location(field: str, text: str) -> Iterator[str]:
-    """Check the location of a model or a file: job://PATH or a path."""
+def _location(field: str, text: str, others: str = "") -> Iterator[str]:
+    """Check the location of a model or a file: job://PATH or a path. ``others``: the other forms of the field."""
     scheme, mark, rest = text.partition("://")
     if not mark:
         return
     path = PurePosixPath(rest)
     if scheme != "job":
-        yield f"{field}: {scheme}:// cannot be read; write job://PATH for a path in the storage, or a path"
+        yield f"{field}: {scheme}:// cannot be read; write job://PATH for a path in the storage{others}, or a path"
     elif path.is_absolute() or ".." in path.parts or path == PurePosixPath("."):
         yield f"{field}: {text!r} is not a path inside the storage; write job://PATH without .. and a leading /"
 
@@ -222,6 +229,8 @@ def _batches(spec: RLJobSpec) -> Iterator[str]:
 def _storage(spec: RLJobSpec) -> Iterator[str]:
     if spec.storage.size is not None and spec.storage.claim is not None:
         yield "storage.claim: size is given too; a storage has one of size, claim"
+    if spec.downloads.claim is not None and spec.downloads.empty_dir:
+        yield "downloads.emptyDir: claim is given too; downloads have one of claim, emptyDir"
 
 
 def _replicas(spec: RLJobSpec) -> Iterator[str]:

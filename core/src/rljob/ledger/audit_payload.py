@@ -15,6 +15,7 @@ from rljob.ledger.payload_record import INT32, PayloadRecord, decode_record, pay
 from rljob.ledger.queries import first_needed_segment
 from rljob.ledger.reader import LedgerReader
 from rljob.ledger.segments import HEADER, Location, PayloadError
+from rljob.protocol.messages import context_digest
 
 COMPLETIONS = """
 SELECT c.*, s.attempt AS first_attempt, s.prompt_tokens, s.total_tokens, s.min_version, s.max_version,
@@ -114,6 +115,8 @@ def _mismatches(counted: list[tuple[sqlite3.Row, PayloadRecord | None]]) -> Iter
         return
     if not _continuous(records):
         yield "the context of a turn does not start with the previous turn"
+    if not _generated_from_their_contexts(records):
+        yield "a completion was generated from other tokens than the context of its turn"
     versions = [span.version for record in records for span in record.spans]
     if not versions or row["min_version"] is None or row["max_version"] is None:
         return
@@ -123,6 +126,17 @@ def _mismatches(counted: list[tuple[sqlite3.Row, PayloadRecord | None]]) -> Iter
     within = row["min_version"] <= min(versions) and max(versions) <= row["max_version"]
     if not (exact or (unversioned and within)):
         yield "the versions of its tokens differ from the ledger"
+
+
+def _generated_from_their_contexts(records: list[PayloadRecord]) -> bool:
+    written, turn = b"", -1
+    for record in records:
+        if record.turn != turn:
+            turn, written = record.turn, record.prompt
+        if record.context != context_digest(written):
+            return False
+        written += record.token_ids
+    return True
 
 
 def _continuous(records: list[PayloadRecord]) -> bool:

@@ -17,6 +17,7 @@ SELECT g.id AS id, g.kind AS kind, g.seq AS seq, g.task AS task, g.row AS row, g
     TOTAL(s.state = 'trained') AS trained, TOTAL(s.state = 'batched') AS batched,
     TOTAL(s.state = 'filtered') AS filtered, TOTAL(s.state = 'surplus') AS surplus,
     TOTAL(s.state = 'expired') AS expired, TOTAL(s.state = 'failed') AS failed,
+    TOTAL(s.state = 'expired' OR s.reason LIKE 'not needed by batch %') AS replaced, g.restarts AS restarts,
     TOTAL(s.state = 'evaluated') AS evaluated, TOTAL(s.state IN ('admitted', 'scored')) AS waiting,
     TOTAL(s.reward IS NOT NULL AND s.state = 'filtered') AS scored, COUNT(DISTINCT s.step) AS steps,
     MIN(CASE WHEN s.state IN ('trained', 'batched', 'filtered') THEN s.reward END) AS lowest,
@@ -153,16 +154,22 @@ ACCOUNTS = (
                 "the previous row of its task was never started",
             ),
             AuditRule(
-                "SELECT 'group ' || id FROM (SELECT id, LEAD(id) OVER prompt AS again, expired"
+                "SELECT 'group ' || id FROM (SELECT id, LEAD(id) OVER prompt AS again, replaced"
                 " FROM ends WHERE kind = 'train' WINDOW prompt AS (PARTITION BY task, row ORDER BY seq))"
-                " WHERE again IS NOT NULL AND expired = 0",
-                "its prompt was restarted, but the group did not expire",
+                " WHERE again IS NOT NULL AND replaced = 0",
+                "its prompt was restarted, but the group was not late",
             ),
             AuditRule(
-                "SELECT 'group ' || id FROM (SELECT id, LEAD(id) OVER prompt AS again, expired"
+                "SELECT 'group ' || id FROM (SELECT id, LEAD(id) OVER prompt AS again, replaced"
                 " FROM ends WHERE kind = 'train' WINDOW prompt AS (PARTITION BY task, row ORDER BY seq))"
-                " WHERE again IS NULL AND expired > 0",
-                "the group expired, but its prompt was not restarted",
+                " WHERE again IS NULL AND replaced > 0",
+                "the group was late, but its prompt was not restarted",
+            ),
+            AuditRule(
+                "SELECT 'group ' || id FROM (SELECT id, restarts, ROW_NUMBER() OVER"
+                " (PARTITION BY task, row ORDER BY seq) - 1 AS before FROM ends WHERE kind = 'train')"
+                " WHERE restarts != before",
+                "its number of restarts is not the number of earlier groups of its prompt",
             ),
             AuditRule(
                 "SELECT 'group ' || MAX(id) FROM groups WHERE kind = 'evaluation' GROUP BY version, task, row"

@@ -12,7 +12,7 @@ INT32 = 4
 
 
 class PayloadRecord(msgspec.Struct, array_like=True):
-    """A completion. ``prompt``: the whole context of the turn."""
+    """A completion. ``prompt``: the whole context of the turn, as its runner requested it."""
 
     sample: str
     turn: int
@@ -22,6 +22,7 @@ class PayloadRecord(msgspec.Struct, array_like=True):
     logprobs: bytes  # float32
     spans: list[VersionSpan]
     finish: str
+    context: str  # messages.context_digest of what the engine generated from, as its agent reported it
 
 
 _encoder = msgspec.msgpack.Encoder()

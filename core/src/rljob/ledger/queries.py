@@ -80,20 +80,23 @@ def trainer_record(store: Store) -> TrainerRecord:
     )
 
 
-def warnings(store: Store) -> list[str]:
-    """Return the recorded warnings, oldest first."""
-    return [row[0] for row in store.query("SELECT message FROM warnings ORDER BY number")]
+def warnings(store: Store, most: int) -> tuple[list[str], int]:
+    """Return the newest recorded warnings, at most ``most``, oldest first; and the number of earlier ones."""
+    newest = store.query("SELECT message FROM warnings ORDER BY number DESC LIMIT ?", most)
+    count = store.query("SELECT COUNT(*) FROM warnings")[0][0]
+    return [row[0] for row in reversed(newest)], count - len(newest)
 
 
 # --- groups and samples ---
 
+ROWS_OF_TASKS = "SELECT task, MAX(row) + 1 AS rows FROM groups WHERE kind = 'train' GROUP BY task"
+
 
 @dataclass(frozen=True)
 class Admissions:
-    """Counts over all training groups: rows taken from each task, admitted groups, rejected groups (no open or trained
-    sample), samples by end; and the reason of the newest sample that failed by itself."""
+    """Counts over all training groups: admitted groups, rejected groups (no open or trained sample), samples by end;
+    and the reason of the last failure of a sample by itself."""
 
-    rows: dict[str, int]
     groups: int
     rejected: int
     ends: dict[State, int]
@@ -102,7 +105,6 @@ class Admissions:
 
 def admissions(store: Store) -> Admissions:
     """Return the counts over all training groups so far."""
-    rows = store.query("SELECT task, MAX(row) + 1 AS rows FROM groups WHERE kind = 'train' GROUP BY task")
     groups = store.query("SELECT COALESCE(MAX(seq) + 1, 0) FROM groups WHERE kind = 'train'")
     rejected = store.query(
         "SELECT COUNT(*) FROM groups g WHERE kind = 'train' AND NOT EXISTS (SELECT 1 FROM samples s WHERE"
@@ -113,13 +115,43 @@ def admissions(store: Store) -> Admissions:
         f" AND state NOT IN ({quoted(OPEN)}) GROUP BY state"
     )
     counts = {State(row[0]): row[1] for row in ends}
-    failure = store.query(
-        "SELECT reason FROM samples s JOIN groups g ON g.id = group_id WHERE kind = 'train' AND state = 'failed'"
-        " AND reason NOT LIKE 'sample %.% of the group failed: %'"  # of the other samples: see Scheduler.fail
-        " ORDER BY seq DESC, member DESC LIMIT 1"
-    )
+    failure = store.query("SELECT value FROM meta WHERE key = 'last_failure'")
     last_failure = failure[0][0] if failure else ""
-    return Admissions({row["task"]: row["rows"] for row in rows}, groups[0][0], rejected[0][0], counts, last_failure)
+    return Admissions(groups[0][0], rejected[0][0], counts, last_failure)
+
+
+@dataclass
+class MixtureRecord:
+    """Counters of one task: see rljob.scheduling.mixture.TaskShare."""
+
+    rows: int
+    deficit: float = 0.0
+    rate: float = 1.0
+    expected: float = 0.0
+    accepted: float = 0.0
+    finished: float = 0.0
+
+
+def mixture(store: Store, version: int) -> dict[str, MixtureRecord]:
+    """Return the mixture's counters of every task: those after the last step, and the groups since then."""
+    rows = {row["task"]: row["rows"] for row in store.query(ROWS_OF_TASKS)}
+    shares = {task: MixtureRecord(count) for task, count in rows.items()}
+    for row in store.query("SELECT * FROM mixture WHERE version = ?", version):
+        shares[row["task"]] = MixtureRecord(
+            rows.get(row["task"], 0), row["deficit"], row["rate"], row["expected"], row["accepted"], row["finished"]
+        )
+    for row in store.query(
+        "SELECT task, TOTAL(restarts = 0) AS started, TOTAL(accepted) AS accepted, TOTAL(rejected) AS rejected FROM"
+        " (SELECT g.task, g.restarts, MAX(s.state IN ('batched', 'trained')) AS accepted,"
+        " MIN(s.state IN ('filtered', 'failed')) AS rejected FROM groups g JOIN samples s ON s.group_id = g.id"
+        " WHERE g.kind = 'train' AND g.version = ? GROUP BY g.id) GROUP BY task",
+        version,
+    ):
+        share = shares[row["task"]]
+        share.expected += share.rate * row["started"]
+        share.accepted += row["accepted"]
+        share.finished += row["accepted"] + row["rejected"]
+    return shares
 
 
 @dataclass(frozen=True)
@@ -145,6 +177,7 @@ class GroupRecord:
     task: str
     row: int
     version: int
+    restarts: int
     samples: list[SampleRecord] = field(default_factory=list)
 
 
@@ -156,13 +189,14 @@ def open_groups(store: Store) -> list[GroupRecord]:
 def _groups(store: Store, condition: str) -> list[GroupRecord]:
     groups: dict[str, GroupRecord] = {}
     rows = store.query(
-        "SELECT g.id AS gid, g.seq, g.task, g.row, g.version, s.* FROM samples s JOIN groups g ON g.id = s.group_id"
+        "SELECT g.id AS gid, g.seq, g.task, g.row, g.version, g.restarts, s.*"
+        " FROM samples s JOIN groups g ON g.id = s.group_id"
         " WHERE g.id IN (SELECT g.id FROM samples s JOIN groups g ON g.id = s.group_id"
         f" WHERE {condition}) ORDER BY g.seq, s.member"
     )
     for row in rows:
         group = groups.setdefault(
-            row["gid"], GroupRecord(row["gid"], row["seq"], row["task"], row["row"], row["version"])
+            row["gid"], GroupRecord(row["gid"], row["seq"], row["task"], row["row"], row["version"], row["restarts"])
         )
         sample = SampleRecord(
             row["id"], row["member"], State(row["state"]), row["reward"], row["attempt"], row["dispatched"],

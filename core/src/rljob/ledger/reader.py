@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import quote
 
 import msgspec
@@ -125,10 +125,18 @@ def columns(db: sqlite3.Connection, table: str) -> dict[str, tuple[str, bool]]:
     }
 
 
-def kept_checkpoints(ledger: LedgerReader) -> list[tuple[int, str]]:
-    """Return (step, path in the storage) of the kept checkpoints, oldest first."""
-    rows = ledger.rows("SELECT step, path FROM checkpoints WHERE removed = 0 ORDER BY step")
-    return [(int(row["step"]), row["path"]) for row in rows]
+class KeptCheckpoint(NamedTuple):
+    """A checkpoint that was neither removed nor refused."""
+
+    step: int
+    path: str  # in the storage
+    digest: str  # of its record (rljob.protocol.checkpoint_record)
+
+
+def kept_checkpoints(ledger: LedgerReader) -> list[KeptCheckpoint]:
+    """Return the kept checkpoints, oldest first."""
+    rows = ledger.rows("SELECT step, path, digest FROM checkpoints WHERE removed = 0 ORDER BY step")
+    return [KeptCheckpoint(int(row["step"]), row["path"], row["digest"]) for row in rows]
 
 
 class SampleRow(msgspec.Struct):

@@ -6,7 +6,8 @@ CREATE TABLE IF NOT EXISTS groups (
     seq INTEGER NOT NULL,            -- order of admission; in an evaluation the order within it
     task TEXT NOT NULL,
     row INTEGER NOT NULL,
-    version INTEGER NOT NULL         -- trainer version at admission; in an evaluation the pinned version
+    version INTEGER NOT NULL,        -- trainer version at admission; in an evaluation the pinned version
+    restarts INTEGER NOT NULL        -- number of earlier groups of the same prompt
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS samples (
     id TEXT PRIMARY KEY,
@@ -56,6 +57,15 @@ CREATE TABLE IF NOT EXISTS applied (   -- a trainer incarnation applied a batch;
     metrics TEXT NOT NULL,           -- JSON
     time REAL NOT NULL,
     PRIMARY KEY (step, incarnation)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS mixture (   -- state of rljob.scheduling.mixture after the last step
+    task TEXT PRIMARY KEY,
+    version INTEGER NOT NULL,        -- trainer version after the step
+    deficit REAL NOT NULL,
+    rate REAL NOT NULL,
+    expected REAL NOT NULL,
+    accepted REAL NOT NULL,
+    finished REAL NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS step_metrics (   -- computed when the batch was first applied
     step INTEGER PRIMARY KEY,

@@ -35,7 +35,7 @@ LOCK = "ledger.lock"
 CHECKPOINT_COMMITS = 512
 
 SCHEMA = files(__package__).joinpath("schema.sql").read_text()
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Version of schema.sql; stored in the ledger as user_version."""
 
 Effect = Callable[[], None]

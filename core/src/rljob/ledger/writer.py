@@ -14,7 +14,7 @@ from typing import Any
 
 from rljob.api.job_status import EvaluationResult
 from rljob.ledger.payload_record import INT32, PayloadRecord, encode_record, payload_digest
-from rljob.ledger.queries import first_needed_segment, samples_of_batch
+from rljob.ledger.queries import MixtureRecord, first_needed_segment, samples_of_batch
 from rljob.ledger.segments import Location
 from rljob.ledger.states import PREDECESSORS, Kind, State, quoted
 from rljob.ledger.store import Store, now
@@ -41,13 +41,17 @@ class LedgerWriter(Store):
         """Record a sentence that readers of the run must see."""
         self.execute("INSERT INTO warnings (time, message) VALUES (?,?)", now(), message)
 
+    def record_last_failure(self, reason: str) -> None:
+        """Record why a training sample has just failed by itself. Its group's other samples end with it."""
+        self._set("last_failure", reason)
+
     def _set(self, key: str, value: str) -> None:
         self.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", key, value)
 
     # --- groups and samples ---
 
     def admit_group(
-        self, group: str, kind: Kind, seq: int, task: str, row: int, version: int, samples: Sequence[str]
+        self, group: str, kind: Kind, seq: int, task: str, row: int, version: int, samples: Sequence[str], restarts: int
     ) -> None:
         """Add a group and its samples, which become members 0, 1, ….
 
@@ -59,8 +63,9 @@ class LedgerWriter(Store):
             row: row of the task's data.
             version: trainer version at admission; for an evaluation the pinned version.
             samples: ids of the samples.
+            restarts: number of earlier groups of the same prompt; 0 in an evaluation.
         """
-        self.execute("INSERT INTO groups VALUES (?,?,?,?,?,?)", group, kind, seq, task, row, version)
+        self.execute("INSERT INTO groups VALUES (?,?,?,?,?,?,?)", group, kind, seq, task, row, version, restarts)
         for member, sample in enumerate(samples):
             self.execute("INSERT INTO samples (id, group_id, member) VALUES (?,?,?)", sample, group, member)
 
@@ -81,7 +86,7 @@ class LedgerWriter(Store):
 
         Args:
             record: the completion.
-            engine: instance of the engine; empty if it is no longer registered.
+            engine: instance of the engine that generated it; empty if its agent has not registered one.
             total_tokens: length of the sample including this completion: context and response of its turn.
             min_version: lowest version of a token of the sample so far.
             max_version: highest version of a token of this completion; None without tokens.
@@ -167,6 +172,14 @@ class LedgerWriter(Store):
     def record_step_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of a step (see :mod:`rljob.ledger.step_metrics`); only the first record counts."""
         self.execute("INSERT OR IGNORE INTO step_metrics VALUES (?,?)", step, json.dumps(metrics))
+
+    def record_mixture(self, version: int, shares: Mapping[str, MixtureRecord]) -> None:
+        """Record the mixture's counters of every task after the step that made ``version``."""
+        for task, share in shares.items():
+            self.execute(
+                "INSERT OR REPLACE INTO mixture VALUES (?,?,?,?,?,?,?)",
+                task, version, share.deficit, share.rate, share.expected, share.accepted, share.finished,
+            )  # fmt: skip
 
     def record_advantages(self, step: int, advantages: bytes) -> None:
         """Record the trainer's advantages of a batch.

@@ -118,7 +118,7 @@ def _reward_pod(ctx: RenderContext, role: RoleKey, service: Reward) -> PodSettin
 def runner(ctx: RenderContext) -> RenderedRole:
     """Return the runner's role."""
     spec = ctx.job.spec
-    role = ctx.role_key("runner", own=spec.runner.template)
+    role = ctx.role_key("runner", own=spec.runner.template, reads_models=True)
     replicas = replicas_of(ctx, role, spec.runner.replicas)
     pod = PodSettings(
         role,
@@ -126,6 +126,7 @@ def runner(ctx: RenderContext) -> RenderedRole:
         command=["python", "-m", "rljob.runner.main"],
         variables={"RLJOB_REWARD_URLS": json.dumps({entry.name: reward_url(ctx, entry) for entry in spec.rewards})},
         tokens={"RLJOB_TOKEN_FILE": "runner", "RLJOB_REWARD_TOKEN_FILE": "reward"},
+        reads_models=True,
         probes=file_probes(spec.failure_policy.hang_seconds),
         resources=RESOURCES,
         spec_fields={"tolerations": lost_node_tolerations()},
@@ -140,7 +141,7 @@ def runner(ctx: RenderContext) -> RenderedRole:
 
 def rollout(ctx: RenderContext, pool: Rollout) -> RenderedRole:
     """Return the role of a pool."""
-    role = ctx.role_key("rollout", pool.name, own=of_pods(pool))
+    role = ctx.role_key("rollout", pool.name, own=of_pods(pool), reads_models=True)
     total = replicas_of(ctx, role, pool.replicas)
     minimum = min(total, pool.replicas.min)
     objects = [_pool_deployment(ctx, role, pool, GANG, minimum)]
@@ -151,7 +152,7 @@ def rollout(ctx: RenderContext, pool: Rollout) -> RenderedRole:
 
 
 def _pool_deployment(ctx: RenderContext, role: RoleKey, pool: Rollout, which: str, replicas: int) -> Object:
-    requested = resources(ctx, pool, _devices(pool))
+    requested = resources(ctx, pool, pool.devices)
     pod = PodSettings(
         role,
         image=image_of(pool.engine),
@@ -159,6 +160,7 @@ def _pool_deployment(ctx: RenderContext, role: RoleKey, pool: Rollout, which: st
         variables={"RLJOB_NAME": pool.name, **requested.variables},
         tokens={"RLJOB_TOKEN_FILE": "agent"},
         volumes=requested.volumes,
+        reads_models=True,
         probes=file_probes(ctx.job.spec.failure_policy.hang_seconds),
         resources=requested.resources,
         spec_fields={
@@ -171,9 +173,3 @@ def _pool_deployment(ctx: RenderContext, role: RoleKey, pool: Rollout, which: st
     )
     name = ctx.name(role.name, *([ELASTIC] if which == ELASTIC else []))
     return deployment(ctx, role, name, replicas, pod_template(ctx, pod), tier_label(which))
-
-
-def _devices(pool: Rollout) -> int:
-    """Return the number of accelerators per pod."""
-    sizes = pool.parallelism
-    return max(1, sizes.tensor * sizes.pipeline * sizes.data // pool.hosts)

@@ -1,7 +1,8 @@
 """Roles that run as Jobs: the initializer and the trainer.
 
-The initializer runs in the trainer's image and completes before any pod with an accelerator is created. The trainer has
-an Indexed Job for each attempt, which fails as a whole, and a headless Service for the names of its pods.
+The initializer runs in the trainer's image and completes before any pod with an accelerator is created. It also
+downloads remote models, so that no accelerator waits for them. The trainer has an Indexed Job for each attempt, which
+fails as a whole, and a headless Service for the names of its pods.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ INHERITED_FIELDS = ("image", "imagePullPolicy", "env", "envFrom")
 def trainer(ctx: RenderContext) -> RenderedRole:
     """Return the trainer's role for the context's attempt."""
     spec, attempt = ctx.job.spec.trainer, str(ctx.target.attempt)
-    role = ctx.role_key("trainer", own=of_pods(spec))
+    role = ctx.role_key("trainer", own=of_pods(spec), reads_models=True)
     service, name = ctx.name("trainer"), ctx.name("trainer", attempt)
     requested = resources(ctx, spec, spec.processes_per_node)
     pod = PodSettings(
@@ -46,6 +47,7 @@ def trainer(ctx: RenderContext) -> RenderedRole:
         fields={NODE_RANK: RANK_FIELD},
         tokens={"RLJOB_TOKEN_FILE": "trainer"},
         volumes=requested.volumes,
+        reads_models=True,
         probes=file_probes(ctx.job.spec.failure_policy.hang_seconds),
         resources=requested.resources,
         spec_fields={
@@ -110,17 +112,19 @@ def _command(spec: Trainer) -> list[str]:
 
 
 def initializer(ctx: RenderContext) -> RenderedRole | None:
-    """Return the initializer's role, if the job has one."""
+    """Return the initializer's role, if the job has an initializer or remote models."""
     spec = ctx.job.spec
-    if spec.initializer is None:
+    if spec.initializer is None and not ctx.downloads_models:
         return None
-    inherited, own = _inherited_from_trainer(spec.trainer.template), spec.initializer.template
-    role = ctx.role_key("initializer", own=[inherited, own])
+    inherited = _inherited_from_trainer(spec.trainer.template)
+    own, command = (spec.initializer.template, spec.initializer.command) if spec.initializer else (None, [])
+    role = ctx.role_key("initializer", own=[inherited, own], reads_models=True)
     pod = PodSettings(
         role,
         image="trainer",
-        command=["python", "-m", "rljob.trainer.initialize", "--", *spec.initializer.command],
+        command=["python", "-m", "rljob.trainer.initialize", "--", *command],
         variables={SEED: str(spec.seed)},
+        reads_models=True,
         spec_fields={"restartPolicy": "Never"},
         template=own,
         inherited=inherited,

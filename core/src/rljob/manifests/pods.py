@@ -20,13 +20,14 @@ from rljob.manifests import names
 from rljob.manifests.inputs import Object
 from rljob.manifests.job_objects import KEY
 from rljob.manifests.merge import merge
+from rljob.manifests.model_downloads import STORAGE_DIRECTORY, model_credentials, model_variables, model_volumes
 from rljob.manifests.names import claim_name, dns_name, secret_name
-from rljob.manifests.render_context import RenderContext, RoleKey
+from rljob.manifests.render_context import RenderContext, RoleKey, Volume
+from rljob.protocol.environment import ACCELERATOR
 
 USER = 65532
 """User and group of every process: the `nonroot` user of distroless images."""
 JOB_DIRECTORY = "/etc/rljob/job"
-STORAGE_DIRECTORY = "/var/lib/rljob"
 TOKEN_DIRECTORY = "/etc/rljob/token"
 PROBE_DIRECTORY = "/run/rljob"
 TOKEN_FILES = {
@@ -48,10 +49,6 @@ LIVENESS_FAILURES = 3
 """Number of consecutive exec probe failures until a container is killed."""
 
 
-Volume = tuple[dict[str, Any], str]
-"""A volume and its mount path."""
-
-
 @dataclass(frozen=True)
 class PodSettings:
     """The role-specific settings of a pod."""
@@ -66,6 +63,8 @@ class PodSettings:
     tokens: Mapping[str, str] = field(default_factory=dict)
     """Variable of TOKEN_FILES → key of the job's Secret that is mounted as its file."""
     volumes: Sequence[Volume] = ()
+    reads_models: bool = False
+    """Whether the process reads models, which it downloads if they are remote."""
     writes: bool = True
     """Whether the pod may write to the job's storage."""
     serves: bool = False
@@ -115,7 +114,7 @@ def service_url(ctx: RenderContext, service: str) -> str:
 
 
 def _spec(ctx: RenderContext, pod: PodSettings) -> dict[str, Any]:
-    volumes = [*_volumes(ctx, pod), *pod.volumes]
+    volumes = [*_volumes(ctx, pod), *(model_volumes(ctx) if pod.reads_models else ()), *pod.volumes]
     spec: dict[str, Any] = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -173,16 +172,20 @@ def _environment(ctx: RenderContext, pod: PodSettings) -> list[dict[str, Any]]:
         "RLJOB_HEARTBEAT": f"{PROBE_DIRECTORY}/heartbeat",
         "RLJOB_READY": f"{PROBE_DIRECTORY}/ready",
         "RLJOB_COORDINATOR": coordinator_url(ctx),
+        ACCELERATOR: ctx.cluster.accelerator,
     }
     if pod.serves:
         values["RLJOB_LISTEN"] = f":{PORT}"  # all addresses of both families: a pod may have only an IPv6 address
     values |= {variable: f"{TOKEN_DIRECTORY}/{TOKEN_FILES[variable]}" for variable in pod.tokens}
     # Images have no passwd entry for this user, and libraries read HOME and USER.
+    if pod.reads_models:
+        values |= model_variables(ctx)
     values |= {**pod.variables, "HOME": "/tmp", "USER": "rljob"}
     fields = {"RLJOB_HOST": "status.podIP", "RLJOB_INSTANCE": "metadata.name", **pod.fields}
     return [
         *({"name": name, "value": value} for name, value in values.items()),
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
+        *(model_credentials(ctx) if pod.reads_models else ()),
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from rljob.api.model_address import is_remote
 from rljob.api.models import RLJob
 from rljob.api.pod_models import MAIN, main_container
 from rljob.manifests.resources import ELASTIC
@@ -16,7 +17,9 @@ def problems(job: RLJob) -> list[str]:
 
 
 def _paths(job: RLJob) -> Iterator[str]:
-    locations: dict[str, str | None] = {f"models[{i}].source": model.source for i, model in enumerate(job.spec.models)}
+    locations: dict[str, str | None] = {
+        f"models[{i}].source": model.source for i, model in enumerate(job.spec.models) if not is_remote(model.source)
+    }
     for i, task in enumerate(job.spec.tasks):
         for kind, table in (("jsonl", task.data.jsonl), ("parquet", task.data.parquet)):
             if table is not None:

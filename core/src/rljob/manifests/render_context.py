@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+from rljob.api.model_address import is_remote
 from rljob.api.models import RLJob
 from rljob.manifests import names
 from rljob.manifests.hashes import Inputs, rendered_hash
 from rljob.manifests.inputs import Cluster, Object, RenderTarget
 from rljob.manifests.names import object_name, role_name
+
+Volume: TypeAlias = tuple[dict[str, Any], str]
+"""A volume and its mount path."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +60,16 @@ class RenderContext:
         """Settings of the cluster."""
         return self.target.cluster
 
-    def role_key(self, kind: str, entry: str = "", own: Any = None) -> RoleKey:
-        """Return the key of a role. ``own``: the role's own fields, for example its template."""
-        return RoleKey(kind, self.inputs.role(kind, entry, own), entry)
+    @property
+    def downloads_models(self) -> bool:
+        """Whether the job has a remote model."""
+        return any(is_remote(model.source) for model in self.job.spec.models)
+
+    def role_key(self, kind: str, entry: str = "", own: Any = None, reads_models: bool = False) -> RoleKey:
+        """Return the key of a role. ``own``: the role's own fields, for example its template. ``reads_models``: whether
+        its pods read models, and so download remote ones."""
+        downloads = self.inputs.written.get("downloads") if reads_models and self.downloads_models else None
+        return RoleKey(kind, self.inputs.role(kind, entry, own, *([downloads] if downloads else [])), entry)
 
     def name(self, *rest: str) -> str:
         """Return the name of an object of the job."""

@@ -14,8 +14,7 @@ from typing import Any
 from rljob.api.kubernetes import GPUS, Accelerator
 from rljob.api.roles import Rollout, Trainer
 from rljob.manifests import names
-from rljob.manifests.pods import Volume
-from rljob.manifests.render_context import RenderContext
+from rljob.manifests.render_context import RenderContext, Volume
 
 REQUESTS = {"cpu": "250m", "memory": "1Gi"}
 """Minimum requests for any model. Pods without requests are evicted first when a node runs out of memory."""

@@ -14,7 +14,6 @@ from typing import Any
 
 DIRECTORY = "checkpoints"
 """Directory of all checkpoints in the job's storage."""
-CONFIGURATION_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 WEIGHTS_PATTERN = "*.safetensors"
 OPTIMIZER_FILE = "trainer/optimizer.safetensors"
@@ -52,11 +51,6 @@ def checkpoint_directories(checkpoints: Path) -> dict[int, Path]:
     """Return step → path of the directories with a final name in a directory, which need not exist."""
     steps = {step_of(path.name): path for path in checkpoints.glob("step-*") if path.is_dir()}
     return {step: path for step, path in steps.items() if step is not None}
-
-
-def complete_checkpoints(checkpoints: Path) -> dict[int, Path]:
-    """Return step → path of the complete checkpoints in a directory, which need not exist."""
-    return {step: path for step, path in checkpoint_directories(checkpoints).items() if is_complete(path)}
 
 
 def read_header(path: Path) -> dict[str, Any]:

@@ -5,7 +5,8 @@ again: the trainer before it loads a checkpoint, `rljob audit` and `rljob export
 0.5 s per GB for files in the page cache, of which 0.25 s is blake3 (measured on one core of a Xeon); otherwise the disk
 is the limit. A checkpoint has 12 bytes per parameter.
 
-The record has a digest of its own, which the ledger keeps, so that a checkpoint of another run is noticed.
+The record has a digest of its own, which the ledger keeps, so that a checkpoint of another run or of another lineage is
+noticed: the coordinator compares the two when a trainer starts, the others before they use the files.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import msgspec
 from rljob.protocol.checkpoint_files import STATE_FILE, is_inside
 
 CHUNK_BYTES = 4 << 20
+OTHER_RECORD = f"{STATE_FILE} does not have the digest in the ledger"
 
 
 class TrainerState(msgspec.Struct):
@@ -68,6 +70,11 @@ def decode_state(content: bytes) -> TrainerState:
     if state.digest != _own_digest(state):
         raise ValueError("it does not have its own digest")
     return state
+
+
+def model_files(state: TrainerState) -> dict[str, str]:
+    """Return name → digest of the files of the checkpoint's model; the others are the trainer's."""
+    return {name: digest for name, digest in state.files.items() if "/" not in name}
 
 
 def find_damage(directory: Path, files: Mapping[str, str]) -> str:

@@ -40,6 +40,8 @@ class HttpLimits:
     """From the start of a connection, or the first byte of a later request, to the end of the headers."""
     body_seconds: float = 30.0
     """From the end of the headers to the end of the body."""
+    drain_seconds: float = 2.0
+    """Longest time in which the rest of a body that the application does not read is received and dropped."""
     first_frame_seconds: float = 20.0
     """From the upgrade to a WebSocket to the end of its first message."""
     idle_seconds: int = 5

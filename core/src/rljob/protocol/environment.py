@@ -9,8 +9,11 @@ from pathlib import Path
 
 import msgspec
 
+from rljob.api.kubernetes import AcceleratorKind
+from rljob.api.model_address import is_remote
 from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
+from rljob.protocol.model_cache import find_model
 from rljob.protocol.startup import host_and_port
 
 SEED = "RLJOB_SEED"
@@ -21,6 +24,9 @@ NODES, NODE_RANK = "RLJOB_NODES", "RLJOB_NODE_RANK"
 """Variables of the trainer: number of nodes, and rank of this node, from 0."""
 MASTER = "RLJOB_MASTER"
 """Variable of a trainer with several nodes: address of the first node, HOST or HOST:PORT."""
+ACCELERATOR = "RLJOB_ACCELERATOR"
+"""Variable of every pod: nvidia or cpu, the meaning of ``accelerator: {kind: auto}`` in the cluster. On one machine
+RLJOB_JOB contains no ``auto``."""
 RENDEZVOUS_ID = "RLJOB_RENDEZVOUS_ID"
 """Variable of the trainer: unique to this attempt of this job, so that ranks of other attempts cannot join."""
 
@@ -63,9 +69,12 @@ class ComponentEnvironment:
         return self.listen_port + 1
 
     def path(self, source: str) -> Path:
-        """Return the path of ``job://PATH`` or of a plain path."""
+        """Return the path of ``job://PATH`` or of a plain path, or the directory of a remote model. Before its download
+        (:func:`rljob.protocol.model_cache.read_model`) this directory does not exist."""
         if source.startswith("job://"):
             return self.storage / source.removeprefix("job://")
+        if is_remote(source):
+            return find_model(source, self.storage) or self.storage / "models" / "not-downloaded"
         return Path(source)
 
 
@@ -73,13 +82,14 @@ def read_environment() -> ComponentEnvironment:
     """Return this process's :class:`ComponentEnvironment`; the job is resolved, even if its file is not.
 
     Raises:
-        ValueError: RLJOB_JOB or RLJOB_STORAGE is not set, or a file that a variable names cannot be read.
+        ValueError: RLJOB_JOB or RLJOB_STORAGE is not set, RLJOB_ACCELERATOR is unknown, or a file that a variable names
+            cannot be read.
     """
     for name in ("RLJOB_JOB", "RLJOB_STORAGE"):
         if not os.environ.get(name):
             raise ValueError(f"{name} is not set; rljob run and the operator set it")
     return ComponentEnvironment(
-        job=resolve(RLJob.model_validate_json(_read("RLJOB_JOB"))),
+        job=resolve(RLJob.model_validate_json(_read("RLJOB_JOB")), _accelerator()),
         storage=Path(os.environ["RLJOB_STORAGE"]),
         coordinator=os.environ.get("RLJOB_COORDINATOR", ""),
         token=_token("RLJOB_TOKEN", "RLJOB_TOKEN_FILE"),
@@ -88,6 +98,14 @@ def read_environment() -> ComponentEnvironment:
         host=os.environ.get("RLJOB_HOST", "127.0.0.1"),
         instance=os.environ.get("RLJOB_INSTANCE", ""),
     )
+
+
+def _accelerator() -> AcceleratorKind:
+    known: dict[str, AcceleratorKind] = {"nvidia": "nvidia", "cpu": "cpu"}
+    kind = os.environ.get(ACCELERATOR, "cpu")
+    if kind not in known:
+        raise ValueError(f"{ACCELERATOR}: {kind!r} is not nvidia or cpu; the operator sets it")
+    return known[kind]
 
 
 def _token(variable: str, file_variable: str) -> str:

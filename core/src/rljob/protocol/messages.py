@@ -6,13 +6,15 @@ reconnect until it is acknowledged; every receiver takes repetitions.
 
 ``sample`` names one (prompt, member): ``g17.3`` is member 3 of the 17th training group, ``e20.17.0`` member 0 of row
 17 of the evaluation at policy version 20. ``attempt`` counts fresh sampling streams: of a request (RequestId) those of
-its turn; of a lease and what its runner says about it those that were thrown away before it.
+its turn; of a lease and what its runner says about it those that were thrown away before it. ``lease`` is the number
+of a lease, unique in the run and growing: what another lease's holder says of a sample does not count.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
+import blake3
 import msgspec
 
 MAX_FRAME_BYTES = 64 << 20
@@ -55,7 +57,7 @@ class RegisterEngine(Message):
     lineage: int
     version: int
     running: list[RequestId]
-    digest: str = ""  # of the weights served: blake3 hex over the bytes received; empty when none
+    digest: str = ""  # of the weights served, see rljob.protocol.weights; empty when none
     pod: str = ""  # RLJOB_INSTANCE of the agent: the same for all its servers; empty outside a cluster
 
 
@@ -68,6 +70,7 @@ class Completion(msgspec.Struct, array_like=True):
     spans: list[VersionSpan]  # cover all tokens, in order
     finish: str  # stop | length | abort
     seconds: float  # in the engine, queueing there included
+    context: str  # context_digest of the Generate's token_ids
 
 
 class Completions(Message):
@@ -85,14 +88,16 @@ class GenerationFailed(Message):
 
 
 class WeightAck(Message):
-    """The engine serves these weights. ``digest``: blake3 hex over the bytes received in wire order.
-    ``probe_error``: largest |difference| of probe log-probabilities, -1 when no probe was sent."""
+    """The engine serves these weights. ``digest``: of the bytes received, see rljob.protocol.weights.
+    ``probe_error`` and ``probe_mean``: largest and mean |difference| of probe log-probabilities in nats, -1 when no
+    probe was sent."""
 
     update: int
     lineage: int
     version: int
     digest: str
     probe_error: float
+    probe_mean: float
     seconds: float
 
 
@@ -103,8 +108,12 @@ class WeightFailed(Message):
     reason: str
 
 
+HEARTBEAT_SECONDS = 5.0
+"""Interval of an agent's heartbeats."""
+
+
 class EngineHeartbeat(Message):
-    """Every 5 s. ``state``: starting | ready | updating | leaving (it ends, and takes nothing more)."""
+    """Every HEARTBEAT_SECONDS. ``state``: starting | ready | updating | leaving (it ends, and takes nothing more)."""
 
     state: str
     running: int
@@ -217,7 +226,7 @@ class RegisterTrainer(Message):
     incarnation: int
     step: int  # optimizer steps applied to the weights it holds
     digest: str = ""  # of the checkpoint that it loaded, as in Checkpointed; empty for the initial model
-    refused: list[RefusedCheckpoint] = []  # newer checkpoints than the one that it loaded
+    refused: list[RefusedCheckpoint] = []  # newer than the one that it loaded: damaged or missing
 
 
 class StepDone(Message):
@@ -227,6 +236,14 @@ class StepDone(Message):
     step: int
     metrics: dict[str, float]
     advantages: bytes = b""  # float32, one of each sample in the order of Train.samples; empty when not known any more
+
+
+class CheckpointCopied(Message):
+    """The weights of version ``step`` are copied, and the trainer writes the copy while it executes further commands.
+    Checkpointed follows, unless the process ends before."""
+
+    incarnation: int
+    step: int
 
 
 class Checkpointed(Message):
@@ -283,11 +300,15 @@ class TrainerFailed(Message):
 
 
 class TrainerRegistered(Message):
-    """Answer to RegisterTrainer. The trainer's checkpoint is older than ``step``: it will get the batches between
-    again."""
+    """Answer to RegisterTrainer. If the trainer's checkpoint is older than ``step``, it gets the batches between again.
+
+    ``unseen``: steps of recorded checkpoints that are newer than the one it loaded and that it has not refused. The
+    previous trainer may have written them meanwhile. The process ends if one of them exists, and the next one loads it;
+    otherwise it refuses them and registers again. Until then it gets no command."""
 
     incarnation: int
     step: int  # version of the run
+    unseen: list[int] = []
 
 
 class BatchSample(msgspec.Struct, array_like=True):
@@ -306,13 +327,14 @@ class BatchSample(msgspec.Struct, array_like=True):
 
 class Train(Message):
     """Apply batch ``step`` (0-based) to weights of version ``step``, then StepDone. Samples are in group order. Tokens
-    are pulled: GET /v1/batches/STEP/shards/RANK?of=SIZE&incarnation=K answers zstd(msgpack(list[SampleTokens])) of the
-    samples that rljob.scheduling.shards.assign gives RANK."""
+    are pulled: POST /v1/batches/STEP/shard?incarnation=K answers zstd(msgpack(list[SampleTokens])) of the samples that
+    its body selects, see rljob.protocol.shards."""
 
     incarnation: int
     step: int
     samples: list[BatchSample]
     check_initial_logprobs: bool  # only version 0 was published: log-probabilities must equal the engine's
+    compare_logprobs: bool = True  # every sample of version ``step`` was generated with the weights of this trainer
 
 
 class Segment(msgspec.Struct, array_like=True):
@@ -368,7 +390,9 @@ class CancelSend(Message):
 
 
 class Checkpoint(Message):
-    """Write a checkpoint now, then Checkpointed. ``remove`` are steps whose checkpoints are no longer kept."""
+    """Write a checkpoint of the current weights: CheckpointCopied once further commands can be executed, Checkpointed
+    once it is durable. A trainer that still writes another one waits for it first. ``remove`` are steps whose
+    checkpoints are no longer kept."""
 
     incarnation: int
     step: int
@@ -394,13 +418,13 @@ class Stop(Message):
 
 
 class RegisterRunner(Message):
-    """First message of a runner's connection. ``driving`` are trajectories in hand. ``held_out`` are the sizes of the
-    tasks' held-out splits in rows; a task not named has endless ones. After the last row of a split its first row
-    follows."""
+    """First message of a runner's connection. ``driving`` are its trajectories: sample → lease. ``held_out`` are the
+    sizes of the tasks' held-out splits in rows; a task not named has endless ones. After the last row of a split its
+    first row follows."""
 
     instance: str
-    capacity: int  # trajectories it takes at a time
-    driving: list[str]
+    capacity: int  # trajectories of training that it takes at a time, and as many of evaluations
+    driving: dict[str, int]
     held_out: dict[str, int] = {}
 
 
@@ -414,11 +438,12 @@ class GenerateRequest(Message):
     temperature: float
     stop_token_ids: list[int]
     attempt: int = 0  # of the LeaseTrajectory
+    lease: int = 0  # of the LeaseTrajectory
 
 
 class TrajectoryScored(Message):
-    """The trajectory ended; repeated until acknowledged. One about an attempt that was thrown away is acknowledged and
-    ignored."""
+    """The trajectory ended; repeated until acknowledged. One about an attempt that was thrown away, or from a runner
+    that does not hold the lease any more, is acknowledged and ignored."""
 
     sample: str
     reward: float
@@ -427,15 +452,17 @@ class TrajectoryScored(Message):
     turns: int  # that the loop made
     attempt: int = 0  # of the LeaseTrajectory
     turn_rewards: list[float] = []  # of the first turns; the last turn gets the rest of ``reward``
+    lease: int = 0  # of the LeaseTrajectory
 
 
 class TrajectoryFailed(Message):
-    """The trajectory cannot be finished: recorded, the group is replaced. Repeated until AckTrajectories; an
-    old attempt's is ignored as in TrajectoryScored."""
+    """The trajectory cannot be finished: recorded, the group is replaced. Repeated until AckTrajectories; an old
+    attempt's or an old lease's is ignored as in TrajectoryScored."""
 
     sample: str
     reason: str
     attempt: int = 0  # of the LeaseTrajectory
+    lease: int = 0  # of the LeaseTrajectory
 
 
 # --- coordinator -> runner --------------------------------------------------------------------------------------------
@@ -452,7 +479,7 @@ class TurnTokens(msgspec.Struct, array_like=True):
 
 class LeaseTrajectory(Message):
     """Lease of a trajectory. ``turns`` are finished turns of an earlier lease: take them instead of asking. One with
-    another ``attempt`` than the trajectory in hand takes its place."""
+    another ``lease`` than the trajectory in hand takes its place."""
 
     sample: str
     task: str
@@ -460,6 +487,7 @@ class LeaseTrajectory(Message):
     split: str  # train | heldOut
     turns: list[TurnTokens]
     attempt: int = 0
+    lease: int = 0
 
 
 class GenerateResult(Message):
@@ -496,7 +524,14 @@ FromAgent: TypeAlias = (
 )
 ToAgent: TypeAlias = Generate | Abort | AckCompletions | PrepareWeights | RestartEngine | Reject
 FromTrainer: TypeAlias = (
-    RegisterTrainer | StepDone | Checkpointed | WeightGroupReady | WeightsSent | TrainerBlocked | TrainerFailed
+    RegisterTrainer
+    | StepDone
+    | CheckpointCopied
+    | Checkpointed
+    | WeightGroupReady
+    | WeightsSent
+    | TrainerBlocked
+    | TrainerFailed
 )
 ToTrainer: TypeAlias = (
     TrainerRegistered | Train | SendWeights | CancelSend | Checkpoint | RefuseCheckpoint | Stop | Reject
@@ -505,6 +540,11 @@ FromRunner: TypeAlias = RegisterRunner | GenerateRequest | TrajectoryScored | Tr
 ToRunner: TypeAlias = LeaseTrajectory | GenerateResult | Cancel | AckTrajectories | Reject
 
 _encoder = msgspec.msgpack.Encoder()
+
+
+def context_digest(token_ids: bytes) -> str:
+    """Return the digest of the token ids that a completion is generated from: 32 hex digits."""
+    return blake3.blake3(token_ids).hexdigest(16)
 
 
 def encode(message: Any) -> msgspec.Raw:

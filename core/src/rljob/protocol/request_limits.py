@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rljob.protocol.connection_limits import HttpLimits, OpenConnection
@@ -22,6 +24,9 @@ CONNECTION = "rljob.connection"
 """Key of the connection in a request's state."""
 LONG_HEAD = "headers that are too long"
 TOO_BUSY = "the bodies of all requests exceed the memory for them"
+DRAINED_BYTES = 64 << 20
+"""Of a body that the application does not read, these are received and dropped. Closing a connection with unread bytes
+resets it, and a peer that still sends would get an error of its connection instead of the answer."""
 
 
 class RequestLimits:
@@ -47,7 +52,7 @@ class RequestLimits:
             connection.count(LONG_HEAD)
             await _answer(send, 431, f"{LONG_HEAD}\n".encode())
         else:
-            await self._with_body(scope, receive, send, connection, int(headers.get(b"content-length", b"0")))
+            await self._with_body(scope, receive, send, connection, headers)
 
     async def _with_body(
         self,
@@ -55,10 +60,22 @@ class RequestLimits:
         receive: ASGIReceiveCallable,
         send: ASGISendCallable,
         connection: OpenConnection,
-        announced: int,
+        headers: Mapping[bytes, bytes],
     ) -> None:
-        """Call the application with a body of bounded size, or answer 413 or 503."""
+        """Call the application with a body of bounded size, or answer 413 or 503. The end of an answer waits for the
+        rest of the body, for a short time."""
         size, started, refused = 0, False, False
+        announced = int(headers.get(b"content-length", b"0"))
+        complete = not announced and b"transfer-encoding" not in headers
+
+        async def answer(event: ASGISendEvent) -> None:
+            nonlocal started
+            started = True
+            if event["type"] == "http.response.body" and not event.get("more_body", False) and not complete:
+                await send({"type": "http.response.body", "body": event.get("body", b""), "more_body": True})
+                await self._drain(receive)
+                event = {"type": "http.response.body", "body": b"", "more_body": False}
+            await send(event)
 
         async def refuse(length: int) -> bool:
             """Answer for the application if the body is too large; return whether it is."""
@@ -72,15 +89,16 @@ class RequestLimits:
             refused = True
             connection.count(problem)
             if not started:
-                await _answer(send, status, f"{problem}\n".encode())
+                await _answer(answer, status, f"{problem}\n".encode())
             return True
 
         async def limited_receive() -> ASGIReceiveEvent:
-            nonlocal size
+            nonlocal size, complete
             if refused:
                 return {"type": "http.disconnect"}
             event = await receive()
             length = size + len(event["body"] if event["type"] == "http.request" else b"")
+            complete = complete or event["type"] != "http.request" or not event["more_body"]
             if await refuse(length):
                 return {"type": "http.disconnect"}
             self._bodies_bytes += length - size
@@ -88,10 +106,8 @@ class RequestLimits:
             return event
 
         async def limited_send(event: ASGISendEvent) -> None:
-            nonlocal started
             if not refused:
-                started = True
-                await send(event)
+                await answer(event)
 
         if await refuse(announced):
             return
@@ -102,6 +118,16 @@ class RequestLimits:
                 raise
         finally:
             self._bodies_bytes -= size
+
+    async def _drain(self, receive: ASGIReceiveCallable) -> None:
+        """Drop the rest of a body, for a short time."""
+        left, more = DRAINED_BYTES, True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.drain_seconds):
+                while more and left > 0:
+                    event = await receive()
+                    more = event["type"] == "http.request" and event["more_body"]
+                    left -= len(event["body"]) if event["type"] == "http.request" else 0
 
 
 def _head_bytes(scope: HTTPScope) -> int:

@@ -16,7 +16,6 @@ from pydantic import TypeAdapter
 from rljob.api.job_status import (
     MOST_ENTRIES,
     MOST_EVALUATIONS,
-    MOST_WARNINGS,
     EngineStatus,
     EvaluationResult,
     Metric,
@@ -95,7 +94,7 @@ def run_fields(status: RunStatus) -> dict[str, Any]:
         fields[name] = fields[name][:most]
     if len(results := fields["evaluations"]) > MOST_EVALUATIONS:
         fields["evaluations"] = results[: MOST_EVALUATIONS // 2] + results[-MOST_EVALUATIONS // 2 :]
-    fields["warnings"] = [warning[:LONGEST_TEXT] for warning in fields["warnings"][-MOST_WARNINGS:]]
+    fields["warnings"] = [warning[:LONGEST_TEXT] for warning in fields["warnings"]]
     fields["message"] = fields["message"][:LONGEST_TEXT]
     return fields
 

@@ -1,8 +1,8 @@
 """Assigns generation requests to engines.
 
-A request is sent as soon as an engine has a free slot, to the engine with the fewest outstanding tokens per slot. The
-requests of a group go to the same engine (prefix cache) as long as that engine exceeds the least loaded one by at most
-the tokens of the request.
+A request is sent as soon as an engine has room, to the engine with the fewest outstanding tokens per slot, and only if
+no engine has a free slot to one that holds it until a slot is free. The requests of a group go to the same engine
+(prefix cache) as long as its tokens per slot exceed those of the least loaded engine by at most those of the request.
 """
 
 from __future__ import annotations
@@ -59,8 +59,18 @@ class EngineLoad:
 
     @property
     def free_slots(self) -> int:
-        """How many more requests the engine accepts now."""
+        """How many more requests the engine accepts now, to run or to hold."""
         return self.max_concurrency + max(4, self.max_concurrency // 4) - len(self.requests)
+
+    @property
+    def busy(self) -> bool:
+        """Whether all slots are taken: the engine holds further requests until one is free."""
+        return len(self.requests) >= self.max_concurrency
+
+    @property
+    def tokens_per_slot(self) -> float:
+        """Outstanding tokens per slot."""
+        return self.tokens / self.max_concurrency
 
     def add(self, request: Request) -> None:
         """Assign a request to the engine."""
@@ -120,10 +130,12 @@ class RequestQueue:
             if found is None:
                 return
             request, candidates = found
-            engine = min(candidates, key=lambda e: (e.tokens / e.max_concurrency, e.instance))
+            engine = min(candidates, key=lambda e: (e.busy, e.tokens_per_slot, e.instance))
             preferred = last.get(request.group)
-            if preferred in candidates and preferred is not None and preferred.tokens - engine.tokens <= request.tokens:
-                engine = preferred
+            if preferred in candidates and preferred is not None and preferred.busy <= engine.busy:
+                excess = preferred.tokens_per_slot - engine.tokens_per_slot
+                if excess <= request.tokens / preferred.max_concurrency:
+                    engine = preferred
             last[request.group] = engine
             engine.add(request)
             self.cancel(request)

@@ -33,7 +33,7 @@ class Sample:
 @dataclass(eq=False)
 class Group:
     """The samples of one prompt. ``seq``: order of admission. ``complete``: enough members are scored to train
-    the group."""
+    the group. ``restarts``: how many groups of the same prompt ended before it."""
 
     id: str
     seq: int
@@ -42,6 +42,7 @@ class Group:
     samples: list[Sample] = field(default_factory=list)
     complete: bool = False
     step: int | None = None
+    restarts: int = 0
 
     @property
     def min_version(self) -> int | None:
@@ -64,8 +65,8 @@ class Ended:
     reason: str
 
 
-def make_group(group_id: str, seq: int, task: str, row: int, members: int) -> Group:
+def make_group(group_id: str, seq: int, task: str, row: int, members: int, restarts: int = 0) -> Group:
     """Return a group with ``members`` open samples named GROUP.MEMBER."""
-    group = Group(group_id, seq, task, row)
+    group = Group(group_id, seq, task, row, restarts=restarts)
     group.samples = [Sample(f"{group_id}.{member}", group, member) for member in range(members)]
     return group

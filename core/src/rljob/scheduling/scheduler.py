@@ -11,11 +11,15 @@ Invariants:
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from rljob.scheduling.filters import GroupFilter
 from rljob.scheduling.groups import End, Ended, Group, Sample, make_group
 from rljob.scheduling.mixture import Mixture
+
+MAX_RESTARTS = 2
+"""Restarts of a prompt by onDeadline: regenerate. Without a limit, prompts with long answers start again for ever."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +41,13 @@ class FormedBatch:
     """Result of :meth:`Scheduler.form_batch`.
 
     ``groups``: the groups of one optimizer step, in admission order; empty if no batch is due. ``ended``: samples that
-    ended. ``expired_prompts``: (task, row) of each expired group; the caller restarts it with
-    :meth:`Scheduler.restart`.
+    ended. ``replaced``: the groups among them that were neither trained nor rejected for their rewards; the caller
+    restarts their prompts with :meth:`Scheduler.restart`, so that late prompts do not leave training.
     """
 
     groups: list[Group]
     ended: list[Ended]
-    expired_prompts: list[tuple[str, int]]
+    replaced: list[Group]
 
 
 class Scheduler:
@@ -56,7 +60,7 @@ class Scheduler:
         self.batches: dict[int, list[Group]] = {}  # formed, not yet trained
         self.rejections_in_a_row = 0
         self.failures_in_a_row = 0
-        self._mixture = mixture
+        self.mixture = mixture
         self._next_seq = 0
         self._started = 0  # not rejected, since version 0
         self._complete = 0  # of ``groups``
@@ -73,12 +77,12 @@ class Scheduler:
 
     def admit(self) -> Group:
         """Start the group of the next prompt. Call it only while :meth:`admissible` is positive."""
-        task, row = self._mixture.next()
+        task, row = self.mixture.next()
         return self._start(task, row)
 
-    def _start(self, task: str, row: int) -> Group:
+    def _start(self, task: str, row: int, restarts: int = 0) -> Group:
         members = self.settings.samples_per_group + self.settings.redundant_members
-        group = make_group(f"g{self._next_seq}", self._next_seq, task, row, members)
+        group = make_group(f"g{self._next_seq}", self._next_seq, task, row, members, restarts)
         self._next_seq += 1
         self._started += 1
         self.groups[group.id] = group
@@ -94,7 +98,7 @@ class Scheduler:
             next_seq: order of admission of the next group.
             waiting: open or complete groups that are in no batch.
         """
-        self._mixture, self.version, self._started, self._next_seq = mixture, version, started, next_seq
+        self.mixture, self.version, self._started, self._next_seq = mixture, version, started, next_seq
         self.groups = {group.id: group for group in waiting}
         for group in waiting:
             group.complete = self._scored(group) >= self.settings.samples_per_group
@@ -115,11 +119,14 @@ class Scheduler:
         sample.reward = reward
         if self._scored(group) < self.settings.samples_per_group:
             return []
+        self.failures_in_a_row = 0  # its samples could be finished, whether or not the filter accepts them
         kept = [s for s in group.samples if s.reward is not None]
         if not self.settings.accept([s.reward for s in kept if s.reward is not None]):
             self.rejections_in_a_row += 1
+            self.mixture.ended(group.task, accepted=False)
             return self._reject(group, "filtered", "the group's rewards are all equal")
-        self.rejections_in_a_row = self.failures_in_a_row = 0
+        self.rejections_in_a_row = 0
+        self.mixture.ended(group.task, accepted=True)
         group.complete = True
         self._complete += 1
         return self._end([s for s in group.samples if s.open], "surplus", "the group has enough members")
@@ -131,6 +138,7 @@ class Scheduler:
         if sum(s.end is None for s in group.samples) >= self.settings.samples_per_group:
             return ended
         self.failures_in_a_row += 1
+        self.mixture.ended(group.task, accepted=False)
         return ended + self._reject(group, "failed", f"sample {sample.id} of the group failed: {reason}"[:500])
 
     def _reject(self, group: Group, end: End, reason: str) -> list[Ended]:
@@ -155,32 +163,36 @@ class Scheduler:
 
         Complete groups are taken earliest deadline first. An incomplete group delays the batch only if this batch is
         the last one it may join. It ends as ``surplus`` if redundant groups replace it, and as ``expired`` if
-        onDeadline is regenerate.
+        onDeadline is regenerate, unless its prompt was restarted MAX_RESTARTS times: then the batch waits for it.
         """
         s, step = self.settings, self.version
         if step >= s.steps or step in self.batches or self._complete < s.groups_per_batch:
             return FormedBatch([], [], [])  # called after every event: the common case must be cheap
         ended: list[Ended] = []
-        expired_prompts: list[tuple[str, int]] = []
+        replaced: list[Group] = []
         for group in [g for g in self.groups.values() if g.complete and self._urgency(g)[0] < step]:
             # Only if events arrive out of order: its version was unknown when its last batch was formed.
             ended += self._reject(group, "expired", f"too old for batch {step}")
-            expired_prompts.append((group.task, group.row))
+            replaced.append(group)
         ready = sorted((g for g in self.groups.values() if g.complete), key=self._urgency)
         late = [g for g in self.groups.values() if not g.complete and self._urgency(g)[0] <= step]
-        if len(ready) < s.groups_per_batch or (late and not s.regenerate and len(late) > s.redundant_groups):
-            return FormedBatch([], ended, expired_prompts)
-        if late and s.regenerate:
+        if s.regenerate:
+            waits = any(group.restarts >= MAX_RESTARTS for group in late)
+        else:
+            waits = len(late) > s.redundant_groups
+        if len(ready) < s.groups_per_batch or waits:
+            return FormedBatch([], ended, replaced)
+        chosen, rest = ready[: s.groups_per_batch], ready[s.groups_per_batch :]
+        if s.regenerate:
             for group in late:
                 ended += self._reject(group, "expired", f"not complete when batch {step} was due")
-                expired_prompts.append((group.task, group.row))
-        elif late:
-            for group in late:
-                ended += self._reject(group, "surplus", f"not needed by batch {step}, the last it could join")
-        chosen, rest = ready[: s.groups_per_batch], ready[s.groups_per_batch :]
+                replaced.append(group)
+        else:
+            rest = late + rest
         for group in rest:
             if self._urgency(group)[0] <= step:
                 ended += self._reject(group, "surplus", f"not needed by batch {step}, the last it could join")
+                replaced.append(group)
         chosen.sort(key=lambda g: g.seq)
         for group in chosen:
             lowest = group.min_version
@@ -189,17 +201,27 @@ class Scheduler:
             group.step = step
         self._complete -= len(chosen)
         self.batches[step] = chosen
-        return FormedBatch(chosen, ended, expired_prompts)
+        return FormedBatch(chosen, ended, replaced)
 
-    def restart(self, task: str, row: int) -> Group:
-        """Start a new group for an expired prompt."""
-        return self._start(task, row)
+    def awaited(self) -> Group | None:
+        """Return the incomplete group with the earliest deadline, the first admitted of these; None without one."""
+        return min((group for group in self.groups.values() if not group.complete), default=None, key=self._urgency)
+
+    def restart(self, group: Group) -> Group:
+        """Start a new group for the prompt of a replaced one."""
+        return self._start(group.task, group.row, group.restarts + 1)
 
     def trained(self, step: int) -> list[Ended]:
         """Record that batch ``step`` was applied: the version becomes step + 1."""
         assert step == self.version, f"batch {step} applied at version {self.version}"
         self.version = step + 1
         groups = self.batches.pop(step)
+        waiting = self.groups.values()
+        self.mixture.settle(
+            Counter(group.task for group in groups),
+            Counter(group.task for group in waiting if group.complete),
+            Counter(group.task for group in waiting if not group.complete),
+        )
         return self._end([s for g in groups for s in g.samples if s.end is None], "trained", "")
 
     def finish(self) -> list[Ended]:

@@ -1,0 +1,169 @@
+"""What follows for a job from the memory plan of its trainer: the tokens of a microbatch, and refusals.
+
+Called by the command line before a run, and by the trainer when it starts, where the memory of the device is known. A
+job is refused if the plan exceeds the whole memory of a device; the derived number of tokens leaves a part unused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from rljob.api.extensions import BACKENDS
+from rljob.api.memory_plan import (
+    DTYPE_BYTES,
+    GRANULE,
+    USABLE,
+    TrainerSettings,
+    fewest_ranks,
+    most_tokens,
+    plan_memory,
+)
+from rljob.api.model_shape import ModelShape
+from rljob.api.models import RLJobSpec
+
+UNKNOWN_TOKENS = 4096
+"""Tokens of a microbatch on a GPU for a model or a backend whose memory is not known."""
+
+
+def longest_sample(spec: RLJobSpec) -> tuple[str, int]:
+    """Return the field and the number of tokens of the longest sample that the trainer may get."""
+    lengths = [(f"spec.rollouts[{i}].maxModelLength", pool.max_model_length) for i, pool in enumerate(spec.rollouts)]
+    return max(lengths, key=lambda entry: entry[1])
+
+
+def settings_of(spec: RLJobSpec, tokens: int | None = None) -> TrainerSettings:
+    """Return what the memory of a resolved job's trainer depends on.
+
+    Args:
+        spec: of the resolved job.
+        tokens: of the largest microbatch. Default: `microbatchTokens`, but at least the longest sample.
+    """
+    trainer = spec.trainer
+    assert trainer.dtype is not None, "resolve() sets it"
+    return TrainerSettings(
+        ranks=trainer.nodes * trainer.processes_per_node,
+        dtype=trainer.dtype,
+        tokens=tokens or max(longest_sample(spec)[1], trainer.microbatch_tokens or 0),
+        bucket_bytes=spec.weight_sync.bucket_bytes,
+        recompute=trainer.recompute,
+        wire="device" if spec.weight_sync.transport == "nccl" else "host",
+    )
+
+
+def unknown_memory(spec: RLJobSpec, model: ModelShape | None, device_bytes: int) -> str:
+    """Return why the tokens of a microbatch cannot follow from the memory of a GPU; empty if they can.
+
+    Args:
+        spec: of a resolved job.
+        model: None: not known.
+        device_bytes: memory of a GPU; 0: not known.
+    """
+    if spec.trainer.backend not in BACKENDS:
+        return f"the memory that {spec.trainer.backend} needs is not known"
+    if model is None:
+        return "the memory that the model needs is not known"
+    return "" if device_bytes else "the memory of the device is not known"
+
+
+def microbatch_tokens(spec: RLJobSpec, model: ModelShape | None, device_bytes: int) -> int:
+    """Return the tokens of a microbatch: `microbatchTokens`, or what fits the memory of a GPU, or
+    :data:`UNKNOWN_TOKENS`; arguments as in :func:`unknown_memory`."""
+    if spec.trainer.microbatch_tokens is not None:
+        return spec.trainer.microbatch_tokens
+    if model is None or unknown_memory(spec, model, device_bytes):
+        return UNKNOWN_TOKENS
+    return max(GRANULE, most_tokens(model, settings_of(spec), device_bytes))
+
+
+def trainer_problems(spec: RLJobSpec, model: ModelShape, device_bytes: int) -> Iterator[str]:
+    """Yield a sentence if the trainer of a resolved job cannot fit the memory of its GPUs.
+
+    Args:
+        spec: of the resolved job.
+        model: the policy.
+        device_bytes: memory of one GPU.
+    """
+    if spec.trainer.backend not in BACKENDS:
+        return
+    settings = settings_of(spec)
+    plan = plan_memory(model, settings)
+    if plan.device <= device_bytes:
+        return
+    most = most_tokens(model, settings, device_bytes)
+    field, longest = longest_sample(spec)
+    phase, peak = max(plan.phases.items(), key=lambda entry: entry[1].device)
+    gpus = f"each of {settings.ranks} GPUs has" if settings.ranks > 1 else "the GPU has"
+    sentence = f"{format_gib(peak.device)} on a GPU, and {gpus} {format_gib(device_bytes)}"
+    layer, gloo = "spec.trainer.recompute: layer", "spec.weightSync.transport: gloo"
+    smaller = {
+        layer: replace(settings, recompute="layer"),
+        gloo: replace(settings, wire="host"),
+        f"{layer} and {gloo}": replace(settings, recompute="layer", wire="host"),
+    }
+    fitting = (fields for fields, changed in smaller.items() if plan_memory(model, changed).device <= device_bytes)
+    less = f", or set {fields}" if (fields := next(fitting, "")) else ""
+    if phase != "step" or not most:
+        ranks = fewest_ranks(model, settings_of(spec, longest), device_bytes)
+        remedy = f"use at least {ranks} processes" if ranks is not None else "choose a smaller model"
+        yield (
+            f"spec.trainer.processesPerNode: the phase {phase} of {model.parameters:,} parameters needs {sentence}; "
+            f"{remedy}{less}"
+        )
+    elif settings.tokens == longest:
+        yield (
+            f"{field}: training on a sample of {longest} tokens needs {sentence}, where {most} tokens fit; lower it, "
+            f"raise spec.trainer.processesPerNode{less}"
+        )
+    else:
+        yield (
+            f"spec.trainer.microbatchTokens: a microbatch of {settings.tokens} tokens needs {sentence}, where {most} "
+            f"tokens fit; lower it, or remove it{less}"
+        )
+
+
+def engine_problems(spec: RLJobSpec, model: ModelShape, device_bytes: int) -> Iterator[str]:
+    """Yield a sentence for each pool of a resolved job whose weights and KV cache cannot fit the memory of its GPUs."""
+    for i, pool in enumerate(spec.rollouts):
+        assert pool.dtype is not None, "resolve() sets it"
+        if pool.accelerator.kind != "nvidia":
+            continue
+        shards = pool.parallelism.tensor * pool.parallelism.pipeline
+        weights = DTYPE_BYTES[pool.dtype] * model.parameters // shards
+        cache = pool.kv_cache_bytes or 0
+        if weights > device_bytes:
+            yield (
+                f"spec.rollouts[{i}].dtype: the {pool.dtype} weights of {model.parameters:,} parameters need "
+                f"{format_gib(weights)} on a GPU of {format_gib(device_bytes)}; "
+                f"{'set bfloat16' if pool.dtype == 'float32' else 'choose a smaller model'}"
+            )
+        elif weights + cache > device_bytes:
+            yield (
+                f"spec.rollouts[{i}].kvCacheBytes: {format_gib(cache)} and {format_gib(weights)} of weights do not fit "
+                f"a GPU of {format_gib(device_bytes)}; lower it"
+            )
+
+
+def describe_plan(spec: RLJobSpec, model: ModelShape, device_bytes: int) -> list[str]:
+    """Return the memory plan of a resolved job's trainer as lines of text; ``device_bytes`` is 0 if it is not known."""
+    if spec.trainer.backend not in BACKENDS:
+        return []
+    on_gpu = spec.trainer.accelerator.kind == "nvidia"
+    tokens = microbatch_tokens(spec, model, device_bytes) if on_gpu else (spec.trainer.microbatch_tokens or 0)
+    largest = max(tokens, longest_sample(spec)[1])
+    settings = settings_of(spec, largest)
+    ranks = f"{settings.ranks} rank{'' if settings.ranks == 1 else 's'}"
+    usable = f"; {USABLE:.0%} of {format_gib(device_bytes)} can be used" if on_gpu and device_bytes else ""
+    lines = [
+        f"memory of the trainer's first process: {model.parameters:,} parameters, {ranks}, {settings.dtype}, "
+        f"microbatches of {tokens} tokens and samples of up to {longest_sample(spec)[1]}{usable}"
+    ]
+    for phase, peak in plan_memory(model, settings).phases.items():
+        parts = f"GPU {format_gib(peak.device)}, host {format_gib(peak.host)}"
+        lines.append(f"  {phase}: {parts if on_gpu else format_gib(peak.device + peak.host)}")
+    return lines
+
+
+def format_gib(size: int) -> str:
+    """Return a size in GiB, or in MiB if it is small."""
+    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.0f} MiB"

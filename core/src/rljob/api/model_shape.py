@@ -1,0 +1,104 @@
+"""Numbers of a causal language model, from its config.json, without torch and without its weights.
+
+Known are the dense decoders with a gated MLP and RMS norms whose numbers follow from the fields below; for any other
+model :func:`shape_of` returns None, and nothing is planned from its memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+KINDS = ("llama", "mistral", "qwen2", "qwen3")
+"""model_type of the known models."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A model.
+
+    ``tied``: the head is the embedding. ``biases``: of query, key and value. ``norms_heads``: RMS norms of the heads of
+    query and key.
+    """
+
+    vocabulary: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    key_value_heads: int
+    head_size: int
+    tied: bool = False
+    biases: bool = False
+    norms_heads: bool = False
+
+    @property
+    def query(self) -> int:
+        """Size of all heads of the query."""
+        return self.heads * self.head_size
+
+    @property
+    def key(self) -> int:
+        """Size of all heads of the key, and of the value."""
+        return self.key_value_heads * self.head_size
+
+    @property
+    def block_parameters(self) -> int:
+        """Parameters of one decoder layer."""
+        attention = 2 * self.hidden * (self.query + self.key)
+        biases = self.query + 2 * self.key if self.biases else 0
+        norms = 2 * self.hidden + (2 * self.head_size if self.norms_heads else 0)
+        return attention + biases + 3 * self.hidden * self.intermediate + norms
+
+    @property
+    def root_parameters(self) -> int:
+        """Parameters outside the layers: embedding, last norm and head."""
+        return (1 if self.tied else 2) * self.largest_parameter + self.hidden
+
+    @property
+    def largest_parameter(self) -> int:
+        """Elements of the embedding, the largest tensor."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        return self.layers * self.block_parameters + self.root_parameters
+
+
+def shape_of(directory: Path) -> ModelShape | None:
+    """Return the numbers of the model in a Hugging Face directory; None if it has no config.json of a known kind."""
+    try:
+        config = json.loads((directory / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return read_shape(config) if isinstance(config, dict) else None
+
+
+def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
+    """Return the numbers in a config.json; None if its kind is not known or a number is missing."""
+    kind = config.get("model_type")
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    numbers = [config.get(name) for name in names]
+    if kind not in KINDS or not all(isinstance(number, int) and number > 0 for number in numbers):
+        return None
+    vocabulary, hidden, intermediate, layers, heads = (int(number or 0) for number in numbers)
+    size = config.get("head_dim") or hidden // heads
+    key_value_heads = config.get("num_key_value_heads") or heads
+    if not isinstance(size, int) or not isinstance(key_value_heads, int):
+        return None
+    return ModelShape(
+        vocabulary=vocabulary,
+        hidden=hidden,
+        intermediate=intermediate,
+        layers=layers,
+        heads=heads,
+        key_value_heads=key_value_heads,
+        head_size=size,
+        tied=bool(config.get("tie_word_embeddings", False)),
+        biases=kind == "qwen2" or bool(config.get("attention_bias", False)),
+        norms_heads=kind == "qwen3",
+    )

@@ -1,0 +1,221 @@
+"""The memory plan of the trainer: numbers by hand, derived microbatches, refusals, and defaults of devices."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from core.tests.manifests import MANIFEST
+from rljob.api.load import validate
+from rljob.api.memory_checks import (
+    UNKNOWN_TOKENS,
+    describe_plan,
+    engine_problems,
+    microbatch_tokens,
+    trainer_problems,
+)
+from rljob.api.memory_plan import (
+    USABLE,
+    Peak,
+    TrainerSettings,
+    fewest_ranks,
+    layer_bytes,
+    most_tokens,
+    plan_memory,
+    step_bytes,
+)
+from rljob.api.model_shape import ModelShape, read_shape, shape_of
+from rljob.api.resolve import resolve
+
+QWEN = {"model_type": "qwen2", "vocab_size": 152064, "num_key_value_heads": 8, "tie_word_embeddings": False}
+CONFIGS = {
+    "1.5B": QWEN
+    | {"vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28}
+    | {"num_attention_heads": 12, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    "7B": QWEN
+    | {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28}
+    | {"num_key_value_heads": 4},
+    "32B": QWEN | {"hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 64, "num_attention_heads": 40},
+}
+MODELS = {name: read_shape(config) for name, config in CONFIGS.items()}
+SETTINGS = TrainerSettings(ranks=4, dtype="bfloat16", tokens=4096, bucket_bytes=16 << 20, wire="device")
+H100 = 81_559 << 20
+
+
+def test_parameters_and_activations_are_those_of_the_published_models():
+    assert {name: model.parameters for name, model in MODELS.items()} == {
+        "1.5B": 1_543_714_304,
+        "7B": 7_615_616_512,
+        "32B": 32_763_876_352,
+    }
+    # norms 2·(4 + 2·2)·3584; query, key, value and output 4·(3584 + 512), and their sums 4·28; MLP 4·2·18944
+    assert layer_bytes(MODELS["7B"], "bfloat16") == 57_344 + 16_384 + 112 + 151_552
+    assert layer_bytes(MODELS["1.5B"], "float32") == 2 * 12 * 1536 + 8 * (1536 + 256) + 48 + 16 * 8960
+
+
+def test_the_plan_of_1_5b_on_one_gpu():
+    state = 18_524_571_648  # masters and moments: 12 bytes a parameter
+    whole = 6_174_857_216 + 3_087_428_608  # gradients in float32 and parameters in bfloat16
+    layers = 23_733_993_472  # 103472 · 28 · 8192
+    head = 127_926_272  # (10 · 1536 + 256) · 8192
+    sent = 3_087_428_608  # the copy for the engines in bfloat16
+    chunk = 536_030_208 + 25_165_824  # 8 · 151936 · 441 positions; gradient of the inputs 2 · 1536 · 8192
+    weights = 1_400_242_176  # gradient of the output layer in both types, 6 · 151936 · 1536
+    settings = replace(SETTINGS, ranks=1, tokens=8192)
+    expected = state + whole + layers + head + sent + chunk + weights
+    assert step_bytes(MODELS["1.5B"], settings) == expected == 56_697_644_032
+
+
+def test_the_plan_of_7b_on_four_gpus():
+    plan = plan_memory(MODELS["7B"], SETTINGS)
+    state = 22_846_849_536 + 7_615_616_512  # masters and moments; gradients
+    units = 1_089_994_752 + 2_179_996_672 + 932_231_168  # gradient of a matrix; embedding and head; two layers
+    layers, head = 25_849_757_696, 147_849_216  # 225392 · 28 · 4096; (10 · 3584 + 256) · 4096
+    chunk, weights = 536_481_792 + 29_360_128, 3_269_984_256  # 8 · 152064 · 441, 2 · 3584 · 4096; 6 · 152064 · 3584
+    copy, saved = 15_231_233_024, 91_387_398_144  # for the engines in bfloat16; a checkpoint: 12 bytes a parameter
+    step = state + units + layers + head + chunk + weights
+    assert plan.step == Peak(step + copy, saved) == Peak(79_729_354_752, saved)
+    assert plan.load == Peak(7_615_616_512 + 544_997_376, 544_997_376)
+    # 12 bytes a parameter / 4, the embedding gathered twice in float32, the copy, a bucket, the embedding in bfloat16
+    sent = copy + 16_777_216 + 1_089_994_752
+    assert plan.update == Peak(22_846_849_536 + 4_359_979_008 + sent, saved) == Peak(43_544_833_536, saved)
+    assert plan.checkpoint == Peak(27_206_828_544 + copy, saved)
+    assert plan.device == plan.step.device
+    on_host = plan_memory(MODELS["7B"], replace(SETTINGS, wire="host"))
+    assert on_host.step == Peak(64_498_121_728, 106_618_631_168)
+    assert on_host.update == Peak(27_206_828_544, sent + saved)
+    assert on_host.checkpoint == Peak(27_206_828_544, copy + saved)
+
+
+def test_the_plan_of_32b_on_sixteen_gpus_with_recomputation():
+    state = 24_572_907_264 + 8_190_969_088
+    units = 1_557_135_360 + 3_114_280_960 + 1_950_420_992
+    kept, head = 5_368_709_120, 421_527_552  # 64 · 2 · 5120 · 8192; (10 · 5120 + 256) · 8192
+    again, working = 2_685_665_280, 1_694_498_816  # 327840 · 8192; 206848 · 8192
+    gradients = 975_210_496 + 1_950_420_992  # of a layer, in both types
+    settings = replace(SETTINGS, ranks=16, tokens=8192, recompute="layer", wire="host")
+    expected = state + units + kept + head + again + working + gradients
+    assert step_bytes(MODELS["32B"], settings) == expected == 52_481_745_920
+    assert step_bytes(MODELS["32B"], replace(settings, wire="device")) == expected + 65_527_752_704
+
+
+def test_the_microbatch_is_the_largest_that_fits():
+    cases = (("1.5B", 1, "none", "device"), ("7B", 4, "none", "device"), ("32B", 16, "layer", "host"))
+    for name, ranks, recompute, wire in cases:
+        settings, model = replace(SETTINGS, ranks=ranks, recompute=recompute, wire=wire), MODELS[name]
+        tokens = most_tokens(model, settings, H100)
+        assert 2048 < tokens < 32_768 and tokens % 256 == 0
+        assert step_bytes(model, replace(settings, tokens=tokens)) <= USABLE * H100
+        assert step_bytes(model, replace(settings, tokens=tokens + 256)) > USABLE * H100
+    assert most_tokens(MODELS["7B"], replace(SETTINGS, recompute="layer"), H100) == 32_768
+    assert most_tokens(MODELS["32B"], replace(SETTINGS, ranks=8), H100) == 0
+    assert fewest_ranks(MODELS["7B"], SETTINGS, H100) == 5
+    assert fewest_ranks(MODELS["32B"], SETTINGS, 24 << 30) is None
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"model_type": "gemma3"}, QWEN, CONFIGS["7B"] | {"hidden_size": "x"}, CONFIGS["7B"] | {"head_dim": [1]}],
+)
+def test_other_models_have_no_numbers(config, tmp_path):
+    assert read_shape(config) is None
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert shape_of(tmp_path) is None
+    assert shape_of(tmp_path / "none") is None
+    (tmp_path / "config.json").write_text("[]")
+    assert shape_of(tmp_path) is None
+
+
+def test_heads_of_other_sizes_and_their_norms_count():
+    model = read_shape(CONFIGS["1.5B"] | {"model_type": "qwen3", "head_dim": 256})
+    assert model == replace(MODELS["1.5B"], head_size=256, biases=False, norms_heads=True)
+    extra = (
+        2 * 1536 * 1536 + 2 * 1536 * 256 + 2 * 256 - (1536 + 2 * 256)
+    )  # projections twice as large, norms, no biases
+    assert model.block_parameters == MODELS["1.5B"].block_parameters + extra
+    assert isinstance(model, ModelShape)
+
+
+@pytest.fixture
+def spec():
+    """Function that resolves the spec of a job with changes, on GPUs or on a CPU."""
+
+    def make(device="nvidia", length=4096, pool=(), **trainer):
+        rollouts = [{"name": "main", "maxModelLength": length, **dict(pool)}]
+        data = MANIFEST | {"spec": MANIFEST["spec"] | {"trainer": trainer, "rollouts": rollouts}}
+        return resolve(validate(data), device).spec
+
+    return make
+
+
+def test_defaults_follow_from_the_device(spec):
+    def chosen(found):
+        return found.trainer.dtype, found.rollouts[0].dtype, found.trainer.microbatch_tokens
+
+    assert chosen(spec("cpu")) == ("float32", "float32", 16_384)
+    assert chosen(spec("nvidia")) == ("bfloat16", "bfloat16", None)
+    assert chosen(spec("nvidia", accelerator={"kind": "cpu"})) == ("float32", "bfloat16", 16_384)
+    assert chosen(spec("nvidia", dtype="float32", microbatchTokens=99)) == ("float32", "bfloat16", 99)
+
+
+def test_the_trainer_derives_the_tokens_of_a_microbatch(spec):
+    four = spec(processesPerNode=4)
+    assert microbatch_tokens(four, MODELS["7B"], H100) == 3584
+    assert microbatch_tokens(spec(processesPerNode=4, microbatchTokens=7), MODELS["7B"], H100) == 7
+    assert microbatch_tokens(spec("cpu"), MODELS["7B"], 0) == 16_384
+    assert microbatch_tokens(four, None, H100) == microbatch_tokens(four, MODELS["7B"], 0) == UNKNOWN_TOKENS
+
+
+def test_what_cannot_fit_is_refused_with_field_and_remedy(spec):
+    def problems(found, name="7B", memory=H100):
+        return [*trainer_problems(found, MODELS[name], memory)]
+
+    assert problems(spec(processesPerNode=4)) == []
+    (states,) = problems(spec())
+    assert states == (
+        "spec.trainer.processesPerNode: the phase step of 7,615,616,512 parameters needs 169.6 GiB on a GPU, and the "
+        "GPU has 79.6 GiB; use at least 5 processes"
+    )
+    (sample,) = problems(spec(processesPerNode=4, length=9000))
+    assert sample == (
+        "spec.rollouts[0].maxModelLength: training on a sample of 9000 tokens needs 103.3 GiB on a GPU, and each of 4 "
+        "GPUs has 79.6 GiB, where 3584 tokens fit; lower it, raise spec.trainer.processesPerNode, "
+        "or set spec.trainer.recompute: layer"
+    )
+    (microbatch,) = problems(spec(processesPerNode=4, microbatchTokens=16_384))
+    assert microbatch.startswith("spec.trainer.microbatchTokens: a microbatch of 16384 tokens needs 1")
+    assert "where 3584 tokens fit; lower it, or remove it" in microbatch
+    (never,) = problems(spec(processesPerNode=8), "32B", 24 << 30)
+    assert never.startswith("spec.trainer.processesPerNode: ") and never.endswith("; choose a smaller model")
+    (copy,) = problems(spec(processesPerNode=16), "32B")
+    assert copy.endswith(
+        "; choose a smaller model, or set spec.trainer.recompute: layer and spec.weightSync.transport: gloo"
+    )
+    (copy,) = problems(spec(processesPerNode=16, recompute="layer"), "32B")
+    assert copy.endswith("; choose a smaller model, or set spec.weightSync.transport: gloo")
+    assert problems(spec(backend="acme.trainer:Backend")) == []
+    assert [*engine_problems(spec(), MODELS["32B"], H100)] == []
+    (weights,) = engine_problems(spec(pool={"dtype": "float32"}), MODELS["32B"], H100)
+    assert weights == (
+        "spec.rollouts[0].dtype: the float32 weights of 32,763,876,352 parameters need 122.1 GiB on a GPU of 79.6 GiB; "
+        "set bfloat16"
+    )
+    (cache,) = engine_problems(spec(pool={"kvCacheBytes": 64 << 30}), MODELS["7B"], 48 << 30)
+    assert cache.startswith(
+        "spec.rollouts[0].kvCacheBytes: 64.0 GiB and 14.2 GiB of weights do not fit a GPU of 48.0 GiB"
+    )
+    assert [*engine_problems(spec("cpu"), MODELS["32B"], 1)] == []
+
+
+def test_explain_shows_the_plan(spec):
+    assert describe_plan(spec(processesPerNode=4), MODELS["7B"], H100) == [
+        "memory of the trainer's first process: 7,615,616,512 parameters, 4 ranks, bfloat16, microbatches of 3584 "
+        "tokens and samples of up to 4096; 90% of 79.6 GiB can be used",
+        "  load: GPU 7.6 GiB, host 520 MiB",
+        "  step: GPU 74.3 GiB, host 85.1 GiB",
+        "  update: GPU 40.6 GiB, host 85.1 GiB",
+        "  checkpoint: GPU 39.5 GiB, host 85.1 GiB",
+    ]
+    on_cpu = describe_plan(spec("cpu", microbatchTokens=64, length=512), MODELS["1.5B"], 0)
+    assert on_cpu[0].endswith("1 rank, float32, microbatches of 64 tokens and samples of up to 512")
+    assert all("GPU" not in line for line in on_cpu)
