@@ -21,17 +21,26 @@ import torch
 import zstandard
 from aiohttp import web
 
+from e2e.fakes.fork_server import Child, descriptor, shared_fork_server
 from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
 from rljob.protocol import messages as m
 from rljob.protocol.messages import BatchSample, SampleTokens, Segment, Train, VersionSpan
-from rljob.scheduling.shards import assign
+from rljob.protocol.shards import decode_selection
 from rljob.trainer.process_group import World, join_world, leave_world, make_deterministic
 
 sys.path.insert(0, str(Path(__file__).parent))  # ranks.py
 
 VOCABULARY = 61
 WAIT_SECONDS = 100
+TRAINER_IMPORTS = (
+    "rljob.trainer.main",
+    "rljob.trainer.loop",
+    "rljob.trainer.backends.fsdp.backend",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.qwen2.modeling_qwen2",
+)
+"""Modules that a trainer imports at its start, which take seconds."""
 
 
 @pytest.fixture(scope="session")
@@ -102,7 +111,7 @@ def make_batch(
                     prompt_tokens=len(prompt),
                     response_tokens=len(response),
                     total_tokens=len(ids),
-                    min_version=0,
+                    min_version=step - 1,  # the engine's log-probabilities are not those of the trainer's weights
                     temperature=temperature,
                     max_tokens=16,
                 )
@@ -145,8 +154,9 @@ class FakeCoordinator:
         self.batches: dict[int, tuple[m.Train, list[m.SampleTokens]]] = {}
         self.incarnation = 0
         self.received: asyncio.Queue[Any] = asyncio.Queue()
+        self._kept: list[Any] = []
         self.socket: web.WebSocketResponse | None = None
-        self.pulls: list[tuple[int, int, int]] = []
+        self.pulls: list[tuple[int, list[int]]] = []
         self.answers: list[int] = []  # HTTP statuses of the next pulls; if empty, pulls are served
         self.url = ""
 
@@ -154,7 +164,7 @@ class FakeCoordinator:
     async def serve(self) -> AsyncIterator[FakeCoordinator]:
         app = web.Application()
         app.router.add_get("/v1/connect/trainer", self._connect)
-        app.router.add_get("/v1/batches/{step}/shards/{rank}", self._shard)
+        app.router.add_post("/v1/batches/{step}/shard", self._shard)
         runner = web.AppRunner(app)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0, shutdown_timeout=0.1)
@@ -178,24 +188,30 @@ class FakeCoordinator:
 
     async def _shard(self, request: web.Request) -> web.Response:
         assert request.headers["Authorization"] == f"Bearer {self.token}"
-        step, rank = int(request.match_info["step"]), int(request.match_info["rank"])
-        size, incarnation = int(request.query["of"]), int(request.query["incarnation"])
-        self.pulls.append((step, rank, size))
+        step, incarnation = int(request.match_info["step"]), int(request.query["incarnation"])
+        body = await request.read()
+        mine = decode_selection(body, 8 * len(body))
+        self.pulls.append((step, mine))
         if self.answers:
             return web.Response(status=self.answers.pop(0))
         if incarnation != self.incarnation:
             raise web.HTTPConflict
-        train, tokens = self.batches[step]
-        mine = assign([s.total_tokens for s in train.samples], size)[rank]
+        tokens = self.batches[step][1]
         return web.Response(body=zstandard.compress(msgspec.msgpack.encode([tokens[i] for i in mine])))
 
     async def send(self, *commands: Any) -> None:
         await self.socket.send_bytes(m.encode_frame(list(commands)))
 
     async def receive(self, kind: type) -> Any:
-        """Return the next message, which must be of ``kind``."""
-        message = await asyncio.wait_for(self.received.get(), WAIT_SECONDS)
-        assert isinstance(message, kind), message
+        """Return the next message, which must be of ``kind``; messages about checkpoints, which are written beside the
+        commands, are kept for later calls."""
+        for message in self._kept:
+            if isinstance(message, kind):
+                self._kept.remove(message)
+                return message
+        while not isinstance(message := await asyncio.wait_for(self.received.get(), WAIT_SECONDS), kind):
+            assert isinstance(message, m.CheckpointCopied | m.Checkpointed | m.TrainerBlocked), message
+            self._kept.append(message)
         return message
 
     async def admit(self, run_step: int = 0) -> m.RegisterTrainer:
@@ -230,9 +246,9 @@ async def coordinator() -> AsyncIterator[FakeCoordinator]:
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
     """Function that starts trainer processes: ``start(coordinator, job, ranks)``."""
-    started: list[asyncio.subprocess.Process] = []
+    started: list[Child] = []
 
-    async def starter(coordinator: Any, job: RLJob, ranks: int = 1) -> list[asyncio.subprocess.Process]:
+    async def starter(coordinator: Any, job: RLJob, ranks: int = 1) -> list[Child]:
         (tmp_path / "job.json").write_text(job.model_dump_json(by_alias=True))
         (tmp_path / "storage").mkdir(exist_ok=True)
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -247,8 +263,11 @@ async def start(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
         if ranks > 1:
             environment |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         for rank in range(ranks):
-            command = (sys.executable, "-m", "rljob.trainer.main")
-            started.append(await asyncio.create_subprocess_exec(*command, env=environment | {"RANK": str(rank)}))
+            variables = environment | {"RANK": str(rank)}
+            child = shared_fork_server(*TRAINER_IMPORTS).start(
+                ["-m", "rljob.trainer.main"], variables, os.devnull, descriptor(2)
+            )
+            started.append(await asyncio.wrap_future(child))
         return started[-ranks:]
 
     yield starter

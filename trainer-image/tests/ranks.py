@@ -21,7 +21,7 @@ def on_ranks(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["rljob.trainer.backends.fsdp"])
+    context.set_forkserver_preload(["rljob.trainer.backends.fsdp.backend"])
     pipes = [context.Pipe(duplex=False) for _ in range(size)]
     processes = [
         context.Process(target=_child, args=(rank, size, port, pipes[rank][1], work, arguments)) for rank in range(size)

@@ -13,10 +13,10 @@ import torch
 from rljob.protocol.messages import CancelSend, EngineTarget, Probe, SendWeights, WeightGroupReady, WeightsSent
 from rljob.trainer.background_sender import BackgroundSender
 from rljob.trainer.weight_sender import WeightTransferError
+from rljob.transfer.packed_weights import PackedWeights, pack
 from rljob.transfer.rendezvous import Rendezvous
-from rljob.transfer.rounds import digest
 
-WEIGHTS = [("w", torch.ones(2, 3))]
+WEIGHTS = pack([("w", torch.ones(2, 3))], 1)
 PROBE = Probe([[1, 2]], [[-1.0]])
 
 
@@ -33,11 +33,11 @@ class FakeSender:
         self.finished[engine] = threading.Event()
         return Rendezvous("nonce", "127.0.0.1", 1, 2)
 
-    def send(self, engine: str, named_tensors: Any) -> str:
+    def send(self, engine: str, weights: PackedWeights) -> str:
         if self.error is not None:
             raise self.error
         assert self.finished[engine].wait(60)
-        return digest(named_tensors)
+        return weights.digest()
 
     def close(self, engine: str) -> None:
         self.events.put(("close", engine))
@@ -69,7 +69,7 @@ def test_without_engines_the_digest_is_posted(publisher, posted):
     publisher.publish(command(), WEIGHTS, PROBE)
     sent = posted.get(timeout=60)
     assert isinstance(sent, WeightsSent)
-    assert (sent.engine, sent.digest, sent.error, sent.update) == ("", digest(WEIGHTS), "", 4)
+    assert (sent.engine, sent.digest, sent.error, sent.update) == ("", WEIGHTS.digest(), "", 4)
 
 
 def test_each_engine_has_its_own_group_and_end(publisher, sender, posted):
@@ -81,7 +81,7 @@ def test_each_engine_has_its_own_group_and_end(publisher, sender, posted):
     for engine in ("b", "a"):  # a slow engine does not delay others
         sender.finished[engine].set()
         sent = posted.get(timeout=60)
-        assert (sent.engine, sent.digest, sent.error, sent.incarnation) == (engine, digest(WEIGHTS), "", 2)
+        assert (sent.engine, sent.digest, sent.error, sent.incarnation) == (engine, WEIGHTS.digest(), "", 2)
 
 
 @pytest.mark.parametrize("error", [WeightTransferError("it died"), ZeroDivisionError("a bug")])

@@ -45,13 +45,18 @@ async def test_a_reconnect_repeats_results_and_drops_queued_commands(coordinator
     await coordinator.receive(m.RegisterTrainer)
     await coordinator.send(m.TrainerRegistered(3, 5))
     await command(rank0)
+    missing = m.RefusedCheckpoint(6, "the trainer did not find it")
+    for _ in range(2):
+        rank0.refuse([missing])
+        again = await coordinator.receive(m.RegisterTrainer)
+        assert (again.incarnation, again.refused) == (3, [missing])
     for result in (m.StepDone(3, 5, {}), m.StepDone(3, 6, {"loss": 1.0}), m.Checkpointed(3, 7, "checkpoints/x")):
         rank0.post(result)
         await coordinator.receive(type(result))
     await coordinator.send(m.Checkpoint(3, 7, []), m.CancelSend(3, 1, "e"))
     await coordinator.socket.close()
     registration = await coordinator.receive(m.RegisterTrainer)
-    assert (registration.incarnation, registration.step) == (3, 7)
+    assert (registration.incarnation, registration.step, registration.refused) == (3, 7, [missing])
     assert await coordinator.receive(m.StepDone) == m.StepDone(3, 6, {"loss": 1.0})
     assert await coordinator.receive(m.Checkpointed) == m.Checkpointed(3, 7, "checkpoints/x")
     await coordinator.send(m.TrainerRegistered(3, 7))
@@ -87,5 +92,5 @@ async def test_a_permanent_failure_of_the_connection_is_raised(coordinator, rank
 
     monkeypatch.setattr(rank0._link, "messages", broken)
     rank0.start()
-    with pytest.raises(RuntimeError, match="failed permanently"):
+    with pytest.raises(RuntimeError, match="a thread of the trainer failed"):
         await command(rank0)

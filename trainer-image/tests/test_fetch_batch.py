@@ -10,9 +10,8 @@ import pytest
 import zstandard
 
 from rljob.protocol.messages import BatchSample, SampleTokens, Segment, Train, VersionSpan
-from rljob.scheduling.shards import assign
 from rljob.trainer import fetch_batch as module
-from rljob.trainer.batch import Row, lengths
+from rljob.trainer.batch import Row
 from rljob.trainer.errors import SupersededError, UnrecoverableError
 from rljob.trainer.fetch_batch import SERVER_ERRORS, check_shard, decode_shard, pull_shard
 
@@ -21,7 +20,7 @@ def test_a_shard_is_decoded_unchanged(batch):
     train, samples = batch()
     data = zstandard.compress(msgspec.msgpack.encode(samples))
     rows = check_shard(decode_shard(data, 1 << 20), train.samples, list(range(len(samples))))
-    assert [len(rows[i].token_ids_L) for i in range(len(rows))] == lengths(train.samples)
+    assert [len(rows[i].token_ids_L) for i in range(len(rows))] == [sample.total_tokens for sample in train.samples]
     assert sum(int(row.mask_L.sum()) for row in rows.values()) == sum(s.response_tokens for s in train.samples)
 
 
@@ -145,8 +144,11 @@ def test_a_sample_without_tokens_of_the_model_has_no_rewards():
     assert not row_of([Segment("prompt", 0, 3), Segment("model", 3, 3, 1.0)]).rewards_L.any()
 
 
+MINE = [0, 3, 4, 7, 8, 11]
+
+
 def pull(coordinator, train: Train) -> dict[int, Row]:
-    return pull_shard(coordinator.url, coordinator.token, train, 1, 2)
+    return pull_shard(coordinator.url, coordinator.token, train, MINE)
 
 
 @pytest.fixture
@@ -159,8 +161,8 @@ async def test_a_pull_is_retried_while_the_coordinator_is_unavailable(batch, coo
     coordinator.batches, coordinator.incarnation = {0: batch()}, 1
     coordinator.answers = [503] * 30 + [500] * SERVER_ERRORS
     rows = await asyncio.to_thread(pull, coordinator, coordinator.batches[0][0])
-    assert list(rows) == assign(lengths(coordinator.batches[0][0].samples), 2)[1]
-    assert coordinator.pulls[0] == (0, 1, 2) and len(coordinator.pulls) == 31 + SERVER_ERRORS
+    assert list(rows) == MINE
+    assert coordinator.pulls[0] == (0, MINE) and len(coordinator.pulls) == 31 + SERVER_ERRORS
 
 
 @pytest.mark.parametrize(

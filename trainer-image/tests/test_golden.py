@@ -1,7 +1,8 @@
 """Losses, gradients and updates in float64 equal recorded numbers: a refactoring must keep them.
 
 ``golden/steps.json`` holds for each case the metrics and advantages of two steps, and one number for each gradient of
-each optimizer update and for each final parameter. The gradient is not clipped: its norm is computed in float32.
+each optimizer update and for each final parameter. All samples are computed, also those without an advantage.
+The gradient is not clipped: its norm is computed in float32.
 """
 
 from __future__ import annotations
@@ -16,18 +17,16 @@ import pytest
 import torch
 from ranks import on_ranks
 from safetensors.numpy import save_file
+from training_steps import apply
 
 from rljob.api.models import RLJob
-from rljob.scheduling.shards import assign
-from rljob.trainer.backends import fsdp
-from rljob.trainer.batch import lengths
-from rljob.trainer.fetch_batch import check_shard
+from rljob.trainer.backends.fsdp import backend as backend_module
+from rljob.trainer.backends.fsdp import read_weights
 from rljob.trainer.process_group import World
-from rljob.trainer.step import apply_batch
 
 GOLDEN = Path(__file__).parent / "golden" / "steps.json"
 TOLERANCE = 1e-12
-METRICS = ("loss", "learning_rate", "clip_fraction", "ratio_mean", "ratio_max", "kl_k3", "ess", "entropy")
+METRICS = ("loss", "learning_rate", "clip_fraction", "ratio_mean", "ratio_max", "kl_k3", "ess", "training_log_ppl")
 CASES: dict[str, dict[str, Any]] = {
     "grpo": {"preset": "grpo"},
     "dr_grpo": {"preset": "dr_grpo"},
@@ -63,9 +62,13 @@ def projection(tensor: torch.Tensor) -> float:
 
 def measure(world: World, source: Path, job: RLJob, steps: list[Any]) -> dict[str, Any]:
     """Train the float64 model on this rank's shards; return what ``steps.json`` holds of a case."""
-    load = fsdp._load
-    with mock.patch.object(fsdp, "_load", lambda path: load(path).double()):
-        backend = fsdp.FsdpBackend(source, job.spec.trainer, world)
+
+    def in_float64(path: Path) -> Any:
+        model, conversions = read_weights.meta_model(path)
+        return model.double(), conversions
+
+    with mock.patch.object(backend_module, "meta_model", in_float64):
+        backend = backend_module.FsdpBackend(source, job.spec.trainer, world)
     gradients: list[list[float]] = []
     update = backend.update
 
@@ -76,11 +79,9 @@ def measure(world: World, source: Path, job: RLJob, steps: list[Any]) -> dict[st
     backend.update = observed
     metrics = []
     for train, tokens in steps:
-        mine = assign(lengths(train.samples), world.size)[world.rank]
-        rows = check_shard([tokens[i] for i in mine], train.samples, mine)
-        result = apply_batch(train, rows, job.spec.algorithm, backend, world, job.spec.trainer.microbatch_tokens)
+        result = apply(world, backend, job.spec.algorithm, train, tokens, job.spec.trainer.microbatch_tokens, True)
         metrics.append([result.metrics[name] for name in METRICS] + result.advantages_N.tolist())
-    parameters = [projection(tensor) for _, tensor in backend.named_tensors()]
+    parameters = [projection(tensor) for _, tensor in backend.named_tensors(torch.float64)]
     return {"metrics": metrics, "gradients": gradients, "parameters": parameters}
 
 

@@ -226,7 +226,7 @@ async def test_two_ranks_in_the_middle_of_a_step_end_by_themselves(job, batch, c
     assert len(ranks) == 2
     coordinator.answers = [503] * 1000
     await coordinator.send(m.Train(1, 1, coordinator.batches[0][0].samples, False))
-    while (1, 0, 2) not in coordinator.pulls:
+    while all(step != 1 for step, _ in coordinator.pulls):
         await asyncio.sleep(0.01)
     process.terminate()
     assert await process.wait() == 128 + signal.SIGTERM
@@ -245,7 +245,7 @@ async def test_two_nodes_train_as_one(job, batch, coordinator, launch):
     await coordinator.admit()
     done = await coordinator.train(0)
     assert done.step == 0
-    assert {(step, rank, of) for step, rank, of in coordinator.pulls} == {(0, 0, 2), (0, 1, 2)}
+    assert {step for step, _ in coordinator.pulls} == {0}
     for node in nodes:
         node.terminate()
     assert [await node.wait() for node in nodes] == [128 + signal.SIGTERM] * 2

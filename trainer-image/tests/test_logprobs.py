@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from allocations import Allocations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob.trainer.logprobs import token_logprobs
+from rljob.trainer.logprobs import linear_logprobs, token_logprobs
 
 
 def expected(logits: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
@@ -57,3 +58,40 @@ def test_bfloat16_logits_are_normalized_in_float32():
     ours.sum().backward()
     assert logits.grad.dtype == torch.bfloat16
     assert logits.grad.float().sum(-1).abs().max() == pytest.approx(0, abs=2e-2)
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 100])
+def test_the_gradients_of_an_output_layer_in_chunks_are_exact_in_float64(chunk):
+    hidden = torch.randn(2, 5, 3, dtype=torch.float64, requires_grad=True)
+    weight, bias = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((7, 3), (7,)))
+    targets, temperature = torch.randint(0, 7, (2, 5)), torch.tensor([0.7, 1.3], dtype=torch.float64)
+
+    def ours(hidden, weight, bias):
+        return linear_logprobs(hidden, weight, bias, targets, temperature, chunk)
+
+    theirs = token_logprobs(torch.nn.functional.linear(hidden, weight, bias), targets, temperature)
+    torch.testing.assert_close(ours(hidden, weight, bias), theirs, rtol=0, atol=1e-12)
+    assert torch.autograd.gradcheck(ours, (hidden, weight, bias))
+    assert torch.autograd.gradcheck(lambda frozen: ours(frozen, weight.detach(), None), (hidden,))
+
+
+def test_bfloat16_chunks_add_up_in_float32():
+    torch.manual_seed(0)
+    hidden = torch.randn(1, 512, 8).bfloat16()
+    weight, targets = torch.randn(11, 8).bfloat16(), torch.randint(0, 11, (1, 512))
+    gradients = []
+    for chunk in (1, 512):
+        made = weight.clone().requires_grad_()
+        linear_logprobs(hidden, made, None, targets, torch.ones(1), chunk).sum().backward()
+        gradients.append(made.grad.float())
+    torch.testing.assert_close(*gradients, rtol=2e-2, atol=0.2)
+
+
+def test_an_output_layer_in_chunks_needs_memory_for_a_chunk_only():
+    N, V, H, chunk = 4096, 50_000, 64, 128
+    hidden, weight = (torch.empty(shape, device="meta", requires_grad=True) for shape in ((1, N, H), (V, H)))
+    targets, temperature = torch.empty(1, N, dtype=torch.int64, device="meta"), torch.empty(1, device="meta")
+    with Allocations("meta") as memory:
+        linear_logprobs(hidden, weight, None, targets, temperature, chunk).sum().backward()
+    gradients = hidden.nbytes + 2 * weight.nbytes
+    assert chunk * V * 4 < memory.peak < 5 * chunk * V * 4 + gradients + 20 * N < N * V * 4 / 4

@@ -97,37 +97,20 @@ def test_the_kinds_are_those_that_transformers_knows():
     assert model_directory.known_kinds() == set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
-@pytest.fixture
-def machine(tmp_path, monkeypatch):
-    """Function that simulates a machine with a number of GPUs."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(preflight, "DEVICES", tmp_path / "dev")
-    (tmp_path / "dev").mkdir()
-
-    def make(gpus: int) -> None:
-        for i in range(gpus):
-            (tmp_path / "dev" / f"nvidia{i}").touch()
-        (tmp_path / "dev" / "nvidiactl").touch()
-
-    return make
-
-
 def check(job, storage="/nowhere"):
     return list(preflight.check(ComponentEnvironment(job, Path(storage), "", "", "", "", "")))
 
 
-def test_devices_are_counted(job, machine, monkeypatch):
-    nccl = job(weightSync={"transport": "nccl"})
-    assert "nccl needs NVIDIA GPUs and this machine has none" in check(nccl)[0]
-    machine(2)
-    assert check(nccl) == []
-    assert check(job(trainer={"processesPerNode": 2})) == []
-    assert "3 processes need a GPU each and this machine has 2" in check(job(trainer={"processesPerNode": 3}))[0]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert "this machine has 1" in check(job(trainer={"processesPerNode": 2}))[0]
+def test_nccl_needs_gpus_for_all_roles(job):
+    nccl = {"weightSync": {"transport": "nccl"}}
+    sentence = "spec.weightSync.transport: nccl needs NVIDIA GPUs and {} runs on CPU; set auto or gloo"
+    assert check(job(**nccl)) == [sentence.format("the trainer")]
+    on_gpu = {"accelerator": {"kind": "nvidia"}}
+    assert check(job(**nccl, trainer=on_gpu)) == [sentence.format("pool main")]
+    assert check(job(**nccl, trainer=on_gpu, rollouts=[{"name": "main", **on_gpu}])) == []
 
 
-def test_a_model_that_the_initializer_makes_is_not_checked(job, machine, tmp_path):
+def test_a_model_that_the_initializer_makes_is_not_checked(job, tmp_path):
     later = job(models=[{"name": "policy", "source": "job://model"}])
     assert check(later, tmp_path) == []
     (tmp_path / "model").mkdir()
@@ -167,7 +150,7 @@ def mine(tmp_path, monkeypatch):
         ),
     ],
 )
-def test_a_reference_that_cannot_be_used_is_named(job, machine, mine, spec, sentence):
+def test_a_reference_that_cannot_be_used_is_named(job, mine, spec, sentence):
     assert check(job(algorithm={"advantage": "my_algorithms:good"})) == []
     (problem,) = check(job(**spec))
     assert sentence in problem

@@ -4,38 +4,45 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from ranks import on_ranks
 from safetensors.torch import load_file
+from training_steps import apply
 
 from rljob.api.models import RLJob
 from rljob.protocol.checkpoint_files import OPTIMIZER_FILE, WEIGHTS_FILE
 from rljob.protocol.checkpoint_record import TrainerState
-from rljob.scheduling.shards import assign
-from rljob.trainer.backends.fsdp import FsdpBackend
-from rljob.trainer.batch import lengths
+from rljob.trainer import logprobs
+from rljob.trainer.backends.fsdp import backend as backend_module
+from rljob.trainer.backends.fsdp.backend import FsdpBackend
 from rljob.trainer.checkpoint import CheckpointStore, read_configuration
 from rljob.trainer.checkpoint_choice import choose_checkpoint
 from rljob.trainer.errors import UnrecoverableError
-from rljob.trainer.fetch_batch import check_shard
 from rljob.trainer.metrics import METRICS
 from rljob.trainer.process_group import World
-from rljob.trainer.step import apply_batch
 
-OF_ONE_RANK = {"seconds_forward", "seconds_backward", "seconds_optimizer", "memory_peak_bytes", "padding_fraction"}
+OF_ONE_RANK = {"seconds_forward", "seconds_backward", "seconds_optimizer", "memory_peak_bytes"}
+OF_ONE_RANK |= {"padding_fraction", "lockstep"}
 OPTIMIZER_SETTINGS = {"learningRate": 1e-3, "maxGradNorm": 0.05, "epsilon": 1e-3}
 
 
-def train(world: World, source: Path, job: RLJob, steps: list[Any], backend: FsdpBackend | None = None) -> Any:
+def train(
+    world: World,
+    source: Path,
+    job: RLJob,
+    steps: list[Any],
+    backend: FsdpBackend | None = None,
+    exchange_bytes: int = backend_module.ONE_EXCHANGE_BYTES,
+) -> Any:
     """Return parameters as arrays (rank 0), the last metrics and advantages after training this rank's shards."""
-    backend = backend or FsdpBackend(source, job.spec.trainer, world)
+    with mock.patch.object(backend_module, "ONE_EXCHANGE_BYTES", exchange_bytes):
+        backend = backend or FsdpBackend(source, job.spec.trainer, world)
     result = None
     for command, tokens in steps:
-        mine = assign(lengths(command.samples), world.size)[world.rank]
-        rows = check_shard([tokens[i] for i in mine], command.samples, mine)
-        result = apply_batch(command, rows, job.spec.algorithm, backend, world, job.spec.trainer.microbatch_tokens)
+        result = apply(world, backend, job.spec.algorithm, command, tokens, job.spec.trainer.microbatch_tokens)
     parameters = {name: tensor.numpy().copy() for name, tensor in backend.named_tensors()}
     return (parameters if world.rank == 0 else None), result.metrics, result.advantages_N
 
@@ -50,12 +57,41 @@ def compare(results: list[Any], alone: Any) -> None:
         assert other[2].tobytes() == alone[2].tobytes()
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_ranks_give_the_parameters_and_metrics_of_one_rank(model_directory, job, batch, size):
-    made = job(trainer={"microbatchTokens": 60, "optimizer": OPTIMIZER_SETTINGS})
+def train_and_count(world: World, *arguments: Any) -> Any:
+    """Return the result of :func:`train`, the number of reduce-scatters, and the number of microbatches of updates."""
+    logprobs.CHUNK_BYTES = 4 * 61 * 3  # the output layer of the tiny model works on 3 positions at a time
+    microbatches = 0
+    run = FsdpBackend.run
+
+    def counted(self: FsdpBackend, inputs: Any, loss: Any) -> Any:
+        nonlocal microbatches
+        microbatches += len(inputs) if loss else 0
+        return run(self, inputs, loss)
+
+    with (
+        mock.patch("torch.distributed.reduce_scatter_single", wraps=torch.distributed.reduce_scatter_single) as calls,
+        mock.patch.object(FsdpBackend, "run", counted),
+    ):
+        return train(world, *arguments), calls.call_count, microbatches
+
+
+LAYERS = 3  # with the rest of the model
+
+
+@pytest.mark.parametrize(("size", "exchange_bytes", "recompute"), [(2, 1 << 30, "none"), (4, 0, "layer")])
+def test_ranks_give_the_parameters_and_metrics_of_one_rank(
+    model_directory, job, batch, size, exchange_bytes, recompute
+):
+    settings = {"microbatchTokens": 20, "optimizer": OPTIMIZER_SETTINGS}
     steps = [batch(seed, step=seed) for seed in range(2)]
-    (alone,) = on_ranks(1, train, model_directory, made, steps)
-    compare(on_ranks(size, train, model_directory, made, steps), alone)
+    (alone,) = on_ranks(1, train, model_directory, job(trainer=settings), steps)
+    made = job(trainer=settings | {"recompute": recompute})
+    results = on_ranks(size, train_and_count, model_directory, made, steps, None, exchange_bytes)
+    compare([result for result, _, _ in results], alone)
+    updates = len(steps)
+    for _, exchanges, microbatches in results:
+        assert microbatches > updates
+        assert exchanges == LAYERS * (updates if exchange_bytes else microbatches)
 
 
 def test_a_rank_without_samples_takes_part(model_directory, job, batch):

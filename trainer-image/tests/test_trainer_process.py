@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import resource
-import time
 from array import array
 
-import blake3
 import msgspec
 import pytest
-import torch
 from safetensors.numpy import load_file
 
+from e2e.fakes.hub import serving_hub
 from rljob.protocol import messages as m
 from rljob.protocol.checkpoint_record import TrainerState
 from rljob.protocol.environment import ComponentEnvironment
-from rljob.protocol.weights import parameter_bytes, plan_buckets
-from rljob.trainer.backends.fsdp import FsdpBackend
+from rljob.trainer.backends.fsdp.backend import FsdpBackend
 from rljob.trainer.checkpoint import CheckpointStore, read_configuration, read_state
 from rljob.trainer.errors import ModelError
 from rljob.trainer.loop import TrainerLoop
 from rljob.trainer.main import main
 from rljob.trainer.metrics import METRICS
+from rljob.transfer.receiver import WeightReceiver
 from rljob.transfer.rendezvous import Rendezvous
-from rljob.transfer.weight_group import WeightGroup
 
 WAIT_SECONDS = 50
 
@@ -46,9 +43,10 @@ async def test_a_killed_trainer_resumes_from_an_intact_checkpoint_and_replays_to
     coordinator.answers = [503, 500]  # the coordinator is restarting: the pull is repeated
     await coordinator.train(1)
 
-    await coordinator.send(m.Checkpoint(1, 2, []))
+    await coordinator.send(m.Checkpoint(1, 2, []), coordinator.batches[2][0])  # trains while it writes
+    assert (await coordinator.receive(m.CheckpointCopied)).step == 2
+    assert (await coordinator.receive(m.StepDone)).step == 2
     assert (await coordinator.receive(m.Checkpointed)).path == "checkpoints/step-000002"
-    await coordinator.train(2)
     await coordinator.train(3)
     after_four = await coordinator.digest()
 
@@ -95,15 +93,11 @@ async def test_a_killed_trainer_resumes_from_an_intact_checkpoint_and_replays_to
 def receive(ready: m.WeightGroupReady, bucket_bytes: int) -> str:
     """Join the group like an engine and receive all weights; return their digest."""
     rendezvous = Rendezvous(ready.group, ready.address, ready.port, ready.world_size)
-    group, end = WeightGroup.join(rendezvous, 1, "gloo", 20.0), time.monotonic() + 20.0
-    hasher = blake3.blake3()
-    for bucket in plan_buckets(ready.parameters, bucket_bytes):
-        buffer = torch.empty(sum(parameter_bytes(ready.parameters[i]) for i in bucket), dtype=torch.uint8)
-        group.broadcast(buffer, 0, end)
-        hasher.update(buffer.numpy().tobytes())
-    group.broadcast(torch.frombuffer(bytearray(hasher.digest()), dtype=torch.uint8), 1, end)
-    group.abandon()
-    return hasher.hexdigest()
+    receiver = WeightReceiver("cpu")
+    receiver.join(rendezvous, 1, "gloo", bucket_bytes, 20.0)
+    receiver.receive(ready.parameters, lambda tensors: None, 20.0)
+    receiver.leave()
+    return receiver.digest
 
 
 async def test_an_engine_that_joins_after_the_next_step_gets_the_weights_of_its_update(job, batch, coordinator, start):
@@ -128,7 +122,7 @@ async def test_two_ranks_train_while_a_send_waits_and_report_a_bad_batch(job, ba
     processes = await start(coordinator, job(), ranks=2)
     await coordinator.admit()
     await coordinator.train(0)
-    assert sorted(coordinator.pulls) == [(0, 0, 2), (0, 1, 2)]
+    assert sorted(i for step, mine in coordinator.pulls for i in mine) == list(range(12))
 
     await coordinator.send(m.SendWeights(1, 7, [m.EngineTarget("engine-that-never-joins", True)]))
     ready = await coordinator.receive(m.WeightGroupReady)
@@ -174,6 +168,36 @@ def test_a_damaged_checkpoint_is_named(tmp_path, model_directory, job, world, na
         TrainerLoop(environment, world)
 
 
+def test_a_trainer_ends_if_another_one_wrote_a_checkpoint_while_it_loaded(
+    tmp_path, model_directory, job, world, monkeypatch
+):
+    environment = ComponentEnvironment(job(), tmp_path, "http://127.0.0.1:9", "t", "", "", "127.0.0.1")
+    loop, refused = TrainerLoop(environment, world), []
+    saved = loop._backend.save()
+    CheckpointStore(tmp_path).write(
+        TrainerState(4, 4, 1, {}, {}), read_configuration(model_directory), saved.weights, saved.optimizer
+    )
+    commands = iter([m.TrainerRegistered(1, 5, [3]), m.TrainerRegistered(2, 5, [3, 4])])
+    monkeypatch.setattr(loop._coordinator, "next", lambda: next(commands))
+    monkeypatch.setattr(loop._coordinator, "refuse", refused.extend)
+    assert loop._execute_until_stop() == 1, "another process starts, and loads it"
+    assert refused == [m.RefusedCheckpoint(3, "the trainer did not find checkpoints/step-000003")]
+
+
+def test_the_trainer_starts_from_a_model_of_the_hub(tmp_path, model_directory, job, world, monkeypatch):
+    monkeypatch.setenv("RLJOB_MODEL_CACHE", str(tmp_path / "cache"))
+    made = job(models=[{"name": "policy", "source": "hf://org/tiny"}])
+    environment = ComponentEnvironment(made, tmp_path, "http://127.0.0.1:9", "t", "", "", "127.0.0.1")
+    with serving_hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        with pytest.raises(ModelError, match=r"^spec.models\[0\].source: .* has no model org/tiny \(404\)"):
+            TrainerLoop(environment, world)
+        hub.add_directory("org/tiny", model_directory)
+        loop = TrainerLoop(environment, world)
+    assert {tensor.shape for _, tensor in loop._backend.named_tensors()}
+    assert (tmp_path / "cache" / "hub").is_dir()
+
+
 async def test_a_trainer_on_a_full_disk_waits_and_reports_it(tmp_path, job, batch, coordinator, start):
     coordinator.batches = {0: batch()}
     (process,) = await start(coordinator, job())
@@ -183,15 +207,24 @@ async def test_a_trainer_on_a_full_disk_waits_and_reports_it(tmp_path, job, batc
     await coordinator.send(m.Checkpoint(1, 1, []))
     waits = await coordinator.receive(m.TrainerBlocked)
     assert f"the checkpoint of step 1 does not fit the disk of {tmp_path}/storage/checkpoints" in waits.reason
+    await coordinator.send(m.Checkpoint(1, 1, []))  # again, as after a reconnect
+    for _ in range(2):
+        assert (await coordinator.receive(m.CheckpointCopied)).step == 1
+    coordinator.batches[1] = batch(step=1)
+    await coordinator.train(1)  # while the checkpoint waits
+    await coordinator.send(m.Checkpoint(1, 2, [1]))  # waits for that of step 1
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert await coordinator.receive(m.TrainerBlocked) == m.TrainerBlocked(1, "")
-    await coordinator.receive(m.Checkpointed)
+    while (await coordinator.receive(m.TrainerBlocked)).reason:
+        pass
+    assert (await coordinator.receive(m.Checkpointed)).step == 1
+    assert (await coordinator.receive(m.CheckpointCopied)).step == 2
+    assert (await coordinator.receive(m.Checkpointed)).step == 2
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
-    coordinator.batches = {1: batch(step=1)}
-    await coordinator.train(1)
-    await coordinator.send(m.Checkpoint(1, 2, [1]))
+    coordinator.batches[2] = batch(step=2)
+    await coordinator.train(2)
+    await coordinator.send(m.Checkpoint(1, 3, [2]))
     await coordinator.receive(m.TrainerBlocked)
     await coordinator.send(m.Stop("the run failed"))
     assert await asyncio.wait_for(process.wait(), WAIT_SECONDS) == 0
     kept = {path.name for path in (tmp_path / "storage" / "checkpoints").iterdir() if path.is_dir()}
-    assert kept == {"step-000001"}
+    assert kept == {"step-000002"}

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from training_steps import CHECKS, plan_all
 from transformers import AutoModelForCausalLM
 
 from rljob.api.algorithm import Algorithm
 from rljob.protocol.messages import BatchSample, Segment, Train
 from rljob.trainer.algorithms.advantages.base import AdvantageInputs
 from rljob.trainer.algorithms.rewards import token_rewards
-from rljob.trainer.backends.fsdp import FsdpBackend
+from rljob.trainer.backends.fsdp.backend import FsdpBackend
 from rljob.trainer.batch import Row
 from rljob.trainer.step import apply_batch
 
@@ -34,7 +35,7 @@ def two_turns(seed: int) -> tuple[Train, dict[int, Row], list[list[int]]]:
         reward, model = float(generator.integers(0, 3)), int(mask.sum())
         ends.append(np.cumsum(sizes).tolist())
         name, group, given = f"{i // 2}.{i % 2}", f"{i // 2}", len(mask) - model
-        samples.append(BatchSample(name, group, reward, given, model, len(mask), 0, 0.7, 16))
+        samples.append(BatchSample(name, group, reward, given, model, len(mask), -1, 0.7, 16))
         turns = [Segment("model", 0, ends[-1][1], 0.25), Segment("model", ends[-1][1], len(mask), reward - 0.25)]
         rows[i] = Row(ids, logprobs, mask, token_rewards(turns, mask))
     return Train(incarnation=1, step=0, samples=samples, check_initial_logprobs=False), rows, ends
@@ -97,7 +98,7 @@ def test_only_the_models_tokens_are_trained_on(model_directory, world, job, monk
 
     backend = FsdpBackend(model_directory, made.spec.trainer, world)
     gradients = gradients_of(backend)
-    result = apply_batch(train, rows, algorithm, backend, world, budget)
+    result = apply_batch(plan_all(train, algorithm, world, budget), rows, algorithm, backend, world, CHECKS)
     for name, gradient in reference(str(model_directory), train, rows, algorithm, expected).items():
         torch.testing.assert_close(gradients[name], gradient, rtol=0, atol=1e-6)
     means = [np.mean([expected(i, t) for t in np.flatnonzero(rows[i].mask_L)]) for i in rows]

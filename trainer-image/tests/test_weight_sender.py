@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from rljob.protocol.messages import EngineTarget, Probe, SendWeights
-from rljob.protocol.weights import parameter_bytes, plan_buckets
+from rljob.protocol.weights import plan_buckets
 from rljob.trainer.background_sender import BackgroundSender
 from rljob.trainer.weight_sender import WeightSender, WeightTransferError
-from rljob.transfer.rounds import describe, digest
+from rljob.transfer.packed_weights import pack
+from rljob.transfer.rounds import receive_round
 from rljob.transfer.weight_group import WeightGroup
 
 torch.set_num_threads(1)
@@ -36,8 +37,12 @@ def tensors(scale=1.0):
     ]
 
 
-def sender(seconds=60.0, bucket_bytes=50_000, host="127.0.0.1"):
-    return WeightSender(host, bucket_bytes, seconds, "gloo")
+def packed(scale=1.0, bucket_bytes=50_000):
+    return pack(tensors(scale), bucket_bytes)
+
+
+def sender(seconds=60.0, host="127.0.0.1"):
+    return WeightSender(host, seconds, "gloo")
 
 
 class Peer:
@@ -56,6 +61,8 @@ class Peer:
             self.broadcast(buffer, 0)
             round_bytes += bytes(buffer.numpy())
         self.received = round_bytes
+        self.broadcast(sent := torch.zeros(32, dtype=torch.uint8), 0)
+        assert bytes(sent) == blake3.blake3(round_bytes).digest()
         receipt = blake3.blake3(round_bytes + (b"!" if spoil else b"")).digest()
         self.broadcast(torch.frombuffer(bytearray(receipt), dtype=torch.uint8), 1)
 
@@ -77,15 +84,15 @@ def test_every_byte_arrives_in_order_and_the_digest_is_the_receivers(host):
     def engine():
         peer = Peer(info)
         for _ in range(2):  # the same group serves the next update
-            peer.receive(describe(tensors()))
+            peer.receive(packed().parameters)
         arrived["bytes"] = peer.received
 
     thread = in_thread(engine)
-    assert out.send("e", tensors()) == digest(tensors())
+    assert out.send("e", packed()) == packed().digest()
     assert out.open("e", fresh=False) == info
-    sent = out.send("e", tensors(scale=2.0))
+    sent = out.send("e", packed(2.0))
     thread.join()
-    assert sent == digest(tensors(scale=2.0)) != digest(tensors())
+    assert sent == packed(2.0).digest() != packed().digest()
     plain = b"".join(t.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for _, t in tensors(scale=2.0))
     assert arrived["bytes"] == plain
     assert sent == blake3.blake3(plain).hexdigest()
@@ -94,12 +101,12 @@ def test_every_byte_arrives_in_order_and_the_digest_is_the_receivers(host):
 def test_the_digest_does_not_depend_on_the_bucket_size():
     digests = set()
     for bucket_bytes in (1, 40_000, 1 << 30):
-        out = sender(bucket_bytes=bucket_bytes)
+        out = sender()
         info = out.open("e", fresh=False)
-        thread = in_thread(lambda i=info, b=bucket_bytes: Peer(i).receive(describe(tensors()), b))
-        digests.add(out.send("e", tensors()))
+        thread = in_thread(lambda i=info, b=bucket_bytes: Peer(i).receive(packed().parameters, b))
+        digests.add(out.send("e", packed(bucket_bytes=bucket_bytes)))
         thread.join()
-    assert digests == {digest(tensors())}
+    assert digests == {packed().digest()}
 
 
 def test_a_send_to_an_engine_that_never_joins_ends_by_the_timeout():
@@ -107,7 +114,7 @@ def test_a_send_to_an_engine_that_never_joins_ends_by_the_timeout():
     first = out.open("e", fresh=False)
     out._timeout = 1.0
     with pytest.raises(WeightTransferError, match="engine e did not receive"):
-        out.send("e", tensors())
+        out.send("e", packed())
     assert out.open("e", fresh=False) != first, "a broken group is not handed out again"
 
 
@@ -124,8 +131,8 @@ def test_a_process_that_connects_before_the_engine_receives_nothing_and_the_port
     info = out.open("e", fresh=False)
     with socket.create_connection((info.address, info.port), 60.0) as rival:
         rival.sendall(bytes(1000))
-        engine = in_thread(lambda: Peer(info).receive(describe(tensors())))
-        assert out.send("e", tensors()) == digest(tensors())
+        engine = in_thread(lambda: Peer(info).receive(packed().parameters))
+        assert out.send("e", packed()) == packed().digest()
         with contextlib.suppress(ConnectionResetError):
             assert rival.recv(1) == b""
     engine.join()
@@ -139,7 +146,7 @@ def test_closing_a_group_before_the_engine_has_joined_closes_its_port_and_ends_t
 
     def send():
         try:
-            out.send("e", tensors())
+            out.send("e", packed())
         except WeightTransferError as error:
             errors.put(str(error))
 
@@ -165,22 +172,22 @@ def test_a_new_group_closes_the_port_of_the_previous_one_that_no_engine_joined()
 
 def test_sending_without_a_group_is_an_error():
     with pytest.raises(WeightTransferError, match="no weight group is open to engine e"):
-        sender().send("e", tensors())
+        sender().send("e", packed())
 
 
 def test_an_engine_that_received_other_bytes_is_an_error():
     out = sender()
     info = out.open("e", fresh=False)
-    in_thread(lambda: Peer(info).receive(describe(tensors()), spoil=True))
-    with pytest.raises(WeightTransferError, match="digest differs"):
-        out.send("e", tensors())
+    in_thread(lambda: Peer(info).receive(packed().parameters, spoil=True))
+    with pytest.raises(WeightTransferError, match="worker of rank 1 received other bytes than were sent"):
+        out.send("e", packed())
 
 
 def _join_and_wait(info, ready):
     torch.set_num_threads(1)
     peer = Peer(info)
     ready.set()
-    peer.receive(describe(tensors()))
+    peer.receive(packed().parameters)
     ready.clear()
     time.sleep(60)
 
@@ -195,13 +202,13 @@ def test_a_peer_that_is_stopped_or_killed_makes_send_raise(number):
     peer = context.Process(target=_join_and_wait, args=(info, ready), daemon=True)
     peer.start()
     try:
-        out.send("e", tensors())
+        out.send("e", packed())
         os.kill(peer.pid, number)
         out._timeout = 1.0 if number == signal.SIGSTOP else LONGER_THAN_A_TEST
         with pytest.raises(WeightTransferError):
-            out.send("e", tensors())
+            out.send("e", packed())
         with pytest.raises(WeightTransferError, match="no weight group"):
-            out.send("e", tensors())
+            out.send("e", packed())
     finally:
         os.kill(peer.pid, signal.SIGKILL)
         peer.join()
@@ -210,16 +217,16 @@ def test_a_peer_that_is_stopped_or_killed_makes_send_raise(number):
 def test_an_engine_that_hangs_does_not_delay_another():
     out = sender()
     absent, present = out.open("absent", fresh=False), out.open("present", fresh=False)
-    waiting = in_thread(lambda: out.send("absent", tensors()))
-    in_thread(lambda: Peer(present).receive(describe(tensors())))
-    out.send("present", tensors())
+    waiting = in_thread(lambda: out.send("absent", packed()))
+    in_thread(lambda: Peer(present).receive(packed().parameters))
+    out.send("present", packed())
     assert waiting.is_alive()
-    Peer(absent).receive(describe(tensors()))
+    Peer(absent).receive(packed().parameters)
     waiting.join()
 
 
 def _sockets():
-    return sum(connection.status != "NONE" for connection in psutil.Process().net_connections("tcp"))
+    return {c.laddr + c.raddr for c in psutil.Process().net_connections("tcp") if c.status != "NONE"}
 
 
 @pytest.fixture
@@ -242,19 +249,20 @@ def test_groups_of_engines_that_are_gone_are_closed_with_their_sockets(forked):
     out, ready = sender(LONGER_THAN_A_TEST), multiprocessing.get_context("fork").Event()
     before = _sockets()
     forked(_join_and_wait, out.open("idle", fresh=False), ready)
-    out.send("idle", tensors())
+    out.send("idle", packed())
     dead = forked(_join_and_wait, out.open("stopped", fresh=False), ready)
-    out.send("stopped", tensors())
+    out.send("stopped", packed())
     os.kill(dead.pid, signal.SIGSTOP)
-    assert _sockets() >= before + 4
+    new = _sockets() - before  # groups of other tests may close theirs meanwhile
+    assert len(new) >= 4
     out.close_idle(60.0)
     assert out._opened.keys() == {"idle", "stopped"}
     out._timeout = 1.0
     with pytest.raises(WeightTransferError):
-        out.send("stopped", tensors())
+        out.send("stopped", packed())
     out.close_idle(0.0)
     assert out._opened == {}
-    while _sockets() > before:
+    while _sockets() & new:
         time.sleep(0.01)
 
 
@@ -270,19 +278,13 @@ def test_an_engine_that_stops_during_an_update_does_not_affect_another(forked):
     publisher = BackgroundSender(sender(), "gloo", posted.put)
     command = SendWeights(1, 7, [EngineTarget("frozen", True), EngineTarget("healthy", True)])
     large = [*tensors(), ("e", torch.zeros(8 << 20))]  # more than the socket buffers hold
-    publisher.publish(command, large, Probe([], []))
+    publisher.publish(command, pack(large, 50_000), Probe([], []))
     ready = {message.engine: message for message in (posted.get(timeout=60), posted.get(timeout=60))}
     stopped = forked(_join_and_freeze, ready["frozen"])
     peer = Peer(ready["healthy"])
-    hasher = blake3.blake3()
-    for bucket in plan_buckets(ready["healthy"].parameters, 50_000):
-        size = sum(parameter_bytes(ready["healthy"].parameters[i]) for i in bucket)
-        buffer = torch.empty(size, dtype=torch.uint8)
-        peer.broadcast(buffer, 0)
-        hasher.update(buffer.numpy().tobytes())
-    peer.broadcast(torch.frombuffer(bytearray(hasher.digest()), dtype=torch.uint8), 1)
+    receive_round(peer.group, ready["healthy"].parameters, 50_000, lambda tensors: None, peer.deadline)
     healthy = posted.get(timeout=60)
-    assert (healthy.engine, healthy.digest, healthy.error) == ("healthy", digest(large), "")
+    assert (healthy.engine, healthy.digest, healthy.error) == ("healthy", pack(large, 50_000).digest(), "")
     stopped.kill()  # otherwise its send fails only after a minute
     frozen = posted.get(timeout=60)
     assert frozen.engine == "frozen" and "did not receive the weights" in frozen.error

@@ -13,15 +13,12 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
-from torch import Tensor
-
 from rljob.protocol.messages import CancelSend, EngineTarget, Probe, SendWeights, WeightGroupReady, WeightsSent
 from rljob.trainer.weight_sender import WeightSender, WeightTransferError
-from rljob.transfer.rounds import describe, digest
+from rljob.transfer.packed_weights import PackedWeights
 
 log = logging.getLogger(__name__)
 
-NamedTensors: TypeAlias = list[tuple[str, Tensor]]
 Job: TypeAlias = tuple[int, str]  # update, engine
 
 IDLE_SECONDS = 600.0
@@ -48,18 +45,18 @@ class BackgroundSender:
         self._running: dict[Job, SendWeights] = {}
         self._cancelled: set[Job] = set()  # cancelled before they started
 
-    def publish(self, command: SendWeights, weights: NamedTensors, probe: Probe) -> None:
+    def publish(self, command: SendWeights, weights: PackedWeights, probe: Probe) -> None:
         """Send ``weights`` to each engine of ``command`` in the background; without engines, post the digest only.
 
         Args:
             command: engines and number of the update.
-            weights: whole tensors in wire order; they must not change afterwards.
+            weights: of the version to publish.
             probe: computed with these weights.
         """
         self._sender.close_idle(IDLE_SECONDS)
         if not command.engines:
             started = time.monotonic()
-            value = digest(weights)
+            value = weights.digest()
             self._post(_sent(command, "", value, started, ""))
         for target in command.engines:
             job = (command.update, target.engine)
@@ -97,11 +94,16 @@ class BackgroundSender:
         for _, engine in jobs:
             self._sender.close(engine)
 
-    def _send(self, command: SendWeights, target: EngineTarget, weights: NamedTensors, probe: Probe) -> None:
+    def _send(self, command: SendWeights, target: EngineTarget, weights: PackedWeights, probe: Probe) -> None:
         started = time.monotonic()
         value, problem = "", ""
         try:
             rendezvous = self._sender.open(target.engine, target.fresh)
+            with self._lock:
+                cancelled = self._running.get((command.update, target.engine)) is not command
+            if cancelled:  # before the group was open, so nothing has closed it
+                self._sender.close(target.engine)
+                return
             self._post(
                 WeightGroupReady(
                     incarnation=command.incarnation,
@@ -112,7 +114,7 @@ class BackgroundSender:
                     port=rendezvous.port,
                     world_size=rendezvous.world_size,
                     transport=self._transport,
-                    parameters=describe(weights),
+                    parameters=weights.parameters,
                     probe=probe,
                 )
             )

@@ -14,7 +14,6 @@ loaded.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import logging
 import os
@@ -39,13 +38,13 @@ from rljob.protocol.checkpoint_files import (
     is_complete,
 )
 from rljob.protocol.checkpoint_record import TrainerState, encode_state, read_state_file
+from rljob.protocol.full_disk import FULL_DISK
 from rljob.trainer.errors import ModelError, NoRoomError, SupersededError
 from rljob.trainer.tensor_file import write_tensors
 
 log = logging.getLogger(__name__)
 
 NOT_COPIED = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
-NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 REMOVED = "tmp-removed"
 REFUSED = "refused"
 _LEFTOVER = re.compile(r"step-\d{6,}\.(tmp|old)-.+")
@@ -177,7 +176,7 @@ class CheckpointStore:
         try:
             yield
         except OSError as error:
-            if error.errno not in NO_ROOM:
+            if error.errno not in FULL_DISK:
                 raise
             raise NoRoomError(f"{content} does not fit the disk of {self.directory} ({error}); make room") from None
 

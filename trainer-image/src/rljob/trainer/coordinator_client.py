@@ -15,13 +15,17 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from msgspec import structs
+
 from rljob.protocol.coordinator_link import CoordinatorLink, RefusedError
 from rljob.protocol.heartbeat import beating
 from rljob.protocol.messages import (
     CancelSend,
     Checkpoint,
+    CheckpointCopied,
     Checkpointed,
     RefuseCheckpoint,
+    RefusedCheckpoint,
     RegisterTrainer,
     Reject,
     SendWeights,
@@ -39,7 +43,9 @@ from rljob.protocol.messages import (
 log = logging.getLogger(__name__)
 
 Command: TypeAlias = TrainerRegistered | Train | SendWeights | Checkpoint | RefuseCheckpoint | Stop | Reject
-Result: TypeAlias = StepDone | Checkpointed | WeightGroupReady | WeightsSent | TrainerBlocked | TrainerFailed
+Result: TypeAlias = (
+    StepDone | CheckpointCopied | Checkpointed | WeightGroupReady | WeightsSent | TrainerBlocked | TrainerFailed
+)
 
 CLOSE_SECONDS = 5.0
 
@@ -107,28 +113,40 @@ class CoordinatorClient:
         """Return the next command, waiting for it; None when ``timeout_seconds`` pass first.
 
         Raises:
-            RuntimeError: the connection's thread died.
+            RuntimeError: another thread failed: that of the connection, or see :meth:`fail`.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         with self._changed:
             while not self._commands:
                 if self._error is not None:
-                    raise RuntimeError("the connection to the coordinator failed permanently") from self._error
+                    raise RuntimeError("a thread of the trainer failed") from self._error
                 if not self._changed.wait(None if deadline is None else deadline - time.monotonic()):
                     return None
             return self._commands.popleft()
 
-    def wait_obsolete(self, seconds: float) -> bool:
-        """Wait up to ``seconds``; return True as soon as the current command is obsolete: the coordinator stops the
-        trainer, or the connection is new and the coordinator sends all commands again."""
+    def wait_obsolete(self, seconds: float | None = None, unless: Callable[[], bool] = lambda: False) -> bool:
+        """Wait up to ``seconds``, or until ``unless`` is true (see :meth:`wake`); return True as soon as the current
+        command is obsolete: the coordinator stops the trainer, or the connection is new and the coordinator sends all
+        commands again."""
+
+        def obsolete() -> bool:
+            superseded = any(isinstance(command, Stop | Reject | TrainerRegistered) for command in self._commands)
+            return superseded or self._error is not None
+
         with self._changed:
-            return self._changed.wait_for(
-                lambda: (
-                    any(isinstance(command, Stop | Reject | TrainerRegistered) for command in self._commands)
-                    or self._error is not None
-                ),
-                seconds,
-            )
+            self._changed.wait_for(lambda: obsolete() or unless(), seconds)
+            return obsolete()
+
+    def wake(self) -> None:
+        """Let :meth:`wait_obsolete` evaluate its condition again. Thread-safe."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """Let :meth:`next` raise, because another thread failed. Thread-safe."""
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
 
     def post(self, result: Result) -> None:
         """Send a result, now or after the next reconnect. Thread-safe."""
@@ -138,6 +156,16 @@ class CoordinatorClient:
                 self._registration.step = max(self._registration.step, result.step + 1)
         if self._events is not None:
             self._events.call_soon_threadsafe(self._link.send, result)
+
+    def refuse(self, checkpoints: list[RefusedCheckpoint]) -> None:
+        """Register again, now or after the next reconnect, and report more refused checkpoints. Thread-safe."""
+        with self._changed:
+            known = {refused.step for refused in self._registration.refused}
+            added = [refused for refused in checkpoints if refused.step not in known]
+            self._registration = structs.replace(self._registration, refused=[*self._registration.refused, *added])
+            registration = self._registration
+        assert self._events is not None, "the answer to the first registration precedes this call"
+        self._events.call_soon_threadsafe(self._link.send, registration)
 
     def _register(self) -> list[Any]:
         with self._changed:
@@ -149,7 +177,7 @@ class CoordinatorClient:
             if isinstance(command, TrainerRegistered):
                 self._registration.incarnation = command.incarnation
             self._commands.append(command)
-            self._changed.notify()
+            self._changed.notify_all()
 
     def _run(self) -> None:
         try:
@@ -160,9 +188,7 @@ class CoordinatorClient:
             self._receive(Reject(str(error), fatal=True))
         except Exception as error:  # any error ends the thread: next() raises it in the main thread
             log.exception("the connection to the coordinator failed")
-            with self._changed:
-                self._error = error
-                self._changed.notify()
+            self.fail(error)
 
     async def _exchange_messages(self) -> None:
         self._events, self._task = asyncio.get_running_loop(), asyncio.current_task()

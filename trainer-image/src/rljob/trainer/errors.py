@@ -12,11 +12,16 @@ class UnrecoverableError(TrainerError):
 
 
 class ModelError(TrainerError):
-    """The model or checkpoint to start from cannot be used; the process exits with code 2, which ends the run."""
+    """The model, checkpoint or device cannot be used; the process exits with code 2, which ends the run."""
 
 
 class NoRoomError(TrainerError):
     """The disk is full. No file was changed; the write can be repeated."""
+
+
+class NewerCheckpointError(TrainerError):
+    """Another process wrote a checkpoint while this one loaded an older one. The process exits with code 1, and the
+    next one loads it. Raised on all ranks."""
 
 
 class SupersededError(TrainerError):

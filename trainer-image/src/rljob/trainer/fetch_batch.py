@@ -7,6 +7,7 @@ import logging
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -15,9 +16,9 @@ import zstandard
 from rljob.protocol.backoff import Backoff
 from rljob.protocol.messages import DECODE_ERRORS, BatchSample, SampleTokens, Train
 from rljob.protocol.score_messages import add_up
-from rljob.scheduling.shards import assign
+from rljob.protocol.shards import encode_selection
 from rljob.trainer.algorithms.rewards import token_rewards
-from rljob.trainer.batch import Row, lengths
+from rljob.trainer.batch import Row
 from rljob.trainer.errors import SupersededError, UnrecoverableError
 
 log = logging.getLogger(__name__)
@@ -34,29 +35,30 @@ _shard_decoder = msgspec.msgpack.Decoder(list[SampleTokens])
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the coordinator is never behind a proxy
 
 
-def pull_shard(coordinator: str, token: str, train: Train, rank: int, size: int) -> dict[int, Row]:
-    """Return this rank's samples by their index in the batch; retry while the coordinator is unavailable.
+def pull_shard(coordinator: str, token: str, train: Train, indices: Sequence[int]) -> dict[int, Row]:
+    """Return the samples at ``indices`` of a batch by their index; retry while the coordinator is unavailable.
 
     Args:
         coordinator: its address.
         token: the trainer's token.
         train: the command whose batch is pulled.
-        rank: this data-parallel rank.
-        size: data-parallel ranks.
+        indices: in the order of the batch; without any, nothing is requested.
 
     Raises:
         SupersededError: the coordinator knows a higher incarnation.
         UnrecoverableError: the coordinator has no such batch, or its shard does not match the scalars.
     """
-    url = f"{coordinator.rstrip('/')}/v1/batches/{train.step}/shards/{rank}?of={size}&incarnation={train.incarnation}"
-    tokens = lengths(train.samples)
-    indices = assign(tokens, size)[rank]
-    limit = sum(BYTES_PER_TOKEN * tokens[i] + BYTES_PER_SAMPLE for i in indices) + BYTES_PER_SAMPLE
-    return check_shard(decode_shard(_get(url, token), limit), train.samples, indices)
+    if not indices:
+        return {}
+    url = f"{coordinator.rstrip('/')}/v1/batches/{train.step}/shard?incarnation={train.incarnation}"
+    limit = sum(BYTES_PER_TOKEN * train.samples[i].total_tokens + BYTES_PER_SAMPLE for i in indices) + BYTES_PER_SAMPLE
+    body = encode_selection(indices, len(train.samples))
+    return check_shard(decode_shard(_post(url, token, body), limit), train.samples, indices)
 
 
-def _get(url: str, token: str) -> bytes:
-    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+def _post(url: str, token: str, body: bytes) -> bytes:
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/octet-stream"}
+    request = urllib.request.Request(url, body, headers)
     backoff, failures = Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS), 0
     while True:
         try:
@@ -90,7 +92,7 @@ def decode_shard(data: bytes, limit: int) -> list[SampleTokens]:
         raise UnrecoverableError(f"a shard cannot be read: {error}") from None
 
 
-def check_shard(shard: list[SampleTokens], samples: list[BatchSample], indices: list[int]) -> dict[int, Row]:
+def check_shard(shard: list[SampleTokens], samples: list[BatchSample], indices: Sequence[int]) -> dict[int, Row]:
     """Return the rows of a shard by index in the batch.
 
     Raises:

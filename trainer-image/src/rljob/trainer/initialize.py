@@ -1,10 +1,11 @@
-"""Runs a job's initializer in a cluster, once:
+"""Prepares a job's storage before other processes start:
 
-    python -m rljob.trainer.initialize -- COMMAND [ARGUMENT …]
+    python -m rljob.trainer.initialize -- [COMMAND [ARGUMENT …]]
 
-The command runs once: it is skipped if the storage already holds its result or a run uses it (see
-rljob.protocol.initializer_stamp). Its environment has RLJOB_JOB (the resolved manifest), RLJOB_STORAGE and RLJOB_SEED;
-job://PATH in an argument is PATH in the storage.
+First it downloads remote models (rljob.protocol.model_cache), then it runs the command of spec.initializer, in a
+cluster. `rljob run` runs the command itself. The command runs once: it is skipped if the storage already holds its
+result or a run uses it (see rljob.protocol.initializer_stamp). Its environment has RLJOB_JOB (the resolved manifest),
+RLJOB_STORAGE and RLJOB_SEED; job://PATH in an argument is PATH in the storage.
 """
 
 from __future__ import annotations
@@ -16,13 +17,28 @@ import subprocess
 import sys
 import tempfile
 
+from rljob.api.model_address import is_remote
 from rljob.api.resolve import in_storage
 from rljob.protocol import initializer_stamp
 from rljob.protocol.environment import SEED, ComponentEnvironment, read_environment, search_path
-from rljob.protocol.exit_codes import CONFIGURATION_ERROR
+from rljob.protocol.exit_codes import CONFIGURATION_ERROR, FAILURE
+from rljob.protocol.model_cache import ModelUnavailableError, read_model
 from rljob.protocol.startup import end_on_sigterm
 
 log = logging.getLogger(__name__)
+
+
+def download_models(environment: ComponentEnvironment) -> None:
+    """Decide the versions of the remote models, and download them unless each pod does so itself.
+
+    Raises:
+        ValueError: a download is refused; the sentence begins with the field.
+        ModelUnavailableError: a download failed and may be repeated.
+    """
+    for model in environment.job.spec.models:
+        if is_remote(model.source):
+            environment.storage.mkdir(parents=True, exist_ok=True)
+            read_model(environment, model.name, download=not environment.job.spec.downloads.empty_dir)
 
 
 def initialize(command: list[str], environment: ComponentEnvironment) -> int:
@@ -48,7 +64,7 @@ def initialize(command: list[str], environment: ComponentEnvironment) -> int:
         return code if code > 0 else 128 - code
     for i, model in enumerate(job.spec.models):
         path = environment.path(model.source)
-        if not path.is_dir():
+        if not (is_remote(model.source) or path.is_dir()):
             raise ValueError(f"spec.models[{i}].source: the initializer left no directory {path}; correct one of them")
     initializer_stamp.mark_done(storage, key)
     return 0
@@ -79,14 +95,19 @@ def main() -> None:
     end_on_sigterm()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     mark, *command = sys.argv[1:] or [""]
-    if mark != "--" or not command:
-        log.error("usage: python -m rljob.trainer.initialize -- COMMAND [ARGUMENT …]")
+    if mark != "--":
+        logging.error("usage: python -m rljob.trainer.initialize -- [COMMAND [ARGUMENT …]]")
         sys.exit(CONFIGURATION_ERROR)
     try:
-        sys.exit(initialize(command, read_environment()))
+        environment = read_environment()
+        download_models(environment)
+        sys.exit(initialize(command, environment) if command else 0)
     except ValueError as error:
-        log.error("%s", error)
+        logging.error("%s", error)
         sys.exit(CONFIGURATION_ERROR)
+    except ModelUnavailableError as error:
+        logging.error("%s", error)
+        sys.exit(FAILURE)
 
 
 if __name__ == "__main__":

@@ -7,16 +7,18 @@ A command of another incarnation is dropped. Commands may be repeated: a step is
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import secrets
 import time
-from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 
 import torch
 
 from rljob.api.extensions import BACKENDS, load
 from rljob.api.models import RLJob
+from rljob.api.roles import Trainer
 from rljob.protocol.checkpoint_record import TrainerState
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR, FAILURE
@@ -24,6 +26,7 @@ from rljob.protocol.health_probe import record_ready
 from rljob.protocol.initializer_stamp import mark_used
 from rljob.protocol.messages import (
     Checkpoint,
+    CheckpointCopied,
     Checkpointed,
     RefuseCheckpoint,
     RefusedCheckpoint,
@@ -40,25 +43,30 @@ from rljob.protocol.messages import (
     encode_frame,
     frame_decoder,
 )
+from rljob.protocol.model_cache import ModelUnavailableError, read_model
 from rljob.trainer import preflight
 from rljob.trainer.backends.base import Backend, BackendFactory
 from rljob.trainer.background_sender import BackgroundSender
 from rljob.trainer.batch import Row
+from rljob.trainer.batch_plan import BatchPlan
 from rljob.trainer.checkpoint import CheckpointStore, read_configuration
 from rljob.trainer.checkpoint_choice import choose_checkpoint
+from rljob.trainer.checkpoint_writer import CheckpointWriter, retry_while_full
 from rljob.trainer.coordinator_client import Command, CoordinatorClient, Result
-from rljob.trainer.errors import ModelError, NoRoomError, SupersededError, UnrecoverableError
+from rljob.trainer.errors import ModelError, NewerCheckpointError, SupersededError, UnrecoverableError
 from rljob.trainer.fetch_batch import pull_shard
+from rljob.trainer.microbatch_budget import microbatch_budget
 from rljob.trainer.process_group import World, join_world, leave_world, make_deterministic, set_threads
-from rljob.trainer.step import apply_batch
+from rljob.trainer.step import apply_batch, plan_step
+from rljob.trainer.step_checks import StepChecks
 from rljob.trainer.weight_probe import TOKENS, probe
 from rljob.trainer.weight_sender import WeightSender
+from rljob.transfer.packed_weights import pack
 
 log = logging.getLogger(__name__)
 
 STOPPED = 0  # exit code
 REPORT_SECONDS = 60.0
-FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 1.0, 30.0  # between attempts to write to a full disk
 
 _commands = frame_decoder(ToTrainer)
 
@@ -74,6 +82,7 @@ def run(environment: ComponentEnvironment) -> int:
     world = join_world()
     make_deterministic(world.device)
     try:
+        _check_device(environment.job.spec.trainer, world.device)
         loop = TrainerLoop(environment, world)
         if world.rank == 0:
             with contextlib.suppress(OSError):  # full disk: the next start marks it
@@ -82,8 +91,24 @@ def run(environment: ComponentEnvironment) -> int:
     except ModelError as error:
         log.error("%s", error)
         return CONFIGURATION_ERROR
+    except ModelUnavailableError as error:
+        log.error("%s", error)
+        return FAILURE
     finally:
         leave_world()
+
+
+def _check_device(settings: Trainer, device: torch.device) -> None:
+    """Refuse to train on the CPU with the settings of a GPU.
+
+    Raises:
+        ModelError: the trainer's accelerator is a GPU, and torch finds none.
+    """
+    if settings.accelerator.kind == "nvidia" and device.type != "cuda":
+        raise ModelError(
+            f"spec.trainer.accelerator.kind: nvidia, and torch {torch.__version__} (CUDA {torch.version.cuda}) finds "
+            "no usable GPU; update the driver, install torch for GPUs, or set cpu"
+        )
 
 
 class TrainerLoop:
@@ -102,6 +127,7 @@ class TrainerLoop:
         self._job: RLJob = environment.job
         self._world = world
         self._incarnation = 0
+        self._checks = StepChecks.of(environment.job.spec)
         self._checkpoints = CheckpointStore(environment.storage)
         if world.rank == 0:
             self._checkpoints.clean()
@@ -117,6 +143,7 @@ class TrainerLoop:
                 ),
                 self._publisher.cancel,
             )
+            self._writer = CheckpointWriter(self._report_blocked, self._coordinator.fail, self._coordinator.wake)
 
     def run(self) -> int:
         """Execute commands until Stop; return the exit code."""
@@ -127,6 +154,7 @@ class TrainerLoop:
         try:
             return self._execute_until_stop()
         finally:
+            self._writer.close()
             self._coordinator.close()
 
     def _execute_until_stop(self) -> int:
@@ -144,6 +172,9 @@ class TrainerLoop:
                 self._execute(command)
             except UnrecoverableError as error:
                 return self._fail(str(error))
+            except NewerCheckpointError as error:
+                log.error("%s; starting again", error)
+                return FAILURE
             except SupersededError as error:
                 log.warning("%s; waiting for the next command", error)
 
@@ -173,12 +204,12 @@ class TrainerLoop:
     def _load(self) -> list[RefusedCheckpoint]:
         """Load the newest checkpoint without damage, else the initial model; return the refused checkpoints."""
         chosen = choose_checkpoint(self._checkpoints, self._world)
-        policy = next(model for model in self._job.spec.models if model.name == "policy")
-        source = self._environment.path(policy.source) if chosen.path is None else chosen.path
+        source = self._read_policy() if chosen.path is None else chosen.path
         log.info("loading %s", source)
         self._saved: TrainerState | None = chosen.state
-        """Record of the checkpoint that this process loaded or wrote last; only rank 0 updates it."""
+        """Record of the checkpoint that this process loaded or wrote last; rank 0 and its writer update it."""
         self._step = chosen.state.step if chosen.state is not None else 0
+        self._budget = microbatch_budget(self._job.spec, source, self._world)
         factory: BackendFactory = load(BACKENDS, self._job.spec.trainer.backend, "spec.trainer.backend")
         self._backend: Backend = factory(source, self._job.spec.trainer, self._world)
         if chosen.path is not None:
@@ -188,27 +219,49 @@ class TrainerLoop:
         self._last = StepDone(0, self._step - 1, {})
         return chosen.refused
 
+    def _read_policy(self) -> Path:
+        """Return the directory of the initial model. The first rank of a machine downloads a remote model."""
+        try:
+            return read_model(self._environment, "policy")
+        except ValueError as error:
+            raise ModelError(str(error)) from error
+
     def _make_publisher(self) -> BackgroundSender:
         settings = self._job.spec.weight_sync
         transport = settings.transport
-        if transport == "auto":
-            transport = "nccl" if self._world.device.type == "cuda" else "gloo"
         self._wire_device = self._world.device if transport == "nccl" else torch.device("cpu")
-        sender = WeightSender(self._environment.host, settings.bucket_bytes, settings.timeout_seconds, transport)
+        sender = WeightSender(self._environment.host, settings.timeout_seconds, transport)
         return BackgroundSender(sender, transport, self._post)
 
     def _registered(self, answer: TrainerRegistered) -> None:
         if answer.incarnation != self._incarnation:
             log.info("incarnation %d at step %d; the run is at step %d", answer.incarnation, self._step, answer.step)
         self._incarnation = answer.incarnation
-        problem = None
+        problem: UnrecoverableError | NewerCheckpointError | None = None
         if self._world.rank == 0:
             self._publisher.forget()
             try:
-                self._write(lambda: self._checkpoints.claim(answer.incarnation))
+                claim = functools.partial(self._checkpoints.claim, answer.incarnation)
+                claimed = retry_while_full(claim, self._coordinator.wait_obsolete, self._report_blocked)
             except SupersededError as error:
                 problem = UnrecoverableError(f"{error}; the storage belongs to another run")
+            else:  # without the claim another process may still write one; the next registration asks again
+                problem = self._look_for(answer.unseen) if claimed else None
         self._world.raise_first_error(problem)
+
+    def _look_for(self, unseen: list[int]) -> NewerCheckpointError | None:
+        """Return an error if one of the checkpoints ``unseen`` exists, else refuse them. An earlier incarnation writes
+        no more: this one has claimed the checkpoints."""
+        found = [step for step in unseen if self._checkpoints.has(step)]
+        if found:
+            return NewerCheckpointError(
+                f"another process wrote the checkpoint of step {max(found)} after this one had chosen "
+                f"{f'that of step {self._step}' if self._step else 'the initial model'}"
+            )
+        if unseen:
+            missing = [(step, f"the trainer did not find {self._checkpoints.relative(step)}") for step in unseen]
+            self._coordinator.refuse([RefusedCheckpoint(step, reason) for step, reason in missing])
+        return None
 
     def _train(self, train: Train) -> None:
         if train.step < self._step:
@@ -217,11 +270,12 @@ class TrainerLoop:
             return
         if train.step > self._step:
             raise UnrecoverableError(f"batch {train.step} cannot be applied to weights of version {self._step}")
+        spec, world = self._job.spec, self._world
         started = time.perf_counter()
-        rows = self._pull(train)
+        plan = plan_step(train, spec.algorithm, world, self._budget)
+        rows = self._pull(plan)
         pulled = time.perf_counter()
-        spec = self._job.spec
-        result = apply_batch(train, rows, spec.algorithm, self._backend, self._world, spec.trainer.microbatch_tokens)
+        result = apply_batch(plan, rows, spec.algorithm, self._backend, world, self._checks)
         self._step += 1
         seconds = time.perf_counter() - started
         metrics = result.metrics | {
@@ -234,14 +288,12 @@ class TrainerLoop:
         if self._world.rank == 0:
             log.info("step %d: %s", train.step, " ".join(f"{name}={value:.4g}" for name, value in metrics.items()))
 
-    def _pull(self, train: Train) -> dict[int, Row]:
+    def _pull(self, plan: BatchPlan) -> dict[int, Row]:
         """Fetch the rows of this replica; each of its ranks fetches the same shard."""
         problem: UnrecoverableError | SupersededError | None = None
         rows: dict[int, Row] = {}
         try:
-            rows = pull_shard(
-                self._environment.coordinator, self._environment.token, train, self._world.dp_rank, self._world.dp_size
-            )
+            rows = pull_shard(self._environment.coordinator, self._environment.token, plan.train, plan.indices)
         except (UnrecoverableError, SupersededError) as error:
             problem = error
         self._world.raise_first_error(problem)
@@ -251,40 +303,55 @@ class TrainerLoop:
         spec = self._job.spec
         length = min(TOKENS, *(rollout.max_model_length - 1 for rollout in spec.rollouts))
         known = probe(self._backend, self._world.device, length)
-        weights = []
-        for name, tensor in self._backend.named_tensors():
-            if self._world.rank == 0:
-                weights.append((name, tensor.to(self._wire_device, self._backend.dtype, copy=True)))
-        if self._world.rank == 0:
-            self._publisher.publish(command, weights, known)
+        tensors = self._backend.named_tensors(self._backend.dtype)
+        if self._world.rank != 0:
+            for _ in tensors:  # all ranks gather each tensor
+                pass
+            return
+        weights = pack(tensors, spec.weight_sync.bucket_bytes, self._backend.dtype, self._wire_device)
+        self._publisher.publish(command, weights, known)
 
     def _checkpoint(self, command: Checkpoint) -> None:
-        if command.step == self._step:
-            self._write_checkpoint(command.incarnation)
+        """Copy the current weights and write the copy in the background, unless the checkpoint exists or is written."""
+        decision = (b"copy" if self._must_copy(command) else b"done") if self._world.rank == 0 else None
+        if self._world.broadcast(decision) != b"copy":
+            return
+        started = time.monotonic()
+        saved = self._backend.save()
         if self._world.rank != 0:
             return
-        if self._saved is not None and self._saved.step == command.step:
-            # Before the answer: if the trainer dies here, the command is repeated.
-            self._checkpoints.remove(command.remove)
-            path = self._checkpoints.relative(command.step)
-            self._coordinator.post(Checkpointed(command.incarnation, command.step, path, self._saved.digest))
-        else:
-            log.warning("there is no checkpoint of step %d; the weights are of step %d", command.step, self._step)
-
-    def _write_checkpoint(self, incarnation: int) -> None:
-        """Write the checkpoint of the current step, unless this process has loaded or written it."""
-        saved = self._backend.save()
-        known = self._saved is not None and self._saved.step == self._step and self._checkpoints.has(self._step)
-        if known or self._world.rank != 0:
-            return
+        log.info("the weights of step %d were copied in %.2f s", self._step, time.monotonic() - started)
         versions = {name: version(name) for name in ("rljob-trainer", "torch", "transformers")}
-        state = TrainerState(self._step, self._backend.updates, incarnation, versions, {})
+        state = TrainerState(self._step, self._backend.updates, command.incarnation, versions, {})
 
-        def attempt() -> None:
+        def write() -> None:
             self._checkpoints.write(state, self._configuration, saved.weights, saved.optimizer)
             self._saved = state
 
-        self._write(attempt)
+        self._coordinator.post(CheckpointCopied(command.incarnation, command.step))
+        self._writer.start(command.step, write, functools.partial(self._finish_checkpoint, command))
+
+    def _must_copy(self, command: Checkpoint) -> bool:
+        """Return whether the weights must be copied; otherwise the command has been answered, or is obsolete."""
+        if self._writer.step == command.step:  # a repeated command
+            self._coordinator.post(CheckpointCopied(command.incarnation, command.step))
+            return False
+        if self._coordinator.wait_obsolete(unless=lambda: self._writer.step is None):
+            return False
+        if self._saved is not None and self._saved.step == command.step and self._checkpoints.has(command.step):
+            self._finish_checkpoint(command)
+            return False
+        if command.step != self._step:
+            log.warning("there is no checkpoint of step %d; the weights are of step %d", command.step, self._step)
+            return False
+        return True
+
+    def _finish_checkpoint(self, command: Checkpoint) -> None:
+        """Remove old checkpoints, then answer: if the trainer dies in between, the command is repeated."""
+        assert self._saved is not None, "the checkpoint has been loaded or written"
+        self._checkpoints.remove(command.remove)
+        path = self._checkpoints.relative(command.step)
+        self._coordinator.post(Checkpointed(command.incarnation, command.step, path, self._saved.digest))
 
     def _refuse(self, command: RefuseCheckpoint) -> int:
         """Set aside the checkpoint that this process loaded; return the exit code, after which the next one starts."""
@@ -295,21 +362,8 @@ class TrainerLoop:
         self._world.raise_first_error(None)  # all ranks wait for rank 0: the first exit ends the others
         return FAILURE
 
-    def _write(self, attempt: Callable[[], None]) -> None:
-        """Write to the disk; while it is full, retry until the command is obsolete."""
-        pause = FIRST_RETRY_SECONDS
-        while True:
-            try:
-                attempt()
-                break
-            except NoRoomError as error:
-                log.error("%s; the next attempt is in %.0f s", error, pause)
-                self._coordinator.post(TrainerBlocked(self._incarnation, str(error)))
-            if self._coordinator.wait_obsolete(pause):
-                return
-            pause = min(2 * pause, LAST_RETRY_SECONDS)
-        if pause > FIRST_RETRY_SECONDS:
-            self._coordinator.post(TrainerBlocked(self._incarnation, ""))
+    def _report_blocked(self, reason: str) -> None:
+        self._coordinator.post(TrainerBlocked(self._incarnation, reason))
 
     def _fail(self, reason: str) -> int:
         """Report the reason and wait for Stop, so that the coordinator receives the reason before the process exits."""

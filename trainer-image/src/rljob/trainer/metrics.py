@@ -1,13 +1,18 @@
 """Metrics of one step, summed over microbatches and replicas. ``METRICS`` lists them; the coordinator adds metrics from
 the ledger (rewards, lengths, staleness).
 
+Samples whose advantage is 0 are not computed unless the algorithm needs them. All metrics of tokens and positions are
+over the trained samples.
+
 l is the log-probability of a token at its sample's temperature: l_old is the trainer's under the weights before the
 batch, l_mu the engine's when the token was sampled. With one update per batch and no staleness they differ only by
-rounding.
+rounding. Metrics of l_old are over the tokens whose l_old is known: with several minibatches and ratio: behavior those
+of the first minibatch, because l_old of the others would cost a forward pass.
 """
 
 from __future__ import annotations
 
+import math
 import resource
 import time
 from collections.abc import Iterator
@@ -18,12 +23,13 @@ import torch
 from torch import Tensor
 
 from rljob.trainer.algorithms.objectives.base import MAX_LOG_RATIO, Objective
-from rljob.trainer.batch import Microbatch
+from rljob.trainer.batch import MicrobatchInputs
 from rljob.trainer.process_group import World
 
 METRICS: dict[str, str] = {
     "loss": "the minimised value: mean over the step's optimizer updates",
-    "grad_norm": "norm of the gradient before clipping: mean over the updates",
+    "grad_norm": "norm of the gradient before clipping: mean over the updates that were applied",
+    "updates_skipped": "updates that were not applied because the gradient was not finite",
     "learning_rate": "of the step's updates",
     "clip_fraction": "share of the tokens whose objective a clip held; these carry no gradient",
     "clip_fraction_low": "those held at 1 − clipLow",
@@ -35,9 +41,12 @@ METRICS: dict[str, str] = {
     "kl_k1": "KL(engine ‖ trainer) in nats a token, estimated by the mean of l_mu − l_old",
     "kl_k3": "the same, estimated by the mean of r − 1 − ln r with r = exp(l_old − l_mu)",
     "ess": "effective share of the tokens under weights r: (Σr)² / (n·Σr²); 1 is on policy",
-    "entropy": "mean of −l_old in nats a token",
-    "tokens": "tokens trained on: those the model wrote",
+    "training_log_ppl": "mean of −l_old in nats: log of the perplexity of the sampled tokens under the trainer",
+    "tokens": "tokens trained on: those that the model wrote in the trained samples",
+    "samples": "samples of the batch",
+    "samples_trained": "trained samples: those whose advantage is not 0, or all if the algorithm needs them",
     "padding_fraction": "share of the positions computed in forward passes that held no token of a sample",
+    "lockstep": "positions of the slowest rank × ranks / tokens: cost of padding and of unequal ranks; 1 is ideal",
     "advantage_abs": "mean of |advantage| over samples",
     "zero_advantage_fraction": "share of the samples with an advantage below 1e-6: nothing is learned from them",
     "seconds": "of the whole step, the pull included",
@@ -47,75 +56,91 @@ METRICS: dict[str, str] = {
     "seconds_optimizer": "in gradient clipping and the optimizer, on rank 0",
     "tokens_per_second": "tokens / seconds",
     "memory_peak_bytes": "largest so far on any rank: of the GPU's memory, or of the process on CPU",
-    "first_step_logprob_error": "largest |l_old − l_mu|; only of the run's first step, where it must be rounding",
+    "first_step_logprob_error": "largest |l_old − l_mu| of the run's first step; in float32 it must be rounding",
 }
 """Name of each metric in StepDone → its meaning and unit; a share is of 1."""
 
 NO_ADVANTAGE = 1e-6  # equal rewards give advantages of 0 except for rounding
 
 SUMS = (
-    *("loss", "tokens", "clipped_low", "clipped_high", "ratio", "abs", "k1", "k3", "weight", "weight_squared"),
-    *("logprob", "positions", "padding"),
+    *("loss", "tokens", "clipped_low", "clipped_high", "ratio"),
+    *("tokens_old", "abs", "k1", "k3", "weight", "weight_squared", "logprob", "tokens_current", "abs_current"),
 )
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """|l_old − l_mu| of tokens of the current version, in nats."""
+
+    tokens: int
+    mean: float
+    largest: float
 
 
 @dataclass
 class TokenStatistics:
-    """Sums over tokens of this replica, and the largest |l_old − l_mu| and ratio."""
+    """Sums over tokens of this replica, and largest values: |l_old − l_mu|, ratio, |l_old − l_mu| of current tokens.
+
+    Counting a microbatch copies nothing between host and device and does not wait for the device.
+    """
 
     device: torch.device
     sums: Tensor = field(init=False)
     largest: Tensor = field(init=False)
+    positions: int = 0
+    padding: int = 0
 
     def __post_init__(self) -> None:
         self.sums = torch.zeros(len(SUMS), dtype=torch.float64, device=self.device)
-        self.largest = torch.zeros(2, dtype=torch.float64, device=self.device)
+        self.largest = torch.zeros(3, dtype=torch.float64, device=self.device)
 
     @torch.no_grad()
-    def add(self, loss: Tensor, objective: Objective, old_BK: Tensor, tokens: Microbatch, padding: int) -> None:
+    def add(self, loss: Tensor, objective: Objective, old_BK: Tensor | None, inputs: MicrobatchInputs) -> None:
         """Count one microbatch.
 
         Args:
             loss: the microbatch's share of the loss.
             objective: objective of its tokens.
-            old_BK: l_old.
-            tokens: the microbatch, with l_mu.
-            padding: number of positions without a token of a sample.
+            old_BK: l_old, or None.
+            inputs: the microbatch, with l_mu.
         """
-        mask_BK, positions = tokens.mask_BK, tokens.token_ids_BL.numel()
-        old_N, ratio_N = old_BK[mask_BK].double(), objective.ratio_BK[mask_BK].double()
-        clipped_N = objective.clipped_BK[mask_BK]
-        mismatch_N = old_N - tokens.behavior_BK[mask_BK].double()
-        weight_N = mismatch_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-        self.sums += torch.stack(
-            [
-                loss.double(),
-                old_N.new_tensor(len(old_N)),
-                (clipped_N & (ratio_N < 1)).sum().double(),
-                (clipped_N & (ratio_N > 1)).sum().double(),
-                ratio_N.sum(),
-                mismatch_N.abs().sum(),
-                -mismatch_N.sum(),
-                (weight_N - 1 - mismatch_N).sum(),
-                weight_N.sum(),
-                weight_N.square().sum(),
-                old_N.sum(),
-                old_N.new_tensor(positions),
-                old_N.new_tensor(padding),
-            ]
-        )
-        if len(old_N):
-            self.largest = torch.maximum(self.largest, torch.stack([mismatch_N.abs().max(), ratio_N.max()]))
+        tokens, mask_BK = inputs.tokens, inputs.tokens.mask_BK
+        self.positions += tokens.token_ids_BL.numel()
+        self.padding += inputs.padding
+        ratio_BK = objective.ratio_BK.double().where(mask_BK, 0.0)
+        clipped_BK = objective.clipped_BK & mask_BK
+        count, zero = mask_BK.sum(dtype=torch.float64), torch.zeros_like(self.sums[0])
+        sums = [loss.double(), count, (clipped_BK & (ratio_BK < 1)).sum(), (clipped_BK & (ratio_BK > 1)).sum()]
+        sums.append(ratio_BK.sum())
+        largest = largest_current = zero
+        if old_BK is None:
+            sums += [zero] * (len(SUMS) - len(sums))
+        else:
+            mismatch_BK = (old_BK.double() - tokens.behavior_BK.double()).where(mask_BK, 0.0)
+            weight_BK = mismatch_BK.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().where(mask_BK, 0.0)
+            sums += [count, mismatch_BK.abs().sum(), -mismatch_BK.sum()]
+            sums.append((weight_BK - 1 - mismatch_BK).where(mask_BK, 0.0).sum())
+            sums += [weight_BK.sum(), weight_BK.square().sum(), old_BK.double().where(mask_BK, 0.0).sum()]
+            current_BK = mask_BK & inputs.current_B.unsqueeze(-1)
+            error_BK = mismatch_BK.abs().where(current_BK, 0.0)
+            sums += [current_BK.sum(), error_BK.sum()]
+            largest, largest_current = mismatch_BK.abs().max(), error_BK.max().nan_to_num(nan=math.inf)
+        self.sums += torch.stack([value.double() for value in sums])
+        self.largest = torch.maximum(self.largest, torch.stack([largest, ratio_BK.max(), largest_current]))
 
-    def largest_mismatch(self, world: World) -> float:
-        """Return the largest |l_old − l_mu| so far on any replica; all ranks take part."""
-        return float(world.max_over_data(self.largest.clone())[0])
+    def current_mismatch(self, world: World) -> Mismatch:
+        """Return the mismatch over all replicas, so far; all ranks take part."""
+        tokens, total = world.sum_over_data(self.sums[-2:].clone()).tolist()
+        largest = float(world.max_over_data(self.largest.clone())[2])
+        return Mismatch(int(tokens), total / max(1.0, tokens), largest)
 
     def metrics(self, world: World, minibatches: int) -> dict[str, float]:
         """Return the metrics over all replicas, see ``METRICS``; all ranks take part."""
-        logprob_diff_max, ratio_max = world.max_over_data(self.largest.clone()).tolist()
-        total = dict(zip(SUMS, world.sum_over_data(self.sums.clone()).tolist(), strict=True))
-        n = max(1.0, total["tokens"])
+        logprob_diff_max, ratio_max, _ = world.max_over_data(self.largest.clone()).tolist()
+        places = self.sums.new_tensor([self.positions, self.padding])
+        *sums, positions, padding = world.sum_over_data(torch.cat([self.sums, places])).tolist()
+        total = dict(zip(SUMS, sums, strict=True))
+        n, n_old = max(1.0, total["tokens"]), max(1.0, total["tokens_old"])
         return {
             "loss": total["loss"] / minibatches,
             "clip_fraction": (total["clipped_low"] + total["clipped_high"]) / n,
@@ -123,14 +148,14 @@ class TokenStatistics:
             "clip_fraction_high": total["clipped_high"] / n,
             "ratio_mean": total["ratio"] / n,
             "ratio_max": ratio_max,
-            "logprob_diff_mean": total["abs"] / n,
+            "logprob_diff_mean": total["abs"] / n_old,
             "logprob_diff_max": logprob_diff_max,
-            "kl_k1": total["k1"] / n,
-            "kl_k3": total["k3"] / n,
-            "ess": total["weight"] ** 2 / (n * total["weight_squared"]) if total["tokens"] else 1.0,
-            "entropy": -total["logprob"] / n,
+            "kl_k1": total["k1"] / n_old,
+            "kl_k3": total["k3"] / n_old,
+            "ess": total["weight"] ** 2 / (n_old * total["weight_squared"]) if total["tokens_old"] else 1.0,
+            "training_log_ppl": -total["logprob"] / n_old,
             "tokens": total["tokens"],
-            "padding_fraction": total["padding"] / total["positions"],
+            "padding_fraction": padding / positions,
         }
 
 

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from rljob.protocol.checkpoint_files import WEIGHTS_FILE
 
 INDEX = "model.safetensors.index.json"
-OTHER_FORMATS = ("pytorch_model.bin", "pytorch_model.bin.index.json")  # not checked
+PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"  # their content is not checked here
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
@@ -38,7 +38,8 @@ def problems(directory: Path) -> Iterator[str]:
         )
         return
     try:
-        shapes = {name: shape for path in weight_files(directory) for name, shape in _shapes(path)}
+        files = [path for path in weight_files(directory) if path.suffix == ".safetensors"]
+        shapes = {name: shape for path in files for name, shape in _shapes(path)}
     except (OSError, ValueError) as error:
         yield str(error)
         return
@@ -59,22 +60,25 @@ def known_kinds() -> set[str]:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return the safetensors files that hold a model's weights.
+    """Return the files that hold a model's weights: those of an index if there is one, as vLLM does; safetensors first.
 
     Raises:
         ValueError: there are no weights, or the index of several files cannot be read.
     """
-    if any((directory / name).exists() for name in OTHER_FORMATS):
-        return []
-    if not (directory / INDEX).exists():
-        if not (directory / WEIGHTS_FILE).exists():
-            raise ValueError(f"{directory} holds no weights ({WEIGHTS_FILE} is missing); give a directory that does")
-        return [directory / WEIGHTS_FILE]
+    for single, index in ((WEIGHTS_FILE, INDEX), (PICKLED, PICKLED_INDEX)):
+        if (directory / index).exists():
+            return _indexed(directory, index)
+        if (directory / single).exists():
+            return [directory / single]
+    raise ValueError(f"{directory} holds no weights ({WEIGHTS_FILE} is missing); give a directory that does")
+
+
+def _indexed(directory: Path, index: str) -> list[Path]:
     try:
-        files = json.loads((directory / INDEX).read_bytes())["weight_map"].values()
+        files = json.loads((directory / index).read_bytes())["weight_map"].values()
         return [directory / name for name in sorted(set(files))]
     except (ValueError, KeyError, AttributeError, TypeError):
-        raise ValueError(f"{directory / INDEX} cannot be read; copy it again") from None
+        raise ValueError(f"{directory / index} cannot be read; copy it again") from None
 
 
 def _shapes(path: Path) -> Iterator[tuple[str, list[int]]]:

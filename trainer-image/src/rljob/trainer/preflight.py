@@ -5,37 +5,29 @@ Modules of a user are imported, with whatever they import.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from rljob.api.extensions import BACKENDS, load
 from rljob.api.models import RLJobSpec
-from rljob.api.resolve import IN_STORAGE
+from rljob.api.resolve import made_later
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.trainer import model_directory
 from rljob.trainer.algorithms.needs import FUNCTIONS, needs_of
 
-DEVICES = Path("/dev")
-
 
 def check(environment: ComponentEnvironment) -> Iterator[str]:
-    """Yield a sentence for each problem. A model that the initializer has not made yet is not checked, nor is the model
-    of a user's backend, because only the backend knows which models it can load."""
+    """Yield a sentence for each problem. A model that the initializer or a download has not made yet is not checked,
+    nor is the model of a user's backend, because only the backend knows which models it can load."""
     spec = environment.job.spec
     yield from reference_problems(spec)
     for i, model in enumerate(spec.models if spec.trainer.backend in BACKENDS else ()):
         path = environment.path(model.source)
-        if model.name == "policy" and not (model.source.startswith(IN_STORAGE) and not path.exists()):
+        if model.name == "policy" and (path.exists() or not made_later(model.source)):
             yield from (f"spec.models[{i}].source: {problem}" for problem in model_directory.problems(path))
-    gpus = count_gpus()
-    if spec.weight_sync.transport == "nccl" and not gpus:
-        yield "spec.weightSync.transport: nccl needs NVIDIA GPUs and this machine has none; set auto or gloo"
-    if gpus and spec.trainer.processes_per_node > gpus:
-        yield (
-            f"spec.trainer.processesPerNode: {spec.trainer.processes_per_node} processes need a GPU each and this "
-            f"machine has {gpus}; lower it"
-        )
+    roles = {"the trainer": spec.trainer} | {f"pool {pool.name}": pool for pool in spec.rollouts}
+    on_cpu = [name for name, role in roles.items() if role.accelerator.kind != "nvidia"]
+    if spec.weight_sync.transport == "nccl" and on_cpu:
+        yield f"spec.weightSync.transport: nccl needs NVIDIA GPUs and {on_cpu[0]} runs on CPU; set auto or gloo"
 
 
 def reference_problems(spec: RLJobSpec) -> Iterator[str]:
@@ -56,10 +48,3 @@ def reference_problems(spec: RLJobSpec) -> Iterator[str]:
             yield f"{field}: {value} is not callable; name a function or a class"
         elif missing := needs_of(found).unsupported():
             yield f"{field}: {value} needs {', '.join(missing)}, which no backend computes yet"
-
-
-def count_gpus() -> int:
-    """Return how many NVIDIA GPUs this process may use."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = len(list(DEVICES.glob("nvidia[0-9]*")))
-    return devices if visible is None else min(devices, len([name for name in visible.split(",") if name.strip()]))

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from rljob.protocol.environment import RENDEZVOUS_ID
 from rljob.trainer.errors import TrainerError, UnrecoverableError
+from rljob.transfer.nccl_log import PROCESS_LOG
 
 log = logging.getLogger(__name__)
 
@@ -117,10 +118,15 @@ def join_world() -> World:
     backend = "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        PROCESS_LOG.start()
         backend = "cpu:gloo,cuda:nccl"
     store = dist.HashStore() if size == 1 else _rendezvous(rank, size)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     log.info("rank %d of %d on %s", rank, size, device)
+    if size > 1 and device.type == "cuda":
+        dist.all_reduce(torch.zeros(1, device=device))  # NCCL connects the ranks with its first operation
+        torch.cuda.synchronize(device)
+        log.info("NCCL connects the ranks by %s", PROCESS_LOG.transports())
     control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
     return World(rank, size, device, control, dp_rank=rank, dp_size=size)
 

@@ -5,13 +5,15 @@ Shapes: B rows of a microbatch, K positions of a row that may hold the model's t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rljob.trainer.algorithms.needs import Needs
+from rljob.api.algorithm import Algorithm
+from rljob.trainer.algorithms.needs import load_function, needs, needs_of
 from rljob.trainer.backends.base import Backend
 from rljob.trainer.batch import Batch
 
@@ -21,8 +23,9 @@ class Scores:
     """Scores of this replica's samples."""
 
     batch: Batch
-    old: list[list[Tensor]] | None = None
-    """Log-probabilities (B, K) under the weights before the batch, of each microbatch of each minibatch."""
+    old: Sequence[list[Tensor] | None]
+    """Log-probabilities (B, K) under the weights before the batch, of each microbatch of each minibatch; None for a
+    minibatch that does not need them, or for which the first forward pass of its update computes them."""
 
     def old_by_row(self) -> dict[int, NDArray[np.float32]]:
         """Return the log-probabilities (L,) before the batch by index in the batch; 0 except at the model's tokens.
@@ -30,10 +33,10 @@ class Scores:
         Raises:
             ValueError: the log-probabilities were not computed.
         """
-        if self.old is None:
-            raise ValueError("there are no old log-probabilities; declare @requires(old=True)")
         result = {}
         for minibatch, outputs in zip(self.batch.minibatches, self.old, strict=True):
+            if outputs is None:
+                raise ValueError("there are no old log-probabilities; declare @requires(old=True)")
             for inputs, old_BK in zip(minibatch, outputs, strict=True):
                 values_BK = old_BK.float().cpu().numpy()
                 for b, i in enumerate(inputs.indices):
@@ -44,26 +47,29 @@ class Scores:
         return result
 
 
-def score(batch: Batch, backend: Backend, needs: Needs) -> Scores:
-    """Return the scores that are needed, from forward passes of all microbatches.
+def score(batch: Batch, backend: Backend, algorithm: Algorithm) -> Scores:
+    """Return the scores that the algorithm needs, from forward passes of the microbatches.
 
-    With several minibatches the old log-probabilities are computed too, because the first update changes the weights
-    that they belong to. With one minibatch the objective takes them from its own forward pass.
+    An advantage that needs the old log-probabilities needs all of them. A loss that needs them does not need those of
+    the first minibatch: its own forward pass runs before the first update, so it computes the same numbers.
 
     Args:
         batch: with rows and microbatches of this replica.
         backend: the policy.
-        needs: union over the algorithm's functions.
+        algorithm: resolved.
 
     Raises:
         ValueError: no backend computes a need.
     """
-    if missing := needs.unsupported():
+    if missing := needs(algorithm).unsupported():
         raise ValueError(f"no backend computes what the algorithm needs: {', '.join(missing)}")
-    if not needs.old and len(batch.minibatches) == 1:
-        return Scores(batch)
-    old = []
-    for minibatch in batch.minibatches:
-        outputs = backend.run([inputs.tokens for inputs in minibatch], None)
-        old.append([output.logprobs_BK for output in outputs])
+    everywhere = needs_of(load_function(algorithm, "advantage")).old
+    later = algorithm.ratio == "proximal" or needs(algorithm).old
+    old: list[list[Tensor] | None] = []
+    for number, minibatch in enumerate(batch.minibatches):
+        if everywhere or (later and number > 0):
+            outputs = backend.run([inputs.tokens for inputs in minibatch], None)
+            old.append([output.logprobs_BK for output in outputs])
+        else:
+            old.append(None)
     return Scores(batch, old)

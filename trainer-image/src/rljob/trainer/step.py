@@ -7,6 +7,7 @@ not depend on the distribution of samples over ranks and microbatches.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,18 +20,19 @@ from rljob.api.algorithm import Algorithm
 from rljob.protocol.messages import Train
 from rljob.trainer.algorithms.advantages.base import AdvantageInputs, Estimator
 from rljob.trainer.algorithms.aggregation import masked_sum
-from rljob.trainer.algorithms.needs import failure, load_function, needs
+from rljob.trainer.algorithms.needs import failure, load_function
 from rljob.trainer.algorithms.objectives.base import Objective, ObjectiveFunction, ObjectiveInputs
 from rljob.trainer.backends.base import Backend, Output
 from rljob.trainer.batch import Batch, MicrobatchInputs, Row, at_targets, lay_out
+from rljob.trainer.batch_plan import BatchPlan, plan_batch
 from rljob.trainer.errors import UnrecoverableError
 from rljob.trainer.metrics import TokenStatistics, advantage_metrics, memory_peak
 from rljob.trainer.process_group import World
 from rljob.trainer.scores import Scores, score
+from rljob.trainer.step_checks import StepChecks
+from rljob.trainer.trained_samples import trained_samples
 
 log = logging.getLogger(__name__)
-
-INITIAL_TOLERANCE = 1e-4  # nats, float32
 
 Rewards = dict[int, NDArray[np.float64]]  # index in the batch → reward of each token
 
@@ -43,44 +45,70 @@ class StepResult:
     advantages_N: NDArray[np.float32]  # mean over the model's tokens of each sample, in the order of the batch
 
 
-def apply_batch(
-    train: Train, rows: Mapping[int, Row], algorithm: Algorithm, backend: Backend, world: World, budget: int
-) -> StepResult:
-    """Apply a batch to the weights. All ranks call this together and get the same result except for timings.
+def plan_step(train: Train, algorithm: Algorithm, world: World, budget: int) -> BatchPlan:
+    """Return the plan of a batch for this replica; all ranks take part.
 
     Args:
-        train: the batch.
-        rows: this replica's samples by index in the batch.
+        train: the batch's scalars.
         algorithm: resolved.
-        backend: model and optimizer.
         world: the ranks.
         budget: maximum number of padded tokens of a microbatch.
 
     Raises:
-        UnrecoverableError: the gradient is not finite, a function of the algorithm fails on any rank, or at the run's
-            first step the engine's log-probabilities differ from the trainer's.
+        UnrecoverableError: the advantage fails.
+    """
+    trained_N = trained_samples(train, algorithm, world)
+    return plan_batch(train, trained_N, algorithm.minibatches or 1, world.dp_rank, world.dp_size, budget)
+
+
+def apply_batch(
+    plan: BatchPlan,
+    rows: Mapping[int, Row],
+    algorithm: Algorithm,
+    backend: Backend,
+    world: World,
+    checks: StepChecks,
+) -> StepResult:
+    """Apply a batch to the weights. All ranks call this together and get the same result except for timings.
+
+    Args:
+        plan: of the batch, for this replica.
+        rows: the samples at ``plan.indices``, by index in the batch.
+        algorithm: resolved.
+        backend: model and optimizer.
+        world: the ranks.
+        checks: of this process.
+
+    Raises:
+        UnrecoverableError: the gradient was not finite several times in a row, a function of the algorithm fails on
+            any rank, or the engine's log-probabilities of tokens of these weights differ from the trainer's.
     """
     backend.metrics()  # discards metrics since the last step
-    batch = lay_out(train, rows, algorithm, world, budget)
-    scores = score(batch, backend, needs(algorithm))
+    train, batch = plan.train, lay_out(plan, rows, algorithm, world)
+    scores = score(batch, backend, algorithm)
     rewards = shape(batch)
     advantages_N = set_advantages(batch, rewards, scores, algorithm, world)
     statistics = TokenStatistics(world.device)
     metrics: dict[str, float] = {}
-    norms = []
+    norms: list[float] = []
     for number, minibatch in enumerate(batch.minibatches):
-        loss = PolicyLoss(minibatch, scores.old[number] if scores.old else None, algorithm, statistics)
+        loss = PolicyLoss(minibatch, scores.old[number], number == 0, algorithm, statistics)
         backend.run([inputs.tokens for inputs in minibatch], loss)
         world.raise_first_error(loss.error)
-        if train.check_initial_logprobs and backend.updates == 0:
-            metrics |= _compare_initial_logprobs(statistics.largest_mismatch(world), backend.dtype)
+        if number == 0 and batch.has_current:
+            first = train.check_initial_logprobs and backend.updates == 0
+            mismatch = statistics.current_mismatch(world)
+            metrics |= {"first_step_logprob_error": mismatch.largest} if first else {}
+            checks.compare(mismatch, train.step, first)
         update = backend.update(train.step)
-        if update.skipped:
-            log.warning("step %d: the update of minibatch %d was skipped", train.step, number)
-        norms.append(update.norm)
+        checks.count_update(update, train.step, number)
+        norms += [] if update.skipped else [update.norm]
         metrics["learning_rate"] = update.learning_rate
     metrics |= statistics.metrics(world, len(batch.minibatches)) | advantage_metrics(advantages_N)
-    metrics |= {"grad_norm": sum(norms) / len(norms), "memory_peak_bytes": memory_peak(world)} | backend.metrics()
+    metrics["updates_skipped"] = float(len(batch.minibatches) - len(norms))
+    metrics |= {"grad_norm": sum(norms) / len(norms) if norms else math.nan, "lockstep": plan.lockstep}
+    metrics |= {"samples": float(len(train.samples)), "samples_trained": float(plan.trained)}
+    metrics |= {"memory_peak_bytes": memory_peak(world)} | backend.metrics()
     return StepResult(metrics, advantages_N.numpy())
 
 
@@ -155,7 +183,8 @@ class PolicyLoss:
 
     Args:
         minibatch: microbatches with advantages.
-        old: log-probabilities of each microbatch before the batch; None: use those of the same forward pass.
+        old: log-probabilities of each microbatch before the batch, or None.
+        first: whether the weights are those before the batch, so that the forward pass gives the old log-probabilities.
         algorithm: resolved.
         statistics: of the step.
     """
@@ -164,10 +193,12 @@ class PolicyLoss:
         self,
         minibatch: Sequence[MicrobatchInputs],
         old: Sequence[Tensor] | None,
+        first: bool,
         algorithm: Algorithm,
         statistics: TokenStatistics,
     ) -> None:
-        self._minibatch, self._old, self._algorithm, self._statistics = minibatch, old, algorithm, statistics
+        self._minibatch, self._old, self._first = minibatch, old, first
+        self._algorithm, self._statistics = algorithm, statistics
         self._objective: ObjectiveFunction = load_function(algorithm, "objective")
         self.error: UnrecoverableError | None = None
 
@@ -184,11 +215,13 @@ class PolicyLoss:
         inputs, tokens = self._minibatch[i], self._minibatch[i].tokens
         # where() stops the gradient of the other positions, also if it is nan.
         logprobs_BK = output.logprobs_BK.where(tokens.mask_BK, 0.0)
-        old_BK = logprobs_BK.detach() if self._old is None else self._old[i].where(tokens.mask_BK, 0.0)
+        old_BK = logprobs_BK.detach() if self._first else None
+        if self._old is not None:
+            old_BK = self._old[i].where(tokens.mask_BK, 0.0)
         objective = self._objective(
             ObjectiveInputs(
                 logprobs_BK=logprobs_BK,
-                old_BK=old_BK,
+                old=old_BK,
                 behavior_BK=tokens.behavior_BK,
                 advantages_BK=inputs.advantages_BK,
                 mask_BK=tokens.mask_BK,
@@ -197,7 +230,7 @@ class PolicyLoss:
         )
         _check_objective(objective, tokens.mask_BK)
         share = -masked_sum(objective.values_BK, tokens.mask_BK, inputs.weights_B)
-        self._statistics.add(share.detach(), objective, old_BK, tokens, inputs.padding)
+        self._statistics.add(share.detach(), objective, old_BK, inputs)
         return share
 
 
@@ -210,16 +243,3 @@ def _check_objective(objective: Objective, mask_BK: Tensor) -> None:
         raise ValueError(f"it returned clipped_BK of type {objective.clipped_BK.dtype}; it must be bool")
     if not objective.values_BK.requires_grad:
         raise ValueError("it returned values_BK without a gradient; they must depend on logprobs_BK")
-
-
-def _compare_initial_logprobs(error: float, dtype: torch.dtype) -> dict[str, float]:
-    """Compare the log-probabilities of engine and trainer while both have the weights of version 0."""
-    if not error <= INITIAL_TOLERANCE:
-        sentence = (
-            f"at the first step the engine's log-probabilities differ from the trainer's by up to {error:.2e} where "
-            f"{INITIAL_TOLERANCE:.0e} is allowed; both must use the same weights, dtype and temperature"
-        )
-        if dtype == torch.float32:
-            raise UnrecoverableError(sentence)
-        log.warning("%s (%s: only a warning)", sentence, dtype)
-    return {"first_step_logprob_error": error}

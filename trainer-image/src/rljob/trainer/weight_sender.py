@@ -6,13 +6,18 @@ Each operation has the remaining part of ``timeout_seconds`` as its time limit; 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from dataclasses import dataclass, field
 
+from rljob.transfer.nccl_log import PROCESS_LOG
+from rljob.transfer.packed_weights import PackedWeights
 from rljob.transfer.rendezvous import ABANDONED, Rendezvous, RendezvousListener
-from rljob.transfer.rounds import NamedTensors, send_round
+from rljob.transfer.rounds import send_round
 from rljob.transfer.weight_group import TRANSPORTS, WeightGroup
+
+log = logging.getLogger(__name__)
 
 WORLD_SIZE = 2  # the sender and the one worker of an engine
 
@@ -34,16 +39,14 @@ class WeightSender:
 
     Args:
         host: address of this process that engines can reach.
-        bucket_bytes: size of one broadcast.
         timeout_seconds: time limit of one :meth:`send`, including the engine's joining.
         transport: gloo or nccl.
     """
 
-    def __init__(self, host: str, bucket_bytes: int, timeout_seconds: float, transport: str) -> None:
+    def __init__(self, host: str, timeout_seconds: float, transport: str) -> None:
         if transport not in TRANSPORTS:
             raise ValueError(f"there is no weight transport {transport!r}; use {' or '.join(TRANSPORTS)}")
         self._host = host
-        self._bucket_bytes = bucket_bytes
         self._timeout = timeout_seconds
         self._transport = transport
         self._opened: dict[str, _Opened] = {}
@@ -63,10 +66,10 @@ class WeightSender:
             self._opened[engine] = _Opened(listener)
             return listener.rendezvous
 
-    def send(self, engine: str, named_tensors: NamedTensors) -> str:
-        """Send all tensors to ``engine`` and return their digest, blake3 hex.
+    def send(self, engine: str, weights: PackedWeights) -> str:
+        """Send ``weights`` to ``engine`` and return their digest, hex.
 
-        Blocks until the engine has joined and loaded everything.
+        Blocks until the engine has joined and received everything.
 
         Raises:
             WeightTransferError: no group is open, or the engine did not take part in time, died, or received other
@@ -76,12 +79,11 @@ class WeightSender:
             opened = self._opened.get(engine)
         if opened is None:
             raise WeightTransferError(f"no weight group is open to engine {engine}; open one first")
-        tensors = list(named_tensors)
         with opened.sending:
             try:
                 deadline = time.monotonic() + self._timeout
                 group = opened.group or self._form(engine, opened)
-                return send_round(group, tensors, self._bucket_bytes, deadline)
+                return send_round(group, weights, deadline)
             except (RuntimeError, ValueError, OSError) as error:
                 with self._lock:
                     if self._opened.get(engine) is opened:
@@ -108,6 +110,8 @@ class WeightSender:
 
     def _form(self, engine: str, opened: _Opened) -> WeightGroup:
         group = WeightGroup.host(opened.listener, self._transport, self._timeout)
+        if self._transport == "nccl":
+            log.info("NCCL connects engine %s by %s", engine, PROCESS_LOG.transports())
         with self._lock:
             if self._opened.get(engine) is opened:
                 opened.group = group

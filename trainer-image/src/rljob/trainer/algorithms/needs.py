@@ -22,7 +22,8 @@ class Needs:
     """Needs of a function of an algorithm; see :func:`requires`."""
 
     old: bool = False
-    """Log-probabilities under the weights before the batch, in an advantage. An objective always has them."""
+    """Log-probabilities under the weights before the batch, in an advantage, or in an objective that reads ``old_BK``.
+    With ``ratio: proximal`` every objective has them."""
     reference: bool = False
     """Log-probabilities under the reference model."""
     values: bool = False
@@ -33,6 +34,11 @@ class Needs:
     def __or__(self, other: Needs) -> Needs:
         """Return the union."""
         return Needs(**{field.name: getattr(self, field.name) or getattr(other, field.name) for field in fields(Needs)})
+
+    @property
+    def all_samples(self) -> bool:
+        """Whether samples without an advantage change the gradient too: through a KL term, a bonus or a critic."""
+        return self.reference or self.values or self.entropy
 
     def unsupported(self) -> list[str]:
         """Return the names of needs that no backend computes yet."""

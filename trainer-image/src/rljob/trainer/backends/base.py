@@ -41,12 +41,13 @@ class OptimizerUpdate:
 
     norm: float  # of the gradient before clipping
     learning_rate: float
-    skipped: bool = False  # the weights did not change, for example because the gradient was not finite
+    skipped: bool = False  # the weights did not change because the gradient was not finite
 
 
 @dataclass(frozen=True)
 class SavedState:
-    """Whole tensors on the CPU, on rank 0; empty on other ranks."""
+    """Whole tensors on the CPU, on rank 0; empty on other ranks. They share no memory with the model or the optimizer:
+    they are written while training continues."""
 
     weights: dict[str, Tensor]  # float32, by Hugging Face name
     optimizer: dict[str, Tensor]  # float32, ``STATE.NAME``; only the backend reads them
@@ -79,6 +80,9 @@ class Backend(Protocol):
     def update(self, step: int) -> OptimizerUpdate:
         """Apply the gradients to the weights and clear them.
 
+        Gradients that are not finite are not applied: weights, optimizer and ``updates`` stay as they are, and the
+        result says ``skipped``, on all ranks. After several in a row the run ends.
+
         Args:
             step: 0-based training step, for the learning rate.
 
@@ -91,11 +95,14 @@ class Backend(Protocol):
         """Return metrics since the last call, by name, for example ``seconds_forward``. They go to StepDone."""
         ...
 
-    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield each parameter as a whole float32 tensor, by Hugging Face name; tied parameters are yielded once.
+    def named_tensors(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, Tensor]]:
+        """Yield each parameter as a whole tensor, by Hugging Face name; tied parameters are yielded once.
 
         Every rank gets every name; only rank 0 reads the tensors. A tensor may share memory with the model: copy it to
         keep it beyond the next update.
+
+        Args:
+            dtype: of the tensors; float32 gives the exact weights.
         """
         ...
 
@@ -103,7 +110,7 @@ class Backend(Protocol):
         """Return the state of the model for a checkpoint. It does not depend on the number of ranks, and a backend that
         starts from it yields the same bits from :meth:`named_tensors`; otherwise the checkpoint is refused.
 
-        The backend writes no file: rank 0 repeats the write while the disk is full, without the other ranks.
+        The backend writes no file: rank 0 writes while training continues, and again while the disk is full.
         """
         ...
 

@@ -44,7 +44,8 @@ class AdvantageInputs:
 
     ``samples`` and everything with suffix N is the whole batch, the same on all ranks and in the order of the batch.
     ``rows``, ``rewards`` and ``scores`` hold the samples of this data-parallel rank, by their index in the batch: an
-    estimator that combines them over the batch sums over ``world``. A rank may have no rows.
+    estimator that combines them over the batch sums over ``world``. A rank may have no rows. Only an estimator of
+    :func:`per_group` may lack rows of samples: those whose advantage is 0.
 
     ``scores.old_by_row()`` returns the log-probabilities under the weights before the batch, float32 (L,) in nats, of
     each row of ``rows``; 0 except at the model's tokens. It raises ValueError unless the estimator declares
@@ -62,7 +63,7 @@ class AdvantageInputs:
     @cached_property
     def rewards_N(self) -> Floats:
         """Reward of each sample."""
-        return np.asarray([sample.reward for sample in self.samples], dtype=np.float64)
+        return rewards_of(self.samples)
 
     @cached_property
     def lengths_N(self) -> NDArray[np.int64]:
@@ -72,8 +73,7 @@ class AdvantageInputs:
     @cached_property
     def groups_N(self) -> NDArray[np.int64]:
         """Number of each sample's group, from 0 in order of appearance."""
-        numbers: dict[str, int] = {}
-        return np.asarray([numbers.setdefault(sample.group, len(numbers)) for sample in self.samples], dtype=np.int64)
+        return group_numbers(self.samples)
 
 
 Estimator: TypeAlias = Callable[[AdvantageInputs], Mapping[int, Floats]]
@@ -93,18 +93,50 @@ def per_batch(function: Callable[[AdvantageInputs], Floats]) -> Estimator:
     return estimate
 
 
-def per_group(function: Callable[[Floats], Floats]) -> Estimator:
-    """Make an estimator from a function that maps the rewards of a group, (G,), to its members' advantages, (G,)."""
+class GroupEstimator:
+    """An estimator whose advantages depend on nothing but the rewards of each group; see :func:`per_group`."""
 
-    @functools.wraps(function)
-    def over_groups(inputs: AdvantageInputs) -> Floats:
-        advantages_N = np.empty_like(inputs.rewards_N)
-        by_group = np.argsort(inputs.groups_N, kind="stable")
-        for members in np.split(by_group, np.flatnonzero(np.diff(inputs.groups_N[by_group])) + 1):
-            advantages_G = np.asarray(function(inputs.rewards_N[members]))
+    def __init__(self, function: Callable[[Floats], Floats]) -> None:
+        self._function = function
+        functools.update_wrapper(self, function)
+
+    def __call__(self, inputs: AdvantageInputs) -> dict[int, Floats]:
+        """Return the advantage of each token of each row: that of its sample."""
+        advantages_N = self.of_samples(inputs.samples)
+        return {i: np.full(len(row.mask_L), advantages_N[i]) for i, row in inputs.rows.items()}
+
+    def of_samples(self, samples: Sequence[BatchSample]) -> Floats:
+        """Return the advantage of each sample of a batch (N,).
+
+        Raises:
+            ValueError: the function returned an array of another shape.
+        """
+        rewards_N, groups_N = rewards_of(samples), group_numbers(samples)
+        advantages_N = np.empty_like(rewards_N)
+        by_group = np.argsort(groups_N, kind="stable")
+        for members in np.split(by_group, np.flatnonzero(np.diff(groups_N[by_group])) + 1):
+            advantages_G = np.asarray(self._function(rewards_N[members]))
             if advantages_G.shape != members.shape:
                 raise ValueError(f"it returned an array of shape {advantages_G.shape} for a group of {len(members)}")
             advantages_N[members] = advantages_G
         return advantages_N
 
-    return per_batch(over_groups)
+
+def per_group(function: Callable[[Floats], Floats]) -> GroupEstimator:
+    """Make an estimator from a function that maps the rewards of a group, (G,), to its members' advantages, (G,).
+
+    These advantages are known before any token is fetched. So a sample whose advantage is 0 is not trained, if the
+    objective is declared ``zero_without_advantage``.
+    """
+    return GroupEstimator(function)
+
+
+def rewards_of(samples: Sequence[BatchSample]) -> Floats:
+    """Return the reward of each sample (N,)."""
+    return np.asarray([sample.reward for sample in samples], dtype=np.float64)
+
+
+def group_numbers(samples: Sequence[BatchSample]) -> NDArray[np.int64]:
+    """Return the number of each sample's group (N,), from 0 in order of appearance."""
+    numbers: dict[str, int] = {}
+    return np.asarray([numbers.setdefault(sample.group, len(numbers)) for sample in samples], dtype=np.int64)

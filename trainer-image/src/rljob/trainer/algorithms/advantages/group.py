@@ -15,10 +15,15 @@ def group_normalized(rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return (R − mean) / (std + 1e-6) with the unbiased std; for a group of one, R (GRPO, arXiv 2402.03300)."""
     if len(rewards_G) == 1:
         return rewards_G.copy()
-    return (rewards_G - rewards_G.mean()) / (rewards_G.std(ddof=1) + EPSILON)
+    return _centered(rewards_G) / (rewards_G.std(ddof=1) + EPSILON)
 
 
 @per_group
 def group_centered(rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return R − mean (Dr. GRPO, arXiv 2503.20783)."""
-    return rewards_G - rewards_G.mean()
+    return _centered(rewards_G)
+
+
+def _centered(rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return R − mean; exactly 0 for equal rewards, whose mean may be rounded."""
+    return np.zeros_like(rewards_G) if np.ptp(rewards_G) == 0 else rewards_G - rewards_G.mean()

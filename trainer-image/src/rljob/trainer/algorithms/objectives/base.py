@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor
 
@@ -26,11 +26,22 @@ class ObjectiveInputs:
     """Arguments of an objective: one microbatch. Only ``logprobs_BK`` carries a gradient."""
 
     logprobs_BK: Tensor  # of the policy in training
-    old_BK: Tensor  # of the policy before the batch's first update
+    old: Tensor | None  # read ``old_BK``
     behavior_BK: Tensor  # of the engine when the token was sampled
     advantages_BK: Tensor
     mask_BK: Tensor  # True at the model's tokens
     algorithm: Algorithm  # resolved: clips and other settings
+
+    @property
+    def old_BK(self) -> Tensor:
+        """Log-probabilities of the policy before the batch's first update.
+
+        Raises:
+            ValueError: they were not computed. With several minibatches they cost a forward pass.
+        """
+        if self.old is None:
+            raise ValueError("there are no old log-probabilities; declare @requires(old=True), or set ratio: proximal")
+        return self.old
 
     @property
     def denominator_BK(self) -> Tensor:
@@ -45,6 +56,23 @@ class Objective:
     values_BK: Tensor
     ratio_BK: Tensor  # without gradient; ones if the objective has no ratio
     clipped_BK: Tensor  # bool, without gradient
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def zero_without_advantage(function: Function) -> Function:
+    """Declare that the value and the gradient of an objective are 0 at tokens whose advantage is 0.
+
+    Samples whose advantage is 0 are then not trained, if no other function needs them.
+    """
+    function.zero_without_advantage = True  # type: ignore[attr-defined]
+    return function
+
+
+def is_zero_without_advantage(function: Any) -> bool:
+    """Return whether :func:`zero_without_advantage` marks the objective."""
+    return getattr(function, "zero_without_advantage", False) is True
 
 
 ObjectiveFunction: TypeAlias = Callable[[ObjectiveInputs], Objective]

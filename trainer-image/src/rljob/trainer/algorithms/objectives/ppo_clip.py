@@ -7,9 +7,15 @@ from __future__ import annotations
 
 import torch
 
-from rljob.trainer.algorithms.objectives.base import MAX_LOG_RATIO, Objective, ObjectiveInputs
+from rljob.trainer.algorithms.objectives.base import (
+    MAX_LOG_RATIO,
+    Objective,
+    ObjectiveInputs,
+    zero_without_advantage,
+)
 
 
+@zero_without_advantage
 def ppo_clip(inputs: ObjectiveInputs) -> Objective:
     """Return the objective of each token (PPO, arXiv 1707.06347).
 

@@ -7,7 +7,9 @@ Hugging Face names, so no other module depends on the number of ranks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,20 +18,25 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils.logging import disable_progress_bar
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
 
 from rljob.api.roles import Optimizer, Trainer
-from rljob.trainer import model_directory
 from rljob.trainer.backends.base import Loss, OptimizerUpdate, Output, SavedState
+from rljob.trainer.backends.fsdp.gather_weights import whole_tensors
+from rljob.trainer.backends.fsdp.output_layer import TargetLogprobs
+from rljob.trainer.backends.fsdp.read_weights import meta_model, read_weights
 from rljob.trainer.batch import Microbatch
 from rljob.trainer.checkpoint import read_optimizer_tensor, read_state
-from rljob.trainer.errors import ModelError, UnrecoverableError
-from rljob.trainer.logprobs import token_logprobs
+from rljob.trainer.errors import ModelError
 from rljob.trainer.metrics import Stopwatch
 from rljob.trainer.process_group import World
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+ONE_EXCHANGE_BYTES = 2 << 30
+"""Largest float32 gradient, in bytes, that every rank keeps whole during an update. Then ranks exchange gradients and
+parameters once per update. With larger models they exchange them in each microbatch, which takes less time than its
+computation, and keep shards only."""
 
 
 class FsdpBackend:
@@ -48,10 +55,16 @@ class FsdpBackend:
         self.world = world
         self._settings = settings.optimizer
         self._mesh = init_device_mesh(world.device.type, (world.dp_size,))
-        self.dtype: torch.dtype = getattr(torch, settings.dtype)
-        self.model = _load(source)
+        self.dtype: torch.dtype = getattr(torch, str(settings.dtype))
+        self.model, conversions = meta_model(source)
         self.vocabulary: int = self.model.config.get_text_config().vocab_size
-        _shard(self.model, self._mesh, self.dtype, world.dp_size)
+        size = 4 * sum(parameter.numel() for parameter in self.model.parameters())
+        self._one_exchange = world.dp_size == 1 or size <= ONE_EXCHANGE_BYTES
+        if settings.recompute == "layer":
+            _recompute(self.model, source)
+        self._root = _shard(self.model, self._mesh, self.dtype, not self._one_exchange)
+        read_weights(self.model, conversions, source, world)
+        self._logprobs = TargetLogprobs(self.model)
         self._parameters: dict[str, DTensor] = dict(self.model.named_parameters())  # type: ignore[arg-type]
         self._local = {name: torch.nn.Parameter(p.to_local()) for name, p in self._parameters.items()}
         self._optimizer = _adamw(list(self._local.values()), self._settings)
@@ -62,9 +75,13 @@ class FsdpBackend:
         """Run the microbatches through the model, one after the other; see :class:`Backend`."""
         if loss is None:
             with torch.no_grad(), self._watch.time("seconds_forward"):
-                return [Output(self._logprobs(microbatch)) for microbatch in microbatches]
+                outputs = [Output(self._logprobs(microbatch)) for microbatch in microbatches]
+            self._reshard()
+            return outputs
         outputs = []
         for i, microbatch in enumerate(microbatches):
+            if self._one_exchange:
+                self._exchange(i == len(microbatches) - 1)
             with self._watch.time("seconds_forward"):
                 output = Output(self._logprobs(microbatch))
                 share = loss(i, output)
@@ -73,12 +90,16 @@ class FsdpBackend:
             outputs.append(Output(output.logprobs_BK.detach()))
         return outputs
 
-    def _logprobs(self, microbatch: Microbatch) -> Tensor:
-        """Return the log-probabilities (B, K) of the targets. Padding is on the right: the causal mask hides it."""
-        logits_BKV = self.model(
-            input_ids=microbatch.token_ids_BL, use_cache=False, logits_to_keep=microbatch.keep_K
-        ).logits
-        return token_logprobs(logits_BKV, microbatch.targets_BK, microbatch.temperature_B)
+    def _exchange(self, wanted: bool) -> None:
+        """Set whether the next backward pass ends with shards of gradients and parameters, or keeps them whole."""
+        self._root.set_requires_gradient_sync(wanted)
+        self._root.set_reshard_after_backward(wanted)
+
+    def _reshard(self) -> None:
+        """Free the whole parameters that forward passes without a backward pass have left."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
     def update(self, step: int) -> OptimizerUpdate:
         """Clip the gradient, apply AdamW, clear the gradient.
@@ -86,8 +107,7 @@ class FsdpBackend:
         Args:
             step: training step, for the warm-up.
 
-        Raises:
-            UnrecoverableError: the gradient is not finite.
+        A gradient that is not finite changes neither weights nor moments.
         """
         with self._watch.time("seconds_optimizer"):
             return self._update(step)
@@ -102,33 +122,32 @@ class FsdpBackend:
                 self._local[name].grad = cast(DTensor, parameter.grad).to_local()
         norm = self._clip()
         rate = learning_rate(self._settings, step)
-        self._optimizer.param_groups[0]["lr"] = rate
-        self._optimizer.step()
+        finite = math.isfinite(norm)  # of all ranks, so all take the same branch
+        if finite:
+            self._optimizer.param_groups[0]["lr"] = rate
+            self._optimizer.step()
+            self.updates += 1
         self._optimizer.zero_grad()
         self.model.zero_grad()
-        self.updates += 1
-        return OptimizerUpdate(norm, rate)
+        return OptimizerUpdate(norm, rate, skipped=not finite)
 
     def _clip(self) -> float:
         gradients = [local.grad for local in self._local.values() if local.grad is not None]
         norms = torch._foreach_norm([gradient.float() for gradient in gradients])
         norm = float(self.world.sum_over_data(torch.stack(norms).square().sum()).sqrt())
-        if not norm < float("inf"):
-            raise UnrecoverableError(f"the gradient norm is {norm}; lower the learning rate or check the rewards")
         if norm > self._settings.max_grad_norm:
             torch._foreach_mul_(gradients, self._settings.max_grad_norm / (norm + 1e-6))
         return norm
 
-    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield each parameter as a whole float32 tensor, by name; see :class:`Backend`."""
-        for name, parameter in self._parameters.items():
-            yield name, cast(DTensor, parameter.detach()).full_tensor()
+    def named_tensors(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, Tensor]]:
+        """Yield each parameter as a whole tensor, by name; see :class:`Backend`."""
+        return whole_tensors(self._parameters, dtype)
 
     def save(self) -> SavedState:
         """Return the weights and AdamW's moments, named ``exp_avg.NAME`` and ``exp_avg_sq.NAME``."""
         first = self.world.rank == 0
-        weights = {name: tensor.cpu().contiguous() for name, tensor in self.named_tensors() if first}
-        moments = {name: tensor.cpu().contiguous() for name, tensor in self._named_moments() if first}
+        weights = {name: _host_copy(tensor) for name, tensor in self.named_tensors() if first}
+        moments = {name: _host_copy(tensor) for name, tensor in self._named_moments() if first}
         return SavedState(weights, moments)
 
     def _named_moments(self) -> Iterator[tuple[str, Tensor]]:
@@ -160,36 +179,41 @@ def learning_rate(settings: Optimizer, step: int) -> float:
     return settings.learning_rate * min(1.0, (step + 1) / max(1, settings.warmup_steps))
 
 
-def _load(source: Path) -> PreTrainedModel:
-    found = list(model_directory.problems(source))
-    if found:
-        raise ModelError("; ".join(found))
-    disable_progress_bar()
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True, output_loading_info=True
-        )
-    except ValueError as error:
-        raise ModelError(f"{source} cannot be loaded ({str(error).splitlines()[0]}); take another model") from error
-    model, report = loaded
-    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if report[problem]:
-            names = ", ".join(sorted(map(str, report[problem]))[:3])
-            raise ModelError(f"{source}: {problem.replace('_', ' ')} ({names}); the weights do not fit config.json")
-    model.eval()  # no dropout: the trained policy must be the sampled policy
-    return model
+def _layers(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """Return the modules that are sharded and recomputed one by one."""
+    names = set(model._no_split_modules or [])
+    return [module for module in model.modules() if type(module).__name__ in names]
 
 
-def _shard(model: PreTrainedModel, mesh: Any, dtype: torch.dtype, size: int) -> None:
+def _recompute(model: PreTrainedModel, source: Path) -> None:
+    """Make each layer keep only its inputs and compute its activations again in the backward pass.
+
+    Raises:
+        ModelError: transformers names no layers of the model.
+    """
+    layers = _layers(model)
+    if not layers:
+        raise ModelError(f"{source}: transformers names no layers of this model; set spec.trainer.recompute to none")
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+
+
+def _shard(model: PreTrainedModel, mesh: Any, dtype: torch.dtype, reshard: bool) -> FSDPModule:
+    """Shard each layer, and the rest of the model, over the ranks.
+
+    Args:
+        model: on the meta device.
+        mesh: the ranks.
+        dtype: of forward and backward passes.
+        reshard: whether a layer frees its whole parameters after its forward pass. The rest of the model keeps them,
+            because the backward pass starts with it.
+    """
     precision = MixedPrecisionPolicy()
     if dtype != torch.float32:
         precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    options: dict[str, Any] = {"mesh": mesh, "mp_policy": precision, "reshard_after_forward": size > 1}
-    blocks = set(model._no_split_modules or [])
-    for module in [module for module in model.modules() if type(module).__name__ in blocks]:
-        fully_shard(module, **options)
-    fully_shard(model, **options)
-    assert isinstance(model, FSDPModule)
+    for layer in _layers(model):
+        fully_shard(layer, mesh=mesh, mp_policy=precision, reshard_after_forward=reshard)
+    return fully_shard(model, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
 
 
 def _adamw(parameters: list[torch.nn.Parameter], settings: Optimizer) -> torch.optim.AdamW:
@@ -201,6 +225,10 @@ def _adamw(parameters: list[torch.nn.Parameter], settings: Optimizer) -> torch.o
         weight_decay=settings.weight_decay,
         foreach=True,
     )
+
+
+def _host_copy(tensor: Tensor) -> Tensor:
+    return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def _like(parameter: DTensor, local: Tensor) -> DTensor:

@@ -1,0 +1,167 @@
+"""Which rank computes which samples of a batch, in which microbatches. Pure functions of the batch's scalars.
+
+Every rank computes the same plan from the scalars, and pulls only its own samples. The loss of a minibatch is a sum
+over tokens whose weights do not depend on the plan, so neither does the gradient.
+
+All ranks take part in the collectives of every forward and backward pass. So all ranks have the same number of
+microbatches in a minibatch, and a rank waits for the slowest one. The plan balances each minibatch by itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rljob.protocol.messages import BatchSample, Train
+
+EXTRA_MICROBATCHES = 3
+"""More microbatches than the budget needs are tried up to this number: shorter ones have less padding."""
+MICROBATCH_POSITIONS = 64
+"""Cost of one more microbatch (launches and collectives), in positions."""
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Plan of a batch for one data-parallel rank."""
+
+    train: Train
+    trained: int  # number of trained samples
+    first_trained: list[int]  # trained samples of the first minibatch, of all ranks
+    minibatches: list[list[int]]  # samples of each minibatch, trained or not
+    microbatches: list[list[list[int]]]  # of each minibatch: trained samples of each of this rank's microbatches
+    lockstep: float  # positions of the slowest rank × ranks / tokens, over all minibatches; 1 is ideal
+
+    @property
+    def indices(self) -> list[int]:
+        """This rank's trained samples, in the order of the batch."""
+        return sorted(i for minibatch in self.microbatches for microbatch in minibatch for i in microbatch)
+
+
+def plan_batch(
+    train: Train, trained_N: NDArray[np.bool_], minibatches: int, rank: int, ranks: int, budget: int
+) -> BatchPlan:
+    """Return the plan of a batch for data-parallel rank ``rank`` of ``ranks``.
+
+    Args:
+        train: the batch's scalars.
+        trained_N: whether each sample is trained.
+        minibatches: optimizer updates of the batch.
+        rank: data-parallel rank.
+        ranks: number of data-parallel ranks.
+        budget: maximum number of padded tokens of a microbatch.
+    """
+    tokens = lengths(train.samples)
+    parts = split_minibatches([sample.group for sample in train.samples], minibatches)
+    of_parts = [[i for i in part if trained_N[i]] for part in parts]
+    plans = [assign(samples, tokens, ranks, budget) for samples in of_parts]
+    slowest = sum(max(positions(microbatches, tokens) for microbatches in plan) for plan in plans)
+    total = sum(tokens[i] for i in np.flatnonzero(trained_N))
+    lockstep = slowest * ranks / total if total else 1.0
+    return BatchPlan(train, int(trained_N.sum()), of_parts[0], parts, [plan[rank] for plan in plans], lockstep)
+
+
+def lengths(samples: Sequence[BatchSample]) -> list[int]:
+    """Return the length of each sample in tokens: prompt, answers and observations."""
+    return [sample.total_tokens for sample in samples]
+
+
+def positions(microbatches: Sequence[Sequence[int]], tokens: Sequence[int]) -> int:
+    """Return the positions of microbatches: rows × the longest row, summed.
+
+    Args:
+        microbatches: samples of each.
+        tokens: length of each sample of the batch.
+    """
+    return sum(len(samples) * max((tokens[i] for i in samples), default=0) for samples in microbatches)
+
+
+def assign(samples: Sequence[int], tokens: Sequence[int], ranks: int, budget: int) -> list[list[list[int]]]:
+    """Return each rank's microbatches of one minibatch, the same number for all ranks.
+
+    Microbatches are runs of the samples in descending length. For a number of microbatches a rank, the least limit of
+    positions is taken with which so many suffice: then nearly all microbatches have this size. The largest go first, to
+    the rank with the fewest positions. Of several numbers the one is taken for which the slowest rank has least to do.
+    A rank without samples for all its microbatches gets empty ones.
+
+    Args:
+        samples: of the minibatch.
+        tokens: length of each sample of the batch.
+        ranks: data-parallel ranks.
+        budget: maximum number of padded tokens of a microbatch; a longer sample is a microbatch of its own.
+    """
+    order = sorted(samples, key=lambda i: (-tokens[i], i))
+    ordered = [tokens[i] for i in order]
+    fewest = max(1, -(-len(_cut(ordered, budget)) // ranks))
+    most = max(fewest, min(fewest + EXTRA_MICROBATCHES, -(-len(order) // ranks)))
+    plans = []
+    for count in range(fewest, most + 1):
+        limit = _least_limit(ordered, count * ranks, budget)
+        runs = [order[start:end] for start, end in itertools.pairwise([*_cut(ordered, limit), len(order)])]
+        plans.append(_deal(runs, tokens, ranks, count))
+    return min(plans, key=lambda plan: _cost(plan, tokens))
+
+
+def _cut(ordered: Sequence[int], limit: int) -> list[int]:
+    """Return where each microbatch starts if every one is filled up to ``limit`` positions.
+
+    Args:
+        ordered: lengths in descending order.
+        limit: maximum number of positions; a longer sample is alone.
+    """
+    starts, start = [], 0
+    while start < len(ordered):
+        starts.append(start)
+        start += max(1, limit // max(1, ordered[start]))
+    return starts
+
+
+def _least_limit(ordered: Sequence[int], most: int, budget: int) -> int:
+    """Return the least limit of positions, up to ``budget``, that cuts into at most ``most`` microbatches."""
+    low, high = 1, budget
+    while low < high:
+        middle = (low + high) // 2
+        if len(_cut(ordered, middle)) <= most:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _deal(runs: Sequence[list[int]], tokens: Sequence[int], ranks: int, count: int) -> list[list[list[int]]]:
+    """Return ``count`` microbatches for each rank: the largest first, to the rank with the fewest positions."""
+    plan: list[list[list[int]]] = [[] for _ in range(ranks)]
+    load = [0] * ranks
+    for run in sorted(runs, key=lambda run: -positions([run], tokens)):
+        rank = min((r for r in range(ranks) if len(plan[r]) < count), key=lambda r: load[r])
+        plan[rank].append(run)
+        load[rank] += positions([run], tokens)
+    return [mine + [[] for _ in range(count - len(mine))] for mine in plan]
+
+
+def _cost(plan: Sequence[Sequence[Sequence[int]]], tokens: Sequence[int]) -> int:
+    """Return twice the mean of two bounds of a plan's duration, in positions.
+
+    If ranks waited for each other only at the end of the minibatch, it would take as long as the slowest rank; if they
+    waited after each microbatch, as long as the sum of the slowest of each. FSDP is in between.
+    """
+    size = [[positions([samples], tokens) for samples in microbatches] for microbatches in plan]
+    slots = sum(map(max, zip(*size, strict=True)))
+    return max(map(sum, size)) + slots + 2 * MICROBATCH_POSITIONS * len(size[0])
+
+
+def split_minibatches(groups: Sequence[str], minibatches: int) -> list[list[int]]:
+    """Return the samples of each minibatch, in the order of the batch: whole groups if there are enough groups.
+
+    Args:
+        groups: group of each sample; members are adjacent.
+        minibatches: number of minibatches, at most the number of samples.
+    """
+    starts = [i for i, group in enumerate(groups) if i == 0 or groups[i - 1] != group]
+    if len(starts) < minibatches:
+        starts = list(range(len(groups)))
+    bounds = [starts[part[0]] for part in np.array_split(np.arange(len(starts)), minibatches)] + [len(groups)]
+    return [list(range(start, end)) for start, end in itertools.pairwise(bounds)]

@@ -1,0 +1,102 @@
+"""Writes checkpoints in a thread of rank 0 while training continues: one at a time.
+
+Training stops only while the weights and moments are copied to the memory of the host. The thread owns the copy until
+the files are durable. If the process dies before, the directory has a temporary name, which the next process removes,
+and the previous checkpoint is the newest.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from rljob.trainer.errors import NoRoomError, SupersededError
+
+log = logging.getLogger(__name__)
+
+FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 1.0, 30.0  # between attempts to write to a full disk
+
+
+class CheckpointWriter:
+    """The thread that writes, if there is one.
+
+    Args:
+        report: sends the reason why a write waits for room on the disk; empty when it no longer waits.
+        fail: receives an error that must end the process.
+        idle: called when :attr:`step` has become None.
+    """
+
+    def __init__(
+        self, report: Callable[[str], None], fail: Callable[[BaseException], None], idle: Callable[[], None]
+    ) -> None:
+        self._report = report
+        self._fail = fail
+        self._idle = idle
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._step: int | None = None
+
+    @property
+    def step(self) -> int | None:
+        """Step of the checkpoint that is being written; None if there is none."""
+        return self._step
+
+    def start(self, step: int, write: Callable[[], None], done: Callable[[], None]) -> None:
+        """Call ``write``, again while the disk is full, and then ``done``, in the thread. None may be running.
+
+        Args:
+            step: of the checkpoint.
+            write: raises NoRoomError while the disk is full, and SupersededError if the checkpoint is obsolete.
+            done: called once the files are written.
+        """
+        assert self._step is None, "the caller waits for the previous checkpoint"
+        self._step = step
+        self._thread = threading.Thread(target=self._run, args=(write, done), name=f"checkpoint-{step}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Wait for the write; give it up if the disk is full."""
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, write: Callable[[], None], done: Callable[[], None]) -> None:
+        started = time.monotonic()
+        try:
+            if retry_while_full(write, self._closed.wait, self._report):
+                log.info("the checkpoint of step %s was written in %.1f s", self._step, time.monotonic() - started)
+                done()
+        except SupersededError as error:
+            log.warning("the checkpoint of step %s is not written: %s", self._step, error)
+        except Exception as error:  # any error ends the process: the main thread raises it
+            log.exception("writing the checkpoint of step %s failed", self._step)
+            self._fail(error)
+            return
+        self._step = None
+        self._idle()
+
+
+def retry_while_full(attempt: Callable[[], None], wait: Callable[[float], bool], report: Callable[[str], None]) -> bool:
+    """Call ``attempt`` until the disk is not full; return False if ``wait`` ends it before.
+
+    Args:
+        attempt: raises NoRoomError while the disk is full.
+        wait: waits for these seconds; returns True at once if no further attempt is needed.
+        report: receives each reason, and an empty one once an attempt has succeeded.
+    """
+    pause = FIRST_RETRY_SECONDS
+    while True:
+        try:
+            attempt()
+            break
+        except NoRoomError as error:
+            log.error("%s; the next attempt is in %.0f s", error, pause)
+            report(str(error))
+        if wait(pause):
+            return False
+        pause = min(2 * pause, LAST_RETRY_SECONDS)
+    if pause > FIRST_RETRY_SECONDS:
+        report("")
+    return True

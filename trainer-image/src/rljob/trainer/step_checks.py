@@ -1,0 +1,80 @@
+"""Checks of every step that end the run: updates without a finite gradient, and an engine that computes other
+log-probabilities than the trainer."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+
+from rljob.api.models import LogprobTolerance, RLJobSpec
+from rljob.trainer.backends.base import OptimizerUpdate
+from rljob.trainer.errors import UnrecoverableError
+from rljob.trainer.metrics import Mismatch
+
+log = logging.getLogger(__name__)
+
+MAX_SKIPPED_IN_A_ROW = 3
+"""One batch with an extreme token is no reason to end a run; weights that give no finite gradient any more are."""
+MIN_TOKENS = 64
+"""Tokens that a mean needs: in bfloat16 single tokens differ by more than the mean of many may."""
+
+
+@dataclass
+class StepChecks:
+    """Checks of one process; counts over steps."""
+
+    tolerance: LogprobTolerance
+    largest: float = math.inf
+    """Bound of |l_old − l_mu| of a token of the first step; infinite in bfloat16, where improbable tokens of a large
+    batch differ by any amount."""
+    skipped_in_a_row: int = 0
+
+    @classmethod
+    def of(cls, spec: RLJobSpec) -> StepChecks:
+        """Return the checks of a job."""
+        tolerance = spec.logprob_tolerance
+        return cls(tolerance, math.inf if spec.uses_bfloat16 else tolerance.largest)
+
+    def count_update(self, update: OptimizerUpdate, step: int, minibatch: int) -> None:
+        """Count an update.
+
+        Raises:
+            UnrecoverableError: the last MAX_SKIPPED_IN_A_ROW updates were skipped.
+        """
+        if not update.skipped:
+            self.skipped_in_a_row = 0
+            return
+        self.skipped_in_a_row += 1
+        log.warning("step %d: update %d was skipped: the gradient norm is %g", step, minibatch, update.norm)
+        if self.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise UnrecoverableError(
+                f"the gradient norm was not finite in {self.skipped_in_a_row} updates in a row, now {update.norm:g}; "
+                "lower spec.trainer.optimizer.learningRate or check the rewards"
+            )
+
+    def compare(self, mismatch: Mismatch, version: int, first: bool) -> None:
+        """Compare engine and trainer on samples that the engine generated with the weights that the trainer holds.
+
+        Args:
+            mismatch: of tokens of the current version.
+            version: of the weights.
+            first: at the first step single tokens are checked too.
+
+        Raises:
+            UnrecoverableError: a difference exceeds its tolerance, or is nan at the first step.
+        """
+        cause = "both must use the same weights, dtype and temperature, and the same model code"
+        if first and not mismatch.largest <= self.largest:
+            raise UnrecoverableError(
+                "at the first step the engine's log-probabilities differ from the trainer's by up to "
+                f"{mismatch.largest:.2e}, more than {self.tolerance.largest_field} {self.largest:g}; {cause}"
+            )
+        if not math.isfinite(mismatch.mean):
+            return  # nor is the gradient: the update is skipped and counted
+        if mismatch.tokens >= MIN_TOKENS and not mismatch.mean <= self.tolerance.mean:
+            raise UnrecoverableError(
+                f"the engine's log-probabilities of {mismatch.tokens} tokens of version {version} differ from the "
+                f"trainer's by {mismatch.mean:.2e} on average, more than {self.tolerance.mean_field} "
+                f"{self.tolerance.mean:g}; {cause}"
+            )

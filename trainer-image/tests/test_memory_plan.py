@@ -1,0 +1,150 @@
+"""The memory plan is compared with the bytes of the tensors that a real step of the FSDP2 backend holds."""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rljob.api.extensions import BACKENDS, load
+from rljob.api.memory_checks import UNKNOWN_TOKENS, microbatch_tokens
+from rljob.api.memory_plan import CHUNK_BYTES, ONE_EXCHANGE_BYTES, TrainerSettings, step_bytes
+from rljob.api.model_shape import shape_of
+from rljob.api.roles import Trainer
+from rljob.trainer import logprobs, microbatch_budget
+from rljob.trainer.backends.fsdp import backend as fsdp_backend
+from rljob.trainer.batch import Microbatch
+from rljob.trainer.errors import ModelError
+from rljob.trainer.process_group import World, join_world, leave_world
+
+ROWS, LENGTH = 4, 192
+TOLERANCE = {"none": 1.15, "layer": 1.25}
+"""The plan is at least the measured peak, and at most this many times the measured peak."""
+
+
+class HeldBytes(TorchDispatchMode):
+    """Peak of the bytes of all tensors that operations see. FSDP2 resizes storages, so sizes are read at every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._storages: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.add(result, args, kwargs)
+        sizes = {storage.data_ptr(): storage.nbytes() for ref in self._storages.values() if (storage := ref())}
+        self.peak = max(self.peak, sum(sizes.values()))
+        return result
+
+    def add(self, *values: Any) -> None:
+        """Count the tensors in ``values`` from now on."""
+        for tensor in tree_leaves(values):
+            if isinstance(tensor, torch.Tensor):
+                storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
+                self._storages[id(storage)] = weakref.ref(storage)
+
+
+@pytest.fixture
+def world() -> Any:
+    yield join_world()
+    leave_world()
+
+
+def save_model(directory: Path, vocabulary: int, kind: str) -> None:
+    config = AutoConfig.for_model(
+        kind,
+        vocab_size=vocabulary,
+        hidden_size=96,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=LENGTH,
+        tie_word_embeddings=False,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+
+
+@pytest.mark.parametrize(
+    ("kind", "vocabulary", "dtype", "recompute"),
+    [
+        ("qwen2", 1500, "float32", "none"),
+        ("qwen2", 1500, "bfloat16", "none"),
+        ("qwen2", 64, "bfloat16", "none"),
+        ("qwen3", 64, "float32", "none"),
+        ("qwen2", 64, "bfloat16", "layer"),
+    ],
+)
+def test_a_step_holds_as_many_bytes_as_planned(tmp_path, world, kind, vocabulary, dtype, recompute):
+    torch.manual_seed(0)
+    save_model(tmp_path, vocabulary, kind)
+    backend = load(BACKENDS, "fsdp", "backend")(tmp_path, Trainer(dtype=dtype, recompute=recompute), world)
+    ids_BL = torch.randint(0, vocabulary, (ROWS, LENGTH))
+    microbatch = Microbatch(
+        token_ids_BL=ids_BL,
+        keep_K=torch.arange(LENGTH - 1),
+        targets_BK=ids_BL[:, 1:],
+        mask_BK=torch.ones(ROWS, LENGTH - 1, dtype=torch.bool),
+        behavior_BK=torch.zeros(ROWS, LENGTH - 1),
+        temperature_B=torch.ones(ROWS),
+        first=1,
+    )
+
+    def step() -> None:
+        backend.run([microbatch, microbatch], lambda _, output: output.logprobs_BK.sum())
+        backend.update(0)
+
+    step()  # makes the moments
+    held = HeldBytes()
+    held.add(list(backend._local.values()), [list(state.values()) for state in backend._optimizer.state.values()])
+    with held:
+        step()
+    model = shape_of(tmp_path)
+    assert model is not None
+    assert model.parameters == sum(parameter.numel() for parameter in backend.model.parameters())
+    planned = step_bytes(model, TrainerSettings(1, dtype, ROWS * LENGTH, 0, recompute))
+    assert held.peak <= planned <= TOLERANCE[recompute] * held.peak, planned / held.peak
+
+
+def test_the_sizes_of_the_plan_are_those_of_the_trainer():
+    assert logprobs.CHUNK_BYTES == CHUNK_BYTES
+    assert fsdp_backend.ONE_EXCHANGE_BYTES == ONE_EXCHANGE_BYTES
+
+
+def test_the_budget_follows_from_the_smallest_gpu(job, model_directory, world, monkeypatch, caplog):
+    on_gpu = job(trainer={"accelerator": {"kind": "nvidia"}}).spec
+    memory = 64 << 20
+
+    def gathered(self: World, value: int) -> list[int]:
+        assert value == 0  # this machine has no GPU
+        return [memory, 2 * memory]
+
+    monkeypatch.setattr(World, "gather", gathered)
+    model = shape_of(model_directory)
+    assert model is not None
+    with caplog.at_level("INFO"):
+        tokens = microbatch_budget.microbatch_budget(on_gpu, model_directory, world)
+    assert tokens == microbatch_tokens(on_gpu, model, memory)
+    assert 256 < tokens < microbatch_tokens(on_gpu, model, 2 * memory)
+    assert f"microbatches of {tokens} tokens (from the memory of the GPUs)" in caplog.text
+    own = job(trainer={"accelerator": {"kind": "nvidia"}, "backend": "acme.trainer:Backend"}).spec
+    with caplog.at_level("INFO"):
+        assert microbatch_budget.microbatch_budget(own, model_directory, world) == UNKNOWN_TOKENS
+    assert f"{UNKNOWN_TOKENS} tokens (the memory that acme.trainer:Backend needs is not known)" in caplog.text
+    memory = 1 << 20
+    with pytest.raises(ModelError, match=r"spec\.\S+: .* needs .* on a GPU"):
+        microbatch_budget.microbatch_budget(on_gpu, model_directory, world)
+    monkeypatch.undo()
+    with caplog.at_level("INFO"):
+        assert microbatch_budget.microbatch_budget(on_gpu, model_directory, world) == UNKNOWN_TOKENS
+    assert f"{UNKNOWN_TOKENS} tokens (the memory of the device is not known)" in caplog.text
+    nine = job(trainer={"microbatchTokens": 9}).spec
+    assert microbatch_budget.microbatch_budget(nine, model_directory, world) == 9

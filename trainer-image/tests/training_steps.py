@@ -1,0 +1,39 @@
+"""Applies a batch of a test as the trainer does: plan, the planned samples, step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rljob.api.algorithm import Algorithm
+from rljob.api.models import LogprobTolerance
+from rljob.protocol.messages import SampleTokens, Train
+from rljob.trainer.backends.base import Backend
+from rljob.trainer.batch_plan import BatchPlan, plan_batch
+from rljob.trainer.fetch_batch import check_shard
+from rljob.trainer.process_group import World
+from rljob.trainer.step import StepResult, apply_batch, plan_step
+from rljob.trainer.step_checks import StepChecks
+
+CHECKS = StepChecks(LogprobTolerance(1e-4, 1e-4, "mean", "largest"))
+
+
+def plan_all(train: Train, algorithm: Algorithm, world: World, budget: int) -> BatchPlan:
+    """Return the plan that trains every sample."""
+    trained_N = np.ones(len(train.samples), np.bool_)
+    return plan_batch(train, trained_N, algorithm.minibatches or 1, world.dp_rank, world.dp_size, budget)
+
+
+def apply(
+    world: World,
+    backend: Backend,
+    algorithm: Algorithm,
+    train: Train,
+    tokens: list[SampleTokens],
+    budget: int,
+    all_samples: bool = False,
+    checks: StepChecks | None = None,
+) -> StepResult:
+    """Apply a batch; ``tokens`` are all its samples. ``all_samples`` also trains those whose advantage is 0."""
+    plan = plan_all(train, algorithm, world, budget) if all_samples else plan_step(train, algorithm, world, budget)
+    rows = check_shard([tokens[i] for i in plan.indices], train.samples, plan.indices)
+    return apply_batch(plan, rows, algorithm, backend, world, checks or CHECKS)
