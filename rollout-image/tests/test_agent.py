@@ -90,12 +90,10 @@ class FakeEngine:
 
     async def receive(self, update, seconds):
         self._step("receive")
+        return "d1"
 
     async def resume(self):
         self._step("resume")
-
-    async def digest(self):
-        return "d1"
 
     async def score(self, tokens):
         return []
@@ -111,7 +109,7 @@ class World:
 
     def __init__(self, coordinator, **engine):
         self.coordinator, self.engines, self.settings = coordinator, [], engine
-        self.agent = Agent(Rollout(name="main", max_concurrency=2), self._start_engine, coordinator.url, "t")
+        self.agent = Agent(Rollout(name="main", max_concurrency=2), self._start_engine, coordinator.url, "t", 600.0)
         self.running = asyncio.create_task(self.agent.run())
 
     async def _start_engine(self):
@@ -223,6 +221,40 @@ async def test_a_dead_server_is_replaced_by_a_new_instance_without_requests(worl
     await world.coordinator.next(WeightAck, 5)
     await world.send(request("a"))
     await world.prompts(1)
+
+
+async def test_a_server_that_answers_but_generates_nothing_is_replaced(world):
+    first = await world.in_service()
+    world.agent._stall_seconds = 0.02
+    watching = asyncio.create_task(world.agent._watch_generation())
+    await world.send(request("a"))
+    assert (await world.registered()).instance != first.instance
+    watching.cancel()
+    crash = next(m for m in world.coordinator.received if isinstance(m, EngineCrashed))
+    assert "generated no token for 0.02 s (failurePolicy.stallSeconds)" in crash.reason
+
+
+async def test_a_server_that_generates_long_responses_is_not_replaced(world):
+    await world.in_service()
+    world.agent._stall_seconds = 0.02
+    generate, probes = world.engine.generate, []
+
+    async def long_response(name, token_ids, sampling):
+        if not name.startswith("watch-"):
+            return await generate(name, token_ids, sampling)
+        probes.append((token_ids, sampling.max_tokens))
+        return GenerationOutput(b"\1\0\0\0", b"\0\0\0\0", [], "length")
+
+    world.engine.generate = long_response
+    watching = asyncio.create_task(world.agent._watch_generation())
+    await world.send(request("long"))
+    async with asyncio.timeout(60):
+        while len(probes) < 3:
+            await asyncio.sleep(0)
+    watching.cancel()
+    assert set(probes) == {(b"long", 1)} and len(world.engines) == 1
+    world.engine.finish.set()
+    await world.coordinator.completion(RequestId("long", 0, 0))
 
 
 async def test_an_update_for_the_previous_server_is_ignored(world):
@@ -354,7 +386,7 @@ async def test_an_agent_without_a_connection_leaves_at_once(world, monkeypatch):
 
 
 async def test_the_registration_names_the_pod(coordinator):
-    agent = Agent(Rollout(name="main"), None, coordinator.url, "t", "sums-rollout-main-x")
+    agent = Agent(Rollout(name="main"), None, coordinator.url, "t", 600.0, "sums-rollout-main-x")
     agent._state = "ready"
     (registration, _) = agent._register()
     assert registration.pod == "sums-rollout-main-x"

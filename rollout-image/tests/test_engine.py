@@ -1,6 +1,7 @@
 """A real vLLM behind the agent: one server for the whole module, a tiny random model, weights over gloo."""
 
 import asyncio
+import contextlib
 import os
 import pickle
 import signal
@@ -33,7 +34,7 @@ from rljob.protocol.messages import (
 from rljob.rollout.adapters.vllm.adapter import VllmAdapter
 from rljob.rollout.conformance import CHECKS, EngineUnderTest, a_dead_server_is_gone
 from rljob.trainer.weight_sender import WeightSender, WeightTransferError
-from rljob.transfer.rounds import describe, digest
+from rljob.transfer.packed_weights import pack
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
@@ -70,7 +71,7 @@ class Trainer:
         )
         self.model = Qwen2ForCausalLM(config).float().eval()
         self.model.save_pretrained(path)
-        self.sender = WeightSender("127.0.0.1", BUCKET_BYTES, 20.0, "gloo")
+        self.sender = WeightSender("127.0.0.1", 20.0, "gloo")
         self.version = -1
         self.updates = 0
 
@@ -91,6 +92,9 @@ class Trainer:
     def tensors(self):
         return [(name, parameter.detach()) for name, parameter in self.model.named_parameters()]
 
+    def packed(self):
+        return pack(self.tensors(), BUCKET_BYTES)
+
     def prepare(self, engine, in_flight="keep", fresh=False, timeout=20.0):
         self.updates += 1
         info = self.sender.open(engine, fresh)
@@ -105,7 +109,7 @@ class Trainer:
             world_size=info.world_size,
             transport="gloo",
             bucket_bytes=BUCKET_BYTES,
-            parameters=describe(self.tensors()),
+            parameters=self.packed().parameters,
             probe=Probe(sequences, [self.logprobs(s) for s in sequences]),
             in_flight=in_flight,
             timeout_seconds=timeout,
@@ -133,10 +137,10 @@ class Run:
 
     async def carry_out(self, message):
         await self.coordinator.send(message)
-        sent = await asyncio.to_thread(self.trainer.sender.send, self.engine, self.trainer.tensors())
+        sent = await asyncio.to_thread(self.trainer.sender.send, self.engine, self.trainer.packed())
         ack = await self.coordinator.next(WeightAck)
         assert (ack.update, ack.version) == (message.update, message.version)
-        assert ack.digest == sent == digest(self.trainer.tensors())
+        assert ack.digest == sent == self.trainer.packed().digest()
         assert 0 <= ack.probe_error <= TOLERANCE
         return ack
 
@@ -298,10 +302,15 @@ async def test_every_route_of_the_server_requires_its_key(run):
 
     port = next(c.laddr.port for c in run.server().net_connections() if c.status == "LISTEN")
     async with aiohttp.ClientSession() as session:
-        for path in ("/health", "/collective_rpc", "/resume", "/update_weights", "/inference/v1/generate"):
+        for path in ("/health", "/collective_rpc", "/resume", "/rljob/receive", "/inference/v1/generate"):
             for key in ({}, {"Authorization": "Bearer wrong"}):
                 async with session.post(f"http://127.0.0.1:{port}{path}", json={}, headers=key) as response:
                     assert response.status == 401
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /health HTTP/1.1\r\nX-Filler: " + b"a" * (1 << 20))  # the headers do not end
+    with contextlib.suppress(ConnectionError):
+        await asyncio.wait_for(reader.read(), 60)
+    writer.transport.abort()
     words = " ".join(run.server().cmdline())
     key = run.server().environ()["VLLM_API_KEY"]
     assert key not in words
@@ -310,10 +319,11 @@ async def test_every_route_of_the_server_requires_its_key(run):
 SENDER_THAT_HANGS = """
 import sys, torch, pickle
 from rljob.trainer.weight_sender import WeightSender
+from rljob.transfer.packed_weights import pack
 from rljob.transfer.weight_group import WeightGroup
 path, = sys.argv[1:]
 tensors = pickle.load(open(path, 'rb'))
-out = WeightSender('127.0.0.1', 20_000, 30.0, 'gloo')
+out = WeightSender('127.0.0.1', 30.0, 'gloo')
 info = out.open('e', False)
 print(info.group, info.port, flush=True)
 sent = []
@@ -324,7 +334,7 @@ def broadcast(*args, plain=WeightGroup.broadcast):
         print('in the middle', flush=True)
         sys.stdin.read()
 WeightGroup.broadcast = broadcast
-out.send('e', tensors)
+out.send('e', pack(tensors, 20_000))
 """
 
 
@@ -378,14 +388,14 @@ async def test_an_engine_that_cannot_join_continues_unchanged(run):
     assert done.spans == [VersionSpan(run.trainer.version - 1, 0, 10)]
     with pytest.raises(WeightTransferError):
         run.trainer.sender.close(run.engine)
-        run.trainer.sender.send(run.engine, run.trainer.tensors())
+        run.trainer.sender.send(run.engine, run.trainer.packed())
     await run.update(fresh=True)
 
 
 @pytest.fixture(scope="module")
 async def engine(run):
     """The shared server without its agent, in the weight group of another sender: the agent's next update fails."""
-    adapter = VllmAdapter(Rollout(name="main"), run.model_path)
+    adapter = VllmAdapter(Rollout(name="main", dtype="float32"), run.model_path)
     words = run.server().cmdline()
     port, key = int(words[words.index("--port") + 1]), run.server().environ()["VLLM_API_KEY"]
     client = adapter.connect(port, key)

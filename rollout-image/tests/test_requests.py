@@ -267,7 +267,7 @@ async def test_the_table_is_empty_once_everything_is_acknowledged(bench):
 
 def completion(name, tokens):
     return Completion(
-        request_id(name), b"\0" * 4 * tokens, b"\0" * 4 * tokens, [VersionSpan(0, 0, tokens)] * 9, "stop", 1.0
+        request_id(name), b"\0" * 4 * tokens, b"\0" * 4 * tokens, [VersionSpan(0, 0, tokens)] * 9, "stop", 1.0, "0" * 32
     )
 
 

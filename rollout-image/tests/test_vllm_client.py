@@ -5,12 +5,15 @@ import json
 from array import array
 
 import pytest
+import uvicorn
 from aiohttp import web
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rljob.api.roles import Rollout
 from rljob.protocol.messages import ParameterMeta, PrepareWeights, Probe, SamplingParams, VersionSpan
 from rljob.rollout.adapters.base import BadRequestError, EngineError, EngineGoneError
 from rljob.rollout.adapters.vllm.adapter import VllmAdapter
+from rljob.rollout.adapters.vllm.main import bound_headers
 from rljob.rollout.adapters.vllm.vllm_client import VllmClient
 
 SAMPLING = SamplingParams(0.7, 9, [2], 11)
@@ -137,32 +140,30 @@ async def test_an_absent_server_is_a_failure():
 
 
 @pytest.mark.parametrize(
-    ("in_flight", "query"),
-    [
-        ("keep", "mode=keep&clear_cache=true"),
-        ("keepStaleCache", "mode=keep&clear_cache=false"),
-        ("abort", "mode=abort&clear_cache=true"),
-        ("wait", "mode=wait&clear_cache=true"),
-    ],
+    ("in_flight", "mode", "clear"),
+    [("keep", "keep", True), ("keepStaleCache", "keep", False), ("abort", "abort", True), ("wait", "wait", True)],
 )
-async def test_each_in_flight_mode_has_its_pause_request(server, client, in_flight, query):
+async def test_each_in_flight_mode_has_its_pause_request(server, client, in_flight, mode, clear):
     await client.pause(in_flight)
-    assert server.calls[0][0] == f"/pause?{query}"
+    assert server.calls[0][:2] == ("/rljob/pause", {"mode": mode, "clear_cache": clear})
 
 
-async def test_an_update_is_started_received_and_committed_under_its_version(server, client):
+async def test_an_update_is_received_and_committed_under_its_version_in_one_call(server, client):
+    server.answer = {"digests": ["d1", "d1"]}
     metas = [ParameterMeta("a", "float32", [2, 3])]
     update = PrepareWeights(1, 2, 9, "nonce", "h", 5, 2, "gloo", 64, metas, Probe([], []), "keep", 9.0)
     await client.join(update, 3.0)
-    await client.receive(update, 2.0)
-    join, start, receive, finish = server.calls
+    assert await client.receive(update, 2.0) == "d1"
+    join, receive = server.calls
     info = join[1]["init_info"]
     assert (info["group"], info["port"], info["timeout_seconds"], info["bucket_bytes"]) == ("nonce", 5, 3.0, 64)
-    assert start[:2] == ("/start_weight_update", None)
-    assert receive[1] == {
-        "update_info": {"names": ["a"], "dtypes": ["float32"], "shapes": [[2, 3]], "timeout_seconds": 2.0}
-    }
-    assert finish[:2] == ("/finish_weight_update", {"weight_version": "2.9"})
+    assert receive[:2] == (
+        "/rljob/receive",
+        {
+            "update": {"names": ["a"], "dtypes": ["float32"], "shapes": [[2, 3]], "timeout_seconds": 2.0},
+            "weight_version": "2.9",
+        },
+    )
 
 
 async def test_new_requests_do_not_share_cached_prefixes_with_older_weights(server, client):
@@ -170,18 +171,19 @@ async def test_new_requests_do_not_share_cached_prefixes_with_older_weights(serv
     server.answer = {"choices": [choice]}
     await client.generate("1", b"\1\0\0\0", SAMPLING)
     update = PrepareWeights(1, 2, 9, "nonce", "h", 5, 2, "gloo", 64, [], Probe([], []), "keep", 9.0)
+    server.answer = {"digests": ["d1"]}
     await client.receive(update, 2.0)
+    server.answer = {"choices": [choice]}
     await client.generate("2", b"\1\0\0\0", SAMPLING)
     salts = [body["cache_salt"] for path, body, _ in server.calls if path.endswith("generate")]
     assert salts == ["default", "2.9"]
 
 
 async def test_the_digest_must_be_equal_on_all_workers(server, client):
-    server.answer = {"results": ["d1", "d1"]}
-    assert await client.digest() == "d1"
-    server.answer = {"results": ["d1", "d2"]}
+    update = PrepareWeights(1, 2, 9, "nonce", "h", 5, 2, "gloo", 64, [], Probe([], []), "keep", 9.0)
+    server.answer = {"digests": ["d1", "d2"]}
     with pytest.raises(EngineError, match="different weights"):
-        await client.digest()
+        await client.receive(update, 2.0)
 
 
 async def test_scores_are_those_of_the_sequences_own_tokens(server, client):
@@ -196,15 +198,27 @@ async def test_scores_are_those_of_the_sequences_own_tokens(server, client):
 
 
 def test_modules_that_vllm_loads_by_name_exist(tmp_path):
-    command = VllmAdapter(Rollout(name="main"), tmp_path).launch(1234, "secret").command
+    command = VllmAdapter(Rollout(name="main", dtype="float32"), tmp_path).launch(1234, "secret").command
     for option in ("--worker-extension-cls", "--middleware"):
         module = command[command.index(option) + 1].rpartition(".")[0]
         assert importlib.util.find_spec(module) is not None
     assert importlib.util.find_spec(command[command.index("-m") + 1]) is not None
 
 
+def test_the_headers_of_a_request_to_vllm_are_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(uvicorn.config, "HTTP_PROTOCOLS", dict(uvicorn.config.HTTP_PROTOCOLS))
+    bound_headers()
+    config = uvicorn.Config(lambda: None, lifespan="off", log_config=None)  # vLLM gives no implementation either
+    config.load()
+    assert config.http_protocol_class is H11Protocol
+    command = " ".join(
+        map(str, VllmAdapter(Rollout(name="main", dtype="float32"), tmp_path).launch(1234, "secret").command)
+    )
+    assert "--h11-max-incomplete-event-size 65536 " in command
+
+
 def test_the_key_is_in_the_environment_and_the_manifest_in_the_arguments(tmp_path):
-    pool = Rollout(name="main", max_concurrency=10, max_model_length=100, args=["--seed", "5"])
+    pool = Rollout(name="main", dtype="float32", max_concurrency=10, max_model_length=100, args=["--seed", "5"])
     launch = VllmAdapter(pool, tmp_path).launch(1234, "secret")
     assert launch.environment["VLLM_API_KEY"] == "secret"
     assert "secret" not in launch.command

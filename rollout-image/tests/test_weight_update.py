@@ -30,13 +30,10 @@ class FakeEngine:
         return self._step("pause")
 
     def receive(self, update, seconds):
-        return self._step("receive")
+        return self._step("receive", "d1")
 
     def resume(self):
         return self._step("resume")
-
-    def digest(self):
-        return self._step("digest", "d1")
 
     def score(self, tokens):
         return self._step("score", self.scores[tuple(tokens)])
@@ -56,8 +53,9 @@ def engine():
 
 async def test_an_update_runs_its_steps_in_order_and_returns_the_ack(engine):
     ack = await WeightUpdater(engine).run(order())
-    assert engine.calls == ["join", "pause", "receive", "resume", "digest", "score", "score"]
+    assert engine.calls == ["join", "pause", "receive", "resume", "score", "score"]
     assert (ack.update, ack.lineage, ack.version, ack.digest, ack.probe_error) == (1, 0, 7, "d1", 0.25)
+    assert ack.probe_mean == pytest.approx(0.25 / 3)
 
 
 async def test_a_group_is_joined_once(engine):
@@ -69,7 +67,7 @@ async def test_a_group_is_joined_once(engine):
 
 async def test_without_a_probe_the_error_is_minus_one(engine):
     ack = await WeightUpdater(engine).run(order(probe=Probe([], [])))
-    assert ack.probe_error == -1
+    assert ack.probe_error == ack.probe_mean == -1
 
 
 @pytest.mark.parametrize("step", ["join", "pause"])
@@ -123,7 +121,7 @@ async def test_a_probe_of_another_length_fails_the_update(engine):
         await WeightUpdater(engine).run(order(probe=Probe([[1, 2, 3]], [[-1.0]])))
 
 
-@pytest.mark.parametrize("step", ["join", "pause", "receive", "resume", "digest", "score"])
+@pytest.mark.parametrize("step", ["join", "pause", "receive", "resume", "score"])
 async def test_any_exception_of_an_engine_s_client_fails_the_update(engine, step):
     updater = WeightUpdater(engine)
     engine.broken[step] = KeyError("weights")

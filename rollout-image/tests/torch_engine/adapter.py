@@ -89,17 +89,13 @@ class TorchClient:
         """Stop generating."""
         await self._http.post("/pause", in_flight)
 
-    async def receive(self, update: PrepareWeights, seconds: float) -> None:
+    async def receive(self, update: PrepareWeights, seconds: float) -> str:
         """Receive and commit the weights."""
-        await self._http.post("/receive", {"update": update, "seconds": seconds})
+        return await self._http.call("/receive", {"update": update, "seconds": seconds}, msgspec.json.Decoder(str))
 
     async def resume(self) -> None:
         """Continue generating."""
         await self._http.post("/resume")
-
-    async def digest(self) -> str:
-        """Return the digest of the weights received last."""
-        return await self._http.call("/digest", None, msgspec.json.Decoder(str))
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         """Return the log-probability of each token but the first."""

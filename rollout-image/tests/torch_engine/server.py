@@ -128,8 +128,8 @@ class Server:
         arguments = (rendezvous, 1, update.transport, update.bucket_bytes, body.seconds)
         await asyncio.to_thread(self.receiver.join, *arguments)
 
-    async def receive(self, raw: bytes) -> None:
-        """Receive all weights and use them at once."""
+    async def receive(self, raw: bytes) -> str:
+        """Receive all weights and use them at once; return their digest."""
         body = msgspec.json.decode(raw, type=Update)
         received: dict[str, torch.Tensor] = {}
 
@@ -138,10 +138,11 @@ class Server:
 
         await asyncio.to_thread(self.receiver.receive, body.update.parameters, load, body.seconds)
         self.weights, self.version = received, body.update.version
-
-    async def digest(self, raw: bytes) -> str:
-        """Return the receiver's digest."""
         return self.receiver.digest
+
+    async def health(self, raw: bytes) -> bool:
+        """Return True."""
+        return True
 
     async def score(self, raw: bytes) -> list[float]:
         """Return the log-probability of each token but the first."""
@@ -172,9 +173,9 @@ def main() -> None:
     model, port, length = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     server = Server(model, length)
     app = web.Application(middlewares=[check_key])
-    app.router.add_get("/health", route(server.digest))
+    app.router.add_get("/health", route(server.health))
     calls = (server.generate, server.abort, server.pause, server.resume, server.join, server.receive)
-    for call in (*calls, server.digest, server.score):
+    for call in (*calls, server.score):
         app.router.add_post(f"/{call.__name__}", route(call))
     web.run_app(app, host="127.0.0.1", port=port, keepalive_timeout=3600, print=None)
 

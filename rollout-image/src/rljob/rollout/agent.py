@@ -26,6 +26,7 @@ from rljob.protocol.backoff import Backoff
 from rljob.protocol.coordinator_link import CoordinatorLink
 from rljob.protocol.health_probe import record_ready
 from rljob.protocol.messages import (
+    HEARTBEAT_SECONDS,
     Abort,
     AckCompletions,
     EngineCrashed,
@@ -34,17 +35,18 @@ from rljob.protocol.messages import (
     PrepareWeights,
     RegisterEngine,
     RestartEngine,
+    SamplingParams,
     ToAgent,
     WeightAck,
     WeightFailed,
 )
+from rljob.rollout.adapters.base import EngineError, engine_errors
 from rljob.rollout.requests import RequestTable
 from rljob.rollout.supervisor import EngineProcess, EngineStartError
 from rljob.rollout.weight_update import GRACE_SECONDS, UpdateError, WeightUpdater
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_SECONDS = 5.0
 FLUSH_SECONDS = 0.3  # time to send a message before the agent exits
 LEAVING_SECONDS = 5.0  # to hand back all requests
 FAILED_STARTS = 3
@@ -64,6 +66,7 @@ class Agent:
         start_engine: starts a server of the pool.
         coordinator: its URL.
         token: the role's token.
+        stall_seconds: a server that generates no token for this long, although it has requests, is replaced.
         pod: name of the agent's pod; empty outside a cluster.
     """
 
@@ -73,9 +76,11 @@ class Agent:
         start_engine: Callable[[], Awaitable[EngineProcess]],
         coordinator: str,
         token: str,
+        stall_seconds: float,
         pod: str = "",
     ) -> None:
         self._pool = pool
+        self._stall_seconds = stall_seconds
         self._pod = pod
         self._start_engine = start_engine
         self._link = CoordinatorLink(coordinator, "agent", token, ToAgent, self._register)
@@ -90,6 +95,7 @@ class Agent:
         self._updater: WeightUpdater | None = None
         self._updates: set[asyncio.Task[None]] = set()
         self._update_lock = asyncio.Lock()
+        self._updates_begun = 0
         self._replace_requested: asyncio.Future[tuple[str, bool]] | None = None
         """Reason of the replacement, and whether the server failed by itself."""
         self._requests = RequestTable(pool.max_concurrency, self._link.send, self._spawn, self._check_engine)
@@ -125,6 +131,7 @@ class Agent:
                 tasks.create_task(self._supervise())
                 tasks.create_task(self._listen())
                 tasks.create_task(self._send_heartbeats())
+                tasks.create_task(self._watch_generation())
         finally:
             if self._engine is not None:
                 await self._engine.stop()
@@ -262,6 +269,7 @@ class Agent:
         if updater is None:
             return  # the registration of the next server supersedes the update
         async with self._update_lock:
+            self._updates_begun += 1
             self._set_state("updating")
             self._requests.hold()
             try:
@@ -297,6 +305,33 @@ class Agent:
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             self._link.send(self._heartbeat())
+
+    async def _watch_generation(self) -> None:
+        """Replace a server that answers, but does not generate. A long response is no stall: if no request has ended
+        during half of ``stall_seconds``, the server must generate one token in the other half."""
+        half, number = self._stall_seconds / 2, 0
+        while True:
+            await asyncio.sleep(half / 4)
+            if self._requests.seconds_without_progress < half or self._state != "ready":
+                continue
+            number += 1
+            await self._probe_generation(f"watch-{number}", half)
+
+    async def _probe_generation(self, name: str, seconds: float) -> None:
+        engine, updates = self._engine, self._updates_begun
+        if engine is None:
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                with engine_errors():
+                    await engine.client.generate(name, self._requests.a_token, SamplingParams(1.0, 1, [], 0))
+            self._requests.note_progress()
+        except TimeoutError:
+            if engine is self._engine and updates == self._updates_begun and self._state == "ready":
+                limit = f"{self._stall_seconds:g} s (failurePolicy.stallSeconds)"
+                self._request_replacement(f"the engine answered, but generated no token for {limit}", own_fault=True)
+        except EngineError:
+            await self._check_engine()
 
     def _heartbeat(self) -> EngineHeartbeat:
         return EngineHeartbeat(self._state, self._requests.running, self._requests.waiting, self._restarts)

@@ -10,6 +10,7 @@ from functools import partial
 from rljob.protocol.coordinator_link import RefusedError
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.protocol.heartbeat import beating
+from rljob.protocol.model_cache import read_model
 from rljob.rollout.adapters.load_adapter import load_adapter
 from rljob.rollout.agent import Agent
 from rljob.rollout.supervisor import EngineProcess, EngineStartError
@@ -29,7 +30,8 @@ def build(environment: ComponentEnvironment) -> Agent:
     """Return the agent of the pool that the environment names.
 
     Raises:
-        ValueError: there is no such pool, its engine cannot be loaded, or its model is missing.
+        ValueError: there is no such pool, its engine cannot be loaded, or its model is missing or cannot be downloaded.
+        ModelUnavailableError: the download of its model failed and may be repeated.
     """
     spec = environment.job.spec
     index = next((i for i, pool in enumerate(spec.rollouts) if pool.name == environment.name), None)
@@ -37,11 +39,12 @@ def build(environment: ComponentEnvironment) -> Agent:
         raise ValueError(f"RLJOB_NAME: there is no pool called {environment.name!r}; name an entry of rollouts")
     pool = spec.rollouts[index]
     source = next(model.source for model in spec.models if model.name == pool.model)
-    model = environment.path(source)
+    model = read_model(environment, pool.model)
     if not (model / "config.json").is_file():
         raise ValueError(f"models: {model} holds no Hugging Face model (no config.json); check source {source!r}")
     start_engine = partial(EngineProcess.start, load_adapter(spec, index, model))
-    return Agent(pool, start_engine, environment.coordinator, environment.token, environment.instance)
+    stall_seconds = environment.job.spec.failure_policy.stall_seconds
+    return Agent(pool, start_engine, environment.coordinator, environment.token, stall_seconds, environment.instance)
 
 
 async def serve(environment: ComponentEnvironment) -> None:
@@ -51,6 +54,7 @@ async def serve(environment: ComponentEnvironment) -> None:
         ValueError: see :func:`build`.
         FatalStartError: the engine cannot start, or the coordinator rejects the agent.
         ResourceError: the machine cannot start the engine now.
+        ModelUnavailableError: see :func:`build`.
     """
     agent = build(environment)
     running = asyncio.ensure_future(agent.run())

@@ -29,8 +29,9 @@ from rljob.rollout.adapters.base import (
     GenerationOutput,
     unpack_ints,
 )
-from rljob.transfer.rendezvous import Rendezvous, RendezvousListener
-from rljob.transfer.rounds import describe, send_round
+from rljob.transfer.packed_weights import pack
+from rljob.transfer.rendezvous import SENDER_RANK, Rendezvous, RendezvousListener
+from rljob.transfer.rounds import send_round
 from rljob.transfer.weight_group import WeightGroup
 
 BUCKET_BYTES = 1  # one tensor per broadcast
@@ -94,23 +95,41 @@ class EngineUnderTest:
         self._requests += 1
         return f"conformance-{self._requests}"
 
-    async def update(self, in_flight: str = "", fresh: bool = False) -> None:
-        """Send changed weights as the next version, as agent and trainer do.
+    async def update(self, in_flight: str = "", fresh: bool = False, change: bool = True) -> None:
+        """Send weights as the next version, as agent and trainer do.
 
         Args:
             in_flight: mode; empty: the first of the adapter.
             fresh: join a new group.
+            change: change the weights first.
         """
         self.version += 1
-        self.tensors = [(name, tensor + NOISE * torch.randn_like(tensor)) for name, tensor in self.tensors]
+        if change:
+            self.tensors = [(name, tensor + NOISE * torch.randn_like(tensor)) for name, tensor in self.tensors]
         deadline = time.monotonic() + UPDATE_SECONDS
         rendezvous, sender = await self.join(fresh)
         update = self.prepare(rendezvous)
         await self.client.pause(in_flight or next(iter(self.in_flight)))
-        sending = asyncio.to_thread(send_round, sender, self.tensors, BUCKET_BYTES, deadline)
-        digest, _ = await asyncio.gather(sending, self.client.receive(update, UPDATE_SECONDS))
+        sending = asyncio.to_thread(send_round, sender, pack(self.tensors, BUCKET_BYTES), deadline)
+        sent, received = await asyncio.gather(sending, self.client.receive(update, UPDATE_SECONDS))
         await self.client.resume()
-        assert await self.client.digest() == digest, "the digest of the bytes that were sent"
+        assert received == sent, "the digest of the bytes that were sent"
+
+    async def fail_update(self, corrupted: int) -> None:
+        """Send the weights as the next version, with the tensor of this index corrupted on the way, and check that the
+        engine reports it. The engine stays paused."""
+        self.version += 1
+        rendezvous, sender = await self.join(fresh=True)
+        update = self.prepare(rendezvous)
+        await self.client.pause(next(iter(self.in_flight)))
+        deadline = time.monotonic() + UPDATE_SECONDS
+        corrupt, weights = _CorruptSender(sender, corrupted), pack(self.tensors, BUCKET_BYTES)
+        sending = asyncio.to_thread(send_round, corrupt, weights, deadline)
+        sent, received = await asyncio.gather(
+            sending, self.client.receive(update, UPDATE_SECONDS), return_exceptions=True
+        )
+        assert isinstance(received, EngineError), "it committed corrupted weights"
+        assert isinstance(sent, ValueError), "the receiver reported the digest of other bytes than it received"
 
     async def join(self, fresh: bool) -> tuple[Rendezvous, WeightGroup]:
         """Return the rendezvous and the sender's end of the group; the engine joins a new one if ``fresh`` or first."""
@@ -141,11 +160,27 @@ class EngineUnderTest:
             world_size=rendezvous.world_size,
             transport="gloo",
             bucket_bytes=BUCKET_BYTES,
-            parameters=describe(self.tensors),
+            parameters=pack(self.tensors, BUCKET_BYTES).parameters,
             probe=Probe([], []),
             in_flight="keep",
             timeout_seconds=UPDATE_SECONDS,
         )
+
+
+class _CorruptSender:
+    """A sender's end of a group. Negates the numbers of one broadcast."""
+
+    def __init__(self, group: WeightGroup, corrupted: int) -> None:
+        self.rank, self.size, self.device = group.rank, group.size, group.device
+        self._group = group
+        self._left = corrupted
+
+    def broadcast(self, tensor: torch.Tensor, root: int, deadline: float) -> None:
+        if root == SENDER_RANK and self._left == 0:
+            tensor = tensor.clone()
+            tensor[3::4] ^= 0x80  # the sign of a float32
+        self._left -= 1
+        self._group.broadcast(tensor, root, deadline)
 
 
 Check = Callable[[EngineUnderTest], Awaitable[None]]
@@ -294,7 +329,7 @@ async def a_sender_that_ends_fails_the_update_and_the_next_one_succeeds(engine: 
     start = time.monotonic()
     receiving = asyncio.create_task(engine.client.receive(engine.prepare(rendezvous), SHORT_SECONDS))
     try:
-        await asyncio.to_thread(send_round, sender, engine.tensors[:1], BUCKET_BYTES, time.monotonic() + 0.5)
+        await asyncio.to_thread(send_round, sender, pack(engine.tensors[:1], BUCKET_BYTES), time.monotonic() + 0.5)
     except RuntimeError:  # no receipt: the engine waits for the other tensors
         engine.close()
     await asyncio.wait({receiving})
@@ -304,6 +339,31 @@ async def a_sender_that_ends_fails_the_update_and_the_next_one_succeeds(engine: 
     await engine.update(fresh=True)
     output = await engine.generate(8)
     assert [span.version for span in output.spans] == [engine.version]
+
+
+async def corrupted_weights_generate_no_token(engine: EngineUnderTest) -> None:
+    """The engine compares the received bytes with the sender's digest before it uses them. If they differ, receive()
+    raises, and the engine stays paused. Requests in flight end under the weights of the next update, which are those
+    from before the corrupted one: every token must have the log-probability that these weights give."""
+    for corrupted, wait in zip((len(engine.tensors) - 1, 0, 1, 2, 3), WAITS, strict=True):
+        await engine.update(fresh=True)
+        old = engine.version
+        running = [asyncio.create_task(engine.generate(engine.long_tokens)) for _ in range(4)]
+        await asyncio.sleep(wait)
+        await engine.fail_update(corrupted % len(engine.tensors))
+        late = asyncio.create_task(engine.generate(8))
+        await asyncio.wait({late}, timeout=0.3)
+        assert not late.done(), "it generated with corrupted weights"
+        await engine.update(fresh=True, change=False)
+        outputs = await asyncio.gather(*running, late)
+        for output in outputs:
+            assert old + 1 not in [span.version for span in output.spans], "tokens of corrupted weights"
+            scores = await engine.client.score([*PROMPT, *unpack_ints(output.token_ids)])
+            pairs = zip(array("f", output.logprobs), scores[len(PROMPT) - 1 :], strict=True)
+            assert max((abs(a - b) for a, b in pairs), default=0.0) <= engine.tolerance, "tokens of corrupted weights"
+        if any(len(output.spans) > 1 or output.finish == "abort" for output in outputs):
+            return
+    raise AssertionError("no request was in flight at the corrupted update")
 
 
 CHECKS: tuple[Check, ...] = (
@@ -317,6 +377,7 @@ CHECKS: tuple[Check, ...] = (
     requests_in_flight_are_treated_as_the_update_says,
     a_join_without_sender_fails_in_time,
     a_sender_that_ends_fails_the_update_and_the_next_one_succeeds,
+    corrupted_weights_generate_no_token,
 )
 
 
@@ -329,8 +390,8 @@ async def a_dead_server_is_gone(engine: EngineUnderTest, kill: Callable[[], obje
     assert isinstance(running.exception(), EngineGoneError)
     assert not await engine.client.healthy()
     assert not await engine.client.responsive()
-    client = engine.client
-    for call in (client.resume(), client.digest(), client.score(PROMPT), client.abort(["unknown"])):
+    client, mode = engine.client, next(iter(engine.in_flight))
+    for call in (client.resume(), client.pause(mode), client.score(PROMPT), client.abort(["unknown"])):
         try:
             await call
         except EngineGoneError:

@@ -17,6 +17,7 @@ def main() -> None:
     import uvloop
 
     from rljob.protocol.environment import read_environment
+    from rljob.protocol.model_cache import ModelUnavailableError
     from rljob.rollout.agent_process import FatalStartError, ResourceError, serve
 
     try:
@@ -24,7 +25,7 @@ def main() -> None:
     except (ValueError, FatalStartError) as error:
         logging.error("%s", error)
         sys.exit(CONFIGURATION_ERROR)
-    except ResourceError as error:
+    except (ResourceError, ModelUnavailableError) as error:
         logging.error("%s", error)
         sys.exit(FAILURE)
 

@@ -20,8 +20,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from rljob.protocol.messages import Completion, Completions, Generate, GenerationFailed, RequestId
-from rljob.rollout.adapters.base import BadRequestError, EngineClient, EngineError, engine_errors
+from rljob.protocol.messages import Completion, Completions, Generate, GenerationFailed, RequestId, context_digest
+from rljob.rollout.adapters.base import BadRequestError, EngineClient, EngineError, GenerationOutput, engine_errors
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +72,7 @@ class RequestTable:
         self._unsent: list[Completion] = []
         self._flush_due = False
         self._names = 0
+        self._progress = 0.0  # time.monotonic() of the last sign that the engine generates
         self._emptied = asyncio.Event()
         self._emptied.set()
 
@@ -84,6 +85,20 @@ class RequestTable:
     def waiting(self) -> int:
         """Requests held here until the engine has room."""
         return len(self._waiting)
+
+    @property
+    def seconds_without_progress(self) -> float:
+        """Seconds since the engine ended a request, while it has requests; 0 without requests or during a hold."""
+        return 0.0 if self._held or not self._running else time.monotonic() - self._progress
+
+    def note_progress(self) -> None:
+        """Record that the engine generates."""
+        self._progress = time.monotonic()
+
+    @property
+    def a_token(self) -> bytes:
+        """A token id (int32) of a request in the engine."""
+        return next(iter(self._running)).message.token_ids[:4]
 
     def attach(self, engine: EngineClient) -> None:
         """Serve from ``engine``."""
@@ -107,6 +122,7 @@ class RequestTable:
     def release(self) -> None:
         """End :meth:`hold`."""
         self._held = False
+        self.note_progress()
         self._fill()
 
     def unfinished(self) -> list[RequestId]:
@@ -150,7 +166,7 @@ class RequestTable:
                 in_engine.append(request)
                 continue
             self._waiting.remove(request)
-            self._finish(request, Completion(request_id, b"", b"", [], "abort", 0.0))
+            self._finish(request, GenerationOutput(b"", b"", [], "abort"), 0.0)
         if in_engine:
             self._spawn(self._abort_in_engine(in_engine))
         self._update_emptied()
@@ -169,6 +185,8 @@ class RequestTable:
         engine = self._engine
         while self._waiting and engine is not None and not self._held and len(self._running) < self._max_concurrency:
             request = self._waiting.popleft()
+            if not self._running:
+                self.note_progress()
             self._running.add(request)
             request.task = self._spawn(self._run(engine, request))
 
@@ -181,12 +199,9 @@ class RequestTable:
             await self._fail(engine, request, error)
             return
         self._running.discard(request)
+        self.note_progress()
         self._fill()
-        seconds = time.perf_counter() - start
-        self._finish(
-            request,
-            Completion(message.request_id, output.token_ids, output.logprobs, output.spans, output.finish, seconds),
-        )
+        self._finish(request, output, time.perf_counter() - start)
 
     async def _fail(self, engine: EngineClient, request: _Request, error: EngineError) -> None:
         permanent = isinstance(error, BadRequestError)
@@ -202,11 +217,20 @@ class RequestTable:
         self._fill()
         self._update_emptied()
 
-    def _finish(self, request: _Request, completion: Completion) -> None:
+    def _finish(self, request: _Request, output: GenerationOutput, seconds: float) -> None:
         self._forget(request)
         if request.discarded:
             self._update_emptied()
             return
+        completion = Completion(
+            request.message.request_id,
+            output.token_ids,
+            output.logprobs,
+            output.spans,
+            output.finish,
+            seconds,
+            context_digest(request.message.token_ids),
+        )
         self._finished[_key(completion.request_id)] = completion
         self._queue(completion)
 

@@ -3,7 +3,7 @@
 Invariant: an engine whose weights may be a mixture never generates. The engine is *tainted* from the moment that
 loading begins until an update is committed; a failure in between leaves it paused, for another update or a restart.
 
-Order: join the group (the sender waits for it), pause, receive and commit, resume, read the digest, probe.
+Order: join the group (the sender waits for it), pause, receive and commit, resume, probe.
 """
 
 from __future__ import annotations
@@ -45,11 +45,10 @@ class WeightUpdater:
         deadline = start + update.timeout_seconds
         try:
             async with asyncio.timeout(update.timeout_seconds + GRACE_SECONDS):
-                await self._commit(update, deadline)
+                digest = await self._commit(update, deadline)
                 with engine_errors():
                     await self._engine.resume()
-                    digest = await self._engine.digest()
-                probe_error = await self._probe(update.probe)
+                largest, mean = await self._probe(update.probe)
         except TimeoutError:
             await self._resume_unless_tainted()
             raise UpdateError(f"it took longer than {update.timeout_seconds:g} s") from None
@@ -57,10 +56,11 @@ class WeightUpdater:
             await self._resume_unless_tainted()
             raise UpdateError(str(error)) from None
         seconds = time.monotonic() - start
-        log.info("weights of version %d received in %.3f s, probe error %.2g", update.version, seconds, probe_error)
-        return WeightAck(update.update, update.lineage, update.version, digest, probe_error, seconds)
+        log.info("weights of version %d received in %.3f s, probe error %.2g", update.version, seconds, largest)
+        return WeightAck(update.update, update.lineage, update.version, digest, largest, mean, seconds)
 
-    async def _commit(self, update: PrepareWeights, deadline: float) -> None:
+    async def _commit(self, update: PrepareWeights, deadline: float) -> str:
+        """Return the digest of the weights that the engine received."""
         if self._group != update.group:
             self._group = ""
             with engine_errors():
@@ -72,22 +72,25 @@ class WeightUpdater:
         self.tainted = True
         try:
             with engine_errors():
-                await self._engine.receive(update, deadline - time.monotonic())
+                digest = await self._engine.receive(update, deadline - time.monotonic())
         except EngineError:
             self._group = ""  # the receiver has left it
             raise
         self.tainted = False
+        return digest
 
-    async def _probe(self, probe: Probe) -> float:
-        """Return the largest difference between the trainer's log-probabilities and the engine's; -1 without probe."""
+    async def _probe(self, probe: Probe) -> tuple[float, float]:
+        """Return the largest and the mean difference of the trainer's log-probabilities and the engine's, in nats;
+        -1 without a probe."""
         if not probe.token_ids:
-            return -1.0
+            return -1.0, -1.0
         with engine_errors():
             scores = await asyncio.gather(*(self._engine.score(sequence) for sequence in probe.token_ids))
         if [len(ours) for ours in scores] != [len(theirs) for theirs in probe.logprobs]:
             raise UpdateError("the probe's sequences and log-probabilities differ in length")
         pairs = zip(chain.from_iterable(scores), chain.from_iterable(probe.logprobs), strict=True)
-        return max((abs(ours - theirs) for ours, theirs in pairs), default=0.0)
+        differences = [abs(ours - theirs) for ours, theirs in pairs]
+        return max(differences, default=0.0), sum(differences) / max(1, len(differences))
 
     async def _resume_unless_tainted(self) -> None:
         if self.tainted:

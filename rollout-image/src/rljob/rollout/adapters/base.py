@@ -10,9 +10,11 @@ The agent does the following for every engine, so adapters need no code for it:
 - The supervisor chooses the port and the key, starts the server as leader of a session with a separate TMPDIR, logs its
   output, and kills its process group. The server dies with the agent. A server that ends is restarted with back-off;
   exit code 2 means that it refuses its settings, and then the agent exits.
-- The request table sends at most ``maxConcurrency`` requests at a time and none during a weight update.
-- The weight updater calls ``join`` (if the group is new), ``pause``, ``receive``, ``resume``, ``digest`` and ``score``
-  in this order, one update at a time. After a failed ``receive`` the engine stays paused until a ``receive`` succeeds.
+- The request table sends at most ``maxConcurrency`` requests at a time and none during a weight update. If none of them
+  ends for half of ``failurePolicy.stallSeconds``, the agent asks for one token beside them; without it, the server is
+  replaced.
+- The weight updater calls ``join`` (if the group is new), ``pause``, ``receive``, ``resume`` and ``score`` in this
+  order, one update at a time. After a failed ``receive`` the engine stays paused until a ``receive`` succeeds.
 
 The receiver: :class:`rljob.transfer.receiver.WeightReceiver` joins the weight group and receives tensors; the engine's
 code passes it a function that loads them.
@@ -101,11 +103,11 @@ class GenerationOutput:
 class EngineClient(Protocol):
     """A connection to one running server.
 
-    Calls run concurrently, but :meth:`join`, :meth:`pause`, :meth:`receive`, :meth:`resume`, :meth:`digest` and
-    :meth:`score` one after the other (several :meth:`score` at a time). The agent may cancel every call at any time; a
-    cancelled call leaves the client usable. Every method except :meth:`close`, :meth:`healthy` and :meth:`responsive`
-    raises EngineGoneError if the server does not answer or reports an internal failure. Any other exception of a method
-    is handled like EngineGoneError.
+    Calls run concurrently, but :meth:`join`, :meth:`pause`, :meth:`receive`, :meth:`resume` and :meth:`score` one after
+    the other (several :meth:`score` at a time). The agent may cancel every call at any time; a cancelled call leaves
+    the client usable. Every method except :meth:`close`, :meth:`healthy` and :meth:`responsive` raises EngineGoneError
+    if the server does not answer or reports an internal failure. Any other exception of a method is handled like
+    EngineGoneError.
     """
 
     async def close(self) -> None:
@@ -173,30 +175,26 @@ class EngineClient(Protocol):
                 modes of :attr:`Adapter.in_flight` occur. New requests never use cached prefixes of old weights.
         """
 
-    async def receive(self, update: PrepareWeights, seconds: float) -> None:
-        """Receive ``update.parameters`` in the group that was joined, load them, and serve them as ``update.version``.
+    async def receive(self, update: PrepareWeights, seconds: float) -> str:
+        """Receive ``update.parameters`` in the group that was joined, load them, serve them as ``update.version``, and
+        return their digest (``WeightReceiver.digest``).
 
-        The engine is paused and stays so. All workers load all tensors. Tokens sampled later carry the new version in
-        their spans. Names are those of the Hugging Face checkpoint; tied parameters are sent once.
+        The engine is paused and stays so. All workers load all tensors. Before the engine uses them, every worker
+        compares the bytes that it received with the sender's digest (``WeightReceiver.receive`` raises). Tokens sampled
+        later carry the new version in their spans. Names are those of the Hugging Face checkpoint; tied parameters are
+        sent once.
 
         Args:
             update: ``parameters`` in wire order (:mod:`rljob.protocol.weights`), ``lineage`` and ``version``.
             seconds: time limit; the call returns or raises within it.
 
         Raises:
-            EngineError: the weights were not committed. They may be a mixture; the group is left. The engine accepts
-                another :meth:`join` and :meth:`receive`, or reports that it is dead.
+            EngineError: the weights were not committed. They may be a mixture, or corrupted; the group is left. The
+                engine accepts another :meth:`join` and :meth:`receive`, or reports that it is dead.
         """
 
     async def resume(self) -> None:
         """Continue generating. Idempotent; no effect on an engine that is not paused."""
-
-    async def digest(self) -> str:
-        """Return the digest of the weights received last, the same in all workers (``WeightReceiver.digest``).
-
-        Raises:
-            EngineError: the workers received different bytes.
-        """
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         """Return the log-probability of each token but the first, at temperature 1, under the current weights.
@@ -224,8 +222,8 @@ class Adapter(Protocol):
         The server listens on 127.0.0.1 at ``port`` only and rejects requests without ``key`` on all routes
         (:mod:`rljob.rollout.auth_middleware` is an ASGI middleware for that): routes that change weights must not be
         open to other processes of the machine. It serves ``model`` with the settings of the pool: ``dtype``,
-        ``max_concurrency`` requests at a time and some more for :meth:`EngineClient.score`, ``max_model_length``,
-        ``kv_cache_bytes`` and ``args``. It exits with code 2 if it refuses its settings.
+        ``max_concurrency`` requests at a time and some more, for :meth:`EngineClient.score` and one of one token,
+        ``max_model_length``, ``kv_cache_bytes`` and ``args``. It exits with code 2 if it refuses its settings.
         """
 
     def connect(self, port: int, key: str) -> EngineClient:

@@ -1,5 +1,5 @@
 """vLLM: its adapter and client in the agent, and what runs in the processes of its server.
 
 In the agent: ``adapter``, ``check_arguments`` and ``vllm_client``. In the server: ``main``, ``server_key``,
-``weight_transfer`` and ``expected_warnings``.
+``update_routes``, ``weight_transfer`` and ``expected_warnings``.
 """

@@ -30,6 +30,7 @@ PROBE_SLOTS = 8  # sequences beyond the pool's concurrency, so that a probe neve
 CPU_STEP_TOKENS = 8192
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Sizes of attention heads of vLLM's CPU backend (CPUAttentionBackend)."""
+HEAD_BYTES = 64 << 10  # request line and headers of one request
 SERVER_KEEP_ALIVE_SECONDS = 6 * KEEP_ALIVE_SECONDS
 CPU_ENVIRONMENT: Mapping[str, str | None] = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -53,13 +54,17 @@ class VllmAdapter:
     def __init__(self, pool: Rollout, model: Path) -> None:
         self._pool = pool
         self._model = model
-        self._on_cpu = not _has_gpu()
+        self._on_cpu = pool.accelerator.kind != "nvidia"
 
     def problems(self) -> Iterator[str]:
         """Yield each reason why a server cannot start. Takes 10 s if the pool has args."""
         if importlib.util.find_spec("vllm") is None:
             yield "engine: vLLM is not installed in this environment; install it beside rljob-rollout"
             return
+        if self._on_cpu != _is_cpu_build():
+            built, other = ("GPUs", "vllm-cpu") if self._on_cpu else ("CPUs", "vllm")
+            wanted = "nvidia" if self._on_cpu else "cpu"
+            yield f"accelerator.kind: this environment has vLLM for {built}; install {other} instead, or set {wanted}"
         size = head_size(self._model)
         if self._on_cpu and size is not None and size not in CPU_HEAD_SIZES:
             yield (
@@ -76,6 +81,7 @@ class VllmAdapter:
     def launch(self, port: int, key: str) -> Launch:
         """Return how to start a server on ``port`` of loopback."""
         pool = self._pool
+        assert pool.dtype is not None, "resolve() sets it"
         cache_bytes = pool.kv_cache_bytes or (cpu_cache_bytes("vllm") if self._on_cpu else None)
         options: dict[str, str | int] = {
             "--model": str(self._model),
@@ -91,6 +97,7 @@ class VllmAdapter:
             "--worker-extension-cls": f"{PACKAGE}.weight_transfer.WorkerExtension",
             "--middleware": f"{RequireVllmKey.__module__}.{RequireVllmKey.__name__}",
             "--uvicorn-log-level": "warning",
+            "--h11-max-incomplete-event-size": HEAD_BYTES,
         }
         if cache_bytes is not None:
             options["--kv-cache-memory-bytes"] = cache_bytes
@@ -124,9 +131,10 @@ class VllmAdapter:
         return find_kill(log) or first_error(log, LOG_PREFIX)
 
 
-def _has_gpu() -> bool:
+def _is_cpu_build() -> bool:
+    """Return whether the installed vLLM runs on CPUs only."""
     try:
         metadata.version("vllm-cpu")
     except metadata.PackageNotFoundError:
-        return Path("/dev/nvidiactl").exists()
-    return False
+        return "+cpu" in metadata.version("vllm")
+    return True

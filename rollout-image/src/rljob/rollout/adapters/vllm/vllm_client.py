@@ -1,19 +1,20 @@
 """Client of a vLLM server.
 
-Uses vLLM's native routes: /inference/v1/generate (token ids in; token ids, log-probabilities and weight versions out)
-and the routes of its development mode that pause the engine and update weights.
+Uses vLLM's /inference/v1/generate (token ids in; token ids, log-probabilities and weight versions out), the routes of
+its development mode that join a weight group and resume, and those of
+:mod:`rljob.rollout.adapters.vllm.update_routes`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
 from rljob.protocol.messages import PrepareWeights, SamplingParams, VersionSpan
 from rljob.rollout.adapters.base import INITIAL_VERSION, EngineError, GenerationOutput, unpack_ints
 from rljob.rollout.adapters.http_client import EngineHttp
+from rljob.rollout.adapters.vllm.update_routes import PAUSE, RECEIVE, Pause, Receive, Received
 
 GENERATE = "/inference/v1/generate"
 PAUSE_MODES = {  # inFlight → (vLLM's mode, whether vLLM clears the KV cache)
@@ -53,13 +54,9 @@ class _ScoreReply(msgspec.Struct):
     prompt_logprobs: list[dict[str, _TokenLogprob] | None]
 
 
-class _RpcReply(msgspec.Struct):
-    results: list[Any]
-
-
 _reply = msgspec.json.Decoder(_Reply)
 _score_reply = msgspec.json.Decoder(_ScoreReply)
-_rpc_reply = msgspec.json.Decoder(_RpcReply)
+_received = msgspec.json.Decoder(Received)
 
 
 class VllmClient:
@@ -134,10 +131,10 @@ class VllmClient:
     async def pause(self, in_flight: str) -> None:
         """Stop generating."""
         mode, clear = PAUSE_MODES[in_flight]
-        await self._http.post(f"/pause?mode={mode}&clear_cache={str(clear).lower()}")
+        await self._http.post(PAUSE, Pause(mode, clear))
 
-    async def receive(self, update: PrepareWeights, seconds: float) -> None:
-        """Receive, load and commit the update's weights."""
+    async def receive(self, update: PrepareWeights, seconds: float) -> str:
+        """Receive, load and commit the update's weights; return their digest."""
         info = {
             "names": [meta.name for meta in update.parameters],
             "dtypes": [meta.dtype for meta in update.parameters],
@@ -145,22 +142,16 @@ class VllmClient:
             "timeout_seconds": seconds,
         }
         version = _version_label(update)
-        await self._http.post("/start_weight_update")
-        await self._http.post("/update_weights", {"update_info": info})
-        await self._http.post("/finish_weight_update", {"weight_version": version})
+        reply = await self._http.call(RECEIVE, Receive(info, version), _received)
         self._version = version
+        digests = set(reply.digests)
+        if len(digests) != 1:
+            raise EngineError("the engine's workers received different weights")
+        return digests.pop()
 
     async def resume(self) -> None:
         """Continue generating."""
         await self._http.post("/resume")
-
-    async def digest(self) -> str:
-        """Return the digest of the weights received last."""
-        reply = await self._http.call("/collective_rpc", {"method": "rljob_weights_digest"}, _rpc_reply)
-        digests = {str(result) for result in reply.results}
-        if len(digests) != 1:
-            raise EngineError("the engine's workers received different weights")
-        return digests.pop()
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         """Return the log-probability of each token but the first, at temperature 1."""

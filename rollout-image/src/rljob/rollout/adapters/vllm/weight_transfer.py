@@ -12,7 +12,9 @@ vLLM finds this module through ``--worker-extension-cls``; importing it register
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -37,9 +39,14 @@ from rljob.protocol.messages import ParameterMeta
 from rljob.protocol.parent_death import die_with_parent
 from rljob.rollout.adapters.vllm.expected_warnings import RELOADING, is_reload_warning
 from rljob.rollout.log_filter import drop_records
+from rljob.transfer.nccl_log import PROCESS_LOG
 from rljob.transfer.receiver import WeightReceiver
 from rljob.transfer.rendezvous import Rendezvous
 from rljob.transfer.rounds import LoadWeights
+
+log = logging.getLogger(f"vllm.{__name__}")
+"""vLLM configures the loggers below `vllm`."""
+log.setLevel(logging.INFO)  # few lines, and vLLM's default here is WARNING
 
 BACKEND = "rljob"
 
@@ -76,6 +83,8 @@ class VllmWeightTransfer(WeightTransferEngine[JoinInfo, RoundInfo]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.receiver = WeightReceiver(str(self.device))
+        if torch.device(self.device).type == "cuda":
+            PROCESS_LOG.start()
         tied = bool(getattr(self.model_config.hf_text_config, "tie_word_embeddings", False))
         drop_records(RELOADING, partial(is_reload_warning, tied=tied))
         server = multiprocessing.parent_process()
@@ -92,6 +101,8 @@ class VllmWeightTransfer(WeightTransferEngine[JoinInfo, RoundInfo]):
         rank = 1 + parallel.data_parallel_index * parallel.world_size + parallel.rank
         rendezvous = Rendezvous(init_info.group, init_info.address, init_info.port, init_info.world_size)
         self.receiver.join(rendezvous, rank, init_info.transport, init_info.bucket_bytes, init_info.timeout_seconds)
+        if init_info.transport == "nccl":
+            log.info("NCCL connects the trainer by %s", PROCESS_LOG.transports())
 
     def receive_weights(self, update_info: RoundInfo) -> None:
         """Receive one round and load it.
@@ -124,12 +135,22 @@ class VllmWeightTransfer(WeightTransferEngine[JoinInfo, RoundInfo]):
 
 
 class WorkerExtension:
-    """Methods added to vLLM's worker, for /collective_rpc."""
+    """Methods added to vLLM's worker, for collective_rpc. The attributes are those of the worker."""
 
     weight_transfer_engine: VllmWeightTransfer
+    start_weight_update: Callable[[], None]
+    update_weights: Callable[[dict[str, Any]], None]
+    finish_weight_update: Callable[[], None]
 
-    def rljob_weights_digest(self) -> str:
-        """Return the digest of the bytes of the last round received, blake3 hex."""
+    def rljob_receive(self, update: dict[str, Any]) -> str:
+        """Receive one update and commit it; return the digest of its bytes, hex.
+
+        Args:
+            update: a :class:`RoundInfo`.
+        """
+        self.start_weight_update()
+        self.update_weights(update)
+        self.finish_weight_update()
         return self.weight_transfer_engine.receiver.digest
 
 

@@ -1,0 +1,95 @@
+"""Routes for weight updates in vLLM's server: one call to receive and commit, and a pause without vLLM's wait of 20 ms.
+
+vLLM's own routes need four calls instead of the first, each with a call of all workers. Its pause waits for the
+outputs of requests in flight, which arrive at the agent in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from rljob.rollout.auth_middleware import Application, Scope
+
+PAUSE = "/rljob/pause"
+RECEIVE = "/rljob/receive"
+
+
+class Pause(msgspec.Struct):
+    """Body of PAUSE.
+
+    Args:
+        mode: of vLLM: keep, abort or wait.
+        clear_cache: whether the KV cache is cleared.
+    """
+
+    mode: str
+    clear_cache: bool
+
+
+class Receive(msgspec.Struct):
+    """Body of RECEIVE.
+
+    Args:
+        update: a :class:`~rljob.rollout.adapters.vllm.weight_transfer.RoundInfo`.
+        weight_version: vLLM's label of the new weights.
+    """
+
+    update: dict[str, Any]
+    weight_version: str
+
+
+class Received(msgspec.Struct):
+    """Answer of RECEIVE: the digest that each worker received."""
+
+    digests: list[str]
+
+
+class UpdateRoutes:
+    """ASGI middleware that serves the routes.
+
+    Args:
+        app: the server.
+    """
+
+    def __init__(self, app: Application) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        """Serve one request."""
+        call = _CALLS.get(scope["path"]) if scope["type"] == "http" else None
+        if call is None:
+            await self._app(scope, receive, send)
+            return
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        try:
+            status, answer = 200, await call(scope["app"].state.engine_client, body)
+        except Exception as error:  # noqa: BLE001 of a worker, or a dead engine; the agent receives and logs it
+            status, answer = 500, {"error": {"message": f"{type(error).__name__}: {error}"}}
+        content = msgspec.json.encode(answer)
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": content})
+
+
+async def _pause(engine: Any, body: bytes) -> None:
+    order = msgspec.json.decode(body, type=Pause)
+    if order.clear_cache:
+        await engine.renderer.clear_mm_cache_async()
+    await engine.engine_core.pause_scheduler_async(mode=order.mode, clear_cache=order.clear_cache)
+
+
+async def _receive(engine: Any, body: bytes) -> Received:
+    order = msgspec.json.decode(body, type=Receive)
+    digests = await engine.collective_rpc("rljob_receive", args=(order.update,))
+    await engine.update_weight_version(order.weight_version)
+    return Received(digests)
+
+
+_CALLS: dict[str, Callable[[Any, bytes], Awaitable[object]]] = {PAUSE: _pause, RECEIVE: _receive}
