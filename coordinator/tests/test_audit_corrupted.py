@@ -136,6 +136,11 @@ def not_a_number(run: Path) -> None:
     rewritten(run, logprobs=array("f", [math.nan] * tokens).tobytes())
 
 
+def other_prompt(run: Path) -> None:
+    ((tokens,),) = ask(run, f"SELECT prompt_tokens FROM samples WHERE id = '{written(run)}'")
+    rewritten(run, prompt=array("i", [9] * tokens).tobytes())
+
+
 def second_context(run: Path, change: Callable[[bytes], bytes]) -> None:
     """Change the context (int32) of the second turn of a trained sample; the digest is updated."""
     ((name, segment, position, length),) = ask(
@@ -248,6 +253,11 @@ CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
     ),
     "a prompt was lost": (PROMPTS, sql(f"UPDATE groups SET row = row + 1 WHERE id = {LAST_GROUP}")),
     "a prompt was started twice": (PROMPTS, sql(f"UPDATE groups SET row = row - 1 WHERE id = {LAST_GROUP}")),
+    "a late prompt was not started again": (
+        PROMPTS,
+        sql(f"UPDATE samples SET state = 'surplus', reason = 'not needed by batch 9, …' WHERE group_id = {LAST_GROUP}"),
+    ),
+    "the restarts of a prompt are counted wrongly": (PROMPTS, sql("UPDATE groups SET restarts = 1 WHERE id = 'g0'")),
     "a prompt expired and was not started again": (
         PROMPTS, sql(f"UPDATE samples SET state = 'expired', reason = 'x' WHERE group_id = {LAST_GROUP}"),
     ),
@@ -393,6 +403,7 @@ CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "a record's log-probabilities are NaN": (PAYLOAD, not_a_number),
     "a record's versions do not cover its tokens": (PAYLOAD, lambda run: rewritten(run, spans=[VersionSpan(4, 1, 3)])),
     "a record has another prompt": (PAYLOAD, lambda run: rewritten(run, prompt=bytes(40))),
+    "a record has a prompt that its tokens were not generated from": (PAYLOAD, other_prompt),
     "a turn does not continue the previous one": (PAYLOAD, second_turn),
     "the second turn lost its observation": (PAYLOAD, lambda run: second_context(run, lambda prompt: prompt[:-12])),
     "the second turn follows another answer": (
@@ -449,7 +460,7 @@ CORRUPTIONS: dict[str, tuple[str, Callable[[Path], None]]] = {
         EVALUATIONS, sql("DELETE FROM samples WHERE id = 'e3.2.0'", "DELETE FROM groups WHERE id = 'e3.2'"),
     ),
     "a version was evaluated that does not exist": (
-        EVALUATIONS, sql("INSERT INTO groups VALUES ('e12.0', 'evaluation', 0, 'sums', 0, 12)"),
+        EVALUATIONS, sql("INSERT INTO groups VALUES ('e12.0', 'evaluation', 0, 'sums', 0, 12, 0)"),
     ),
     "an evaluation is of a task without problems": (
         EVALUATIONS, sql("INSERT INTO evaluations VALUES (3, 'products', 3, 0, 1.0, 1.0, 0.0)"),
@@ -563,7 +574,7 @@ def test_a_missing_run_and_a_run_of_another_version_are_rejected_with_a_message(
     with pytest.raises(NoRunError, match=r"job.json is damaged: it is not valid JSON; restore it$"):
         audit(run)
     alter(run, "PRAGMA user_version=7")
-    with pytest.raises(NoRunError, match=r"another version of rljob \(ledger 7, this one reads 5\)"):
+    with pytest.raises(NoRunError, match=r"another version of rljob \(ledger 7, this one reads 6\)"):
         audit(run)
 
 

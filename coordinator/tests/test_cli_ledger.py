@@ -242,7 +242,7 @@ def test_a_ledger_of_another_version_or_a_run_that_has_not_started_exits_2(
     alter(run, "PRAGMA user_version=7")
     for command in (("samples", run), ("audit", run), ("show", run, "g0.0")):
         code, out, err = rljob(*command)
-        assert (code, out) == (2, "") and "another version of rljob (ledger 7, this one reads 5)" in err
+        assert (code, out) == (2, "") and "another version of rljob (ledger 7, this one reads 6)" in err
     (run / "ledger.sqlite").unlink()
     for command in (("samples", run), ("audit", run), ("show", run, "g0.0")):
         code, out, err = rljob(*command)

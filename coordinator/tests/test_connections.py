@@ -123,7 +123,7 @@ async def test_the_first_message_of_a_websocket_ends_its_time(serving: Any) -> N
     async with connected(server, "runner") as websocket:
         (protocol,) = server.server_state.connections
         assert protocol._connection._timer is not None
-        await websocket.send_bytes(m.encode_frame([m.RegisterRunner("r", 1, [])]))
+        await websocket.send_bytes(m.encode_frame([m.RegisterRunner("r", 1, {})]))
         assert (await websocket.receive()).type is aiohttp.WSMsgType.BINARY
         assert protocol._connection._timer is None and protocol._connection.has_token
 
@@ -164,7 +164,7 @@ async def test_a_process_of_the_job_connects_during_a_flood(serving: Any) -> Non
     for _, writer in flood[::2]:
         writer.write(b"GET /v1/connect/agent HTTP/1.1\r\nHost: x\r\nX: ")
     async with connected(server, "runner") as websocket:
-        await websocket.send_bytes(m.encode_frame([m.RegisterRunner("r", 1, [])]))
+        await websocket.send_bytes(m.encode_frame([m.RegisterRunner("r", 1, {})]))
         assert (await websocket.receive()).type is aiohttp.WSMsgType.BINARY, "it is registered and gets work"
     assert len(server.open_connections) <= 4
     for _, writer in flood:

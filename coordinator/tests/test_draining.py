@@ -71,7 +71,8 @@ async def test_requests_that_outlast_the_drain_time_continue_on_other_engines(
     world.run.draining.drain(["one.0"])
     while one.queue:  # the abort removes them
         await world.some(1)
-    prefix = [m.Completion(g.request_id, int32([7]), b"\0\0\0\0", [m.VersionSpan(0, 0, 1)], "abort", 0.1)
+    prefix = [m.Completion(g.request_id, int32([7]), b"\0\0\0\0", [m.VersionSpan(0, 0, 1)], "abort", 0.1,
+                           m.context_digest(g.token_ids))
               for g in generates.values()]  # fmt: skip
     one.say(m.Completions(prefix))
     two.hold = False

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from world import job, m
 
@@ -258,3 +259,23 @@ async def test_the_status_reports_a_missing_evaluation_engine(new_world: Any, tm
     world = await begin(new_world, tmp_path, dedicated_job(), ["main"])
     await world.settle()
     assert status_of(world.run).message == "waiting for an engine for evaluation to connect"
+
+
+async def test_an_evaluation_does_not_wait_for_leases_of_training_samples(new_world: Any, tmp_path: Path) -> None:
+    """The runner takes fewer trajectories than training has in flight, and the trainer waits for the evaluation."""
+    manifest = job(n=32, g=2, alpha=4, steps=3, evaluation={"problems": 4, "everySteps": 1})
+    world = new_world(manifest, tmp_path)
+    await world.start()
+    world.runner.turns_of = lambda sample: 1
+    world.runner.hello = lambda: msgspec.structs.replace(type(world.runner).hello(world.runner), capacity=8)
+    world.connect_all()
+    while world.run.evaluations.running != 1:
+        await world.some(1)
+    (agent,) = world.agents
+    before = len(agent.generated)
+    while world.run.evaluations.running == 1:
+        await world.some(1)
+    samples = [sample for sample, _, _ in agent.generated[before:]]
+    assert sum(sample.startswith("e1.") for sample in samples) >= 4
+    training = sum(sample.startswith("g") for sample in samples)
+    assert training <= 10, "little more than the requests that its engine held already"

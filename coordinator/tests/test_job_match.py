@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from world import job
+from world import manifest
 
 from rljob.api.models import RLJob
 from rljob.coordinator import disk_space
@@ -23,7 +23,7 @@ Body = dict[str, Any]
 
 def written(name: str = "sums", **spec: Any) -> RLJob:
     """Return a manifest without expanded presets, as the coordinator receives it."""
-    body = job().spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    body = manifest().spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     body |= {"algorithm": {"preset": "grpo"}} | spec
     return RLJob.model_validate({"metadata": {"name": name}, "spec": body})
 
@@ -96,7 +96,7 @@ def test_entries_in_another_order_are_the_same_job(tmp_path: Path) -> None:
 
 def test_a_ledger_without_a_job_is_assigned_to_the_first_one(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    store.db.execute("INSERT INTO groups VALUES ('g0', 'train', 0, 'sums', 0, 0)")
+    store.db.execute("INSERT INTO groups VALUES ('g0', 'train', 0, 'sums', 0, 0, 0)")
     store.close()
     start(tmp_path, written())
     with pytest.raises(ValueError, match=r"spec\.seed"):

@@ -106,6 +106,36 @@ async def test_nothing_but_the_files_of_kept_models_can_be_read(client: httpx.As
     assert (await client.get(path)).status_code == 404
 
 
+@pytest.mark.parametrize(
+    "damage, sentence",
+    {
+        "overwritten": ("trainer.json is damaged (", []),
+        "missing": ("trainer.json is missing", []),
+        "of another run": ("trainer.json does not have the digest in the ledger", []),
+        "without weights": ("", ["config.json"]),
+    }.items(),
+)
+async def test_a_damaged_checkpoint_says_so(
+    client: httpx.AsyncClient, run: Path, damage: str, sentence: tuple[str, list[str]]
+) -> None:
+    newest = run / "checkpoints" / "step-000006"
+    match damage:
+        case "overwritten":
+            (newest / "trainer.json").write_text("{}")
+        case "missing":
+            (newest / "trainer.json").unlink()
+        case "of another run":
+            write_checkpoint(newest, 6, 3, MODEL)
+        case "without weights":
+            (newest / "model.safetensors").unlink()
+    (found,) = (each for each in (await client.get("/v1/checkpoints")).json() if each["step"] == 6)
+    begin, files = sentence
+    assert found["damage"].startswith(begin) and bool(found["damage"]) == bool(begin)
+    assert list(found["files"]) == files
+    assert set(found["digests"]) == (set() if begin else set(MODEL)), "so that the client misses the weights"
+    assert (await client.get("/v1/checkpoints/6/config.json")).status_code == (404 if begin else 200)
+
+
 async def test_symbolic_links_in_the_storage_are_not_followed(
     client: httpx.AsyncClient, run: Path, tmp_path: Path
 ) -> None:
@@ -143,7 +173,7 @@ async def test_prompts_responses_and_weights_are_not_served_to_the_network(tmp_p
         REGISTRY.unregister(collector)
     world.close()
     assert {route.path for route in network.routes if "v1" in route.path} == {
-        *("/v1/connect/{role}", "/v1/batches/{step}/shards/{rank}", "/v1/status", "/v1/suspend")
+        *("/v1/connect/{role}", "/v1/batches/{step}/shard", "/v1/status", "/v1/suspend")
     }
     assert {"/v1/status", "/v1/audit", "/v1/samples", "/v1/checkpoints"} <= {route.path for route in local.routes}
 

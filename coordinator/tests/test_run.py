@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -240,18 +241,24 @@ async def test_a_defect_ends_the_run_with_a_reason(new_world: Any, tmp_path: Pat
 
 
 async def test_timing_does_not_change_the_batches_at_alpha_zero(new_world: Any, tmp_path: Path) -> None:
+    tasks = [
+        {"name": name, "weight": weight, "data": {"reasoningGym": {"dataset": "chain_sum"}}, "reward": "r"}
+        for name, weight in (("sums", 1.0), ("more", 2.0))
+    ]
+
     async def batches(name: str, engines: int, kill: bool) -> list[tuple[int, bytes]]:
         (tmp_path / name).mkdir()
         world = new_world(
-            job(alpha=0, steps=5, n=3, algorithm={"groupFilter": "nonconstant"}), tmp_path / name, engines
+            job(alpha=0, steps=5, n=3, algorithm={"groupFilter": "nonconstant"}, tasks=tasks), tmp_path / name, engines
         )
         await world.start()
         world.connect_all()
         if kill:
-            await world.some(12)
-            world.kill_coordinator()
-            await world.start()
-            world.connect_all()
+            for turns in (12, 7, 30, 41):
+                await world.some(turns)
+                world.kill_coordinator()
+                await world.start()
+                world.connect_all()
         await world.settle()
         world.check_accounts()
         return world.trainer.batches
@@ -324,7 +331,7 @@ async def test_messages_about_an_old_attempt_are_acknowledged_and_ignored(new_wo
     await world.settle()
     assert all(turn.finished for t in trajectories for turn in t.turns.values()), "there are new responses"
     world.runner.say = send
-    failed = [world_module.m.TrajectoryFailed(s.sample, "it broke", s.attempt) for s in stale]
+    failed = [world_module.m.TrajectoryFailed(s.sample, "it broke", s.attempt, s.lease) for s in stale]
     world.runner.say(*stale, *failed)
     await world.store.drain()
     assert {
@@ -354,6 +361,31 @@ async def test_an_engine_whose_digest_differs_gets_no_work_and_is_restarted(new_
     world.agents[0].wrong_digest = ""
     await world.settle()
     assert world.run.finished
+
+
+@pytest.mark.parametrize(
+    ("dtype", "probe", "sentence"),
+    [
+        ("float32", (2e-4, 1e-5), "by up to 0.0002 nats (spec.weightSync.probeTolerance is 0.0001);"),
+        ("bfloat16", (0.09, 0.0036), ""),
+        ("bfloat16", (0.4, 0.05), "by a mean of 0.05 nats (spec.weightSync.bfloat16Tolerance.mean is 0.03);"),
+        ("bfloat16", (0.64, 0.27), "bfloat16Tolerance.max is 0.5) and probe tokens differ by a mean of 0.27 nats"),
+        ("bfloat16", (math.nan, math.nan), "by up to nan nats"),
+    ],
+)
+async def test_an_engine_whose_probe_differs_ends_the_run_in_every_dtype(
+    new_world: Any, tmp_path: Path, dtype: str, probe: tuple[float, float], sentence: str
+) -> None:
+    world = new_world(job(trainer={"dtype": dtype}), tmp_path)
+    world.agents[0].probe = probe
+    await world.start()
+    world.connect_all()
+    await world.settle()
+    assert world.run.finished != bool(sentence)
+    if sentence:
+        reason, message = world.run.failure
+        assert reason == "LogprobMismatch" and sentence in message
+        assert "computes other log-probabilities than the trainer from the same weights" in message
 
 
 async def test_an_old_incarnation_is_rejected(new_world: Any, tmp_path: Path) -> None:

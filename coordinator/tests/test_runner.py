@@ -134,15 +134,17 @@ class Stage:
         reward: FakeReward,
         serving: "asyncio.Task[None]",
         runtimes: dict[str, TaskRuntime],
+        runner: RunnerDriver,
     ) -> None:
+        self.runner = runner
         self.coordinator = coordinator
         self.reward = reward
         self.serving = serving
         self._runtimes = runtimes
 
-    def use(self, loop: Loop) -> None:
+    def use(self, loop: Loop, **changes: float) -> None:
         """Use ``loop`` for trajectories that are leased from now on."""
-        self._runtimes["sums"] = replace(self._runtimes["sums"], loop=loop)
+        self._runtimes["sums"] = replace(self._runtimes["sums"], loop=loop, **changes)
 
 
 @pytest.fixture
@@ -164,12 +166,12 @@ async def stage(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
     async with TestServer(app) as server, ClientSession() as session:
         url = str(server.make_url("/"))
         client = RewardClient(Reward(name="sums", builtin="reasoning_gym"), url, session)
-        prompts = PromptCache({"sums": Rows()}, PromptMaker({"sums": task}, Letters()))
-        runtime = TaskRuntime(task, single_turn, client, MAX_MODEL_LENGTH, evaluation_temperature=0.25)
+        prompts = PromptCache({"sums": Rows()}, PromptMaker({"sums": task}, Letters()), 600.0)
+        runtime = TaskRuntime(task, single_turn, client, MAX_MODEL_LENGTH, 0.25, stall_seconds=600.0)
         runtimes = {"sums": runtime}
         runner = RunnerDriver(url, "secret", runtimes, prompts, Letters(), {"sums": 7})  # type: ignore[arg-type]
         serving = asyncio.create_task(runner.run())
-        yield Stage(coordinator, reward, serving, runtimes)
+        yield Stage(coordinator, reward, serving, runtimes, runner)
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         runner.close()
@@ -190,7 +192,7 @@ def turn(prompt: str = "xxx=", text: str = "hello", finish: str = "stop", number
 async def test_a_leased_trajectory_is_generated_and_scored(stage: Stage) -> None:
     coordinator = stage.coordinator
     registration = await coordinator.receive(RegisterRunner)
-    assert registration.driving == [] and registration.capacity > 0 and registration.held_out == {"sums": 7}
+    assert registration.driving == {} and registration.capacity > 0 and registration.held_out == {"sums": 7}
     await coordinator.send(lease())
     need = await coordinator.receive(GenerateRequest)
     assert need == GenerateRequest(
@@ -279,7 +281,7 @@ async def test_unacknowledged_messages_are_sent_again_after_a_reconnect(stage: S
     await coordinator.send(lease("g0.2", row=31))
     failed = await coordinator.receive(TrajectoryFailed)
     await coordinator.hang_up()
-    assert (await coordinator.receive(RegisterRunner)).driving == ["g0.0", "g0.1", "g0.2"]
+    assert (await coordinator.receive(RegisterRunner)).driving.keys() == {"g0.0", "g0.1", "g0.2"}
     assert [await coordinator.receive(object) for _ in range(3)] == [scored, need, failed]
 
 
@@ -291,7 +293,7 @@ async def test_a_result_made_while_disconnected_is_sent_after_the_reconnect(stag
     await until(lambda: len(stage.reward.items) == 1)
     await coordinator.hang_up()
     stage.reward.gate.set()
-    assert (await coordinator.receive(RegisterRunner)).driving == ["g0.0"]
+    assert (await coordinator.receive(RegisterRunner)).driving == {"g0.0": 0}
     assert (await coordinator.receive(TrajectoryScored)).sample == "g0.0"
 
 
@@ -303,7 +305,7 @@ async def test_an_acknowledged_result_is_forgotten(stage: Stage) -> None:
     await coordinator.send(AckTrajectories(["g0.0", "g7.7"]), lease("g0.1"))
     await coordinator.receive(GenerateRequest)
     await coordinator.hang_up()
-    assert (await coordinator.receive(RegisterRunner)).driving == ["g0.1"]
+    assert (await coordinator.receive(RegisterRunner)).driving == {"g0.1": 0}
 
 
 async def test_a_cancelled_trajectory_is_dropped_in_every_state(stage: Stage) -> None:
@@ -318,7 +320,7 @@ async def test_a_cancelled_trajectory_is_dropped_in_every_state(stage: Stage) ->
     stage.reward.gate.set()
     assert (await coordinator.receive(GenerateRequest)).sample == "g0.2"
     await coordinator.hang_up()
-    assert (await coordinator.receive(RegisterRunner)).driving == ["g0.2"]
+    assert (await coordinator.receive(RegisterRunner)).driving == {"g0.2": 0}
 
 
 async def test_a_sample_that_cannot_be_scored_fails_and_the_next_is_scored(stage: Stage) -> None:
@@ -433,16 +435,42 @@ async def test_the_process_registers_and_stops_on_sigterm(
     assert process.returncode == 0
 
 
-async def test_a_lease_of_another_attempt_replaces_the_previous_lease(stage: Stage) -> None:
+async def test_another_lease_replaces_the_previous_lease(stage: Stage) -> None:
     coordinator = stage.coordinator
     await coordinator.receive(RegisterRunner)
     await coordinator.send(lease(turns=[turn()]))
     assert (await coordinator.receive(TrajectoryScored)).attempt == 0
-    await coordinator.send(msgspec.structs.replace(lease(), attempt=2))
+    await coordinator.send(msgspec.structs.replace(lease(), attempt=2, lease=1))
     assert (await coordinator.receive(GenerateRequest)).attempt == 2
     await coordinator.send(GenerateResult("g0.0", turn(text="hi")))
     scored = await coordinator.receive(TrajectoryScored)
     assert (scored.attempt, scored.reward) == (2, 2.0)
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+async def test_a_loop_that_hangs_fails_its_sample(stage: Stage, stubborn: bool) -> None:
+    coordinator = stage.coordinator
+    await coordinator.receive(RegisterRunner)
+
+    async def hang(context: Context) -> Score:
+        await context.generate(context.prompt.token_ids)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if not stubborn:
+                raise
+        return await context.score("late", "stop")
+
+    stage.use(hang, stall_seconds=0.01)
+    await coordinator.send(lease())
+    await coordinator.receive(GenerateRequest)
+    trajectory = stage.runner._trajectories["g0.0"]
+    assert trajectory._watchdog is not None and trajectory._watchdog.cancelled(), "an engine may take any time"
+    await coordinator.send(GenerateResult("g0.0", turn()))
+    failed = await coordinator.receive(TrajectoryFailed)
+    assert failed.reason == "its loop made no call for 0.01 s; raise failurePolicy.stallSeconds, or correct the loop"
+    await coordinator.send(AckTrajectories(["g0.0"]), lease("g0.1"))
+    assert (await coordinator.receive(GenerateRequest)).sample == "g0.1"
 
 
 # --- loops of several turns ---

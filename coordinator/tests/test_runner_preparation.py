@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from e2e.fakes.hub import serving_hub
 from rljob.api.models import RLJob
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.runner.data.readers import DataReaders
@@ -60,6 +61,20 @@ def environment(storage: Path, task: dict | None = None, **spec: object) -> Comp
 def test_a_valid_job_has_no_problems_and_nothing_is_written(storage: Path) -> None:
     assert check(environment(storage, evaluation={}), DataReaders(), will_initialize=False) == []
     assert sorted(path.name for path in storage.iterdir()) == ["model", "rows.jsonl"]
+
+
+def test_a_model_of_the_hub_is_downloaded_when_the_runner_starts(
+    storage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLJOB_MODEL_CACHE", str(storage / "cache"))
+    remote = environment(storage, models=[{"name": "policy", "source": "hf://org/tiny"}])
+    assert check(remote, DataReaders(), will_initialize=False) == []
+    assert not (storage / "models.json").exists()
+    with serving_hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        hub.add_directory("org/tiny", storage / "model")
+        prepared = prepare(remote, DataReaders())
+    assert prepared.codec.encode("1 + 1") == prepare(environment(storage), DataReaders()).codec.encode("1 + 1")
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def task() -> Task:
 
 async def test_a_group_shares_one_prompt_made_off_the_event_loop() -> None:
     source = CountingSource()
-    prompt_cache = PromptCache({"sums": source}, PromptMaker({"sums": task()}, Bytes()))
+    prompt_cache = PromptCache({"sums": source}, PromptMaker({"sums": task()}, Bytes()), 600.0)
     prompts = await asyncio.gather(*(prompt_cache.prompt("sums", "train", 4) for _ in range(8)))
     prompt_cache.close()
     assert {prompt.text for prompt in prompts} == {"Q: 4?\n"}
@@ -201,7 +201,7 @@ async def test_a_group_shares_one_prompt_made_off_the_event_loop() -> None:
 
 async def test_a_problem_that_cannot_be_made_fails_all_who_wait_and_is_tried_again_later() -> None:
     source = CountingSource()
-    prompt_cache = PromptCache({"sums": source}, PromptMaker({"sums": task()}, Bytes()))
+    prompt_cache = PromptCache({"sums": source}, PromptMaker({"sums": task()}, Bytes()), 600.0)
     failed = await asyncio.gather(*(prompt_cache.prompt("sums", "train", 13) for _ in range(3)), return_exceptions=True)
     assert [str(error) for error in failed] == ["no such problem"] * 3
     with pytest.raises(RuntimeError):
@@ -210,9 +210,44 @@ async def test_a_problem_that_cannot_be_made_fails_all_who_wait_and_is_tried_aga
     assert source.rows == [13, 13]
 
 
+async def test_a_slow_source_does_not_delay_other_tasks() -> None:
+    opened = threading.Event()
+
+    class SlowSource(CountingSource):
+        def problem(self, split: str, row: int) -> dict:
+            assert opened.wait(60)
+            return super().problem(split, row)
+
+    tasks = {name: task() for name in ("slow", "quick")}
+    prompt_cache = PromptCache({"slow": SlowSource(), "quick": CountingSource()}, PromptMaker(tasks, Bytes()), 600.0)
+    slow = [asyncio.create_task(prompt_cache.prompt("slow", "train", row)) for row in range(3)]
+    await asyncio.sleep(0)
+    assert (await prompt_cache.prompt("quick", "train", 5)).text == "Q: 5?\n"
+    assert not any(waiting.done() for waiting in slow)
+    opened.set()
+    assert [prompt.text for prompt in await asyncio.gather(*slow)] == ["Q: 0?\n", "Q: 1?\n", "Q: 2?\n"]
+    prompt_cache.close()
+
+
+async def test_a_source_that_gives_no_row_for_long_fails_those_who_wait() -> None:
+    opened = threading.Event()
+
+    class HungSource(CountingSource):
+        def problem(self, split: str, row: int) -> dict:
+            assert opened.wait(60)
+            return super().problem(split, row)
+
+    prompt_cache = PromptCache({"sums": HungSource()}, PromptMaker({"sums": task()}, Bytes()), 0.01)
+    with pytest.raises(ValueError, match=r"the data of task sums gave no row for 0\.01 s, row 3 of split train is not"):
+        await prompt_cache.prompt("sums", "train", 3)
+    opened.set()
+    assert (await prompt_cache._kept["sums", "train", 3]).text == "Q: 3?\n", "it is not made twice"
+    prompt_cache.close()
+
+
 async def test_cancelling_one_member_does_not_disturb_the_others() -> None:
     source = CountingSource()
-    prompt_cache = PromptCache({"sums": source}, PromptMaker({"sums": task()}, Bytes()))
+    prompt_cache = PromptCache({"sums": source}, PromptMaker({"sums": task()}, Bytes()), 600.0)
     members = [asyncio.create_task(prompt_cache.prompt("sums", "train", 1)) for _ in range(3)]
     await asyncio.sleep(0)
     members[0].cancel()

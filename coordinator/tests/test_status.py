@@ -129,6 +129,21 @@ async def test_the_status_counts_ended_samples_and_has_the_last_failure_also_aft
     assert status_of(world.run).ended == ended
 
 
+async def test_the_last_failure_is_the_last_in_time_also_after_a_restart(new_world: Any, tmp_path: Path) -> None:
+    world = new_world(job(), tmp_path)
+    await world.start()
+    world.connect_all()
+    while len(world.run.trajectories.by_sample) < 4:
+        await world.some(1)
+    for sample in ("g1.0", "g0.0"):
+        world.run.outcomes.failed(world.run.trajectories.by_sample[sample], f"{sample} failed")
+    assert status_of(world.run).ended.last_failure == "g0.0 failed"
+    await world.store.drain()
+    world.kill_coordinator()
+    await world.start()
+    assert status_of(world.run).ended.last_failure == "g0.0 failed"
+
+
 async def test_reasons_in_the_status_are_one_printable_line_of_bounded_length(new_world: Any, tmp_path: Path) -> None:
     world = new_world(job(), tmp_path)
     await world.start()

@@ -136,8 +136,8 @@ async def test_the_applied_fields_match_the_schema_of_status_run(new_world: Any,
     assert applied.progress.text == f"{world.run.version}/6 {100 * world.run.version // 6}%"
     assert applied.staleness and applied.engines[0].name == "engine-0.0"
     assert RUN_STATE.validate_python(run_fields(RunStatus("Failed", "X", "m" * 9999))).message == "m" * 4096
-    warned = RUN_STATE.validate_python(run_fields(RunStatus("Running", warnings=["w" * 9999, *map(str, range(16))])))
-    assert warned.warnings == list(map(str, range(16))), "the newest"
+    warned = RUN_STATE.validate_python(run_fields(RunStatus("Running", warnings=["w" * 9999])))
+    assert warned.warnings == ["w" * 4096]
     ugly = [Metric("loss", float("nan")), *(Metric(f"m{i}", 1.0) for i in range(99))]
     assert len(RUN_STATE.validate_python(run_fields(RunStatus("Running", metrics=ugly))).metrics) == 64
 

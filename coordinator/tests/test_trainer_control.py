@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from world import job, m
+from world import Trainer, job, m
 
+from rljob.api.job_status import MOST_WARNINGS
 from rljob.coordinator.status_report import status_of
 
 
@@ -63,6 +64,20 @@ def restart_trainer(world: Any) -> None:
     world.trainer.reborn()
 
 
+async def connect_rejected(world: Any) -> m.Reject:
+    """Connect the trainer; return the one rejection that it gets."""
+    rejected: list[m.Reject] = []
+    handle = world.trainer.handle
+    world.trainer.handle = lambda message: (
+        rejected.append(message) if isinstance(message, m.Reject) else handle(message)
+    )
+    world.trainer.connect()
+    for _ in range(20):
+        await world.some(1)
+    (found,) = rejected
+    return found
+
+
 async def test_a_checkpoint_with_other_weights_than_were_published_is_refused_and_replayed(
     new_world: Any, tmp_path: Path
 ) -> None:
@@ -89,29 +104,16 @@ async def test_a_checkpoint_with_other_weights_than_were_published_is_refused_an
 
 
 @pytest.mark.parametrize("later", [4, 5])
+@pytest.mark.parametrize("meanwhile", ["nothing", "the connection breaks", "the coordinator is killed"])
 async def test_a_checkpoint_with_another_digest_than_in_the_ledger_is_refused(
-    new_world: Any, tmp_path: Path, later: int
+    new_world: Any, tmp_path: Path, later: int, meanwhile: str
 ) -> None:
-    """For example of another run: the weights may be equal, but not the optimizer's state."""
+    """For example of another run: the weights may be equal, but not the optimizer's state. ``meanwhile``: before the
+    trainer receives the refusal."""
     world = new_world(job(alpha=1, steps=6), tmp_path)
     await trained(world, 4)
     while world.run.version < later:
         await world.some(1)
-    world.trainer.digest = lambda step: "another record" if step == 4 else f"record of {step}"
-    restart_trainer(world)
-    world.trainer.connect()
-    await world.settle()
-    assert world.run.finished and world.run.weights.lineage == 0
-    (warning,) = world.run.warnings
-    assert warning.startswith("the checkpoint of step 4 was refused: its digest is not the one in the ledger; ")
-
-
-@pytest.mark.parametrize("coordinator", ["stays", "is killed"])
-async def test_a_trainer_that_reconnects_before_it_is_told_does_not_train_on_a_refused_checkpoint(
-    new_world: Any, tmp_path: Path, coordinator: str
-) -> None:
-    world = new_world(job(alpha=1, steps=6), tmp_path)
-    await trained(world, 4)
     world.trainer.digest = lambda step: "another record" if step == 4 else f"record of {step}"
     restart_trainer(world)
     world.trainer.hold = True
@@ -120,19 +122,63 @@ async def test_a_trainer_that_reconnects_before_it_is_told_does_not_train_on_a_r
     while not any(isinstance(command, m.RefuseCheckpoint) for command in world.trainer.commands):
         await world.some(1)
     assert world.trainer.incarnation
-    if coordinator == "is killed":
-        world.kill_coordinator()
-        await world.start()
-        world.connect_all()
-    else:
-        world.trainer.disconnect()
-    world.trainer.commands.clear()
-    world.trainer.connect()
+    if meanwhile != "nothing":
+        world.trainer.commands.clear()
+        if meanwhile == "the coordinator is killed":
+            world.kill_coordinator()
+            await world.start()
+            world.connect_all()
+        else:
+            world.trainer.disconnect()
+        world.trainer.connect()
     world.trainer.hold = False
     await world.settle()
     assert world.run.finished and world.run.weights.lineage == 0
+    (warning,) = world.run.warnings
+    assert warning.startswith("the checkpoint of step 4 was refused: its digest is not the one in the ledger; ")
     assert [row[0] for row in world.store.query("SELECT step FROM incarnations ORDER BY incarnation")] == [0, 4, 2]
     world.check_accounts()
+
+
+async def test_training_continues_while_a_checkpoint_is_written_and_the_end_waits_for_it(
+    new_world: Any, tmp_path: Path
+) -> None:
+    world = new_world(job(alpha=1, steps=5, checkpoints={"everySteps": 2, "keep": 1}), tmp_path)
+    await world.start()
+    world.connect_all()
+    trainer = world.trainer
+    trainer.hold_writes = True
+    while trainer.step_ < 3:
+        await world.some(1)
+    assert trainer.writing[0] == 2 and world.run.trainer.checkpoints.steps == []
+    trainer.disconnect()
+    trainer.connect()  # the checkpoint is not requested again, because the weights have changed
+    while trainer.step_ < 5 or trainer.writing[0] != 5:
+        await world.some(1)
+        assert not world.run.finished
+    assert world.run.trainer.checkpoints.steps == [4]
+    trainer.hold_writes = False
+    await world.settle()
+    assert world.run.finished and set(trainer.saved) == {0, 5} and world.run.trainer.checkpoints.steps == [5]
+    world.check_accounts()
+
+
+async def test_a_run_suspends_only_when_its_checkpoint_is_durable(new_world: Any, tmp_path: Path) -> None:
+    world = new_world(job(alpha=1, steps=5, checkpoints={"everySteps": 2}), tmp_path)
+    await world.start()
+    world.connect_all()
+    world.trainer.hold_writes = True
+    while world.trainer.step_ < 3:
+        await world.some(1)
+    world.run.suspend()
+    while world.trainer.writing[0] == 2:
+        await world.some(1)
+    for _ in range(50):
+        await world.some(1)
+    assert not world.run.suspended and 2 in world.run.trainer.checkpoints
+    world.trainer.hold_writes = False
+    await world.settle()
+    assert world.run.suspended and world.trainer.step_ in world.run.trainer.checkpoints
 
 
 async def test_checkpoints_that_the_trainer_refuses_or_does_not_find_no_longer_count(
@@ -146,6 +192,9 @@ async def test_checkpoints_that_the_trainer_refuses_or_does_not_find_no_longer_c
     restart_trainer(world)
     world.trainer.refused = [m.RefusedCheckpoint(4, "model.safetensors is damaged")]
     world.trainer.connect()
+    assert world.run.trainer.session.busy == "TrainerRegistered", "it has not said what it did not find"
+    while world.run.trainer.session.busy == "TrainerRegistered":
+        await world.some(1)
     assert world.run.trainer.checkpoints.steps == [2]
     kept = status_of(world.run).last_checkpoint
     assert (kept.step, kept.path) == (2, "checkpoints/step-000002")
@@ -167,13 +216,32 @@ async def test_a_trainer_without_a_usable_checkpoint_does_not_start_from_scratch
     await trained(world, 4)
     world.trainer.saved = {0: "start"}
     restart_trainer(world)
-    world.trainer.connect()
-    (rejected,) = world.trainer.peer.take()
+    rejected = await connect_rejected(world)
     assert rejected.fatal and rejected.reason == (
         "the trainer finds no checkpoint that it can use, and the batches before step 2 are not stored any more; "
         "restore one of checkpoints/step-000004, checkpoints/step-000002 from a copy, or start another run"
     )
-    assert world.run.trainer.session.incarnation == 1
+    assert world.run.warnings == []
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+async def test_a_checkpoint_written_while_the_next_trainer_loads_is_taken_and_not_refused(
+    new_world: Any, tmp_path: Path, keep: int
+) -> None:
+    """``keep`` 1: the checkpoint that the next trainer loaded has been removed since."""
+    world = new_world(job(alpha=1, steps=6, checkpoints={"everySteps": 2, "keep": keep}), tmp_path)
+    await trained(world, 2)
+    late = Trainer(world)
+    late.saved = world.trainer.saved
+    late.reborn()
+    while 4 not in world.run.trainer.checkpoints:
+        await world.some(1)
+    world.trainer = late
+    world.trainer.connect()
+    await world.settle()
+    assert world.run.finished and world.run.warnings == [] and world.run.weights.lineage == 0
+    assert [row[0] for row in world.store.query("SELECT step FROM incarnations ORDER BY incarnation")] == [0, 2, 4]
+    world.check_accounts()
 
 
 async def test_a_refused_only_checkpoint_and_a_changed_initial_model_end_the_trainer(
@@ -188,14 +256,8 @@ async def test_a_refused_only_checkpoint_and_a_changed_initial_model_end_the_tra
         await trained(world, version)
         world.trainer.saved = saved
         restart_trainer(world)
-        rejected: list[Any] = []
-        world.trainer.handle = lambda message, handle=world.trainer.handle, found=rejected: (
-            found.append(message) if isinstance(message, m.Reject) else handle(message)
-        )
-        world.trainer.connect()
-        for _ in range(20):
-            await world.some(1)
-        assert len(rejected) == 1 and rejected[0].fatal and rejected[0].reason.startswith(sentence), rejected
+        rejected = await connect_rejected(world)
+        assert rejected.fatal and rejected.reason.startswith(sentence), rejected
         assert world.run.weights.lineage == 0 and world.run.warnings == []
 
 
@@ -216,6 +278,37 @@ async def test_a_new_lineage_is_in_the_status_also_after_a_restart_of_the_coordi
     world.kill_coordinator()
     await world.start()
     assert status_of(world.run).warnings == expected
+    for n in range(MOST_WARNINGS):
+        world.run.warn(f"warning {n}")
+    world.run.warn("warning 3")
+    newest = [f"warning {n}" for n in range(MOST_WARNINGS)]
+    await world.store.drain()
+    assert (status_of(world.run).warnings, status_of(world.run).earlier_warnings) == (newest, 1)
+    world.kill_coordinator()
+    await world.start()
+    assert (status_of(world.run).warnings, status_of(world.run).earlier_warnings) == (newest, 1)
+
+
+@pytest.mark.parametrize("suspended", [False, True])
+async def test_a_trainer_whose_result_was_lost_is_asked_for_it_again(
+    new_world: Any, tmp_path: Path, suspended: bool
+) -> None:
+    world = new_world(job(alpha=1, steps=3), tmp_path)
+    await world.start()
+    say, lost = world.trainer.say, []
+    world.trainer.say = lambda *messages: (lost.append if isinstance(messages[0], m.StepDone) else say)(*messages)
+    world.connect_all()
+    await world.settle()
+    assert lost and world.run.version == 0 and world.trainer.step_ == 1
+    world.trainer.say, world.trainer.last = say, None
+    world.trainer.disconnect()
+    if suspended:
+        world.run.suspend()
+    world.trainer.connect()
+    await world.settle()
+    assert world.run.suspended if suspended else world.run.finished
+    assert world.run.version == (1 if suspended else 3)
+    assert world.store.query("SELECT metrics FROM applied WHERE step = 0")[0][0] == '{"loss": 0.0}'
 
 
 async def test_a_suspended_run_writes_no_checkpoint_before_its_weights_are_verified(

@@ -30,10 +30,16 @@ from rljob.coordinator.recovery import recover
 from rljob.coordinator.run import Run
 from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import messages as m
+from rljob.protocol.shards import encode_selection
 
 
 def job(steps: int = 4, alpha: int = 1, n: int = 2, g: int = 2, **spec: Any) -> RLJob:
-    """Return a small manifest."""
+    """Return a small job."""
+    return resolve(manifest(steps, alpha, n, g, **spec))
+
+
+def manifest(steps: int = 4, alpha: int = 1, n: int = 2, g: int = 2, **spec: Any) -> RLJob:
+    """Return the manifest of a small job, as the user wrote it."""
     body = {
         "seed": 3,
         "models": [{"name": "policy", "source": "job://model"}],
@@ -47,7 +53,7 @@ def job(steps: int = 4, alpha: int = 1, n: int = 2, g: int = 2, **spec: Any) -> 
         "checkpoints": {"everySteps": 2, "keep": 2},
         **spec,
     }  # fmt: skip
-    return resolve(RLJob.model_validate({"metadata": {"name": "test"}, "spec": body}))
+    return RLJob.model_validate({"metadata": {"name": "test"}, "spec": body})
 
 
 OUTGOING = {
@@ -140,7 +146,8 @@ class Runner(Component):
         self.lives += 1
 
     def hello(self) -> Any:
-        return m.RegisterRunner(f"runner.{self.lives}", 1000, list(self.driving), self.held_out)
+        driving = {name: lease.lease for name, lease in self.driving.items()}
+        return m.RegisterRunner(f"runner.{self.lives}", 1000, driving, self.held_out)
 
     def connect(self) -> None:
         super().connect()
@@ -160,7 +167,7 @@ class Runner(Component):
         for turn in turns:
             assert turn.prompt == context, f"{sample}: turn {turn.turn} was generated from another context"
             context += turn.token_ids + observation(turn.turn)
-        self.say(m.GenerateRequest(sample, len(turns), context, 16, 1.0, [0], lease.attempt))
+        self.say(m.GenerateRequest(sample, len(turns), context, 16, 1.0, [0], lease.attempt, lease.lease))
 
     def handle(self, message: Any) -> None:
         match message:
@@ -192,6 +199,7 @@ class Runner(Component):
             len(turns),
             self.driving[sample].attempt,
             credits if math.isfinite(reward) else [],
+            self.driving[sample].lease,
         )
         self.say(self.finished[sample])
 
@@ -211,6 +219,7 @@ class Agent(Component):
         self.begun: dict[tuple[str, int, int], int] = {}  # sample, turn, attempt → version at its start
         self.hold = False  # generate nothing
         self.wrong_digest = ""  # digest to report instead
+        self.probe = (0.0, 0.0)  # largest and mean difference to report
 
     def reborn(self) -> None:
         """Restart the engine server: it loses its state."""
@@ -261,7 +270,7 @@ class Agent(Component):
             self.preparing = None
             self.digest = self.wrong_digest or self.world.broadcasts.pop(prepared.group)
             self.lineage, self.version = prepared.lineage, prepared.version
-            self.say(m.WeightAck(prepared.update, prepared.lineage, prepared.version, self.digest, 0.0, 0.1))
+            self.say(m.WeightAck(prepared.update, prepared.lineage, prepared.version, self.digest, *self.probe, 0.1))
             busy = True
         if self.queue and not self.hold and self.peer is not None:
             generate = self.queue.pop(0)
@@ -279,7 +288,8 @@ def generate_tokens(generate: m.Generate, begun: int, version: int) -> m.Complet
     tokens = list(digest[: 1 + digest[0] % generate.sampling.max_tokens])
     logprobs = struct.pack(f"<{len(tokens)}f", *([-1.0] * len(tokens)))
     spans = [m.VersionSpan(begun, 0, 1), *([m.VersionSpan(version, 1, len(tokens))] if len(tokens) > 1 else [])]
-    return m.Completion(generate.request_id, int32(tokens), logprobs, spans, "stop", 0.01)
+    context = m.context_digest(generate.token_ids)
+    return m.Completion(generate.request_id, int32(tokens), logprobs, spans, "stop", 0.01, context)
 
 
 class Trainer(Component):
@@ -293,14 +303,16 @@ class Trainer(Component):
         self.saved: dict[int, str] = {0: "start"}
         self.commands: list[Any] = []
         self.last: int | None = None  # last step that this process applied
+        self.writing: tuple[int, str, list[int]] | None = None  # step and state of a checkpoint, steps to remove
         self.hold = False
+        self.hold_writes = False
         self.drift = ""  # makes a replay differ
         self.refused: list[m.RefusedCheckpoint] = []  # by this process
         self.loaded = ""  # digest of the record of the checkpoint that this process loaded
 
     def reborn(self) -> None:
         """Restart the process from the newest checkpoint."""
-        self.incarnation, self.commands, self.last = 0, [], None
+        self.incarnation, self.commands, self.last, self.writing = 0, [], None, None
         self.step_ = max(self.saved)
         self.state = self.saved[self.step_]
 
@@ -321,21 +333,46 @@ class Trainer(Component):
     def handle(self, message: Any) -> None:
         if isinstance(message, m.TrainerRegistered):
             self.incarnation = message.incarnation
+            self.look_for(message.unseen)
         else:
             self.commands.append(message)
+
+    def look_for(self, unseen: list[int]) -> None:
+        """Restart if one of these checkpoints exists, else refuse them."""
+        if self.saved.keys() & unseen:
+            self.disconnect()
+            self.reborn()
+            self.connect()
+        elif unseen:
+            missing = [m.RefusedCheckpoint(n, f"the trainer did not find checkpoints/step-{n:06d}") for n in unseen]
+            self.refused = self.refused + missing
+            self.say(self.hello())
 
     def step(self) -> bool:
         busy = super().step()
         if self.commands and not self.hold and self.peer is not None:
             self._execute(self.commands.pop(0))
             busy = True
+        elif self.writing is not None and not self.hold_writes and self.peer is not None:
+            self._finish_write()
+            busy = True
         return busy
+
+    def _finish_write(self) -> None:
+        if self.writing is None:
+            return
+        step, self.saved[self.writing[0]], remove = self.writing
+        self.writing = None
+        for old in remove:
+            self.saved.pop(old, None)
+        self.say(m.Checkpointed(self.incarnation, step, f"checkpoints/step-{step:06d}", self.digest(step)))
 
     def _execute(self, command: Any) -> None:
         match command:
             case m.Train(step=step):
                 if step == self.step_:
-                    data = zstandard.decompress(shard(self.world.store, step, 0, 1))
+                    n = len(command.samples)
+                    data = zstandard.decompress(shard(self.world.store, step, encode_selection(range(n), n)))
                     self.batches.append((step, data))
                     self.check(command, data)
                     self.state = hashlib.sha256(self.state.encode() + data + self.drift.encode()).hexdigest()
@@ -354,12 +391,10 @@ class Trainer(Component):
                 if not engines:
                     self.say(m.WeightsSent(self.incarnation, update, "", self.state, 0.1, ""))
             case m.Checkpoint(step=step, remove=remove):
+                self._finish_write()
                 assert step == self.step_
-                self.saved[step] = self.state
-                for old in remove:
-                    self.saved.pop(old, None)
-                path = f"checkpoints/step-{step:06d}"
-                self.say(m.Checkpointed(self.incarnation, step, path, self.digest(step)))
+                self.writing = (step, self.state, remove)
+                self.say(m.CheckpointCopied(self.incarnation, step))
             case m.RefuseCheckpoint(step=step):
                 del self.saved[step]
                 self.disconnect()

@@ -1,4 +1,4 @@
-"""Shards of a batch: the tokens of a rank's samples, read from the payload."""
+"""Shards of a batch: the tokens of the samples that a rank requests, read from the payload."""
 
 from __future__ import annotations
 
@@ -11,23 +11,28 @@ from rljob.ledger.payload_record import INT32, PayloadRecord
 from rljob.ledger.queries import batch, completions
 from rljob.ledger.store import Store
 from rljob.protocol.messages import SampleTokens, Segment, VersionSpan
-from rljob.scheduling.shards import assign
+from rljob.protocol.shards import decode_selection
 
 
-def shard(store: Store, step: int, rank: int, ranks: int) -> bytes:
-    """Return zstd(msgpack(list[SampleTokens])) of the samples of batch ``step`` that ``rank`` trains.
+def shard(store: Store, step: int, selection: bytes) -> bytes:
+    """Return zstd(msgpack(list[SampleTokens])) of the selected samples of batch ``step``.
+
+    Args:
+        store: the ledger.
+        step: of the batch.
+        selection: see :mod:`rljob.protocol.shards`.
 
     Raises:
         LookupError: the batch does not exist.
+        SelectionError: the selection does not fit the batch.
         PayloadError: a record is damaged.
     """
     rows = batch(store, step)
     if not rows:
         raise LookupError(f"there is no batch {step}")
-    mine = assign([row.total_tokens for row in rows], ranks)[rank]
     samples = [
         assemble(completions(store, row.sample, row.attempt), json.loads(row.turn_rewards))
-        for row in (rows[i] for i in mine)
+        for row in (rows[i] for i in decode_selection(selection, len(rows)))
     ]
     return zstandard.ZstdCompressor(level=1).compress(msgspec.msgpack.encode(samples))
 

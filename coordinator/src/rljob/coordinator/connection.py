@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import Any, Protocol
 
 import msgspec
@@ -30,6 +31,8 @@ class Connection:
         self.role = role
         self.instance = ""
         self.open = True
+        self.heard = math.inf
+        """Time (of the event loop) of the peer's last message; infinite before its first one."""
         self._socket = socket
         self._outbox: list[msgspec.Raw] = []
         self._wake = asyncio.Event()

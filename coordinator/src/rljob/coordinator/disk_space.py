@@ -8,17 +8,17 @@ process waits here without a time limit, so that a full disk costs one restart a
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 from pathlib import Path
+
+from rljob.protocol.full_disk import FULL_DISK
 
 log = logging.getLogger(__name__)
 
 NEEDED_BYTES = 16 << 20
 """Free space needed to start: enough for some steps before the disk is full again."""
 FIRST_SECONDS, LAST_SECONDS = 1.0, 30.0
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 async def wait_for_space(storage: Path) -> None:
@@ -45,7 +45,7 @@ def _has_space(storage: Path) -> bool:
             os.close(file)
             probe.unlink()
     except OSError as error:
-        if error.errno in FULL:
+        if error.errno in FULL_DISK:
             return False
         # Not supported on this file system: the ledger itself reports a full disk.
         log.debug("%s: %s", probe, error)

@@ -52,7 +52,7 @@ class Draining:
 
     def drained(self, engine: EngineRecord) -> bool:
         """Whether ``engine`` is being drained and has no requests left."""
-        return self.drains(engine) and not engine.requests and not self._trajectories.claimed(engine)
+        return self.drains(engine) and not self._trajectories.busy(engine)
 
     def _hand_back(self, name: str) -> None:
         """Interrupt the requests of an engine: it returns each with its tokens so far, and another engine continues."""

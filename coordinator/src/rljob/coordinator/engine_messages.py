@@ -30,7 +30,7 @@ class EngineMessages:
                 self._register(connection, message)
             case m.Completions():
                 for completion in message.items:
-                    self._run.trajectories.completed(completion, connection)
+                    self._completed(connection, completion)
             case m.EngineCrashed():
                 self._crashed(connection, message)
             case _:
@@ -118,11 +118,20 @@ class EngineMessages:
             self._reassign(engine)
         engine.state, engine.restarts = message.state, message.restarts
         engine.running, engine.waiting = message.running, message.waiting
+        self._run.changed()  # it may have been silent or not ready: it gets requests again
 
     def _crashed(self, connection: Connection, message: m.EngineCrashed) -> None:
         log.warning("pool %s: %s; its last lines:\n%s", message.pool, message.reason, message.last_lines)
         self._run.engines.crashed[connection] = message
         self._run.engines.crashes[message.pool] += 1
+
+    def _completed(self, connection: Connection, completion: m.Completion) -> None:
+        run, request_id = self._run, completion.request_id
+        try:
+            run.trajectories.completed(completion, connection)
+        except ValueError as error:
+            run.outcomes.failed(run.trajectories.by_sample[request_id.sample], str(error))
+            run.ledger.then(lambda: connection.send(m.AckCompletions([request_id])))
 
     def _generation_failed(self, engine: EngineRecord, message: m.GenerationFailed) -> None:
         run = self._run

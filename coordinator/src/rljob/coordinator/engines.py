@@ -6,10 +6,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from rljob.coordinator.connection import Connection
-from rljob.protocol.messages import EngineCrashed, WeightAck
+from rljob.protocol.messages import HEARTBEAT_SECONDS, EngineCrashed, WeightAck
 from rljob.scheduling.dispatch import EngineLoad
 
 FAILURES_BEFORE_RESTART = 3
+SILENT_HEARTBEATS = 3
 
 
 @dataclass(eq=False, kw_only=True)
@@ -31,6 +32,12 @@ class EngineRecord(EngineLoad):
     restarts: int = 0
     running: int = 0  # requests, from its agent's last heartbeat
     waiting: int = 0
+
+    def silent_seconds(self, now: float) -> float:
+        """Return for how long the agent has been silent, if it has missed SILENT_HEARTBEATS; else 0. ``now``: time of
+        the event loop. The engine gets no requests; its connection is closed if it answers no ping either."""
+        silent = now - self.connection.heard if self.connection is not None else 0.0
+        return silent if silent > SILENT_HEARTBEATS * HEARTBEAT_SECONDS else 0.0
 
     @property
     def name(self) -> str:

@@ -59,7 +59,7 @@ class Evaluations:
                 group = make_group(f"e{version}.{number}", number, task, row, 1)
                 sample = group.samples[0]
                 trajectories.append(Trajectory(sample, task, row, version))
-                self._ledger.admit_group(group.id, Kind.EVALUATION, number, task, row, version, [sample.id])
+                self._ledger.admit_group(group.id, Kind.EVALUATION, number, task, row, version, [sample.id], 0)
                 number += 1
         self.resume(version, trajectories, [])
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from rljob.ledger.queries import TrainerRecord
 from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import messages as m
@@ -74,18 +72,15 @@ class KeptCheckpoints:
         self._refused[step] = digest
         self._ledger.record_refused(step, digest)
 
-    def refuse_newer(self, start: int, reported: Iterable[m.RefusedCheckpoint]) -> list[m.RefusedCheckpoint]:
-        """Refuse every checkpoint after ``start``, the one that the trainer loaded; return them with the reasons."""
-        reasons = {refused.step: refused.reason for refused in reported if refused.step > start}
-        missing = {step: f"the trainer did not find {path}" for step, (path, _) in self._kept.items() if step > start}
-        for step in sorted(found := missing | reasons):
-            self.refuse(step, "")  # a disk that could not be read may be readable later
-        return [m.RefusedCheckpoint(step, found[step]) for step in sorted(found)]
+    def unseen(self, message: m.RegisterTrainer) -> list[int]:
+        """Return the steps of kept checkpoints that are newer than the one that a trainer loaded, and not refused."""
+        refused = {refused.step for refused in message.refused}
+        return [step for step in self.steps if step > message.step and step not in refused]
 
-    def removed_by(self, step: int) -> list[int]:
-        """Return the steps of the checkpoints to remove once the one of ``step`` is written."""
-        steps = sorted({*self._kept, step})
-        return steps[: -self._keep] + sorted(self._refused.keys() - {step})
+    def removed_by(self, step: int, writing: int | None = None) -> list[int]:
+        """Return the steps of the checkpoints to remove once that of ``step`` is written, and before it ``writing``."""
+        steps = sorted({*self._kept, step, *([] if writing is None else [writing])})
+        return steps[: -self._keep] + sorted(self._refused.keys() - {step, writing})
 
     def add(self, message: m.Checkpointed) -> None:
         """Record a durable checkpoint; remove old ones and the payload that they cover."""

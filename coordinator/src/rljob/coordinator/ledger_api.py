@@ -3,8 +3,9 @@
     GET /v1/samples                          list of SampleRow; the header Rljob-Note explains an empty list
     GET /v1/samples/NAME                     a SampleDetail
     GET /v1/audit                            a Report
-    GET /v1/checkpoints                      the kept checkpoints: step, and of the model's files name → bytes, name →
-                                             digest as the trainer recorded it
+    GET /v1/checkpoints                      the kept checkpoints: step, damage (a sentence, or empty), and of the
+                                             model's files name → bytes, name → digest as the trainer recorded it;
+                                             a damaged checkpoint has no files
     GET /v1/checkpoints/STEP/FILE?offset=N   a file, from byte N on
 
 The API is read-only and does not block the event loop: short queries run in a thread, long ones in a separate process
@@ -35,6 +36,7 @@ from starlette.responses import StreamingResponse
 
 from rljob.ledger.reader import (
     MOST_SAMPLES,
+    KeptCheckpoint,
     LedgerReader,
     SampleRow,
     Selection,
@@ -46,7 +48,7 @@ from rljob.ledger.reader import (
 from rljob.ledger.reader import samples as select_samples
 from rljob.ledger.states import Kind, State
 from rljob.protocol.checkpoint_files import STATE_FILE, is_inside
-from rljob.protocol.checkpoint_record import decode_state
+from rljob.protocol.checkpoint_record import OTHER_RECORD, decode_state, model_files
 from rljob.protocol.run_status import NOTE_HEADER
 
 log = logging.getLogger(__name__)
@@ -97,11 +99,7 @@ def add_ledger_api(app: FastAPI, storage: Path) -> None:
     @app.get("/v1/checkpoints")
     async def checkpoints() -> Response:
         kept = await asyncio.to_thread(_checkpoints, storage)
-        found = [
-            {"step": step, "files": files, "digests": {name: digests.get(name, "") for name in files}}
-            for step, (_, files, digests) in sorted(kept.items())
-        ]
-        return Response(msgspec.json.encode(found), media_type=JSON)
+        return Response(msgspec.json.encode(list(kept.values())), media_type=JSON)
 
     @app.get("/v1/checkpoints/{step}/{name}")
     async def file(
@@ -110,11 +108,11 @@ def add_ledger_api(app: FastAPI, storage: Path) -> None:
         offset: Annotated[int, Query(ge=0, le=MAX_NUMBER)] = 0,
     ) -> Response:
         kept = await asyncio.to_thread(_checkpoints, storage)
-        path, files, _ = kept.get(step, ("", {}, {}))
+        files = kept[step].files if step in kept else {}
         if not offset <= files.get(name, -1):  # also rejects names with slashes
             raise HTTPException(404, f"no checkpoint of step {step} has a file {name} with byte {offset}")
         try:
-            opened = await asyncio.to_thread(_open, storage, path, name)
+            opened = await asyncio.to_thread(_open, storage, kept[step].path, name)
         except OSError:
             raise HTTPException(404, f"the checkpoint of step {step} was removed") from None
         length = {"Content-Length": str(files[name] - offset)}
@@ -134,32 +132,54 @@ def _select(storage: Path, selection: Selection) -> tuple[bytes, str]:
         return msgspec.json.encode(rows), "" if rows else why_empty(ledger, selection)
 
 
-def _checkpoints(storage: Path) -> dict[int, tuple[str, dict[str, int], dict[str, str]]]:
-    """Return step → (path in the storage, model files: name → bytes, recorded files: name → digest) of the kept
-    checkpoints. A damaged record has no digests, so that a reader refuses the files."""
+class _Checkpoint(msgspec.Struct):
+    """A kept checkpoint, as the client receives it."""
+
+    step: int
+    path: str
+    files: dict[str, int]
+    digests: dict[str, str]
+    damage: str = ""
+
+
+def _checkpoints(storage: Path) -> dict[int, _Checkpoint]:
+    """Return step → kept checkpoint, oldest first."""
     with LedgerReader(storage) as ledger:
         checkpoints = kept_checkpoints(ledger)
     kept = {}
-    for step, path in checkpoints:
+    for known in checkpoints:
         with contextlib.suppress(OSError):  # the checkpoint is being removed
-            with _directory(storage, path) as directory, os.scandir(directory) as entries:
-                files = {
-                    entry.name: entry.stat(follow_symlinks=False).st_size
-                    for entry in entries
-                    if entry.is_file(follow_symlinks=False) and entry.name != STATE_FILE  # internal to the trainer
-                }
-            digests = _digests(storage, path)
-            model = {name: size for name, size in sorted(files.items()) if name in digests or not digests}
-            kept[step] = (path, model, digests)
+            kept[known.step] = _examine(storage, known)
     return kept
 
 
-def _digests(storage: Path, path: str) -> dict[str, str]:
-    try:
-        with _open(storage, path, STATE_FILE) as file:
-            return decode_state(file.read(MAX_RECORD_BYTES)).files
-    except (OSError, ValueError):
-        return {}
+def _examine(storage: Path, kept: KeptCheckpoint) -> _Checkpoint:
+    """Return a checkpoint with the files of its model. The digests of the files are the client's to check.
+
+    Raises:
+        OSError: the checkpoint does not exist.
+    """
+    with _directory(storage, kept.path) as directory, os.scandir(directory) as entries:
+        sizes = {
+            entry.name: entry.stat(follow_symlinks=False).st_size
+            for entry in entries
+            if entry.is_file(follow_symlinks=False)
+        }
+    damage, digests = "", dict[str, str]()
+    if STATE_FILE not in sizes:
+        damage = f"{STATE_FILE} is missing"
+    else:
+        try:
+            with _open(storage, kept.path, STATE_FILE) as file:
+                state = decode_state(file.read(MAX_RECORD_BYTES))
+            damage = "" if state.digest == kept.digest else OTHER_RECORD
+            digests = model_files(state)
+        except ValueError as error:
+            damage = f"{STATE_FILE} is damaged ({error})"
+    if damage:
+        return _Checkpoint(kept.step, kept.path, {}, {}, damage)
+    files = {name: size for name, size in sorted(sizes.items()) if name in digests}
+    return _Checkpoint(kept.step, kept.path, files, digests)
 
 
 @contextlib.contextmanager

@@ -55,6 +55,7 @@ class MessageRouter:
             REFUSED.labels(connection.role).inc()
             connection.reject(f"the frame does not follow the protocol of this version: {error}", fatal=True)
             return
+        connection.heard = asyncio.get_running_loop().time()
         with self._run.fail_run_on_error():
             for message in batch:
                 self._handlers[connection.role].receive(connection, message)

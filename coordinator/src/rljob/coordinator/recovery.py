@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 from typing import cast
 
+from rljob.api.job_status import MOST_WARNINGS
 from rljob.coordinator.run import Run
 from rljob.coordinator.trajectory import Trajectory, Turn
 from rljob.ledger import queries
@@ -14,7 +16,7 @@ from rljob.ledger.step_metrics import recorded_steps
 from rljob.ledger.store import Store
 from rljob.protocol import messages as m
 from rljob.scheduling.groups import End, Group, Sample
-from rljob.scheduling.mixture import Mixture
+from rljob.scheduling.mixture import Mixture, TaskShare
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +39,17 @@ def _recover_trainer(run: Run) -> None:
     record = queries.trainer_record(run.ledger)
     run.trainer.restore(record)
     run.weights.restore(record)
-    run.warnings += queries.warnings(run.ledger)
+    run.trajectories.restore(record.starts + 1)
+    run.warnings, run.earlier_warnings = queries.warnings(run.ledger, MOST_WARNINGS)
     run.ledger.record_start(record.starts + 1)
 
 
 def _recover_scheduler(run: Run, version: int) -> None:
     scheduler, admitted = run.scheduler, queries.admissions(run.ledger)
-    mixture = Mixture({task.name: task.weight for task in run.spec.tasks}, admitted.rows)
+    shares = {task: TaskShare(**asdict(record)) for task, record in queries.mixture(run.ledger, version).items()}
+    mixture = Mixture({task.name: task.weight for task in run.spec.tasks}, shares)
     waiting, trajectories = [], []
+    started_since: list[Group] = []  # after the last step
     for record in queries.open_groups(run.ledger):
         group = _group(record)
         steps = {sample.step for sample in record.samples if sample.state == "batched"} - {None}
@@ -55,12 +60,17 @@ def _recover_scheduler(run: Run, version: int) -> None:
             scheduler.batches.setdefault(group.step, []).append(group)
             continue
         waiting.append(group)
+        if record.version == version:
+            started_since.append(group)
         for sample, row in zip(group.samples, record.samples, strict=True):
             if sample.open:
                 trajectories.append(_trajectory(run.ledger, sample, row))
     run.ends.update(admitted.ends)
     run.last_failure = admitted.last_failure
     scheduler.restore(mixture, version, admitted.groups - admitted.rejected, admitted.groups, waiting)
+    for group in started_since:
+        if group.complete:
+            mixture.ended(group.task, accepted=True)
     run.trajectories.add(trajectories)
 
 
@@ -85,7 +95,7 @@ def _recover_progress(run: Run) -> None:
 
 
 def _group(record: GroupRecord) -> Group:
-    group = Group(record.id, record.seq, record.task, record.row)
+    group = Group(record.id, record.seq, record.task, record.row, restarts=record.restarts)
     for row in record.samples:
         sample = Sample(row.id, group, row.member, row.min_version, row.reward)
         if row.state not in OPEN:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping
 from typing import Annotated
 
-from fastapi import FastAPI, Header, HTTPException, Query, Response, WebSocket, WebSocketDisconnect
+from fastapi import FastAPI, Header, HTTPException, Query, Request, Response, WebSocket, WebSocketDisconnect
 from fastapi import Path as PathParameter
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -20,10 +20,9 @@ from rljob.coordinator.metrics import REFUSED, REGISTRY, RunCollector
 from rljob.coordinator.run import Run
 from rljob.coordinator.status_report import status_of
 from rljob.protocol.run_status import encode_status
+from rljob.protocol.shards import SelectionError
 
 log = logging.getLogger(__name__)
-
-MAX_RANKS = 65_536
 
 
 def build_app(run: Run, tokens: Mapping[str, str]) -> FastAPI:
@@ -45,11 +44,10 @@ def build_app(run: Run, tokens: Mapping[str, str]) -> FastAPI:
         await socket.accept()
         await _serve(router, Connection(role, socket), socket)
 
-    @app.get("/v1/batches/{step}/shards/{rank}")
+    @app.post("/v1/batches/{step}/shard")
     async def batch_shard(
+        request: Request,
         step: Annotated[int, PathParameter(ge=0, le=MAX_NUMBER)],
-        rank: Annotated[int, PathParameter(ge=0, le=MAX_RANKS)],
-        of: Annotated[int, Query(ge=1, le=MAX_RANKS)],
         incarnation: Annotated[int, Query(ge=0, le=MAX_NUMBER)],
         authorization: Annotated[str, Header()] = "",
     ) -> Response:
@@ -57,12 +55,12 @@ def build_app(run: Run, tokens: Mapping[str, str]) -> FastAPI:
             raise HTTPException(401, "this request requires the trainer's token")
         if incarnation != run.trainer.session.incarnation:
             raise HTTPException(409, f"incarnation {incarnation} was superseded by {run.trainer.session.incarnation}")
-        if not 0 <= rank < of:
-            raise HTTPException(422, f"rank {rank} is not below the number of ranks, {of}")
         try:
-            body = await asyncio.to_thread(shard, run.ledger, step, rank, of)
+            body = await asyncio.to_thread(shard, run.ledger, step, await request.body())
         except LookupError as error:
             raise HTTPException(404, str(error)) from None
+        except SelectionError as error:
+            raise HTTPException(422, str(error)) from None
         return Response(body, media_type="application/octet-stream")
 
     add_status(app, run)

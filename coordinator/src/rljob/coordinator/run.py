@@ -11,8 +11,10 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
+from rljob.api.job_status import MOST_WARNINGS
 from rljob.api.models import RLJobSpec
 from rljob.coordinator.draining import Draining
 from rljob.coordinator.engines import EngineRecord, Engines
@@ -23,7 +25,7 @@ from rljob.coordinator.trainer_control import TrainerController
 from rljob.coordinator.trajectories import Trajectories
 from rljob.coordinator.trajectory import Trajectory
 from rljob.coordinator.weight_publisher import TrainerSession, WeightPublisher
-from rljob.ledger.queries import batch
+from rljob.ledger.queries import MixtureRecord, batch
 from rljob.ledger.states import Kind, State
 from rljob.ledger.step_metrics import step_metrics
 from rljob.ledger.writer import LedgerWriter
@@ -74,7 +76,8 @@ class Run:
         self.ends: Counter[str] = Counter()  # end → training samples, since the start of the run
         self.last_failure = ""  # reason of the last training sample that failed by itself
         self.failure: tuple[str, str] | None = None
-        self.warnings: list[str] = []  # oldest first, since the start of the run
+        self.warnings: list[str] = []  # the newest, oldest first; the ledger has all
+        self.earlier_warnings = 0  # number of those before them
         self.finished = False
         self.suspending = False
         self.suspended = False
@@ -157,7 +160,9 @@ class Run:
         trajectories = []
         for group in groups:
             samples = [sample.id for sample in group.samples]
-            self.ledger.admit_group(group.id, Kind.TRAIN, group.seq, group.task, group.row, self.version, samples)
+            self.ledger.admit_group(
+                group.id, Kind.TRAIN, group.seq, group.task, group.row, self.version, samples, group.restarts
+            )
             trajectories += [Trajectory(sample, group.task, group.row) for sample in group.samples]
         self.trajectories.add(trajectories)
 
@@ -170,10 +175,17 @@ class Run:
             return False
         if engine.state == "leaving" or self.draining.drains(engine):
             return False
+        if engine.silent_seconds(self.now):
+            return False
         if request.version is None and not self.scheduler.may_generate:
             return False
         version = self.version if request.version is None else request.version
         return engine.serving == (self.weights.lineage, version)
+
+    @property
+    def now(self) -> float:
+        """Time of the event loop in seconds."""
+        return asyncio.get_running_loop().time()
 
     def _matches_purpose(self, engine: EngineRecord, evaluation: bool) -> bool:
         """Whether an engine runs requests of this purpose. Dedicated evaluation engines run all evaluation requests and
@@ -187,8 +199,8 @@ class Run:
             return
         formed = self.scheduler.form_batch()
         self.end_samples(formed.ended)
-        if formed.expired_prompts:
-            self._write_admission([self.scheduler.restart(task, row) for task, row in formed.expired_prompts])
+        if formed.replaced:
+            self._write_admission([self.scheduler.restart(group) for group in formed.replaced])
         if formed.groups:
             samples = [s.id for group in formed.groups for s in group.samples if s.end is None]
             self.ledger.record_batch(self.version, samples)
@@ -274,7 +286,13 @@ class Run:
                     max_tokens=sampling.max_tokens,
                 )
             )
-        return m.Train(self.trainer.session.incarnation, step, samples, check_initial_logprobs=step == 0)
+        return m.Train(
+            self.trainer.session.incarnation,
+            step,
+            samples,
+            check_initial_logprobs=step == 0,
+            compare_logprobs=step > self.weights.before_trainer,
+        )
 
     def is_formed(self, step: int) -> bool:
         """Whether the batch of ``step`` is formed and not applied."""
@@ -286,6 +304,8 @@ class Run:
         # Before any write is queued: if it raises, the step is not partly recorded.
         measured = step_metrics(self.ledger.query, step, metrics, timed)
         self.end_samples(self.scheduler.trained(step))
+        shares = self.scheduler.mixture.shares.items()
+        self.ledger.record_mixture(self.version, {task: MixtureRecord(**asdict(share)) for task, share in shares})
         measured |= self._process_metrics()
         self.ledger.record_step_metrics(step, measured)
         self.progress.add(step, measured)
@@ -314,6 +334,10 @@ class Run:
         """Whether an engine must receive the trainer's version."""
         if engine.serving == self._current or engine.state == "leaving" or self.draining.drained(engine):
             return False
+        if engine.silent_seconds(self.now):
+            return False
+        if self.spec.weight_sync.in_flight == "wait" and self.trajectories.busy(engine):
+            return False  # its update starts when its sequences have ended: they may take longer than an update may
         evaluated = self.evaluations.wanted(self.version)
         if engine.evaluates:
             return evaluated and self.evaluations.running in (None, self.version)
@@ -341,6 +365,9 @@ class Run:
         log.warning("%s", message)
         if message not in self.warnings:
             self.warnings.append(message)
+            if len(self.warnings) > MOST_WARNINGS:
+                del self.warnings[0]
+                self.earlier_warnings += 1
             self.ledger.record_warning(message)
 
     def fail(self, reason: str, message: str) -> None:

@@ -58,7 +58,7 @@ class RunnerMessages:
 
     def _scored(self, connection: Connection, message: m.TrajectoryScored) -> None:
         run = self._run
-        trajectory = run.trajectories.current(message.sample, message.attempt, connection)
+        trajectory = run.trajectories.current(message, connection)
         if trajectory is not None:
             try:
                 trajectory.check_turns(message.turns)
@@ -71,7 +71,7 @@ class RunnerMessages:
 
     def _failed(self, connection: Connection, message: m.TrajectoryFailed) -> None:
         run = self._run
-        trajectory = run.trajectories.current(message.sample, message.attempt, connection)
+        trajectory = run.trajectories.current(message, connection)
         if trajectory is not None:
             run.outcomes.failed(trajectory, message.reason)
         run.ledger.then(lambda: connection.send(m.AckTrajectories([message.sample])))

@@ -47,6 +47,7 @@ class SampleOutcomes:
             run.evaluations.take(sample, None, reason)
         else:
             run.last_failure = reason
+            run.ledger.record_last_failure(reason)
             run.end_samples(run.scheduler.fail(sample, reason))
             self._check_no_progress(reason)
         run.changed()

@@ -19,6 +19,7 @@ from rljob.api.job_status import (
     State,
 )
 from rljob.api.text_escape import escape_block, escape_line
+from rljob.coordinator.awaited_sample import awaited_sample
 from rljob.coordinator.connection import Connection
 from rljob.coordinator.run import Run
 from rljob.coordinator.weight_publisher import TrainerSession
@@ -51,6 +52,7 @@ def status_of(run: Run) -> RunStatus:
         ),
         last_checkpoint=CheckpointStatus(checkpoints.newest or -1, checkpoints.newest_path),
         warnings=[escape_block(warning) for warning in run.warnings],
+        earlier_warnings=run.earlier_warnings,
         queues=[Queue(name, max(0, value)) for name, value in run.counts().items()],
         ended=_ended(run),
         staleness=_staleness(run.progress.last_step),
@@ -157,7 +159,7 @@ def _waiting_for(run: Run) -> str:
     if not run.trajectories.runners:
         missing.append("a runner")
     if not missing:
-        return ""
+        return awaited_sample(run)
     crashes = [f"; pool {crash.pool}: {crash.reason}" for crash in run.engines.crashed.values() if crash.starting]
     return f"waiting for {' and '.join(missing)} to connect{''.join(crashes[:1])}"
 
@@ -169,6 +171,8 @@ def _component_statuses(run: Run) -> list[ComponentStatus]:
         crash = crashed.pop(engine.connection, None) if engine.connection is not None else None
         reason, state = (crash.reason, _crashed_state(crash, engine.state)) if crash is not None else ("", engine.state)
         held = (engine.running, engine.waiting)
+        if silent := engine.silent_seconds(run.now):
+            reason, state = f"its agent has been silent for {silent:.0f} s; it gets no requests", "silent"
         components.append(ComponentStatus("agent", engine.instance, state, engine.restarts, reason, *held))
     components += [
         ComponentStatus("agent", crash.pool, _crashed_state(crash, "starting"), crash.restarts, crash.reason)

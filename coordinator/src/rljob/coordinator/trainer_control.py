@@ -5,7 +5,8 @@ message history, so a reconnecting trainer or a restarted coordinator just conti
 trainer process has an incarnation; messages of lower ones are rejected. A new process starts from its
 checkpoint, receives the recorded batches again, and publishes nothing until it reproduces the published digest or a new
 lineage starts (see :mod:`rljob.coordinator.weight_publisher`). A checkpoint that is not what the ledger records is
-refused: the trainer starts again from the one before it.
+refused: the trainer starts again from the one before it. A process that loaded while the previous one wrote a newer
+checkpoint ends, and the next one starts from that.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ class TrainerController:
         self._run = run
         self.session = session
         self.checkpoints = KeptCheckpoints(spec.checkpoints.keep, ledger)
+        self._training = -1  # step of its last Train command
         self._resumes = False  # it reconnected and may still compute the batch of its step
 
     def restore(self, record: TrainerRecord) -> None:
@@ -108,13 +110,17 @@ class TrainerController:
             )
             return
         new_process = message.incarnation == 0
-        if new_process and (obstacle := self.checkpoints.obstacle(message.step)):
+        has_just_loaded = new_process or message.step == session.start
+        unseen = self.checkpoints.unseen(message) if has_just_loaded else []
+        if has_just_loaded and not unseen and (obstacle := self.checkpoints.obstacle(message.step)):
             connection.reject(obstacle, fatal=True)
             return
         if session.connection is not None and session.connection is not connection:
             session.connection.send(m.Stop("another trainer process replaced this one"))
             session.connection.close()
         session.connection, session.busy, session.blocked, session.step = connection, "", "", message.step
+        if new_process:
+            session.writing = None
         session.digest = message.digest
         if new_process:
             session.incarnation += 1
@@ -125,17 +131,22 @@ class TrainerController:
             )
         self._weights.trainer_registered(new_process)
         self._resumes = not new_process and self._run.is_formed(message.step)
-        registered = m.TrainerRegistered(session.incarnation, version)
+        registered = m.TrainerRegistered(session.incarnation, version, unseen)
         self._ledger.then(lambda: connection.send(registered))
-        if new_process:
-            self._refuse_others(message)
-        if message.step == session.start and (mismatch := self.checkpoints.mismatch(message)):
-            self.refuse_start(mismatch)  # also of a process that lost its connection before it was told
+        if unseen:
+            session.busy = "TrainerRegistered"  # no command before the process has looked for them
+        elif has_just_loaded:
+            self._refuse_newer(message)
+            if mismatch := self.checkpoints.mismatch(message):
+                self.refuse_start(mismatch)  # also of a process that lost its connection before it was told
         self._run.changed()
 
-    def _refuse_others(self, message: m.RegisterTrainer) -> None:
-        """Refuse the checkpoints after the one that a new process loaded: they are damaged or missing."""
-        for refused in self.checkpoints.refuse_newer(message.step, message.refused):
+    def _refuse_newer(self, message: m.RegisterTrainer) -> None:
+        """Refuse the checkpoints that a process found damaged or missing, and that are newer than its own."""
+        for refused in sorted(message.refused, key=lambda refused: refused.step):
+            if refused.step <= message.step:
+                continue
+            self.checkpoints.refuse(refused.step, "")  # a disk that could not be read may be readable later
             self._run.warn(
                 f"the checkpoint of step {refused.step} was refused: {refused.reason}; the trainer continues from "
                 f"{self._name(message.step)}"
@@ -202,6 +213,7 @@ class TrainerController:
         message = self._message(command)
         if message is not None:
             self.session.busy = type(message).__name__
+            self._training = command.step if command.kind == "train" else self._training
             self._ledger.then(lambda: trainer.send(message))
 
     @property
@@ -217,9 +229,9 @@ class TrainerController:
         if session.connection is None or session.busy:
             return None
         if session.step > version:
-            return None  # it applied a batch while disconnected; its StepDone follows
+            return TrainerCommand("train", version)  # it applied the batch, its StepDone was lost: it answers again
         if self._run.suspending:
-            if self.is_quiescent:
+            if self.is_quiescent or session.writing == version:
                 return None
             if self._resumes:  # the computation cannot be interrupted, so the batch is kept
                 return TrainerCommand("train", version)
@@ -249,7 +261,7 @@ class TrainerController:
             case "send_weights":
                 return self._weights.begin_update(list(command.engines))
             case "checkpoint":
-                removed = self.checkpoints.removed_by(command.step)
+                removed = self.checkpoints.removed_by(command.step, self.session.writing)
                 return m.Checkpoint(self.session.incarnation, command.step, removed)
 
     @property
@@ -273,20 +285,24 @@ class TrainerController:
     def step_done(self, message: m.StepDone) -> None:
         """Handle an applied batch, also a replayed one."""
         session = self.session
-        if session.busy == "Train" and message.step == session.step:
+        if session.busy == "Train" and message.step == self._training:
             session.busy = ""
         if message.step >= session.step:  # not a repeated message
             self._resumes = False
         metrics = {name: value for name, value in message.metrics.items() if math.isfinite(value)}  # JSON has no others
         if message.step == self._run.version:
             self._run.applied(message.step, metrics)
+        if metrics.get("updates_skipped"):
+            self._run.warn(
+                "an optimizer update was skipped because its gradient was not finite; see metric updates_skipped"
+            )
         self._ledger.record_applied(message.step, session.incarnation, metrics)
         self._ledger.record_advantages(message.step, message.advantages)
         session.step = max(session.step, message.step + 1)
         self._run.changed()
 
     def _checkpoint_due(self, version: int) -> bool:
-        if version == 0 or version in self.checkpoints:
+        if version == 0 or version in self.checkpoints or version == self.session.writing:
             return False
         return version % self._spec.checkpoints.every_steps == 0 or version >= self._spec.training.steps
 
@@ -296,10 +312,18 @@ class TrainerController:
             log.warning("the trainer waits: %s", message.reason)
         self.session.blocked = message.reason
 
+    def checkpoint_copied(self, message: m.CheckpointCopied) -> None:
+        """Give the trainer its next command while it writes a checkpoint."""
+        if self.session.busy == "Checkpoint" and message.step == self.session.step:
+            self.session.busy, self.session.writing = "", message.step
+            self._run.changed()
+
     def checkpointed(self, message: m.Checkpointed) -> None:
         """Record a durable checkpoint, and remove old checkpoints and the payload that they cover."""
-        if self.session.busy == "Checkpoint":
+        if self.session.busy == "Checkpoint" and message.step == self.session.step:
             self.session.busy = ""
+        if self.session.writing == message.step:
+            self.session.writing = None
         if message.step in self.checkpoints or message.step > self._run.version:
             return
         if not is_inside(message.path):

@@ -37,6 +37,8 @@ class TrainerMessages:
         match message:
             case m.StepDone():
                 trainer.step_done(message)
+            case m.CheckpointCopied():
+                trainer.checkpoint_copied(message)
             case m.Checkpointed():
                 trainer.checkpointed(message)
             case m.TrainerBlocked():

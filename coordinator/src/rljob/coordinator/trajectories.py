@@ -8,15 +8,18 @@ attempt. The first record of (sample, turn, attempt) counts; later ones are ackn
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import TypeAlias
 
 from rljob.api.models import RLJobSpec
 from rljob.coordinator.connection import Connection
 from rljob.coordinator.engines import EngineRecord, Engines
-from rljob.coordinator.trajectory import Trajectory, Turn
+from rljob.coordinator.trajectory import RunnerLeases, Trajectory, Turn
 from rljob.ledger.payload_record import INT32, PayloadRecord
+from rljob.ledger.states import Kind
 from rljob.ledger.writer import LedgerWriter
 from rljob.protocol import messages as m
 from rljob.scheduling.dispatch import Request, RequestKey, RequestQueue
@@ -25,6 +28,12 @@ from rljob.scheduling.seeds import derive
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 0.05
+ANOTHER_CONTEXT = (
+    "turn {} was generated from another context than it has now; a loop that runs again must make the same calls"
+)
+
+FromLease: TypeAlias = m.GenerateRequest | m.TrajectoryScored | m.TrajectoryFailed
+"""Messages of the runner that holds a lease."""
 
 
 class Trajectories:
@@ -36,14 +45,21 @@ class Trajectories:
         self._ledger = ledger
         self._engines = engines
         self._changed = on_change
-        self._runners: dict[Connection, int] = {}  # → capacity
-        self._leases: dict[Connection, set[str]] = {}
+        self._runners: dict[Connection, RunnerLeases] = {}
         self._unleased: dict[str, Trajectory] = {}
+        self._waiting: dict[Kind, list[tuple[tuple[int, int, int], str]]] = {kind: [] for kind in Kind}
+        """Heaps of (order, sample) of the unleased trajectories, and of some that have been leased or dropped since."""
         self._claims: dict[RequestKey, EngineRecord] = {}
         """After a restart: requests that run on an engine, but that no runner has repeated yet."""
         self.queue = RequestQueue()
         self.by_sample: dict[str, Trajectory] = {}
         self.generated_tokens = 0
+        self._last_lease = 0
+
+    def restore(self, starts: int) -> None:
+        """Continue the numbers of leases in the coordinator process number ``starts``: the numbers of each process are
+        higher than those of all processes before it."""
+        self._last_lease = starts << 32
 
     # --- admission and end of samples ---
 
@@ -51,7 +67,7 @@ class Trajectories:
         """Add admitted samples and lease them."""
         for trajectory in samples:
             self.by_sample[trajectory.sample.id] = trajectory
-            self._unleased[trajectory.sample.id] = trajectory
+            self._await_lease(trajectory)
         self._lease()
 
     def drop(self, sample_ids: Iterable[str]) -> None:
@@ -64,7 +80,7 @@ class Trajectories:
             self._unleased.pop(sample_id, None)
             self._withdraw(trajectory)
             if trajectory.runner is not None:
-                self._leases[trajectory.runner].discard(sample_id)
+                self._runners[trajectory.runner].remove(trajectory)
                 cancelled.setdefault(trajectory.runner, []).append(sample_id)
         for runner, ids in cancelled.items():
             runner.send(m.Cancel(ids))
@@ -74,7 +90,7 @@ class Trajectories:
         """Remove a sample that its runner finished."""
         trajectory = self.by_sample.pop(sample_id)
         if trajectory.runner is not None:
-            self._leases[trajectory.runner].discard(sample_id)
+            self._runners[trajectory.runner].remove(trajectory)
         self._unleased.pop(sample_id, None)
         self._withdraw(trajectory)
         self._lease()
@@ -88,14 +104,15 @@ class Trajectories:
         trajectory.turns.clear()
         self._release_lease(trajectory)
 
-    def current(self, sample: str, attempt: int, runner: Connection) -> Trajectory | None:
-        """Return the trajectory that a message of ``runner`` is about; None if it ended or ``attempt`` was discarded.
-        If the runner still holds the lease of a discarded attempt, the sample is leased again."""
-        trajectory = self.by_sample.get(sample)
-        if trajectory is None or trajectory.attempts == attempt:
+    def current(self, message: FromLease, runner: Connection) -> Trajectory | None:
+        """Return the trajectory that a message of ``runner`` is about; None if it ended, if ``runner`` does not hold
+        the message's lease, or if its attempt was discarded. In the last case the sample is leased again."""
+        trajectory = self.by_sample.get(message.sample)
+        if trajectory is None or trajectory.runner is not runner or trajectory.lease != message.lease:
+            return None
+        if trajectory.attempts == message.attempt:
             return trajectory
-        if trajectory.runner is runner:
-            self._release_lease(trajectory)
+        self._release_lease(trajectory)
         return None
 
     def _release_lease(self, trajectory: Trajectory) -> None:
@@ -103,33 +120,38 @@ class Trajectories:
         sample_id = trajectory.sample.id
         if trajectory.runner is not None:
             trajectory.runner.send(m.Cancel([sample_id]))
-            self._leases[trajectory.runner].discard(sample_id)
+            self._runners[trajectory.runner].remove(trajectory)
             trajectory.runner = None
-        self._unleased[sample_id] = trajectory
+        self._await_lease(trajectory)
         self._lease()
 
     # --- runners ---
 
-    def register_runner(self, connection: Connection, capacity: int, driving: list[str]) -> None:
+    def register_runner(self, connection: Connection, capacity: int, driving: Mapping[str, int]) -> None:
         """Register a runner, or register it again.
 
         Args:
             connection: connection of the runner.
             capacity: how many leases it accepts.
-            driving: samples whose leases it already holds.
+            driving: sample → lease that it already holds. The newest lease of a sample counts: after a restart of the
+                coordinator, runners may report several.
         """
         for other in list(self._runners):
             if other.instance == connection.instance and other is not connection:
                 self._release(other)
-        self._runners[connection] = max(1, capacity)
-        leases = self._leases.setdefault(connection, set())
-        for sample_id in driving:
+        leases = self._runners.setdefault(connection, RunnerLeases(max(1, capacity)))
+        for sample_id, lease in driving.items():
             trajectory = self.by_sample.get(sample_id)
-            if trajectory is None or trajectory.runner not in (None, connection):
+            holder = None if trajectory is None else trajectory.runner
+            held = holder not in (None, connection)
+            if trajectory is None or lease < trajectory.lease or (held and lease == trajectory.lease):
                 connection.send(m.Cancel([sample_id]))
                 continue
-            trajectory.runner = connection
-            leases.add(sample_id)
+            if held and holder is not None:
+                self._runners[holder].remove(trajectory)
+                holder.send(m.Cancel([sample_id]))
+            trajectory.runner, trajectory.lease, trajectory.since = connection, lease, self._now()
+            leases.add(trajectory)
             self._unleased.pop(sample_id, None)
         self._lease()
 
@@ -139,27 +161,43 @@ class Trajectories:
         self._lease()
 
     def _release(self, connection: Connection) -> None:
-        self._runners.pop(connection, None)
-        for sample_id in self._leases.pop(connection, set()):
-            trajectory = self.by_sample.get(sample_id)
-            if trajectory is not None and trajectory.runner is connection:
-                trajectory.runner = None
-                self._unleased[sample_id] = trajectory
+        leases = self._runners.pop(connection, None)
+        for trajectory in leases.trajectories() if leases is not None else []:
+            trajectory.runner = None
+            self._await_lease(trajectory)
+
+    def _await_lease(self, trajectory: Trajectory) -> None:
+        self._unleased[trajectory.sample.id] = trajectory
+        trajectory.since = self._now()
+        heapq.heappush(self._waiting[trajectory.kind], (trajectory.order, trajectory.sample.id))
 
     def _lease(self) -> None:
-        """Lease samples without a runner to the runners with the most free capacity."""
-        while self._unleased:
+        """Lease samples without a runner to the runners with the most free capacity, in order of admission. Evaluations
+        have a capacity of their own: the trainer may wait for them."""
+        for kind, waiting in self._waiting.items():
+            self._lease_kind(kind, waiting)
+
+    def _lease_kind(self, kind: Kind, waiting: list[tuple[tuple[int, int, int], str]]) -> None:
+        while waiting:
+            trajectory = self._unleased.get(waiting[0][1])
+            if trajectory is None:
+                heapq.heappop(waiting)
+                continue
             present = [runner for runner in self._runners if runner.open]
-            runner = max(present, default=None, key=lambda runner: self._runners[runner] - len(self._leases[runner]))
-            if runner is None or len(self._leases[runner]) >= self._runners[runner]:
+            runner = max(present, default=None, key=lambda runner: self._runners[runner].free(kind))
+            if runner is None or self._runners[runner].free(kind) <= 0:
                 return
-            sample_id, trajectory = next(iter(self._unleased.items()))
+            _, sample_id = heapq.heappop(waiting)
             del self._unleased[sample_id]
-            trajectory.runner = runner
-            self._leases[runner].add(sample_id)
+            trajectory.runner, trajectory.since = runner, self._now()
+            self._runners[runner].add(trajectory)
             turns = [turn.tokens(number) for number, turn in sorted(trajectory.turns.items()) if turn.finished]
             split = "train" if trajectory.version is None else "heldOut"
-            lease = m.LeaseTrajectory(sample_id, trajectory.task, trajectory.row, split, turns, trajectory.attempts)
+            self._last_lease += 1
+            trajectory.lease = self._last_lease
+            lease = m.LeaseTrajectory(
+                sample_id, trajectory.task, trajectory.row, split, turns, trajectory.attempts, trajectory.lease
+            )
             self._ledger.then(lambda runner=runner, lease=lease: runner.send(lease))  # type: ignore[misc]
 
     # --- generation ---
@@ -168,27 +206,32 @@ class Trajectories:
         """Handle a runner's request for the tokens of a turn; recorded tokens answer a repeated request.
 
         Raises:
-            ValueError: the turn has a completion or a request with another context.
+            ValueError: the turn has a completion or a request with another context, or another turn is not finished.
         """
-        trajectory = self.current(message.sample, message.attempt, runner)
+        trajectory = self.current(message, runner)
         if trajectory is None:
-            if message.sample not in self.by_sample:
+            known = self.by_sample.get(message.sample)
+            if known is None or known.runner is not runner:  # else the message crossed a new lease to the runner
                 runner.send(m.Cancel([message.sample]))
             return
+        unfinished = [number for number in range(message.turn) if trajectory.wants(number)]
+        open_ = trajectory.request is not None and trajectory.request.key[1] != message.turn
+        if unfinished or open_:
+            raise ValueError(
+                f"it requests turn {message.turn} before another turn is finished; a loop awaits each turn before it "
+                "requests the next one"
+            )
         turn = trajectory.turns.get(message.turn)
         if turn is None:
             turn = trajectory.turns[message.turn] = Turn(message)
         if turn.request.prompt != message.prompt and (turn.completions or trajectory.request is not None):
-            raise ValueError(
-                f"turn {message.turn} was generated from another context than it has now; a loop that runs again "
-                "must make the same calls"
-            )
+            raise ValueError(ANOTHER_CONTEXT.format(message.turn))
         turn.request = message
         if turn.completions and turn.remaining_tokens <= 0 and not turn.finished:
             turn.finish = "length"  # interrupted at its last token
         if turn.finished:
-            if trajectory.runner is not None:
-                trajectory.runner.send(m.GenerateResult(message.sample, turn.tokens(message.turn)))
+            result = m.GenerateResult(message.sample, turn.tokens(message.turn))
+            self._ledger.then(lambda: runner.send(result))  # its completion may not be durable yet
         elif trajectory.request is None:
             self._enqueue(trajectory, message.turn)
 
@@ -200,7 +243,7 @@ class Trajectories:
         request = Request(
             key, trajectory.sample.group.id, trajectory.order, tokens, trajectory.version, min_model_length
         )
-        trajectory.request = request
+        trajectory.request, trajectory.since = request, self._now()
         claimant = self._claims.pop(key, None)
         early = trajectory.early.pop(key, None)
         if early is not None:
@@ -234,13 +277,17 @@ class Trajectories:
     def _started(self, trajectory: Trajectory, version: int) -> None:
         """Record that an engine serving ``version`` gets the request. The record is durable before the request is sent,
         so that a restarted coordinator knows the lowest possible version of the tokens."""
-        trajectory.dispatched = version
+        trajectory.dispatched, trajectory.since = version, self._now()
         recorded = trajectory.recorded_version
         trajectory.sample.min_version = version if recorded is None else min(recorded, version)
         self._ledger.record_dispatch(trajectory.sample.id, version)
 
     def completed(self, completion: m.Completion, agent: Connection) -> None:
-        """Handle the completion of a request, finished or interrupted."""
+        """Handle the completion of a request, finished or interrupted.
+
+        Raises:
+            ValueError: it was generated from another context than its turn has.
+        """
         request_id = completion.request_id
         key = (request_id.sample, request_id.turn, request_id.attempt)
         trajectory = self.by_sample.get(request_id.sample)
@@ -253,12 +300,16 @@ class Trajectories:
         if trajectory is None or trajectory.request is None or trajectory.request.key != key:
             agent.send(m.AckCompletions([request_id]))
             return
-        engine = trajectory.engine
-        self._withdraw(trajectory, abort=False)
         turn = trajectory.turns[request_id.turn]
-        self._record(trajectory, turn, completion, engine)
+        if completion.context != m.context_digest(turn.request.prompt + turn.token_ids):
+            # Requested from a coordinator that was killed, by a run of the loop that made other calls.
+            raise ValueError(ANOTHER_CONTEXT.format(request_id.turn))
+        engine = self._engines.of_connection(agent)
+        self._withdraw(trajectory, abort=trajectory.engine is not engine)  # another engine may hold it by now
+        self._record(trajectory, turn, completion, engine, agent.instance)
         if completion.finish != "abort" or turn.remaining_tokens == 0:
             turn.finish = completion.finish if completion.finish != "abort" else "length"
+            trajectory.since = self._now()
             generated = m.GenerateResult(request_id.sample, turn.tokens(request_id.turn))
             self._ledger.then(lambda: trajectory.runner.send(generated) if trajectory.runner else None)
         else:
@@ -267,7 +318,7 @@ class Trajectories:
         self._changed()
 
     def _record(
-        self, trajectory: Trajectory, turn: Turn, completion: m.Completion, engine: EngineRecord | None
+        self, trajectory: Trajectory, turn: Turn, completion: m.Completion, engine: EngineRecord | None, name: str
     ) -> None:
         request_id = completion.request_id
         tokens = len(completion.token_ids) // INT32
@@ -285,9 +336,8 @@ class Trajectories:
         self.generated_tokens += tokens
         record = PayloadRecord(
             request_id.sample, request_id.turn, request_id.attempt, turn.request.prompt, completion.token_ids,
-            completion.logprobs, completion.spans, completion.finish,
+            completion.logprobs, completion.spans, completion.finish, completion.context,
         )  # fmt: skip
-        name = engine.instance if engine is not None else ""
         total = (len(turn.request.prompt) + len(turn.token_ids)) // INT32
         self._ledger.record_completion(record, name, total, trajectory.recorded_version, max(versions, default=None))
 
@@ -295,6 +345,8 @@ class Trajectories:
         """Remove the trajectory's request from the queue or from its engine."""
         request, engine = trajectory.request, trajectory.engine
         trajectory.request = None
+        for key in [key for key in self._claims if key[0] == trajectory.sample.id]:
+            self._abort(self._claims.pop(key), key)
         if request is None:
             return
         if engine is None:
@@ -309,7 +361,7 @@ class Trajectories:
     def register_engine(self, engine: EngineRecord, running: list[m.RequestId]) -> None:
         """Reconcile the requests of an engine with those that its agent reports as ``running``: unwanted ones are
         aborted, missing ones are dispatched again."""
-        held = {(request_id.sample, request_id.turn, request_id.attempt) for request_id in running}
+        held = dict.fromkeys((request_id.sample, request_id.turn, request_id.attempt) for request_id in running)
         self._forget_claims(engine)
         for key in [key for key in engine.requests if key not in held]:
             self._requeue(engine, key)
@@ -334,9 +386,9 @@ class Trajectories:
         if engine.connection is not None:
             engine.connection.send(m.Abort([m.RequestId(*key)], discard=True))
 
-    def claimed(self, engine: EngineRecord) -> bool:
-        """Whether, after a restart, an engine has requests that no runner has repeated yet."""
-        return any(claimant is engine for claimant in self._claims.values())
+    def busy(self, engine: EngineRecord) -> bool:
+        """Whether an engine has requests, also requests that, after a restart, no runner has repeated yet."""
+        return bool(engine.requests) or any(claimant is engine for claimant in self._claims.values())
 
     def interrupt(self, engine: EngineRecord) -> None:
         """Abort all requests of a connected engine without discarding tokens: each returns as an aborted completion, is
@@ -381,6 +433,10 @@ class Trajectories:
             trajectory.dispatched, trajectory.sample.min_version = None, trajectory.recorded_version
             self.queue.put(request)
             self._changed()
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
 
     @property
     def runners(self) -> list[Connection]:

@@ -48,11 +48,13 @@ class Trajectory:
     version: int | None = None
     attempts: int = 0
     runner: Connection | None = None
+    lease: int = 0  # number of the newest lease; 0: none yet, or none since the coordinator started
     turns: dict[int, Turn] = field(default_factory=dict)
     request: Request | None = None
     returns: int = 0  # how often engines failed to run its requests
     recorded_version: int | None = None  # lowest version of a recorded token
     dispatched: int | None = None  # version of the engine that holds the request
+    since: float = 0.0  # time of the event loop at which it got its runner, its request, its engine or its answer
     early: dict[RequestKey, tuple[m.Completion, Connection]] = field(default_factory=dict)
 
     @property
@@ -91,3 +93,27 @@ class Trajectory:
         """Return whether turn ``number`` is not finished."""
         turn = self.turns.get(number)
         return turn is None or not turn.finished
+
+
+class RunnerLeases:
+    """The trajectories that a runner holds, in the order of their leases. ``capacity``: of each kind."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._held: dict[Kind, dict[str, Trajectory]] = {kind: {} for kind in Kind}
+
+    def free(self, kind: Kind) -> int:
+        """Return how many more trajectories of a kind the runner takes."""
+        return self._capacity - len(self._held[kind])
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Add a trajectory."""
+        self._held[trajectory.kind][trajectory.sample.id] = trajectory
+
+    def remove(self, trajectory: Trajectory) -> None:
+        """Remove a trajectory."""
+        self._held[trajectory.kind].pop(trajectory.sample.id, None)
+
+    def trajectories(self) -> list[Trajectory]:
+        """Return all trajectories."""
+        return [trajectory for held in self._held.values() for trajectory in held.values()]

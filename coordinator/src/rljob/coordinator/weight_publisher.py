@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 GRACE_SECONDS = 15.0
 """Agent and trainer end an update themselves after weightSync.timeoutSeconds, and must report that within this
 additional time."""
-MAX_FAILURES_IN_A_ROW = 12
-"""Consecutive failed updates, over all engines, after which the run fails: restarts do not help."""
+MAX_FAILED_ROUNDS = 12
+"""Consecutive rounds in which no engine committed an update, after which the run fails: restarts do not help."""
 
 
 @dataclass(eq=False)
@@ -37,6 +37,7 @@ class TrainerSession:
     digest: str = ""  # of the record of the checkpoint that it started from
     step: int = 0  # version of the weights the trainer holds
     busy: str = ""  # the running command
+    writing: int | None = None  # version of the checkpoint that it writes beside its commands
     blocked: str = ""  # why the trainer cannot continue without a user's help
 
 
@@ -95,12 +96,20 @@ class WeightPublisher:
         self._run = run
         self.lineage = 0
         self.published = -1
+        self.before_trainer = -1
+        """Last version that was published before this trainer process. A replay may give other weights of the versions
+        up to it, as on another number of ranks."""
         self.digests: dict[tuple[int, int], str] = {}
         self.seconds_in_updates = 0.0
         self._to_verify: set[int] = set()  # versions at which the trainer's digest is compared with the published one
         self._last_update = 0
         self._updates: dict[int, WeightUpdate] = {}
-        self._failures_in_a_row = 0  # updates, over all engines
+        self._failed_rounds = 0  # in a row; since this trainer process registered
+        self._round = 0
+        """Last update of the current round: its updates start while the last ones of the previous round run. The run
+        fails by rounds, because one cause makes the updates of all engines fail, whatever their number."""
+        self._round_failure = ""  # reason of a failure in the current round; empty after a success
+        self._round_succeeded = False
 
     def restore(self, record: TrainerRecord) -> None:
         """Restore the publications from the ledger. The update numbers of each coordinator process are distinct, so
@@ -109,6 +118,7 @@ class WeightPublisher:
             self.digests[lineage, version] = digest
             self.lineage = max(self.lineage, lineage)
             self.published = max(self.published, version)
+        self.before_trainer = self.published
         if record.verified_incarnation != record.incarnation:
             self._to_verify = self._published_versions(record.start)
         self._last_update = (record.starts + 1) << 32
@@ -118,21 +128,30 @@ class WeightPublisher:
     def trainer_registered(self, new_process: bool) -> None:
         """Handle a registered trainer: its earlier updates ended. A new process opens new weight groups, and must show
         that its weights equal the published ones: those that it loaded, and those after the replay."""
-        self._updates.clear()
-        for engine in self._engines.by_instance.values():
-            engine.end_update()
-            engine.fresh = engine.fresh or new_process
+        self._end_updates(fresh=new_process)
         if not new_process:
             return
+        self._failed_rounds = 0
+        self.before_trainer = self.published
         self._to_verify = self._published_versions(self._session.start)
         if not self._to_verify:  # no publication exists that its weights could contradict
             self._ledger.record_verified(self._session.incarnation)
 
     def trainer_lost(self) -> None:
-        """Handle the loss of the trainer's connection, which ends all running updates."""
+        """Handle the loss of the trainer's connection, which ends all running updates. They are no failures of the
+        engines."""
+        self._end_updates(fresh=True)
+
+    def _end_updates(self, fresh: bool) -> None:
+        """End all running updates without a result. An engine in an update may hold a mixture of weights, or weights
+        that it has not acknowledged: it gets no requests until its next update."""
         self._updates.clear()
         for engine in self._engines.by_instance.values():
-            engine.fresh = True
+            if engine.update is not None:
+                engine.end_update()
+                engine.serving = None
+            engine.fresh = engine.fresh or fresh
+        self._round_failure = ""
 
     @property
     def must_verify(self) -> bool:
@@ -182,6 +201,7 @@ class WeightPublisher:
         """Start an update of ``engines`` and return the command; without engines the trainer only computes the
         digest."""
         self._last_update += 1
+        self._end_round_if_over()
         timeout = self._spec.weight_sync.timeout_seconds + GRACE_SECONDS
         for engine in engines:
             engine.begin_update(self._last_update)
@@ -278,24 +298,33 @@ class WeightPublisher:
         if ack.digest != sent:
             self._update_failed(engine.instance, ack.update, f"digest {ack.digest} received, {sent} sent")
             return
-        sync = self._spec.weight_sync
-        if not ack.probe_error <= sync.probe_tolerance:  # NaN must not pass
-            text = (
-                f"engine {engine.instance} differs from the trainer by {ack.probe_error:.3g} in the log-probability of "
-                f"a probe token at version {ack.version}, more than weightSync.probeTolerance {sync.probe_tolerance:g}"
+        if excess := self._probe_excess(ack):
+            self._run.fail(
+                "LogprobMismatch",
+                f"engine {engine.instance} computes other log-probabilities than the trainer from the same weights of "
+                f"version {ack.version}: {excess}; its model, kernels or quantization differ from the trainer's",
             )
-            if "bfloat16" not in (self._spec.trainer.dtype, self._dtype(engine)):
-                self._run.fail("LogprobMismatch", text)
-                return
-            log.warning("%s", text)
+            return
         engine.serving = (ack.lineage, ack.version)
         self._ledger.record_served(engine.instance, ack.lineage, ack.version, ack.digest)
-        engine.failures = self._failures_in_a_row = 0
+        engine.failures = self._failed_rounds = 0
+        self._round_failure, self._round_succeeded = "", True
         self.seconds_in_updates += ack.seconds
         engine.end_update()
+        self._end_round_if_over()
 
-    def _dtype(self, engine: EngineRecord) -> str:
-        return next((pool.dtype for pool in self._spec.rollouts if pool.name == engine.pool), "float32")
+    def _probe_excess(self, ack: m.WeightAck) -> str:
+        """Return how much the probe exceeds the tolerances, or nothing."""
+        bound = self._spec.logprob_tolerance
+        found = (
+            ("by up to", ack.probe_error, bound.largest, bound.largest_field),
+            ("by a mean of", ack.probe_mean, bound.mean, bound.mean_field),
+        )
+        return " and ".join(
+            f"probe tokens differ {how} {value:.3g} nats ({field} is {largest:g})"
+            for how, value, largest, field in found
+            if not value <= largest  # also nan
+        )
 
     # --- failed updates ---
 
@@ -306,13 +335,27 @@ class WeightPublisher:
         engine.end_update()
         engine.serving, engine.fresh = None, True
         engine.failures += 1
-        self._failures_in_a_row += 1
-        if self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
-            self._run.fail("WeightSyncFailed", f"no engine can receive weights any more; the last failure: {reason}")
+        if update <= self._round and not self._round_succeeded:
+            self._round_failure = reason
+        self._end_round_if_over()
         log.warning("weight update of engine %s failed: %s", instance, reason)
         if engine.failures >= FAILURES_BEFORE_RESTART and engine.connection is not None:
             engine.failures, engine.state = 0, "starting"
             engine.connection.send(m.RestartEngine(f"{FAILURES_BEFORE_RESTART} updates failed, the last: {reason}"))
+
+    def _end_round_if_over(self) -> None:
+        """Start the next round once all updates of the current one have ended; count the current one if it failed."""
+        running = (engine.update for engine in self._engines.by_instance.values())
+        if any(update is not None and update <= self._round for update in running):
+            return
+        current = (self.lineage, self.published)
+        serves = any(engine.serving == current for engine in self._engines.connected())
+        if (reason := self._round_failure) and not serves:
+            self._failed_rounds += 1
+            if self._failed_rounds >= MAX_FAILED_ROUNDS:
+                message = f"no engine can receive weights any more; the last failure: {reason}"
+                self._run.fail("WeightSyncFailed", message)
+        self._round, self._round_failure, self._round_succeeded = self._last_update, "", False
 
     def _expire(self, engine: EngineRecord, update: int) -> None:
         """Fail an update whose agent is connected but does not respond, so that it does not block the run."""

@@ -33,7 +33,7 @@ async def serve(prepared: Prepared, reward_urls: dict[str, str], reward_token: s
     for reward in spec.rewards:
         if reward.name not in reward_urls:
             raise ValueError(f"RLJOB_REWARD_URLS: reward {reward.name!r} has no address; add one")
-    prompts = PromptCache(prepared.sources, prepared.maker)
+    prompts = PromptCache(prepared.sources, prepared.maker, spec.failure_policy.stall_seconds)
     async with reward_session() as session:
         rewards = {
             reward.name: RewardClient(reward, reward_urls[reward.name], session, "" if reward.url else reward_token)
@@ -48,6 +48,7 @@ async def serve(prepared: Prepared, reward_urls: dict[str, str], reward_token: s
                 rewards[task.reward],
                 length,
                 evaluation_temperature or task.sampling.temperature,
+                spec.failure_policy.stall_seconds,
             )
             for task in spec.tasks
         }

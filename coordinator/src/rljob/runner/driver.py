@@ -80,13 +80,15 @@ class RunnerDriver:
     def _register(self) -> list[object]:
         pending = [trajectory.pending for trajectory in self._trajectories.values()]
         return [
-            RegisterRunner(self._instance, CAPACITY, list(self._trajectories), self._held_out),
+            RegisterRunner(
+                self._instance, CAPACITY, {name: t.lease for name, t in self._trajectories.items()}, self._held_out
+            ),
             *(message for message in pending if message is not None),
         ]
 
     def _lease(self, lease: LeaseTrajectory) -> None:
         known = self._trajectories.get(lease.sample)
-        if known is not None and known.attempt != lease.attempt:
+        if known is not None and known.lease != lease.lease:
             self._cancel(lease.sample)
             known = None
         if known is not None:
@@ -96,7 +98,7 @@ class RunnerDriver:
                 self._link.send(known.pending)
         elif lease.task not in self._runtimes or lease.split not in SPLITS:
             reason = f"there is no task {lease.task} with a split {lease.split}"
-            self._link.send(TrajectoryFailed(lease.sample, reason, lease.attempt))
+            self._link.send(TrajectoryFailed(lease.sample, reason, lease.attempt, lease.lease))
         else:
             self._trajectories[lease.sample] = LeasedTrajectory(
                 lease, self._runtimes[lease.task], self._prompts, self._codec, self._link.send

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -44,6 +45,7 @@ class TaskRuntime:
     reward: RewardClient
     max_model_length: int  # tokens of the longest sequence that an engine accepts
     evaluation_temperature: float  # sampling temperature of held-out problems
+    stall_seconds: float  # a loop that makes no call of its context for this long has failed
 
 
 class LeasedTrajectory:
@@ -79,12 +81,14 @@ class LeasedTrajectory:
         self._answer: asyncio.Future[TurnTokens] | None = None
         self._result: TrajectoryScored | TrajectoryFailed | None = None
         self._prompt: Prompt | None = None
+        self._calls = 0  # of the loop, in progress
+        self._watchdog: asyncio.TimerHandle | None = None
         self._task = asyncio.create_task(self._run())
 
     @property
-    def attempt(self) -> int:
-        """Attempt number of the lease."""
-        return self._lease.attempt
+    def lease(self) -> int:
+        """Number of the lease."""
+        return self._lease.lease
 
     @property
     def pending(self) -> GenerateRequest | TrajectoryScored | TrajectoryFailed | None:
@@ -104,6 +108,7 @@ class LeasedTrajectory:
     def cancel(self) -> None:
         """Cancel the loop; no result is sent."""
         self._cancelled = True
+        self._disarm()
         self._task.cancel()
 
     # --- interface of the loop; see rljob.runner.context.Context ------------------------------------------------------
@@ -176,7 +181,8 @@ class LeasedTrajectory:
             problem=self.prompt.problem,
             turns=self._texts() if len(self._turns) > 1 else [],
         )
-        return await self._runtime.reward.score(item)
+        with self._in_call():
+            return await self._runtime.reward.score(item)
 
     # --- private ----------------------------------------------------------------------------------------------------
 
@@ -222,23 +228,52 @@ class LeasedTrajectory:
             ),
             stop_token_ids=self._codec.stop_token_ids,
             attempt=self._lease.attempt,
+            lease=self._lease.lease,
         )
         self._answer = asyncio.get_running_loop().create_future()
         self._generating = True  # stays True if the loop cancels this call: the coordinator waits for this turn
         self._send(self._request)
-        turn = await self._answer
+        with self._in_call():
+            turn = await self._answer
         self._generating, self._request = False, None
         return turn
+
+    @contextlib.contextmanager
+    def _in_call(self) -> Iterator[None]:
+        """The loop waits for an engine or a reward: the watchdog is off."""
+        self._calls += 1
+        self._disarm()
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            self._arm()
+
+    def _arm(self) -> None:
+        if not (self._calls or self._cancelled or self.finished):
+            self._disarm()
+            self._watchdog = asyncio.get_running_loop().call_later(self._runtime.stall_seconds, self._stall)
+
+    def _disarm(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+
+    def _stall(self) -> None:
+        """Fail the sample of a loop that hangs. Its task may ignore the cancellation, so nothing waits for it."""
+        seconds = self._runtime.stall_seconds
+        self._fail(f"its loop made no call for {seconds:g} s; raise failurePolicy.stallSeconds, or correct the loop")
+        self._task.cancel()
 
     async def _run(self) -> None:
         lease = self._lease
         try:
             self._prompt = await self._make_prompt()
+            self._arm()
             result = self._scored(await self._runtime.loop(self))
         except TrajectoryError as error:
             self._fail(str(error))
         except asyncio.CancelledError:
-            if self._cancelled:
+            if self._cancelled or self.finished:
                 raise
             self._fail("the loop was cancelled, or awaited a task that was cancelled")
         except (
@@ -289,6 +324,7 @@ class LeasedTrajectory:
             turns=len(credited),
             attempt=lease.attempt,
             turn_rewards=[] if single else credited,
+            lease=lease.lease,
         )
         try:  # a result that cannot be encoded must fail here, not in the connection that all trajectories share
             _decoder.decode(encode_frame([result]))
@@ -298,9 +334,12 @@ class LeasedTrajectory:
 
     def _fail(self, reason: str) -> None:
         text = reason.encode(errors="replace").decode()  # lone surrogates in an exception message cannot be encoded
-        self._finish(TrajectoryFailed(self._lease.sample, text, self._lease.attempt))
+        self._finish(TrajectoryFailed(self._lease.sample, text, self._lease.attempt, self._lease.lease))
 
     def _finish(self, result: TrajectoryScored | TrajectoryFailed) -> None:
+        self._disarm()
+        if self.finished:
+            return
         self._request = None
         self._result = result
         self._send(result)

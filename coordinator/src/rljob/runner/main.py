@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rljob.protocol.exit_codes import CONFIGURATION_ERROR
+from rljob.protocol.exit_codes import CONFIGURATION_ERROR, FAILURE
 
 if TYPE_CHECKING:
     from rljob.api.models import RLJob
@@ -31,6 +31,7 @@ def main() -> None:
 
     from rljob.protocol.coordinator_link import RefusedError
     from rljob.protocol.environment import read_environment, reward_token, reward_urls
+    from rljob.protocol.model_cache import ModelUnavailableError
     from rljob.runner.app import serve
     from rljob.runner.setup import prepare
 
@@ -40,6 +41,9 @@ def main() -> None:
     except (ValueError, RefusedError) as error:
         logging.error("%s", error)
         sys.exit(CONFIGURATION_ERROR)
+    except ModelUnavailableError as error:
+        logging.error("%s", error)
+        sys.exit(FAILURE)
 
 
 def _check() -> int:

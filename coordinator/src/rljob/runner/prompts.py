@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -61,39 +62,61 @@ class PromptMaker:
 
 
 class PromptCache:
-    """Makes prompts in one thread, because some datasets take 0.25 s for a problem; keeps the last KEPT prompts.
+    """Makes prompts in one thread for each task, because some datasets take 0.25 s for a problem, and a slow source
+    must not delay other tasks; keeps the last KEPT prompts.
 
     Args:
         sources: task name → its source.
         maker: makes prompts from rows.
+        stall_seconds: a source that gives no row for this long is no longer waited for.
     """
 
-    def __init__(self, sources: dict[str, Source], maker: PromptMaker) -> None:
+    def __init__(self, sources: dict[str, Source], maker: PromptMaker, stall_seconds: float) -> None:
         self._sources = sources
         self._maker = maker
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prompts")
+        self._threads = {task: ThreadPoolExecutor(1, thread_name_prefix=f"prompts-{task}") for task in sources}
+        self._making = threading.Lock()  # tokenizer and chat template are shared
+        self._stall_seconds = stall_seconds
+        self._progress: dict[str, float] = {}  # task → time of its last prompt
         self._kept: OrderedDict[tuple[str, str, int], asyncio.Future[Prompt]] = OrderedDict()
 
     async def prompt(self, task: str, split: str, row: int) -> Prompt:
-        """Return the prompt of a row. An error of its source is raised to all waiting callers and is not cached."""
+        """Return the prompt of a row. An error of its source is raised to all waiting callers and is not cached.
+
+        Raises:
+            ValueError: the row cannot be made into a prompt, or the source has made no prompt for ``stall_seconds``.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         key = (task, split, row)
         made = self._kept.get(key)
         if made is None:
-            made = asyncio.get_running_loop().run_in_executor(self._thread, self._make, *key)
+            made = loop.run_in_executor(self._threads[task], self._make, *key)
+            made.add_done_callback(lambda _: self._progress.update({task: loop.time()}))
             self._kept[key] = made
             if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
         else:
             self._kept.move_to_end(key)
+        # asyncio.wait: cancelling one trajectory must not cancel the other members
+        while not (await asyncio.wait({made}, timeout=self._stall_seconds))[0]:
+            if loop.time() - max(began, self._progress.get(task, 0.0)) >= self._stall_seconds:
+                raise ValueError(
+                    f"the data of task {task} gave no row for {self._stall_seconds:g} s, row {row} of split {split} is "
+                    "not made; raise failurePolicy.stallSeconds, or correct the source"
+                )
         try:
-            return await asyncio.shield(made)  # cancelling one trajectory must not cancel the other members
+            return made.result()
         except Exception:  # re-raised; a source may raise anything
             self._kept.pop(key, None)
             raise
 
     def close(self) -> None:
-        """Stop the thread."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Stop the threads."""
+        for thread in self._threads.values():
+            thread.shutdown(wait=False, cancel_futures=True)
 
     def _make(self, task: str, split: str, row: int) -> Prompt:
-        return self._maker.make(task, self._sources[task].problem(split, row))
+        problem = self._sources[task].problem(split, row)
+        with self._making:
+            return self._maker.make(task, problem)

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rljob.api.model_address import is_remote
 from rljob.api.models import RLJobSpec
 from rljob.api.resolve import IN_STORAGE, resolve
 from rljob.api.rewards.load_reward import load_reward
 from rljob.api.tasks import Task, TaskData
 from rljob.protocol.environment import ComponentEnvironment
+from rljob.protocol.model_cache import read_model
 from rljob.runner.chat import ChatTemplate
 from rljob.runner.data import Source, digests
 from rljob.runner.data.readers import DataReaders, RowCheck, open_source
@@ -47,7 +49,9 @@ def prepare(environment: ComponentEnvironment, readers: DataReaders) -> Prepared
 
     Raises:
         ValueError: the manifest or the data is invalid; one line for each problem.
+        ModelUnavailableError: the download of the policy failed and may be repeated.
     """
+    read_model(environment, "policy")
     found = _Preparation(environment, readers, will_initialize=False)
     if found.problems:
         raise ValueError("\n".join(found.problems))
@@ -104,7 +108,7 @@ class _Preparation:
     def _open_model(self) -> None:
         i, source = next((i, model.source) for i, model in enumerate(self.spec.models) if model.name == "policy")
         path = self._environment.path(source)
-        if self._made_by_initializer(source):
+        if self._made_later(source):
             return
         with self._collecting_problems(f"spec.models[{i}].source: "):
             self.codec = TextCodec(path)
@@ -126,7 +130,7 @@ class _Preparation:
                 log.warning("rows are not checked by reward %s: %s", self.spec.rewards[i].name, error)
 
     def _open_task(self, i: int, task: Task) -> None:
-        if any(map(self._made_by_initializer, _paths(task.data))):
+        if any(map(self._made_later, _paths(task.data))):
             return
         where, row_check = f"spec.tasks[{i}]", self._row_checks.get(task.reward)
         with self._collecting_problems():
@@ -170,8 +174,10 @@ class _Preparation:
     def _evaluated(self, task: Task) -> bool:
         return self.spec.evaluation is not None and task.name in (self.spec.evaluation.tasks or [])
 
-    def _made_by_initializer(self, source: str) -> bool:
-        return self._will_initialize and source.startswith(IN_STORAGE) and not self._environment.path(source).exists()
+    def _made_later(self, source: str) -> bool:
+        """Return whether ``source`` does not exist yet, and the initializer or a download will make it."""
+        will_make = self._will_initialize if source.startswith(IN_STORAGE) else is_remote(source)
+        return will_make and not self._environment.path(source).exists()
 
     @contextmanager
     def _collecting_problems(self, prefix: str = "") -> Iterator[None]:

@@ -8,8 +8,10 @@ sets.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import struct
+import threading
 from typing import Any
 
 import blake3
@@ -24,6 +26,8 @@ with lazy_imports("cellpylib"):  # cellpylib imports matplotlib, which takes as 
 
 MAX_ATTEMPTS = 1000
 _INDICES = 2**31 - 1
+_NUMPY_STATE = threading.Lock()
+"""Held while a problem is made that uses NumPy's global random state (pool_matrix): each task has its own thread."""
 
 
 class ReasoningGymSource:
@@ -72,7 +76,8 @@ class ReasoningGymSource:
 
     def _generate(self, index: int) -> dict[str, Any]:
         try:
-            entry = self._dataset[index]
+            with _NUMPY_STATE if self._data.dataset == "pool_matrix" else contextlib.nullcontext():
+                entry = self._dataset[index]
         except IndexError:  # a few datasets make all items at creation: the index becomes their seed
             entry = create_dataset(self._data.dataset, seed=index, size=1, **self._data.config)[0]
         problem: dict[str, Any] = msgspec.to_builtins(entry, str_keys=True, enc_hook=_plain)

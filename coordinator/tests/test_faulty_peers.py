@@ -1,0 +1,270 @@
+"""Messages that a correct peer sends rarely or never: repeated, early, late, without a lease, of another context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import world as world_module
+from world import job, m
+
+from rljob.coordinator.status_report import status_of
+from rljob.ledger.queries import completions
+
+
+async def small_world(new_world: Any, tmp_path: Path, engines: int = 1, **options: Any) -> Any:
+    """Return a started world with groups of one sample of one turn, whose engines generate nothing yet."""
+    world = new_world(job(**{"n": 1, "g": 1, "alpha": 0, "steps": 2, **options}), tmp_path, engines)
+    world.runner.turns_of = lambda sample: 1
+    await world.start()
+    for agent in world.agents:
+        agent.hold = True
+    world.connect_all()
+    return world
+
+
+async def until(world: Any, condition: Callable[[], object]) -> None:
+    """Run until ``condition`` is true."""
+    for _ in range(200):
+        if condition():
+            return
+        await world.some(1)
+    raise AssertionError("the condition is never true")
+
+
+def failures(world: Any) -> list[str]:
+    """Return the reasons of the failed samples."""
+    return [row[0] for row in world.store.query("SELECT reason FROM samples WHERE state = 'failed'")]
+
+
+async def finish(world: Any) -> None:
+    """Let the engines generate, and check that the run finishes."""
+    for agent in world.agents:
+        agent.hold = False
+    await world.settle()
+    assert world.run.finished and world.run.failure is None
+    world.check_accounts()
+
+
+async def test_a_result_that_is_requested_again_leaves_only_once_it_is_durable(new_world: Any, tmp_path: Path) -> None:
+    world = await small_world(new_world, tmp_path)
+    (agent,) = world.agents
+    await until(world, lambda: agent.queue)
+    agent.say(m.Completions([world_module.generate_tokens(agent.queue.pop(0), 0, 0)]))
+    world.runner._continue("g0.0")
+    assert not any(isinstance(message, m.GenerateResult) for message in world.runner.peer.take())
+    await world.store.drain()
+    assert [type(message) for message in world.runner.peer.take()] == [m.GenerateResult, m.GenerateResult]
+
+
+async def test_a_score_without_a_finished_turn_fails_its_sample(new_world: Any, tmp_path: Path) -> None:
+    world = await small_world(new_world, tmp_path)
+    proceed = world.runner._continue
+
+    def score(sample: str) -> None:
+        if sample != "g0.0":
+            proceed(sample)
+        if sample in ("g0.0", "g1.0"):
+            lease = world.runner.driving[sample]
+            world.runner.say(m.TrajectoryScored(sample, 1.0, {}, "", int(sample == "g1.0"), lease=lease.lease))
+
+    world.runner._continue = score
+    await until(world, lambda: len(failures(world)) == 2)
+    assert failures(world) == [
+        "it has a reward, but no turn was generated",
+        "it has a reward, but turn 0 is not finished",
+    ]
+    await finish(world)
+
+
+def asked(world: Any) -> bytes:
+    """Return the context of the first request that the first engine holds."""
+    return world.agents[0].queue[0].token_ids
+
+
+async def test_a_runner_without_the_lease_changes_nothing(new_world: Any, tmp_path: Path) -> None:
+    """A second runner claims the sample with no lease, an old one, or the one of the first runner; then it gets the
+    lease, and the first runner's messages no longer count."""
+    world = await small_world(new_world, tmp_path)
+    await until(world, lambda: world.agents[0].queue)
+    (first,) = world.runner.driving.values()
+    other = world_module.Runner(world)
+    other.lives, other.peer = 7, world_module.FakePeer("runner")
+    for lease in (0, first.lease - 1, first.lease):
+        other.say(m.RegisterRunner("runner.7", 1000, {"g0.0": lease}))
+        other.say(m.GenerateRequest("g0.0", 0, world_module.int32([9, 9, 9]), 16, 1.0, [0], 0, lease))
+        other.say(m.TrajectoryFailed("g0.0", "broken", 0, lease))
+        answers = other.peer.take()
+        assert answers == [m.Cancel(["g0.0"])] * 2
+    world.runner.disconnect()
+    await until(world, lambda: other.peer._outbox)
+    second = next(message for message in other.peer.take() if isinstance(message, m.LeaseTrajectory))
+    assert second.lease > first.lease and second.sample == "g0.0"
+    world.runner.connect()
+    world.runner.say(m.TrajectoryScored("g0.0", 1.0, {}, "", 0, 0, [], first.lease))
+    assert m.Cancel(["g0.0"]) in world.runner.peer.take()
+    world.router.lost(other.peer)
+    world.runner.driving.clear()
+    await finish(world)
+    (record,) = completions(world.store, "g0.0", 0)
+    assert record.prompt == world_module.int32([0, 1, 2]) and not failures(world)
+
+
+async def test_after_a_restart_of_the_coordinator_the_newest_lease_counts(new_world: Any, tmp_path: Path) -> None:
+    world = await small_world(new_world, tmp_path)
+    await until(world, lambda: world.agents[0].queue)
+    (old,) = world.runner.driving.values()
+    other = world_module.Runner(world)
+    other.lives, other.peer = 7, world_module.FakePeer("runner")
+    other.say(m.RegisterRunner("runner.7", 1000, {}))
+    world.runner.disconnect()
+    await until(world, lambda: other.peer._outbox)
+    new = next(message for message in other.peer.take() if isinstance(message, m.LeaseTrajectory))
+    world.kill_coordinator()
+    await world.start()
+    world.runner.peer, other.peer = world_module.FakePeer("runner"), world_module.FakePeer("runner")
+    world.runner.say(m.RegisterRunner("runner.0", 1, {"g0.0": old.lease}))
+    other.say(m.RegisterRunner("runner.7", 1, {"g0.0": new.lease}))
+    assert world.runner.peer.take() == [m.Cancel(["g0.0"])] and not other.peer._outbox
+    world.runner.say(m.RegisterRunner("runner.0", 1, {"g0.0": old.lease}))
+    assert world.runner.peer.take() == [m.Cancel(["g0.0"])]
+    world.router.lost(other.peer)
+    world.runner.disconnect()
+    world.runner.driving.clear()
+    await world.some(2)
+    world.connect_all()
+    await until(world, lambda: world.runner.driving)
+    assert world.runner.driving["g0.0"].lease > new.lease > old.lease
+    await finish(world)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_tokens_never_get_another_context_than_they_were_generated_from(
+    new_world: Any, tmp_path: Path, restarted: bool
+) -> None:
+    """The runner asks again with another context while the engine generates; after a restart of the coordinator, only
+    the engine knows the first context."""
+    world = await small_world(new_world, tmp_path)
+    await until(world, lambda: world.agents[0].queue)
+    assert asked(world) == world_module.int32([0, 1, 2])
+    if restarted:
+        world.kill_coordinator()
+        await world.start()
+        world.runner.reborn()
+    else:
+        world.runner.disconnect()
+        world.runner.reborn()
+    world.runner.prompt = lambda lease: [9, 9, 9, lease.row]
+    world.connect_all()
+    if restarted:
+        await world.some(5)
+    else:
+        await until(world, lambda: failures(world))
+    await finish(world)
+    assert failures(world) == [
+        "turn 0 was generated from another context than it has now; a loop that runs again must make the same calls"
+    ]
+    records = [r for row in world.store.query("SELECT id FROM samples") for r in completions(world.store, row[0], 0)]
+    assert records and all(record.context == m.context_digest(record.prompt) for record in records)
+
+
+async def test_a_second_request_before_the_first_turn_is_finished_fails_the_sample(
+    new_world: Any, tmp_path: Path
+) -> None:
+    world = await small_world(new_world, tmp_path)
+    for turn in (1, 2):
+        await until(world, lambda: world.agents[0].queue)
+        (lease,) = world.runner.driving.values()
+        context = asked(world) + world_module.int32([turn])
+        world.runner.say(m.GenerateRequest(lease.sample, turn, context, 16, 1.0, [0], 0, lease.lease))
+        await until(world, lambda turn=turn: len(failures(world)) == turn)
+    assert "requests turn 1 before another turn is finished" in failures(world)[0]
+    await finish(world)
+
+
+async def test_what_a_lost_engine_finished_is_taken_from_the_engine_that_repeats_it(
+    new_world: Any, tmp_path: Path
+) -> None:
+    world = await small_world(new_world, tmp_path, engines=2)
+    await until(world, lambda: any(agent.queue for agent in world.agents))
+    first, second = sorted(world.agents, key=lambda agent: not agent.queue)
+    generate = first.queue.pop(0)
+    completion = world_module.generate_tokens(generate, 0, 0)
+    first.unacknowledged[msgspec.structs.astuple(generate.request_id)] = completion
+    first.disconnect()
+    await until(world, lambda: second.queue)
+    first.connect()
+    await until(world, lambda: world.store.query("SELECT 1 FROM completions"))
+    await world.some(2)
+    assert not second.queue, "its slot is free in the engine, not only in the scheduler"
+    assert [tuple(row) for row in world.store.query("SELECT sample, engine FROM completions")] == [
+        ("g0.0", first.instance)
+    ]
+    assert not first.unacknowledged
+    await finish(world)
+
+
+async def test_the_samples_of_a_lost_runner_are_leased_in_order_of_admission(new_world: Any, tmp_path: Path) -> None:
+    """Not in the order of a set, which differs from process to process."""
+    world = await small_world(new_world, tmp_path, n=8, g=4)
+    await until(world, lambda: len(world.runner.driving) == 32)
+    taken = list(world.runner.driving)
+    assert taken == [f"g{group}.{member}" for group in range(8) for member in range(4)]
+    running = [generate.request_id for generate in world.agents[0].queue]
+    world.runner.disconnect()
+    await world.some(2)
+    world.runner.reborn()
+    world.runner.connect()
+    await until(world, lambda: len(world.runner.driving) == 32)
+    assert list(world.runner.driving) == taken
+    aborts = []
+    world.agents[0].handle = lambda message: aborts.append(message) if isinstance(message, m.Abort) else None
+    unknown = [m.RequestId(f"g{number}.0", 9, 0) for number in range(100, 130)]
+    world.agents[0].say(msgspec.structs.replace(world.agents[0].hello(), running=[*running, *unknown]))
+    await until(world, lambda: aborts)
+    assert [request_id for abort in aborts for request_id in abort.request_ids] == unknown
+
+
+async def test_a_silent_agent_gets_no_requests_until_it_is_heard_again(new_world: Any, tmp_path: Path) -> None:
+    world = await small_world(new_world, tmp_path, n=4, g=2)
+    (agent,) = world.agents
+    await until(world, lambda: len(agent.queue) == 8)
+    agent.queue.clear()
+    agent.peer.heard -= 3 * m.HEARTBEAT_SECONDS + 1
+    world.run.trajectories.lose_engine(next(iter(world.run.engines.by_instance.values())))
+    await world.some(5)
+    assert not agent.queue and len(world.run.trajectories.queue) == 8
+    (component,) = (c for c in status_of(world.run).components if c.role == "agent")
+    assert (component.state, component.message) == (
+        "silent",
+        "its agent has been silent for 16 s; it gets no requests",
+    )
+    agent.say(m.EngineHeartbeat("ready", 0, 0, 0))
+    await until(world, lambda: agent.queue)
+    await finish(world)
+
+
+async def test_the_status_names_the_sample_and_the_engine_that_a_batch_waits_for(
+    new_world: Any, tmp_path: Path
+) -> None:
+    world = await small_world(new_world, tmp_path)
+    (agent,) = world.agents
+    await until(world, lambda: agent.queue)
+    assert status_of(world.run).message == ""
+    (trajectory,) = world.run.trajectories.by_sample.values()
+    waits = "batch 0 waits for group g0: sample g0.0"
+    trajectory.since -= 312
+    assert status_of(world.run).message == f"{waits} has been generated by engine engine-0.0 for 312 s"
+    agent.peer.heard -= 20
+    expected = f"{waits} has been generated by engine engine-0.0 (its agent has been silent for 20 s) for 312 s"
+    assert status_of(world.run).message == expected
+    agent.say(m.Completions([world_module.generate_tokens(agent.queue.pop(0), 0, 0)]))
+    await world.store.drain()
+    trajectory.since -= 100
+    expected = f"{waits} has been in its loop or reward at runner runner.0 for 100 s"
+    assert status_of(world.run).message == expected
+    await finish(world)
+    assert status_of(world.run).message == ""

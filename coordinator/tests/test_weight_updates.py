@@ -1,0 +1,141 @@
+"""Weight updates that fail: a lost trainer is no failure of the engines, and rounds count, not engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from world import job, m
+
+from rljob.coordinator.weight_publisher import MAX_FAILED_ROUNDS
+
+
+def fail_update(agent: Any) -> None:
+    """Let an agent report that its prepared update failed."""
+    update, agent.preparing = agent.preparing, None
+    agent.say(m.WeightFailed(update.update, "the connection to the trainer broke"))
+
+
+def announce(world: Any, send: m.SendWeights, engines: int) -> None:
+    """Announce the groups of the first ``engines`` engines of an update; nothing is sent."""
+    for target in send.engines[:engines]:
+        group = f"group-{send.update}-{target.engine}"
+        world.trainer.say(
+            m.WeightGroupReady(
+                send.incarnation, send.update, target.engine, group, "", 0, 2, "gloo", [], m.Probe([], [])
+            )
+        )
+
+
+@pytest.mark.parametrize("engines", [1, 12, 64])
+@pytest.mark.parametrize("announced", ["none", "half", "all"])
+@pytest.mark.parametrize("noticed_first_by", ["agents", "coordinator"])
+async def test_a_trainer_that_dies_during_updates_does_not_end_the_run(
+    new_world: Any, tmp_path: Path, engines: int, announced: str, noticed_first_by: str
+) -> None:
+    world = new_world(job(n=1, steps=1), tmp_path, engines=engines)
+    await world.start()
+    execute = world.trainer._execute
+    deaths = MAX_FAILED_ROUNDS + 1
+
+    def die(command: Any) -> None:
+        nonlocal deaths
+        if not isinstance(command, m.SendWeights) or not command.engines or not deaths:
+            execute(command)
+            return
+        deaths -= 1
+        announce(world, command, {"none": 0, "half": len(command.engines) // 2, "all": engines}[announced])
+        for agent in world.agents:
+            super(type(agent), agent).step()
+        preparing = [agent for agent in world.agents if agent.preparing is not None]
+        if noticed_first_by == "coordinator":
+            world.trainer.disconnect()
+        for agent in preparing:
+            fail_update(agent)
+        if world.trainer.peer is not None:
+            world.trainer.disconnect()
+        assert all(engine.serving is None for engine in world.run.engines.by_instance.values())
+        world.trainer.reborn()
+        world.trainer.connect()
+
+    world.trainer._execute = die
+    world.connect_all()
+    await world.settle()
+    assert world.run.failure is None and world.run.finished and not deaths
+
+
+async def test_an_update_that_times_out_on_64_engines_counts_once(new_world: Any, tmp_path: Path) -> None:
+    """Every engine fails at another moment, and its next update starts at once."""
+    world = new_world(job(n=1, steps=1), tmp_path, engines=64)
+    await world.start()
+    world.trainer._execute = lambda command: isinstance(command, m.SendWeights) and announce(world, command, 64)
+    world.connect_all()
+    failures = 0
+    while world.run.failure is None and failures < 2 * MAX_FAILED_ROUNDS:
+        while not all(agent.preparing is not None for agent in world.agents):
+            await world.some(1)
+        failures += 1
+        for agent in world.agents:
+            fail_update(agent)
+            await world.store.drain()  # the next update of this engine starts before the next engine fails
+            world.trainer.step()
+    assert failures >= MAX_FAILED_ROUNDS // 2, "each failed 6 times; a round may hold a part of the engines"
+    assert world.run.failure is not None and world.run.failure[0] == "WeightSyncFailed"
+
+
+async def test_one_engine_that_fails_often_during_an_update_of_others_does_not_end_the_run(
+    new_world: Any, tmp_path: Path
+) -> None:
+    world = new_world(job(n=1, steps=1), tmp_path, engines=3)
+    await world.start()
+    broken, *others = world.agents
+    hold, steps = True, [agent.step for agent in others]
+    for agent, step in zip(others, steps, strict=True):
+        agent.step = lambda agent=agent, step=step: super(type(agent), agent).step() if hold else step()
+    step_broken = broken.step
+
+    def fail() -> bool:
+        super(type(broken), broken).step()
+        if hold and broken.preparing is not None:
+            fail_update(broken)
+        return step_broken() if not hold else True
+
+    broken.step = fail
+    world.connect_all()
+    await world.some(6 * MAX_FAILED_ROUNDS)
+    assert world.run.failure is None and broken.lives > 3, "it failed and was restarted"
+    hold = False
+    await world.settle()
+    assert world.run.finished
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_with_in_flight_wait_an_update_starts_when_the_sequences_of_its_engine_have_ended(
+    new_world: Any, tmp_path: Path, restarted: bool
+) -> None:
+    """So the time limit of an update does not limit the length of answers."""
+    world = new_world(job(n=1, g=1, steps=5, alpha=1, weightSync={"inFlight": "wait"}), tmp_path, engines=2)
+    await world.start()
+    slow, fast = world.agents
+    slow.hold = True
+    world.connect_all()
+    while world.run.version < 1 or fast.version < 1:
+        await world.some(1)
+    assert slow.queue and slow.version == 0
+    if restarted:
+        world.kill_coordinator()
+        await world.start()
+        world.trainer.connect()
+        for agent in world.agents:
+            agent.connect()
+        await world.some(5)
+        assert slow.version == 0 and slow.preparing is None, "no runner has repeated its request yet"
+        world.runner.connect()
+    await world.some(10)
+    (engine,) = (e for e in world.run.engines.by_instance.values() if e.instance == slow.instance)
+    assert engine.requests and engine.update is None and slow.version == 0
+    slow.hold = False
+    await world.settle()
+    assert world.run.finished and slow.version > 0
+    world.check_accounts()
