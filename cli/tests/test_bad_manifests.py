@@ -102,8 +102,8 @@ SETTINGS = {
         "source: 'job://../x' is not a path inside the stor",
     ),
     "a model far away": (
-        "spec.models[0].source=s3://b/x",
-        "spec.models\\[0\\].source: s3:// cannot be read; write job",
+        "spec.models[0].source=gs://b/x",
+        "spec.models\\[0\\].source: gs:// cannot be read; write job",
     ),
     "an open brace": ("spec.tasks[0].prompt='{question'", "spec.tasks\\[0\\].prompt: is not a template"),
     "a prompt without the problem": (

@@ -4,6 +4,7 @@ import pytest
 
 from rljob.api.engine_registry import cpu_cache_bytes
 from rljob.api.load import validate
+from rljob.api.resolve import resolve
 from rljob.local import capacity
 
 
@@ -17,6 +18,15 @@ from rljob.local import capacity
 )
 def test_the_cache_of_an_unknown_engine_counts_only_if_kv_cache_bytes_is_set(manifest, pool, size):
     manifest["spec"]["rollouts"][0] |= pool
-    caches = [need.size for need in capacity._needs(validate(manifest), "source", 1000) if "caches" in need.what]
+    caches = [
+        need.size for need in capacity._needs(resolve(validate(manifest)), "source", 1000) if "caches" in need.what
+    ]
     assert caches == [size]
     assert cpu_cache_bytes("vllm") == 256 << 20
+
+
+@pytest.mark.parametrize(("dtype", "each"), [("float32", 28), ("bfloat16", 30)])
+def test_a_trainer_on_cpu_holds_its_state_gradients_and_a_checkpoint(manifest, dtype, each):
+    """Bytes a parameter: weights, gradients and two moments, the copy of a checkpoint, weights in bfloat16."""
+    manifest["spec"]["trainer"] = {**manifest["spec"].get("trainer", {}), "dtype": dtype}
+    assert capacity._needs(resolve(validate(manifest)), "source", 1000)[0].size == each * 1000

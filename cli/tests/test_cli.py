@@ -105,7 +105,7 @@ def test_commands_and_options_are_frozen(rljob):
         "stop": [*WHERE, "--help", "--now"],
         "resume": [*WHERE, "--help"],
         "validate": ["--help", "--run-dir", "--set", "--static"],
-        "explain": ["--docs", "--field", "--help", "--set"],
+        "explain": ["--cpu", "--docs", "--field", "--gpu", "--help", "--set"],
         "render": ["--cluster", "--cpu", "--gpu", "--help", "--namespace", "--output", "--set"],
         "export": [*WHERE, "--help", "--step"],
         "evaluate": ["--help", "--output", "--problems", "--set", "--step"],

@@ -1,12 +1,13 @@
 """export, evaluate and top."""
 
 import json
-import subprocess
-import sys
+import shutil
 
 import pytest
 
 from cli.tests.fakes.launcher import SUCCEEDED, status
+from core.tests.checkpoint_ledger import keep_checkpoints
+from e2e.fakes.fork_server import rljob_command
 from rljob.api.errors import ManifestError
 from rljob.api.job_status import Metric, Queue
 from rljob.api.load import validate
@@ -21,11 +22,13 @@ from rljob.protocol.run_status import ComponentStatus, encode_status
 
 @pytest.fixture
 def run(manifest, tmp_path):
-    """A run directory with checkpoints of steps 2 and 10, and one that is not complete."""
+    """A run directory with checkpoints of steps 2 and 10, one that is not complete, and one that the ledger does not
+    keep."""
     directory = RunDirectory(tmp_path / "run")
     with directory.opened(resolve(validate(manifest)), b""):
         pass
-    for step in (2, 10, 12):
+    digests = {}
+    for step in (2, 10, 12, 13):
         path = directory.path / f"checkpoints/step-{step:06d}"
         (path / "trainer").mkdir(parents=True)
         files = ("config.json", "model.safetensors", "tokenizer.json", "trainer/optimizer")
@@ -33,6 +36,9 @@ def run(manifest, tmp_path):
             (path / name).write_text(f'"{name} of {step}"')
         state = TrainerState(step, step, 1, {}, {name: hash_file(path / name) for name in files})
         (path / "trainer.json").write_bytes(encode_state(state))
+        digests[step] = state.digest
+    del digests[13]
+    keep_checkpoints(directory.path, digests)
     (directory.path / "checkpoints/step-000012/trainer.json").unlink()
     (directory.path / "checkpoints/step-000014.tmp-1").mkdir()
     return directory
@@ -43,8 +49,8 @@ def names(path):
 
 
 def test_the_newest_complete_checkpoint_is_exported_without_the_trainers_state(run, tmp_path):
-    step, checkpoint = checkpoints.find(run, None)
-    assert step == 10
+    checkpoint = checkpoints.find(run, None)
+    assert checkpoint.step == 10
     checkpoints.export(checkpoint, tmp_path / "out/model")
     assert names(tmp_path / "out") == ["model"]
     assert names(tmp_path / "out/model") == ["config.json", "model.safetensors", "tokenizer.json"]
@@ -56,7 +62,7 @@ def test_an_empty_destination_is_allowed_and_a_full_one_is_not_changed(run, tmp_
     empty.mkdir()
     full.mkdir()
     (full / "thesis.tex").write_text("mine")
-    _, checkpoint = checkpoints.find(run, 2)
+    checkpoint = checkpoints.find(run, 2)
     checkpoints.export(checkpoint, empty)
     assert len(names(empty)) == 3
     with pytest.raises(CliError, match="full is not empty; give a directory") as caught:
@@ -80,8 +86,8 @@ def test_a_destination_that_is_not_empty_is_rejected_first(rljob, tmp_path):
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "trainer.json"])
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "missing"])
 def test_a_damaged_checkpoint_is_not_exported(run, tmp_path, name, damage):
-    _, checkpoint = checkpoints.find(run, 10)
-    path = checkpoint / name
+    checkpoint = checkpoints.find(run, 10)
+    path = checkpoint.path / name
     content = path.read_bytes()
     if damage == "missing":
         path.unlink()
@@ -94,14 +100,41 @@ def test_a_damaged_checkpoint_is_not_exported(run, tmp_path, name, damage):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_checkpoint_of_another_run_is_neither_exported_nor_evaluated(run, tmp_path):
+    good, other = checkpoints.find(run, 10), checkpoints.find(run, 2)
+    shutil.rmtree(good.path)
+    shutil.copytree(other.path, good.path)  # consistent with its own record
+    sentence = rf"^{good.path}/trainer.json does not have the digest in the ledger; give another --step: 2$"
+    for use in (lambda: checkpoints.export(good, tmp_path / "out"), lambda: evaluation.evaluated_model(run, good)):
+        with pytest.raises(CliError, match=sentence) as caught:
+            use()
+        assert caught.value.exit_code == 2
+    assert names(tmp_path) == ["run"] and not any((run.path / "evaluations").iterdir())
+
+
+def test_an_evaluated_model_is_copied_again_if_it_is_damaged_or_the_checkpoint_is_another(run):
+    checkpoint = checkpoints.find(run, 10)
+    model = evaluation.evaluated_model(run, checkpoint)
+    assert model == run.path / f"evaluations/model-000010-{checkpoint.digest[:12]}"
+    intact = model.stat().st_ino
+    assert evaluation.evaluated_model(run, checkpoint).stat().st_ino == intact, "the copy is used again"
+    (model / "model.safetensors").write_text("damaged")
+    assert evaluation.evaluated_model(run, checkpoint) == model
+    assert (model / "model.safetensors").read_text() == '"model.safetensors of 10"'
+    state = TrainerState(10, 10, 2, {}, checkpoints.recorded_files(checkpoint))  # written again by another incarnation
+    (checkpoint.path / "trainer.json").write_bytes(encode_state(state))
+    keep_checkpoints(run.path, {10: state.digest})
+    assert evaluation.evaluated_model(run, checkpoints.find(run, None)) != model
+
+
 def test_a_file_is_no_place_for_an_export(run, tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(CliError, match="file is a file; give a directory"):
-        checkpoints.export(checkpoints.find(run, 10)[1], tmp_path / "file")
+        checkpoints.export(checkpoints.find(run, 10), tmp_path / "file")
 
 
 def test_an_export_that_fails_half_way_leaves_nothing(run, tmp_path, monkeypatch):
-    _, checkpoint = checkpoints.find(run, 2)
+    checkpoint = checkpoints.find(run, 2)
     out = tmp_path / "out"
     out.mkdir()
     (out / ".model.partial-killed").mkdir()
@@ -228,18 +261,19 @@ def test_an_evaluation_prints_its_results_by_task(run, tmp_path):
     (tmp_path / "evaluate.py").write_text(code)
 
     def evaluate(*options):
-        command = [sys.executable, str(tmp_path / "evaluate.py"), "evaluate", str(run.path), *options]
-        return subprocess.run(command, capture_output=True, text=True, check=True)
+        process = rljob_command([tmp_path / "evaluate.py", "evaluate", run.path, *options], {})
+        out, err = process.communicate()
+        assert (process.returncode, err) == (0, "it runs\n")
+        return out
 
-    done = evaluate()
-    assert done.stderr == "it runs\n"
-    assert [line.split() for line in done.stdout.splitlines()] == [
+    assert [line.split() for line in evaluate().splitlines()] == [
         ["step", "10", "accuracy", "mean", "reward", "problems"],
         ["sums", "0.250", "0.250", "1,024"],
         ["sums", "0.800", "0.800", "1,024"],
     ]
-    assert names(run.path / "evaluations/model-000010") == ["config.json", "model.safetensors", "tokenizer.json"]
-    data = json.loads(evaluate("-o", "json", "--step", "10").stdout)
+    (model,) = (run.path / "evaluations").glob("model-000010-*")
+    assert names(model) == ["config.json", "model.safetensors", "tokenizer.json"]
+    data = json.loads(evaluate("-o", "json", "--step", "10"))
     assert data == {"step": 10, "directory": str(place), "results": results}
 
 

@@ -3,13 +3,12 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
 from cli.tests.fakes.launcher import SUCCEEDED, status
+from e2e.fakes.fork_server import rljob_command
 from rljob.api.job_status import CheckpointStatus
 from rljob.api.load import validate
 from rljob.api.resolve import resolve
@@ -145,8 +144,8 @@ def test_a_damaged_run_directory_is_named(directory, launcher):
 
 
 def test_status_watches_until_the_run_ends(detached):
-    command = [sys.executable, "-m", "rljob.cli.main", "status", "--watch", "-o", "json", str(detached.directory)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    program = ["-m", "rljob.cli.main", "status", "--watch", "-o", "json", detached.directory]
+    with rljob_command(program, {}) as process:
         assert json.loads(process.stdout.readline())["state"] == "running"
         detached.answer(SUCCEEDED)
         states = [json.loads(line)["state"] for line in process.stdout]
@@ -174,8 +173,8 @@ def test_restarts_and_their_reason_are_shown(launcher):
 
 
 def test_logs_follow_a_component_over_its_death_until_the_run_ends(detached):
-    command = [sys.executable, "-m", "rljob.cli.main", "logs", "-f", str(detached.directory), "trainer"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    program = ["-m", "rljob.cli.main", "logs", "-f", detached.directory, "trainer"]
+    with rljob_command(program, {}) as process:
         assert process.stdout.readline().startswith("--- started ")
         assert process.stdout.readline() == "waiting\n"
         os.kill(detached.wait_for("trainer", "started")["pid"], signal.SIGKILL)

@@ -38,10 +38,11 @@ def test_the_name_of_a_model_on_the_hub_is_explained(manifest, tmp_path, monkeyp
         return found
 
     assert problem("Qwen/Qwen3-0.6B") == (
-        f"spec.models[0].source: there is no directory {tmp_path}/Qwen/Qwen3-0.6B; models of the Hugging Face Hub are "
-        "not downloaded: run `hf download Qwen/Qwen3-0.6B --local-dir Qwen/Qwen3-0.6B`, or give a directory with a "
-        "model"
+        f"spec.models[0].source: there is no directory {tmp_path}/Qwen/Qwen3-0.6B; for the model of the Hugging Face "
+        "Hub write hf://Qwen/Qwen3-0.6B, or give a directory with a model"
     )
+    manifest["spec"]["models"][0]["source"] = "hf://Qwen/Qwen3-0.6B"
+    assert not list(environment_checks.problems(with_absolute_paths(validate(manifest), tmp_path), tmp_path / "run"))
     for path in ("model", "a/b/c", "/models/of-mine"):
         assert problem(path).endswith("; give one with a model")
     (tmp_path / "Qwen").mkdir()

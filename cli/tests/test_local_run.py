@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cli.tests.fakes.launcher import FAKES, SUCCEEDED, status
+from e2e.fakes.hub import serving_hub
 from rljob.api.job_status import CheckpointStatus
 from rljob.protocol.run_status import decode_status, encode_status
 
@@ -54,9 +55,11 @@ def test_a_run_that_has_succeeded_prints_its_results_and_starts_nothing(launcher
     assert code == 0
     assert out.startswith("this run has already succeeded\n3 steps in 0:12\nheld-out accuracy of sums: 0.250 before")
     assert launcher.events() == events
+    launcher.answer(dataclasses.replace(warned, warnings=["lineage 1 starts", "lineage 2 starts"], earlier_warnings=1))
     code, out, _ = launcher.run("--set", "spec.training.steps=4")
     assert code == 0
     assert "resuming the run" in out and out.count("lineage 1 starts") == 1, "only in the summary"
+    assert out.count("lineage 2 starts") == 2, "the coordinator keeps the newest only, and counts the others"
     assert json.loads((launcher.directory / "job.json").read_text())["spec"]["training"]["steps"] == 4
 
 
@@ -81,6 +84,26 @@ def test_a_failed_initializer_ends_the_run_with_the_end_of_its_log(launcher, cod
         f"{launcher.directory}/logs/initializer.log:\n  out of memory\n"
     )
     assert not [e for e in launcher.events() if e["subject"] == "trainer"]
+
+
+def test_a_model_of_the_hub_is_downloaded_before_the_components_start(launcher, tmp_path, monkeypatch):
+    monkeypatch.setenv("RLJOB_MODEL_CACHE", str(tmp_path / "cache"))
+    del launcher.manifest["spec"]["initializer"]
+    launcher.manifest["spec"]["models"][0]["source"] = "hf://org/tiny"
+    launcher.answer(SUCCEEDED)
+    with serving_hub() as hub:
+        launcher.manifest["spec"]["downloads"] = {"hubEndpoint": hub.url}
+        code, _, err = launcher.run()
+        assert (code, err.splitlines()[0]) == (
+            2,
+            f"rljob: spec.models[0].source: {hub.url} has no model org/tiny (404); correct the name, or if it is "
+            "private give a token that may read it: HF_TOKEN for rljob run, in a cluster the Secret in "
+            "spec.downloads.secret",
+        )
+        commit = hub.add("org/tiny", {"config.json": b"{}"})
+        assert launcher.run()[0] == 0
+    assert json.loads((launcher.directory / "models.json").read_text()) == {"hf://org/tiny": commit}
+    assert (tmp_path / "cache/hub/models--org--tiny/snapshots" / commit / "config.json").read_bytes() == b"{}"
 
 
 def test_an_initializer_without_a_model_is_a_failure(launcher):

@@ -264,11 +264,11 @@ class _Breaking(io.BytesIO):
         return None
 
 
-@pytest.mark.parametrize("digest", ["", "0" * 64])
+@pytest.mark.parametrize("digest", ["", "0" * 64, "ledger"])
 def test_an_export_continues_after_a_closed_connection(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, digest: str
 ) -> None:
-    """``digest``: of the configuration, if its file is damaged."""
+    """``digest``: of the configuration, if its file is damaged; "ledger": the record is not that of the ledger."""
     header = b'{"w": {"dtype": "U8", "shape": [90], "data_offsets": [0, 90]}}'
     files = {"config.json": b"{}", "model.safetensors": len(header).to_bytes(8, "little") + header + bytes(range(90))}
     asked = []
@@ -280,6 +280,8 @@ def test_an_export_continues_after_a_closed_connection(
             sizes = {name: len(data) for name, data in files.items()}
             digests = {name: blake3.blake3(data).hexdigest() for name, data in files.items()}
             kept = [{"step": 8, "files": sizes, "digests": digests | {"config.json": digest or digests["config.json"]}}]
+            if digest == "ledger":
+                kept[0] |= {"files": {}, "digests": {}, "damage": "trainer.json is of another run"}
             return _Breaking(json.dumps(kept).encode(), True)
         rest = files[name][int(query) :]
         return _Breaking(rest[:50], len(rest) <= 50)
@@ -290,7 +292,8 @@ def test_an_export_continues_after_a_closed_connection(
     body = {"metadata": {"name": "sums"}, "spec": {}}
     job = RemoteJob(Namespace(Api(Access("https://k:1")), "team-a"), body)
     if digest:
-        with pytest.raises(CliError, match=r"the checkpoint of step 8: config.json is damaged .*no other checkpoint$"):
+        problem = "trainer.json is of another run" if digest == "ledger" else r"config.json is damaged .*"
+        with pytest.raises(CliError, match=rf"the checkpoint of step 8: {problem}; there is no other checkpoint$"):
             export.export(job, tmp_path / "model", None)
         assert not (tmp_path / "model").exists()
         return

@@ -3,8 +3,6 @@
 import contextlib
 import io
 import json
-import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,6 +10,7 @@ from unittest import mock
 
 import pytest
 
+from e2e.fakes.fork_server import rljob_command
 from rljob.api.job_status import CheckpointStatus, EvaluationResult, Progress
 from rljob.api.yaml_loader import write_yaml
 from rljob.cli.main import main
@@ -66,16 +65,8 @@ class Launcher:
 
     def start(self, *options):
         self.file.write_text(write_yaml(self.manifest))
-        command = [
-            sys.executable,
-            FAKES / "rljob_run.py",
-            self.file,
-            self.directory,
-            json.dumps(self.components),
-            *options,
-        ]
-        environment = os.environ | {"FAKE_PLOT": self.plot}
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        program = [FAKES / "rljob_run.py", self.file, self.directory, json.dumps(self.components), *options]
+        process = rljob_command(program, {"FAKE_PLOT": self.plot})
         self.started.append(process)
         return process
 

@@ -55,9 +55,9 @@ def export(
         step, source = cluster_commands.export(job, Path(destination), step), f"the {job.place}"
     else:
         directory = find_run.find(run)
-        step, checkpoint = checkpoints.find(directory, step)
+        checkpoint = checkpoints.find(directory, step)
         checkpoints.export(checkpoint, Path(destination))
-        source = f"the run in {directory.path}"
+        step, source = checkpoint.step, f"the run in {directory.path}"
     echo(f"{destination}: the model of step {step} of {source}")
 
 
@@ -95,8 +95,8 @@ def evaluate(
     The evaluation is a run in RUN/evaluations; the same evaluation later only shows its results.
     """
     directory = find_run.find(run)
-    step, checkpoint = checkpoints.find(directory, step)
-    model = evaluated_model(directory, step, checkpoint)
+    checkpoint = checkpoints.find(directory, step)
+    step, model = checkpoint.step, evaluated_model(directory, checkpoint)
     job = evaluation_job(directory.job(), model, directory.path, problems, overrides or [])
     path = evaluation_path(directory, step, job)
     job = job_checks.prepare(job, RunDirectory(path), report)

@@ -13,13 +13,18 @@ from rljob import manifests
 from rljob.api.errors import ManifestError
 from rljob.api.explain import explain as expand
 from rljob.api.explain import explain_field, manifest_page
+from rljob.api.kubernetes import AcceleratorKind
 from rljob.api.load import load
+from rljob.api.models import RLJob
+from rljob.api.resolve import resolve, with_absolute_paths
 from rljob.api.yaml_loader import YamlError, read_yaml
 from rljob.cli.options import File, Overrides, RunDir, default_directory, echo, echo_json, report
-from rljob.local import job_checks
+from rljob.local import capacity, job_checks
+from rljob.local.gpu_assignment import assign, describe, kind_of
 from rljob.local.run_directory import RunDirectory
 from rljob.manifests.inputs import Cluster, RenderTarget, read_cluster
 from rljob.manifests.render import to_yaml
+from rljob.protocol.gpus import find_gpus
 
 
 def validate(
@@ -46,16 +51,31 @@ def explain(
     overrides: Overrides = None,
     field: Annotated[str | None, typer.Option("--field", metavar="PATH", help="Explain one field instead.")] = None,
     docs: Annotated[bool, typer.Option("--docs", help="Print the page on all fields instead.")] = False,
+    gpu: Annotated[
+        bool | None,
+        typer.Option("--gpu/--cpu", help="Meaning of `accelerator: {kind: auto}`. Default: what this machine has."),
+    ] = None,
 ) -> None:
-    """Show a manifest with presets and defaults expanded, or explain a field."""
+    """Show a manifest with presets and defaults expanded, or explain a field.
+
+    Comments below the manifest show the GPUs of this machine that `rljob run` assigns, and the memory of the trainer.
+    """
     if (file is not None) + (field is not None) + docs != 1:
         report("give one of FILE, --field PATH and --docs")
         raise typer.Exit(2)
     if file is not None:
-        text = expand(load(file, overrides or []))
+        text = _explained(load(file, overrides or []), gpu)
     else:
         text = explain_field(field) if field is not None else manifest_page()
     echo(text, nl=False)
+
+
+def _explained(job: RLJob, gpu: bool | None) -> str:
+    gpus = find_gpus()
+    accelerator: AcceleratorKind = kind_of(gpus) if gpu is None else "nvidia" if gpu else "cpu"
+    resolved = with_absolute_paths(resolve(job, accelerator), Path.cwd())
+    plan = capacity.memory_plan(resolved, default_directory(None, job.metadata.name), gpus)
+    return expand(job, accelerator, filter(None, [describe(assign(resolved, gpus)), *plan]))
 
 
 class Form(StrEnum):

@@ -1,25 +1,33 @@
 """Checks before loading whether a job fits the memory and disk of this machine, from the size of its model.
 
-Memory of a job on CPU: the trainer's float32 weights, gradients and two AdamW moments (16 bytes per parameter, sharded
-over its ranks), and a copy of the weights if it computes in bfloat16; for every engine its weights and its key-value
-cache (of a user's engine: `kvCacheBytes` only). On disk a checkpoint is weights and moments in float32.
+Memory of roles on GPUs: the plan of :mod:`rljob.api.memory_plan`.
+Memory of roles on CPU: the trainer's float32 weights, gradients and two AdamW moments (16 bytes per parameter, sharded
+over its ranks), a copy of the weights if it computes in bfloat16, and the copy of a checkpoint that is written while
+training continues; for every engine its weights and its key-value cache (of a user's engine: `kvCacheBytes` only). A
+checkpoint is weights and moments in float32, in memory as on disk.
 """
 
 from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rljob.api.engine_registry import cpu_cache_bytes
+from rljob.api.memory_checks import describe_plan, engine_problems, format_gib, trainer_problems
+from rljob.api.memory_plan import DTYPE_BYTES
+from rljob.api.model_address import is_remote
+from rljob.api.model_shape import shape_of
 from rljob.api.models import RLJob
 from rljob.api.resolve import in_storage
-from rljob.local import commands
 from rljob.local.errors import CliError
+from rljob.local.gpu_assignment import TRAINER, assign
 from rljob.protocol.checkpoint_files import WEIGHTS_PATTERN, read_header
+from rljob.protocol.gpus import Gpu
+from rljob.protocol.model_cache import find_model
 
-BYTES = {"float32": 4, "bfloat16": 2}
 TRAINED_BYTES = 16
 CHECKPOINT_BYTES = 12
 MIN_DISK_BYTES = 32 << 20
@@ -36,31 +44,67 @@ class Need:
     advice: str
 
 
-def check(job: RLJob, storage: Path) -> list[str]:
+def check(job: RLJob, storage: Path, gpus: Sequence[Gpu] = ()) -> list[str]:
     """Return warnings on scarce memory.
 
     Args:
         job: resolved, with absolute paths.
         storage: the run directory; it need not exist yet.
+        gpus: of this machine.
 
     Raises:
-        CliError: with exit code 2: memory or disk is too small.
+        CliError: with exit code 2: memory, of the machine or of its GPUs, or disk is too small.
     """
     i, source = next((i, model.source) for i, model in enumerate(job.spec.models) if model.name == "policy")
-    parameters = count_parameters(Path(in_storage(source, storage)))
+    model = _model_directory(source, storage)
+    parameters = count_parameters(model) if model is not None else 0  # unknown before the first download
     _check_disk(job, storage, parameters)
-    if commands.GPU.exists():
-        return []  # the memory of the GPUs is the limit, and frameworks divide it
+    if problems := list(_gpu_problems(job, model, gpus)):
+        raise CliError("\n".join(problems), 2)
     needs = _needs(job, f"spec.models[{i}].source", parameters)
+    if not needs:
+        return []  # all roles run on GPUs
     total, available = _memory()
     needed, biggest = sum(need.size for need in needs), max(needs, key=lambda need: need.size)
-    share = f"{_format_bytes(biggest.size)} of it for {biggest.what}"
-    sentence = f"the job needs {_format_bytes(needed)} of memory at least, {share}"
+    share = f"{format_gib(biggest.size)} of it for {biggest.what}"
+    sentence = f"the job needs {format_gib(needed)} of memory at least, {share}"
     if needed > total:
-        raise CliError(f"{sentence}, and this machine has {_format_bytes(total)}; {biggest.advice}", 2)
+        raise CliError(f"{sentence}, and this machine has {format_gib(total)}; {biggest.advice}", 2)
     if needed > available:
-        return [f"{sentence}, and {_format_bytes(available)} are free now; {biggest.advice}, or end other programs"]
+        return [f"{sentence}, and {format_gib(available)} are free now; {biggest.advice}, or end other programs"]
     return []
+
+
+def memory_by_role(job: RLJob, gpus: Sequence[Gpu]) -> tuple[int, int]:
+    """Return the smallest memory of the trainer's GPUs and of the engines' GPUs; 0: none, or not known."""
+    of_trainer: list[int] = []
+    of_engines: list[int] = []
+    for component, assigned in assign(job, gpus).items():
+        (of_trainer if component == TRAINER else of_engines).extend(gpu.memory_bytes for gpu in assigned)
+    return min(of_trainer, default=0), min(of_engines, default=0)
+
+
+def memory_plan(job: RLJob, storage: Path, gpus: Sequence[Gpu]) -> list[str]:
+    """Return the memory plan of a resolved job's trainer as text; empty if the model's config.json is not at hand."""
+    source = next(model.source for model in job.spec.models if model.name == "policy")
+    path = _model_directory(source, storage)
+    model = shape_of(path) if path is not None else None
+    return describe_plan(job.spec, model, memory_by_role(job, gpus)[0]) if model is not None else []
+
+
+def _model_directory(source: str, storage: Path) -> Path | None:
+    """Return the directory of a model; None before the first download of a remote model."""
+    return find_model(source, storage) if is_remote(source) else Path(in_storage(source, storage))
+
+
+def _gpu_problems(job: RLJob, path: Path | None, gpus: Sequence[Gpu]) -> Iterator[str]:
+    """Yield a sentence for each role that cannot fit the memory of its GPUs, as far as that is known."""
+    model = shape_of(path) if path is not None else None
+    of_trainer, of_engines = memory_by_role(job, gpus)
+    if model is not None and of_trainer:
+        yield from trainer_problems(job.spec, model, of_trainer)
+    if model is not None and of_engines:
+        yield from engine_problems(job.spec, model, of_engines)
 
 
 def count_parameters(model: Path) -> int:
@@ -75,20 +119,21 @@ def count_parameters(model: Path) -> int:
 
 
 def _needs(job: RLJob, source: str, parameters: int) -> list[Need]:
-    trainer = job.spec.trainer
-    each = TRAINED_BYTES + (BYTES[trainer.dtype] if trainer.dtype != "float32" else 0)
-    needs = [
-        Need(
-            each * parameters,
-            f"the trainer's weights, gradients and optimizer of {parameters:,} parameters",
-            f"choose a smaller model in {source}",
-        )
-    ]
+    """Return the needs of the roles that run on CPU."""
+    trainer, needs = job.spec.trainer, []
+    assert trainer.dtype is not None, "resolve() sets it"
+    each = TRAINED_BYTES + CHECKPOINT_BYTES + (DTYPE_BYTES[trainer.dtype] if trainer.dtype != "float32" else 0)
+    if trainer.accelerator.kind == "cpu":
+        what = f"the trainer's weights, gradients, optimizer and checkpoint of {parameters:,} parameters"
+        needs.append(Need(each * parameters, what, f"choose a smaller model in {source}"))
     for i, pool in enumerate(job.spec.rollouts):
+        if pool.accelerator.kind != "cpu":
+            continue
+        assert pool.dtype is not None, "resolve() sets it"
         engines, path = pool.replicas.min, f"spec.rollouts[{i}]"
         cache = engines * (pool.kv_cache_bytes or cpu_cache_bytes(pool.engine))
         needs.append(Need(cache, f"the key-value caches of pool {pool.name}", f"lower {path}.kvCacheBytes"))
-        size = engines * BYTES[pool.dtype] * parameters
+        size = engines * DTYPE_BYTES[pool.dtype] * parameters
         needs.append(Need(size, f"the weights in {engines} engines of pool {pool.name}", f"lower {path}.replicas.min"))
     return needs
 
@@ -103,12 +148,12 @@ def _check_disk(job: RLJob, storage: Path, parameters: int) -> None:
     needed = count * CHECKPOINT_BYTES * parameters - existing
     if free < MIN_DISK_BYTES:
         raise CliError(
-            f"the disk of {storage} is full ({_format_bytes(free)} free); make room, or choose another --run-dir", 2
+            f"the disk of {storage} is full ({format_gib(free)} free); make room, or choose another --run-dir", 2
         )
     if needed > free:
         raise CliError(
-            f"{count} checkpoints of {_format_bytes(CHECKPOINT_BYTES * parameters)} do not fit the disk of {storage} "
-            f"with its {_format_bytes(free)} free; lower spec.checkpoints.keep, make room, or choose another --run-dir",
+            f"{count} checkpoints of {format_gib(CHECKPOINT_BYTES * parameters)} do not fit the disk of {storage} "
+            f"with its {format_gib(free)} free; lower spec.checkpoints.keep, make room, or choose another --run-dir",
             2,
         )
 
@@ -120,7 +165,3 @@ def _memory() -> tuple[int, int]:
     limits = [int(text) for path in CGROUP_LIMITS if path.exists() and (text := path.read_text().strip()).isdecimal()]
     total = min([meminfo["MemTotal"], *limits])
     return total, min(total, meminfo["MemAvailable"])
-
-
-def _format_bytes(size: int) -> str:
-    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.0f} MiB"

@@ -1,6 +1,7 @@
-"""Lists a run's checkpoints and exports one as a model directory.
+"""Finds a run's checkpoints and exports one as a model directory.
 
 The trainer writes RUN/checkpoints/step-N atomically: a Hugging Face directory that also contains the trainer's state.
+The ledger says which of them the run keeps, and has the digests of their records.
 """
 
 from __future__ import annotations
@@ -11,20 +12,32 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from rljob.ledger.reader import KeptCheckpoint, LedgerReader, NoRunError, kept_checkpoints
+from rljob.ledger.store import LEDGER
 from rljob.local.errors import CliError
 from rljob.local.run_directory import RunDirectory
-from rljob.protocol.checkpoint_files import DIRECTORY, complete_checkpoints
-from rljob.protocol.checkpoint_record import find_damage, read_state_file
+from rljob.protocol.checkpoint_files import is_complete
+from rljob.protocol.checkpoint_record import OTHER_RECORD, find_damage, model_files, read_state_file
 
 
-def find(directory: RunDirectory, step: int | None) -> tuple[int, Path]:
-    """Return step and path of a checkpoint; ``step`` None: the newest.
+class RunCheckpoint(NamedTuple):
+    """A complete checkpoint that the ledger keeps."""
+
+    step: int
+    path: Path
+    digest: str  # of its record, in the ledger
+    others: list[int]  # steps of the others
+
+
+def find(directory: RunDirectory, step: int | None) -> RunCheckpoint:
+    """Return a checkpoint; ``step`` None: the newest.
 
     Raises:
-        CliError: with exit code 2: there is no such checkpoint.
+        CliError: with exit code 2: there is no such checkpoint, or the ledger cannot be read.
     """
-    checkpoints = steps(directory)
+    checkpoints = _kept(directory)
     if not checkpoints:
         raise CliError(f"the run in {directory.path} has no checkpoint yet; wait for spec.checkpoints.everySteps", 2)
     if step is None:
@@ -33,15 +46,39 @@ def find(directory: RunDirectory, step: int | None) -> tuple[int, Path]:
         raise CliError(
             f"there is no checkpoint of step {step}; there are {', '.join(map(str, sorted(checkpoints)))}", 2
         )
-    return step, checkpoints[step]
+    kept = checkpoints[step]
+    return RunCheckpoint(step, directory.path / kept.path, kept.digest, sorted(checkpoints.keys() - {step}))
 
 
-def steps(directory: RunDirectory) -> dict[int, Path]:
-    """Return step → path of the complete checkpoints."""
-    return complete_checkpoints(directory.path / DIRECTORY)
+def _kept(directory: RunDirectory) -> dict[int, KeptCheckpoint]:
+    """Return step → checkpoint of the ledger, if its directory is complete."""
+    if not (directory.path / LEDGER).exists():
+        return {}
+    try:
+        with LedgerReader(directory.path) as ledger:
+            kept = kept_checkpoints(ledger)
+    except NoRunError as error:
+        raise CliError(str(error), 2) from None
+    return {known.step: known for known in kept if is_complete(directory.path / known.path)}
 
 
-def export(checkpoint: Path, destination: Path) -> None:
+def recorded_files(checkpoint: RunCheckpoint) -> dict[str, str]:
+    """Return name → digest of the files of a checkpoint's model, from its record.
+
+    Raises:
+        CliError: with exit code 2: the record is damaged, or is not the one that the ledger has; with exit code 1: the
+            checkpoint was removed meanwhile.
+    """
+    try:
+        state = read_state_file(checkpoint.path)
+    except ValueError as error:
+        raise _unusable(checkpoint, str(error)) from None
+    if state.digest != checkpoint.digest:
+        raise _unusable(checkpoint, f"{checkpoint.path}/{OTHER_RECORD}")
+    return model_files(state)
+
+
+def export(checkpoint: RunCheckpoint, destination: Path) -> None:
     """Copy the model of a checkpoint to ``destination``, which is complete once it exists.
 
     Raises:
@@ -49,22 +86,14 @@ def export(checkpoint: Path, destination: Path) -> None:
             with exit code 1: the checkpoint was removed meanwhile.
     """
     with new_directory(destination) as partial:
+        model = recorded_files(checkpoint)
         try:
-            recorded = read_state_file(checkpoint).files
-            model = {
-                name: digest for name, digest in recorded.items() if "/" not in name
-            }  # the others are the trainer's
             for name in model:
-                shutil.copyfile(checkpoint / name, partial / name)
+                shutil.copyfile(checkpoint.path / name, partial / name)
                 sync(partial / name)
-        except (FileNotFoundError, ValueError) as error:
-            if not checkpoint.is_dir():
-                raise CliError(
-                    f"{checkpoint} was removed meanwhile, because newer checkpoints were written; export one of them"
-                ) from None
-            missing = f"{error.filename} is missing" if isinstance(error, FileNotFoundError) else str(error)
-            raise _damaged(missing, _others(checkpoint)) from None
-        check_files(partial, model, f"{checkpoint}/", _others(checkpoint))
+        except FileNotFoundError as error:
+            raise _unusable(checkpoint, f"{error.filename} is missing") from None
+        check_files(partial, model, f"{checkpoint.path}/", checkpoint.others)
 
 
 def check_destination(destination: Path) -> None:
@@ -118,16 +147,20 @@ def check_files(directory: Path, files: Mapping[str, str], what: str, others: Se
         CliError: with exit code 2: a file is damaged.
     """
     if problem := find_damage(directory, files):
-        raise _damaged(f"{what}{problem}", others)
+        raise damaged(f"{what}{problem}", others)
 
 
-def _damaged(problem: str, others: Sequence[int]) -> CliError:
+def damaged(problem: str, others: Sequence[int]) -> CliError:
+    """Return the error of a damaged checkpoint; ``others``: steps of the other checkpoints."""
     remedy = f"give another --step: {', '.join(map(str, others))}" if others else "there is no other checkpoint"
     return CliError(f"{problem}; {remedy}", 2)
 
 
-def _others(checkpoint: Path) -> list[int]:
-    return sorted(step for step, known in complete_checkpoints(checkpoint.parent).items() if known != checkpoint)
+def _unusable(checkpoint: RunCheckpoint, problem: str) -> CliError:
+    """Return the error of a checkpoint with a problem, which may be that the trainer removes it."""
+    if checkpoint.path.is_dir():
+        return damaged(problem, checkpoint.others)
+    return CliError(f"{checkpoint.path} was removed meanwhile, because newer checkpoints were written; use one of them")
 
 
 def sync(path: Path) -> None:

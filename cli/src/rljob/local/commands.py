@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rljob.api.kubernetes import Accelerator
 from rljob.api.models import RLJob
-from rljob.api.pod_models import main_container
+from rljob.api.pod_models import main_container, main_variables
 from rljob.api.resolve import in_storage
 from rljob.api.roles import Coordinator, Reward, Rollout, Runner, Trainer
+from rljob.local.gpu_assignment import assign
 from rljob.local.processes import ProcessCommand
 from rljob.protocol.environment import SEED
+from rljob.protocol.gpus import VISIBLE, Gpu
+from rljob.protocol.model_cache import endpoint_variables
 
 HOST = "127.0.0.1"
-GPU = Path("/dev/nvidiactl")
-"""Exists if the machine, or this container, has NVIDIA GPUs."""
 INITIALIZER = "initializer"
 Templated: TypeAlias = Trainer | Rollout | Reward | Runner | Coordinator
 
@@ -29,11 +29,13 @@ class LocalContext:
     """Where a job's components run.
 
     ``storage``: the run directory. ``ports``: a port for each of :func:`servers`. ``tokens``: a token for each role.
+    ``gpus``: GPUs that the job may use.
     """
 
     storage: Path
     ports: dict[str, int]
     tokens: dict[str, str]
+    gpus: tuple[Gpu, ...] = ()
 
     @property
     def coordinator_url(self) -> str:
@@ -48,11 +50,16 @@ def servers(job: RLJob) -> list[str]:
 
 def components(job: RLJob, here: LocalContext) -> list[ProcessCommand]:
     """Return the commands of a resolved job's components, in the order of their start."""
-    common = common_environment(here.storage)
+    common = common_environment(here.storage) | endpoint_variables(job.spec.downloads)
+    assigned = assign(job, here.gpus)
 
     def component(name: str, arguments: list[str], role: Templated, **own: str) -> ProcessCommand:
         environment = common | {"RLJOB_COORDINATOR": here.coordinator_url, "RLJOB_HOST": HOST} | own
-        variables = role.nccl if isinstance(role, Trainer | Rollout) else {}
+        variables: Mapping[str, str] = {}
+        if isinstance(role, Trainer | Rollout):
+            variables = role.nccl
+            if role.accelerator.kind == "cpu" or name in assigned:  # else the role's template names the GPUs
+                environment[VISIBLE] = ",".join(gpu.visible_as for gpu in assigned.get(name, ()))
         return templated(ProcessCommand(name, [sys.executable, *arguments], environment), role.template, variables)
 
     def listen(name: str) -> str:
@@ -77,18 +84,11 @@ def components(job: RLJob, here: LocalContext) -> list[ProcessCommand]:
                 pool,
                 RLJOB_NAME=pool.name,
                 RLJOB_TOKEN=here.tokens["agent"],
-                **_visible_devices(pool.accelerator),
             )
             for pool in job.spec.rollouts
             for i in range(pool.replicas.min)
         ),
-        component(
-            "trainer",
-            _trainer_arguments(job),
-            job.spec.trainer,
-            RLJOB_TOKEN=here.tokens["trainer"],
-            **_visible_devices(job.spec.trainer.accelerator),
-        ),
+        component("trainer", _trainer_arguments(job), job.spec.trainer, RLJOB_TOKEN=here.tokens["trainer"]),
         component(
             "coordinator",
             ["-m", "rljob.coordinator.main"],
@@ -111,13 +111,21 @@ def components(job: RLJob, here: LocalContext) -> list[ProcessCommand]:
     ]
 
 
+def download(job: RLJob, storage: Path) -> ProcessCommand:
+    """Return the command that downloads the remote models of a resolved job, with the variables of the trainer. It has
+    the name and the log of the initializer, because both are one pod in a cluster."""
+    arguments = [sys.executable, "-m", "rljob.trainer.initialize", "--"]
+    environment = common_environment(storage) | endpoint_variables(job.spec.downloads)
+    return ProcessCommand(INITIALIZER, arguments, main_variables(job.spec.trainer.template) | environment)
+
+
 def initializer(job: RLJob, storage: Path) -> ProcessCommand:
     """Return the command of a resolved job's initializer. As in a cluster, it also has the variables of the trainer."""
     spec = job.spec.initializer
     assert spec is not None, "the caller checks that the job has an initializer"
     arguments = [in_storage(argument, storage) for argument in spec.command]
     environment = common_environment(storage) | {SEED: str(job.spec.seed)}
-    variables = _variables(job.spec.trainer.template)
+    variables = main_variables(job.spec.trainer.template)
     return templated(ProcessCommand(INITIALIZER, arguments, environment), spec.template, variables)
 
 
@@ -126,14 +134,8 @@ def templated(command: ProcessCommand, template: dict[str, Any] | None, variable
     template's variables override ``variables``; the variables of ``command`` override both."""
     main = main_container(template)
     arguments = [*(main.get("command") or command.arguments), *(main.get("args") or [])]
-    environment = {**variables, **_variables(template), **command.environment}
+    environment = {**variables, **main_variables(template), **command.environment}
     return replace(command, arguments=arguments, environment=environment)
-
-
-def _variables(template: dict[str, Any] | None) -> dict[str, str]:
-    """Return the variables of a template's main container that have values."""
-    entries = main_container(template).get("env") or []
-    return {entry["name"]: entry["value"] for entry in entries if entry.get("value") is not None}
 
 
 def common_environment(storage: Path) -> dict[str, str]:
@@ -146,8 +148,3 @@ def _trainer_arguments(job: RLJob) -> list[str]:
     if processes == 1:
         return ["-m", "rljob.trainer.main"]
     return ["-m", "rljob.trainer.launch", str(processes)]
-
-
-def _visible_devices(accelerator: Accelerator) -> dict[str, str]:
-    """Return the variables that restrict a component to the accelerator of its role."""
-    return {"CUDA_VISIBLE_DEVICES": ""} if accelerator.kind == "cpu" else {}

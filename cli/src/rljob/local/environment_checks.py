@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rljob.api.model_address import is_remote
 from rljob.api.models import RLJob
 from rljob.api.resolve import IN_STORAGE, in_storage
 from rljob.api.tasks import TaskData
@@ -36,7 +37,7 @@ def problems(job: RLJob, storage: Path) -> Iterator[str]:
             yield from _script(field, reward.local.command, storage)
     for i, model in enumerate(job.spec.models):
         path = Path(in_storage(model.source, storage))
-        if not (path.is_dir() or _may_be_created(job, model.source)):
+        if not (is_remote(model.source) or path.is_dir() or _may_be_created(job, model.source)):
             yield f"spec.models[{i}].source: there is no directory {path}; {_remedy_without_model(path)}"
     for i, task in enumerate(job.spec.tasks):
         for field, source in _files(task.data):
@@ -50,10 +51,7 @@ def _remedy_without_model(path: Path) -> str:
     name = str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else ""
     if not HUB_NAME.fullmatch(name) or path.parent.exists():
         return "give one with a model"
-    return (
-        f"models of the Hugging Face Hub are not downloaded: run `hf download {name} --local-dir {name}`, or give a "
-        "directory with a model"
-    )
+    return f"for the model of the Hugging Face Hub write hf://{name}, or give a directory with a model"
 
 
 def _may_be_created(job: RLJob, source: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,11 @@ from rljob.api.load import override, validate
 from rljob.api.models import RLJob
 from rljob.api.resolve import IN_STORAGE, in_storage
 from rljob.local import checkpoints, find_run
+from rljob.local.checkpoints import RunCheckpoint
 from rljob.local.run_directory import RunDirectory
+from rljob.protocol.checkpoint_record import find_damage
+
+DIGEST_DIGITS = 12
 
 
 def evaluation_job(
@@ -44,11 +49,19 @@ def evaluation_job(
     return validate(data)
 
 
-def evaluated_model(run: RunDirectory, step: int, checkpoint: Path) -> Path:
-    """Return a copy of a checkpoint's model; the copy stays when the checkpoint is removed."""
-    model = run.path / "evaluations" / f"model-{step:06d}"
-    if not model.exists():
-        checkpoints.export(checkpoint, model)
+def evaluated_model(run: RunDirectory, checkpoint: RunCheckpoint) -> Path:
+    """Return a copy of a checkpoint's model: an earlier one if it has the recorded digests, else a new one. A repeated
+    step may have other weights; then it has a copy of its own.
+
+    Raises:
+        CliError: as :func:`rljob.local.checkpoints.export`.
+    """
+    model = run.path / "evaluations" / f"model-{checkpoint.step:06d}-{checkpoint.digest[:DIGEST_DIGITS]}"
+    if model.exists():
+        if not find_damage(model, checkpoints.recorded_files(checkpoint)):
+            return model
+        shutil.rmtree(model)
+    checkpoints.export(checkpoint, model)
     return model
 
 

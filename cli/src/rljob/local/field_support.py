@@ -7,14 +7,15 @@ are applied, or rejected at loading (rljob.api.unsupported).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rljob.api.diff import non_defaults
 from rljob.api.field_metadata import manifest_fields, outermost
 from rljob.api.models import RLJob
 from rljob.api.pod_models import MAIN
-from rljob.local import commands
+from rljob.local import gpu_assignment
+from rljob.protocol.gpus import Gpu
 
 SUPPORTED_IN_MAIN = ("name", "env", "command", "args")
 
@@ -37,8 +38,8 @@ def warnings(job: RLJob) -> list[str]:
     return lines
 
 
-def errors(job: RLJob) -> list[str]:
-    """Return an error for each field that this machine cannot satisfy."""
+def errors(job: RLJob, gpus: Sequence[Gpu]) -> list[str]:
+    """Return an error for each field of a resolved job that this machine, with its GPUs, cannot satisfy."""
     lines = []
     if job.spec.suspend:
         lines.append("spec.suspend: the job is suspended; set suspend: false to run it")
@@ -47,7 +48,7 @@ def errors(job: RLJob) -> list[str]:
             f"spec.trainer.nodes: {job.spec.trainer.nodes} nodes are requested, and this is one machine; set nodes: 1, "
             "and processesPerNode for more processes"
         )
-    lines += _gpus(job)
+    lines += gpu_assignment.problems(job, gpus)
     for i, reward in enumerate(job.spec.rewards):
         if not reward.served_by_rljob and reward.url is None and reward.local is None:
             lines.append(
@@ -55,15 +56,6 @@ def errors(job: RLJob) -> list[str]:
                 "beside it"
             )
     return lines
-
-
-def _gpus(job: RLJob) -> Iterator[str]:
-    """Yield an error for each role that needs GPUs if there are none."""
-    roles = {"trainer": job.spec.trainer.accelerator}
-    roles |= {f"rollouts[{i}]": pool.accelerator for i, pool in enumerate(job.spec.rollouts)}
-    for path, accelerator in roles.items():
-        if accelerator.kind == "nvidia" and not commands.GPU.exists():
-            yield f"spec.{path}.accelerator.kind: this machine has no NVIDIA GPU; set auto (use what exists) or cpu"
 
 
 def _without_effect(template: dict[str, Any]) -> Iterator[str]:

@@ -7,6 +7,7 @@ each is started with ``--check`` in its planned environment and reports one line
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
 import tempfile
@@ -19,9 +20,11 @@ from rljob.api.resolve import resolve, with_absolute_paths
 from rljob.local import capacity, environment_checks, field_support
 from rljob.local.commands import LocalContext, components, servers
 from rljob.local.errors import CliError
+from rljob.local.gpu_assignment import kind_of
 from rljob.local.processes import environment_of
 from rljob.local.run_directory import MANIFEST, ROLES, RunDirectory
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
+from rljob.protocol.gpus import VISIBLE, Gpu, find_gpus
 from rljob.protocol.startup import CHECK_REPORT
 
 CHECKED_COMPONENTS = ("trainer", "rollout", "runner", "rewards")
@@ -44,12 +47,13 @@ def prepare(job: RLJob, directory: RunDirectory, warn: Warn) -> RLJob:
     Raises:
         CliError: with exit code 2 and all errors, one per line; nothing was written.
     """
-    job = with_absolute_paths(resolve(job), Path.cwd())
+    gpus = find_gpus()
+    job = with_absolute_paths(resolve(job, kind_of(gpus)), Path.cwd())
     directory.check(job)
-    _raise_if_any([*field_support.errors(job), *environment_checks.problems(job, directory.path)])
-    for note in [*field_support.warnings(job), *capacity.check(job, directory.path)]:
+    _raise_if_any([*field_support.errors(job, gpus), *environment_checks.problems(job, directory.path)])
+    for note in [*field_support.warnings(job), *capacity.check(job, directory.path, gpus)]:
         warn(note)
-    _raise_if_any(check_components(job, directory.path))
+    _raise_if_any(check_components(job, directory.path, gpus))
     return job
 
 
@@ -58,8 +62,13 @@ def _raise_if_any(problems: list[str]) -> None:
         raise CliError("\n".join(dict.fromkeys(problems)), 2)  # several components may report the same
 
 
-def check_components(job: RLJob, storage: Path) -> list[str]:
+def check_components(job: RLJob, storage: Path, gpus: tuple[Gpu, ...] = ()) -> list[str]:
     """Return the errors that the components of a resolved job report.
+
+    Args:
+        job: resolved, with absolute paths.
+        storage: the run directory.
+        gpus: of this machine.
 
     Raises:
         CliError: a check crashed or timed out.
@@ -69,33 +78,40 @@ def check_components(job: RLJob, storage: Path) -> list[str]:
         manifest.write_text(job.model_dump_json(by_alias=True))
         checks = [
             running.enter_context(_started_check(component, environment | {"RLJOB_JOB": str(manifest)}, report))
-            for i, (component, environment) in enumerate(_planned_checks(job, storage))
+            for i, (component, environment) in enumerate(_planned_checks(job, storage, gpus))
             for report in [Path(scratch) / f"report-{i}"]
         ]
         return [problem for check in checks for problem in _report_of(check)]
 
 
-def _planned_checks(job: RLJob, storage: Path) -> Iterator[tuple[str, dict[str, str]]]:
+def _planned_checks(job: RLJob, storage: Path, gpus: tuple[Gpu, ...] = ()) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield component and environment of each check: the planned environment of its process.
 
-    Pools and rewards are checked together, without RLJOB_NAME, if their environments are the same.
+    Pools and rewards are checked together, without RLJOB_NAME, if their environments are the same. Engines of a pool
+    differ in their GPUs only: the first one is checked.
     """
-    context = LocalContext(storage, dict.fromkeys(servers(job), 0), dict.fromkeys(ROLES, ""))
+    context = LocalContext(storage, dict.fromkeys(servers(job), 0), dict.fromkeys(ROLES, ""), gpus)
     functions = {f"reward-{reward.name}" for reward in job.spec.rewards if reward.function is not None}
-    planned: dict[str, list[dict[str, str]]] = {component: [] for component in CHECKED_COMPONENTS}
+    planned: dict[str, dict[str, dict[str, str]]] = {component: {} for component in CHECKED_COMPONENTS}
     for command in components(job, context):
         component = "rewards" if command.name in functions else command.name.partition("-")[0]
         environment = environment_of(command) | {"PYTHONWARNINGS": "ignore"}
-        if component in planned and environment not in planned[component]:
-            planned[component].append(environment)
+        if component in planned:
+            planned[component].setdefault(_kind(environment), environment)
     for component, environments in planned.items():
-        unnamed = [_without_name(environment) for environment in environments]
-        same = all(environment == unnamed[0] for environment in unnamed)
-        yield from ((component, environment) for environment in (unnamed[:1] if same else environments))
+        unnamed = [_without_name(environment) for environment in environments.values()]
+        same = len({_kind(environment) for environment in unnamed}) == 1
+        yield from ((component, environment) for environment in (unnamed[:1] if same else environments.values()))
 
 
 def _without_name(environment: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name != "RLJOB_NAME"}
+
+
+def _kind(environment: dict[str, str]) -> str:
+    """Return a key that is the same for environments with the same checks: of the GPUs only the number matters."""
+    counted = environment | {VISIBLE: str(environment.get(VISIBLE, "").count(",") + bool(environment.get(VISIBLE)))}
+    return json.dumps(counted, sort_keys=True)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 
 from rljob.api.models import RLJob
-from rljob.local import commands, processes, run_initializer
+from rljob.local import commands, gpu_assignment, processes, run_initializer
 from rljob.local.commands import LocalContext
 from rljob.local.component_supervisor import RestartBackoff, Supervisor
 from rljob.local.errors import CliError, Interrupted
@@ -31,6 +31,7 @@ from rljob.local.snapshot import INITIALIZING, ComponentState, RunSnapshot
 from rljob.local.snapshot_view import WARNING, checkpoint_line, summary
 from rljob.local.stop import ask_to_suspend
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR
+from rljob.protocol.gpus import Gpu, find_gpus
 from rljob.protocol.initializer_stamp import mark_used
 from rljob.protocol.run_status import RunStatus, decode_status
 
@@ -72,8 +73,11 @@ def run_job(
         status = run_directory.status()
         if resumed and status and status.state == "Succeeded" and status.progress.step >= job.spec.training.steps:
             return ["this run has already succeeded", *summary(_ended(job, run_directory, status))]
+        gpus = find_gpus()
         with screen, processes.reaper(run_directory.path):
-            run = LocalRun(job, run_directory, screen, planner, backoff)
+            run = LocalRun(job, run_directory, screen, planner, backoff, gpus)
+            if assigned := gpu_assignment.describe(gpu_assignment.assign(job, gpus)):
+                screen.note(assigned)
             if run_directory.made_private:
                 screen.note(f"{run_directory.path} was readable by other users; now only you can read it")
             if resumed:
@@ -99,18 +103,25 @@ class LocalRun:
     """One `rljob run`: its supervisors, its screen and its interrupts."""
 
     def __init__(
-        self, job: RLJob, directory: RunDirectory, screen: Screen, planner: Planner, backoff: RestartBackoff | None
+        self,
+        job: RLJob,
+        directory: RunDirectory,
+        screen: Screen,
+        planner: Planner,
+        backoff: RestartBackoff | None,
+        gpus: tuple[Gpu, ...] = (),
     ) -> None:
         self._job = job
         self._directory = directory
         self._screen = screen
         self._planner = planner
         self._backoff = backoff
+        self._gpus = gpus
         self._supervisors: list[Supervisor] = []
         self._last_exits: dict[str, str] = {}  # component or engine → how it ended last
         self._status: RunStatus | None = None  # the coordinator's newest
         before = directory.status()
-        self._warnings = len(before.warnings) if before is not None else 0  # noted by this or an earlier `rljob run`
+        self._warnings = _count_warnings(before) if before is not None else 0  # noted by this or an earlier `rljob run`
         self._phase = "starting"  # shown until there is a status
         self._ending = ""  # shown when the run is ending
         self._started = time.monotonic()
@@ -150,7 +161,7 @@ class LocalRun:
         """Supervise all components until the run ends, then stop them; return the last status."""
         mark_used(self._directory.path)
         ports = self._directory.ports(commands.servers(self._job))
-        here = LocalContext(self._directory.path, ports, self._directory.tokens())
+        here = LocalContext(self._directory.path, ports, self._directory.tokens(), self._gpus)
         ending = Interrupt()
         ending.kill = person.kill  # a second Ctrl-C during the grace of the components
         policy = self._job.spec.failure_policy
@@ -278,10 +289,10 @@ class LocalRun:
 
     def _note_warnings(self, status: RunStatus) -> None:
         """Show and record each warning of the coordinator once."""
-        for warning in status.warnings[self._warnings :]:
+        for warning in status.warnings[max(0, self._warnings - status.earlier_warnings) :]:
             self._directory.tell("coordinator", "warning", message=warning)
             self._screen.note(f"{WARNING}: {warning}")
-        self._warnings = max(self._warnings, len(status.warnings))
+        self._warnings = max(self._warnings, _count_warnings(status))
 
     def _record(self, end: Interrupted | CliError) -> None:
         """Record why the run ended; on a full disk the command only reports it."""
@@ -301,6 +312,11 @@ class LocalRun:
 
 def _session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS))
+
+
+def _count_warnings(status: RunStatus) -> int:
+    """Return the number of all warnings of a run."""
+    return status.earlier_warnings + len(status.warnings)
 
 
 async def _get_status(session: aiohttp.ClientSession, url: str) -> RunStatus | None:

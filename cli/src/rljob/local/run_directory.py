@@ -55,6 +55,7 @@ MADE_BY_COMPONENTS = (
     "metrics.jsonl",
     "tensorboard",
     "data.json",
+    "models.json",
 )
 """Removed when a rejected run starts again; the initializer's output stays while its inputs are the same."""
 LOCK_ATTEMPTS = 5

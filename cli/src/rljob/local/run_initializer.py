@@ -1,9 +1,11 @@
-"""Runs a job's initializer once; reruns it only if its inputs changed and no run has used its output."""
+"""Downloads a job's remote models and runs its initializer once; the initializer runs again only if its inputs changed
+and no run has used its output."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from rljob.api.model_address import is_remote
 from rljob.api.models import RLJob
 from rljob.api.resolve import in_storage
 from rljob.local import commands, process_cleanup, processes
@@ -12,33 +14,42 @@ from rljob.local.processes import Interrupt, ProcessCommand
 from rljob.local.run_directory import RunDirectory
 from rljob.protocol import initializer_stamp as stamps
 from rljob.protocol.exit_codes import CONFIGURATION_ERROR, FAILURE
+from rljob.protocol.model_cache import find_model
 
 NAME = commands.INITIALIZER
 
 
 async def initialize(job: RLJob, directory: RunDirectory, interrupt: Interrupt) -> None:
-    """Run the initializer unless the storage holds its output.
+    """Download remote models, then run the initializer unless the storage holds its output.
 
     Raises:
-        CliError: the initializer failed, or created no model.
+        CliError: a download or the initializer failed, or it created no model.
         Interrupted: the run was stopped.
     """
+    remote = [model.source for model in job.spec.models if is_remote(model.source)]
+    if any(find_model(source, directory.path) is None for source in remote):
+        try:
+            command = commands.download(job, directory.path)
+            await _run_once(command, directory, interrupt, "the download of the models")
+        except CliError as error:
+            sentence = processes.last_error(processes.log_path(directory.path, NAME))
+            raise CliError(sentence or error.sentence, error.exit_code, error.log) from None
     if job.spec.initializer is None:
         return
     key = stamps.content_key(job)
     if stamps.done(directory.path, key):
         directory.tell(NAME, "cached")
         return
-    await _run_once(commands.initializer(job, directory.path), directory, interrupt)
+    await _run_once(commands.initializer(job, directory.path), directory, interrupt, "the initializer")
     for i, model in enumerate(job.spec.models):
         path = Path(in_storage(model.source, directory.path))
-        if not path.is_dir():
+        if not (is_remote(model.source) or path.is_dir()):
             message = f"spec.models[{i}].source: the initializer created no directory {path}"
             raise CliError(message, log=_tail(directory))
     stamps.mark_done(directory.path, key)
 
 
-async def _run_once(command: ProcessCommand, directory: RunDirectory, interrupt: Interrupt) -> None:
+async def _run_once(command: ProcessCommand, directory: RunDirectory, interrupt: Interrupt, what: str) -> None:
     try:
         process = await processes.start(command, directory.path)
     except OSError as error:
@@ -55,7 +66,7 @@ async def _run_once(command: ProcessCommand, directory: RunDirectory, interrupt:
     if process.returncode:
         code = CONFIGURATION_ERROR if process.returncode == CONFIGURATION_ERROR else FAILURE
         how = processes.describe_exit(process.returncode)
-        raise CliError(f"the initializer {how}; see the end of its log", code, _tail(directory))
+        raise CliError(f"{what} {how}; see the end of its log", code, _tail(directory))
 
 
 def _tail(directory: RunDirectory) -> str:

@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from rljob.local.checkpoints import check_files, new_directory, sync
+from rljob.local.checkpoints import check_files, damaged, new_directory, sync
 from rljob.local.errors import CliError
 from rljob.remote.coordinator_api import CoordinatorApi, CoordinatorUnavailableError
 from rljob.remote.job import RemoteJob
@@ -21,11 +21,12 @@ PAUSE_SECONDS = 2.0
 
 
 class CheckpointFiles(msgspec.Struct):
-    """A checkpoint: name → bytes, and name → digest, of the files of its model."""
+    """A checkpoint: name → bytes, and name → digest, of the files of its model; none if it is damaged."""
 
     step: int
     files: dict[str, int]
     digests: dict[str, str]
+    damage: str = ""
 
 
 def export(job: RemoteJob, destination: Path, step: int | None) -> int:
@@ -50,6 +51,9 @@ def export(job: RemoteJob, destination: Path, step: int | None) -> int:
         raise CliError(
             f"there is no checkpoint of step {step}; there are {', '.join(map(str, sorted(checkpoints)))}", 2
         )
+    others, what = sorted(checkpoints.keys() - {chosen.step}), f"the checkpoint of step {chosen.step}: "
+    if chosen.damage:
+        raise damaged(f"{what}{chosen.damage}", others)
     with new_directory(destination) as partial:
         for name, size in chosen.files.items():
             path = partial / name
@@ -58,8 +62,7 @@ def export(job: RemoteJob, destination: Path, step: int | None) -> int:
             with path.open("wb") as file:
                 _fetch(coordinator, chosen.step, name, size, file)
             sync(path)
-        others = sorted(checkpoints.keys() - {chosen.step})
-        check_files(partial, chosen.digests, f"the checkpoint of step {chosen.step}: ", others)
+        check_files(partial, chosen.digests, what, others)
     return chosen.step
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rljob.api.model_address import is_remote
 from rljob.kube.sync_client import Object
 from rljob.manifests.names import role_name
 from rljob.remote.lookup import COORDINATOR, conditions, holds
@@ -20,8 +21,9 @@ def roles(body: Object) -> list[str]:
     """Return the roles of an RLJob that ever have pods."""
     spec = body["spec"]
     rewards = [each["name"] for each in spec.get("rewards") or [] if not each.get("url")]
+    downloads = any(is_remote(model["source"]) for model in spec.get("models") or [])
     return [
-        *([INITIALIZER] if spec.get("initializer") else []),
+        *([INITIALIZER] if spec.get("initializer") or downloads else []),
         *(COORDINATOR, "runner", "trainer"),
         *(role_name("reward", name) for name in rewards),
         *(role_name("rollout", pool["name"]) for pool in spec.get("rollouts") or []),

@@ -1,0 +1,122 @@
+"""`rljob run` assigns GPUs to trainer and engines, or refuses the job."""
+
+import pytest
+
+from rljob.api.load import validate
+from rljob.api.resolve import resolve
+from rljob.cli import manifest as manifest_commands
+from rljob.local import commands, field_support, gpu_assignment, job_checks
+from rljob.local.commands import LocalContext
+from rljob.local.run_directory import ROLES
+from rljob.protocol.gpus import Gpu
+
+
+def machine(count):
+    return tuple(Gpu(str(i), i, f"GPU-{i}", 80 << 30, "NVIDIA H100") for i in range(count))
+
+
+def own(value):
+    return {"spec": {"containers": [{"name": "main", "env": [{"name": "CUDA_VISIBLE_DEVICES", "value": value}]}]}}
+
+
+@pytest.fixture
+def job(manifest):
+    """Function that resolves the manifest with two pools and changes of its spec, on a machine with GPUs."""
+
+    def make(**changes):
+        manifest["spec"]["trainer"] = {"processesPerNode": 2}
+        manifest["spec"]["rollouts"] = [{"name": "main", "replicas": {"min": 2}}, {"name": "other"}]
+        manifest["spec"] |= changes
+        return resolve(validate(manifest), "nvidia")
+
+    return make
+
+
+def devices(job, gpus, tmp_path):
+    here = LocalContext(tmp_path, dict.fromkeys(commands.servers(job), 1), dict.fromkeys(ROLES, ""), gpus)
+    return {
+        component.name: component.environment["CUDA_VISIBLE_DEVICES"]
+        for component in commands.components(job, here)
+        if "CUDA_VISIBLE_DEVICES" in component.environment
+    }
+
+
+def test_the_trainer_gets_the_first_gpus_and_each_engine_its_own(job, tmp_path):
+    found = devices(job(), machine(6), tmp_path)
+    assert found == {"trainer": "0,1", "rollout-main-0": "2", "rollout-main-1": "3", "rollout-other-0": "4"}
+    gpus = tuple(Gpu(f"GPU-{i}", i) for i in (7, 5, 1, 3, 2))
+    assert devices(job(), gpus, tmp_path)["trainer"] == "GPU-7,GPU-5"
+    assert field_support.errors(job(), gpus) == []
+
+
+def test_a_role_on_the_cpu_sees_no_gpu(job, tmp_path):
+    mixed = job(trainer={"accelerator": {"kind": "cpu"}, "processesPerNode": 4})
+    assert mixed.spec.weight_sync.transport == "gloo"
+    assert devices(mixed, machine(3), tmp_path) == {
+        "trainer": "",
+        "rollout-main-0": "0",
+        "rollout-main-1": "1",
+        "rollout-other-0": "2",
+    }
+    assert field_support.errors(mixed, machine(3)) == []
+
+
+def test_the_gpus_that_a_template_names_are_its_roles_own(job, tmp_path):
+    pools = [{"name": "main", "replicas": {"min": 2}, "template": own("0,3")}, {"name": "other"}]
+    found = job(rollouts=pools)
+    assert devices(found, machine(5), tmp_path) == {
+        "rollout-main-0": "0,3",
+        "rollout-main-1": "0,3",
+        "trainer": "1,2",
+        "rollout-other-0": "4",
+    }
+    assert field_support.errors(found, machine(5)) == []
+    assert field_support.errors(found, machine(4)) == [
+        "spec.trainer.processesPerNode, spec.rollouts[1].replicas.min: the job needs 3 GPUs (2 for the trainer, 1 for "
+        "pool other) and this machine has 2 besides those that templates name in CUDA_VISIBLE_DEVICES; lower one of "
+        "them, make more GPUs visible (CUDA_VISIBLE_DEVICES), or set accelerator.kind: cpu for a role"
+    ]
+    assert field_support.errors(
+        job(rollouts=pools, trainer={"processesPerNode": 2, "template": own("1")}), machine(5)
+    ) == ["spec.trainer.template: CUDA_VISIBLE_DEVICES names 1 GPU and the trainer needs 2; name more, or remove it"]
+
+
+def test_too_few_gpus_are_refused_with_numbers(job, manifest):
+    (problem,) = field_support.errors(job(), machine(4))
+    assert problem.startswith(
+        "spec.trainer.processesPerNode, spec.rollouts[0].replicas.min, spec.rollouts[1].replicas.min: the job needs 5 "
+        "GPUs (2 for the trainer, 2 for pool main, 1 for pool other) and this machine has 4; lower one of them, "
+    )
+    sentence = "accelerator.kind: this machine has no NVIDIA GPU; set auto (use what exists) or cpu"
+    fields = ("spec.trainer", "spec.rollouts[0]", "spec.rollouts[1]")
+    assert field_support.errors(job(), ()) == [f"{field}.{sentence}" for field in fields]
+    assert field_support.errors(resolve(validate(manifest)), ()) == []
+
+
+def test_a_machine_without_gpus_runs_everything_on_cpu(manifest, tmp_path):
+    found = resolve(validate(manifest), gpu_assignment.kind_of(()))
+    assert {found.spec.trainer.accelerator.kind, *(pool.accelerator.kind for pool in found.spec.rollouts)} == {"cpu"}
+    assert found.spec.weight_sync.transport == "gloo"
+    assert set(devices(found, (), tmp_path).values()) == {""}
+    assert gpu_assignment.describe(gpu_assignment.assign(found, ())) == ""
+
+
+def test_engines_that_differ_in_their_gpu_only_are_checked_once(job, tmp_path):
+    checks = list(job_checks._planned_checks(job(), tmp_path, machine(5)))
+    assert [component for component, _ in checks] == ["trainer", "rollout", "runner"]
+    assert [checks[i][1]["CUDA_VISIBLE_DEVICES"] for i in range(2)] == ["0,1", "2"]
+    assert all(environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID" for _, environment in checks)
+
+
+def test_explain_shows_the_assignment_and_the_meaning_of_auto(manifest, tmp_path, rljob, monkeypatch):
+    path = tmp_path / "job.yaml"
+    path.write_text(commands.json.dumps(manifest))
+    monkeypatch.setattr(manifest_commands, "find_gpus", lambda: machine(2))
+    code, text, _ = rljob("explain", path)
+    assert code == 0
+    assert text.endswith("# GPUs: trainer 0; rollout-main-0 1 (NVIDIA H100)\n")
+    assert text.count("kind: nvidia") == 2 and "transport: nccl" in text
+    assert "GPUs:" not in rljob("explain", "--cpu", path)[1]
+    monkeypatch.setattr(manifest_commands, "find_gpus", lambda: ())
+    assert rljob("explain", path)[1].count("kind: cpu") == 2
+    assert rljob("explain", "--gpu", path)[1].count("kind: nvidia") == 2
