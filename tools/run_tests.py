@@ -1,7 +1,7 @@
 """Runs the tests in phases that use both cores: `make test` and `make test-cluster`.
 
 python -m tools.run_tests machine [PYTEST_ARG...]   everything that needs no Kubernetes programs
-    checks    style, types, layers
+    checks    style, types, layers, at the same time
     tests     all tests but those below, on two processes that take a file at a time
     tools     the tests of tools/images and tools/cluster
 
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _machine(phases: Phases, arguments: Sequence[str]) -> None:
     without = ("-m", f"not ({NEEDS_KUBERNETES})")
-    if not phases.run("checks", lambda: _make(*CHECKS)):
+    if not phases.run("checks", lambda: _make("-j", "--output-sync", *CHECKS)):
         return
     if arguments:
         phases.run("tests", lambda: _pytest(*without, *arguments, may_select_none=True))

@@ -53,8 +53,11 @@ def project(distribution: str) -> dict[str, Any]:
 
 
 def declared(distribution: str) -> set[str]:
-    """Return the packages that a distribution of this repository requires."""
-    names: set[str] = {canonicalize_name(Requirement(text).name) for text in project(distribution)["dependencies"]}
+    """Return the packages that a distribution of this repository requires, with those of the extras of rljob-core."""
+    needs = [Requirement(text) for text in project(distribution)["dependencies"]]
+    extras = {extra for need in needs if need.name == "rljob-core" for extra in need.extras}
+    needs += [Requirement(text) for extra in extras for text in project("core")["optional-dependencies"][extra]]
+    names: set[str] = {canonicalize_name(need.name) for need in needs}
     return names - {"rljob-core"}
 
 

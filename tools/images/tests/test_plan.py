@@ -149,3 +149,11 @@ def test_a_wrong_argument_is_rejected_before_anything_is_built(argument, sentenc
         command_line()
     assert caught.value.code == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_the_images_on_gpus_find_a_driver_that_a_device_plugin_mounts():
+    """As on GKE; without a GPU the directories do not exist."""
+    text = IMAGES["torch"].dockerfile.read_text()
+    assert "LD_LIBRARY_PATH=/usr/local/nvidia/lib64:/usr/local/nvidia/lib\n" in text
+    for name in ("trainer", "rollout"):
+        assert IMAGES[name].dockerfile.read_text().count("FROM ${TORCH}") == 1

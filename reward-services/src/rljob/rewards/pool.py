@@ -42,6 +42,10 @@ class WorkerError(Exception):
     """A worker is of no more use. The message continues "reward NAME: the worker …"."""
 
 
+class WorkerExitedError(WorkerError):
+    """The worker's process is gone."""
+
+
 class SampleTimeoutError(WorkerError):
     """A sample exceeded its time limit."""
 
@@ -75,14 +79,15 @@ class _Worker:
 
         Raises:
             SampleTimeoutError: there is none after ``seconds``.
-            WorkerError: the worker exited, or wrote something else.
+            WorkerExitedError: the worker exited.
+            WorkerError: it wrote something else.
         """
         try:
             score = _decoder.decode(await self._line(seconds))
         except TimeoutError:
             raise SampleTimeoutError(f"took longer than {seconds:g} s") from None
         except (ConnectionError, asyncio.IncompleteReadError):
-            raise WorkerError("exited") from None
+            raise WorkerExitedError("exited") from None
         except (ValueError, RecursionError, asyncio.LimitOverrunError):
             raise WorkerError("wrote something other than a score") from None
         if score.sample != self.chunk[0].sample:
@@ -214,7 +219,7 @@ class Pool:
             _answer(job, error_score(job.sample, f"reward {self._name} {error}"))
             return
         metrics.CRASHES.inc()
-        what = f"{error} ({how})" if str(error) == "exited" else str(error)
+        what = f"{error} ({how})" if isinstance(error, WorkerExitedError) else str(error)
         log.warning("reward %s: a worker %s on sample %s", self._name, what, job.sample)
         if job.tries >= TRIES:
             _answer(job, error_score(job.sample, f"reward {self._name}: the worker {what} twice on this sample"))
