@@ -12,9 +12,11 @@ from torch import nn
 
 from rljob.api.models import RLJob
 from rljob.protocol import messages as m
+from rljob.protocol.shards import encode_selection
 from rljob.trainer.background_sender import BackgroundSender
 from rljob.trainer.coordinator_client import CoordinatorClient
 from rljob.trainer.weight_sender import WeightSender
+from rljob.transfer.packed_weights import pack
 
 POLL_SECONDS = 1.0
 TRANSPORT = "gloo"
@@ -36,8 +38,8 @@ class IdleTrainer:
     def __init__(self, url: str, token: str, model: nn.Module, job: RLJob) -> None:
         sync = job.spec.weight_sync
         self._url, self._token = url, token
-        self._weights = [(name, tensor.detach().clone()) for name, tensor in model.named_parameters()]
-        sender = WeightSender("127.0.0.1", sync.bucket_bytes, sync.timeout_seconds, TRANSPORT)
+        self._weights = pack(model.named_parameters(), sync.bucket_bytes)
+        sender = WeightSender("127.0.0.1", sync.timeout_seconds, TRANSPORT)
         self._publisher = BackgroundSender(sender, TRANSPORT, lambda result: self._coordinator.post(result))
         self._coordinator = CoordinatorClient(url, token, m.RegisterTrainer("idle", 0, 0), self._publisher.cancel)
         self._incarnation = 0
@@ -73,8 +75,9 @@ class IdleTrainer:
         await asyncio.to_thread(self._coordinator.close)
 
     async def _pull(self, train: m.Train) -> list[m.SampleTokens]:
-        url = f"{self._url}/v1/batches/{train.step}/shards/0?of=1&incarnation={self._incarnation}"
+        url = f"{self._url}/v1/batches/{train.step}/shard?incarnation={self._incarnation}"
         headers = {"Authorization": f"Bearer {self._token}"}
-        async with aiohttp.ClientSession(headers=headers) as session, session.get(url) as response:
+        body = encode_selection(range(len(train.samples)), len(train.samples))
+        async with aiohttp.ClientSession(headers=headers) as session, session.post(url, data=body) as response:
             response.raise_for_status()
             return msgspec.msgpack.decode(zstandard.decompress(await response.read()), type=list[m.SampleTokens])
