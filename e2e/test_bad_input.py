@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from e2e.fakes.fork_server import rljob_command
 from e2e.fakes.model import write_model
 from rljob.api.load import validate
 from rljob.api.resolve import resolve, with_absolute_paths
@@ -124,7 +125,7 @@ def world(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch):
     assert process_cleanup.marked(str(tmp_path)) == []
 
 
-def check_inside(job: Any, storage: Path) -> list[str]:
+def check_inside(job: Any, storage: Path, gpus: Any = ()) -> list[str]:
     """Replace job_checks.check_components: run the checks in this process, in a hundredth of the time."""
     stderr = io.StringIO()
     file = storage.parent / ".checked.json"
@@ -357,7 +358,7 @@ ROWS: dict[str, tuple[Callable[[World], object], str]] = {
     # the machine
     "a transport without its device": (
         put("nccl", "weightSync", "transport"),
-        "spec.weightSync.transport: nccl needs NVIDIA",
+        "spec.weightSync.transport: nccl needs NVIDIA GPUs and the trainer runs on CPU",
     ),
     "a cache larger than the memory": (
         put(1 << 50, "rollouts", 0, "kvCacheBytes"),
@@ -365,7 +366,7 @@ ROWS: dict[str, tuple[Callable[[World], object], str]] = {
     ),
     "too little memory": (
         little_memory,
-        "the job needs 256 MiB of memory at least, .* and this machine has 195 MiB",
+        "the job needs 257 MiB of memory at least, .* and this machine has 195 MiB",
     ),
     "a full disk": (
         full_disk(1 << 20),
@@ -597,12 +598,12 @@ def test_an_error_during_a_run_ends_it_with_one_message(
 ) -> None:
     change(world)
     world.write("job.yaml", write_yaml(world.data))
-    command = [sys.executable, "-m", "e2e.fakes.rljob_run", "run", "job.yaml", "--run-dir", str(world.run)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100)
-    assert done.returncode == expected, done.stderr + done.stdout
-    assert "Traceback" not in done.stderr
-    assert re.search(sentence, done.stderr), done.stderr
+    program = [ROOT / "e2e/fakes/rljob_run.py", "run", "job.yaml", "--run-dir", world.run]
+    process = rljob_command(program, {"PYTHONPATH": str(ROOT)})
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == expected, err + out
+    assert "Traceback" not in err
+    assert re.search(sentence, err), err
     assert process_cleanup.marked(str(world.root)) == []
 
 
@@ -617,14 +618,16 @@ def test_a_crashed_check_is_not_a_configuration_error(world: World, capsys: pyte
 
 @pytest.mark.engine
 @pytest.mark.timeout(300)
-def test_an_unknown_argument_of_the_engine_is_rejected_by_the_engine(world: World) -> None:
+def test_an_unknown_argument_of_the_engine_is_rejected_by_the_engine(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.patch.setattr(job_checks, "CHECKED_COMPONENTS", ("rollout",))
     world.spec["rollouts"][0]["args"] = ["--frobnicate"]
     world.write("job.yaml", write_yaml(world.data))
     before = world.tree()
-    command = [sys.executable, "-m", "rljob.cli.main", "run", "job.yaml", "--run-dir", str(world.run)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert re.search(r"^rljob: spec.rollouts\[0\].args: .*--frobnicate", done.stderr, re.MULTILINE), done.stderr
+    code, out, err = rljob(capsys, "run", "job.yaml", "--run-dir", world.run)
+    assert (code, out) == (2, "")
+    assert re.search(r"^rljob: spec.rollouts\[0\].args: .*--frobnicate", err, re.MULTILINE), err
     assert world.tree() == before
 
 

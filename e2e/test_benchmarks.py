@@ -110,7 +110,7 @@ class FakeServer:
 
         app = web.Application()
         app.router.add_get("/v1/connect/trainer", handle)
-        app.router.add_get("/v1/batches/{step}/shards/0", self._batch)
+        app.router.add_post("/v1/batches/{step}/shard", self._batch)
         app.router.add_post("/inference/v1/generate", self._generate)
         async with TestServer(app) as server:
             yield str(server.make_url("")).rstrip("/")

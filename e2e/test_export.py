@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
+from core.tests.checkpoint_ledger import keep_checkpoints
 from e2e.fakes.model import write_model
 from rljob.local import checkpoints
 from rljob.local.run_directory import RunDirectory
@@ -35,10 +36,12 @@ def test_an_exported_checkpoint_is_the_model_that_was_trained(tmp_path: Path) ->
     state = TrainerState(step=7, updates=7, incarnation=1, versions={}, files={})
     CheckpointStore(storage).write(state, read_configuration(source), weights, moments)
 
-    step, checkpoint = checkpoints.find(RunDirectory(storage), None)
+    keep_checkpoints(storage, {7: state.digest})
+
+    checkpoint = checkpoints.find(RunDirectory(storage), None)
     checkpoints.export(checkpoint, out)
 
-    assert step == 7
+    assert checkpoint.step == 7
     assert not {"trainer", "trainer.json"} & {path.name for path in out.iterdir()}
     loaded = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     ids = torch.arange(10)[None]

@@ -88,8 +88,7 @@ def test_nothing_of_the_user_is_in_the_repository(workspace: Workspace) -> None:
     assert "No module named 'e2e'" in done.stdout
 
 
-def test_an_engine_and_a_backend_run_a_job(workspace: Workspace) -> None:
-    run = workspace.run("engine-and-backend").check()
+def check_engine_and_backend(run: Run) -> None:
     [(engine, digests)] = run.rows("SELECT engine, COUNT(DISTINCT digest) FROM served GROUP BY engine")
     assert engine.startswith("main-") and digests == 2, "one digest for each version that was sampled"
     assert rewards_of(run.batch(0)).std() > 0
@@ -127,8 +126,9 @@ GROUP_ADVANTAGE = {"algorithm": {"advantage": "mypackage.advantages:ranks"}}
 NEAR = {"rewards": {"builtin": None, "function": "mypackage.reward:near"}}
 
 
-def test_an_advantage_of_a_group_and_a_reward_run_a_job(workspace: Workspace) -> None:
+def test_an_engine_a_backend_an_advantage_of_a_group_and_a_reward_run_a_job(workspace: Workspace) -> None:
     run = workspace.run("group-advantage", **GROUP_ADVANTAGE, **NEAR).check()
+    check_engine_and_backend(run)
     check_group_advantages(run)
     check_reward(run)
 
@@ -144,6 +144,7 @@ def test_all_extensions_run_the_job_of_the_page(workspace: Workspace) -> None:
 @pytest.mark.parametrize(
     ("name", "fields", "check"),
     [
+        ("engine-and-backend", {}, check_engine_and_backend),
         ("group-advantage-alone", GROUP_ADVANTAGE, check_group_advantages),
         ("batch-advantage", {"algorithm": {"advantage": "mypackage.advantages:over_batch"}}, check_batch_advantages),
         ("objective", {"algorithm": {"objective": "mypackage.objective:reinforce"}}, check_table),

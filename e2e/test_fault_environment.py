@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from e2e.fakes.harness import make_job
+from e2e.fakes.fork_server import ForkServer
+from e2e.fakes.harness import IMPORTS, make_job
 from e2e.faults.environment import FaultEnvironment
-from e2e.faults.fork_server import ForkServer
 from e2e.faults.ledger_checks import check
 from e2e.faults.proxy import Moment
 
 TRAINING = {"steps": 12, "promptsPerStep": 2, "samplesPerPrompt": 3, "maxStaleness": 0}
 
 
+@pytest.fixture
+def fork_server() -> Iterator[ForkServer]:
+    with contextlib.closing(ForkServer(*IMPORTS, "e2e.faults.short_times")) as server:
+        yield server
+
+
 @pytest.mark.timeout(300)
 async def test_a_trainer_stopped_by_a_coordinator_that_dies_is_restarted_with_the_run(
-    tmp_path: Path,
+    tmp_path: Path, fork_server: ForkServer
 ) -> None:
-    async with (
-        ForkServer() as fork_server,
-        FaultEnvironment(make_job(training=TRAINING), tmp_path, fork_server) as environment,
-    ):
+    async with FaultEnvironment(make_job(training=TRAINING), tmp_path, fork_server) as environment:
         await environment.until_applied(2)
         suspending = asyncio.create_task(environment.suspend())
 

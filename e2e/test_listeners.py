@@ -41,6 +41,7 @@ OTHERS = {
     "coordinator/src/rljob/coordinator/serve.py": "calls LocalApiServer.listen",
     "coordinator/src/rljob/coordinator/websocket_protocol.py": "WebSockets of an HttpServer",
     "core/src/rljob/protocol/request_limits.py": "types of ASGI",
+    "rollout-image/src/rljob/rollout/adapters/vllm/main.py": "sets the limits of vLLM's own server",
     "rollout-image/src/rljob/rollout/supervisor.py": "finds a free port for vLLM, which requires a key on loopback",
     "trainer-image/src/rljob/trainer/launch.py": "finds a free port for torch",
     "trainer-image/src/rljob/trainer/process_group.py": "the ranks of one trainer; not HTTP",

@@ -19,7 +19,7 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
-from rljob.api.resolve import DEFAULT_PROMPT
+from e2e.sums_task import SUMS
 from rljob.api.tasks import Task
 from rljob.ledger.audit import audit
 from rljob.trainer.example_model import Recipe, build
@@ -27,13 +27,6 @@ from rljob.trainer.example_model import Recipe, build
 ENDS = {"trained", "filtered", "surplus", "expired", "failed"}
 STEPS = 15
 VICTIMS = ["runner", "reward-sums", "server", "trainer", "rollout-main-0", "coordinator"]
-SUMS: dict[str, Any] = {
-    "name": "sums",
-    "data": {"reasoningGym": {"dataset": "chain_sum", "config": {"max_terms": 3, "max_digits": 1}}},
-    "prompt": DEFAULT_PROMPT,
-    "reward": "sums",
-    "sampling": {"maxTokens": 32},
-}
 
 
 @pytest.fixture(scope="session")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import aiohttp
 import msgspec
 import pytest
 
+from e2e.fakes.fork_server import rljob_command
 from e2e.fakes.harness import ROOT, TOKENS, Harness, make_job, run_harness
 from e2e.fakes.model import write_model
 from e2e.fakes.trainer import FakeTrainer
@@ -107,10 +106,11 @@ async def test_a_run_stopped_repeatedly_also_in_evaluations_gives_the_same_check
 def run_locally(manifest: dict[str, Any], root: Path) -> None:
     """Run a manifest with `rljob run` in ``root``/run, with fakes of the engine and the trainer."""
     (root / "job.yaml").write_text(write_yaml(manifest))
-    command = [sys.executable, "-m", "e2e.fakes.rljob_run", "run", "job.yaml", "--run-dir", "run", "--no-screen"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, env=environment, timeout=100)
-    assert done.returncode == 0, done.stderr + done.stdout
+    program = [ROOT / "e2e/fakes/rljob_run.py", "run", "job.yaml", "--run-dir", "run", "--no-screen"]
+    with contextlib.chdir(root):
+        process = rljob_command(program, {"PYTHONPATH": str(ROOT)})
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err + out
 
 
 @pytest.mark.timeout(240)

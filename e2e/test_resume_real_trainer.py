@@ -15,7 +15,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, here 
 
 import pytest
 
-from e2e.fakes.harness import COMMANDS, TOKENS, Harness, make_job, run_harness
+from e2e.fakes.harness import COMMANDS, IMPORTS, TOKENS, Harness, make_job, run_harness
 from e2e.fakes.tiny import TinyEngine, write_tiny_model
 from e2e.test_resume import suspend
 from rljob.api.models import RLJob
@@ -56,6 +56,12 @@ def real_trainer() -> object:
     """Let the harness start the real trainer."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(COMMANDS, "trainer", ["-m", "rljob.trainer.main"])
+        modules = (
+            "rljob.trainer.loop",
+            "rljob.trainer.backends.fsdp.backend",
+            "transformers.models.qwen2.modeling_qwen2",
+        )
+        patch.setattr("e2e.fakes.harness.IMPORTS", (*IMPORTS, *modules))
         yield
 
 

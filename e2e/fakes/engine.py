@@ -41,6 +41,7 @@ class Running:
 
     request_id: m.RequestId
     stream: Stream
+    context: str
     spans: list[m.VersionSpan] = field(default_factory=list)
 
 
@@ -134,7 +135,7 @@ class FakeEngine:
         elif key not in self._running and key not in self._waiting:
             sampling = request.sampling
             stream = begin(request.token_ids, sampling.seed, sampling.max_tokens, sampling.stop_token_ids)
-            self._waiting[key] = Running(request.request_id, stream)
+            self._waiting[key] = Running(request.request_id, stream, m.context_digest(request.token_ids))
             self._busy.set()
 
     def _abort(self, key: Key, discard: bool) -> None:
@@ -153,6 +154,7 @@ class FakeEngine:
                 spans=running.spans,
                 finish=finish,
                 seconds=0.0,
+                context=running.context,
             )
             for running, finish in finished
         ]
@@ -197,7 +199,7 @@ class FakeEngine:
             if self.faults.weights == "refuse":
                 self._link.send(m.WeightFailed(update.update, "refused (injected fault)"))
             elif self.faults.weights == "wrong_digest":
-                self._link.send(m.WeightAck(update.update, update.lineage, update.version, "0" * 64, 0.0, 0.0))
+                self._link.send(m.WeightAck(update.update, update.lineage, update.version, "0" * 64, 0.0, 0.0, 0.0))
             return
         self._updates.append(update)
         if update.in_flight == "abort":
@@ -218,7 +220,7 @@ class FakeEngine:
         self.digest = digest_of_group(update.group)
         self._weights = weights_key(self.digest)
         log.info("applied version %d.", self.version)
-        self._link.send(m.WeightAck(update.update, update.lineage, update.version, self.digest, 0.0, 0.0))
+        self._link.send(m.WeightAck(update.update, update.lineage, update.version, self.digest, 0.0, 0.0, 0.0))
 
     def _restart(self) -> None:
         """Start as a new instance without weights, as after a restart of the engine server."""

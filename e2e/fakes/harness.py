@@ -8,10 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import socket
 import sqlite3
-import sys
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any
 from aiohttp import web
 
 from e2e.fakes.engine import FakeEngine, Faults
+from e2e.fakes.fork_server import Child, descriptor, shared_fork_server
 from e2e.fakes.model import write_model
 from e2e.fakes.reward import ScoreFunction, build_app, by_text
 from e2e.fakes.trainer import FakeTrainer
@@ -39,6 +38,18 @@ COMMANDS = {
     "trainer": ["-m", "e2e.fakes.trainer"],
     "reward": ["-m", "e2e.fakes.reward"],
 }
+IMPORTS = (
+    *(module for _, module in COMMANDS.values()),
+    "rljob.coordinator.serve",
+    "rljob.runner.app",
+    "rljob.runner.data.reasoning_gym_source",
+    "uvicorn.protocols.http.h11_impl",
+    "uvloop",
+    "websockets.server",
+    "pydantic.v1",
+    "encodings.idna",
+)
+"""Modules of the components, and those that they import at their start."""
 
 
 def make_job(**changes: Any) -> RLJob:
@@ -87,7 +98,7 @@ class Harness:
         self.codes: dict[str, int] = {}  # component → exit code of its last process
         self._urls = {component: f"127.0.0.1:{_free_port()}" for component in ("coordinator", "reward")}
         self._extra_variables = dict(variables or {})
-        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._processes: dict[str, Child] = {}
         self._tasks: dict[str, asyncio.Task[Any]] = {}
         self._lines: list[tuple[str, str]] = []  # (component, line) in order of arrival
         self._read = 0
@@ -154,7 +165,7 @@ class Harness:
 
     def kill(self, component: str) -> None:
         """Kill a component with SIGKILL."""
-        self._processes[component].send_signal(signal.SIGKILL)
+        self._processes[component].kill()
 
     async def until(self, component: str, text: str) -> None:
         """Wait until ``component`` has logged a line with ``text`` after the last line that was found."""
@@ -183,24 +194,26 @@ class Harness:
         """Stop everything."""
         self._stopping = True
         for process in self._processes.values():
-            if process.returncode is None:
-                process.terminate()
+            process.terminate()
         for component, task in self._tasks.items():
-            if component not in self._processes:
+            if component not in self.restarts:  # played inside this process
                 task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _keep(self, component: str, arguments: tuple[str, ...]) -> None:
         environment = os.environ | self.variables(component) | {"PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT)}
+        program = [*COMMANDS[component], *arguments]
         while not self._stopping:
             self.restarts[component] += 1
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, *COMMANDS[component], *arguments, env=environment, stderr=asyncio.subprocess.PIPE
-            )
+            read, write = os.pipe()
+            server = shared_fork_server(*IMPORTS)
+            process = await asyncio.wrap_future(server.start(program, environment, os.devnull, descriptor(write)))
+            os.close(write)
             self._processes[component] = process
-            assert process.stderr is not None
+            if self._stopping:  # `close` did not see this process
+                process.terminate()
             with (self.storage / f"{component}.log").open("ab") as log:
-                async for line in process.stderr:
+                async for line in _lines_of(read):
                     log.write(line)
                     log.flush()
                     self._lines.append((component, line.decode(errors="replace")))
@@ -260,6 +273,19 @@ async def run_harness(
     finally:
         await harness.close()
         await reward.cleanup()
+
+
+async def _lines_of(pipe: int) -> AsyncIterator[bytes]:
+    """Return the lines of a pipe; close it at its end."""
+    reader = asyncio.StreamReader()
+    with open(pipe, "rb", buffering=0) as file:
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), file)
+        try:
+            async for line in reader:
+                yield line
+        finally:
+            transport.close()
 
 
 def _free_port() -> int:

@@ -6,6 +6,7 @@ groups that the filter rejects by the next prompts, train. No queue, no messages
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -44,6 +45,7 @@ def plain_batches(spec: RLJobSpec, codec: TextCodec) -> Iterator[PlainBatch]:
     for step in range(spec.training.steps):
         scalars: list[BatchSample] = []
         tokens: list[SampleTokens] = []
+        trained: Counter[str] = Counter()
         while len(scalars) < spec.training.prompts_per_step * spec.training.samples_per_prompt:
             name, row = prompts.next()
             prompt = codec.encode(fill(tasks[name].prompt or DEFAULT_PROMPT, sources[name].problem("train", row)))
@@ -53,9 +55,13 @@ def plain_batches(spec: RLJobSpec, codec: TextCodec) -> Iterator[PlainBatch]:
             ]
             admitted += 1
             constant = len({sample.reward for sample, _ in group}) == 1
-            if not (constant and spec.algorithm.group_filter == "nonconstant"):
+            accepted = not (constant and spec.algorithm.group_filter == "nonconstant")
+            prompts.ended(name, accepted)
+            if accepted:
+                trained[name] += 1
                 scalars += [sample for sample, _ in group]
                 tokens += [sequence for _, sequence in group]
+        prompts.settle(trained, {}, {})
         shard = msgspec.msgpack.encode(tokens)
         state = next_state(state, shard)
         yield PlainBatch(scalars, shard, state)

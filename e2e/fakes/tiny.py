@@ -11,7 +11,6 @@ import time
 from array import array
 from pathlib import Path
 
-import blake3
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -19,8 +18,8 @@ from e2e.fakes.engine import FakeEngine, Running
 from e2e.fakes.model import STOP
 from e2e.fakes.tokens import weights_key
 from rljob.protocol import messages as m
-from rljob.protocol.weights import parameter_bytes, plan_buckets
 from rljob.transfer.rendezvous import Rendezvous
+from rljob.transfer.rounds import receive_round
 from rljob.transfer.weight_group import WeightGroup
 
 WEIGHTS_SECONDS = 60.0
@@ -79,23 +78,19 @@ class TinyEngine(FakeEngine):
         self.digest = await asyncio.to_thread(self._receive, update)
         self.lineage, self.version = update.lineage, update.version
         self._weights = weights_key(self.digest)
-        self._link.send(m.WeightAck(update.update, update.lineage, update.version, self.digest, 0.0, 0.0))
+        self._link.send(m.WeightAck(update.update, update.lineage, update.version, self.digest, 0.0, 0.0, 0.0))
 
     def _receive(self, update: m.PrepareWeights) -> str:
         """Receive all weights from the trainer; return their digest."""
         if update.group not in self._groups:
             rendezvous = Rendezvous(update.group, update.address, update.port, update.world_size)
             self._groups[update.group] = WeightGroup.join(rendezvous, 1, "gloo", WEIGHTS_SECONDS)
-        group, hasher, state = self._groups[update.group], blake3.blake3(), {}
+        group, state = self._groups[update.group], dict[str, torch.Tensor]()
+
+        def load(tensors: list[tuple[str, torch.Tensor]]) -> None:
+            state.update((name, tensor.clone()) for name, tensor in tensors)
+
         deadline = time.monotonic() + WEIGHTS_SECONDS
-        for bucket in plan_buckets(update.parameters, update.bucket_bytes):
-            buffer = torch.empty(sum(parameter_bytes(update.parameters[i]) for i in bucket), dtype=torch.uint8)
-            group.broadcast(buffer, 0, deadline)
-            hasher.update(buffer.numpy().tobytes())
-            for i in bucket:
-                meta = update.parameters[i]
-                data, buffer = buffer[: parameter_bytes(meta)], buffer[parameter_bytes(meta) :]
-                state[meta.name] = data.clone().view(torch.float32).view(meta.shape)
-        group.broadcast(torch.frombuffer(bytearray(hasher.digest()), dtype=torch.uint8), 1, deadline)
+        digest = receive_round(group, update.parameters, update.bucket_bytes, load, deadline)
         self._model.load_state_dict(state, strict=False)
-        return hasher.hexdigest()
+        return digest

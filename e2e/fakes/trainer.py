@@ -32,6 +32,7 @@ from rljob.protocol.coordinator_link import CoordinatorLink
 from rljob.protocol.environment import read_environment
 from rljob.protocol.heartbeat import beating
 from rljob.protocol.score_messages import add_up
+from rljob.protocol.shards import encode_selection
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,7 @@ class FakeTrainer:
         self._salt = salt
         self._instance = f"fake-trainer-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._incarnation = 0
+        self._refused: list[m.RefusedCheckpoint] = []
         self._last: m.StepDone | None = None  # sent again after every reconnect
         self._weights = self._newest_checkpoint()
         self._link = CoordinatorLink(url, "trainer", token, m.ToTrainer, self._register)
@@ -101,8 +103,10 @@ class FakeTrainer:
         async with aiohttp.ClientSession(headers=self._headers) as session:
             async for message in self._link.messages():
                 match message:
-                    case m.TrainerRegistered(incarnation=incarnation):
+                    case m.TrainerRegistered(incarnation=incarnation, unseen=unseen):
                         self._incarnation = incarnation
+                        if unseen:
+                            self._refuse(unseen)
                     case m.Train():
                         await self._train(message, session)
                     case m.SendWeights():
@@ -114,8 +118,14 @@ class FakeTrainer:
                         return
 
     def _register(self) -> list[object]:
-        registration = m.RegisterTrainer(self._instance, self._incarnation, self._weights.step)
+        registration = m.RegisterTrainer(self._instance, self._incarnation, self._weights.step, refused=self._refused)
         return [registration, *([self._last] if self._last is not None and self._incarnation else [])]
+
+    def _refuse(self, unseen: list[int]) -> None:
+        """Register again without these checkpoints; tests start the next trainer only after the previous one ended."""
+        assert not {step for step in unseen if (self._checkpoint_directory(step) / STATE_FILE).exists()}
+        self._refused = [m.RefusedCheckpoint(step, "it is missing") for step in unseen]
+        self._link.send(self._register()[0])
 
     # --- batches ---
 
@@ -143,10 +153,11 @@ class FakeTrainer:
             self.has_applied.notify_all()
 
     async def _pull(self, train: m.Train, session: aiohttp.ClientSession) -> bytes:
-        url = f"{self._url}/v1/batches/{train.step}/shards/0?of=1&incarnation={train.incarnation}"
+        url = f"{self._url}/v1/batches/{train.step}/shard?incarnation={train.incarnation}"
+        selection = encode_selection(range(len(train.samples)), len(train.samples))
         while True:
             try:
-                async with session.get(url) as response:
+                async with session.post(url, data=selection) as response:
                     body = await response.read()
                     if response.status == 200:
                         return zstandard.ZstdDecompressor().decompress(body)
@@ -215,19 +226,22 @@ class FakeTrainer:
             self._link.send(m.WeightsSent(self._incarnation, command.update, target.engine, state, 0.0, ""))
 
     def _checkpoint(self, command: m.Checkpoint) -> None:
-        directory = self._storage / "checkpoints" / f"step-{command.step:06d}"
+        directory = self._checkpoint_directory(command.step)
         directory.mkdir(parents=True, exist_ok=True)
         log.info("writing checkpoint %d.", command.step)
         temporary = directory / f"weights.{os.getpid()}"
         temporary.write_bytes(msgspec.json.encode(self._weights))
         temporary.replace(directory / "weights.json")
         for step in command.remove:
-            shutil.rmtree(self._storage / "checkpoints" / f"step-{step:06d}", ignore_errors=True)
+            shutil.rmtree(self._checkpoint_directory(step), ignore_errors=True)
         files = {path.name: hash_file(path) for path in directory.iterdir() if path.name != STATE_FILE}
         state = TrainerState(command.step, command.step, self._incarnation, {}, files)
         (directory / STATE_FILE).write_bytes(encode_state(state))
         path = str(directory.relative_to(self._storage))
         self._link.send(m.Checkpointed(self._incarnation, command.step, path, state.digest))
+
+    def _checkpoint_directory(self, step: int) -> Path:
+        return self._storage / "checkpoints" / f"step-{step:06d}"
 
     def _newest_checkpoint(self) -> Weights:
         found = [read_checkpoint(path) for path in self._storage.glob("checkpoints/step-*/weights.json")]

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from e2e.faults.environment import COMPONENTS, FaultEnvironment
-from e2e.faults.fork_server import DETECTION_SECONDS
 from e2e.faults.proxy import Moment
 
 PHASES: dict[str, list[tuple[str, str]]] = {
@@ -36,6 +35,9 @@ FAULTS = {
 """Fault → when it is injected. ``kill``: kill -9. ``cut``: its connections break. ``stop``: SIGSTOP for longer than
 all time-outs, then SIGCONT. ``hang``: SIGSTOP until a supervisor kills the process. ``full``: a full disk."""
 
+PING_SECONDS = 0.4
+DETECTION_SECONDS = 2 * PING_SECONDS + 0.4
+"""After this time all components detect a silent peer: two pings, the grace of a connection, and a margin."""
 FULL_SECONDS = 0.5
 THOROUGH = "RLJOB_THOROUGH"
 """Environment variable: if set, the whole matrix is tested."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -13,9 +14,9 @@ from typing import Any
 
 import aiohttp
 
-from e2e.fakes.harness import TOKENS, Harness
+from e2e.fakes.fork_server import Child, ForkServer
+from e2e.fakes.harness import COMMANDS, TOKENS, Harness
 from e2e.faults import disk
-from e2e.faults.fork_server import Child, ForkServer
 from e2e.faults.proxy import Moment, Proxy, Trigger
 from rljob.api.models import RLJob
 from rljob.local import watchdog
@@ -67,7 +68,7 @@ class FaultEnvironment(Harness):
             self._end(component)
         await asyncio.wait(self._tasks.values(), timeout=GRACE_SECONDS)
         for component in COMPONENTS:
-            self._children[component].signal(signal.SIGKILL)
+            self._children[component].kill()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await self.proxy.__aexit__()
 
@@ -133,7 +134,7 @@ class FaultEnvironment(Harness):
         before = self._children["coordinator"]
         self._end("coordinator")
         # Wait for its exit; otherwise it would report the end of the run again to the trainer and to _is_over.
-        if await asyncio.shield(before.ended) == 0:  # else _keep restarts it like a killed one
+        if await before.wait() == 0:  # else _keep restarts it like a killed one
             await self.start("coordinator")
         if self._tasks["trainer"].done():
             await self.start("trainer")
@@ -159,8 +160,8 @@ class FaultEnvironment(Harness):
     def _end(self, component: str) -> None:
         child = self._children.get(component)
         if child is not None:
-            child.signal(signal.SIGCONT)
-            child.signal(signal.SIGTERM)
+            child.send_signal(signal.SIGCONT)
+            child.terminate()
 
     def _heartbeat(self, component: str) -> Path:
         return self.storage / "heartbeats" / component
@@ -172,14 +173,14 @@ class FaultEnvironment(Harness):
             with contextlib.suppress(OSError):  # on a full disk the file of the previous process remains
                 watchdog.reset(self._heartbeat(component))
             log = self.storage / "logs" / f"{component}.log"
-            child = self._children[component] = await self._fork_server.start(
-                component, arguments, self.variables(component), log
-            )
+            program, environment = [*COMMANDS[component], *arguments], os.environ | self.variables(component)
+            child = await asyncio.wrap_future(self._fork_server.start(program, environment, log, log))
+            self._children[component] = child
             self._changed.set()
             if self._stopping:
                 self._end(component)
             watching = asyncio.create_task(self._watch(component, child))
-            code = await asyncio.shield(child.ended)
+            code = await child.wait()
             watching.cancel()
             is_done = code == 0 and (component != "trainer" or await self._is_over())
             self._changed.set()
@@ -201,20 +202,20 @@ class FaultEnvironment(Harness):
         heartbeat = self._heartbeat(component)
         while not detector.observe(time.monotonic(), heartbeat.stat().st_mtime_ns, _is_stopped(child.pid)):
             await asyncio.sleep(HANG_SECONDS / 10)
-        child.signal(signal.SIGKILL)
+        child.kill()
 
     # --- faults ---
 
     def kill_9(self, component: str) -> None:
         """Kill a component with SIGKILL."""
-        self._children[component].signal(signal.SIGKILL)
+        self._children[component].kill()
 
     def stop(self, component: str, seconds: float | None) -> None:
         """Send SIGSTOP, and SIGCONT after ``seconds`` unless it is None."""
         child = self._children[component]
-        child.signal(signal.SIGSTOP)
+        child.send_signal(signal.SIGSTOP)
         if seconds is not None:
-            asyncio.get_running_loop().call_later(seconds, child.signal, signal.SIGCONT)
+            asyncio.get_running_loop().call_later(seconds, child.send_signal, signal.SIGCONT)
 
     def cut(self, component: str) -> None:
         """Break a component's connections."""

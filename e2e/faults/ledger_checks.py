@@ -26,8 +26,7 @@ def check(harness: Harness) -> None:
     spec = harness.job.spec
     for task in spec.tasks:
         firsts = harness.ledger(
-            "SELECT row FROM samples s JOIN groups g ON g.id = s.group_id WHERE g.kind = 'train' AND s.member = 0"
-            f" AND g.task = '{task.name}' AND s.state != 'expired'"  # expired groups are started again
+            f"SELECT row FROM groups WHERE kind = 'train' AND task = '{task.name}' AND restarts = 0"
         )
         rows = sorted(row["row"] for row in firsts)
         assert rows == list(range(len(rows))), f"a prompt of {task.name} was lost or started twice"

@@ -19,18 +19,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from e2e.fakes.harness import make_job
+from e2e.fakes.fork_server import ForkServer
+from e2e.fakes.harness import IMPORTS, make_job
 from e2e.faults.cases import Case, all_cases
 from e2e.faults.disk import BALLAST, small_disk
 from e2e.faults.environment import FaultEnvironment
-from e2e.faults.fork_server import ForkServer
 from e2e.faults.ledger_checks import check
 from rljob.api.models import RLJob
 
 log = logging.getLogger(__name__)
 
 CASES_PER_RUN = 24
-STEPS_PER_CASE = 4
+STEPS_PER_CASE = 2
+"""Most cases need one; those for which none is left are tried in the next run."""
 RUNS_AT_ONCE = 6
 CASE_TIMEOUT_SECONDS = 120.0
 """For one case, from arming the fault to the next applied batch."""
@@ -217,7 +218,7 @@ def main() -> None:
     cases = [case for case in all_cases() if not options.names or case.name in options.names]
 
     async def run() -> dict[str, str]:
-        async with ForkServer() as fork_server:
+        with contextlib.closing(ForkServer(*IMPORTS, "e2e.faults.short_times")) as fork_server:
             runner = CaseRunner(cases, options.directory, fork_server)
             await runner.run()
             return runner.outcomes

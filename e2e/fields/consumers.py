@@ -38,6 +38,7 @@ from rljob.local.processes import Interrupt, ProcessCommand
 from rljob.local.run_directory import ROLES, RunDirectory
 from rljob.protocol import initializer_stamp, messages
 from rljob.protocol.environment import ComponentEnvironment
+from rljob.protocol.gpus import Gpu
 from rljob.protocol.run_status import RunStatus
 from rljob.protocol.score_messages import ScoreItem
 from rljob.rewards import sdk
@@ -49,11 +50,12 @@ from rljob.runner.leased_trajectory import LeasedTrajectory
 from rljob.runner.main import find_readers
 from rljob.runner.setup import prepare
 from rljob.trainer.backends.base import Backend
-from rljob.trainer.batch import Row, lay_out
+from rljob.trainer.batch import Row
 from rljob.trainer.loop import TrainerLoop
 from rljob.trainer.process_group import join_world, leave_world, make_deterministic
-from rljob.trainer.step import apply_batch
-from rljob.transfer.rounds import digest
+from rljob.trainer.step import apply_batch, plan_step
+from rljob.trainer.step_checks import StepChecks
+from rljob.transfer.packed_weights import pack
 
 SPLITS = ("train", "heldOut")
 
@@ -70,7 +72,7 @@ def environment(job: RLJob, storage: Path) -> ComponentEnvironment:
 def commands(job: RLJob, storage: Path) -> Any:
     """Return the processes that `rljob run` starts."""
     ports = {server: 7000 + i for i, server in enumerate(local_commands.servers(job))}
-    here = LocalContext(storage, ports, dict.fromkeys(ROLES, "token"))
+    here = LocalContext(storage, ports, dict.fromkeys(ROLES, "token"), (Gpu("0", 0), Gpu("1", 1)))
     return [(part.name, part.arguments, part.environment) for part in local_commands.components(job, here)]
 
 
@@ -94,7 +96,7 @@ def directory(job: RLJob, storage: Path) -> Any:
 
 def unsupported(job: RLJob, storage: Path) -> Any:
     """Return the errors with which `rljob run` rejects the job."""
-    return field_support.errors(job)
+    return field_support.errors(job, ())
 
 
 def restarts(job: RLJob, storage: Path) -> Any:
@@ -200,7 +202,9 @@ class _Inexact(coordinator_world.Agent):
     def say(self, *sent: Any) -> None:
         for message in sent:
             acknowledged = isinstance(message, messages.WeightAck)
-            super().say(msgspec.structs.replace(message, probe_error=5e-5) if acknowledged else message)
+            super().say(
+                msgspec.structs.replace(message, probe_error=5e-5, probe_mean=2e-5) if acknowledged else message
+            )
 
 
 def dispatched(job: RLJob, storage: Path) -> Any:
@@ -306,7 +310,7 @@ def requested(job: RLJob, storage: Path) -> Any:
 
         async def run(self) -> None:
             for task, kit in self.kits.items():
-                found.append(kit.reward.url)
+                found.append((kit.reward.url, kit.stall_seconds))
                 for split in SPLITS:
                     need: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
                     lease = messages.LeaseTrajectory(sample="s", task=task, row=0, split=split, turns=[])
@@ -409,14 +413,27 @@ def trained(job: RLJob, storage: Path) -> Any:
         for step in range(2):
             train, rows = _batch(step)
             budget = spec.trainer.microbatch_tokens
-            batch = lay_out(train, rows, spec.algorithm, world, budget)
-            microbatches.append([[inputs.indices for inputs in minibatch] for minibatch in batch.minibatches])
-            apply_batch(train, rows, spec.algorithm, backend, world, budget)
+            plan = plan_step(train, spec.algorithm, world, budget)
+            microbatches.append(plan.microbatches)
+            apply_batch(plan, rows, spec.algorithm, backend, world, StepChecks.of(spec))
         weights = [(name, tensor.clone()) for name, tensor in backend.named_tensors()]
-        return digest(weights), microbatches
+        return pack(weights, 1).digest(), microbatches
     finally:
         leave_world()
         torch.use_deterministic_algorithms(False)
+
+
+def saved_for_backward(job: RLJob, storage: Path) -> int:
+    """Return the number of tensors that the forward passes of two steps save for the backward pass."""
+    saved: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        trained(job, storage)
+    return len(saved)
 
 
 def _batch(step: int) -> tuple[messages.Train, dict[int, Row]]:
@@ -436,7 +453,7 @@ def _batch(step: int) -> tuple[messages.Train, dict[int, Row]]:
                 prompt_tokens=prompt,
                 response_tokens=response,
                 total_tokens=prompt + response,
-                min_version=0,
+                min_version=step - 1,  # the log-probabilities are not those of the trainer's weights
                 temperature=1.0,
                 max_tokens=16,
             )

@@ -73,6 +73,7 @@ DATASETS = source("datasets", path="job://rows")
 MESSAGES = (*JSONL, 'spec.tasks[0].messages=[{"role": "user", "content": "{question}"}]')
 
 RDMA = {"name": "main", "rdma": {"resource": "rdma/hca"}}
+REMOTE = given(models=[{"name": "policy", "source": "hf://a/b"}])
 SPARE = given(rewards=[{"name": "spare", "builtin": "reasoning_gym"}, {"name": "exact", "builtin": "reasoning_gym"}])
 
 KUBERNETES = {"metadata.namespace", "metadata.labels", "metadata.annotations"}
@@ -95,6 +96,11 @@ ROWS: dict[str, Outcome] = {
     "spec.initializer.template": Shows(c.prepared, POD, given(initializer={"command": ["make-model", "job://model"]})),
     "spec.models.name": Refused("base", "no model is named 'policy'"),
     "spec.models.source": Shows(c.trained, "job://other-model"),
+    "spec.downloads.claim": Changed("mine", REMOTE),
+    "spec.downloads.emptyDir": Changed(True, REMOTE),
+    "spec.downloads.hubEndpoint": Shows(c.commands, "http://mirror", REMOTE),
+    "spec.downloads.s3Endpoint": Shows(c.commands, "http://minio", REMOTE),
+    "spec.downloads.secret": Changed("mine", REMOTE),
     "spec.models.placement": Changed("service"),
     "spec.training.steps": Shows(c.dispatched, 3),
     "spec.training.promptsPerStep": Shows(c.dispatched, 3),
@@ -186,7 +192,7 @@ ROWS: dict[str, Outcome] = {
     "spec.trainer.parallelism.expert": Changed(2),
     "spec.trainer.nodes": Shows(c.unsupported, 2),
     "spec.trainer.processesPerNode": Shows(c.commands, 2),
-    "spec.trainer.accelerator.kind": Shows(c.commands, "cpu"),
+    "spec.trainer.accelerator.kind": Shows(c.commands, "nvidia"),
     "spec.trainer.sharedMemory": Changed("1Gi"),
     "spec.trainer.rdma.resource": Changed("rdma/other", given(trainer__rdma={"resource": "rdma/hca"})),
     "spec.trainer.rdma.count": Changed(2, given(trainer__rdma={"resource": "rdma/hca"})),
@@ -195,6 +201,7 @@ ROWS: dict[str, Outcome] = {
     "spec.trainer.template": Shows(c.commands, POD),
     "spec.trainer.dtype": Shows(c.trained, "bfloat16"),
     "spec.trainer.microbatchTokens": Shows(c.trained, 16),
+    "spec.trainer.recompute": Shows(c.saved_for_backward, "layer"),
     "spec.trainer.optimizer.learningRate": Shows(c.trained, 1e-3),
     "spec.trainer.optimizer.betas": Shows(c.trained, [0.5, 0.9]),
     "spec.trainer.optimizer.epsilon": Shows(c.trained, 1e-2),
@@ -211,7 +218,7 @@ ROWS: dict[str, Outcome] = {
     "spec.rollouts.parallelism.tensor": Changed(2),
     "spec.rollouts.parallelism.pipeline": Changed(2),
     "spec.rollouts.parallelism.data": Changed(2),
-    "spec.rollouts.accelerator.kind": Shows(c.commands, "cpu"),
+    "spec.rollouts.accelerator.kind": Shows(c.commands, "nvidia"),
     "spec.rollouts.placement": Changed("Colocated"),
     "spec.rollouts.sharedMemory": Changed("1Gi"),
     "spec.rollouts.rdma.resource": Changed("rdma/other", given(rollouts=[RDMA])),
@@ -236,6 +243,8 @@ ROWS: dict[str, Outcome] = {
     "spec.weightSync.bucketBytes": Shows(c.dispatched, 1 << 20),
     "spec.weightSync.timeoutSeconds": Shows(c.dispatched, 30),
     "spec.weightSync.probeTolerance": Shows(c.dispatched, 1e-6),
+    "spec.weightSync.bfloat16Tolerance.mean": Shows(c.dispatched, 1e-6, given(trainer__dtype="bfloat16")),
+    "spec.weightSync.bfloat16Tolerance.max": Shows(c.dispatched, 1e-6, given(trainer__dtype="bfloat16")),
     "spec.checkpoints.everySteps": Shows(c.dispatched, 1),
     "spec.checkpoints.keep": Shows(c.dispatched, 1, given(checkpoints__everySteps=1)),
     "spec.tracking.tensorboard": Shows(c.tracked, False),
@@ -252,6 +261,7 @@ ROWS: dict[str, Outcome] = {
     "spec.suspendGraceSeconds": Shows(c.grace, 5),
     "spec.failurePolicy.maxRestarts": Shows(c.restarts, 1),
     "spec.failurePolicy.hangSeconds": Shows(c.restarts, 5),
+    "spec.failurePolicy.stallSeconds": Shows(c.requested, 5),
     "spec.failurePolicy.disruption": Changed("Block"),
     "spec.failurePolicy.pendingSeconds": Changed(60),
     "spec.activeDeadlineSeconds": Shows(c.deadline_error, 60),

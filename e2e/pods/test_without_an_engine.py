@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -81,41 +80,6 @@ def test_a_volume_that_does_not_exist_shows_in_the_conditions_within_30_seconds(
     job = job_in(node, namespace, storage={"claim": "there-is-none"})
     message = job.has_reason("Ready", "VolumeClaimPending", SOON)
     assert "claim there-is-none does not exist" in message and "spec.storage.claim" in message, message
-
-
-def test_a_foreign_deployment_of_the_same_name_is_left_alone(node: Cluster, namespace: str) -> None:
-    labels = {"app": "theirs"}
-    container = {"name": "theirs", "image": "localhost/theirs:1"}
-    theirs = {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": "quickstart-runner", "namespace": namespace},
-        "spec": {
-            "replicas": 0,
-            "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}},
-        },
-    }
-    made = node.api.create(theirs)
-    job = job_in(node, namespace, **idle())
-    message = job.has_reason("Ready", "NameConflict", SOON)
-    assert "Deployment" in message and "quickstart-runner" in message, message
-    assert not job.pods(), "the runner comes late: nothing that waits for it is started"
-    found = job.get("Deployment", "quickstart-runner")
-    assert found is not None and found["metadata"]["uid"] == made["metadata"]["uid"]
-    assert found["metadata"]["generation"] == made["metadata"]["generation"], "it was changed"
-    job.kubectl("delete", "deployment", "quickstart-runner")
-    all_up(job)
-
-
-def test_a_finished_job_is_removed_after_its_ttl_and_its_claim_stays(node: Cluster, namespace: str) -> None:
-    missing = [{"name": "policy", "source": "job://there-is-none"}]
-    job = job_in(node, namespace, models=missing, ttlSecondsAfterFinished=5)
-    job.has_reason("Failed", "ConfigurationError", SOON)
-    ended = datetime.fromisoformat(job.status()["completionTime"])
-    node.api.wait_gone(job._path("RLJob", job.name), 60)
-    assert datetime.now(UTC) - ended >= timedelta(seconds=5), "it was removed too early"
-    job.until_gone(60, "PersistentVolumeClaim/quickstart-storage")
 
 
 @pytest.mark.alone

@@ -23,6 +23,7 @@ from e2e.soak import environment, results
 from e2e.soak.plan import FAMILIES, FULL_MINUTES, STALENESS, Plan, count, plan
 from e2e.soak.results import RunResult
 from e2e.soak.soak_run import SoakRun
+from e2e.sums_task import SUMS
 from rljob.api.tasks import Task
 from rljob.trainer.example_model import Recipe, build
 
@@ -60,7 +61,7 @@ def soak(plans: Plan, options: argparse.Namespace, scratch: Path, began: float) 
     """Do the runs, each within its share of the minutes; return their results."""
     model, finished = options.model or scratch / "model", []
     if options.model is None:
-        build(model, Task.model_validate(environment.SUMS), seed=1, recipe=Recipe(working_steps=200, bare_steps=20))
+        build(model, Task.model_validate(SUMS), seed=1, recipe=Recipe(working_steps=200, bare_steps=20))
     for i, (staleness, faults) in enumerate(plans.items()):
         name = f"alpha-{staleness}"
         manifest, output, result = scratch / f"{name}.yaml", scratch / f"{name}.out", RunResult(staleness)

@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -18,7 +17,7 @@ from e2e.faults import disk
 from e2e.soak import network
 from e2e.soak.fault import FaultError
 from e2e.soak.plan import ENGINES
-from rljob.api.resolve import DEFAULT_PROMPT
+from e2e.sums_task import SUMS
 
 INSIDE = "RLJOB_SOAK_NAMESPACE"
 """Environment variable: set in the program's own namespaces."""
@@ -26,14 +25,6 @@ DISK_BYTES = 256 << 20
 SHARED_MEMORY = Path("/dev/shm")
 ENGINE_FILES = "rljob-engine-"
 """Prefix of the temporary directory of an engine server. That of a killed agent stays until an agent starts later."""
-
-SUMS: dict[str, Any] = {
-    "name": "sums",
-    "data": {"reasoningGym": {"dataset": "chain_sum", "config": {"max_terms": 3, "max_digits": 1}}},
-    "prompt": DEFAULT_PROMPT,
-    "reward": "sums",
-    "sampling": {"maxTokens": 32},
-}
 
 
 class NoNamespacesError(Exception):
