@@ -33,7 +33,7 @@ def private_mounts() -> list[str]:
 @contextlib.contextmanager
 def small_disk(directory: Path, size: int) -> Iterator[None]:
     """Mount a separate disk of ``size`` bytes at ``directory`` for the duration of the context."""
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "rljob-test", directory], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "rljob-test", directory], check=True)
     try:
         yield
     finally:
