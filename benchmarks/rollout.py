@@ -41,6 +41,7 @@ from rljob.api.models import RLJob
 from rljob.api.resolve import resolve
 from rljob.local import commands, processes
 from rljob.local.commands import LocalContext
+from rljob.local.run_directory import ROLES
 from rljob.protocol.run_status import decode_status
 from rljob.trainer.example_model import train_tokenizer
 
@@ -52,7 +53,6 @@ GROUP = 8
 END = 319  # id of the end token
 CELLS = [(length, concurrency) for length in (64, 512) for concurrency in (32, 128, 256)]
 TOKENS_PER_BATCH = {64: 32_768, 512: 65_536}
-ROLES = ("agent", "trainer", "runner")
 
 
 def samples_per_batch(length: int, concurrency: int) -> int:
