@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-from array import array
 
 import pytest
 import uvicorn
@@ -10,13 +9,11 @@ from aiohttp import web
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rljob.api.roles import Rollout
-from rljob.protocol.messages import ParameterMeta, PrepareWeights, Probe, SamplingParams, VersionSpan
+from rljob.protocol.messages import ParameterMeta, PrepareWeights, Probe
 from rljob.rollout.adapters.base import BadRequestError, EngineError, EngineGoneError
 from rljob.rollout.adapters.vllm.adapter import VllmAdapter
 from rljob.rollout.adapters.vllm.main import bound_headers
 from rljob.rollout.adapters.vllm.vllm_client import VllmClient
-
-SAMPLING = SamplingParams(0.7, 9, [2], 11)
 
 
 class FakeVllm:
@@ -54,80 +51,24 @@ async def client(server):
     await client.close()
 
 
-def entry(token, logprob):
-    return {"token_id": token, "logprob": logprob, "rank": 1, "top_logprobs": [{"token_id": token, "logprob": 0.0}]}
-
-
-async def test_token_ids_go_in_and_come_out_with_logprobs_and_versions(server, client):
-    choice = {
-        "index": 0,
-        "token_ids": [7, 8, 2],
-        "finish_reason": "stop",
-        "logprobs": {"content": [entry(7, -0.5), entry(8, -1.25), entry(2, -9999.0)]},
-        "weight_versions": [{"version": "0.3", "start": 0, "end": 2}, {"version": "1.4", "start": 2, "end": 3}],
-    }
-    server.answer = {"request_id": "generate-tokens-5", "choices": [choice]}
-    output = await client.generate("5", array("i", [1, 300]).tobytes(), SAMPLING)
-    assert array("i", output.token_ids).tolist() == [7, 8, 2]
-    assert array("f", output.logprobs).tolist() == [-0.5, -1.25, -9999.0]
-    assert output.spans == [VersionSpan(3, 0, 2), VersionSpan(4, 2, 3)]
-    assert output.finish == "stop"
-    ((path, body, key),) = server.calls
-    assert (path, key) == ("/inference/v1/generate", "Bearer secret")
-    assert (body["request_id"], body["token_ids"]) == ("5", [1, 300])
-    assert body["sampling_params"] == {
-        "temperature": 0.7,
-        "max_tokens": 9,
-        "stop_token_ids": [2],
-        "ignore_eos": True,
-        "seed": 11,
-        "logprobs": 0,
-        "detokenize": False,
-    }
-
-
-async def test_an_abort_before_the_first_token_has_no_tokens(server, client):
-    choice = {"token_ids": [], "finish_reason": "abort", "logprobs": {"content": []}, "weight_versions": None}
-    server.answer = {"choices": [choice]}
-    output = await client.generate("5", b"\1\0\0\0", SAMPLING)
-    assert (output.token_ids, output.logprobs, output.spans, output.finish) == (b"", b"", [], "abort")
-
-
-async def test_tokens_of_the_initial_weights_have_version_minus_one(server, client):
-    choice = {
-        "token_ids": [7],
-        "finish_reason": "length",
-        "logprobs": {"content": [entry(7, -0.5)]},
-        "weight_versions": [{"version": "default", "start": 0, "end": 1}],
-    }
-    server.answer = {"choices": [choice]}
-    assert (await client.generate("5", b"\1\0\0\0", SAMPLING)).spans == [VersionSpan(-1, 0, 1)]
-
-
-async def test_aborting_uses_vllms_name_of_the_request(server, client):
-    await client.abort(["5", "6"])
-    (call,) = server.calls
-    assert call[:2] == ("/inference/v1/abort_requests", {"request_ids": ["generate-tokens-5", "generate-tokens-6"]})
-
-
 @pytest.mark.parametrize(("status", "kind"), [(400, BadRequestError), (404, BadRequestError), (500, EngineGoneError)])
 async def test_refusals_and_failures_raise_different_errors(server, client, status, kind):
     server.status, server.answer = status, {"error": {"message": "because"}}
     with pytest.raises(kind, match=f"vLLM answered {status}.*because"):
-        await client.generate("5", b"\1\0\0\0", SAMPLING)
+        await client.score([7, 8])
 
 
 async def test_an_invalid_reply_is_a_failure(server, client):
-    server.answer = {"choices": [{"token_ids": ["x"]}]}
+    server.answer = {"prompt_logprobs": ["x"]}
     with pytest.raises(EngineGoneError, match="cannot be read"):
-        await client.generate("5", b"\1\0\0\0", SAMPLING)
+        await client.score([7, 8])
 
 
 @pytest.mark.parametrize("unknown", [b'"\xff"', b"[" * 100_000 + b"]" * 100_000], ids=["text", "depth"])
 async def test_a_reply_with_an_undecodable_part_is_a_failure(server, client, unknown):
     server.answer = b'{"request_id": ' + unknown + b', "unknown": ' + unknown + b"}"
     with pytest.raises(EngineGoneError, match="cannot be read"):
-        await client.generate("5", b"\1\0\0\0", SAMPLING)
+        await client.score([7, 8])
 
 
 async def test_an_absent_server_is_a_failure():
@@ -164,19 +105,6 @@ async def test_an_update_is_received_and_committed_under_its_version_in_one_call
             "weight_version": "2.9",
         },
     )
-
-
-async def test_new_requests_do_not_share_cached_prefixes_with_older_weights(server, client):
-    choice = {"token_ids": [], "finish_reason": "abort", "logprobs": {"content": []}}
-    server.answer = {"choices": [choice]}
-    await client.generate("1", b"\1\0\0\0", SAMPLING)
-    update = PrepareWeights(1, 2, 9, "nonce", "h", 5, 2, "gloo", 64, [], Probe([], []), "keep", 9.0)
-    server.answer = {"digests": ["d1"]}
-    await client.receive(update, 2.0)
-    server.answer = {"choices": [choice]}
-    await client.generate("2", b"\1\0\0\0", SAMPLING)
-    salts = [body["cache_salt"] for path, body, _ in server.calls if path.endswith("generate")]
-    assert salts == ["default", "2.9"]
 
 
 async def test_the_digest_must_be_equal_on_all_workers(server, client):

@@ -42,7 +42,7 @@ SHORT_SECONDS = 1.5
 GRACE_SECONDS = 5.0
 """Additional time in which a call with a time limit must return."""
 NOISE = 0.02
-WAITS = (0.1, 0.2, 0.4, 0.8, 0.05)  # seconds until requests are in flight: engines do not report it
+WAITS = (0.1, 0.2, 0.4, 0.8, 0.05, 0.02, 0.0)  # seconds until requests are in flight: engines do not report it
 
 
 @dataclass
@@ -345,17 +345,26 @@ async def corrupted_weights_generate_no_token(engine: EngineUnderTest) -> None:
     """The engine compares the received bytes with the sender's digest before it uses them. If they differ, receive()
     raises, and the engine stays paused. Requests in flight end under the weights of the next update, which are those
     from before the corrupted one: every token must have the log-probability that these weights give."""
-    for corrupted, wait in zip((len(engine.tensors) - 1, 0, 1, 2, 3), WAITS, strict=True):
+    for corrupted, wait in zip((len(engine.tensors) - 1, *range(len(WAITS) - 1)), WAITS, strict=True):
         await engine.update(fresh=True)
         old = engine.version
-        running = [asyncio.create_task(engine.generate(engine.long_tokens)) for _ in range(4)]
+        outputs: list[GenerationOutput] = []
+        stop = asyncio.Event()
+
+        async def keep_generating(outputs: list[GenerationOutput] = outputs, stop: asyncio.Event = stop) -> None:
+            while not stop.is_set():
+                outputs.append(await engine.generate(engine.long_tokens))
+
+        running = [asyncio.create_task(keep_generating()) for _ in range(4)]
         await asyncio.sleep(wait)
         await engine.fail_update(corrupted % len(engine.tensors))
+        stop.set()
         late = asyncio.create_task(engine.generate(8))
         await asyncio.wait({late}, timeout=0.3)
         assert not late.done(), "it generated with corrupted weights"
         await engine.update(fresh=True, change=False)
-        outputs = await asyncio.gather(*running, late)
+        outputs.append(await late)
+        await asyncio.gather(*running)
         for output in outputs:
             assert old + 1 not in [span.version for span in output.spans], "tokens of corrupted weights"
             scores = await engine.client.score([*PROMPT, *unpack_ints(output.token_ids)])

@@ -44,6 +44,11 @@ class EngineHttp:
         """Close all connections."""
         await self._session.close()
 
+    def connect(self, path: str) -> Any:
+        """Return a context manager of a WebSocket connection to ``path``: without compression, with messages of any
+        length."""
+        return self._session.ws_connect(self._url + path, compress=0, max_msg_size=0)
+
     async def answers(self, path: str) -> bool:
         """Return whether the server answers GET ``path`` with 200."""
         try:

@@ -1,4 +1,5 @@
-"""Routes for weight updates in vLLM's server: one call to receive and commit, and a pause without vLLM's wait of 20 ms.
+"""rljob's routes in vLLM's server: the stream of generation requests, one call to receive and commit weights, and a
+pause without vLLM's wait of 20 ms.
 
 vLLM's own routes need four calls instead of the first, each with a call of all workers. Its pause waits for the
 outputs of requests in flight, which arrive at the agent in any case.
@@ -11,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from rljob.rollout.adapters.vllm.generation_stream import GENERATE, serve
 from rljob.rollout.auth_middleware import Application, Scope
 
 PAUSE = "/rljob/pause"
@@ -58,7 +60,10 @@ class UpdateRoutes:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        """Serve one request."""
+        """Serve one request or connection."""
+        if scope["type"] == "websocket" and scope["path"] == GENERATE:
+            await serve(scope["app"].state.engine_client, receive, send)
+            return
         call = _CALLS.get(scope["path"]) if scope["type"] == "http" else None
         if call is None:
             await self._app(scope, receive, send)

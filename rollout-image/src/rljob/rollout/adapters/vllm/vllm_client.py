@@ -1,8 +1,8 @@
 """Client of a vLLM server.
 
-Uses vLLM's /inference/v1/generate (token ids in; token ids, log-probabilities and weight versions out), the routes of
-its development mode that join a weight group and resume, and those of
-:mod:`rljob.rollout.adapters.vllm.update_routes`.
+Uses :mod:`rljob.rollout.adapters.vllm.generation_stream`, the routes of
+:mod:`rljob.rollout.adapters.vllm.update_routes`, those of vLLM's development mode that join a weight group and resume,
+and /inference/v1/generate for the log-probabilities of a prompt.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from collections.abc import Sequence
 import msgspec
 
 from rljob.protocol.messages import PrepareWeights, SamplingParams, VersionSpan
-from rljob.rollout.adapters.base import INITIAL_VERSION, EngineError, GenerationOutput, unpack_ints
+from rljob.rollout.adapters.base import INITIAL_VERSION, EngineError, GenerationOutput
 from rljob.rollout.adapters.http_client import EngineHttp
+from rljob.rollout.adapters.vllm.generation_stream import GENERATE, GenerationStream, StreamRequest
 from rljob.rollout.adapters.vllm.update_routes import PAUSE, RECEIVE, Pause, Receive, Received
 
-GENERATE = "/inference/v1/generate"
+SCORE = "/inference/v1/generate"
 PAUSE_MODES = {  # inFlight → (vLLM's mode, whether vLLM clears the KV cache)
     "keep": ("keep", True),
     "keepStaleCache": ("keep", False),
@@ -29,32 +30,10 @@ class _TokenLogprob(msgspec.Struct, gc=False):
     logprob: float
 
 
-class _Logprobs(msgspec.Struct):
-    content: list[_TokenLogprob]
-
-
-class _WeightVersion(msgspec.Struct, gc=False):
-    version: str
-    start: int
-    end: int
-
-
-class _Choice(msgspec.Struct):
-    token_ids: list[int]
-    finish_reason: str
-    logprobs: _Logprobs
-    weight_versions: list[_WeightVersion] | None = None
-
-
-class _Reply(msgspec.Struct):
-    choices: list[_Choice]
-
-
 class _ScoreReply(msgspec.Struct):
     prompt_logprobs: list[dict[str, _TokenLogprob] | None]
 
 
-_reply = msgspec.json.Decoder(_Reply)
 _score_reply = msgspec.json.Decoder(_ScoreReply)
 _received = msgspec.json.Decoder(Received)
 
@@ -69,10 +48,12 @@ class VllmClient:
 
     def __init__(self, url: str, key: str) -> None:
         self._http = EngineHttp("vLLM", url, key)
+        self._stream = GenerationStream(lambda: self._http.connect(GENERATE))
         self._version = "default"  # vLLM's label of the initial weights
 
     async def close(self) -> None:
         """Close all connections."""
+        await self._stream.close()
         await self._http.close()
 
     async def healthy(self) -> bool:
@@ -85,35 +66,23 @@ class VllmClient:
 
     async def generate(self, request: str, token_ids: bytes, sampling: SamplingParams) -> GenerationOutput:
         """Generate one completion."""
-        body = {
-            "request_id": request,
-            "token_ids": unpack_ints(token_ids),
-            "cache_salt": self._version,  # new requests must not use cached prefixes of older weights
-            "sampling_params": {
-                "temperature": sampling.temperature,
-                "max_tokens": sampling.max_tokens,
-                "stop_token_ids": sampling.stop_token_ids,
-                "ignore_eos": True,  # stop_token_ids are complete
-                "seed": sampling.seed,
-                "logprobs": 0,
-                "detokenize": False,
-            },
-        }
-        choice = (await self._http.call(GENERATE, body, _reply)).choices[0]
-        return GenerationOutput.pack(
-            choice.token_ids,
-            [entry.logprob for entry in choice.logprobs.content],
-            [
-                VersionSpan(_labelled_version(each.version), each.start, each.end)
-                for each in choice.weight_versions or ()
-            ],
-            choice.finish_reason,
+        output = await self._stream.generate(
+            StreamRequest(
+                request,
+                token_ids,
+                self._version,  # new requests must not use cached prefixes of older weights
+                sampling.temperature,
+                sampling.max_tokens,
+                sampling.stop_token_ids,
+                sampling.seed,
+            )
         )
+        spans = [VersionSpan(_labelled_version(label), start, end) for label, start, end in output.versions]
+        return GenerationOutput(output.token_ids, output.logprobs, spans, output.finish)
 
     async def abort(self, requests: Sequence[str]) -> None:
-        """Stop requests; vLLM adds a prefix to the names of requests on this route."""
-        body = {"request_ids": [f"generate-tokens-{request}" for request in requests]}
-        await self._http.post("/inference/v1/abort_requests", body)
+        """Stop requests."""
+        await self._stream.abort(requests)
 
     async def join(self, update: PrepareWeights, seconds: float) -> None:
         """Join the update's weight group; the receiver leaves the previous group."""
@@ -157,7 +126,7 @@ class VllmClient:
         """Return the log-probability of each token but the first, at temperature 1."""
         sampling = {"temperature": 1.0, "max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
         body = {"token_ids": list(token_ids), "sampling_params": sampling}
-        reply = await self._http.call(GENERATE, body, _score_reply)
+        reply = await self._http.call(SCORE, body, _score_reply)
         positions = zip(token_ids, reply.prompt_logprobs, strict=True)
         return [entry[str(token)].logprob for token, entry in positions if entry is not None]
 
