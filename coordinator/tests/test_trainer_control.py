@@ -103,6 +103,27 @@ async def test_a_checkpoint_with_other_weights_than_were_published_is_refused_an
     world.check_accounts()
 
 
+async def test_a_checkpoint_whose_writer_died_before_it_could_report_it_is_recorded(
+    new_world: Any, tmp_path: Path
+) -> None:
+    world = new_world(job(alpha=1, steps=6), tmp_path)
+    await trained(world, 2)
+    world.trainer.hold_writes = True
+    while world.run.version < 5:
+        await world.some(1)
+    step, state, _ = world.trainer.writing
+    world.trainer.saved[step] = state  # durable, but not reported
+    restart_trainer(world)
+    world.trainer.hold_writes = False
+    world.trainer.connect()
+    while world.run.trainer.checkpoints.steps != [2, 4]:
+        assert world.run.trainer.checkpoints.steps == [2], "no later checkpoint is recorded before"
+        await world.some(1)
+    await world.settle()
+    assert world.run.finished and world.run.weights.lineage == 0 and world.trainer.saved.keys() == {0, 4, 6}
+    world.check_accounts()
+
+
 @pytest.mark.parametrize("later", [4, 5])
 @pytest.mark.parametrize("meanwhile", ["nothing", "the connection breaks", "the coordinator is killed"])
 async def test_a_checkpoint_with_another_digest_than_in_the_ledger_is_refused(

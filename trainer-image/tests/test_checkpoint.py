@@ -173,6 +173,10 @@ def test_a_lower_incarnation_can_no_longer_write(tmp_path):
     with pytest.raises(SupersededError):
         write(checkpoints, 4, incarnation=1)
     assert not checkpoints.has(4)
+    write(checkpoints, 2, incarnation=2)
+    with pytest.raises(SupersededError):
+        checkpoints.remove([2], 1)
+    assert checkpoints.has(2)
     write(checkpoints, 4, incarnation=3)
     assert checkpoints.has(4)
 
@@ -181,7 +185,7 @@ def test_removed_checkpoints_are_gone_and_unknown_ones_ignored(tmp_path):
     checkpoints = CheckpointStore(tmp_path)
     write(checkpoints, 1)
     write(checkpoints, 2)
-    checkpoints.remove([1, 7])
+    checkpoints.remove([1, 7], 1)
     assert names(checkpoints) == {"step-000002"}
 
 
@@ -202,11 +206,11 @@ def test_a_directory_that_cannot_be_deleted_yet_is_deleted_later(tmp_path, monke
         raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
 
     monkeypatch.setattr(os, "rmdir", in_use)
-    checkpoints.remove([1])
-    checkpoints.remove([2])
+    checkpoints.remove([1], 1)
+    checkpoints.remove([2], 1)
     CheckpointStore(tmp_path).clean()
     assert not checkpoints.has(1) and not checkpoints.has(2) and checkpoints.has(3)
     assert caplog.text.count("cannot be deleted yet") == 2  # once per trainer process
     monkeypatch.setattr(os, "rmdir", delete)
-    checkpoints.remove([])
+    checkpoints.remove([], 1)
     assert sorted(path.name for path in checkpoints.directory.iterdir() if path.is_dir()) == ["step-000003"]

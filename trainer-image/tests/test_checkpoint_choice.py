@@ -117,7 +117,7 @@ def test_a_checkpoint_that_the_previous_process_removes_meanwhile_is_not_refused
 
     def removed_meanwhile(path, files):
         if path == checkpoints.path(4):
-            checkpoints.remove([4])
+            checkpoints.remove([4], 1)
             write(tmp_path, 6)
         return find_damage(path, files)
 

@@ -240,6 +240,8 @@ class TrainerController:
             return TrainerCommand("checkpoint", version)
         if self._weights.must_verify:
             return TrainerCommand("send_weights", version)
+        if self._loaded_unrecorded():
+            return TrainerCommand("checkpoint", session.step)
         if session.step < version:
             return TrainerCommand("train", session.step)
         if self._resumes:
@@ -251,6 +253,13 @@ class TrainerController:
         if self._run.must_hold_version:
             return None  # so that it can send this version to a restarted engine
         return TrainerCommand("train", version)
+
+    def _loaded_unrecorded(self) -> bool:
+        """Return whether the trainer started from a checkpoint that the ledger does not have: the process that wrote it
+        died before it could report it."""
+        step = self.session.step
+        is_at_start = step == self.session.start and not self._resumes
+        return is_at_start and step > 0 and step not in self.checkpoints and step != self.session.writing
 
     def _message(self, command: TrainerCommand) -> m.Train | m.SendWeights | m.Checkpoint | None:
         """Return the message of a command; None while the batch to train on is not durable."""

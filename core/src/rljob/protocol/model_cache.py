@@ -195,6 +195,11 @@ def _write(path: Path, data: dict[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 @contextlib.contextmanager

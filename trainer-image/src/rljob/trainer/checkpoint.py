@@ -180,12 +180,17 @@ class CheckpointStore:
                 raise
             raise NoRoomError(f"{content} does not fit the disk of {self.directory} ({error}); make room") from None
 
-    def remove(self, steps: list[int]) -> None:
-        """Delete the checkpoints of ``steps`` that exist, and directories that could not be deleted before."""
-        for step in steps:
-            if self.path(step).exists():
-                removed = self.directory / f"{self.path(step).name}.{REMOVED}-{secrets.token_hex(4)}"
-                self.path(step).rename(removed)  # renamed first: a partly deleted directory must never look complete
+    def remove(self, steps: list[int], incarnation: int) -> None:
+        """Delete the checkpoints of ``steps`` that exist, and directories that could not be deleted before.
+
+        Raises:
+            SupersededError: a higher incarnation has taken over; it may need these checkpoints.
+        """
+        with self._exclusive(incarnation):
+            for step in steps:
+                if self.path(step).exists():
+                    removed = self.directory / f"{self.path(step).name}.{REMOVED}-{secrets.token_hex(4)}"
+                    self.path(step).rename(removed)  # first: a partly deleted directory must never look complete
         for removed in self.directory.glob(f"*.{REMOVED}-*"):
             self._delete(removed)
 

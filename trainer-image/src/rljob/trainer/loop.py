@@ -349,7 +349,7 @@ class TrainerLoop:
     def _finish_checkpoint(self, command: Checkpoint) -> None:
         """Remove old checkpoints, then answer: if the trainer dies in between, the command is repeated."""
         assert self._saved is not None, "the checkpoint has been loaded or written"
-        self._checkpoints.remove(command.remove)
+        self._checkpoints.remove(command.remove, command.incarnation)
         path = self._checkpoints.relative(command.step)
         self._coordinator.post(Checkpointed(command.incarnation, command.step, path, self._saved.digest))
 
