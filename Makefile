@@ -115,6 +115,7 @@ bench: setup ## Run the benchmarks; each prints one JSON object (minutes)
 	$(BIN)/python -m benchmarks.time_to_reward --json
 	$(BIN)/python -m benchmarks.operator --json
 	$(BIN)/python -m benchmarks.trainer --json
+	$(BIN)/python -m benchmarks.peers --json
 
 .PHONY: soak
 soak: setup ## Inject seventy faults into three runs with real engines and trainer (30 minutes; SEED=1)
