@@ -77,7 +77,7 @@ def test_a_crash_at_any_point_leaves_a_complete_checkpoint_or_none(tmp_path, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "write_tensors", dying(module.write_tensors))
-        patch.setattr(module, "_sync", dying(module._sync))
+        patch.setattr(module, "sync_path", dying(module.sync_path))
         patch.setattr(Path, "rename", dying(Path.rename))
         patch.setattr(module.shutil, "rmtree", dying(module.shutil.rmtree))
         with contextlib.suppress(KeyboardInterrupt):
@@ -125,7 +125,7 @@ def test_other_errors_of_the_disk_are_raised(tmp_path, monkeypatch):
     def broken(path):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(module, "_sync", broken)
+    monkeypatch.setattr(module, "sync_path", broken)
     with pytest.raises(OSError, match="Input/output"):
         write(CheckpointStore(tmp_path), 2)
 

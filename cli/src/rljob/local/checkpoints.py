@@ -7,7 +7,6 @@ The ledger says which of them the run keeps, and has the digests of their record
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from rljob.local.errors import CliError
 from rljob.local.run_directory import RunDirectory
 from rljob.protocol.checkpoint_files import is_complete
 from rljob.protocol.checkpoint_record import OTHER_RECORD, find_damage, model_files, read_state_file
+from rljob.protocol.sync_path import sync_path
 
 
 class RunCheckpoint(NamedTuple):
@@ -90,7 +90,7 @@ def export(checkpoint: RunCheckpoint, destination: Path) -> None:
         try:
             for name in model:
                 shutil.copyfile(checkpoint.path / name, partial / name)
-                sync(partial / name)
+                sync_path(partial / name)
         except FileNotFoundError as error:
             raise _unusable(checkpoint, f"{error.filename} is missing") from None
         check_files(partial, model, f"{checkpoint.path}/", checkpoint.others)
@@ -128,7 +128,7 @@ def new_directory(destination: Path) -> Iterator[Path]:
         raise CliError(f"{destination} cannot be created: {error.strerror}; give another directory", 2) from None
     try:
         yield partial
-        sync(partial)
+        sync_path(partial)
         partial.replace(destination)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -161,12 +161,3 @@ def _unusable(checkpoint: RunCheckpoint, problem: str) -> CliError:
     if checkpoint.path.is_dir():
         return damaged(problem, checkpoint.others)
     return CliError(f"{checkpoint.path} was removed meanwhile, because newer checkpoints were written; use one of them")
-
-
-def sync(path: Path) -> None:
-    """Flush a file or directory to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -9,8 +9,9 @@ from typing import BinaryIO
 
 import msgspec
 
-from rljob.local.checkpoints import check_files, damaged, new_directory, sync
+from rljob.local.checkpoints import check_files, damaged, new_directory
 from rljob.local.errors import CliError
+from rljob.protocol.sync_path import sync_path
 from rljob.remote.coordinator_api import CoordinatorApi, CoordinatorUnavailableError
 from rljob.remote.job import RemoteJob
 
@@ -61,7 +62,7 @@ def export(job: RemoteJob, destination: Path, step: int | None) -> int:
                 raise CliError(f"the coordinator lists a file {name!r}, which is not a file of a model", 1)
             with path.open("wb") as file:
                 _fetch(coordinator, chosen.step, name, size, file)
-            sync(path)
+            sync_path(path)
         check_files(partial, chosen.digests, what, others)
     return chosen.step
 

@@ -16,6 +16,8 @@ from typing import BinaryIO
 
 import blake3
 
+from rljob.protocol.sync_path import sync_path
+
 log = logging.getLogger(__name__)
 
 HEADER = struct.Struct("<I16s")  # length of the payload, first 16 bytes of its blake3 digest
@@ -105,11 +107,7 @@ class Segments:
             self._file.close()
             self._number += 1
         self._file = self._reader.path(self._number).open("xb")
-        directory = os.open(self._directory, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_path(self._directory)
 
     def sync(self) -> None:
         """Make all appended records durable."""

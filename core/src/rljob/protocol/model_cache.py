@@ -29,6 +29,7 @@ import blake3
 from rljob.api.kubernetes import Downloads
 from rljob.api.model_address import HubModel, parse_address
 from rljob.protocol.full_disk import FULL_DISK
+from rljob.protocol.sync_path import sync_path
 
 if TYPE_CHECKING:
     from rljob.protocol.environment import ComponentEnvironment
@@ -195,11 +196,7 @@ def _write(path: Path, data: dict[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_path(path.parent)
 
 
 @contextlib.contextmanager

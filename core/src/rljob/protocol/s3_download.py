@@ -20,6 +20,7 @@ from s3fs import S3FileSystem
 from rljob.api.model_address import S3Model
 from rljob.protocol.full_disk import FULL_DISK
 from rljob.protocol.model_cache import ModelUnavailableError, cache_directory, choose_files
+from rljob.protocol.sync_path import sync_path
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class S3Download:
                 path = temporary / name
                 if path.stat().st_size != each["size"]:
                     raise ModelUnavailableError(f"s3://{self._path}/{name} was not downloaded completely; try again")
-                _sync(path)
+                sync_path(path)
             temporary.rename(target)
             return target
 
@@ -130,8 +131,3 @@ def _removed_on_failure(directory: Path) -> Iterator[None]:
 def _digest(path: str, objects: dict[str, dict[str, Any]]) -> str:
     rows: list[Any] = [path, *([name, each["size"], each.get("ETag", "")] for name, each in sorted(objects.items()))]
     return blake3.blake3(msgspec.json.encode(rows)).hexdigest()[:40]
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

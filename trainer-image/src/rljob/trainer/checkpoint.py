@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import fcntl
 import logging
-import os
 import re
 import secrets
 import shutil
@@ -39,6 +38,7 @@ from rljob.protocol.checkpoint_files import (
 )
 from rljob.protocol.checkpoint_record import TrainerState, encode_state, read_state_file
 from rljob.protocol.full_disk import FULL_DISK
+from rljob.protocol.sync_path import sync_path
 from rljob.trainer.errors import ModelError, NoRoomError, SupersededError
 from rljob.trainer.tensor_file import write_tensors
 
@@ -148,7 +148,7 @@ class CheckpointStore:
                 state.files[OPTIMIZER_FILE] = write_tensors(temporary / OPTIMIZER_FILE, moments)
                 (temporary / STATE_FILE).write_bytes(encode_state(state))
                 for path in (*temporary.rglob("*"), temporary):
-                    _sync(path)
+                    sync_path(path)
         except NoRoomError:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
@@ -156,7 +156,7 @@ class CheckpointStore:
             if target.exists():
                 target.rename(self.directory / f"{target.name}.old-{suffix}")
             temporary.rename(target)
-            _sync(self.directory)
+            sync_path(self.directory)
         self._delete(self.directory / f"{target.name}.old-{suffix}")
 
     def refuse(self, step: int, incarnation: int) -> Path:
@@ -168,7 +168,7 @@ class CheckpointStore:
         aside = self.directory / f"{self.path(step).name}.{REFUSED}-{secrets.token_hex(4)}"
         with self._exclusive(incarnation):
             self.path(step).rename(aside)
-            _sync(self.directory)
+            sync_path(self.directory)
         return aside
 
     @contextmanager
@@ -236,11 +236,3 @@ def read_configuration(source: Path) -> dict[str, bytes]:
         for path in source.iterdir()
         if path.is_file() and path.suffix not in NOT_COPIED and path.name != STATE_FILE and ".index." not in path.name
     }
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
