@@ -1,8 +1,13 @@
-"""Importing this module corrupts the first bucket of the second round of weights that the process receives."""
+"""Importing this module corrupts the first bucket of the second round of weights that the process receives.
+
+Requests are in flight when that round begins: engines generate the second batch slowly until then, because an engine
+can be faster than any trainer.
+"""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 
 import torch
@@ -15,7 +20,22 @@ from rljob.transfer.rounds import LoadWeights, receive_round
 log = logging.getLogger(__name__)
 
 MESSAGE = "a bucket was corrupted"
-_rounds = 0
+FIRST_SLOW_REQUEST = 24
+"""Of the 32 before the round, at most 4 at a time: the 16 of the first batch have ended when it starts."""
+_rounds = _requests = 0
+
+
+def before_step(new_requests: int, seconds: float) -> None:
+    """Sleep ``seconds`` before a step of the model if it has requests of the second batch and the round has not begun.
+
+    Args:
+        new_requests: that the step begins.
+        seconds: of one step.
+    """
+    global _requests
+    _requests += new_requests
+    if _requests >= FIRST_SLOW_REQUEST and _rounds < 2:
+        time.sleep(seconds)
 
 
 class _CorruptMember:
