@@ -12,7 +12,9 @@ from e2e.fakes.model import write_model
 from rljob.local import checkpoints
 from rljob.local.run_directory import RunDirectory
 from rljob.protocol.checkpoint_record import TrainerState
+from rljob.trainer.backends.base import SavedState
 from rljob.trainer.checkpoint import CheckpointStore, read_configuration
+from rljob.trainer.process_group import World
 
 
 def test_an_exported_checkpoint_is_the_model_that_was_trained(tmp_path: Path) -> None:
@@ -34,8 +36,8 @@ def test_an_exported_checkpoint_is_the_model_that_was_trained(tmp_path: Path) ->
     weights = {name: tensor.detach().clone() for name, tensor in trained.state_dict().items()}
     moments = {f"exp_avg.{name}": tensor for name, tensor in weights.items()}
     state = TrainerState(step=7, updates=7, incarnation=1, versions={}, files={})
-    CheckpointStore(storage).write(state, read_configuration(source), weights, moments)
-
+    alone = World(0, 1, torch.device("cpu"), None, 0, 1)  # type: ignore[arg-type]
+    CheckpointStore(storage).write(alone, state, read_configuration(source), SavedState(weights, moments))
     keep_checkpoints(storage, {7: state.digest})
 
     checkpoint = checkpoints.find(RunDirectory(storage), None)

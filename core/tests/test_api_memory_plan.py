@@ -72,19 +72,25 @@ def test_the_plan_of_7b_on_four_gpus():
     units = 1_089_994_752 + 2_179_996_672 + 932_231_168  # gradient of a matrix; embedding and head; two layers
     layers, head = 25_849_757_696, 147_849_216  # 225392 · 28 · 4096; (10 · 3584 + 256) · 4096
     chunk, weights = 536_481_792 + 29_360_128, 3_269_984_256  # 8 · 152064 · 441, 2 · 3584 · 4096; 6 · 152064 · 3584
-    copy, saved = 15_231_233_024, 91_387_398_144  # for the engines in bfloat16; a checkpoint: 12 bytes a parameter
+    copy = 15_231_233_024  # for the engines in bfloat16
+    saved = (
+        22_846_849_536 + 6_539_968_512 - 1_634_992_128
+    )  # 12 bytes a parameter / 4, and 3/4 of those of the embedding
     step = state + units + layers + head + chunk + weights
     assert plan.step == Peak(step + copy, saved) == Peak(79_729_354_752, saved)
     assert plan.load == Peak(7_615_616_512 + 544_997_376, 544_997_376)
     # 12 bytes a parameter / 4, the embedding gathered twice in float32, the copy, a bucket, the embedding in bfloat16
     sent = copy + 16_777_216 + 1_089_994_752
     assert plan.update == Peak(22_846_849_536 + 4_359_979_008 + sent, saved) == Peak(43_544_833_536, saved)
-    assert plan.checkpoint == Peak(27_206_828_544 + copy, saved)
+    exchanged = 2_179_989_504 + 544_997_376  # the embedding in float32 and a fourth of it
+    assert plan.checkpoint == Peak(22_846_849_536 + exchanged + copy, saved) == Peak(40_803_069_440, saved)
     assert plan.device == plan.step.device
     on_host = plan_memory(MODELS["7B"], replace(SETTINGS, wire="host"))
-    assert on_host.step == Peak(64_498_121_728, 106_618_631_168)
+    assert on_host.step == Peak(64_498_121_728, 42_983_058_944)
     assert on_host.update == Peak(27_206_828_544, sent + saved)
-    assert on_host.checkpoint == Peak(27_206_828_544, copy + saved)
+    assert on_host.checkpoint == Peak(25_571_836_416, copy + saved)
+    alone = plan_memory(MODELS["7B"], replace(SETTINGS, ranks=1))
+    assert alone.checkpoint == Peak(91_387_398_144 + copy, 91_387_398_144), "one rank copies 12 bytes a parameter"
 
 
 def test_the_plan_of_32b_on_sixteen_gpus_with_recomputation():
@@ -212,9 +218,9 @@ def test_explain_shows_the_plan(spec):
         "memory of the trainer's first process: 7,615,616,512 parameters, 4 ranks, bfloat16, microbatches of 3584 "
         "tokens and samples of up to 4096; 90% of 79.6 GiB can be used",
         "  load: GPU 7.6 GiB, host 520 MiB",
-        "  step: GPU 74.3 GiB, host 85.1 GiB",
-        "  update: GPU 40.6 GiB, host 85.1 GiB",
-        "  checkpoint: GPU 39.5 GiB, host 85.1 GiB",
+        "  step: GPU 74.3 GiB, host 25.8 GiB",
+        "  update: GPU 40.6 GiB, host 25.8 GiB",
+        "  checkpoint: GPU 38.0 GiB, host 25.8 GiB",
     ]
     on_cpu = describe_plan(spec("cpu", microbatchTokens=64, length=512), MODELS["1.5B"], 0)
     assert on_cpu[0].endswith("1 rank, float32, microbatches of 64 tokens and samples of up to 512")

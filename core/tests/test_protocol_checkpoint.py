@@ -9,7 +9,9 @@ from rljob.protocol import checkpoint_record
 from rljob.protocol.checkpoint_files import (
     checkpoint_directories,
     directory_name,
+    index_name,
     is_complete,
+    part_name,
     read_header,
     step_of,
 )
@@ -86,3 +88,10 @@ def test_the_first_file_without_its_digest_is_reported(tmp_path, monkeypatch):
     assert find_damage(tmp_path, files) == "a is missing"
     (tmp_path / "a").mkdir()
     assert find_damage(tmp_path, files) == "a cannot be read (Is a directory)"
+
+
+def test_parts_of_a_file_have_the_names_of_transformers():
+    assert part_name("model.safetensors", 1, 1) == "model.safetensors"
+    assert part_name("model.safetensors", 2, 12) == "model-00002-of-00012.safetensors"
+    assert part_name("trainer/optimizer.safetensors", 1, 2) == "trainer/optimizer-00001-of-00002.safetensors"
+    assert index_name("model.safetensors") == "model.safetensors.index.json"

@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 
 from rljob.protocol.checkpoint_record import TrainerState, find_damage
 from rljob.trainer import checkpoint as module
-from rljob.trainer import tensor_file
+from rljob.trainer import checkpoint_parts, tensor_file
+from rljob.trainer.backends.base import SavedState
 from rljob.trainer.checkpoint import (
     CheckpointStore,
     read_configuration,
@@ -25,7 +26,10 @@ from rljob.trainer.checkpoint import (
     read_state,
 )
 from rljob.trainer.errors import NoRoomError, SupersededError
+from rljob.trainer.process_group import World
 from rljob.trainer.tensor_file import write_tensors
+
+ALONE = World(0, 1, torch.device("cpu"), None, 0, 1)  # type: ignore[arg-type]
 
 
 def state(step: int, incarnation: int = 1) -> TrainerState:
@@ -34,7 +38,8 @@ def state(step: int, incarnation: int = 1) -> TrainerState:
 
 def write(checkpoints: CheckpointStore, step: int, value: float = 0.0, incarnation: int = 1) -> None:
     weights = {"w": torch.full((2, 3), value)}
-    checkpoints.write(state(step, incarnation), {"config.json": b"{}"}, weights, {"exp_avg.w": torch.ones(2, 3)})
+    saved = SavedState(weights, {"exp_avg.w": torch.ones(2, 3)})
+    checkpoints.write(ALONE, state(step, incarnation), {"config.json": b"{}"}, saved)
 
 
 def names(checkpoints: CheckpointStore) -> set[str]:
@@ -76,7 +81,8 @@ def test_a_crash_at_any_point_leaves_a_complete_checkpoint_or_none(tmp_path, mon
         return wrapped
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "write_tensors", dying(module.write_tensors))
+        patch.setattr(checkpoint_parts, "write_tensors", dying(checkpoint_parts.write_tensors))
+        patch.setattr(checkpoint_parts, "sync_path", dying(checkpoint_parts.sync_path))
         patch.setattr(module, "sync_path", dying(module.sync_path))
         patch.setattr(Path, "rename", dying(Path.rename))
         patch.setattr(module.shutil, "rmtree", dying(module.shutil.rmtree))

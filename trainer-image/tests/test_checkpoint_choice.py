@@ -14,6 +14,7 @@ from ranks import on_ranks
 
 from rljob.protocol.checkpoint_record import TrainerState, encode_state
 from rljob.trainer import checkpoint_choice
+from rljob.trainer.backends.base import SavedState
 from rljob.trainer.checkpoint import CheckpointStore
 from rljob.trainer.checkpoint_choice import choose_checkpoint
 from rljob.trainer.errors import ModelError
@@ -28,7 +29,7 @@ def write(storage: Path, *steps: int) -> CheckpointStore:
     for step in steps:
         tensors = {"w": torch.full((40, 3), float(step))}
         state = TrainerState(step, step, 1, {"torch": "0"}, {})
-        checkpoints.write(state, {"config.json": b'{"a": 1}'}, tensors, {"exp_avg.w": tensors["w"]})
+        checkpoints.write(ALONE, state, {"config.json": b'{"a": 1}'}, SavedState(tensors, {"exp_avg.w": tensors["w"]}))
     return checkpoints
 
 

@@ -3,10 +3,14 @@
 import threading
 
 import pytest
+import torch
 
 from rljob.trainer import checkpoint_writer
 from rljob.trainer.checkpoint_writer import CheckpointWriter
 from rljob.trainer.errors import NoRoomError, SupersededError
+from rljob.trainer.process_group import World
+
+ALONE = World(0, 1, torch.device("cpu"), None, 0, 1)  # type: ignore[arg-type]
 
 
 class Recorded:
@@ -15,7 +19,7 @@ class Recorded:
     def __init__(self):
         self.calls = []
         self.idle = threading.Event()
-        self.writer = CheckpointWriter(self.calls.append, self._fail, self.idle.set)
+        self.writer = CheckpointWriter(ALONE, self.calls.append, self._fail, self.idle.set)
 
     def _fail(self, error):
         self.calls.append(error)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from held_bytes import HeldBytes
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rljob.api.extensions import BACKENDS, load
 from rljob.api.memory_checks import UNKNOWN_TOKENS, microbatch_tokens
-from rljob.api.memory_plan import CHUNK_BYTES, ONE_EXCHANGE_BYTES, TrainerSettings, step_bytes
+from rljob.api.memory_plan import CHUNK_BYTES, EXCHANGE_BYTES, ONE_EXCHANGE_BYTES, TrainerSettings, step_bytes
 from rljob.api.model_shape import shape_of
 from rljob.api.roles import Trainer
 from rljob.trainer import logprobs, microbatch_budget
 from rljob.trainer.backends.fsdp import backend as fsdp_backend
+from rljob.trainer.backends.fsdp import gather_weights
 from rljob.trainer.batch import Microbatch
 from rljob.trainer.errors import ModelError
 from rljob.trainer.process_group import World, join_world, leave_world
@@ -26,29 +25,6 @@ from rljob.trainer.process_group import World, join_world, leave_world
 ROWS, LENGTH = 4, 192
 TOLERANCE = {"none": 1.15, "layer": 1.25}
 """The plan is at least the measured peak, and at most this many times the measured peak."""
-
-
-class HeldBytes(TorchDispatchMode):
-    """Peak of the bytes of all tensors that operations see. FSDP2 resizes storages, so sizes are read at every call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.peak = 0
-        self._storages: dict[int, weakref.ref[Any]] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self.add(result, args, kwargs)
-        sizes = {storage.data_ptr(): storage.nbytes() for ref in self._storages.values() if (storage := ref())}
-        self.peak = max(self.peak, sum(sizes.values()))
-        return result
-
-    def add(self, *values: Any) -> None:
-        """Count the tensors in ``values`` from now on."""
-        for tensor in tree_leaves(values):
-            if isinstance(tensor, torch.Tensor):
-                storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
-                self._storages[id(storage)] = weakref.ref(storage)
 
 
 @pytest.fixture
@@ -117,6 +93,7 @@ def test_a_step_holds_as_many_bytes_as_planned(tmp_path, world, kind, vocabulary
 def test_the_sizes_of_the_plan_are_those_of_the_trainer():
     assert logprobs.CHUNK_BYTES == CHUNK_BYTES
     assert fsdp_backend.ONE_EXCHANGE_BYTES == ONE_EXCHANGE_BYTES
+    assert gather_weights.BUCKET_BYTES == EXCHANGE_BYTES
 
 
 def test_the_budget_follows_from_the_smallest_gpu(job, model_directory, world, monkeypatch, caplog):

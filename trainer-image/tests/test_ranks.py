@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+from held_bytes import HeldBytes
 from ranks import on_ranks
 from safetensors.torch import load_file
 from training_steps import apply
+from transformers import AutoModelForCausalLM
 
+from rljob.api import memory_plan
+from rljob.api.memory_plan import TrainerSettings
+from rljob.api.model_shape import shape_of
 from rljob.api.models import RLJob
-from rljob.protocol.checkpoint_files import OPTIMIZER_FILE, WEIGHTS_FILE
 from rljob.protocol.checkpoint_record import TrainerState
 from rljob.trainer import logprobs
 from rljob.trainer.backends.fsdp import backend as backend_module
 from rljob.trainer.backends.fsdp.backend import FsdpBackend
-from rljob.trainer.checkpoint import CheckpointStore, read_configuration
+from rljob.trainer.backends.fsdp.gather_weights import assign_tensors, own_tensors
+from rljob.trainer.checkpoint import CheckpointStore, read_configuration, read_state
 from rljob.trainer.checkpoint_choice import choose_checkpoint
 from rljob.trainer.errors import UnrecoverableError
 from rljob.trainer.metrics import METRICS
@@ -26,6 +33,7 @@ from rljob.trainer.process_group import World
 
 OF_ONE_RANK = {"seconds_forward", "seconds_backward", "seconds_optimizer", "memory_peak_bytes"}
 OF_ONE_RANK |= {"padding_fraction", "lockstep"}
+BUCKET_BYTES = 9000  # the largest tensor of the tiny model has 7808
 OPTIMIZER_SETTINGS = {"learningRate": 1e-3, "maxGradNorm": 0.05, "epsilon": 1e-3}
 
 
@@ -107,35 +115,69 @@ def test_a_rank_without_samples_takes_part(model_directory, job, batch):
 def save(world: World, source: Path, job: RLJob, steps: list[Any], storage: Path) -> None:
     backend = FsdpBackend(source, job.spec.trainer, world)
     train(world, source, job, steps, backend)
-    saved = backend.save()
-    if world.rank == 0:
-        CheckpointStore(storage).write(
-            TrainerState(1, backend.updates, 1, {}, {}), read_configuration(source), saved.weights, saved.optimizer
-        )
+    state = TrainerState(1, backend.updates, 1, {}, {})
+    CheckpointStore(storage).write(world.with_own_control(), state, read_configuration(source), backend.save())
 
 
 def resume(world: World, job: RLJob, step: Any, storage: Path) -> Any:
-    """Return weights and moments as loaded, then after one more step."""
+    """Return this rank's weights and moments as loaded, the most bytes of tensors that it held while it copied them,
+    then the result of one more step."""
     checkpoint = choose_checkpoint(CheckpointStore(storage), world).path
     backend = FsdpBackend(checkpoint, job.spec.trainer, world)
     backend.load(checkpoint)
-    saved = backend.save()
+    held = HeldBytes()
+    held.add(list(backend._local.values()), [list(state.values()) for state in backend._optimizer.state.values()])
+    with mock.patch.object(backend_module, "own_tensors", partial(own_tensors, bucket_bytes=BUCKET_BYTES)), held:
+        saved = backend.save()
     loaded = {name: tensor.numpy().copy() for name, tensor in [*saved.weights.items(), *saved.optimizer.items()]}
-    return loaded, train(world, checkpoint, job, [step], backend)
+    return loaded, held.peak, train(world, checkpoint, job, [step], backend)
 
 
-def test_a_checkpoint_of_two_ranks_resumes_on_one_and_four(model_directory, job, batch, tmp_path):
+def test_a_checkpoint_of_two_ranks_resumes_on_one_and_four(model_directory, job, batch, tmp_path, monkeypatch):
     made = job(trainer={"microbatchTokens": 60, "optimizer": OPTIMIZER_SETTINGS})
     on_ranks(2, save, model_directory, made, [batch(0)], tmp_path)
     checkpoint = tmp_path / "checkpoints" / "step-000001"
-    stored = load_file(checkpoint / WEIGHTS_FILE) | load_file(checkpoint / OPTIMIZER_FILE)
-    ((loaded, alone),) = on_ranks(1, resume, made, batch(1, step=1), tmp_path)
+    files = {str(path.relative_to(checkpoint)) for path in checkpoint.rglob("*") if path.is_file()}
+    assert read_state(checkpoint).files.keys() == files - {"trainer.json"}
+    parts = sorted(name for name in files if name.endswith(".safetensors"))
+    assert parts == [
+        f"{stem}-0000{part}-of-00002.safetensors" for stem in ("model", "trainer/optimizer") for part in (1, 2)
+    ]
+    loaded_parts = [load_file(checkpoint / name) for name in parts]
+    stored = {name: tensor for tensors in loaded_parts for name, tensor in tensors.items()}
+    assert len(stored) == sum(map(len, loaded_parts)), "each tensor is in one part"
+    model, info = AutoModelForCausalLM.from_pretrained(checkpoint, output_loading_info=True)
+    assert not any(info.values())
+    assert all(torch.equal(stored[name], tensor) for name, tensor in model.named_parameters())
+
+    ((loaded, _, alone),) = on_ranks(1, resume, made, batch(1, step=1), tmp_path)
     four = on_ranks(4, resume, made, batch(1, step=1), tmp_path)
-    assert all(result[0] == {} for result in four[1:])
-    for tensors in (loaded, four[0][0]):
+    together = {name: tensor for tensors, _, _ in four for name, tensor in tensors.items()}
+    for tensors in (loaded, together):
         assert tensors.keys() == stored.keys()
         assert all(torch.equal(torch.tensor(tensors[name]), stored[name]) for name in stored)
-    compare([result[1] for result in four], alone)
+    compare([result for _, _, result in four], alone)
+    sizes = [sum(tensor.nbytes for tensor in tensors.values()) for tensors, _, _ in four]
+    largest = max(stored[name].nbytes for name, _ in model.named_parameters())
+    assert sum(sizes) == sum(tensor.nbytes for tensor in stored.values())
+    assert max(sizes) <= sum(sizes) / 4 + 3 * largest and max(sizes) < sum(sizes) / 2
+    monkeypatch.setattr(memory_plan, "EXCHANGE_BYTES", BUCKET_BYTES)
+    plan = memory_plan.plan_memory(shape_of(checkpoint), TrainerSettings(4, "float32", 60, 0, wire="device"))
+    copy = 4 * sum(parameter.numel() for parameter in model.parameters())  # for engines, not part of this test
+    for size, (_, held, _) in zip(sizes, four, strict=True):
+        assert size <= plan.checkpoint.host and held <= plan.checkpoint.device - copy + plan.checkpoint.host
+    assert max(held for _, held, _ in four) >= 0.8 * (plan.checkpoint.device - copy + plan.checkpoint.host)
+
+
+def test_ranks_hold_at_most_the_mean_and_the_largest_tensor():
+    generator = random.Random(1)
+    for _ in range(100):
+        sizes = {f"t{i}": int(generator.lognormvariate(5, 2)) for i in range(generator.randint(1, 40))}
+        ranks = generator.randint(1, 9)
+        assigned = assign_tensors(sizes, ranks)
+        assert assigned.keys() == sizes.keys()
+        loads = [sum(sizes[name] for name in sizes if assigned[name] == rank) for rank in range(ranks)]
+        assert max(loads) <= sum(loads) / ranks + max(sizes.values()) * (1 - 1 / ranks)
 
 
 def one_fails(world: World) -> str:

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from e2e.fakes.hub import serving_hub
 from rljob.protocol import messages as m
-from rljob.protocol.checkpoint_record import TrainerState
+from rljob.protocol.checkpoint_record import TrainerState, find_damage
 from rljob.protocol.environment import ComponentEnvironment
 from rljob.trainer.backends.fsdp.backend import FsdpBackend
 from rljob.trainer.checkpoint import CheckpointStore, read_configuration, read_state
@@ -142,6 +142,47 @@ async def test_two_ranks_train_while_a_send_waits_and_report_a_bad_batch(job, ba
     assert [await asyncio.wait_for(process.wait(), WAIT_SECONDS) for process in processes] == [2, 2]
 
 
+async def test_two_ranks_write_a_checkpoint_beside_training_and_wait_for_room_on_the_disk_of_one(
+    tmp_path, job, batch, coordinator, start
+):
+    coordinator.batches = {step: batch(seed=step, step=step) for step in range(4)}
+    first, second = await start(coordinator, job(), ranks=2)
+    await coordinator.admit()
+    await coordinator.train(0)
+    await coordinator.send(m.Checkpoint(1, 1, []))
+    one = await coordinator.receive(m.Checkpointed)
+    kept = tmp_path / "storage" / "checkpoints" / "step-000001"
+    parts = {f"{stem}-0000{i}-of-00002.safetensors" for stem in ("model", "trainer/optimizer") for i in (1, 2)}
+    record = read_state(kept)
+    assert parts <= record.files.keys() and one.digest == record.digest and find_damage(kept, record.files) == ""
+
+    await coordinator.train(1)
+    resource.prlimit(second.pid, resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+    await coordinator.send(m.Checkpoint(1, 2, []))
+    waits = await coordinator.receive(m.TrainerBlocked)
+    assert f"the checkpoint of step 2 does not fit the disk of {tmp_path}/storage/checkpoints" in waits.reason
+    await coordinator.train(2)  # while the checkpoint waits
+    resource.prlimit(second.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    while (await coordinator.receive(m.TrainerBlocked)).reason:
+        pass
+    assert (await coordinator.receive(m.Checkpointed)).step == 2
+
+    resource.prlimit(second.pid, resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+    await coordinator.send(m.Checkpoint(1, 3, [1]))
+    while not (await coordinator.receive(m.TrainerBlocked)).reason:
+        pass
+    second.kill()
+    assert await asyncio.wait_for(first.wait(), WAIT_SECONDS) != 0
+    processes = await start(coordinator, job(), ranks=2)
+    assert (await coordinator.admit(3)).step == 2
+    await coordinator.train(2)
+    await coordinator.send(m.Checkpoint(2, 3, [1, 2]))
+    assert (await coordinator.receive(m.Checkpointed)).step == 3
+    await coordinator.send(m.Stop("done"))
+    assert [await asyncio.wait_for(process.wait(), WAIT_SECONDS) for process in processes] == [0, 0]
+    assert {path.name for path in kept.parent.iterdir() if path.is_dir()} == {"step-000003"}
+
+
 def test_without_its_environment_the_trainer_exits_with_2(monkeypatch, caplog):
     monkeypatch.delenv("RLJOB_JOB", raising=False)
     with pytest.raises(SystemExit) as exit:
@@ -155,8 +196,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path, model_directory, job, world, na
     backend = FsdpBackend(model_directory, job().spec.trainer, world)
     state = TrainerState(1, 1, 1, {}, {})
     configuration = read_configuration(model_directory)
-    saved = backend.save()
-    CheckpointStore(tmp_path).write(state, configuration, saved.weights, saved.optimizer)
+    CheckpointStore(tmp_path).write(world, state, configuration, backend.save())
     checkpoint = tmp_path / "checkpoints" / "step-000001"
     path = checkpoint / name
     path.write_bytes(path.read_bytes()[:-10])
@@ -173,10 +213,8 @@ def test_a_trainer_ends_if_another_one_wrote_a_checkpoint_while_it_loaded(
 ):
     environment = ComponentEnvironment(job(), tmp_path, "http://127.0.0.1:9", "t", "", "", "127.0.0.1")
     loop, refused = TrainerLoop(environment, world), []
-    saved = loop._backend.save()
-    CheckpointStore(tmp_path).write(
-        TrainerState(4, 4, 1, {}, {}), read_configuration(model_directory), saved.weights, saved.optimizer
-    )
+    state = TrainerState(4, 4, 1, {}, {})
+    CheckpointStore(tmp_path).write(world, state, read_configuration(model_directory), loop._backend.save())
     commands = iter([m.TrainerRegistered(1, 5, [3]), m.TrainerRegistered(2, 5, [3, 4])])
     monkeypatch.setattr(loop._coordinator, "next", lambda: next(commands))
     monkeypatch.setattr(loop._coordinator, "refuse", refused.extend)

@@ -26,6 +26,8 @@ CHUNK_BYTES = 1 << 28
 """Float32 logits that the trainer holds at a time; the same as in ``rljob.trainer.logprobs``."""
 ONE_EXCHANGE_BYTES = 2 << 30
 """Largest float32 gradient that a rank keeps whole during an update; the same as in the FSDP2 backend."""
+EXCHANGE_BYTES = 1 << 28
+"""Whole tensors that ranks exchange at a time for a checkpoint; BUCKET_BYTES in the FSDP2 backend's gather_weights."""
 GRANULE = 256
 """A derived number of microbatch tokens is a multiple of this."""
 MOST_TOKENS = 32_768
@@ -53,7 +55,8 @@ class TrainerSettings:
 
 @dataclass(frozen=True)
 class Peak:
-    """Bytes on the device and on the host, of rank 0, which needs most. On a CPU they are the same memory."""
+    """Most bytes of a rank on the device and on the host; only rank 0 sends weights. On a CPU they are the same
+    memory."""
 
     device: int
     host: int
@@ -94,13 +97,28 @@ def plan_memory(model: ModelShape, settings: TrainerSettings) -> MemoryPlan:
     rows = _share(FLOAT32 * model.largest_parameter, settings)
     packed = settings.bucket_bytes + DTYPE_BYTES[settings.dtype] * model.largest_parameter
     device_packed, host_packed = (packed, 0) if settings.wire == "device" else (0, packed)
-    saved = 3 * FLOAT32 * model.parameters
+    saved = _saved_bytes(model, settings)
     return MemoryPlan(
         load=Peak(masters + rows, rows),
         step=Peak(step_bytes(model, settings), host_copy + saved),
         update=Peak(state + gathered + device_copy + device_packed, host_copy + host_packed + saved),
-        checkpoint=Peak(state + gathered + device_copy, host_copy + saved),
+        checkpoint=Peak(state + _exchanged_bytes(model, settings) + device_copy, host_copy + saved),
     )
+
+
+def _saved_bytes(model: ModelShape, settings: TrainerSettings) -> int:
+    """Return the most bytes that a rank copies for a checkpoint: whole tensors of weights and moments, so that no rank
+    has more than the mean and the largest tensor."""
+    largest = 3 * FLOAT32 * model.largest_parameter
+    return _share(3 * FLOAT32 * model.parameters, settings) + largest - _share(largest, settings)
+
+
+def _exchanged_bytes(model: ModelShape, settings: TrainerSettings) -> int:
+    """Return the most bytes of tensors that a rank sends and receives at a time for a checkpoint."""
+    if settings.ranks == 1:
+        return 0
+    bucket = max(min(EXCHANGE_BYTES, FLOAT32 * model.parameters), FLOAT32 * model.largest_parameter)
+    return bucket + _share(bucket, settings)
 
 
 def step_bytes(model: ModelShape, settings: TrainerSettings) -> int:

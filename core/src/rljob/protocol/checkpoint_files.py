@@ -2,7 +2,9 @@
 
 The trainer writes STORAGE/checkpoints/step-NNNNNN: a Hugging Face directory with the optimizer's state beside it. It
 writes under a temporary name and then renames, so a directory with the final name was complete; without
-:data:`STATE_FILE` it is damaged. The trainer, the command line and the audit use this module.
+:data:`STATE_FILE` it is damaged. Tensors of several ranks are in several files with an index, named as
+``save_pretrained`` of transformers names them (:func:`part_name`, :func:`index_name`). The trainer, the command line
+and the audit use this module.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ DIRECTORY = "checkpoints"
 """Directory of all checkpoints in the job's storage."""
 WEIGHTS_FILE = "model.safetensors"
 WEIGHTS_PATTERN = "*.safetensors"
+_SUFFIX = ".safetensors"
 OPTIMIZER_FILE = "trainer/optimizer.safetensors"
 """It is in a subdirectory, because engines load every *.safetensors of a model's directory as weights."""
 STATE_FILE = "trainer.json"
@@ -23,6 +26,18 @@ STATE_FILE = "trainer.json"
 MAX_HEADER_BYTES = 100_000_000
 _NAME = re.compile(r"step-(\d{6,})")
 _LENGTH_BYTES = 8
+
+
+def part_name(file: str, number: int, parts: int) -> str:
+    """Return the name of part ``number`` (from 1) of a file: model-00001-of-00002.safetensors; one part has the name of
+    the file."""
+    stem = file.removesuffix(_SUFFIX)
+    return file if parts == 1 else f"{stem}-{number:05d}-of-{parts:05d}{_SUFFIX}"
+
+
+def index_name(file: str) -> str:
+    """Return the name of the JSON file that says which part of a file has which tensor; absent if there is one part."""
+    return f"{file}.index.json"
 
 
 def directory_name(step: int) -> str:

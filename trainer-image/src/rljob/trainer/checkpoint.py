@@ -6,15 +6,20 @@
     trainer/optimizer.safetensors   exp_avg.NAME, exp_avg_sq.NAME, float32; in a subdirectory, because engines read
                                     every *.safetensors of a model's directory as weights
 
-A checkpoint is written under a temporary name, synced and renamed, so a directory called step-N was complete. It holds
-whole tensors and can be resumed on any number of ranks. Only rank 0 of the highest incarnation writes. trainer.json has
-the digests of all other files and its own; :mod:`rljob.trainer.checkpoint_choice` compares them before a checkpoint is
-loaded.
+With several ranks the last two kinds are model-00001-of-00002.safetensors … and model.safetensors.index.json, the same
+for the optimizer: every rank writes the tensors that it holds (:mod:`rljob.trainer.checkpoint_parts`). They are whole
+tensors, so a checkpoint can be resumed on any number of ranks.
+
+A checkpoint is written under a temporary name. When all ranks have written and synced their files, rank 0 adds the
+index and the record, and renames the directory, so a directory called step-N was complete. Only the highest incarnation
+renames. trainer.json has the digests of all other files and its own; :mod:`rljob.trainer.checkpoint_choice` compares
+them before a checkpoint is loaded.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import re
 import secrets
@@ -34,13 +39,16 @@ from rljob.protocol.checkpoint_files import (
     WEIGHTS_FILE,
     checkpoint_directories,
     directory_name,
+    index_name,
     is_complete,
 )
 from rljob.protocol.checkpoint_record import TrainerState, encode_state, read_state_file
 from rljob.protocol.full_disk import FULL_DISK
 from rljob.protocol.sync_path import sync_path
+from rljob.trainer.backends.base import SavedState
+from rljob.trainer.checkpoint_parts import PartPlan, plan_parts, write_part
 from rljob.trainer.errors import ModelError, NoRoomError, SupersededError
-from rljob.trainer.tensor_file import write_tensors
+from rljob.trainer.process_group import World
 
 log = logging.getLogger(__name__)
 
@@ -116,48 +124,56 @@ class CheckpointStore:
                 raise SupersededError(f"incarnation {highest} has taken over the checkpoints from {incarnation}")
             yield
 
-    def write(
-        self,
-        state: TrainerState,
-        configuration: dict[str, bytes],
-        weights: dict[str, Tensor],
-        moments: dict[str, Tensor],
-    ) -> None:
-        """Write the checkpoint of ``state.step``, durable on return. It replaces an existing one.
+    def write(self, world: World, state: TrainerState, configuration: dict[str, bytes], saved: SavedState) -> None:
+        """Write the checkpoint of ``state.step``, durable on return. It replaces an existing one. All ranks call this
+        together, and all raise the same error.
 
         Args:
-            state: its ``files`` and ``digest`` are set here.
+            world: the ranks; in a thread with a control group of its own.
+            state: its ``files`` and ``digest`` are set on rank 0.
             configuration: see :func:`read_configuration`.
-            weights: whole float32 tensors on the CPU by Hugging Face name.
-            moments: whole float32 tensors by the backend's names, for example ``exp_avg.NAME``.
+            saved: the tensors that this rank holds.
 
         Raises:
-            SupersededError: a higher incarnation has taken over.
-            NoRoomError: the disk is full; the files of the attempt are removed.
+            SupersededError: a higher incarnation has taken over; the files of the attempt are removed.
+            NoRoomError: the disk is full; the same.
         """
+        nonce = world.broadcast(secrets.token_hex(4).encode() if world.rank == 0 else None).decode()
         target = self.path(state.step)
-        suffix = f"{state.incarnation}-{secrets.token_hex(4)}"
+        suffix = f"{state.incarnation}-{nonce}"
         temporary = self.directory / f"{target.name}.tmp-{suffix}"
+        what = f"the checkpoint of step {state.step}"
+        plans = _plan(world, saved)
+
+        def write_own() -> dict[str, str]:
+            with self._needing_room(what):
+                temporary.mkdir(parents=True, exist_ok=True)
+                return {
+                    name: digest
+                    for plan, tensors in zip(plans, (saved.weights, saved.optimizer), strict=True)
+                    for name, digest in write_part(temporary, plan, world.rank, tensors).items()
+                }
+
+        def finish() -> None:
+            if world.rank != 0:
+                return
+            with self._needing_room(what):
+                _complete(temporary, state, [configuration, *(plan.index() for plan in plans)], written)
+            with self._exclusive(state.incarnation):
+                if target.exists():
+                    target.rename(self.directory / f"{target.name}.old-{suffix}")
+                temporary.rename(target)
+                sync_path(self.directory)
+
         try:
-            with self._needing_room(f"the checkpoint of step {state.step}"):
-                (temporary / OPTIMIZER_FILE).parent.mkdir(parents=True)
-                for name, content in configuration.items():
-                    (temporary / name).write_bytes(content)
-                state.files = {name: blake3.blake3(content).hexdigest() for name, content in configuration.items()}
-                state.files[WEIGHTS_FILE] = write_tensors(temporary / WEIGHTS_FILE, weights)
-                state.files[OPTIMIZER_FILE] = write_tensors(temporary / OPTIMIZER_FILE, moments)
-                (temporary / STATE_FILE).write_bytes(encode_state(state))
-                for path in (*temporary.rglob("*"), temporary):
-                    sync_path(path)
-        except NoRoomError:
-            shutil.rmtree(temporary, ignore_errors=True)
+            written = world.agree(write_own)
+            world.agree(finish)
+        except (NoRoomError, SupersededError):
+            if world.rank == 0:
+                shutil.rmtree(temporary, ignore_errors=True)
             raise
-        with self._exclusive(state.incarnation):
-            if target.exists():
-                target.rename(self.directory / f"{target.name}.old-{suffix}")
-            temporary.rename(target)
-            sync_path(self.directory)
-        self._delete(self.directory / f"{target.name}.old-{suffix}")
+        if world.rank == 0:
+            self._delete(self.directory / f"{target.name}.old-{suffix}")
 
     def refuse(self, step: int, incarnation: int) -> Path:
         """Set aside the checkpoint of ``step``, so that no process loads it; return its new path.
@@ -222,11 +238,14 @@ def read_optimizer_tensor(checkpoint: Path, name: str) -> Tensor:
         ModelError: the tensor cannot be read.
     """
     path = checkpoint / OPTIMIZER_FILE
+    index = checkpoint / index_name(OPTIMIZER_FILE)
     try:
+        if index.exists():
+            path = path.with_name(json.loads(index.read_bytes())["weight_map"][name])
         with safe_open(path, "pt") as file:
             return file.get_tensor(name)
-    except (FileNotFoundError, SafetensorError) as error:
-        raise ModelError(f"{path} is missing or damaged ({error})") from None
+    except (FileNotFoundError, SafetensorError, ValueError, KeyError) as error:
+        raise ModelError(f"{name} cannot be read from {path} ({error!r})") from None
 
 
 def read_configuration(source: Path) -> dict[str, bytes]:
@@ -236,3 +255,32 @@ def read_configuration(source: Path) -> dict[str, bytes]:
         for path in source.iterdir()
         if path.is_file() and path.suffix not in NOT_COPIED and path.name != STATE_FILE and ".index." not in path.name
     }
+
+
+def _plan(world: World, saved: SavedState) -> list[PartPlan]:
+    """Return the files of the weights and of the optimizer. All ranks call this together."""
+    tensors = (saved.weights, saved.optimizer)
+    sizes = world.gather([{name: tensor.nbytes for name, tensor in kind.items()} for kind in tensors])
+    return [plan_parts(file, [own[i] for own in sizes]) for i, file in enumerate((WEIGHTS_FILE, OPTIMIZER_FILE))]
+
+
+def _complete(
+    directory: Path, state: TrainerState, others: list[dict[str, bytes]], written: list[dict[str, str]]
+) -> None:
+    """Write the files besides tensors, the record last, and make all durable.
+
+    Args:
+        directory: of the checkpoint.
+        state: its ``files`` and ``digest`` are set.
+        others: name → content.
+        written: by rank: name → digest of the files with tensors.
+    """
+    contents = {name: content for files in others for name, content in files.items()}
+    digests = {name: blake3.blake3(content).hexdigest() for name, content in contents.items()}
+    state.files = digests | {name: digest for files in written for name, digest in files.items()}
+    contents[STATE_FILE] = encode_state(state)
+    for name, content in contents.items():
+        (directory / name).write_bytes(content)
+        sync_path(directory / name)
+    for path in (directory / OPTIMIZER_FILE).parent, directory:
+        sync_path(path)

@@ -1,8 +1,8 @@
-"""Writes checkpoints in a thread of rank 0 while training continues: one at a time.
+"""Writes checkpoints in a thread of each rank while training continues: one at a time.
 
-Training stops only while the weights and moments are copied to the memory of the host. The thread owns the copy until
-the files are durable. If the process dies before, the directory has a temporary name, which the next process removes,
-and the previous checkpoint is the newest.
+Training stops only while each rank copies its part of the weights and moments to the memory of the host. The thread
+owns the copy until the files are durable. The threads of all ranks write one checkpoint together. If a process dies
+before, the directory has a temporary name, which the next process removes, and the previous checkpoint is the newest.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 from rljob.trainer.errors import NoRoomError, SupersededError
+from rljob.trainer.process_group import World
 
 log = logging.getLogger(__name__)
 
@@ -20,17 +21,23 @@ FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 1.0, 30.0  # between attempts to write
 
 
 class CheckpointWriter:
-    """The thread that writes, if there is one.
+    """The thread that writes, if there is one. All ranks start the same writes in the same order.
 
     Args:
+        world: the ranks, with a control group that only the threads use.
         report: sends the reason why a write waits for room on the disk; empty when it no longer waits.
         fail: receives an error that must end the process.
         idle: called when :attr:`step` has become None.
     """
 
     def __init__(
-        self, report: Callable[[str], None], fail: Callable[[BaseException], None], idle: Callable[[], None]
+        self,
+        world: World,
+        report: Callable[[str], None],
+        fail: Callable[[BaseException], None],
+        idle: Callable[[], None],
     ) -> None:
+        self._world = world
         self._report = report
         self._fail = fail
         self._idle = idle
@@ -44,28 +51,40 @@ class CheckpointWriter:
         return self._step
 
     def start(self, step: int, write: Callable[[], None], done: Callable[[], None]) -> None:
-        """Call ``write``, again while the disk is full, and then ``done``, in the thread. None may be running.
+        """Call ``write``, again while the disk is full, and then ``done``, in the thread. On rank 0 none may run yet.
 
         Args:
             step: of the checkpoint.
-            write: raises NoRoomError while the disk is full, and SupersededError if the checkpoint is obsolete.
+            write: raises NoRoomError while the disk is full, and SupersededError if the checkpoint is obsolete, each on
+                all ranks.
             done: called once the files are written.
         """
+        self.join()  # on other ranks the thread may still learn that rank 0 has finished
         assert self._step is None, "the caller waits for the previous checkpoint"
         self._step = step
         self._thread = threading.Thread(target=self._run, args=(write, done), name=f"checkpoint-{step}", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Wait for the write; give it up if the disk is full."""
+        """Wait for the write; all ranks give it up if the disk is full."""
         self._closed.set()
+        self.join()
+
+    def join(self) -> None:
+        """Wait for the write."""
         if self._thread is not None:
             self._thread.join()
+
+    def _any_closes(self, seconds: float) -> bool:
+        """Return whether any rank calls :meth:`close`, after up to ``seconds``; all ranks get the same answer."""
+        if self._world.rank == 0:
+            self._closed.wait(seconds)
+        return any(self._world.gather(self._closed.is_set()))
 
     def _run(self, write: Callable[[], None], done: Callable[[], None]) -> None:
         started = time.monotonic()
         try:
-            if retry_while_full(write, self._closed.wait, self._report):
+            if retry_while_full(write, self._any_closes, self._report):
                 log.info("the checkpoint of step %s was written in %.1f s", self._step, time.monotonic() - started)
                 done()
         except SupersededError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import secrets
 import time
 from importlib.metadata import version
@@ -45,7 +46,7 @@ from rljob.protocol.messages import (
 )
 from rljob.protocol.model_cache import ModelUnavailableError, read_model
 from rljob.trainer import preflight
-from rljob.trainer.backends.base import Backend, BackendFactory
+from rljob.trainer.backends.base import Backend, BackendFactory, SavedState
 from rljob.trainer.background_sender import BackgroundSender
 from rljob.trainer.batch import Row
 from rljob.trainer.batch_plan import BatchPlan
@@ -143,19 +144,20 @@ class TrainerLoop:
                 ),
                 self._publisher.cancel,
             )
-            self._writer = CheckpointWriter(self._report_blocked, self._coordinator.fail, self._coordinator.wake)
+        self._writer_world = world.with_own_control()
+        self._writer = self._make_writer()
 
     def run(self) -> int:
         """Execute commands until Stop; return the exit code."""
         record_ready(True)  # marks the pod as ready: its other ranks have loaded too, or all ranks fail
-        if self._world.rank != 0:
-            return self._execute_until_stop()
-        self._coordinator.start()
+        if self._world.rank == 0:
+            self._coordinator.start()
         try:
             return self._execute_until_stop()
         finally:
             self._writer.close()
-            self._coordinator.close()
+            if self._world.rank == 0:
+                self._coordinator.close()
 
     def _execute_until_stop(self) -> int:
         while True:
@@ -207,7 +209,8 @@ class TrainerLoop:
         source = self._read_policy() if chosen.path is None else chosen.path
         log.info("loading %s", source)
         self._saved: TrainerState | None = chosen.state
-        """Record of the checkpoint that this process loaded or wrote last; rank 0 and its writer update it."""
+        """Record of the checkpoint that this process loaded or wrote last; the writer updates it. On ranks other than 0
+        a written one has no digests."""
         self._step = chosen.state.step if chosen.state is not None else 0
         self._budget = microbatch_budget(self._job.spec, source, self._world)
         factory: BackendFactory = load(BACKENDS, self._job.spec.trainer.backend, "spec.trainer.backend")
@@ -232,6 +235,12 @@ class TrainerLoop:
         self._wire_device = self._world.device if transport == "nccl" else torch.device("cpu")
         sender = WeightSender(self._environment.host, settings.timeout_seconds, transport)
         return BackgroundSender(sender, transport, self._post)
+
+    def _make_writer(self) -> CheckpointWriter:
+        if self._world.rank == 0:
+            fail, idle = self._coordinator.fail, self._coordinator.wake
+            return CheckpointWriter(self._writer_world, self._report_blocked, fail, idle)
+        return CheckpointWriter(self._writer_world, self._report_blocked, _end_process, lambda: None)
 
     def _registered(self, answer: TrainerRegistered) -> None:
         if answer.incarnation != self._incarnation:
@@ -312,24 +321,25 @@ class TrainerLoop:
         self._publisher.publish(command, weights, known)
 
     def _checkpoint(self, command: Checkpoint) -> None:
-        """Copy the current weights and write the copy in the background, unless the checkpoint exists or is written."""
+        """Copy this rank's part of the current weights and write the copy in the background, unless the checkpoint
+        exists or is written."""
         decision = (b"copy" if self._must_copy(command) else b"done") if self._world.rank == 0 else None
         if self._world.broadcast(decision) != b"copy":
             return
         started = time.monotonic()
         saved = self._backend.save()
-        if self._world.rank != 0:
-            return
-        log.info("the weights of step %d were copied in %.2f s", self._step, time.monotonic() - started)
+        seconds, size = time.monotonic() - started, _bytes_of(saved) / 1e9
+        log.info("this rank's %.3f GB of the checkpoint of step %d were copied in %.2f s", size, self._step, seconds)
         versions = {name: version(name) for name in ("rljob-trainer", "torch", "transformers")}
         state = TrainerState(self._step, self._backend.updates, command.incarnation, versions, {})
 
         def write() -> None:
-            self._checkpoints.write(state, self._configuration, saved.weights, saved.optimizer)
+            self._checkpoints.write(self._writer_world, state, self._configuration, saved)
             self._saved = state
 
-        self._coordinator.post(CheckpointCopied(command.incarnation, command.step))
-        self._writer.start(command.step, write, functools.partial(self._finish_checkpoint, command))
+        self._post(CheckpointCopied(command.incarnation, command.step))
+        done = functools.partial(self._finish_checkpoint, command) if self._world.rank == 0 else lambda: None
+        self._writer.start(command.step, write, done)
 
     def _must_copy(self, command: Checkpoint) -> bool:
         """Return whether the weights must be copied; otherwise the command has been answered, or is obsolete."""
@@ -363,7 +373,7 @@ class TrainerLoop:
         return FAILURE
 
     def _report_blocked(self, reason: str) -> None:
-        self._coordinator.post(TrainerBlocked(self._incarnation, reason))
+        self._post(TrainerBlocked(self._incarnation, reason))
 
     def _fail(self, reason: str) -> int:
         """Report the reason and wait for Stop, so that the coordinator receives the reason before the process exits."""
@@ -376,3 +386,12 @@ class TrainerLoop:
                     break
         self._world.raise_first_error(None)
         return CONFIGURATION_ERROR
+
+
+def _bytes_of(saved: SavedState) -> int:
+    return sum(tensor.nbytes for tensors in (saved.weights, saved.optimizer) for tensor in tensors.values())
+
+
+def _end_process(error: BaseException) -> None:
+    """End a rank whose writer failed. Its main thread may wait for the next command, where nothing can raise."""
+    os._exit(FAILURE)

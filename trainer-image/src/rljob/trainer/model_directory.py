@@ -11,10 +11,9 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from rljob.protocol.checkpoint_files import WEIGHTS_FILE
+from rljob.protocol.checkpoint_files import WEIGHTS_FILE, index_name
 
-INDEX = "model.safetensors.index.json"
-PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"  # their content is not checked here
+PICKLED = "pytorch_model.bin"  # the content of pickled weights is not checked here
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
@@ -65,9 +64,9 @@ def weight_files(directory: Path) -> list[Path]:
     Raises:
         ValueError: there are no weights, or the index of several files cannot be read.
     """
-    for single, index in ((WEIGHTS_FILE, INDEX), (PICKLED, PICKLED_INDEX)):
-        if (directory / index).exists():
-            return _indexed(directory, index)
+    for single in (WEIGHTS_FILE, PICKLED):
+        if (directory / index_name(single)).exists():
+            return _indexed(directory, index_name(single))
         if (directory / single).exists():
             return [directory / single]
     raise ValueError(f"{directory} holds no weights ({WEIGHTS_FILE} is missing); give a directory that does")

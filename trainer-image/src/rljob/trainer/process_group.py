@@ -14,9 +14,10 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,7 @@ from rljob.trainer.errors import TrainerError, UnrecoverableError
 from rljob.transfer.nccl_log import PROCESS_LOG
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 CONTROL_TIMEOUT = timedelta(days=30)
 ALL_JOINED = "rljob/all-joined"
@@ -88,6 +90,32 @@ class World:
             for found in errors:
                 if isinstance(found, kind):
                     raise found
+
+    def agree(self, attempt: Callable[[], T]) -> list[T]:
+        """Call ``attempt``; return the results of all ranks, by rank. Waits for all ranks without a time limit.
+
+        Raises:
+            TrainerError: of any rank, on all ranks.
+            OSError: the same.
+        """
+        result: T | None = None
+        error: TrainerError | OSError | None = None
+        try:
+            result = attempt()
+        except (TrainerError, OSError) as caught:
+            error = caught
+        answers = self.gather((error, result))
+        for found, _ in answers:
+            if found is not None:
+                raise found
+        return [answer for _, answer in answers]
+
+    def with_own_control(self) -> World:
+        """Return this world with a control group of its own, for a thread: operations of two threads on one group would
+        meet each other's. All ranks call this together."""
+        if self.size == 1:
+            return self
+        return replace(self, control=dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT))
 
     def sum_over_data(self, values: Tensor) -> Tensor:
         """Return the sum over the replicas of a tensor on ``device``."""

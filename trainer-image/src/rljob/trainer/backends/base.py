@@ -46,8 +46,9 @@ class OptimizerUpdate:
 
 @dataclass(frozen=True)
 class SavedState:
-    """Whole tensors on the CPU, on rank 0; empty on other ranks. They share no memory with the model or the optimizer:
-    they are written while training continues."""
+    """The tensors that this rank writes to a checkpoint: whole tensors on the CPU. All ranks together have all tensors;
+    of a tensor that several ranks have, the first one's is written. They share no memory with the model or the
+    optimizer: they are written while training continues."""
 
     weights: dict[str, Tensor]  # float32, by Hugging Face name
     optimizer: dict[str, Tensor]  # float32, ``STATE.NAME``; only the backend reads them
@@ -107,10 +108,12 @@ class Backend(Protocol):
         ...
 
     def save(self) -> SavedState:
-        """Return the state of the model for a checkpoint. It does not depend on the number of ranks, and a backend that
-        starts from it yields the same bits from :meth:`named_tensors`; otherwise the checkpoint is refused.
+        """Return this rank's part of the state of the model for a checkpoint. The state does not depend on the number
+        of ranks, and a backend that starts from it yields the same bits from :meth:`named_tensors`; otherwise the
+        checkpoint is refused.
 
-        The backend writes no file: rank 0 writes while training continues, and again while the disk is full.
+        The backend writes no file: each rank writes its part while training continues, and again while the disk is
+        full.
         """
         ...
 

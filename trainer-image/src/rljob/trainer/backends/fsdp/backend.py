@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from rljob.api.roles import Optimizer, Trainer
 from rljob.trainer.backends.base import Loss, OptimizerUpdate, Output, SavedState
-from rljob.trainer.backends.fsdp.gather_weights import whole_tensors
+from rljob.trainer.backends.fsdp.gather_weights import assign_tensors, own_tensors, whole_tensors
 from rljob.trainer.backends.fsdp.output_layer import TargetLogprobs
 from rljob.trainer.backends.fsdp.read_weights import meta_model, read_weights
 from rljob.trainer.batch import Microbatch
@@ -144,18 +144,19 @@ class FsdpBackend:
         return whole_tensors(self._parameters, dtype)
 
     def save(self) -> SavedState:
-        """Return the weights and AdamW's moments, named ``exp_avg.NAME`` and ``exp_avg_sq.NAME``."""
-        first = self.world.rank == 0
-        weights = {name: _host_copy(tensor) for name, tensor in self.named_tensors() if first}
-        moments = {name: _host_copy(tensor) for name, tensor in self._named_moments() if first}
-        return SavedState(weights, moments)
+        """Return this rank's weights and AdamW's moments of them, named ``exp_avg.NAME`` and ``exp_avg_sq.NAME``."""
+        sizes = {name: parameter.numel() for name, parameter in self._parameters.items()}
+        ranks = assign_tensors(sizes, self._mesh.size())
+        weights = dict(own_tensors(self._parameters.items(), ranks))
+        moments = (dict(own_tensors(self._named_moments(moment), ranks)) for moment in MOMENTS)
+        named = zip(MOMENTS, moments, strict=True)
+        return SavedState(weights, {f"{moment}.{name}": tensor for moment, of in named for name, tensor in of.items()})
 
-    def _named_moments(self) -> Iterator[tuple[str, Tensor]]:
+    def _named_moments(self, moment: str) -> Iterator[tuple[str, DTensor]]:
         for name, parameter in self._parameters.items():
             local = self._local[name]
-            state = self._optimizer.state.get(local, {})
-            for moment in MOMENTS:
-                yield f"{moment}.{name}", _like(parameter, state.get(moment, torch.zeros_like(local))).full_tensor()
+            state = self._optimizer.state.get(local)
+            yield name, _like(parameter, torch.zeros_like(local) if state is None else state[moment])
 
     def load(self, checkpoint: Path) -> None:
         """Load the moments and the number of updates of a checkpoint."""
@@ -225,10 +226,6 @@ def _adamw(parameters: list[torch.nn.Parameter], settings: Optimizer) -> torch.o
         weight_decay=settings.weight_decay,
         foreach=True,
     )
-
-
-def _host_copy(tensor: Tensor) -> Tensor:
-    return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def _like(parameter: DTensor, local: Tensor) -> DTensor:

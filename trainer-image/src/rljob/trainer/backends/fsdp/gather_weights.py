@@ -1,9 +1,10 @@
-"""Whole tensors from the shards of all ranks, in any type, several tensors in one collective."""
+"""Whole tensors from the shards of all ranks, several tensors in one collective: every tensor on every rank, in any
+type, or each tensor on one rank."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import cast
 
 import torch
@@ -27,16 +28,24 @@ def whole_tensors(
         dtype: type of the tensors.
         bucket_bytes: bytes of whole tensors that are gathered at a time.
     """
+    for bucket in _buckets(parameters.items(), dtype, bucket_bytes):
+        yield from _gather(bucket, dtype)
+
+
+def _buckets(
+    tensors: Iterable[tuple[str, DTensor]], dtype: torch.dtype, bucket_bytes: int
+) -> Iterator[dict[str, DTensor]]:
+    """Yield the tensors in buckets of at most ``bucket_bytes`` in ``dtype``; a larger tensor is alone."""
     bucket: dict[str, DTensor] = {}
     size = 0
-    for name, parameter in parameters.items():
-        needed = parameter.numel() * dtype.itemsize
+    for name, tensor in tensors:
+        needed = tensor.numel() * dtype.itemsize
         if bucket and size + needed > bucket_bytes:
-            yield from _gather(bucket, dtype)
+            yield bucket
             bucket, size = {}, 0
-        bucket[name] = cast(DTensor, parameter.detach())
+        bucket[name] = cast(DTensor, tensor.detach())
         size += needed
-    yield from _gather(bucket, dtype)
+    yield bucket
 
 
 def _gather(bucket: Mapping[str, DTensor], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
@@ -56,3 +65,63 @@ def _gather(bucket: Mapping[str, DTensor], dtype: torch.dtype) -> Iterator[tuple
     dist.all_gather_into_tensor(gathered.view(-1), mine, group=mesh.get_group())
     for part, (name, parameter) in zip(gathered.split(sizes, dim=1), bucket.items(), strict=True):
         yield name, part.reshape(-1)[: parameter.numel()].view(parameter.shape)
+
+
+def assign_tensors(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
+    """Return tensor → rank such that each rank has about the same size: the largest tensors first, each to the rank
+    with the least. No rank has more than the mean and the largest tensor together."""
+    loads = [0] * ranks
+    assigned = {}
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
+        assigned[name] = min(range(ranks), key=loads.__getitem__)
+        loads[assigned[name]] += sizes[name]
+    return assigned
+
+
+def own_tensors(
+    tensors: Iterable[tuple[str, DTensor]], ranks: Mapping[str, int], bucket_bytes: int = BUCKET_BYTES
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield each tensor that this rank has in ``ranks`` as a whole tensor: a copy on the host. All ranks take part.
+
+    The device holds at most one bucket besides the shards, or the largest tensor.
+
+    Args:
+        tensors: float32, sharded over all ranks of one mesh on their first dimension.
+        ranks: tensor → rank, from :func:`assign_tensors`.
+        bucket_bytes: bytes of whole tensors that are exchanged at a time.
+    """
+    for bucket in _buckets(tensors, torch.float32, bucket_bytes):
+        yield from _exchange(bucket, ranks)
+
+
+def _exchange(bucket: Mapping[str, DTensor], ranks: Mapping[str, int]) -> Iterator[tuple[str, Tensor]]:
+    """Send the rows of each tensor of a bucket to the rank that has it."""
+    mesh = next(iter(bucket.values())).device_mesh
+    if mesh.size() == 1:
+        yield from ((name, _host_copy(tensor.to_local())) for name, tensor in bucket.items())
+        return
+    members = range(mesh.size())
+    own = {name: tensor for name, tensor in bucket.items() if ranks[name] == mesh.get_local_rank()}
+    shards = {rank: [t.to_local().reshape(-1) for name, t in bucket.items() if ranks[name] == rank] for rank in members}
+    sent = [sum(map(len, shards[rank])) for rank in members]
+    pieces = [[_elements(tensor, rank, len(members)) for tensor in own.values()] for rank in members]
+    received = [sum(sizes) for sizes in pieces]
+    mine = torch.cat([shard for rank in members for shard in shards[rank]])
+    gathered = mine.new_empty(sum(received))
+    dist.all_to_all_single(gathered, mine, received, sent, group=mesh.get_group())
+    rows = [part.split(sizes) for part, sizes in zip(gathered.split(received), pieces, strict=True)]
+    for i, (name, tensor) in enumerate(own.items()):
+        whole = torch.empty(tensor.shape, dtype=tensor.dtype)
+        for into, piece in zip(whole.view(-1).split([sizes[i] for sizes in pieces]), rows, strict=True):
+            into.copy_(piece[i])
+        yield name, whole
+
+
+def _elements(tensor: DTensor, rank: int, ranks: int) -> int:
+    """Return the number of elements of a rank's shard: as many rows as those of the first rank while there are any."""
+    rows = -(-len(tensor) // ranks)
+    return max(0, min(rows, len(tensor) - rank * rows)) * math.prod(tensor.shape[1:])
+
+
+def _host_copy(tensor: Tensor) -> Tensor:
+    return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
