@@ -22,6 +22,7 @@ LIGHT = (
     "rljob.operator.reconcile",
     "rljob.coordinator.serve",
     "rljob.runner.app",
+    "rljob.simulation.simulated_run",
     "rljob.cli.typer_app",
 )
 

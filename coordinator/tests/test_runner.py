@@ -29,6 +29,7 @@ from rljob.protocol.messages import (
     LeaseTrajectory,
     RegisterRunner,
     Reject,
+    ToRunner,
     TrajectoryFailed,
     TrajectoryScored,
     TurnTokens,
@@ -169,7 +170,14 @@ async def stage(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
         prompts = PromptCache({"sums": Rows()}, PromptMaker({"sums": task}, Letters()), 600.0)
         runtime = TaskRuntime(task, single_turn, client, MAX_MODEL_LENGTH, 0.25, stall_seconds=600.0)
         runtimes = {"sums": runtime}
-        runner = RunnerDriver(url, "secret", runtimes, prompts, Letters(), {"sums": 7})  # type: ignore[arg-type]
+        runner = RunnerDriver(
+            "runner-1",
+            lambda register: coordinator_link.CoordinatorLink(url, "runner", "secret", ToRunner, register),
+            runtimes,
+            prompts,
+            Letters(),
+            {"sums": 7},
+        )
         serving = asyncio.create_task(runner.run())
         yield Stage(coordinator, reward, serving, runtimes, runner)
         serving.cancel()

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -175,7 +176,7 @@ async def test_the_status_file_is_written_again_when_a_descriptor_is_free(
 
 
 def test_the_speed_shown_is_a_mean_over_the_last_steps() -> None:
-    history = RunHistory()
+    history = RunHistory(time.monotonic)
     assert history.tokens_per_second(8) == 0
     for step, (rate, seconds) in enumerate([(100.0, 1.0), (0.0, 2.0), (60.0, 5.0), (0.0, 6.0)]):
         history.points.append(HistoryPoint(step, 0.0, 0.0, rate, seconds))

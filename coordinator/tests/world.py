@@ -24,7 +24,7 @@ from rljob.api.resolve import resolve
 from rljob.coordinator import message_router
 from rljob.coordinator import run as run_module
 from rljob.coordinator.batches import shard
-from rljob.coordinator.connection import Connection
+from rljob.coordinator.connection import SocketConnection
 from rljob.coordinator.message_router import MessageRouter
 from rljob.coordinator.recovery import recover
 from rljob.coordinator.run import Run
@@ -61,7 +61,7 @@ OUTGOING = {
 }
 
 
-class FakePeer(Connection):
+class FakePeer(SocketConnection):
     """A connection that keeps its messages in a list."""
 
     def __init__(self, role: str) -> None:
@@ -461,6 +461,7 @@ class World:
     def kill_coordinator(self) -> None:
         """Kill the coordinator: everything that is not durable is lost."""
         self.committing.cancel()
+        assert self.store._thread is not None
         self.store._thread.shutdown(wait=True)
         self.store.segments.close()
         self.store._reader.close()

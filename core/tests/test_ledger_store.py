@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rljob.ledger.reader import LedgerReader
-from rljob.ledger.segments import Location, PayloadError, Segments
+from rljob.ledger.segments import MEMORY_SEGMENT_RECORDS, Location, PayloadError, Segments
 from rljob.ledger.store import SCHEMA, StorageInUseError, Store
 
 
@@ -157,3 +157,29 @@ def test_the_lock_is_released_when_its_process_dies(tmp_path: Path) -> None:
     process.kill()
     process.join()
     Store(tmp_path).close()
+
+
+async def test_a_store_in_memory_commits_in_the_event_loop_and_writes_no_file(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = Store(None)
+    committing = asyncio.create_task(store.run())
+    places: list[Location] = []
+    happened: list[int] = []
+
+    def statement(at: Location) -> tuple[str, tuple[object, ...]]:
+        places.append(at)
+        return "INSERT INTO meta VALUES (?, ?)", (f"{at}", "x")
+
+    for number in range(MEMORY_SEGMENT_RECORDS + 1):
+        store.record(b"%d" % number, statement)
+    store.then(lambda: happened.append(len(store.query("SELECT * FROM meta"))))
+    await store.drain()
+    assert happened == [MEMORY_SEGMENT_RECORDS + 1]
+    assert (places[0].segment, places[-1].segment) == (0, 1)
+    store.segments.remove_below(1)
+    assert store.segments.read(places[-1]) == b"%d" % MEMORY_SEGMENT_RECORDS
+    with pytest.raises(KeyError):
+        store.segments.read(places[0])
+    committing.cancel()
+    store.close()
+    assert list(tmp_path.iterdir()) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 import msgspec
@@ -24,26 +25,24 @@ class Socket(Protocol):
         """Close the connection."""
 
 
-class Connection:
-    """One connection. Messages queued in one iteration of the event loop share a frame."""
+class Connection(ABC):
+    """One connection, over any transport."""
 
-    def __init__(self, role: str, socket: Socket) -> None:
+    def __init__(self, role: str) -> None:
         self.role = role
         self.instance = ""
         self.open = True
         self.heard = math.inf
         """Time (of the event loop) of the peer's last message; infinite before its first one."""
-        self._socket = socket
-        self._outbox: list[msgspec.Raw] = []
-        self._wake = asyncio.Event()
-        self._closing = False
 
+    @abstractmethod
     def send(self, message: Any) -> None:
         """Queue ``message``. It is dropped if the connection is closed: the peer registers again and receives the
         current state."""
-        if self.open:
-            self._outbox.append(encode(message))
-            self._wake.set()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection after all queued messages are sent."""
 
     def reject(self, reason: str, fatal: bool) -> None:
         """Reject a message; a fatal rejection closes the connection."""
@@ -51,6 +50,23 @@ class Connection:
         self.send(Reject(reason, fatal))
         if fatal:
             self.close()
+
+
+class SocketConnection(Connection):
+    """A connection over a WebSocket. Messages queued in one iteration of the event loop share a frame."""
+
+    def __init__(self, role: str, socket: Socket) -> None:
+        super().__init__(role)
+        self._socket = socket
+        self._outbox: list[msgspec.Raw] = []
+        self._wake = asyncio.Event()
+        self._closing = False
+
+    def send(self, message: Any) -> None:
+        """Queue ``message``, encoded, unless the connection is closed."""
+        if self.open:
+            self._outbox.append(encode(message))
+            self._wake.set()
 
     def close(self) -> None:
         """Close the connection after all queued messages are sent."""

@@ -37,7 +37,7 @@ class Draining:
     def drain(self, names: Collection[str]) -> None:
         """Drain exactly the engines in ``names``, including those that connect later. An engine that is no longer in
         ``names`` accepts requests again."""
-        for name in self._due.keys() - set(names):
+        for name in [name for name in self._due if name not in names]:
             self._due.pop(name).cancel()
             log.info("engine %s is no longer draining", name)
             self._changed()

@@ -55,6 +55,10 @@ class MessageRouter:
             REFUSED.labels(connection.role).inc()
             connection.reject(f"the frame does not follow the protocol of this version: {error}", fatal=True)
             return
+        self.handle(connection, batch)
+
+    def handle(self, connection: Connection, batch: list[Any]) -> None:
+        """Handle the messages of a frame."""
         connection.heard = asyncio.get_running_loop().time()
         with self._run.fail_run_on_error():
             for message in batch:

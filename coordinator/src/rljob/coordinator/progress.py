@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 
 from rljob.ledger.step_metrics import Metrics, history_point
 from rljob.protocol.run_status import HistoryPoint
@@ -17,7 +17,8 @@ SMOOTHED_STEPS = 8
 class Stopwatches:
     """Seconds of each activity since the start of this process. Activities overlap."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._since: dict[str, float] = {}
         self._total = dict.fromkeys(ACTIVITIES, 0.0)
 
@@ -25,25 +26,30 @@ class Stopwatches:
         """Set whether ``activity`` is running now."""
         began = self._since.get(activity)
         if on and began is None:
-            self._since[activity] = time.monotonic()
+            self._since[activity] = self._clock()
         elif not on and began is not None:
-            self._total[activity] += time.monotonic() - self._since.pop(activity)
+            self._total[activity] += self._clock() - self._since.pop(activity)
 
     def seconds(self) -> dict[str, float]:
         """Return seconds_ACTIVITY → seconds."""
-        at = time.monotonic()
+        at = self._clock()
         return {f"seconds_{name}": total + at - self._since.get(name, at) for name, total in self._total.items()}
 
 
 class RunHistory:
-    """The clock of a run, the history points of its steps, and the metrics of the last step."""
+    """The clock of a run, the history points of its steps, and the metrics of the last step.
 
-    def __init__(self) -> None:
-        self.watches = Stopwatches()
+    Args:
+        clock: returns the seconds since any fixed moment.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.watches = Stopwatches(clock)
         self.points: list[HistoryPoint] = []
         self.last_step: Metrics = {}
         self.seconds_before = 0.0  # of earlier coordinator processes
-        self._began = time.monotonic()
+        self._began = clock()
         self._ended: float | None = None
         self._first_step: tuple[int, float] | None = None
         self._mark = (self._began, 0)
@@ -52,13 +58,13 @@ class RunHistory:
     @property
     def seconds(self) -> float:
         """Seconds that the run has been up, summed over all coordinator processes."""
-        until = time.monotonic() if self._ended is None else self._ended
+        until = self._clock() if self._ended is None else self._ended
         return self.seconds_before + until - self._began
 
     def end(self) -> None:
         """Stop the clock at the end of the run. The process continues to serve requests."""
         if self._ended is None:
-            self._ended = time.monotonic()
+            self._ended = self._clock()
 
     def eta(self, step: int, steps: int) -> float:
         """Return the estimated seconds left, from the speed since this process' first step; -1: unknown, or the run is
@@ -66,7 +72,7 @@ class RunHistory:
         if self._ended is not None or self._first_step is None or step <= self._first_step[0]:
             return -1.0
         first, since = self._first_step
-        return (steps - step) * (time.monotonic() - since) / (step - first)
+        return (steps - step) * (self._clock() - since) / (step - first)
 
     def tokens_per_second(self, steps: int) -> float:
         """Return the mean tokens per second over the last ``steps`` steps; 0 before the first step."""
@@ -86,7 +92,7 @@ class RunHistory:
             generated_tokens: tokens since the start of this process.
             updating: total seconds of the engines' weight updates since the start of this process.
         """
-        at = time.monotonic()
+        at = self._clock()
         before, tokens = self._mark
         self._mark = (at, generated_tokens)
         if self._first_step is None:

@@ -13,7 +13,7 @@ from fastapi import Path as PathParameter
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from rljob.coordinator.batches import shard
-from rljob.coordinator.connection import Connection
+from rljob.coordinator.connection import SocketConnection
 from rljob.coordinator.ledger_api import MAX_NUMBER
 from rljob.coordinator.message_router import DECODERS, MessageRouter
 from rljob.coordinator.metrics import REFUSED, REGISTRY, RunCollector
@@ -42,7 +42,7 @@ def build_app(run: Run, tokens: Mapping[str, str]) -> FastAPI:
             await socket.close()  # before accept: HTTP 403
             return
         await socket.accept()
-        await _serve(router, Connection(role, socket), socket)
+        await _serve(router, SocketConnection(role, socket), socket)
 
     @app.post("/v1/batches/{step}/shard")
     async def batch_shard(
@@ -100,7 +100,7 @@ def _status(run: Run) -> Response:
     return Response(encode_status(status_of(run)), media_type="application/json")
 
 
-async def _serve(router: MessageRouter, connection: Connection, socket: WebSocket) -> None:
+async def _serve(router: MessageRouter, connection: SocketConnection, socket: WebSocket) -> None:
     """Receive frames until the connection closes."""
     sender = asyncio.create_task(connection.send_loop())
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -57,9 +58,15 @@ def settings_of(spec: RLJobSpec) -> Settings:
 
 
 class Run:
-    """The state of one run. Implements trainer_control.TrainerRun and weight_publisher.PublisherRun."""
+    """The state of one run. Implements trainer_control.TrainerRun and weight_publisher.PublisherRun.
 
-    def __init__(self, spec: RLJobSpec, ledger: LedgerWriter) -> None:
+    Args:
+        spec: of the resolved manifest.
+        ledger: of the run.
+        clock: returns seconds; a simulation gives the time of its event loop.
+    """
+
+    def __init__(self, spec: RLJobSpec, ledger: LedgerWriter, clock: Callable[[], float] = time.monotonic) -> None:
         self.spec = spec
         self.ledger = ledger
         self.engines = Engines()
@@ -71,7 +78,7 @@ class Run:
         self.evaluations = Evaluations(spec, ledger, self.trajectories.add)
         self.draining = Draining(self.engines, self.trajectories, self.changed)
         self.outcomes = SampleOutcomes(self)
-        self.progress = RunHistory()
+        self.progress = RunHistory(clock)
         self.held_out: Mapping[str, int] | None = None  # task → rows; from runners
         self.ends: Counter[str] = Counter()  # end → training samples, since the start of the run
         self.last_failure = ""  # reason of the last training sample that failed by itself

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
+import uuid
 
+from rljob.protocol.coordinator_link import CoordinatorLink
 from rljob.protocol.health_probe import record_ready
 from rljob.protocol.heartbeat import beating
+from rljob.protocol.messages import ToRunner
 from rljob.runner.driver import RunnerDriver
 from rljob.runner.leased_trajectory import TaskRuntime
 from rljob.runner.prompts import PromptCache
@@ -54,8 +58,8 @@ async def serve(prepared: Prepared, reward_urls: dict[str, str], reward_token: s
         }
         held_out = {name: source.size("heldOut") for name, source in prepared.sources.items()}
         runner = RunnerDriver(
-            environment.coordinator,
-            environment.token,
+            f"runner-{os.getpid()}-{uuid.uuid4().hex[:8]}",
+            lambda register: CoordinatorLink(environment.coordinator, "runner", environment.token, ToRunner, register),
             runtimes,
             prompts,
             prepared.codec,

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import uuid
+from collections.abc import Callable
+from typing import Any
 
-from rljob.protocol.coordinator_link import CoordinatorLink
+from rljob.protocol.coordinator_link import MessageLink
 from rljob.protocol.messages import (
     AckTrajectories,
     Cancel,
     GenerateResult,
     LeaseTrajectory,
     RegisterRunner,
-    ToRunner,
     TrajectoryFailed,
 )
 from rljob.runner.data import SPLITS
-from rljob.runner.leased_trajectory import LeasedTrajectory, TaskRuntime
-from rljob.runner.prompts import PromptCache
-from rljob.runner.tokenizer import TextCodec
+from rljob.runner.leased_trajectory import Codec, LeasedTrajectory, TaskRuntime
+from rljob.runner.prompts import PromptSource
 
 CAPACITY = 4096
 
@@ -27,30 +25,33 @@ class RunnerDriver:
     """Receives the coordinator's messages and holds all leased trajectories.
 
     Args:
-        url: address of the coordinator.
-        token: the role's token.
+        instance: name of this process.
+        connect: returns the link to the coordinator; its argument returns the messages to send first on every connect.
         runtimes: task name → task, loop and reward of its trajectories.
-        prompts: cache of prompts.
+        prompts: the prompts of all tasks.
         codec: the policy's tokenizer.
         held_out: task name → number of rows of its held-out split; tasks with endless splits are absent.
+        capacity: trajectories of training that it drives at a time, and as many of evaluations.
     """
 
     def __init__(
         self,
-        url: str,
-        token: str,
+        instance: str,
+        connect: Callable[[Callable[[], list[Any]]], MessageLink],
         runtimes: dict[str, TaskRuntime],
-        prompts: PromptCache,
-        codec: TextCodec,
+        prompts: PromptSource,
+        codec: Codec,
         held_out: dict[str, int],
+        capacity: int = CAPACITY,
     ) -> None:
-        self._instance = f"runner-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._instance = instance
         self._runtimes = runtimes
         self._prompts = prompts
         self._codec = codec
         self._held_out = held_out
         self._trajectories: dict[str, LeasedTrajectory] = {}
-        self._link = CoordinatorLink(url, "runner", token, ToRunner, self._register)
+        self._capacity = capacity
+        self._link = connect(self._register)
 
     async def run(self) -> None:
         """Serve the coordinator until cancelled.
@@ -77,11 +78,14 @@ class RunnerDriver:
         for trajectory in self._trajectories.values():
             trajectory.cancel()
 
-    def _register(self) -> list[object]:
+    def _register(self) -> list[Any]:
         pending = [trajectory.pending for trajectory in self._trajectories.values()]
         return [
             RegisterRunner(
-                self._instance, CAPACITY, {name: t.lease for name, t in self._trajectories.items()}, self._held_out
+                self._instance,
+                self._capacity,
+                {name: t.lease for name, t in self._trajectories.items()},
+                self._held_out,
             ),
             *(message for message in pending if message is not None),
         ]

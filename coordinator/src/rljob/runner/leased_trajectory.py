@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -25,9 +26,7 @@ from rljob.protocol.messages import (
 from rljob.protocol.score_messages import Score, ScoreItem, ScoreTurn, credit_turns
 from rljob.runner.context import TrajectoryError
 from rljob.runner.loops import Loop
-from rljob.runner.prompts import Prompt, PromptCache
-from rljob.runner.scoring import RewardClient
-from rljob.runner.tokenizer import TextCodec
+from rljob.runner.prompts import Prompt, PromptSource
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +35,32 @@ TEXT_CHARACTERS = 4096
 _decoder = frame_decoder(FromRunner)
 
 
+class Scorer(Protocol):
+    """Scores samples, as :class:`rljob.runner.scoring.RewardClient` does."""
+
+    async def score(self, item: ScoreItem) -> Score:
+        """Return the score of ``item``; its ``error`` is set if it could not be scored."""
+
+
+class Codec(Protocol):
+    """Encodes and decodes text, as :class:`rljob.runner.tokenizer.TextCodec` does."""
+
+    stop_token_ids: list[int]
+
+    def encode(self, text: str, special: bool = True) -> bytes:
+        """Return token ids (int32 bytes)."""
+
+    def decode(self, token_ids: bytes) -> str:
+        """Return the text of token ids, without special tokens."""
+
+
 @dataclass(frozen=True)
 class TaskRuntime:
     """Task, loop and reward of a task's trajectories, and their limits."""
 
     task: Task
     loop: Loop
-    reward: RewardClient
+    reward: Scorer
     max_model_length: int  # tokens of the longest sequence that an engine accepts
     evaluation_temperature: float  # sampling temperature of held-out problems
     stall_seconds: float  # a loop that makes no call of its context for this long has failed
@@ -63,8 +81,8 @@ class LeasedTrajectory:
         self,
         lease: LeaseTrajectory,
         runtime: TaskRuntime,
-        prompts: PromptCache,
-        codec: TextCodec,
+        prompts: PromptSource,
+        codec: Codec,
         send: Callable[[object], None],
     ) -> None:
         self._lease = lease

@@ -61,6 +61,17 @@ class PromptMaker:
         return Prompt(problem, text, self.encoder.encode(text, special=False))
 
 
+class PromptSource(Protocol):
+    """Makes the prompts of a job's tasks."""
+
+    async def prompt(self, task: str, split: str, row: int) -> Prompt:
+        """Return the prompt of a row.
+
+        Raises:
+            ValueError: the row cannot be made into a prompt.
+        """
+
+
 class PromptCache:
     """Makes prompts in one thread for each task, because some datasets take 0.25 s for a problem, and a slow source
     must not delay other tasks; keeps the last KEPT prompts.

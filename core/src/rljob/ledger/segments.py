@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 HEADER = struct.Struct("<I16s")  # length of the payload, first 16 bytes of its blake3 digest
 SEGMENT_BYTES = 64 << 20
+MEMORY_SEGMENT_RECORDS = 4096
 
 
 class PayloadError(Exception):
@@ -138,3 +139,34 @@ class Segments:
             self._file.close()
             self._file = None
         self._reader.close()
+
+
+class MemorySegments:
+    """The payload of a simulated run: the interface of :class:`Segments`, in memory."""
+
+    def __init__(self) -> None:
+        self._records: dict[int, list[bytes]] = {0: []}  # segment number → its records; the last one is open
+
+    def append(self, payload: bytes) -> Location:
+        """Keep a record."""
+        number, records = next(reversed(self._records.items()))
+        if len(records) >= MEMORY_SEGMENT_RECORDS:
+            number, records = number + 1, self._records.setdefault(number + 1, [])
+        records.append(payload)
+        return Location(number, len(records) - 1, len(payload))
+
+    def sync(self) -> None:
+        """Do nothing: memory is as durable as the run."""
+
+    def read(self, location: Location) -> bytes:
+        """Return a record."""
+        return self._records[location.segment][location.offset]
+
+    def remove_below(self, segment: int) -> None:
+        """Forget segments before ``segment``."""
+        for number in [number for number in list(self._records)[:-1] if number < segment]:
+            del self._records[number]
+
+    def close(self) -> None:
+        """Forget all records."""
+        self._records.clear()

@@ -23,7 +23,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rljob.ledger.segments import Location, Segments
+from rljob.ledger.segments import Location, MemorySegments, Segments
 
 log = logging.getLogger(__name__)
 
@@ -62,37 +62,43 @@ class TransitionError(Exception):
 class Store:
     """One run's ledger and payload in ``directory``. One process writes at a time; readers are not restricted.
 
+    With ``directory`` None both are in memory, and the event loop commits without a thread: for simulations.
+
     Raises:
         StorageInUseError: another process has the storage open for writing.
         ValueError: the ledger is of another version of rljob.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self._lock = _acquire_lock(directory)
+    def __init__(self, directory: Path | None) -> None:
+        self.directory = directory or Path(":memory:")
+        self._statements: list[_Statement] = []
+        self._payloads: list[tuple[bytes, Callable[[Location], tuple[str, _Row]]]] = []
+        self._effects: list[Effect] = []
+        self._wake = asyncio.Event()
+        self._commits = 0
+        self._lock = None if directory is None else _acquire_lock(directory)
         try:
-            self._open()
+            self._open(directory)
         except BaseException:  # a retry, by this or another process, must not find it locked
             self.unlock()
             raise
 
-    def _open(self) -> None:
-        directory = self.directory
-        self._path = directory / LEDGER
+    def _open(self, directory: Path | None) -> None:
+        self._path = self.directory if directory is None else directory / LEDGER
         self.db = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
         self.db.execute("PRAGMA journal_mode=WAL")
         self.db.execute("PRAGMA synchronous=FULL")
         self.db.execute("PRAGMA wal_autocheckpoint=0")
         self._create_tables()
-        self.segments = Segments(directory / PAYLOAD)
-        self._reader = sqlite3.connect(self._path, check_same_thread=False)
+        self.segments: Segments | MemorySegments
+        self._thread: ThreadPoolExecutor | None
+        if directory is None:
+            self.segments, self._reader, self._thread = MemorySegments(), self.db, None
+        else:
+            self.segments = Segments(directory / PAYLOAD)
+            self._reader = sqlite3.connect(self._path, check_same_thread=False)
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
         self._reader.row_factory = sqlite3.Row
-        self._statements: list[_Statement] = []
-        self._payloads: list[tuple[bytes, Callable[[Location], tuple[str, _Row]]]] = []
-        self._effects: list[Effect] = []
-        self._wake = asyncio.Event()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
-        self._commits = 0
 
     def _create_tables(self) -> None:
         """Create missing tables in one transaction: a reader sees none or all of them."""
@@ -134,7 +140,9 @@ class Store:
             statements, self._statements = self._statements, []
             payloads, self._payloads = self._payloads, []
             effects, self._effects = self._effects, []
-            if statements or payloads:
+            if self._thread is None:
+                self._commit(statements, payloads)
+            elif statements or payloads:
                 await loop.run_in_executor(self._thread, self._commit, statements, payloads)
             for effect in effects:
                 effect()
@@ -147,10 +155,11 @@ class Store:
 
     def close(self) -> None:
         """Stop committing and close the files."""
-        self._thread.shutdown(wait=True)
+        if self._thread is not None:
+            self._thread.shutdown(wait=True)
+            self._reader.close()
+            self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self.segments.close()
-        self._reader.close()
-        self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self.db.close()
         self.unlock()
 
@@ -160,7 +169,7 @@ class Store:
             os.close(self._lock)
             self._lock = None
 
-    # --- in the store's thread ---
+    # --- in the store's thread, if it has one ---
 
     def _commit(
         self,

@@ -21,7 +21,7 @@ from rljob.ledger.store import Store, now
 
 
 class LedgerWriter(Store):
-    """The ledger of the run in ``directory``, open for writing. Raises the errors of :class:`Store`."""
+    """The ledger of the run in ``directory`` (None: in memory), open for writing. Raises :class:`Store`'s errors."""
 
     # --- the run ---
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 import msgspec
@@ -39,8 +39,18 @@ class RefusedError(Exception):
     """The coordinator rejects this process permanently; a retry has the same result."""
 
 
+class MessageLink(Protocol):
+    """The connection of a process to the coordinator, over any transport."""
+
+    def send(self, message: Any) -> None:
+        """Queue ``message``. Without a connection it is dropped: the next registration repeats it."""
+
+    def messages(self) -> AsyncIterator[Any]:
+        """Yield incoming messages forever, and reconnect."""
+
+
 class CoordinatorLink:
-    """The connection of one process.
+    """The connection of one process over a WebSocket; a :class:`MessageLink`.
 
     Args:
         url: address of the coordinator, for example http://127.0.0.1:8000.

@@ -1,0 +1,152 @@
+"""Connections between simulated processes and the coordinator, in memory.
+
+Messages are passed as objects, without encoding. The messages that one side sends in an iteration of the event loop
+arrive together in the next one, as a frame does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rljob.coordinator.connection import Connection
+from rljob.coordinator.message_router import MessageRouter
+
+Deliver = Callable[[list[Any]], None]
+Observer = Callable[[str, list[Any]], None]
+"""Called with the name of a process and messages that it receives, or that the coordinator receives from it."""
+
+
+@dataclass
+class Traffic:
+    """The messages of a simulation. ``observers`` see each frame when it arrives."""
+
+    messages: int = 0
+    observers: list[Observer] = field(default_factory=list)
+
+    def delivered(self, name: str, frame: list[Any]) -> None:
+        """Count a frame."""
+        self.messages += len(frame)
+        for observer in self.observers:
+            observer(name, frame)
+
+
+class _Direction:
+    """One direction of a connection."""
+
+    def __init__(self, deliver: Deliver) -> None:
+        self._deliver = deliver
+        self._outbox: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        if not self._outbox:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outbox.append(message)
+
+    def drop(self) -> None:
+        self._outbox = []
+
+    def _flush(self) -> None:
+        frame, self._outbox = self._outbox, []
+        if frame:
+            self._deliver(frame)
+
+
+class MemoryConnection(Connection):
+    """The coordinator's side."""
+
+    def __init__(self, role: str, link: MemoryLink) -> None:
+        super().__init__(role)
+        self._link = link
+        self._outgoing = _Direction(link.arrived)
+
+    def send(self, message: Any) -> None:
+        """Send ``message`` unless the connection is closed."""
+        if self.open:
+            self._outgoing.send(message)
+
+    def close(self) -> None:
+        """Close the connection: the process connects again unless it was told to stop."""
+        asyncio.get_running_loop().call_soon(self._link.cut)
+
+    def drop(self) -> None:
+        """Lose the messages that have not arrived."""
+        self._outgoing.drop()
+
+
+class MemoryLink:
+    """The process's side; a :class:`rljob.protocol.coordinator_link.MessageLink`.
+
+    Args:
+        router: of the coordinator.
+        role: agent, runner or trainer.
+        name: of the process, for observers.
+        register: returns the messages to send first on every connect.
+        traffic: of the simulation.
+        receive: called with the messages that arrive; None: :meth:`messages` yields them.
+    """
+
+    def __init__(
+        self,
+        router: MessageRouter,
+        role: str,
+        name: str,
+        register: Callable[[], list[Any]],
+        traffic: Traffic,
+        receive: Deliver | None = None,
+    ) -> None:
+        self._router = router
+        self._role = role
+        self._name = name
+        self._register = register
+        self._traffic = traffic
+        self._arrived: asyncio.Queue[Any] = asyncio.Queue()
+        self._receive = receive
+        self._outgoing = _Direction(self._deliver)
+        self._connection: MemoryConnection | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether the process is connected."""
+        return self._connection is not None
+
+    def connect(self) -> None:
+        """Connect and register."""
+        self._connection = MemoryConnection(self._role, self)
+        for message in self._register():
+            self._outgoing.send(message)
+
+    def cut(self) -> None:
+        """Lose the connection and all messages that have not arrived."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._outgoing.drop()
+            connection.drop()
+            self._router.lost(connection)
+
+    def send(self, message: Any) -> None:
+        """Send ``message``; without a connection it is dropped."""
+        if self._connection is not None:
+            self._outgoing.send(message)
+
+    async def messages(self) -> AsyncIterator[Any]:
+        """Connect, and yield incoming messages forever."""
+        self.connect()
+        while True:
+            yield await self._arrived.get()
+
+    def arrived(self, frame: list[Any]) -> None:
+        """Take a frame of the coordinator."""
+        self._traffic.delivered(self._name, frame)
+        if self._receive is not None:
+            self._receive(frame)
+        else:
+            for message in frame:
+                self._arrived.put_nowait(message)
+
+    def _deliver(self, frame: list[Any]) -> None:
+        if self._connection is not None:
+            self._traffic.delivered(self._name, frame)
+            self._router.handle(self._connection, frame)

@@ -1,0 +1,264 @@
+"""A simulated agent with its engine: requests run in slots and share the engine's rate of decoding.
+
+Each request has an amount of work. With c running requests each gets ``rate(c)`` units of work a second. The engine is
+paused while it receives weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rljob.coordinator.message_router import MessageRouter
+from rljob.protocol import messages as m
+from rljob.simulation.memory_link import MemoryLink, Traffic
+
+ONE_TOKEN = bytes(4)
+"""Token ids and log-probabilities of every completion: a simulated answer is one token, whatever its work."""
+
+
+@dataclass(frozen=True)
+class EngineModel:
+    """What an engine can do.
+
+    ``slots``: requests that run at a time. ``rate``: units of work per second of one request that runs alone. ``peak``:
+    units of work per second of all running requests together.
+    """
+
+    slots: int
+    rate: float = 1.0
+    peak: float = math.inf
+
+    def rate_of_each(self, running: int) -> float:
+        """Return the units of work per second of each of ``running`` requests."""
+        return min(self.rate, self.peak / running) if running else 0.0
+
+
+class SimulationRecorder(Protocol):
+    """Receives what engines and trainer did, in seconds of virtual time."""
+
+    def generated(self, engine: str, slot: int, request: m.RequestId, start: float, end: float) -> None:
+        """Record a request that an engine finished or interrupted."""
+
+    def updated(self, engine: str, version: int, start: float, end: float) -> None:
+        """Record a weight update of an engine."""
+
+    def trained(self, batch: m.Train, start: float, end: float) -> None:
+        """Record a step of the trainer."""
+
+
+@dataclass(eq=False)
+class _Running:
+    request: m.Generate
+    slot: int
+    version: int
+    start: float  # virtual time
+    end_work: float  # served work at which it ends
+    aborted: bool = field(default=False)
+
+
+class SimulatedEngine:
+    """One engine with its agent.
+
+    Args:
+        name: instance name.
+        pool: name of its pool.
+        model: of the engine.
+        max_model_length: tokens.
+        work: returns the work of a request.
+        sync_seconds: duration of a weight update.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        pool: str,
+        model: EngineModel,
+        max_model_length: int,
+        work: Callable[[m.Generate], float],
+        sync_seconds: float,
+        recorder: SimulationRecorder,
+    ) -> None:
+        self.name = name
+        self._pool = pool
+        self._model = model
+        self._max_model_length = max_model_length
+        self._work = work
+        self._sync_seconds = sync_seconds
+        self._recorder = recorder
+        self._running: dict[tuple[str, int, int], _Running] = {}
+        self._held: deque[m.Generate] = deque()
+        self._left: dict[tuple[str, int], float] = {}  # work of interrupted turns
+        self._ends: list[tuple[float, int, _Running]] = []  # heap
+        self._tie = 0
+        self._free_slots = list(range(model.slots))
+        self._served = 0.0  # units of work that each request that is always running would have got
+        self._marked = 0.0  # virtual time of ``_served``
+        self._timer: asyncio.TimerHandle | None = None
+        self._paused = False
+        self._weights = (-1, -1, "")  # lineage, version, digest
+        self._unacknowledged: dict[tuple[str, int, int], m.Completion] = {}
+        self.completed = 0
+        self.busy_seconds = 0.0  # of slots
+
+    def connect(self, router: MessageRouter, traffic: Traffic) -> MemoryLink:
+        """Connect to the coordinator."""
+        self._link = MemoryLink(router, "agent", self.name, self._register, traffic, self._receive)
+        self._link.connect()
+        self._beat()
+        return self._link
+
+    def _register(self) -> list[Any]:
+        lineage, version, digest = self._weights
+        ids = [running.request.request_id for running in self._running.values()]
+        ids += [request.request_id for request in self._held]
+        registration = m.RegisterEngine(
+            self.name, self._pool, self._model.slots, self._max_model_length, lineage, version, ids, digest
+        )
+        return [registration, *([m.Completions(list(self._unacknowledged.values()))] if self._unacknowledged else [])]
+
+    def _beat(self) -> None:
+        self._link.send(m.EngineHeartbeat("ready", len(self._running), len(self._held), 0))
+        self._loop.call_later(m.HEARTBEAT_SECONDS, self._beat)
+
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
+    def _receive(self, frame: list[Any]) -> None:
+        for message in frame:
+            match message:
+                case m.Generate():
+                    self._take(message)
+                case m.AckCompletions():
+                    for each in message.request_ids:
+                        self._unacknowledged.pop((each.sample, each.turn, each.attempt), None)
+                case m.PrepareWeights():
+                    self._prepare(message)
+                case m.Abort():
+                    for each in message.request_ids:
+                        self._abort(each, message.discard)
+        self._schedule()
+
+    # --- requests ---
+
+    def _take(self, request: m.Generate) -> None:
+        key = _key(request.request_id)
+        if key in self._running or key in self._unacknowledged or any(_key(h.request_id) == key for h in self._held):
+            return
+        if len(self._running) < self._model.slots and not self._paused:
+            self._start(request)
+        else:
+            self._held.append(request)
+
+    def _start(self, request: m.Generate) -> None:
+        self._mark()
+        turn = (request.request_id.sample, request.request_id.turn)
+        work = self._left.pop(turn, None)
+        work = self._work(request) if work is None else work
+        now = self._loop.time()
+        slot = heapq.heappop(self._free_slots)
+        running = _Running(request, slot, self._weights[1], now, self._served + work)
+        self._running[_key(request.request_id)] = running
+        self._tie += 1
+        heapq.heappush(self._ends, (running.end_work, self._tie, running))
+
+    def _mark(self) -> None:
+        """Account for the work since the last change."""
+        now = self._loop.time()
+        if not self._paused and self._running:
+            self._served += (now - self._marked) * self._model.rate_of_each(len(self._running))
+        self._marked = now
+
+    def _schedule(self) -> None:
+        """Set the timer for the next request that ends."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._ends and self._ends[0][2].aborted:
+            heapq.heappop(self._ends)
+        if self._ends and not self._paused:
+            self._mark()
+            left = max(0.0, self._ends[0][0] - self._served)
+            self._timer = self._loop.call_later(left / self._model.rate_of_each(len(self._running)), self._end_next)
+
+    def _end_next(self) -> None:
+        self._timer = None
+        self._mark()
+        end_work, _, running = heapq.heappop(self._ends)
+        self._served = end_work  # exactly: rounding must not let it run again
+        self.completed += 1
+        self._finish(running, "stop")
+        self._fill()
+        self._schedule()
+
+    def _finish(self, running: _Running, finish: str) -> None:
+        self._remove(running)
+        request = running.request
+        completion = m.Completion(
+            request.request_id, ONE_TOKEN, ONE_TOKEN, [m.VersionSpan(running.version, 0, 1)], finish,
+            self._loop.time() - running.start, m.context_digest(request.token_ids),
+        )  # fmt: skip
+        self._unacknowledged[_key(request.request_id)] = completion
+        self._link.send(m.Completions([completion]))
+
+    def _remove(self, running: _Running) -> None:
+        now = self._loop.time()
+        del self._running[_key(running.request.request_id)]
+        heapq.heappush(self._free_slots, running.slot)
+        self.busy_seconds += now - running.start
+        self._recorder.generated(self.name, running.slot, running.request.request_id, running.start, now)
+
+    def _fill(self) -> None:
+        while self._held and len(self._running) < self._model.slots and not self._paused:
+            self._start(self._held.popleft())
+
+    def _abort(self, request_id: m.RequestId, discard: bool) -> None:
+        key = _key(request_id)
+        running = self._running.get(key)
+        if running is None:
+            self._held = deque(held for held in self._held if not discard or _key(held.request_id) != key)
+            return
+        self._mark()
+        running.aborted = True
+        if discard:
+            self._remove(running)
+        else:
+            self._left[request_id.sample, request_id.turn] = running.end_work - self._served
+            self._finish(running, "abort")
+        self._fill()
+
+    # --- weights ---
+
+    def _prepare(self, message: m.PrepareWeights) -> None:
+        self._mark()
+        self._paused = True
+        if message.in_flight == "abort":
+            for key in list(self._running):
+                self._abort(m.RequestId(*key), discard=False)
+        self._loop.call_later(self._sync_seconds, self._commit, message, self._loop.time())
+
+    def _commit(self, message: m.PrepareWeights, start: float) -> None:
+        self._mark()
+        self._paused = False
+        digest = weight_digest(message.version)
+        self._weights = (message.lineage, message.version, digest)
+        seconds = self._loop.time() - start
+        self._link.send(m.WeightAck(message.update, message.lineage, message.version, digest, 0.0, 0.0, seconds))
+        self._recorder.updated(self.name, message.version, start, self._loop.time())
+        self._fill()
+        self._schedule()
+
+
+def weight_digest(version: int) -> str:
+    """Return the digest of the simulated weights of a version."""
+    return f"weights-{version}"
+
+
+def _key(request_id: m.RequestId) -> tuple[str, int, int]:
+    return (request_id.sample, request_id.turn, request_id.attempt)

@@ -1,0 +1,226 @@
+"""A whole run in virtual time: the production coordinator and runner, and simulated engines, rewards and trainer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rljob.api.models import RLJob
+from rljob.coordinator.message_router import MessageRouter
+from rljob.coordinator.recovery import recover
+from rljob.coordinator.run import Run
+from rljob.ledger.writer import LedgerWriter
+from rljob.protocol import messages as m
+from rljob.protocol.score_messages import Score, ScoreItem
+from rljob.runner.driver import CAPACITY, RunnerDriver
+from rljob.runner.leased_trajectory import TaskRuntime
+from rljob.runner.loops import Loop
+from rljob.runner.loops.single_turn import single_turn
+from rljob.runner.prompts import Prompt
+from rljob.simulation.memory_link import MemoryLink, Observer, Traffic
+from rljob.simulation.simulated_engine import ONE_TOKEN, EngineModel, SimulatedEngine, SimulationRecorder
+from rljob.simulation.simulated_trainer import SimulatedTrainer
+from rljob.simulation.virtual_time import StandstillError, run_in_virtual_time
+
+STANDSTILL_SECONDS = 86_400.0
+
+SampleReward = Callable[[str], Awaitable[float]]
+"""Returns the reward of a sample, after the time that its reward service takes."""
+
+
+async def no_reward(sample: str) -> float:
+    """Return 1 at once."""
+    return 1.0
+
+
+@dataclass(frozen=True)
+class SimulatedCluster:
+    """What the simulated processes do.
+
+    ``engines``: one model for each engine, with the name of its pool. ``work``: of a request (see
+    :mod:`rljob.simulation.simulated_engine`). ``train_seconds``: of a batch. ``sync_seconds``: of a weight update.
+    ``loop``: of all tasks. ``runners``, ``capacity``: runner processes, and trajectories that each drives at a time.
+    """
+
+    engines: list[tuple[str, EngineModel]]
+    work: Callable[[m.Generate], float]
+    train_seconds: Callable[[m.Train], float]
+    sync_seconds: float = 0.0
+    reward: SampleReward = no_reward
+    loop: Loop = single_turn
+    runners: int = 1
+    capacity: int = CAPACITY
+
+
+@dataclass
+class Outcome:
+    """What happened in a run; times in seconds of virtual time."""
+
+    steps: list[float] = field(default_factory=list)  # end of each step
+    ages: list[int] = field(default_factory=list)  # staleness of each trained sample
+    trained: list[str] = field(default_factory=list)  # samples, in the order of batches
+    train_seconds: float = 0.0
+    update_seconds: float = 0.0  # of all engines
+    busy_seconds: float = 0.0  # of all slots of all engines
+    events: int = 0  # messages, and requests that ended
+    ends: Mapping[str, int] = field(default_factory=dict)
+
+
+class _Record:
+    """The recorder of a run: fills its :class:`Outcome`, and passes everything to a second recorder."""
+
+    def __init__(self, outcome: Outcome, other: SimulationRecorder | None) -> None:
+        self._outcome = outcome
+        self._other = other
+
+    def generated(self, engine: str, slot: int, request: m.RequestId, start: float, end: float) -> None:
+        self._outcome.busy_seconds += end - start
+        self._outcome.events += 1
+        if self._other is not None:
+            self._other.generated(engine, slot, request, start, end)
+
+    def updated(self, engine: str, version: int, start: float, end: float) -> None:
+        self._outcome.update_seconds += end - start
+        if self._other is not None:
+            self._other.updated(engine, version, start, end)
+
+    def trained(self, batch: m.Train, start: float, end: float) -> None:
+        outcome = self._outcome
+        outcome.steps.append(end)
+        outcome.train_seconds += end - start
+        outcome.ages += [batch.step - sample.min_version for sample in batch.samples]
+        outcome.trained += [sample.sample for sample in batch.samples]
+        if self._other is not None:
+            self._other.trained(batch, start, end)
+
+
+class _OneTokenPrompts:
+    """Prompts of one token."""
+
+    async def prompt(self, task: str, split: str, row: int) -> Prompt:
+        return Prompt({}, "", ONE_TOKEN)
+
+
+class _OneTokenCodec:
+    stop_token_ids: list[int] = []  # noqa: RUF012  (never changed)
+
+    def encode(self, text: str, special: bool = True) -> bytes:
+        return ONE_TOKEN
+
+    def decode(self, token_ids: bytes) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class _SimulatedReward:
+    reward: SampleReward
+
+    async def score(self, item: ScoreItem) -> Score:
+        return Score(item.sample, await self.reward(item.sample))
+
+
+class SimulatedRun:
+    """One run.
+
+    Args:
+        job: resolved manifest.
+        cluster: the processes around the coordinator.
+        prepare: called with the run before it starts, for example to replace its policy.
+        recorder: receives what engines and trainer do.
+        observer: sees every frame of messages.
+    """
+
+    def __init__(
+        self,
+        job: RLJob,
+        cluster: SimulatedCluster,
+        prepare: Callable[[Run], None] | None = None,
+        recorder: SimulationRecorder | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self._job = job
+        self._cluster = cluster
+        self._prepare = prepare
+        self.outcome = Outcome()
+        self.recorder: SimulationRecorder = _Record(self.outcome, recorder)
+        self.links: list[MemoryLink] = []
+        """Of the engines, in order."""
+        self.traffic = Traffic(observers=[] if observer is None else [observer])
+
+    async def run(self) -> Outcome:
+        """Run to the end of the job on the current event loop.
+
+        Raises:
+            RuntimeError: the run failed.
+        StandstillError: the run makes no progress.
+        """
+        loop, spec = asyncio.get_running_loop(), self._job.spec
+        ledger = LedgerWriter(None)
+        run = Run(spec, ledger, loop.time)
+        if self._prepare is not None:
+            self._prepare(run)
+        router = MessageRouter(run)
+        recover(run)
+        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(ledger.run())]
+        run.changed()
+        self._connect(router)
+        tasks += [asyncio.create_task(self._runner(i, router).run()) for i in range(self._cluster.runners)]
+        tasks += [asyncio.create_task(self._watch()), asyncio.create_task(run.ended.wait())]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        if run.failure is not None:
+            raise RuntimeError(": ".join(run.failure))
+        self.outcome.events += self.traffic.messages
+        self.outcome.ends = run.ends
+        ledger.close()
+        return self.outcome
+
+    async def _watch(self) -> None:
+        """Raise StandstillError if engines and trainer do nothing for a day. Heartbeats would go on for ever."""
+        before = -1
+        while (now := self.outcome.events + len(self.outcome.steps)) > before:
+            before = now
+            await asyncio.sleep(STANDSTILL_SECONDS)
+        raise StandstillError(f"no engine and no trainer did anything for {STANDSTILL_SECONDS:g} s of virtual time")
+
+    def _connect(self, router: MessageRouter) -> None:
+        cluster, lengths = self._cluster, {pool.name: pool.max_model_length for pool in self._job.spec.rollouts}
+        trainer = SimulatedTrainer(cluster.train_seconds, cluster.sync_seconds, self.recorder)
+        trainer.connect(router, self.traffic)
+        for i, (pool, model) in enumerate(cluster.engines):
+            engine = SimulatedEngine(
+                f"engine-{i:04d}", pool, model, lengths[pool], cluster.work, cluster.sync_seconds, self.recorder
+            )
+            self.links.append(engine.connect(router, self.traffic))
+
+    def _runner(self, number: int, router: MessageRouter) -> RunnerDriver:
+        cluster, name = self._cluster, f"runner-{number}"
+        stall_seconds = self._job.spec.failure_policy.stall_seconds
+        reward, length = _SimulatedReward(cluster.reward), min(p.max_model_length for p in self._job.spec.rollouts)
+        runtimes = {
+            task.name: TaskRuntime(task, cluster.loop, reward, length, task.sampling.temperature, stall_seconds)
+            for task in self._job.spec.tasks
+        }
+        return RunnerDriver(
+            name,
+            lambda register: MemoryLink(router, "runner", name, register, self.traffic),
+            runtimes,
+            _OneTokenPrompts(),
+            _OneTokenCodec(),
+            {},
+            cluster.capacity,
+        )
+
+
+def simulate(
+    job: RLJob,
+    cluster: SimulatedCluster,
+    prepare: Callable[[Run], None] | None = None,
+    recorder: SimulationRecorder | None = None,
+    observer: Observer | None = None,
+) -> Outcome:
+    """Simulate a run in virtual time; arguments as for :class:`SimulatedRun`."""
+    return run_in_virtual_time(SimulatedRun(job, cluster, prepare, recorder, observer).run())

@@ -1,0 +1,193 @@
+"""The production coordinator and runner in virtual time: deterministic, and equal to a run in real time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from world import job
+
+from rljob.protocol import messages as m
+from rljob.runner.context import Context
+from rljob.simulation.simulated_engine import EngineModel
+from rljob.simulation.simulated_run import SimulatedCluster, SimulatedRun, simulate
+from rljob.simulation.virtual_time import StandstillError, run_in_virtual_time
+
+HERE = Path(__file__).parent
+ENGINES = [("main", EngineModel(3)), ("main", EngineModel(2, rate=2.0, peak=3.0))]
+
+PRINT_EVENTS = """
+import sys
+sys.path.insert(0, {here!r})
+from test_simulation import ENGINES, cluster, events_of
+from world import job
+scheduling = {{"redundancy": {{"groups": 1, "members": 1}}}}
+events = events_of(job(6, 2, 3, 3, scheduling=scheduling), cluster(ENGINES, work=lambda g: 1 + g.sampling.seed % 7))
+print(len(events), *events, sep="\\n")
+"""
+
+
+def cluster(engines: list[tuple[str, EngineModel]], **changes: Any) -> SimulatedCluster:
+    settings: dict[str, Any] = {"work": lambda request: 1.0, "train_seconds": lambda batch: 2.5} | changes
+    return SimulatedCluster(engines, **settings)
+
+
+def described(name: str, message: Any) -> str:
+    """Return a message without its durations, which differ between runs in real time."""
+    match message:
+        case m.Completions():
+            return f"{name} Completions {[(item.request_id, item.spans, item.finish) for item in message.items]}"
+        case m.WeightAck():
+            return f"{name} WeightAck {message.update} {message.version} {message.digest}"
+    return f"{name} {message}"
+
+
+def events_of(manifest: Any, around: SimulatedCluster) -> list[str]:
+    """Return the messages of a run in virtual time, in order."""
+    events: list[str] = []
+    simulate(manifest, around, observer=lambda name, frame: events.extend(described(name, each) for each in frame))
+    return events
+
+
+def test_a_run_has_the_same_events_under_every_hash_seed() -> None:
+    found = [
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", PRINT_EVENTS.format(here=str(HERE))],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert found[0] == found[1]
+    assert int(found[0].split()[0]) > 500
+
+
+def test_a_run_has_the_same_events_in_virtual_and_in_real_time() -> None:
+    """One engine with one slot and α = 0: one thing happens at a time, however slow this machine is."""
+    manifest = job(4, 0, 2, 2)
+    around = cluster([("main", EngineModel(1))], work=lambda request: 0.02, train_seconds=lambda batch: 0.02)
+    real: list[str] = []
+    observer = lambda name, frame: real.extend(described(name, each) for each in frame)  # noqa: E731
+    outcome = asyncio.run(SimulatedRun(manifest, around, observer=observer).run())
+    assert outcome.steps[-1] > 0.4
+    assert real == events_of(manifest, around)
+
+
+def test_times_are_those_of_the_models() -> None:
+    """α = 0, one sample in each of two slots: each step takes the longer sample, training and the weight update."""
+    manifest = job(3, 0, 1, 2)
+    work = {"0": 4.0, "1": 6.0}
+    around = cluster(
+        [("main", EngineModel(2, rate=2.0, peak=3.0))],
+        work=lambda request: work[request.request_id.sample.split(".")[1]],
+        train_seconds=lambda batch: 10.0,
+        sync_seconds=0.5,
+    )
+    outcome = simulate(manifest, around)
+    # two requests at 1.5 units of work a second until the first ends, then 2 a second; the first update is at time 0
+    generation = 4 / 1.5 + 2 / 2
+    assert outcome.steps == pytest.approx([(0.5 + generation + 10) * (step + 1) for step in range(3)])
+    assert outcome.busy_seconds == pytest.approx(3 * (4 / 1.5 + generation))
+    assert (outcome.train_seconds, outcome.ages, outcome.ends) == (30.0, [0] * 6, {"trained": 6})
+
+
+def test_an_interrupted_sample_keeps_its_work() -> None:
+    """weightSync.inFlight: abort does not lengthen answers; the second part starts after the update."""
+    works = {in_flight: _updated_in_flight(in_flight) for in_flight in ("keep", "abort")}
+    assert works["keep"].steps == pytest.approx(works["abort"].steps)
+    assert max(works["keep"].ages) == max(works["abort"].ages) == 1
+
+
+def _updated_in_flight(in_flight: str) -> Any:
+    manifest = job(4, 1, 2, 2, weightSync={"inFlight": in_flight})
+    around = cluster([("main", EngineModel(4))], work=lambda request: 7.0, train_seconds=lambda batch: 3.0)
+    return simulate(manifest, around)
+
+
+async def _two_turns(context: Context) -> Any:
+    first = await context.generate(context.prompt.token_ids)
+    await asyncio.sleep(5.0)
+    second = await context.generate(context.prompt.token_ids + first.token_ids)
+    return await context.score("", second.finish)
+
+
+def test_a_loop_waits_in_virtual_time_and_a_runner_drives_no_more_than_its_capacity() -> None:
+    started: list[str] = []
+
+    async def loop(context: Context) -> Any:
+        started.append(context.sample)
+        assert len(started) - len(ended) <= 2
+        score = await _two_turns(context)
+        ended.append(context.sample)
+        return score
+
+    ended: list[str] = []
+    around = cluster([("main", EngineModel(4))], train_seconds=lambda batch: 0.0, loop=loop, capacity=2)
+    outcome = simulate(job(1, 0, 2, 2), around)
+    assert outcome.steps == pytest.approx([2 * (1 + 5 + 1)])
+
+
+def test_every_sample_ends_once_and_no_sample_is_older_than_the_bound() -> None:
+    async def reward(sample: str) -> float:
+        group, member = sample[1:].split(".")
+        await asyncio.sleep(int(member))
+        return float(int(group) % 3 == 0 and int(member) % 2)
+
+    manifest = job(
+        5, 1, 2, 2, scheduling={"redundancy": {"groups": 2, "members": 1}}, algorithm={"groupFilter": "nonconstant"}
+    )
+    around = cluster(ENGINES, work=lambda request: 1 + request.sampling.seed % 5, reward=reward, runners=2)
+    outcome = simulate(manifest, around)
+    assert max(outcome.ages) <= 1
+    assert len(outcome.trained) == len(set(outcome.trained)) == 5 * 2 * 2 == outcome.ends["trained"]
+    assert {int(sample[1:].split(".")[0]) % 3 for sample in outcome.trained} == {0}
+    assert outcome.ends["filtered"] > 0 and outcome.ends["surplus"] > 0
+
+
+def test_a_run_that_makes_no_progress_is_an_error() -> None:
+    with pytest.raises(StandstillError, match="for 86400 s of virtual time"):
+        simulate(job(1, 0, 1, 1), cluster([]))
+
+    async def wait_for_ever() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(StandstillError, match="nothing is left to happen"):
+        run_in_virtual_time(wait_for_ever())
+
+
+def test_a_run_that_fails_is_an_error_with_its_reason() -> None:
+    async def equal(sample: str) -> float:
+        return 0.0
+
+    with pytest.raises(RuntimeError, match=r"AllGroupsFiltered: algorithm\.groupFilter rejected 51 groups in a row"):
+        simulate(job(1, 0, 1, 2, algorithm={"groupFilter": "nonconstant"}), cluster(ENGINES, reward=equal))
+
+
+def test_engines_that_reconnect_continue_their_requests() -> None:
+    manifest, counts = job(3, 1, 2, 2), Counter[str]()
+    simulation = SimulatedRun(
+        manifest,
+        cluster(ENGINES, work=lambda request: 10.0),
+        observer=lambda name, frame: counts.update(type(each).__name__ for each in frame),
+    )
+
+    async def program() -> Any:
+        running = asyncio.create_task(simulation.run())
+        for _ in range(8):
+            await asyncio.sleep(3.0)
+            for link in simulation.links[:2]:
+                link.cut()
+                link.connect()
+        return await running
+
+    outcome = run_in_virtual_time(program())
+    assert len(outcome.trained) == 12
+    assert counts["Generate"] == 12  # none was dispatched again
