@@ -64,6 +64,9 @@ class Scheduler:
         self._next_seq = 0
         self._started = 0  # not rejected, since version 0
         self._complete = 0  # of ``groups``
+        self._stragglers: list[Group] = []
+        """Incomplete groups that were late when a batch was last tried: while they hold it, no other group is looked
+        at."""
 
     # --- admission ---
 
@@ -166,7 +169,7 @@ class Scheduler:
         onDeadline is regenerate, unless its prompt was restarted MAX_RESTARTS times: then the batch waits for it.
         """
         s, step = self.settings, self.version
-        if step >= s.steps or step in self.batches or self._complete < s.groups_per_batch:
+        if step >= s.steps or step in self.batches or self._complete < s.groups_per_batch or self._is_held():
             return FormedBatch([], [], [])  # called after every event: the common case must be cheap
         ended: list[Ended] = []
         replaced: list[Group] = []
@@ -176,11 +179,8 @@ class Scheduler:
             replaced.append(group)
         ready = sorted((g for g in self.groups.values() if g.complete), key=self._urgency)
         late = [g for g in self.groups.values() if not g.complete and self._urgency(g)[0] <= step]
-        if s.regenerate:
-            waits = any(group.restarts >= MAX_RESTARTS for group in late)
-        else:
-            waits = len(late) > s.redundant_groups
-        if len(ready) < s.groups_per_batch or waits:
+        self._stragglers = [g for g in late if g.restarts >= MAX_RESTARTS] if s.regenerate else late
+        if len(ready) < s.groups_per_batch or self._is_held():
             return FormedBatch([], ended, replaced)
         chosen, rest = ready[: s.groups_per_batch], ready[s.groups_per_batch :]
         if s.regenerate:
@@ -202,6 +202,16 @@ class Scheduler:
         self._complete -= len(chosen)
         self.batches[step] = chosen
         return FormedBatch(chosen, ended, replaced)
+
+    def _is_held(self) -> bool:
+        """Whether more of the stragglers are still late than the batch can do without."""
+        tolerated = 0 if self.settings.regenerate else self.settings.redundant_groups
+        for group in self._stragglers:
+            if group.id in self.groups and not group.complete and self._urgency(group)[0] <= self.version:
+                tolerated -= 1
+                if tolerated < 0:
+                    return True
+        return False
 
     def awaited(self) -> Group | None:
         """Return the incomplete group with the earliest deadline, the first admitted of these; None without one."""
