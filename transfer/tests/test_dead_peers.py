@@ -1,5 +1,5 @@
-"""A member that is killed or stopped at any step of forming a group, or of a round: the other member gets an error by
-its deadline, and its process lives and forms the next group."""
+"""A member that is killed or stopped at any step of forming a group, or of a round: the other members get an error by
+their deadline, and their process lives and forms the next group."""
 
 import multiprocessing
 import os
@@ -34,6 +34,8 @@ STEPS = [
     (WeightGroup, "broadcast"),
 ]
 """Functions before whose calls a member may end."""
+RANKS = {"sender": 0, "worker": 1, "second worker": 2}
+"""Role of the member that ends → its rank. The group with a second worker has three members."""
 
 
 def send(listener, seconds):
@@ -44,9 +46,9 @@ def send(listener, seconds):
         group.abandon()
 
 
-def receive(place, seconds):
+def receive(place, rank, seconds):
     receiver = WeightReceiver("cpu")
-    receiver.join(place, 1, "gloo", BUCKET_BYTES, seconds)
+    receiver.join(place, rank, "gloo", BUCKET_BYTES, seconds)
     try:
         receiver.receive(pack(TENSORS, 1).parameters, lambda tensors: None, seconds)
     finally:
@@ -75,40 +77,52 @@ def member(role, end, number, pipe):
         pipe.send(listener.rendezvous)
         send(listener, PLENTY)
     else:
-        receive(pipe.recv(), PLENTY)
+        receive(pipe.recv(), RANKS[role], PLENTY)
     pipe.send(steps)
 
 
 class Peer:
-    """A member in a process, and the member of this process in a thread."""
+    """A member in a process, and the other members in threads of this process."""
 
     def __init__(self, role, end=0, number=0):
         context = multiprocessing.get_context("fork")
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=member, args=(role, end, number, theirs), daemon=True)
         self.process.start()
-        self.role, self.error = role, ""
+        self.role, self.errors, self.threads = role, [], []
 
     def begin(self, seconds):
-        self.thread = threading.Thread(target=self._run, args=(seconds,), daemon=True)
-        self.thread.start()
+        if self.role == "sender":
+            self._start(lambda: receive(self.pipe.recv(), 1, seconds))
+            return
+        listener = RendezvousListener(HOST, 1 + RANKS[self.role])
+        place = listener.rendezvous
+        self.pipe.send(place)
+        self._start(lambda: send(listener, seconds))
+        for rank in range(1, RANKS[self.role]):
+            self._start(lambda rank=rank: receive(place, rank, seconds))
 
-    def _run(self, seconds):
-        try:
-            if self.role == "sender":
-                receive(self.pipe.recv(), seconds)
-            else:
-                listener = RendezvousListener(HOST, 2)
-                self.pipe.send(listener.rendezvous)
-                send(listener, seconds)
-        except RuntimeError as error:
-            self.error = str(error)
+    def _start(self, take_part):
+        def run():
+            try:
+                take_part()
+            except RuntimeError as error:
+                self.errors.append(str(error))
+
+        self.threads.append(threading.Thread(target=run, daemon=True))
+        self.threads[-1].start()
+
+    def wait(self):
+        """Return whether all members of this process got an error in time."""
+        for thread in self.threads:
+            thread.join(PLENTY)
+        return len(self.errors) == len(self.threads)
 
     def succeed(self):
         """Carry out a round; return the steps of the peer."""
         self.begin(PLENTY)
-        self.thread.join()
-        assert self.error == ""
+        self.wait()
+        assert self.errors == []
         return self.pipe.recv()
 
     def kill(self):
@@ -122,21 +136,19 @@ def scenario(role, number, pipe):
     steps = Peer(role).succeed()
     assert steps >= 13
     # The last step of a sender is to receive the worker's receipt, which the worker does not notice.
-    peers = [Peer(role, end, number) for end in range(1, steps + (role == "worker"))]
+    peers = [Peer(role, end, number) for end in range(1, steps + (role != "sender"))]
     for peer in peers:
         peer.begin(SECONDS)
-    for peer in peers:
-        peer.thread.join(PLENTY)
-    unnoticed = [end for end, peer in enumerate(peers, start=1) if peer.thread.is_alive() or not peer.error]
+    unnoticed = [end for end, peer in enumerate(peers, start=1) if not peer.wait()]
     after.succeed()
     for peer in (*peers, after):
         peer.kill()
     pipe.send(unnoticed)
 
 
-@pytest.mark.parametrize("role", ["sender", "worker"])
+@pytest.mark.parametrize("role", RANKS)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_member_that_ends_at_any_step_is_an_error_of_the_other_one_in_time(role, number):
+def test_a_member_that_ends_at_any_step_is_an_error_of_the_others_in_time(role, number):
     """In a process of its own: gloo waits up to 30 s longer for a dead peer, in a thread; it must end before Python."""
     context = multiprocessing.get_context("fork")
     pipe, theirs = context.Pipe(duplex=False)

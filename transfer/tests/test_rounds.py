@@ -1,4 +1,4 @@
-"""Rounds and the receiver, over gloo between two threads."""
+"""Rounds and the receivers, over gloo between threads."""
 
 import threading
 import time
@@ -40,24 +40,62 @@ class Engine:
 
 
 @pytest.fixture
-def group():
-    """Starter of a group: returns the sender's member and an engine that has joined."""
+def start():
+    """Starter of a group: returns the sender's member and the workers of an engine, which have joined."""
     members = []
 
-    def start(bucket_bytes, seconds=60.0):
-        listener = RendezvousListener("127.0.0.1", 2)
-        engine = Engine()
-        arguments = (listener.rendezvous, 1, "gloo", bucket_bytes, seconds)
-        thread = threading.Thread(target=engine.receiver.join, args=arguments, daemon=True)
-        thread.start()
+    def start(bucket_bytes, seconds=60.0, workers=2):
+        listener = RendezvousListener("127.0.0.1", 1 + workers)
+        engines = [Engine() for _ in range(workers)]
+        threads = []
+        for rank, engine in enumerate(engines, start=1):
+            arguments = (listener.rendezvous, rank, "gloo", bucket_bytes, seconds)
+            threads.append(threading.Thread(target=engine.receiver.join, args=arguments, daemon=True))
+            threads[-1].start()
         members.append(WeightGroup.host(listener, "gloo", seconds))
-        thread.join()
-        members.append(engine.receiver)
-        return members[-2], engine
+        for thread in threads:
+            thread.join()
+        members.extend(engine.receiver for engine in engines)
+        return members[-1 - workers], engines
 
     yield start
     for member in members:
         (member.leave if isinstance(member, WeightReceiver) else member.abandon)()
+
+
+@pytest.fixture
+def group(start):
+    """Starter of a group with one worker."""
+
+    def start_one(bucket_bytes, seconds=60.0):
+        sender, (engine,) = start(bucket_bytes, seconds, workers=1)
+        return sender, engine
+
+    return start_one
+
+
+class Receiving:
+    """Workers that receive one round in threads; ``errors`` has what each raised."""
+
+    def __init__(self, engines, metas):
+        self.errors = [None] * len(engines)
+        self._threads = [
+            threading.Thread(target=self._run, args=(i, engine, metas)) for i, engine in enumerate(engines)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, i, engine, metas):
+        try:
+            engine.receiver.receive(metas, engine.load, 60.0)
+        except Exception as error:  # noqa: BLE001 the test looks at it
+            self.errors[i] = error
+
+    def wait(self):
+        for thread in self._threads:
+            thread.join(60.0)
+            assert not thread.is_alive()
+        return self.errors
 
 
 def test_packed_weights_have_types_and_shapes_and_unsupported_types_are_rejected():
@@ -116,3 +154,51 @@ def test_a_receiver_whose_load_fails_leaves_and_the_sender_fails(group):
     with pytest.raises(RuntimeError):
         send_round(sender, pack(tensors(), 50_000), time.monotonic() + 60)
     thread.join()
+
+
+def test_every_worker_of_an_engine_gets_every_tensor(start):
+    sender, engines = start(40_000, workers=3)
+    for scale in (1.0, 2.0):
+        weights = pack(tensors(scale), 40_000)
+        receiving = Receiving(engines, weights.parameters)
+        sent = send_round(sender, weights, time.monotonic() + 60)
+        assert receiving.wait() == [None] * 3
+        for engine in engines:
+            assert engine.receiver.digest == sent
+            assert all(engine.loaded[name].equal(tensor) for name, tensor in tensors(scale))
+
+
+@pytest.mark.parametrize("spoiled", [1, 2])
+def test_no_worker_uses_an_update_of_which_another_one_received_other_bytes(start, monkeypatch, spoiled):
+    sender, engines = start(40_000)
+    victim = engines[spoiled - 1].receiver._group
+    plain = victim.broadcast
+
+    def spoil(tensor, root, deadline):
+        plain(tensor, root, deadline)
+        if tensor.numel() > 1000:
+            tensor[5] += 1
+
+    monkeypatch.setattr(victim, "broadcast", spoil)
+    weights = pack(tensors(), 40_000)
+    receiving = Receiving(engines, weights.parameters)
+    with pytest.raises(ValueError, match=f"rank {spoiled} received other bytes"):
+        send_round(sender, weights, time.monotonic() + 60)
+    errors = [str(error) for error in receiving.wait()]
+    assert f"but {weights.digest()} were sent" in errors.pop(spoiled - 1)
+    assert errors == [f"the worker of rank {spoiled} received other bytes than were sent"]
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_worker_that_cannot_load_fails_the_update_of_all(start, monkeypatch, failing):
+    sender, engines = start(40_000)
+
+    def load(pairs):
+        raise KeyError("no such parameter")
+
+    monkeypatch.setattr(engines[failing - 1], "load", load)
+    weights = pack(tensors(), 40_000)
+    receiving = Receiving(engines, weights.parameters)
+    with pytest.raises(RuntimeError):
+        send_round(sender, weights, time.monotonic() + 60)
+    assert all(receiving.wait())

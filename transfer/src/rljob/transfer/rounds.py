@@ -49,7 +49,8 @@ def receive_round(
 
     Raises:
         RuntimeError: a member died, or the deadline (``time.monotonic()``) passed.
-        ValueError: the received bytes are not those that were sent. They are loaded, but must not be used.
+        ValueError: the received bytes are not those that were sent, here or at another worker. They are loaded, but
+            must not be used.
     """
     checksum = Checksum()
     buckets = [[parameters[i] for i in bucket] for bucket in plan_buckets(parameters, bucket_bytes)]
@@ -75,9 +76,13 @@ def receive_round(
     finally:
         wire.shutdown(wait=False, cancel_futures=True)
     own = checksum.hexdigest()
-    sent = _exchange_digests(group, bytes.fromhex(own), deadline)[SENDER_RANK].hex()
+    digests = [digest.hex() for digest in _exchange_digests(group, bytes.fromhex(own), deadline)]
+    sent = digests[SENDER_RANK]
     if sent != own:
         raise ValueError(f"weights with digest {own} were received, but {sent} were sent")
+    for rank, digest in enumerate(digests):
+        if digest != sent:  # no worker commits what another one refuses
+            raise ValueError(f"the worker of rank {rank} received other bytes than were sent")
     return own
 
 
